@@ -1,0 +1,30 @@
+// bfloat16: the upper half of a float. Conversion rounds to nearest even; NaN stays NaN.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define HEDDLE_HD __host__ __device__
+#else
+#define HEDDLE_HD
+#endif
+
+namespace heddle {
+
+struct bfloat16 {
+  uint16_t bits = 0;
+
+  bfloat16() = default;
+  HEDDLE_HD explicit bfloat16(float value) {
+    uint32_t u = __builtin_bit_cast(uint32_t, value);
+    const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
+    u += 0x7fffu + ((u >> 16) & 1u);
+    bits = nan ? uint16_t{0x7fc0} : static_cast<uint16_t>(u >> 16);
+  }
+  HEDDLE_HD explicit operator float() const {
+    return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
+  }
+};
+
+}  // namespace heddle

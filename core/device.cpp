@@ -1,0 +1,43 @@
+#include "core/device.h"
+
+#include "core/error.h"
+
+#ifdef HEDDLE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace heddle {
+
+std::string to_string(Device device) {
+  return device.is_cuda() ? concat("cuda:", device.index) : std::string("cpu");
+}
+
+int cuda_device_count() {
+#ifdef HEDDLE_CUDA
+  int count = 0;
+  // Without a driver this returns an error: that means "no device", not a failure.
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  return count;
+#else
+  return 0;
+#endif
+}
+
+Device parse_device(const std::string& text) {
+  if (text == "cpu") return {};
+  if (text == "auto") return cuda_device_count() > 0 ? Device{DeviceType::cuda, 0} : Device{};
+  check(text == "cuda" || (text.starts_with("cuda:") && text.size() > 5 && text.size() < 9 &&
+                           text.find_first_not_of("0123456789", 5) == std::string::npos),
+        "--device: expected auto, cpu, cuda or cuda:N, found '", text, "'");
+  check(built_with_cuda(), "--device ", text, ": this build has no CUDA backend");
+  const int index = text == "cuda" ? 0 : std::stoi(text.substr(5));
+  const int count = cuda_device_count();
+  check(count > 0, "--device ", text, ": no CUDA device found (no GPU or no driver)");
+  check(index < count, "--device ", text, ": expected an index below ", count);
+  return {DeviceType::cuda, index};
+}
+
+}  // namespace heddle

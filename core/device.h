@@ -1,0 +1,39 @@
+// A device is a run-time property of a tensor. A CUDA build runs on machines without a GPU or a
+// driver; asking for the GPU there is an InputError.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace heddle {
+
+enum class DeviceType : uint8_t { cpu, cuda };
+
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  int index = 0;
+
+  bool is_cuda() const { return type == DeviceType::cuda; }
+  bool operator==(const Device&) const = default;
+};
+
+// "cpu" or "cuda:1".
+std::string to_string(Device device);
+
+// Number of usable CUDA devices; 0 without a driver, without a GPU, or in a build without CUDA.
+int cuda_device_count();
+
+// True when this build contains the CUDA backend.
+constexpr bool built_with_cuda() {
+#ifdef HEDDLE_CUDA
+  return true;
+#else
+  return false;
+#endif
+}
+
+// Parses auto | cpu | cuda | cuda:i. auto takes the first GPU where there is one, else the CPU.
+// Throws InputError for anything else and for a GPU that is not there.
+Device parse_device(const std::string& text);
+
+}  // namespace heddle

@@ -1,0 +1,149 @@
+#include "core/pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "core/error.h"
+
+#ifdef HEDDLE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace heddle {
+namespace {
+
+constexpr size_t kAlign = 256;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kMinSegment = size_t{32} << 20;
+
+size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Memory from the system: bytes is a multiple of kHugePage. Returns null when there is none.
+void* system_allocate(Device device, size_t bytes) {
+#ifdef HEDDLE_CUDA
+  if (device.is_cuda()) {
+    void* p = nullptr;
+    if (cudaMalloc(&p, bytes) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    return p;
+  }
+#endif
+  (void)device;
+  // Map one huge page more than needed and give back what is not aligned.
+  void* mapped = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  char* begin = static_cast<char*>(mapped);
+  char* aligned = reinterpret_cast<char*>(round_up(reinterpret_cast<size_t>(begin), kHugePage));
+  if (aligned > begin) munmap(begin, aligned - begin);
+  const size_t tail = kHugePage - (aligned - begin);
+  if (tail > 0) munmap(aligned + bytes, tail);
+  (void)madvise(aligned, bytes, MADV_HUGEPAGE);  // advice: refusal costs speed only
+  return aligned;
+}
+
+void system_release(Device device, void* p, size_t bytes) {
+#ifdef HEDDLE_CUDA
+  if (device.is_cuda()) {
+    (void)cudaFree(p);
+    return;
+  }
+#endif
+  (void)device;
+  munmap(p, bytes);
+}
+
+}  // namespace
+
+Pool::~Pool() {
+  for (auto [p, bytes] : segments_) system_release(device_, p, bytes);
+}
+
+void Pool::grow(size_t bytes) {
+  const size_t size = round_up(std::max(bytes, kMinSegment), kHugePage);
+  void* p = system_allocate(device_, size);
+  if (p == nullptr)
+    throw Error(concat("out of memory on ", to_string(device_), ": asked for ", size >> 20,
+                       " MiB with ", reserved_ >> 20, " MiB in the pool"));
+  segments_.emplace_back(p, size);
+  segment_starts_.insert(static_cast<char*>(p));
+  reserved_ += size;
+  free_by_size_.emplace(size, static_cast<char*>(p));
+  free_by_address_.emplace(static_cast<char*>(p), size);
+}
+
+void* Pool::allocate(size_t bytes) {
+  if (bytes > (size_t{1} << 48)) throw Error(concat("out of memory: asked for ", bytes, " bytes"));
+  const size_t size = round_up(std::max<size_t>(bytes, 1), kAlign);
+  std::lock_guard lock(mutex_);
+  auto best = free_by_size_.lower_bound({size, nullptr});
+  if (best == free_by_size_.end()) {
+    grow(size);
+    best = free_by_size_.lower_bound({size, nullptr});
+  }
+  auto [block_size, p] = *best;
+  free_by_size_.erase(best);
+  free_by_address_.erase(p);
+  if (block_size > size) {
+    free_by_size_.emplace(block_size - size, p + size);
+    free_by_address_.emplace(p + size, block_size - size);
+  }
+  used_.emplace(p, size);
+  in_use_ += size;
+  peak_ = std::max(peak_, in_use_);
+  return p;
+}
+
+void Pool::release(void* block) noexcept {
+  std::lock_guard lock(mutex_);
+  auto found = used_.find(static_cast<char*>(block));
+  if (found == used_.end()) return;
+  auto [p, size] = *found;
+  used_.erase(found);
+  in_use_ -= size;
+  // Join with the free neighbours, but never across segments.
+  auto next = free_by_address_.lower_bound(p);
+  if (next != free_by_address_.end() && p + size == next->first &&
+      !segment_starts_.contains(next->first)) {
+    free_by_size_.erase({next->second, next->first});
+    size += next->second;
+    next = free_by_address_.erase(next);
+  }
+  if (next != free_by_address_.begin() && !segment_starts_.contains(p)) {
+    auto previous = std::prev(next);
+    if (previous->first + previous->second == p) {
+      free_by_size_.erase({previous->second, previous->first});
+      p = previous->first;
+      size += previous->second;
+      free_by_address_.erase(previous);
+    }
+  }
+  free_by_size_.emplace(size, p);
+  free_by_address_.emplace(p, size);
+}
+
+size_t Pool::bytes_in_use() const {
+  std::lock_guard lock(mutex_);
+  return in_use_;
+}
+
+size_t Pool::peak_bytes_in_use() const {
+  std::lock_guard lock(mutex_);
+  return peak_;
+}
+
+size_t Pool::bytes_reserved() const {
+  std::lock_guard lock(mutex_);
+  return reserved_;
+}
+
+void Pool::reset_peak() {
+  std::lock_guard lock(mutex_);
+  peak_ = in_use_;
+}
+
+}  // namespace heddle

@@ -1,0 +1,139 @@
+// Tensor: contiguous data on a device, with a logical shape. It knows nothing of gradients.
+// Copies are cheap and share the storage; views are reshapes and slices along the first axis.
+//
+//   Tensor x = Tensor::zeros({32, 10});
+//   float* p = x.data<float>();
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/bfloat16.h"
+#include "core/device.h"
+#include "core/error.h"
+
+namespace heddle {
+
+enum class DType : uint8_t { f32, bf16, i32, i64, u8 };
+
+// Physical order of a 4-d tensor whose logical shape is always (N, C, H, W).
+// plain: as the shape says. nhwc: channels last. c16: (N, C/16, H, W, 16), C a multiple of 16.
+enum class Layout : uint8_t { plain, nhwc, c16 };
+
+int64_t dtype_size(DType dtype);  // bytes
+const char* dtype_name(DType dtype);
+const char* layout_name(Layout layout);
+
+template <class T>
+constexpr DType dtype_of();
+template <>
+constexpr DType dtype_of<float>() { return DType::f32; }
+template <>
+constexpr DType dtype_of<bfloat16>() { return DType::bf16; }
+template <>
+constexpr DType dtype_of<int32_t>() { return DType::i32; }
+template <>
+constexpr DType dtype_of<int64_t>() { return DType::i64; }
+template <>
+constexpr DType dtype_of<uint8_t>() { return DType::u8; }
+
+// The extents of a tensor, at most five.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> dims);
+  explicit Shape(const std::vector<int64_t>& dims);
+
+  int rank() const { return rank_; }
+  int64_t operator[](int axis) const { return dims_[axis]; }
+  int64_t& operator[](int axis) { return dims_[axis]; }
+  int64_t elements() const;  // 1 for a scalar
+  bool operator==(const Shape& other) const;
+  const int64_t* begin() const { return dims_.data(); }
+  const int64_t* end() const { return dims_.data() + rank_; }
+
+ private:
+  std::array<int64_t, 5> dims_{};
+  int rank_ = 0;
+};
+
+std::string to_string(const Shape& shape);  // "(32, 3, 224, 224)"
+
+class Storage;  // owns memory of a pool
+
+class Tensor {
+ public:
+  Tensor() = default;
+
+  // Uninitialised / zero-filled memory from the pool of the calling thread's Context.
+  static Tensor empty(const Shape& shape, DType dtype = DType::f32, Layout layout = Layout::plain);
+  static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Layout layout = Layout::plain);
+  static Tensor empty_on(Device device, const Shape& shape, DType dtype = DType::f32,
+                         Layout layout = Layout::plain);
+  // Uninitialised, with shape, type, layout and device of another tensor.
+  static Tensor empty_like(const Tensor& other);
+  // A one-dimensional CPU tensor with these values.
+  static Tensor from(const std::vector<float>& values);
+  static Tensor from(const std::vector<float>& values, const Shape& shape);
+
+  bool defined() const { return storage_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  int64_t size() const { return size_; }  // elements
+  int64_t bytes() const { return size_ * dtype_size(dtype_); }
+  DType dtype() const { return dtype_; }
+  Layout layout() const { return layout_; }
+  Device device() const;
+  // True when no other tensor shares the storage: the holder may write in place.
+  bool unique() const;
+
+  void* raw() const { return data_; }
+  template <class T>
+  T* data() const {
+    check(dtype_ == dtype_of<T>(), "tensor: expected ", dtype_name(dtype_of<T>()), ", found ",
+          dtype_name(dtype_));
+    return static_cast<T*>(data_);
+  }
+
+  // The same memory under another shape of equal size; plain layout only.
+  Tensor reshape(const Shape& shape) const;
+  // Elements [begin, end) along the first axis.
+  Tensor slice(int64_t begin, int64_t end) const;
+  // A copy with memory of its own.
+  Tensor clone() const;
+  // Copies bytes from a tensor of equal type, shape and layout, across devices too.
+  void copy_from(const Tensor& source) const;
+  // A copy on the given device, or this tensor when it is there already.
+  Tensor to(Device device) const;
+  void fill_zero() const;
+  // The values as float, in logical order (plain layout), on the host. For tests, logs and files.
+  std::vector<float> to_vector() const;
+  // The only element of a one-element f32 tensor.
+  float item() const;
+
+ private:
+  std::shared_ptr<Storage> storage_;
+  void* data_ = nullptr;
+  Shape shape_;
+  int64_t size_ = 0;
+  DType dtype_ = DType::f32;
+  Layout layout_ = Layout::plain;
+};
+
+// The extents of a tensor that must have K axes, for structured bindings; throws with the name.
+//   auto [n, c, h, w] = dims<4>(x, "conv2d input");
+template <int K>
+std::array<int64_t, K> dims(const Tensor& x, const char* name) {
+  check(x.shape().rank() == K, name, ": expected ", K, " axes, found shape ", to_string(x.shape()));
+  std::array<int64_t, K> out;
+  for (int i = 0; i < K; ++i) out[i] = x.shape()[i];
+  return out;
+}
+
+// Throws unless x has this shape.
+void check_shape(const Tensor& x, const Shape& expected, const std::string& name);
+
+}  // namespace heddle
