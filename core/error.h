@@ -13,7 +13,8 @@ namespace heddle {
 // The exit codes of the programs (documented in the README).
 enum class ExitCode { ok = 0, runtime = 1, usage = 2, diverged = 3, stopped = 75 };
 
-// A failure of the machine or of the program: disk full, out of memory, a library call. Exit code 1.
+// A failure of the machine or of the program: disk full, out of memory, a library call. Exit
+// code 1.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& what, ExitCode code = ExitCode::runtime)

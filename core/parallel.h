@@ -1,6 +1,6 @@
 // Loops and reductions over the threads of this learner. The split of a loop never changes what is
-// computed; reductions add fixed chunks in order, so that their result does not depend on the number
-// of threads. Bodies must not throw.
+// computed; reductions add fixed chunks in order, so that their result does not depend on the
+// number of threads. Bodies must not throw.
 #pragma once
 
 #include <omp.h>
@@ -12,8 +12,8 @@
 
 namespace heddle {
 
-// Calls body(begin, end) for pieces of [0, n) on several threads. Pieces begin at multiples of 64 and
-// hold at least `grain` elements.
+// Calls body(begin, end) for pieces of [0, n) on several threads. Pieces begin at multiples of 64
+// and hold at least `grain` elements.
 template <class Body>
 void parallel_for(int64_t n, int64_t grain, Body&& body) {
   if (n <= 0) return;
@@ -31,7 +31,7 @@ void parallel_for(int64_t n, int64_t grain, Body&& body) {
   piece(0, pieces);
   for (auto& thread : threads) thread.join();
 #else
-#pragma omp parallel num_threads(static_cast<int>(pieces))
+#pragma omp parallel num_threads(static_cast <int>(pieces))
   piece(omp_get_thread_num(), omp_get_num_threads());
 #endif
 }

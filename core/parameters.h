@@ -1,6 +1,6 @@
 // Parameters and their two flat buffers. Values and gradients of a model lie in one buffer each, in
-// reverse order of creation, each parameter at a multiple of 256 bytes: memory order is backward order
-// is bucket order, so that a bucket is a view, and norm, clip and all-reduce are one call.
+// reverse order of creation, each parameter at a multiple of 256 bytes: memory order is backward
+// order is bucket order, so that a bucket is a view, and norm, clip and all-reduce are one call.
 // The padding between parameters is always zero.
 //
 //   ParameterStore store;
@@ -28,10 +28,11 @@ Init uniform_init(float bound);  // uniform in [-bound, bound)
 
 struct Parameter {
   std::string name;
-  Tensor value, grad;          // views into the store's flat buffers, f32, plain
-  int64_t offset = 0;          // of both views, in elements
-  bool decay = true;           // false for batch norm and biases: weight decay may leave them out
-  double uses_per_sample = 0;  // multiply-accumulates per weight and sample; set by the first forward
+  Tensor value, grad;  // views into the store's flat buffers, f32, plain
+  int64_t offset = 0;  // of both views, in elements
+  bool decay = true;   // false for batch norm and biases: weight decay may leave them out
+  double uses_per_sample =
+      0;  // multiply-accumulates per weight and sample; set by the first forward
 
   int pending = 0;       // contributions that backward still owes (kept by Tape)
   int readers = 0;       // closures that will still read the value (kept by Tape)

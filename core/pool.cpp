@@ -102,7 +102,8 @@ void Pool::release(void* block) noexcept {
   std::lock_guard lock(mutex_);
   auto found = used_.find(static_cast<char*>(block));
   if (found == used_.end()) return;
-  auto [p, size] = *found;
+  char* p = found->first;
+  size_t size = found->second;
   used_.erase(found);
   in_use_ -= size;
   // Join with the free neighbours, but never across segments.

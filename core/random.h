@@ -54,7 +54,8 @@ struct Philox {
   HEDDLE_HD uint32_t below(uint64_t index, uint32_t bound) const {
     return static_cast<uint32_t>((uint64_t{bits(index)} * bound) >> 32);
   }
-  // Standard normal (Box and Muller), in double so that libm's differences stay below one float ulp.
+  // Standard normal (Box and Muller), in double so that libm's differences stay below one float
+  // ulp.
   HEDDLE_HD float normal(uint64_t index) const {
     const Block b = block(index >> 1);
     const uint32_t u = b.word[(index & 1) * 2], v = b.word[(index & 1) * 2 + 1];

@@ -1,5 +1,5 @@
-// The tape: a linear list of layer-sized closures (Var, Tape). Forward and its backward closure stand
-// in one function; reverse iteration is the topological order, and popping a node frees its
+// The tape: a linear list of layer-sized closures (Var, Tape). Forward and its backward closure
+// stand in one function; reverse iteration is the topological order, and popping a node frees its
 // activations. A parameter's gradient is final by use count: each use in forward counts up, each
 // contribution counts down, and at zero on_final fires; tied weights cannot break it.
 //

@@ -14,30 +14,42 @@ namespace heddle {
 int64_t dtype_size(DType dtype) {
   switch (dtype) {
     case DType::f32:
-    case DType::i32: return 4;
-    case DType::bf16: return 2;
-    case DType::i64: return 8;
-    case DType::u8: return 1;
+    case DType::i32:
+      return 4;
+    case DType::bf16:
+      return 2;
+    case DType::i64:
+      return 8;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
 
 const char* dtype_name(DType dtype) {
   switch (dtype) {
-    case DType::f32: return "f32";
-    case DType::bf16: return "bf16";
-    case DType::i32: return "i32";
-    case DType::i64: return "i64";
-    case DType::u8: return "u8";
+    case DType::f32:
+      return "f32";
+    case DType::bf16:
+      return "bf16";
+    case DType::i32:
+      return "i32";
+    case DType::i64:
+      return "i64";
+    case DType::u8:
+      return "u8";
   }
   return "?";
 }
 
 const char* layout_name(Layout layout) {
   switch (layout) {
-    case Layout::plain: return "plain";
-    case Layout::nhwc: return "nhwc";
-    case Layout::c16: return "c16";
+    case Layout::plain:
+      return "plain";
+    case Layout::nhwc:
+      return "nhwc";
+    case Layout::c16:
+      return "c16";
   }
   return "?";
 }
@@ -68,8 +80,7 @@ bool Shape::operator==(const Shape& other) const {
 
 std::string to_string(const Shape& shape) {
   std::string out = "(";
-  for (int i = 0; i < shape.rank(); ++i)
-    out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  for (int i = 0; i < shape.rank(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   return out + ")";
 }
 
@@ -109,9 +120,12 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
 // Position in memory of logical element (n, c, h, w).
 int64_t offset(Layout layout, const Shape& s, int64_t n, int64_t c, int64_t h, int64_t w) {
   switch (layout) {
-    case Layout::plain: return ((n * s[1] + c) * s[2] + h) * s[3] + w;
-    case Layout::nhwc: return ((n * s[2] + h) * s[3] + w) * s[1] + c;
-    case Layout::c16: return (((n * (s[1] / 16) + c / 16) * s[2] + h) * s[3] + w) * 16 + c % 16;
+    case Layout::plain:
+      return ((n * s[1] + c) * s[2] + h) * s[3] + w;
+    case Layout::nhwc:
+      return ((n * s[2] + h) * s[3] + w) * s[1] + c;
+    case Layout::c16:
+      return (((n * (s[1] / 16) + c / 16) * s[2] + h) * s[3] + w) * 16 + c % 16;
   }
   return 0;
 }
@@ -152,8 +166,8 @@ Tensor Tensor::from(const std::vector<float>& values) {
 }
 
 Tensor Tensor::from(const std::vector<float>& values, const Shape& shape) {
-  check(shape.elements() == static_cast<int64_t>(values.size()), "tensor: shape ",
-        to_string(shape), " does not hold ", values.size(), " values");
+  check(shape.elements() == static_cast<int64_t>(values.size()), "tensor: shape ", to_string(shape),
+        " does not hold ", values.size(), " values");
   Tensor out = empty_on(Device{}, shape);
   if (!values.empty()) std::memcpy(out.data_, values.data(), out.bytes());
   return out;
@@ -164,8 +178,7 @@ Device Tensor::device() const { return storage_ ? storage_->device() : Device{};
 bool Tensor::unique() const { return storage_.use_count() == 1; }
 
 Tensor Tensor::reshape(const Shape& shape) const {
-  check(layout_ == Layout::plain, "reshape: expected a plain layout, found ",
-        layout_name(layout_));
+  check(layout_ == Layout::plain, "reshape: expected a plain layout, found ", layout_name(layout_));
   check(shape.elements() == size_, "reshape: ", to_string(shape_), " does not fit ",
         to_string(shape));
   Tensor out = *this;
@@ -220,11 +233,16 @@ std::vector<float> Tensor::to_vector() const {
   const Tensor host = to(Device{});
   auto value = [&](int64_t i) -> float {
     switch (dtype_) {
-      case DType::f32: return static_cast<const float*>(host.raw())[i];
-      case DType::bf16: return static_cast<float>(static_cast<const bfloat16*>(host.raw())[i]);
-      case DType::i32: return static_cast<float>(static_cast<const int32_t*>(host.raw())[i]);
-      case DType::i64: return static_cast<float>(static_cast<const int64_t*>(host.raw())[i]);
-      case DType::u8: return static_cast<const uint8_t*>(host.raw())[i];
+      case DType::f32:
+        return static_cast<const float*>(host.raw())[i];
+      case DType::bf16:
+        return static_cast<float>(static_cast<const bfloat16*>(host.raw())[i]);
+      case DType::i32:
+        return static_cast<float>(static_cast<const int32_t*>(host.raw())[i]);
+      case DType::i64:
+        return static_cast<float>(static_cast<const int64_t*>(host.raw())[i]);
+      case DType::u8:
+        return static_cast<const uint8_t*>(host.raw())[i];
     }
     return 0;
   };
@@ -237,7 +255,8 @@ std::vector<float> Tensor::to_vector() const {
   for (int64_t n = 0; n < shape_[0]; ++n)
     for (int64_t c = 0; c < shape_[1]; ++c)
       for (int64_t h = 0; h < shape_[2]; ++h)
-        for (int64_t w = 0; w < shape_[3]; ++w) out[i++] = value(offset(layout_, shape_, n, c, h, w));
+        for (int64_t w = 0; w < shape_[3]; ++w)
+          out[i++] = value(offset(layout_, shape_, n, c, h, w));
   return out;
 }
 

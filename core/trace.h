@@ -1,5 +1,5 @@
-// Trace ranges: what ran when, on which track, written as Chrome/Perfetto JSON. Off, a range costs one
-// load and a branch.
+// Trace ranges: what ran when, on which track, written as Chrome/Perfetto JSON. Off, a range costs
+// one load and a branch.
 //
 //   TraceRange range("forward", "layer1.0.conv1");
 #pragma once

@@ -1,0 +1,100 @@
+#include "core/kernels.h"
+
+#include "core/elementwise.h"
+#include "core/onednn.h"
+#include "core/shared_kernel.h"
+
+namespace heddle {
+namespace {
+
+void check_same(const Tensor& a, const Tensor& b, const char* name) {
+  check(a.shape() == b.shape() && a.dtype() == b.dtype() && a.layout() == b.layout() &&
+            a.device() == b.device(),
+        name, ": expected ", dtype_name(a.dtype()), " ", to_string(a.shape()), " ",
+        layout_name(a.layout()), ", found ", dtype_name(b.dtype()), " ", to_string(b.shape()), " ",
+        layout_name(b.layout()));
+}
+
+void check_floating(const Tensor& x, const char* name) {
+  check(x.dtype() == DType::f32 || x.dtype() == DType::bf16, name, ": expected f32 or bf16, found ",
+        dtype_name(x.dtype()));
+}
+
+}  // namespace
+
+void fill(const Tensor& x, float value) {
+  check_floating(x, "fill");
+  if (x.dtype() == DType::f32)
+    HEDDLE_DISPATCH(x.device(), fill(x.data<float>(), x.size(), value));
+  else
+    HEDDLE_DISPATCH(x.device(), fill(x.data<bfloat16>(), x.size(), value));
+}
+
+void add(const Tensor& a, const Tensor& b, const Tensor& out) {
+  check_floating(a, "add");
+  check_same(a, b, "add");
+  check_same(a, out, "add");
+  if (a.dtype() == DType::f32)
+    HEDDLE_DISPATCH(a.device(), add(a.data<float>(), b.data<float>(), out.data<float>(), a.size()));
+  else
+    HEDDLE_DISPATCH(a.device(),
+                    add(a.data<bfloat16>(), b.data<bfloat16>(), out.data<bfloat16>(), a.size()));
+}
+
+void add_to(const Tensor& x, const Tensor& y) { add(x, y, y); }
+
+void axpy(float alpha, const Tensor& x, const Tensor& y) {
+  check_same(x, y, "axpy");
+  HEDDLE_DISPATCH(x.device(), axpy(alpha, x.data<float>(), y.data<float>(), x.size()));
+}
+
+void scale(const Tensor& x, float factor) {
+  check_floating(x, "scale");
+  if (x.dtype() == DType::f32)
+    HEDDLE_DISPATCH(x.device(), scale(x.data<float>(), x.size(), factor));
+  else
+    HEDDLE_DISPATCH(x.device(), scale(x.data<bfloat16>(), x.size(), factor));
+}
+
+void convert(const Tensor& src, const Tensor& dst) {
+  check(src.shape() == dst.shape() && src.device() == dst.device(), "convert: expected shape ",
+        to_string(src.shape()), ", found ", to_string(dst.shape()));
+  check_floating(src, "convert");
+  check_floating(dst, "convert");
+  if (src.layout() != dst.layout()) {
+    if (src.device().is_cuda())
+      throw Error("convert: layouts on CUDA are not supported");  // cuDNN works in one layout
+    cpu::reorder(src, dst);
+  } else if (src.dtype() == dst.dtype()) {
+    dst.copy_from(src);
+  } else if (src.dtype() == DType::f32) {
+    HEDDLE_DISPATCH(src.device(), cast(src.data<float>(), dst.data<bfloat16>(), src.size()));
+  } else {
+    HEDDLE_DISPATCH(src.device(), cast(src.data<bfloat16>(), dst.data<float>(), src.size()));
+  }
+}
+
+Tensor converted(const Tensor& src, DType dtype, Layout layout) {
+  if (src.dtype() == dtype && src.layout() == layout) return src;
+  Tensor out = Tensor::empty_on(src.device(), src.shape(), dtype, layout);
+  convert(src, out);
+  return out;
+}
+
+double sum(const Tensor& x) { return HEDDLE_DISPATCH(x.device(), sum(x.data<float>(), x.size())); }
+
+double squared_norm(const Tensor& x) {
+  return HEDDLE_DISPATCH(x.device(), squared_norm(x.data<float>(), x.size()));
+}
+
+bool all_finite(const Tensor& x) {
+  return HEDDLE_DISPATCH(x.device(), all_finite(x.data<float>(), x.size()));
+}
+
+void sum_rows(const Tensor& x, const Tensor& out, float beta) {
+  auto [rows, columns] = dims<2>(x, "sum_rows");
+  check_shape(out, {columns}, "sum_rows output");
+  HEDDLE_DISPATCH(x.device(), sum_rows(x.data<float>(), out.data<float>(), rows, columns, beta));
+}
+
+}  // namespace heddle

@@ -1,0 +1,33 @@
+// Elementwise and reduction kernels on whole tensors. Each checks shapes once and dispatches to
+// cpu:: or cuda::. Arithmetic is fp32 whatever the storage type; f32 and bf16 may be mixed where
+// said.
+#pragma once
+
+#include "core/tensor.h"
+
+namespace heddle {
+
+// x[i] = value. f32 or bf16.
+void fill(const Tensor& x, float value);
+// out = a + b, all of one shape, type and layout. f32 or bf16; out may be a or b.
+void add(const Tensor& a, const Tensor& b, const Tensor& out);
+// y += x.
+void add_to(const Tensor& x, const Tensor& y);
+// y += alpha * x, f32.
+void axpy(float alpha, const Tensor& x, const Tensor& y);
+// x *= factor. f32 or bf16.
+void scale(const Tensor& x, float factor);
+// dst = src between f32 and bf16 and between layouts; equal logical shapes, one device.
+void convert(const Tensor& src, const Tensor& dst);
+// src in another type or layout; src itself when nothing changes.
+Tensor converted(const Tensor& src, DType dtype, Layout layout);
+
+// Sums over all elements of an f32 tensor; accumulated in double over fixed chunks, so independent
+// of the number of threads.
+double sum(const Tensor& x);
+double squared_norm(const Tensor& x);
+bool all_finite(const Tensor& x);
+// out[c] = beta * out[c] + sum over rows of x (N, C) -> (C), f32.
+void sum_rows(const Tensor& x, const Tensor& out, float beta);
+
+}  // namespace heddle

@@ -1,0 +1,99 @@
+#include "core/onednn.h"
+
+#include <cstring>
+#include <list>
+
+#include "core/context.h"
+
+namespace heddle::cpu {
+namespace {
+
+// Reorders are few and small; a list searched by descriptor is enough.
+struct ReorderCache {
+  struct Entry {
+    dnnl::memory::desc src, dst;
+    float beta;
+    Plan plan;
+  };
+  std::list<Entry> entries;
+};
+
+const Plan& reorder_plan(const dnnl::memory::desc& src, const dnnl::memory::desc& dst, float beta) {
+  auto& entries = Context::current().state<ReorderCache>().entries;
+  for (auto e = entries.begin(); e != entries.end(); ++e)
+    if (e->beta == beta && e->src == src && e->dst == dst) return e->plan;
+  dnnl::primitive_attr attributes = user_scratchpad();
+  if (beta != 0.0f) {
+    dnnl::post_ops accumulate;
+    accumulate.append_sum(beta);
+    attributes.set_post_ops(accumulate);
+  }
+  const dnnl::engine& engine = onednn().engine;
+  dnnl::reorder::primitive_desc pd(engine, src, engine, dst, attributes);
+  entries.push_back({src, dst, beta, {dnnl::reorder(pd), pd.scratchpad_desc()}});
+  return entries.back().plan;
+}
+
+}  // namespace
+
+OneDnn& onednn() { return Context::current().state<OneDnn>(); }
+
+dnnl::memory::data_type onednn_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return dnnl::memory::data_type::f32;
+    case DType::bf16:
+      return dnnl::memory::data_type::bf16;
+    case DType::i32:
+      return dnnl::memory::data_type::s32;
+    case DType::u8:
+      return dnnl::memory::data_type::u8;
+    case DType::i64:
+      break;
+  }
+  throw Error(concat("oneDNN has no type ", dtype_name(dtype)));
+}
+
+dnnl::memory::desc describe(const Tensor& x) {
+  using tag = dnnl::memory::format_tag;
+  static constexpr tag plain[] = {tag::a, tag::a, tag::ab, tag::abc, tag::abcd, tag::abcde};
+  const Shape& s = x.shape();
+  const dnnl::memory::dims extents =
+      s.rank() == 0 ? dnnl::memory::dims{1} : dnnl::memory::dims(s.begin(), s.end());
+  tag format = plain[s.rank()];
+  if (x.layout() == Layout::nhwc) format = tag::acdb;
+  if (x.layout() == Layout::c16) format = tag::aBcd16b;
+  return {extents, onednn_type(x.dtype()), format};
+}
+
+dnnl::primitive_attr user_scratchpad() {
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attributes;
+}
+
+void execute(const Plan& plan, Arguments arguments) {
+  Tensor scratch;
+  const size_t bytes = plan.scratchpad.get_size();
+  if (bytes > 0) {
+    scratch = Tensor::empty_on(Device{}, {static_cast<int64_t>(bytes)}, DType::u8);
+    arguments.emplace(DNNL_ARG_SCRATCHPAD,
+                      dnnl::memory(plan.scratchpad, onednn().engine, scratch.raw()));
+  }
+  plan.primitive.execute(onednn().stream, arguments);
+  onednn().stream.wait();
+}
+
+void reorder_memory(const dnnl::memory::desc& src_desc, void* src,
+                    const dnnl::memory::desc& dst_desc, void* dst, float beta) {
+  const dnnl::engine& engine = onednn().engine;
+  execute(reorder_plan(src_desc, dst_desc, beta),
+          {{DNNL_ARG_FROM, dnnl::memory(src_desc, engine, src)},
+           {DNNL_ARG_TO, dnnl::memory(dst_desc, engine, dst)}});
+}
+
+void reorder(const Tensor& src, const Tensor& dst) {
+  reorder_memory(describe(src), src.raw(), describe(dst), dst.raw());
+}
+
+}  // namespace heddle::cpu

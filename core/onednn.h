@@ -1,0 +1,42 @@
+// oneDNN for the CPU backend: engine and stream of a Context, descriptors of tensors, primitives
+// cached by a key of integers. Scratchpads are user-managed and come from the memory pool, so that
+// primitives share them. Internal to backend files.
+#pragma once
+
+#include <dnnl.hpp>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace heddle::cpu {
+
+struct OneDnn {
+  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream{engine};
+};
+
+OneDnn& onednn();  // of the calling thread's Context
+
+dnnl::memory::data_type onednn_type(DType dtype);
+// Shape, type and layout of a tensor.
+dnnl::memory::desc describe(const Tensor& x);
+// Attributes every primitive is made with.
+dnnl::primitive_attr user_scratchpad();
+
+// A primitive and the memory it needs besides its arguments.
+struct Plan {
+  dnnl::primitive primitive;
+  dnnl::memory::desc scratchpad;
+};
+
+using Arguments = std::unordered_map<int, dnnl::memory>;
+void execute(const Plan& plan, Arguments arguments);
+
+// dst = src + beta * dst for equal logical shapes, any type and layout.
+void reorder_memory(const dnnl::memory::desc& src_desc, void* src,
+                    const dnnl::memory::desc& dst_desc, void* dst, float beta = 0.0f);
+void reorder(const Tensor& src, const Tensor& dst);
+
+}  // namespace heddle::cpu

@@ -1,0 +1,54 @@
+// For .cu files of shared kernels (tier 1): the same functor runs over [0, n) on the CPU (compiled
+// by the C++ compiler, vectorised) and on CUDA (compiled by nvcc, one grid-stride loop). The file's
+// functions live in namespace HEDDLE_BACKEND: cpu or cuda.
+#pragma once
+
+#include <cstdint>
+
+#include "core/bfloat16.h"
+#include "core/parallel.h"
+
+#ifdef __CUDACC__
+#include "core/cuda.h"
+#define HEDDLE_BACKEND cuda
+#else
+#define HEDDLE_BACKEND cpu
+#endif
+
+// cpu::call or cuda::call of the same name and signature, by the device of a tensor.
+#ifdef HEDDLE_CUDA
+#define HEDDLE_DISPATCH(device, call) ((device).is_cuda() ? cuda::call : cpu::call)
+#else
+#define HEDDLE_DISPATCH(device, call) cpu::call
+#endif
+
+namespace heddle {
+
+#ifdef __CUDACC__
+template <class F>
+__global__ void for_each_kernel(int64_t n, F f) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n; i += stride)
+    f(i);
+}
+
+template <class F>
+void for_each(int64_t n, F f) {
+  if (n <= 0) return;
+  const int64_t blocks = (n + 255) / 256;
+  for_each_kernel<<<static_cast<unsigned>(blocks < 4096 ? blocks : 4096), 256, 0, cuda_stream()>>>(
+      n, f);
+  check_cuda(cudaGetLastError(), "kernel launch");
+}
+#else
+template <class F>
+void for_each(int64_t n, F f) {
+  parallel_for(n, 8192, [f](int64_t begin, int64_t end) {
+    F local = f;
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) local(i);
+  });
+}
+#endif
+
+}  // namespace heddle
