@@ -1,0 +1,57 @@
+#include "core/context.h"
+
+#include <omp.h>
+
+#include "core/error.h"
+
+#ifdef HEDDLE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace heddle {
+namespace {
+
+thread_local Context* current_context = nullptr;
+
+}  // namespace
+
+Context::Context(const ContextOptions& options)
+    : options_(options), previous_(current_context), host_pool_(std::make_shared<Pool>(Device{})) {
+  check(options.threads >= 0, "--threads: expected a positive number, found ", options.threads);
+  if (options_.threads == 0) options_.threads = omp_get_max_threads();
+  omp_set_num_threads(options_.threads);  // of this thread; oneDNN obeys it too
+#ifdef HEDDLE_CUDA
+  if (options_.device.is_cuda()) {
+    if (cudaSetDevice(options_.device.index) != cudaSuccess)
+      throw InputError(concat("--device ", to_string(options_.device), ": cannot be used"));
+    device_pool_ = std::make_shared<Pool>(options_.device);
+  }
+#endif
+  current_context = this;
+}
+
+Context::~Context() {
+  while (!order_.empty()) order_.pop_back();
+  current_context = previous_;
+}
+
+Context& Context::current() {
+  if (current_context == nullptr) throw Error("no Context on this thread");
+  return *current_context;
+}
+
+std::shared_ptr<Pool> Context::pool(Device device) {
+  if (!device.is_cuda()) return host_pool_;
+  if (device_pool_ == nullptr || device != options_.device)
+    throw Error(concat("no memory pool for ", to_string(device), " in this Context"));
+  return device_pool_;
+}
+
+ContextScope::ContextScope(Context& context) : previous_(current_context) {
+  current_context = &context;
+  omp_set_num_threads(context.threads());
+}
+
+ContextScope::~ContextScope() { current_context = previous_; }
+
+}  // namespace heddle

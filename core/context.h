@@ -1,0 +1,81 @@
+// A Context owns what would otherwise be global: memory pools, library handles and plan caches, the
+// trace. It is made in main (one per learner), installs itself for the thread that made it, and is
+// destroyed before main returns.
+//
+//   Context context({.device = parse_device("auto"), .threads = 2});
+//   Tensor x = Tensor::empty({8, 8});   // from the pool of Context::current()
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <typeindex>
+#include <vector>
+
+#include "core/device.h"
+#include "core/pool.h"
+#include "core/trace.h"
+
+namespace heddle {
+
+struct ContextOptions {
+  Device device = {};
+  int threads = 0;             // of this learner; 0: what OpenMP would take
+  bool tune = false;           // time alternatives instead of using the committed rule
+  bool deterministic = false;  // the rule only, and reductions in a fixed order
+};
+
+class Context {
+ public:
+  explicit Context(const ContextOptions& options = {});
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // The Context of the calling thread; throws Error when it has none.
+  static Context& current();
+
+  Device device() const { return options_.device; }
+  int threads() const { return options_.threads; }
+  const ContextOptions& options() const { return options_; }
+  std::shared_ptr<Pool> pool(Device device);
+  Trace& trace() { return trace_; }
+
+  // State of a backend or a layer (library handles, plan caches), made at first use and destroyed
+  // with the Context in reverse order of making.
+  template <class T>
+  T& state() {
+    std::lock_guard lock(mutex_);
+    auto& slot = states_[std::type_index(typeid(T))];
+    if (slot == nullptr) {
+      auto made = std::make_shared<T>();
+      order_.push_back(made);
+      slot = made.get();
+    }
+    return *static_cast<T*>(slot);
+  }
+
+ private:
+  friend class ContextScope;
+  ContextOptions options_;
+  Context* previous_ = nullptr;
+  std::shared_ptr<Pool> host_pool_, device_pool_;
+  Trace trace_;
+  std::mutex mutex_;
+  std::map<std::type_index, void*> states_;
+  std::vector<std::shared_ptr<void>> order_;
+};
+
+// Makes a Context current on another thread for the lifetime of this object.
+class ContextScope {
+ public:
+  explicit ContextScope(Context& context);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  Context* previous_;
+};
+
+}  // namespace heddle

@@ -1,0 +1,104 @@
+// Parameters and their two flat buffers. Values and gradients of a model lie in one buffer each, in
+// reverse order of creation, each parameter at a multiple of 256 bytes: memory order is backward order
+// is bucket order, so that a bucket is a view, and norm, clip and all-reduce are one call.
+// The padding between parameters is always zero.
+//
+//   ParameterStore store;
+//   Parameter& w = store.add("fc.weight", {10, 64}, uniform_init(0.125f));
+//   store.finalize(seed);
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/random.h"
+#include "core/tensor.h"
+
+namespace heddle {
+
+// Fills a host tensor (f32) from a stream of random numbers of its own.
+using Init = std::function<void(float* values, int64_t size, const Philox& rng)>;
+
+Init constant_init(float value);
+Init normal_init(float stddev);
+Init uniform_init(float bound);  // uniform in [-bound, bound)
+
+struct Parameter {
+  std::string name;
+  Tensor value, grad;          // views into the store's flat buffers, f32, plain
+  int64_t offset = 0;          // of both views, in elements
+  bool decay = true;           // false for batch norm and biases: weight decay may leave them out
+  double uses_per_sample = 0;  // multiply-accumulates per weight and sample; set by the first forward
+
+  int pending = 0;       // contributions that backward still owes (kept by Tape)
+  int readers = 0;       // closures that will still read the value (kept by Tape)
+  bool written = false;  // the gradient holds a contribution of this step
+
+  // The factor with which the next contribution keeps what is there: 0 for the first, then 1.
+  float next_beta() {
+    const float beta = written ? 1.0f : 0.0f;
+    written = true;
+    return beta;
+  }
+  int64_t size() const { return value.size(); }
+  const Shape& shape() const { return shape_; }
+
+ private:
+  friend class ParameterStore;
+  Shape shape_;
+  Init init_;
+};
+
+// A named tensor of the model that is saved but not trained: running statistics, counters.
+struct Buffer {
+  std::string name;
+  Tensor value;
+};
+
+class ParameterStore {
+ public:
+  ParameterStore() = default;
+  ParameterStore(const ParameterStore&) = delete;
+  ParameterStore& operator=(const ParameterStore&) = delete;
+
+  // Addresses stay valid for the life of the store. Throws InputError for a name taken already.
+  Parameter& add(const std::string& name, const Shape& shape, Init init, bool decay = true);
+  // f32 or i64, filled with the value.
+  Buffer& add_buffer(const std::string& name, const Shape& shape, DType dtype, float value);
+
+  // Allocates the flat buffers on the Context's device and initialises every parameter from the
+  // stream of its place in the order of creation.
+  void finalize(uint64_t seed);
+
+  std::deque<Parameter>& parameters() { return parameters_; }  // in order of creation
+  const std::deque<Parameter>& parameters() const { return parameters_; }
+  std::deque<Buffer>& buffers() { return buffers_; }
+  Parameter* find(const std::string& name);
+
+  const Tensor& values() const { return values_; }  // flat, padding included
+  const Tensor& grads() const { return grads_; }
+  int64_t count() const;  // of trainable values, padding excluded
+
+  // Forgets the gradients: the next contributions overwrite.
+  void begin_step();
+
+  // Every tensor that a weights file holds, in order of creation: parameters and buffers as views.
+  std::vector<std::pair<std::string, Tensor>> named_tensors() const;
+
+ private:
+  struct Entry {
+    bool is_buffer;
+    size_t index;
+  };
+  void check_name(const std::string& name) const;
+
+  std::deque<Parameter> parameters_;
+  std::deque<Buffer> buffers_;
+  std::vector<Entry> order_;
+  Tensor values_, grads_;
+};
+
+}  // namespace heddle

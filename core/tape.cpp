@@ -1,0 +1,92 @@
+#include "core/tape.h"
+
+#include <algorithm>
+
+#include "core/kernels.h"
+#include "core/trace.h"
+
+namespace heddle {
+
+Tensor Grad::sum() && {
+  if (!second.defined()) return std::move(first);
+  if (!first.unique()) std::swap(first, second);
+  if (first.unique()) {
+    add_to(second, first);
+    second = {};
+    return std::move(first);
+  }
+  Tensor out = Tensor::empty_like(first);
+  add(first, second, out);
+  first = second = {};
+  return out;
+}
+
+Var::Var(Tensor value, bool needs_grad)
+    : slot_(std::make_shared<Slot>(Slot{std::move(value), {}, needs_grad})) {}
+
+void Var::add_grad(Tensor grad) const {
+  if (!needs_grad()) return;
+  check_shape(grad, shape(), "gradient");
+  Grad& g = slot_->grad;
+  if (!g.first.defined()) {
+    g.first = std::move(grad);
+  } else if (!g.second.defined()) {
+    g.second = std::move(grad);
+  } else {
+    g.first = std::move(g).sum();
+    g.second = std::move(grad);
+  }
+}
+
+Grad Var::take_grad() const { return std::exchange(slot_->grad, Grad{}); }
+
+Tensor Var::grad() const {
+  Grad copy = slot_->grad;
+  if (!copy.second.defined()) return copy.first;
+  Tensor out = Tensor::empty_like(copy.first);
+  add(copy.first, copy.second, out);
+  return out;
+}
+
+void BackwardPass::contributed(Parameter& p) {
+  auto open = std::find(open_.begin(), open_.end(), &p);
+  check(open != open_.end(), "tape: ", p.name, " contributed more often than it was used");
+  open_.erase(open);
+  if (--p.pending == 0 && *on_final_) (*on_final_)(p);
+}
+
+void Tape::record(std::string name, const Var& output, std::vector<Parameter*> uses,
+                  std::function<void(BackwardPass&)> backward) {
+  if (!training()) return;
+  for (Parameter* p : uses) {
+    ++p->pending;
+    ++p->readers;
+  }
+  nodes_.push_back({std::move(name), output, std::move(uses), std::move(backward)});
+}
+
+void Tape::backward(const Var& loss, const std::function<void(Parameter&)>& on_final,
+                    const std::function<void(Parameter&)>& on_free, float scale) {
+  check(training(), "backward: the tape was made with training = false");
+  check(loss.value().size() == 1, "backward: expected a scalar loss, found shape ",
+        to_string(loss.shape()));
+  Tensor seed = Tensor::empty_like(loss.value());
+  fill(seed, scale);
+  loss.add_grad(seed);
+  for (; !nodes_.empty(); nodes_.pop_back()) {
+    Node& node = nodes_.back();
+    TraceRange range("backward", node.name);
+    BackwardPass pass;
+    pass.on_final_ = &on_final;
+    pass.open_ = node.uses;
+    pass.dy = node.output.take_grad();
+    if (pass.dy.defined()) node.backward(pass);
+    // Without a gradient nothing was contributed: what was promised is settled here.
+    while (!pass.open_.empty()) pass.contributed(*pass.open_.back());
+    node.backward = {};
+    for (Parameter* p : node.uses)
+      if (--p->readers == 0 && on_free) on_free(*p);
+  }
+}
+
+}  // namespace heddle

@@ -1,0 +1,254 @@
+#include "core/tensor.h"
+
+#include <cstring>
+#include <limits>
+
+#include "core/context.h"
+
+#ifdef HEDDLE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace heddle {
+
+int64_t dtype_size(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::bf16: return 2;
+    case DType::i64: return 8;
+    case DType::u8: return 1;
+  }
+  return 0;
+}
+
+const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return "f32";
+    case DType::bf16: return "bf16";
+    case DType::i32: return "i32";
+    case DType::i64: return "i64";
+    case DType::u8: return "u8";
+  }
+  return "?";
+}
+
+const char* layout_name(Layout layout) {
+  switch (layout) {
+    case Layout::plain: return "plain";
+    case Layout::nhwc: return "nhwc";
+    case Layout::c16: return "c16";
+  }
+  return "?";
+}
+
+Shape::Shape(std::initializer_list<int64_t> dims) : Shape(std::vector<int64_t>(dims)) {}
+
+Shape::Shape(const std::vector<int64_t>& dims) {
+  check(dims.size() <= dims_.size(), "shape: expected at most five axes, found ", dims.size());
+  int64_t elements = 1;
+  for (int64_t d : dims) {
+    check(d >= 0, "shape: expected extents of at least 0, found ", d);
+    check(d == 0 || elements <= std::numeric_limits<int64_t>::max() / 8 / d,
+          "shape: too many elements");
+    elements *= d == 0 ? 1 : d;
+    dims_[rank_++] = d;
+  }
+}
+
+int64_t Shape::elements() const {
+  int64_t n = 1;
+  for (int64_t d : *this) n *= d;
+  return n;
+}
+
+bool Shape::operator==(const Shape& other) const {
+  return rank_ == other.rank_ && std::equal(begin(), end(), other.begin());
+}
+
+std::string to_string(const Shape& shape) {
+  std::string out = "(";
+  for (int i = 0; i < shape.rank(); ++i)
+    out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return out + ")";
+}
+
+// Holds the pool too, so that a tensor may outlive the Context it came from.
+class Storage {
+ public:
+  Storage(std::shared_ptr<Pool> pool, size_t bytes)
+      : pool_(std::move(pool)), data_(pool_->allocate(bytes)) {}
+  ~Storage() { pool_->release(data_); }
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  void* data() const { return data_; }
+  Device device() const { return pool_->device(); }
+
+ private:
+  std::shared_ptr<Pool> pool_;
+  void* data_;
+};
+
+namespace {
+
+void copy_bytes(void* to, Device to_device, const void* from, Device from_device, int64_t bytes) {
+#ifdef HEDDLE_CUDA
+  if (to_device.is_cuda() || from_device.is_cuda()) {
+    if (cudaMemcpy(to, from, bytes, cudaMemcpyDefault) != cudaSuccess)
+      throw Error(concat("copy of ", bytes, " bytes from ", to_string(from_device), " to ",
+                         to_string(to_device), " failed"));
+    return;
+  }
+#endif
+  (void)to_device;
+  (void)from_device;
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+// Position in memory of logical element (n, c, h, w).
+int64_t offset(Layout layout, const Shape& s, int64_t n, int64_t c, int64_t h, int64_t w) {
+  switch (layout) {
+    case Layout::plain: return ((n * s[1] + c) * s[2] + h) * s[3] + w;
+    case Layout::nhwc: return ((n * s[2] + h) * s[3] + w) * s[1] + c;
+    case Layout::c16: return (((n * (s[1] / 16) + c / 16) * s[2] + h) * s[3] + w) * 16 + c % 16;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Tensor Tensor::empty_on(Device device, const Shape& shape, DType dtype, Layout layout) {
+  check(layout == Layout::plain || shape.rank() == 4, "tensor: layout ", layout_name(layout),
+        " needs four axes, found shape ", to_string(shape));
+  check(layout != Layout::c16 || shape[1] % 16 == 0,
+        "tensor: layout c16 needs a multiple of 16 channels, found shape ", to_string(shape));
+  Tensor out;
+  out.shape_ = shape;
+  out.size_ = shape.elements();
+  out.dtype_ = dtype;
+  out.layout_ = layout;
+  out.storage_ = std::make_shared<Storage>(Context::current().pool(device), out.bytes());
+  out.data_ = out.storage_->data();
+  return out;
+}
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, Layout layout) {
+  return empty_on(Context::current().device(), shape, dtype, layout);
+}
+
+Tensor Tensor::zeros(const Shape& shape, DType dtype, Layout layout) {
+  Tensor out = empty(shape, dtype, layout);
+  out.fill_zero();
+  return out;
+}
+
+Tensor Tensor::empty_like(const Tensor& other) {
+  return empty_on(other.device(), other.shape_, other.dtype_, other.layout_);
+}
+
+Tensor Tensor::from(const std::vector<float>& values) {
+  return from(values, Shape{static_cast<int64_t>(values.size())});
+}
+
+Tensor Tensor::from(const std::vector<float>& values, const Shape& shape) {
+  check(shape.elements() == static_cast<int64_t>(values.size()), "tensor: shape ",
+        to_string(shape), " does not hold ", values.size(), " values");
+  Tensor out = empty_on(Device{}, shape);
+  if (!values.empty()) std::memcpy(out.data_, values.data(), out.bytes());
+  return out;
+}
+
+Device Tensor::device() const { return storage_ ? storage_->device() : Device{}; }
+
+bool Tensor::unique() const { return storage_.use_count() == 1; }
+
+Tensor Tensor::reshape(const Shape& shape) const {
+  check(layout_ == Layout::plain, "reshape: expected a plain layout, found ",
+        layout_name(layout_));
+  check(shape.elements() == size_, "reshape: ", to_string(shape_), " does not fit ",
+        to_string(shape));
+  Tensor out = *this;
+  out.shape_ = shape;
+  return out;
+}
+
+Tensor Tensor::slice(int64_t begin, int64_t end) const {
+  check(shape_.rank() > 0 && begin >= 0 && begin <= end && end <= shape_[0], "slice: [", begin,
+        ", ", end, ") is not within shape ", to_string(shape_));
+  Tensor out = *this;
+  const int64_t row = shape_[0] == 0 ? 0 : size_ / shape_[0];
+  out.shape_[0] = end - begin;
+  out.size_ = (end - begin) * row;
+  out.data_ = static_cast<char*>(data_) + begin * row * dtype_size(dtype_);
+  return out;
+}
+
+Tensor Tensor::clone() const {
+  Tensor out = empty_like(*this);
+  out.copy_from(*this);
+  return out;
+}
+
+void Tensor::copy_from(const Tensor& source) const {
+  check(shape_ == source.shape_ && dtype_ == source.dtype_ && layout_ == source.layout_,
+        "copy: expected ", dtype_name(dtype_), " ", to_string(shape_), " ", layout_name(layout_),
+        ", found ", dtype_name(source.dtype_), " ", to_string(source.shape_), " ",
+        layout_name(source.layout_));
+  copy_bytes(data_, device(), source.data_, source.device(), bytes());
+}
+
+Tensor Tensor::to(Device target) const {
+  if (device() == target) return *this;
+  Tensor out = empty_on(target, shape_, dtype_, layout_);
+  out.copy_from(*this);
+  return out;
+}
+
+void Tensor::fill_zero() const {
+  if (size_ == 0) return;
+#ifdef HEDDLE_CUDA
+  if (device().is_cuda()) {
+    if (cudaMemset(data_, 0, bytes()) != cudaSuccess) throw Error("cudaMemset failed");
+    return;
+  }
+#endif
+  std::memset(data_, 0, bytes());
+}
+
+std::vector<float> Tensor::to_vector() const {
+  const Tensor host = to(Device{});
+  auto value = [&](int64_t i) -> float {
+    switch (dtype_) {
+      case DType::f32: return static_cast<const float*>(host.raw())[i];
+      case DType::bf16: return static_cast<float>(static_cast<const bfloat16*>(host.raw())[i]);
+      case DType::i32: return static_cast<float>(static_cast<const int32_t*>(host.raw())[i]);
+      case DType::i64: return static_cast<float>(static_cast<const int64_t*>(host.raw())[i]);
+      case DType::u8: return static_cast<const uint8_t*>(host.raw())[i];
+    }
+    return 0;
+  };
+  std::vector<float> out(size_);
+  if (layout_ == Layout::plain) {
+    for (int64_t i = 0; i < size_; ++i) out[i] = value(i);
+    return out;
+  }
+  int64_t i = 0;
+  for (int64_t n = 0; n < shape_[0]; ++n)
+    for (int64_t c = 0; c < shape_[1]; ++c)
+      for (int64_t h = 0; h < shape_[2]; ++h)
+        for (int64_t w = 0; w < shape_[3]; ++w) out[i++] = value(offset(layout_, shape_, n, c, h, w));
+  return out;
+}
+
+float Tensor::item() const {
+  check(size_ == 1, "item: expected one element, found shape ", to_string(shape_));
+  return *to(Device{}).data<float>();
+}
+
+void check_shape(const Tensor& x, const Shape& expected, const std::string& name) {
+  check(x.shape() == expected, name, ": expected shape ", to_string(expected), ", found ",
+        to_string(x.shape()));
+}
+
+}  // namespace heddle
