@@ -1,0 +1,25 @@
+# oneDNN, as the target DNNL::dnnl. The package file that Debian ships asks for the OpenCL headers,
+# which are not needed to use oneDNN on the CPU; so the header and the library are looked up here.
+find_path(dnnl_INCLUDE_DIR dnnl.hpp)
+find_library(dnnl_LIBRARY dnnl)
+if(dnnl_INCLUDE_DIR)
+  foreach(header oneapi/dnnl/dnnl_version.h dnnl_version.h)
+    if(EXISTS ${dnnl_INCLUDE_DIR}/${header} AND NOT dnnl_VERSION)
+      file(READ ${dnnl_INCLUDE_DIR}/${header} text)
+      if(text MATCHES "DNNL_VERSION_MAJOR ([0-9]+)")
+        set(dnnl_VERSION ${CMAKE_MATCH_1})
+        string(REGEX MATCH "DNNL_VERSION_MINOR ([0-9]+)" unused "${text}")
+        string(APPEND dnnl_VERSION .${CMAKE_MATCH_1})
+      endif()
+    endif()
+  endforeach()
+endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(dnnl REQUIRED_VARS dnnl_LIBRARY dnnl_INCLUDE_DIR
+  VERSION_VAR dnnl_VERSION)
+if(dnnl_FOUND AND NOT TARGET DNNL::dnnl)
+  add_library(DNNL::dnnl UNKNOWN IMPORTED)
+  set_target_properties(DNNL::dnnl PROPERTIES IMPORTED_LOCATION ${dnnl_LIBRARY}
+    INTERFACE_INCLUDE_DIRECTORIES ${dnnl_INCLUDE_DIR})
+endif()
+mark_as_advanced(dnnl_INCLUDE_DIR dnnl_LIBRARY)

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Lines per folder, with the change against a commit if one is given. Warns of long files; fails when
+# the stack (core, layers, optim, comm, compress, data) has 10,000 lines or more.
+#   tests/check_lines.sh [COMMIT]
+set -u
+cd "$(dirname "$0")/.." || exit 1
+base=${1:-}
+limit=10000
+long=450
+stack='core layers data comm compress optim'
+
+count_now() {
+  find "$1" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) \
+    -exec cat {} + 2>/dev/null | wc -l
+}
+count_then() {
+  git ls-tree -r --name-only "$base" -- "$1" | grep -E '\.(h|cpp|cu|cuh)$' |
+    while IFS= read -r file; do git show "$base:$file"; done | wc -l
+}
+
+total=0
+printf '%-10s %7s' folder lines
+[ -n "$base" ] && printf ' %8s' change
+printf '\n'
+for folder in $stack apps tests; do
+  lines=0
+  [ -d "$folder" ] && lines=$(count_now "$folder")
+  printf '%-10s %7d' "$folder" "$lines"
+  [ -n "$base" ] && printf ' %+8d' $((lines - $(count_then "$folder")))
+  printf '\n'
+  case " $stack " in *" $folder "*) total=$((total + lines)) ;; esac
+done
+printf '%-10s %7d (core … optim; must stay under %d)\n' stack "$total" "$limit"
+for folder in $stack; do
+  [ -d "$folder" ] || continue
+  find "$folder" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) \
+    -exec wc -l {} \; | awk -v long=$long '$1 > long { print "warning: " $2 " has " $1 " lines, more than " long }'
+done
+[ "$total" -lt "$limit" ]

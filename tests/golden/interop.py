@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Exchanges ResNet weights between heddle and PyTorch as safetensors under torchvision's names.
+
+    interop.py write ARCH WEIGHTS LOGITS     PyTorch writes both; heddle reads and compares
+    interop.py check ARCH WEIGHTS LOGITS     heddle wrote both; PyTorch reads and compares
+
+ARCH is resnet20, 32, 44, 56, 110, or resnet18, 34, 50, 101, 152 with `:cifar` (the default here) or
+`:imagenet` behind it. LOGITS holds one tensor `logits` (N, 10): the model in evaluation mode on
+`interop.input` of formula.py, (N, 3, 32, 32), or (N, 3, 64, 64) for the imagenet stem. `check`
+demands exactly the model's names, shapes and types, and logits within a relative error of 1e-4;
+it exits with 1 where they differ, with 2 where a file or ARCH is wrong, and with 77 without PyTorch.
+"""
+
+import sys
+
+try:
+    import torch
+except ImportError:
+    print("interop.py: no PyTorch in this python3", file=sys.stderr)
+    sys.exit(77)
+
+from formula import make_resnet, read_safetensors, set_parameters, value, write_safetensors
+
+
+def run(model, arch, batch):
+    size = 64 if arch.endswith(":imagenet") else 32
+    with torch.no_grad():
+        return model.eval()(value("interop.input", (batch, 3, size, size)))
+
+
+def write(arch, weights, logits):
+    model = set_parameters(make_resnet(arch))
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.copy_(value(name, buffer.shape, 0.1))
+        elif name.endswith("running_var"):
+            buffer.copy_(value(name, buffer.shape, 0.5, 2.0))
+        else:
+            buffer.fill_(7)
+    write_safetensors(weights, model.state_dict(), {"format": "pt"})
+    write_safetensors(logits, {"logits": run(model, arch, 4)})
+
+
+def check(arch, weights, logits):
+    model, state = make_resnet(arch), read_safetensors(weights)
+    for name, expected in model.state_dict().items():
+        found = state.get(name, expected)
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            sys.exit(
+                f"interop.py: {weights}: {name} is {found.dtype} {list(found.shape)},"
+                f" expected {expected.dtype} {list(expected.shape)}"
+            )
+    model.load_state_dict(state, strict=True)  # names PyTorch lacks or heddle lacks: an error
+    ours = read_safetensors(logits)["logits"]
+    expected = run(model, arch, ours.shape[0])
+    if ours.shape != expected.shape:
+        sys.exit(f"interop.py: {logits}: logits are {list(ours.shape)}, expected {list(expected.shape)}")
+    error = ((ours - expected).norm() / expected.norm()).item()
+    print(f"{arch}: {len(state)} tensors, relative error of the logits {error:.1e}")
+    return 0 if error <= 1e-4 else 1  # NaN fails too
+
+
+def main():
+    if len(sys.argv) != 5 or sys.argv[1] not in ("write", "check"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)
+    try:
+        return (write if sys.argv[1] == "write" else check)(*sys.argv[2:]) or 0
+    except (OSError, ValueError, KeyError, RuntimeError) as e:
+        print(f"interop.py: {e}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
