@@ -186,6 +186,15 @@ Tensor Tensor::reshape(const Shape& shape) const {
   return out;
 }
 
+Tensor Tensor::view_as(const Tensor& x, const Shape& shape, Layout layout) {
+  check(shape.elements() == x.size_, "view: ", to_string(x.shape_), " does not fit ",
+        to_string(shape));
+  Tensor out = x;
+  out.shape_ = shape;
+  out.layout_ = layout;
+  return out;
+}
+
 Tensor Tensor::slice(int64_t begin, int64_t end) const {
   check(shape_.rank() > 0 && begin >= 0 && begin <= end && end <= shape_[0], "slice: [", begin,
         ", ", end, ") is not within shape ", to_string(shape_));

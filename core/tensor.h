@@ -110,6 +110,9 @@ class Tensor {
 
   // The same memory under another shape of equal size; plain layout only.
   Tensor reshape(const Shape& shape) const;
+  // The same bytes read under another shape and layout of equal size. The caller knows that the
+  // order fits, as for maps of one pixel.
+  static Tensor view_as(const Tensor& x, const Shape& shape, Layout layout = Layout::plain);
   // Elements [begin, end) along the first axis.
   Tensor slice(int64_t begin, int64_t end) const;
   // A copy with memory of its own.

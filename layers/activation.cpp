@@ -1,0 +1,77 @@
+#include "layers/activation.h"
+
+#include "core/kernels.h"
+#include "core/shared_kernel.h"
+#include "core/trace.h"
+
+namespace heddle {
+
+Var relu(Tape& tape, const Var& x) {
+  TraceRange range("forward", "relu");
+  const Device device = x.value().device();
+  const Tensor output = Tensor::empty_like(x.value());
+  HEDDLE_DISPATCH(device, relu_forward(x.value(), output));
+  Var y(output, true);
+  tape.record("relu", y, {}, [x, output, device](BackwardPass& pass) {
+    const Tensor dy = std::move(pass.dy).sum();
+    const Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy);
+    HEDDLE_DISPATCH(device, relu_backward(output, dy, dx));
+    x.add_grad(dx);
+  });
+  return y;
+}
+
+Var add(Tape& tape, const Var& a, const Var& b) {
+  TraceRange range("forward", "add");
+  const Tensor output = Tensor::empty_like(a.value());
+  add(a.value(), b.value(), output);
+  Var y(output, true);
+  tape.record("add", y, {}, [a, b](BackwardPass& pass) {
+    // Both inputs get the same memory: no longer unique, so neither writes into it.
+    Tensor dy = std::move(pass.dy).sum();
+    a.add_grad(dy);
+    b.add_grad(std::move(dy));
+  });
+  return y;
+}
+
+Var dropout(Tape& tape, const Var& x, float p) {
+  check(p >= 0.0f && p < 1.0f, "dropout: expected a probability in [0, 1), found ", p);
+  if (!tape.training() || p == 0.0f) return x;
+  TraceRange range("forward", "dropout");
+  const TapeOptions& options = tape.options();
+  const uint64_t stream =
+      stream_id(Stream::dropout, options.step << 8 | static_cast<uint64_t>(tape.next_random_op()));
+  const Tensor& input = x.value();
+  const int64_t rows = input.shape().rank() > 0 ? input.shape()[0] : 1;
+  const int64_t first = rows > 0 ? options.first_sample * (input.size() / rows) : 0;
+  const Device device = input.device();
+  const uint64_t seed = options.seed;
+  const Tensor output = Tensor::empty_like(input);
+  HEDDLE_DISPATCH(device, dropout_apply(input, output, p, seed, stream, first));
+  Var y(output, true);
+  tape.record("dropout", y, {}, [x, p, seed, stream, first, device](BackwardPass& pass) {
+    // The mask is a function of the counter: it is drawn again instead of kept.
+    const Tensor dy = std::move(pass.dy).sum();
+    const Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy);
+    HEDDLE_DISPATCH(device, dropout_apply(dy, dx, p, seed, stream, first));
+    x.add_grad(dx);
+  });
+  return y;
+}
+
+Var flatten(Tape& tape, const Var& x) {
+  const Tensor& input = x.value();
+  check(input.shape().rank() >= 2, "flatten: expected at least two axes, found ",
+        to_string(input.shape()));
+  const int64_t rows = input.shape()[0];
+  const Shape shape = {rows, rows == 0 ? 0 : input.size() / rows};
+  Var y(converted(input, input.dtype(), Layout::plain).reshape(shape), true);
+  tape.record("flatten", y, {}, [x](BackwardPass& pass) {
+    const Tensor dy = std::move(pass.dy).sum();
+    x.add_grad(converted(dy.reshape(x.shape()), dy.dtype(), x.value().layout()));
+  });
+  return y;
+}
+
+}  // namespace heddle

@@ -1,0 +1,86 @@
+#include "layers/channel.h"
+
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/simd.h"
+
+namespace heddle {
+namespace {
+
+template <int kLanes, class T>
+void add_bias(const Runs& runs, T* x, const float* bias) {
+  using L = Lanes<kLanes>;
+  parallel_for(runs.count(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const Run run = runs[r];
+      const auto b = L::load(bias + run.channel);
+      T* p = x + run.offset;
+      for (int64_t i = 0; i < run.pixels; ++i, p += run.stride) L::store(p, L::load(p) + b);
+    }
+  });
+}
+
+template <int kLanes, class T>
+void sum_runs(const Runs& runs, const T* x, float* partial) {
+  using L = Lanes<kLanes>;
+  parallel_for(runs.count(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const Run run = runs[r];
+      auto s = L::all(0.0f);
+      const T* p = x + run.offset;
+      for (int64_t i = 0; i < run.pixels; ++i, p += run.stride) s += L::load(p);
+      L::store(partial + r * kLanes, s);
+    }
+  });
+}
+
+template <class T>
+void add_channel_bias_of(const Tensor& x, const Tensor& bias) {
+  const Runs runs(x);
+  if (runs.lanes() == 16)
+    add_bias<16>(runs, x.data<T>(), bias.data<float>());
+  else
+    add_bias<1>(runs, x.data<T>(), bias.data<float>());
+}
+
+template <class T>
+void sum_channels_of(const Tensor& x, const Tensor& out, float beta) {
+  const Runs runs(x);
+  std::vector<float> partial(runs.count() * runs.lanes());
+  if (runs.lanes() == 16)
+    sum_runs<16>(runs, x.data<T>(), partial.data());
+  else
+    sum_runs<1>(runs, x.data<T>(), partial.data());
+  std::vector<double> total(runs.channels(), 0.0);
+  for (int64_t r = 0; r < runs.count(); ++r)
+    for (int lane = 0; lane < runs.lanes(); ++lane)
+      total[runs[r].channel + lane] += partial[r * runs.lanes() + lane];
+  float* result = out.data<float>();
+  for (int64_t c = 0; c < runs.channels(); ++c)
+    result[c] = (beta == 0.0f ? 0.0f : beta * result[c]) + static_cast<float>(total[c]);
+}
+
+void check_host(const Tensor& x, const char* name) {
+  if (x.device().is_cuda()) throw Error(concat(name, ": the CUDA backend lacks this layer"));
+}
+
+}  // namespace
+
+void add_channel_bias(const Tensor& x, const Tensor& bias) {
+  check_host(x, "channel bias");
+  if (x.dtype() == DType::bf16)
+    add_channel_bias_of<bfloat16>(x, bias);
+  else
+    add_channel_bias_of<float>(x, bias);
+}
+
+void sum_channels(const Tensor& x, const Tensor& out, float beta) {
+  check_host(x, "channel sum");
+  if (x.dtype() == DType::bf16)
+    sum_channels_of<bfloat16>(x, out, beta);
+  else
+    sum_channels_of<float>(x, out, beta);
+}
+
+}  // namespace heddle

@@ -1,0 +1,70 @@
+#include "layers/conv2d.h"
+
+#include <cmath>
+
+#include "core/shared_kernel.h"
+#include "core/trace.h"
+#include "layers/channel.h"
+
+namespace heddle {
+
+Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& o,
+                   const std::string& name) {
+  check(x.rank() == 4 && weight.rank() == 4, name, ": expected four axes, found input ",
+        to_string(x), " and weight ", to_string(weight));
+  check(o.stride > 0 && o.padding >= 0 && o.groups > 0, name,
+        ": stride and groups must be positive, padding at least 0");
+  check(x[1] == weight[1] * o.groups && weight[0] % o.groups == 0, name, ": input ", to_string(x),
+        " does not fit weight ", to_string(weight), " in ", o.groups, " groups");
+  const int64_t height = x[2] + 2 * o.padding - weight[2], width = x[3] + 2 * o.padding - weight[3];
+  check(height >= 0 && width >= 0, name, ": input ", to_string(x), " is smaller than the kernel ",
+        to_string(weight));
+  return {x[0], weight[0], height / o.stride + 1, width / o.stride + 1};
+}
+
+Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const Conv2dOptions& o) {
+  TraceRange range("forward", weight.name);
+  const Tensor& input = x.value();
+  const Shape shape = conv2d_shape(input.shape(), weight.shape(), o, weight.name);
+  const Device device = input.device();
+  const Layout layout = HEDDLE_DISPATCH(device, conv2d_layout(input, shape[1], o));
+  Tensor output = Tensor::empty_on(device, shape, input.dtype(), layout);
+  HEDDLE_DISPATCH(device, conv2d_forward(input, weight.value, output, o));
+  if (bias != nullptr) add_channel_bias(output, bias->value);
+  weight.uses_per_sample = static_cast<double>(shape[2] * shape[3]);
+
+  Var y(output, true);
+  std::vector<Parameter*> uses = {&weight};
+  if (bias != nullptr) uses.push_back(bias);
+  tape.record(weight.name, y, uses, [x, &weight, bias, o, device](BackwardPass& pass) {
+    const Tensor dy = std::move(pass.dy).sum();
+    const float beta = weight.next_beta();
+    HEDDLE_DISPATCH(device, conv2d_backward_weight(x.value(), dy, weight.grad, beta, o));
+    pass.contributed(weight);
+    if (bias != nullptr) {
+      sum_channels(dy, bias->grad, bias->next_beta());
+      pass.contributed(*bias);
+    }
+    if (!x.needs_grad()) return;
+    Tensor dx = Tensor::empty_like(x.value());
+    HEDDLE_DISPATCH(device, conv2d_backward_input(dy, weight.value, dx, o));
+    x.add_grad(dx);
+  });
+  return y;
+}
+
+Conv2d::Conv2d(ParameterStore& store, const std::string& name, const Options& o)
+    : options{o.stride, o.padding, o.groups} {
+  check(o.in > 0 && o.out > 0 && o.groups > 0 && o.in % o.groups == 0, name,
+        ": channels must be positive and divisible by groups");
+  const int64_t area = o.kernel * o.kernel;
+  const double fan = static_cast<double>(area * (o.fan_out ? o.out : o.in) / o.groups);
+  weight = &store.add(name + ".weight", {o.out, o.in / o.groups, o.kernel, o.kernel},
+                      normal_init(static_cast<float>(std::sqrt(2.0 / fan))));
+  if (o.bias) {
+    const double bound = 1.0 / std::sqrt(static_cast<double>(area * o.in / o.groups));
+    bias = &store.add(name + ".bias", {o.out}, uniform_init(static_cast<float>(bound)), false);
+  }
+}
+
+}  // namespace heddle

@@ -1,0 +1,63 @@
+// 2-d convolution (cross-correlation, as everywhere in the field).
+//   y[n, o, p, q] = bias[o] + sum over c, i, j of x[n, c, p*stride + i - padding, ...] * w[o, c, i,
+//   j]
+// Weights stay OIHW f32; activations keep the layout that the network runs in.
+#pragma once
+
+#include <string>
+
+#include "core/tape.h"
+
+namespace heddle {
+
+struct Conv2dOptions {
+  int64_t stride = 1, padding = 0, groups = 1;
+};
+
+// x (N, C, H, W), weight (O, C/groups, K, L), bias (O) or null -> (N, O, P, Q) with
+// P = (H + 2*padding - K)/stride + 1. Same type as x. Throws InputError when shapes do not fit or
+// the output would be empty.
+Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias,
+           const Conv2dOptions& options);
+
+// Shape of conv2d's output.
+Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& options,
+                   const std::string& name);
+
+// A convolution that owns its parameters `name.weight` (and `name.bias`).
+class Conv2d {
+ public:
+  struct Options {
+    int64_t in = 0, out = 0, kernel = 1;
+    int64_t stride = 1, padding = 0, groups = 1;
+    bool bias = false;
+    bool fan_out =
+        false;  // He initialisation by fan-out (torchvision) instead of fan-in (He et al.)
+  };
+  Conv2d(ParameterStore& store, const std::string& name, const Options& options);
+  Var forward(Tape& tape, const Var& x) const { return conv2d(tape, x, *weight, bias, options); }
+
+  Parameter* weight;
+  Parameter* bias = nullptr;
+  Conv2dOptions options;
+};
+
+// The backends: shapes are checked. dw = gradient + beta * dw, dw is f32 OIHW.
+#define HEDDLE_CONV2D                                                                             \
+  void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o); \
+  void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta,    \
+                              const Conv2dOptions& o);                                            \
+  void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,                 \
+                             const Conv2dOptions& o);                                             \
+  Layout conv2d_layout(const Tensor& x, int64_t out_channels, const Conv2dOptions& o);
+namespace cpu {
+HEDDLE_CONV2D
+}
+#ifdef HEDDLE_CUDA
+namespace cuda {
+HEDDLE_CONV2D
+}
+#endif
+#undef HEDDLE_CONV2D
+
+}  // namespace heddle

@@ -1,0 +1,174 @@
+// Convolution on the CPU by oneDNN. Per shape and direction one primitive, direct or Winograd by a
+// rule drawn from measurements (docs/benchmarks.md). Weights are reordered from OIHW at each use;
+// weight gradients are reordered back on the way into the flat buffer, and accumulate there.
+#include <array>
+#include <map>
+
+#include "core/context.h"
+#include "core/onednn.h"
+#include "layers/conv2d.h"
+
+namespace heddle::cpu {
+namespace {
+
+using dnnl::memory;
+
+enum class Direction { forward, backward_weight, backward_input };
+
+struct ConvPlan {
+  Plan plan;
+  memory::desc x, w, y;  // as the primitive wants them
+};
+
+struct ConvPlans {
+  std::map<std::array<int64_t, 15>, ConvPlan> plans;
+};
+
+struct Problem {
+  Direction direction;
+  memory::desc x, w, y;  // w: any format
+  memory::dims stride, padding;
+};
+
+// Winograd F(4x4, 3x3) multiplies 4 times less and was faster for every 3x3 stride-1 layer from 32
+// channels on; at 16 channels for the weight gradient only. It needs fp32.
+bool prefer_winograd(const Problem& p) {
+  const memory::dims w = p.w.dims(), y = p.y.dims();
+  if (w.size() != 4 || w[2] != 3 || w[3] != 3 || p.stride[0] != 1 || p.padding[0] != 1)
+    return false;
+  if (p.x.data_type() != memory::data_type::f32) return false;
+  const int64_t channels = std::min(w[0], w[1]);
+  if (y[2] < 4 || y[3] < 4) return false;
+  return p.direction == Direction::backward_weight ? channels >= 16 : channels >= 32;
+}
+
+ConvPlan make_plan(const Problem& p, dnnl::algorithm algorithm) {
+  const dnnl::engine& engine = onednn().engine;
+  const dnnl::primitive_attr attributes = user_scratchpad();
+  const auto forward_pd = dnnl::convolution_forward::primitive_desc(
+      {dnnl::prop_kind::forward_training, algorithm, p.x, p.w, p.y, p.stride, p.padding, p.padding},
+      attributes, engine);
+  if (p.direction == Direction::forward)
+    return {{dnnl::convolution_forward(forward_pd), forward_pd.scratchpad_desc()},
+            forward_pd.src_desc(),
+            forward_pd.weights_desc(),
+            forward_pd.dst_desc()};
+  if (p.direction == Direction::backward_input) {
+    const auto pd = dnnl::convolution_backward_data::primitive_desc(
+        {algorithm, p.x, p.w, p.y, p.stride, p.padding, p.padding}, attributes, engine, forward_pd);
+    return {{dnnl::convolution_backward_data(pd), pd.scratchpad_desc()},
+            pd.diff_src_desc(),
+            pd.weights_desc(),
+            pd.diff_dst_desc()};
+  }
+  const memory::desc w(p.w.dims(), memory::data_type::f32, memory::format_tag::any);
+  const auto pd = dnnl::convolution_backward_weights::primitive_desc(
+      {algorithm, p.x, w, p.y, p.stride, p.padding, p.padding}, attributes, engine, forward_pd);
+  return {{dnnl::convolution_backward_weights(pd), pd.scratchpad_desc()},
+          pd.src_desc(),
+          pd.diff_weights_desc(),
+          pd.diff_dst_desc()};
+}
+
+// OIHW as oneDNN sees it: with groups a fifth axis in front.
+memory::dims weight_dims(const Shape& w, int64_t groups) {
+  if (groups == 1) return {w[0], w[1], w[2], w[3]};
+  return {groups, w[0] / groups, w[1], w[2], w[3]};
+}
+
+memory::desc plain_weight(const Shape& w, int64_t groups) {
+  return {weight_dims(w, groups), memory::data_type::f32,
+          groups == 1 ? memory::format_tag::oihw : memory::format_tag::goihw};
+}
+
+const ConvPlan& conv_plan(Direction direction, const Tensor& x, const Shape& w, const Tensor& y,
+                          const Conv2dOptions& o) {
+  const std::array<int64_t, 15> key = {static_cast<int64_t>(direction),
+                                       x.shape()[0],
+                                       x.shape()[1],
+                                       x.shape()[2],
+                                       x.shape()[3],
+                                       w[0],
+                                       w[1],
+                                       w[2],
+                                       w[3],
+                                       o.stride,
+                                       o.padding,
+                                       o.groups,
+                                       static_cast<int64_t>(x.dtype()),
+                                       static_cast<int64_t>(x.layout()),
+                                       static_cast<int64_t>(y.layout())};
+  auto& plans = Context::current().state<ConvPlans>().plans;
+  if (auto found = plans.find(key); found != plans.end()) return found->second;
+  const Problem problem = {
+      direction,
+      describe(x),
+      {weight_dims(w, o.groups), onednn_type(x.dtype()), memory::format_tag::any},
+      describe(y),
+      {o.stride, o.stride},
+      {o.padding, o.padding}};
+  if (prefer_winograd(problem)) {
+    try {
+      return plans.emplace(key, make_plan(problem, dnnl::algorithm::convolution_winograd))
+          .first->second;
+    } catch (const dnnl::error&) {
+      // Not offered for this shape, processor or release of oneDNN: direct below.
+    }
+  }
+  return plans.emplace(key, make_plan(problem, dnnl::algorithm::convolution_direct)).first->second;
+}
+
+// The weights in the format of a plan; OIHW itself where that is the format.
+Tensor pack_weight(const Tensor& w, const ConvPlan& plan, int64_t groups) {
+  const memory::desc plain = plain_weight(w.shape(), groups);
+  if (plan.w == plain) return w;
+  Tensor packed = Tensor::empty_on(Device{}, {static_cast<int64_t>(plan.w.get_size())}, DType::u8);
+  reorder_memory(plain, w.raw(), plan.w, packed.raw());
+  return packed;
+}
+
+memory at(const memory::desc& desc, const Tensor& x) { return {desc, onednn().engine, x.raw()}; }
+
+}  // namespace
+
+Layout conv2d_layout(const Tensor& x, int64_t out_channels, const Conv2dOptions& o) {
+  if (o.groups > 1)
+    return x.layout() == Layout::c16 && out_channels % 16 == 0 ? Layout::c16 : x.layout();
+  if (out_channels % 16 != 0) return x.layout() == Layout::c16 ? Layout::nhwc : x.layout();
+  if (x.layout() != Layout::plain || x.shape()[1] > 4) return x.layout();
+  // The first convolution, from images, sets the layout of the whole network.
+  return x.dtype() == DType::bf16 ? Layout::nhwc : Layout::c16;
+}
+
+void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
+  const ConvPlan& plan = conv_plan(Direction::forward, x, w.shape(), y, o);
+  const Tensor packed = pack_weight(w, plan, o.groups);
+  execute(plan.plan, {{DNNL_ARG_SRC, at(plan.x, x)},
+                      {DNNL_ARG_WEIGHTS, at(plan.w, packed)},
+                      {DNNL_ARG_DST, at(plan.y, y)}});
+}
+
+void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta,
+                            const Conv2dOptions& o) {
+  const ConvPlan& plan = conv_plan(Direction::backward_weight, x, dw.shape(), dy, o);
+  const memory::desc plain = plain_weight(dw.shape(), o.groups);
+  const bool direct = plan.w == plain && beta == 0.0f;
+  const Tensor packed =
+      direct ? dw
+             : Tensor::empty_on(Device{}, {static_cast<int64_t>(plan.w.get_size())}, DType::u8);
+  execute(plan.plan, {{DNNL_ARG_SRC, at(plan.x, x)},
+                      {DNNL_ARG_DIFF_WEIGHTS, at(plan.w, packed)},
+                      {DNNL_ARG_DIFF_DST, at(plan.y, dy)}});
+  if (!direct) reorder_memory(plan.w, packed.raw(), plain, dw.raw(), beta);
+}
+
+void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
+                           const Conv2dOptions& o) {
+  const ConvPlan& plan = conv_plan(Direction::backward_input, dx, w.shape(), dy, o);
+  const Tensor packed = pack_weight(w, plan, o.groups);
+  execute(plan.plan, {{DNNL_ARG_DIFF_SRC, at(plan.x, dx)},
+                      {DNNL_ARG_WEIGHTS, at(plan.w, packed)},
+                      {DNNL_ARG_DIFF_DST, at(plan.y, dy)}});
+}
+
+}  // namespace heddle::cpu

@@ -1,0 +1,35 @@
+// Softmax cross-entropy on class logits, the mean over samples, in nats.
+#pragma once
+
+#include "core/tape.h"
+
+namespace heddle {
+
+struct CrossEntropyOptions {
+  float label_smoothing = 0.0f;  // ε: the target is (1-ε) on the label plus ε/C on every class
+};
+
+// logits (N, C) f32, labels (N) i32 on the host in [0, C) -> scalar.
+// loss = mean over n of -sum_c target[n,c] * log softmax(logits)[n,c].
+Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
+                          const CrossEntropyOptions& options = {});
+
+// Number of samples whose label is among the k largest logits; ties count against the sample.
+int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k);
+
+#define HEDDLE_LOSS                                                                      \
+  double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels,       \
+                                       float smoothing, const Tensor& probabilities);    \
+  void softmax_cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, \
+                                      float smoothing, float factor, const Tensor& dlogits);
+namespace cpu {
+HEDDLE_LOSS
+}
+#ifdef HEDDLE_CUDA
+namespace cuda {
+HEDDLE_LOSS
+}
+#endif
+#undef HEDDLE_LOSS
+
+}  // namespace heddle

@@ -1,0 +1,55 @@
+// Residual networks (He et al., 2016).
+// CIFAR family: ResNet-20/32/44/56/110, three stages of 16, 32, 64 channels, option A shortcuts.
+// ImageNet family: ResNet-18/34/50/101/152 in torchvision's layout (stride on the 3x3 convolution).
+//
+//   ResNet model(store, {.arch = "resnet20", .classes = 10});
+//   store.finalize(seed);
+//   Var logits = model.forward(tape, Var(images));
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/tape.h"
+#include "layers/batchnorm.h"
+#include "layers/conv2d.h"
+#include "layers/linear.h"
+
+namespace heddle {
+
+struct ResNetOptions {
+  std::string arch = "resnet20";
+  int64_t classes = 10;
+  // automatic: cifar for the CIFAR family, imagenet (7x7 stride 2, max pooling) for the other.
+  enum class Stem { automatic, cifar, imagenet } stem = Stem::automatic;
+};
+
+// The names that ResNet accepts.
+const std::vector<std::string>& resnet_archs();
+
+// x[:, :, ::2, ::2] with zero channels in front and behind: the parameter-free shortcut, option A.
+// (N, C, H, W) -> (N, channels, ceil(H/2), ceil(W/2)).
+Var subsample_pad(Tape& tape, const Var& x, int64_t channels);
+
+class ResNet {
+ public:
+  // Throws InputError for an unknown arch.
+  ResNet(ParameterStore& store, const ResNetOptions& options);
+  ~ResNet();
+  ResNet(ResNet&&) noexcept;
+
+  // images (N, 3, H, W), f32 or bf16, plain -> logits (N, classes), f32. Throws InputError when the
+  // images are too small for the stem and the stages.
+  Var forward(Tape& tape, const Var& images) const;
+
+ private:
+  struct Block;
+  std::unique_ptr<Conv2d> stem_conv_;
+  std::unique_ptr<BatchNorm2d> stem_norm_;
+  bool stem_pool_ = false;
+  std::vector<Block> blocks_;
+  std::unique_ptr<Linear> head_;
+};
+
+}  // namespace heddle
