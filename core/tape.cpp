@@ -33,7 +33,7 @@ void Var::add_grad(Tensor grad) const {
   } else if (!g.second.defined()) {
     g.second = std::move(grad);
   } else {
-    g.first = std::move(g).sum();
+    g.first = std::exchange(g, Grad{}).sum();
     g.second = std::move(grad);
   }
 }

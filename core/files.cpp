@@ -1,0 +1,142 @@
+#include "core/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "core/error.h"
+
+namespace heddle {
+namespace {
+
+// Closes the descriptor on every way out.
+struct Descriptor {
+  int fd;
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+int open_retrying(const char* path, int flags, mode_t mode = 0) {
+  int fd;
+  do {
+    fd = ::open(path, flags | O_CLOEXEC, mode);
+  } while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+// Some file systems cannot sync (EINVAL, ENOTSUP): nothing more can be asked of them.
+bool sync_descriptor(int fd) {
+  int result;
+  do {
+    result = ::fsync(fd);
+  } while (result < 0 && errno == EINTR);
+  return result == 0 || errno == EINVAL || errno == ENOTSUP;
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  // O_NONBLOCK: opening a pipe must not wait for its other end.
+  const Descriptor file{open_retrying(path.c_str(), O_RDONLY | O_NONBLOCK)};
+  if (file.fd < 0) throw InputError(concat(path, ": cannot open: ", std::strerror(errno)));
+  struct stat status {};
+  if (::fstat(file.fd, &status) != 0)
+    throw Error(concat(path, ": cannot stat: ", std::strerror(errno)));
+  check(!S_ISDIR(status.st_mode), path, ": expected a file, found a folder");
+  check(S_ISREG(status.st_mode), path, ": expected a regular file, found a device, pipe or socket");
+  if (status.st_size == 0) return;
+  const auto size = static_cast<size_t>(status.st_size);
+  void* mapped = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
+  if (mapped == MAP_FAILED) throw Error(concat(path, ": cannot map: ", std::strerror(errno)));
+  bytes_ = {static_cast<const std::byte*>(mapped), size};
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+std::string read_text_file(const std::string& path) {
+  const MappedFile file(path);
+  if (file.bytes().empty()) return {};
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+AtomicFile::AtomicFile(const std::string& path) : path_(path) {
+  const std::filesystem::path final_path(path);
+  if (!final_path.has_filename()) throw Error(concat(path, ": expected a file name"));
+  folder_ = final_path.has_parent_path() ? final_path.parent_path().string() : ".";
+  static std::atomic<unsigned> counter{0};
+  // A process killed earlier may have left a temporary of this name: then the next number is taken.
+  do {
+    temporary_ = concat(folder_, "/.", final_path.filename().string(), ".tmp-", ::getpid(), "-",
+                        counter.fetch_add(1));
+    fd_ = open_retrying(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0666);
+  } while (fd_ < 0 && errno == EEXIST);
+  if (fd_ < 0) {
+    temporary_.clear();
+    fail("cannot write");
+  }
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::fail(const char* action) const {
+  throw Error(concat(path_, ": ", action, ": ", std::strerror(errno)));
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      fail("cannot write");
+    }
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+}
+
+void AtomicFile::commit() {
+  if (!sync_descriptor(fd_)) fail("cannot sync");
+  // Network file systems report a full disk as late as here.
+  if (::close(std::exchange(fd_, -1)) != 0) fail("cannot close");
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot rename the temporary file");
+  temporary_.clear();
+  sync_folder(folder_);
+}
+
+void write_file_atomically(const std::string& path, std::string_view content) {
+  AtomicFile file(path);
+  file.write(content);
+  file.commit();
+}
+
+void sync_folder(const std::string& folder) {
+  const Descriptor directory{open_retrying(folder.c_str(), O_RDONLY | O_DIRECTORY)};
+  if (directory.fd < 0) throw Error(concat(folder, ": cannot open: ", std::strerror(errno)));
+  if (!sync_descriptor(directory.fd))
+    throw Error(concat(folder, ": cannot sync: ", std::strerror(errno)));
+}
+
+std::string printable(std::string_view text, size_t max_bytes) {
+  std::string out(text.substr(0, max_bytes));
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  if (text.size() > max_bytes) out += "...";
+  return out;
+}
+
+}  // namespace heddle
