@@ -2,6 +2,10 @@
 
 #include <stb/stb_image.h>
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -15,6 +19,7 @@ namespace {
 // byte; a progressive JPEG of one colour at some 350). A header that promises more is refused
 // before memory is allocated for it.
 constexpr int64_t kMaxPixelsPerByte = 8256;
+constexpr size_t kPngHead = 24;  // bytes up to and with the size
 
 void check_size(int width, int height, int64_t bytes, const std::string& name) {
   check(width > 0 && height > 0, name, ": expected an image with pixels, found ", width, " x ",
@@ -46,7 +51,17 @@ int64_t file_bytes(const std::filesystem::path& path) {
   return static_cast<int64_t>(bytes);
 }
 
-[[noreturn]] void throw_not_an_image(const std::string& name) {
+// stb_image does not say what it dislikes about a header; the size in a PNG file's is looked up.
+[[noreturn]] void throw_not_an_image(std::span<const uint8_t> head, int64_t bytes,
+                                     const std::string& name) {
+  if (head.size() >= kPngHead && std::memcmp(head.data(), "\x89PNG\r\n\x1a\n", 8) == 0) {
+    const auto big_endian = [&](size_t at) {
+      const int64_t value =
+          int64_t{head[at]} << 24 | head[at + 1] << 16 | head[at + 2] << 8 | head[at + 3];
+      return static_cast<int>(std::min<int64_t>(value, INT_MAX));
+    };
+    check_size(big_endian(16), big_endian(20), bytes, name);
+  }
   const char* reason = stbi_failure_reason();
   throw InputError(
       concat(name, ": expected a JPEG or PNG image, found: ", reason ? reason : "unknown"));
@@ -61,7 +76,7 @@ void decode_image(std::span<const uint8_t> bytes, const std::string& name, Image
         length);
   int width = 0, height = 0, channels = 0;
   if (!stbi_info_from_memory(bytes.data(), static_cast<int>(length), &width, &height, &channels))
-    throw_not_an_image(name);
+    throw_not_an_image(bytes, length, name);
   check_size(width, height, length, name);
 
   const std::unique_ptr<stbi_uc, void (*)(void*)> pixels(
@@ -90,8 +105,12 @@ void check_image_header(const std::filesystem::path& path) {
   const int64_t bytes = file_bytes(path);
   const File file = open_file(path);
   int width = 0, height = 0, channels = 0;
-  if (!stbi_info_from_file(file.get(), &width, &height, &channels))
-    throw_not_an_image(path.string());
+  if (!stbi_info_from_file(file.get(), &width, &height, &channels)) {
+    std::array<uint8_t, kPngHead> head{};
+    std::rewind(file.get());
+    const size_t found = std::fread(head.data(), 1, head.size(), file.get());
+    throw_not_an_image(std::span(head).first(found), bytes, path.string());
+  }
   check_size(width, height, bytes, path.string());
 }
 

@@ -100,8 +100,9 @@ class Epoch::State {
     batch.first_sample = begin + length * options_.rank / options_.world_size;
     batch.count = begin + length * (options_.rank + 1) / options_.world_size - batch.first_sample;
     if (batch.count == 0) return batch;
-    batch.images = Tensor::empty({batch.count, 3, augmentation_.size, augmentation_.size});
-    batch.labels = Tensor::empty({batch.count}, DType::i32);
+    batch.images =
+        Tensor::empty_on(Device{}, {batch.count, 3, augmentation_.size, augmentation_.size});
+    batch.labels = Tensor::empty_on(Device{}, {batch.count}, DType::i32);
     return batch;
   }
 

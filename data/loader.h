@@ -16,7 +16,7 @@
 namespace heddle {
 
 struct Batch {
-  Tensor images;             // f32 (N, 3, S, S), plain layout
+  Tensor images;             // f32 (N, 3, S, S), plain layout, on the CPU
   Tensor labels;             // i32 (N)
   int64_t first_sample = 0;  // position of the first image in the epoch's global order
   int64_t count = 0;         // N
