@@ -89,7 +89,7 @@ std::string format_value(const FlagTarget& target, const FlagInfo& info) {
     for (const auto& x : *std::get<std::vector<std::string>*>(target))
       parts.push_back(quote_toml(x));
   }
-  return parts.empty() ? "" : "[" + join(parts, ", ") + "]";
+  return parts.empty() ? "" : concat("[", join(parts, ", "), "]");
 }
 
 std::string environment_name(const std::string& flag) {

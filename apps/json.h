@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "apps/flags.h"
+#include "core/error.h"
 
 namespace heddle {
 
@@ -51,7 +52,7 @@ class JsonObject {
   JsonObject& add(std::string_view key, const std::vector<std::string>& values) {
     std::string list;
     for (const std::string& value : values) list += (list.empty() ? "" : ", ") + quote_json(value);
-    return raw(key, "[" + list + "]");
+    return raw(key, concat("[", list, "]"));
   }
   JsonObject& add(std::string_view key, const JsonObject& value) { return raw(key, value.text()); }
 
@@ -61,7 +62,7 @@ class JsonObject {
     body_ += quote_json(key) + ": " + json;
     return *this;
   }
-  std::string text() const { return "{" + body_ + "}"; }
+  std::string text() const { return concat("{", body_, "}"); }
 
  private:
   std::string body_;

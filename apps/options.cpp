@@ -210,7 +210,7 @@ const char* data_kind_name(DataKind kind) {
   return kind == DataKind::cifar ? "CIFAR" : "image folders";
 }
 
-FlagTable resnet_flags(ResnetOptions& o) {
+FlagTable resnet_flags(TrainResnetOptions& o) {
   FlagTable flags(
       "train_resnet",
       "Trains a residual network on images and writes a run folder. Without flags it "
@@ -259,7 +259,7 @@ FlagTable resnet_flags(ResnetOptions& o) {
   return flags;
 }
 
-void resolve(ResnetOptions& o, const FlagTable& flags, DataKind kind) {
+void resolve(TrainResnetOptions& o, const FlagTable& flags, DataKind kind) {
   const Recipe& r = recipe(kind);
   set_default(flags, "arch", o.arch, r.arch);
   set_default(flags, "image-size", o.image_size, r.image_size);

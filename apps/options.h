@@ -1,8 +1,8 @@
-// What a user can say to the programs: CommonOptions for both, ResnetOptions for train_resnet, and
-// the rule for the defaults that depend on the data set. A field's initial value is its default;
-// where the default is a rule, resolve() fills it in and --dump-config shows the outcome.
+// What a user can say to the programs: CommonOptions for both, TrainResnetOptions for train_resnet,
+// and the rule for the defaults that depend on the data set. A field's initial value is its
+// default; where the default is a rule, resolve() fills it in and --dump-config shows the outcome.
 //
-//   ResnetOptions o;
+//   TrainResnetOptions o;
 //   FlagTable flags = resnet_flags(o);
 //   flags.parse(arguments, environment);
 //   resolve(o, flags, data_kind(o.data));
@@ -41,7 +41,7 @@ struct CommonOptions {
   std::string config;
 };
 
-struct ResnetOptions : CommonOptions {
+struct TrainResnetOptions : CommonOptions {
   std::string arch, stem = "auto", augment;
   int64_t image_size = 0;
   double label_smoothing = 0;
@@ -55,10 +55,10 @@ enum class DataKind { shapes, cifar, folder };
 DataKind data_kind(const std::string& data);
 const char* data_kind_name(DataKind kind);
 
-FlagTable resnet_flags(ResnetOptions& options);
+FlagTable resnet_flags(TrainResnetOptions& options);
 
 // Fills in what nobody gave, by kind of data and by optimizer, and refuses what cannot go together.
-void resolve(ResnetOptions& options, const FlagTable& flags, DataKind kind);
+void resolve(TrainResnetOptions& options, const FlagTable& flags, DataKind kind);
 
 // The text of --list.
 std::string list_choices();

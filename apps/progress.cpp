@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "core/error.h"
+
 namespace heddle {
 
 namespace {
@@ -84,7 +86,7 @@ void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t
   const auto filled =
       static_cast<size_t>(std::clamp<int64_t>(step * kBarWidth / total, 0, kBarWidth));
   const std::string bar =
-      "[" + std::string(filled, '=') + std::string(kBarWidth - filled, ' ') + "] ";
+      concat("[", std::string(filled, '='), std::string(kBarWidth - filled, ' '), "] ");
   // A line that wraps cannot be redrawn, so it is cut to the terminal.
   const std::string text =
       (bar + line(step, epoch, loss, lr)).substr(0, terminal_columns(options_.out) - 1);

@@ -41,8 +41,8 @@ std::string read(const std::string& path) {
   return out.str();
 }
 
-ResnetOptions parse(const Strings& arguments, const Strings& environment = {}) {
-  ResnetOptions options;
+TrainResnetOptions parse(const Strings& arguments, const Strings& environment = {}) {
+  TrainResnetOptions options;
   FlagTable flags = resnet_flags(options);
   flags.parse(arguments, environment);
   resolve(options, flags, data_kind(options.data));
@@ -112,7 +112,7 @@ TEST_CASE("flags: an unknown name is answered with the nearest one") {
   CHECK(edit_distance("epcohs", "epochs") == 1);
   CHECK(edit_distance("kitten", "sitting") == 3);
 
-  ResnetOptions options;
+  TrainResnetOptions options;
   FlagTable flags = resnet_flags(options);
   flags.parse({}, {"HEDDLE_BACH_SIZE=4", "HEDDLE_BUILD_FOLDER=x", "HOME=/"});
   REQUIRE(flags.warnings().size() == 1);
@@ -203,7 +203,7 @@ TEST_CASE("configuration: errors name file and line") {
 TEST_CASE("configuration: a dump read back dumps the same") {
   const TempFolder temp;
   auto dump = [](const Strings& arguments) {
-    ResnetOptions o;
+    TrainResnetOptions o;
     FlagTable flags = resnet_flags(o);
     flags.parse(arguments, {});
     resolve(o, flags, data_kind(o.data));
@@ -250,7 +250,7 @@ TEST_CASE("defaults follow the data set and the optimizer") {
 }
 
 TEST_CASE("help names every flag and its default") {
-  ResnetOptions o;
+  TrainResnetOptions o;
   const std::string help = resnet_flags(o).help();
   for (const char* part : {"--batch-size N", "--momentum X", "(default: 0.9)", "--predict IMAGE...",
                            "Defaults by data set", "onecycle)", "none)"}) {
