@@ -304,6 +304,17 @@ def make_steps(case, check, **options):
 # ------------------------------------------------------------------------- optimisers, schedules
 
 
+def make_formula(check):
+    """The formula itself, which the two sides must agree on bit for bit."""
+    tensors = {
+        "uniform": value("layer1.0.conv1.weight", (1000,)),
+        "scaled": value("layer1.0.conv1.weight", (1000,), he_scale((16, 16, 3, 3))),
+        "shifted": value("bn1.weight", (1000,), 0.1, 1.0),
+        "labels": label("labels:0", 100, 10),
+    }
+    save("formula", tensors, check)
+
+
 def make_optimizers(check):
     """Five steps on a vector of 37 elements, gradients `toy.grad:<step>`: values after each step."""
     cases = {
@@ -359,6 +370,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="compare with the stored files")
     check = parser.parse_args().check
     torch.set_num_threads(1)
+    make_formula(check)
     make_layers(check)
     make_optimizers(check)
     make_schedules(check)

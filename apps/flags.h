@@ -1,0 +1,87 @@
+// A table of flags. Each entry binds a GNU long name to a variable; the variable's value at that
+// moment is the default. Precedence: flag, environment HEDDLE_*, configuration file, default.
+// Unknown names are errors that give the nearest known one; every error is an InputError.
+//
+//   FlagTable flags("train_resnet", "trains a ResNet");
+//   flags.add("batch-size", &batch, {.value = "N", .help = "images per step", .min = 1});
+//   flags.parse(arguments, environment);
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace heddle {
+
+using FlagTarget = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
+                                std::vector<std::string>*>;
+
+struct FlagInfo {
+  const char* value = "";  // how --help names the value
+  const char* help = "";
+  double min = 0, max = std::numeric_limits<double>::infinity();  // what a given number may be
+  bool min_open = false, max_open = false;                        // the bound itself is excluded
+  std::vector<std::string> choices = {};
+  const char* default_text = nullptr;  // what --help shows where the default is a rule
+  bool replay = true;                  // part of a dumped configuration
+};
+
+// Where a value came from, weakest first.
+enum class FlagSource { default_value, config, environment, flag };
+
+class FlagTable {
+ public:
+  FlagTable(std::string program, std::string summary)
+      : program_(std::move(program)), summary_(std::move(summary)) {}
+
+  // Begins a titled group in --help.
+  void group(const char* title) { group_ = title; }
+  void add(const std::string& name, FlagTarget target, FlagInfo info);
+
+  // Sets the bound variables. `environment` holds NAME=value; names other than HEDDLE_* are passed
+  // over. --config FILE must be a flag of the table if a file is to be read.
+  void parse(const std::vector<std::string>& arguments,
+             const std::vector<std::string>& environment);
+
+  bool given(const std::string& name) const { return source(name) != FlagSource::default_value; }
+  FlagSource source(const std::string& name) const;
+  // Remarks on what was passed over, such as an unknown HEDDLE_* variable.
+  const std::vector<std::string>& warnings() const { return warnings_; }
+
+  std::string help() const;
+  // All replayable flags as TOML; a number outside its range or an empty text means "not set" and
+  // is left out. Behind a value that nobody gave stands "default", or `rule_note` for those with a
+  // default_text.
+  std::string dump(const std::string& rule_note) const;
+
+ private:
+  struct Flag {
+    std::string name, group;
+    FlagTarget target;
+    FlagInfo info;
+    std::string default_value;
+    FlagSource source = FlagSource::default_value;
+  };
+
+  Flag* find(const std::string& name);
+  std::string nearest(const std::string& name) const;
+  void assign(Flag& flag, const std::vector<std::string>& values, FlagSource source,
+              const std::string& where);
+  void read_config(const std::string& path);
+  void read_environment(const std::vector<std::string>& environment);
+  void read_arguments(const std::vector<std::string>& arguments);
+
+  std::string program_, summary_, group_;
+  std::vector<Flag> flags_;
+  std::vector<std::string> warnings_;
+};
+
+// Insertions, deletions, replacements and swaps of neighbours that turn one text into the other.
+int edit_distance(const std::string& a, const std::string& b);
+
+// The shortest decimal text that reads back as the same number.
+std::string format_number(double value);
+
+}  // namespace heddle

@@ -1,0 +1,116 @@
+#include "apps/progress.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+
+#include "core/error.h"
+
+namespace heddle {
+
+namespace {
+
+constexpr double kRedrawSeconds = 0.1;
+constexpr int kBarWidth = 24;
+
+bool is_smart_terminal(FILE* out) {
+  const char* term = std::getenv("TERM");
+  return isatty(fileno(out)) && term != nullptr && *term && std::string_view(term) != "dumb";
+}
+
+size_t terminal_columns(FILE* out) {
+  winsize size{};
+  return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+}  // namespace
+
+double wall_clock() {
+  using Seconds = std::chrono::duration<double>;
+  return Seconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string format_duration(double seconds) {
+  const auto total = static_cast<int64_t>(std::lround(std::clamp(seconds, 0.0, 3.6e7)));
+  char text[32];
+  if (total >= 3600) {
+    std::snprintf(text, sizeof text, "%d:%02d:%02d", static_cast<int>(total / 3600),
+                  static_cast<int>(total / 60 % 60), static_cast<int>(total % 60));
+  } else {
+    std::snprintf(text, sizeof text, "%d:%02d", static_cast<int>(total / 60),
+                  static_cast<int>(total % 60));
+  }
+  return text;
+}
+
+Progress::Progress(const ProgressOptions& options) : options_(options), started_(wall_clock()) {
+  if (options_.out == nullptr) options_.out = stderr;
+  bar_ = !options_.quiet && is_smart_terminal(options_.out);
+  const char* no_colour = std::getenv("NO_COLOR");
+  colour_ = bar_ && (no_colour == nullptr || *no_colour == '\0');
+}
+
+Progress::~Progress() { clear(); }
+
+std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr) const {
+  const double elapsed = std::max(wall_clock() - started_, 1e-9);
+  const double left = elapsed / static_cast<double>(steps_) *
+                      static_cast<double>(std::max<int64_t>(options_.total_steps - step, 0));
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "epoch %lld  step %lld/%lld  loss %.4f  lr %.4g  %.0f images/s  %s left",
+                static_cast<long long>(epoch), static_cast<long long>(step),
+                static_cast<long long>(options_.total_steps), loss, lr,
+                static_cast<double>(samples_) / elapsed, format_duration(left).c_str());
+  return text;
+}
+
+void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t samples) {
+  samples_ += samples;
+  ++steps_;
+  if (options_.quiet) return;
+  if (!bar_) {
+    if (step % options_.print_freq == 0) {
+      std::fprintf(options_.out, "%s\n", line(step, epoch, loss, lr).c_str());
+    }
+    return;
+  }
+  const double now = wall_clock();
+  if (drawn_ && now - drawn_at_ < kRedrawSeconds && step < options_.total_steps) return;
+  const int64_t total = std::max<int64_t>(options_.total_steps, 1);
+  const auto filled =
+      static_cast<size_t>(std::clamp<int64_t>(step * kBarWidth / total, 0, kBarWidth));
+  const std::string bar =
+      concat("[", std::string(filled, '='), std::string(kBarWidth - filled, ' '), "] ");
+  // A line that wraps cannot be redrawn, so it is cut to the terminal.
+  const std::string text =
+      (bar + line(step, epoch, loss, lr)).substr(0, terminal_columns(options_.out) - 1);
+  const char* begin = colour_ ? "\033[36m" : "";
+  const char* end = colour_ ? "\033[0m" : "";
+  std::fprintf(options_.out, "\r%s%s%s\033[K", begin, text.c_str(), end);
+  std::fflush(options_.out);
+  drawn_ = true;
+  drawn_at_ = now;
+}
+
+void Progress::note(const std::string& line) {
+  if (options_.quiet) return;
+  clear();
+  std::fprintf(options_.out, "%s\n", line.c_str());
+}
+
+void Progress::clear() {
+  if (drawn_) std::fprintf(options_.out, "\r\033[K");
+  drawn_ = false;
+}
+
+void Progress::pause() { paused_at_ = wall_clock(); }
+
+void Progress::resume() { started_ += wall_clock() - paused_at_; }
+
+}  // namespace heddle

@@ -1,0 +1,55 @@
+// Tells a person how a run goes, on stderr only. On a terminal: a bar with rate and time left that
+// redraws itself. Elsewhere: one line every `print_freq` steps. NO_COLOR and TERM=dumb are obeyed,
+// and --quiet leaves nothing but errors.
+//
+//   Progress progress({.total_steps = 9384, .print_freq = 50});
+//   progress.step(1, 1, 2.31, 0.016, 128);
+//   progress.note("epoch 1: ...");
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+namespace heddle {
+
+struct ProgressOptions {
+  int64_t total_steps = 0;
+  int64_t print_freq = 50;
+  bool quiet = false;
+  FILE* out = nullptr;  // stderr
+};
+
+class Progress {
+ public:
+  explicit Progress(const ProgressOptions& options);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // After the update number `step` (from 1) of `samples` images.
+  void step(int64_t step, int64_t epoch, double loss, double lr, int64_t samples);
+  // A full line, above the bar where there is one.
+  void note(const std::string& line);
+  // Takes the bar away.
+  void clear();
+  // Time outside of training (validation) does not count for the rate.
+  void pause();
+  void resume();
+
+ private:
+  std::string line(int64_t step, int64_t epoch, double loss, double lr) const;
+
+  ProgressOptions options_;
+  bool bar_ = false, colour_ = false, drawn_ = false;
+  double started_ = 0, paused_at_ = 0, drawn_at_ = 0;
+  int64_t samples_ = 0, steps_ = 0;
+};
+
+// "2:07", "1:02:07".
+std::string format_duration(double seconds);
+
+// Seconds of the steady clock.
+double wall_clock();
+
+}  // namespace heddle

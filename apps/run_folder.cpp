@@ -1,0 +1,156 @@
+#include "apps/run_folder.h"
+
+#include <sys/resource.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "apps/build_info.h"
+#include "core/error.h"
+#include "core/files.h"
+
+namespace heddle {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int kMetricsSchema = 1;
+
+std::string format_time(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  char text[64];
+  return {text, std::strftime(text, sizeof text, format, &local)};
+}
+
+// The value behind "key : value" in /proc/cpuinfo or /proc/meminfo; "" without it.
+std::string proc_value(const char* file, const std::string& key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t begin = line.find_first_not_of(" \t", line.find(':') + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return "";
+}
+
+JsonObject describe_machine() {
+  utsname system{};
+  uname(&system);
+  JsonObject out;
+  out.add("host", system.nodename);
+  out.add("system", concat(system.sysname, " ", system.release, " ", system.machine));
+  out.add("cpu", proc_value("/proc/cpuinfo", "model name"));
+  out.add("cores", static_cast<int64_t>(std::thread::hardware_concurrency()));
+  out.add("memory_bytes", int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE));
+  return out;
+}
+
+// runs/<name>-<time>, with a number behind it where two runs begin in the same second.
+std::string make_default_folder(const std::string& name) {
+  fs::create_directories("runs");
+  const std::string base = concat("runs/", name, "-", format_time("%Y%m%d-%H%M%S"));
+  std::string path = base;
+  for (int i = 2; !fs::create_directory(path); ++i) path = concat(base, "-", i);
+  return path;
+}
+
+}  // namespace
+
+RunFolder RunFolder::create(const std::string& folder, const std::string& name) {
+  try {
+    if (folder.empty()) return RunFolder(make_default_folder(name));
+    std::error_code ignored;
+    check(!fs::exists(folder) || fs::is_directory(folder), "--output-dir ", folder,
+          ": expected a folder, found a file");
+    check(!fs::exists(folder) || fs::is_empty(folder), "--output-dir ", folder,
+          ": expected a new or empty folder, found ",
+          std::distance(fs::directory_iterator(folder, ignored), fs::directory_iterator()),
+          " entries");
+    fs::create_directories(folder);
+    return RunFolder(folder);
+  } catch (const fs::filesystem_error& error) {
+    const std::string path = error.path1().empty() ? folder : error.path1().string();
+    throw Error(concat("run folder ", path, ": ", error.code().message()));
+  }
+}
+
+RunFolder::RunFolder(std::string path)
+    : path_(std::move(path)),
+      metrics_(std::fopen(file("metrics.jsonl").c_str(), "wb"), std::fclose) {
+  if (metrics_ == nullptr) {
+    throw Error(concat(file("metrics.jsonl"), ": cannot be written: ", std::strerror(errno)));
+  }
+  metric(JsonObject().add("schema", kMetricsSchema).add("program", "heddle " HEDDLE_VERSION));
+  flush();
+}
+
+void RunFolder::write(const std::string& name, const std::string& content) const {
+  write_file_atomically(file(name), content);
+}
+
+void RunFolder::metric(const JsonObject& line) {
+  const std::string text = line.text() + '\n';
+  if (std::fwrite(text.data(), 1, text.size(), metrics_.get()) != text.size()) {
+    throw Error(concat(file("metrics.jsonl"), ": write failed: ", std::strerror(errno)));
+  }
+}
+
+void RunFolder::flush() {
+  if (std::fflush(metrics_.get()) != 0) {
+    throw Error(concat(file("metrics.jsonl"), ": write failed: ", std::strerror(errno)));
+  }
+}
+
+std::string describe_build() {
+  return concat(kBuildCompiler, ", ", kBuildType, ", git ", kBuildRevision);
+}
+
+std::string describe_run(const RunFacts& facts) {
+  JsonObject build;
+  build.add("git_revision", kBuildRevision).add("type", kBuildType);
+  build.add("compiler", kBuildCompiler).add("flags", kBuildFlags);
+  JsonObject out;
+  out.add("program", "heddle " HEDDLE_VERSION)
+      .add("start_time", format_time("%Y-%m-%dT%H:%M:%S%z"));
+  out.add("argv", facts.arguments).add("seed", facts.seed).add("threads", facts.threads);
+  out.add("device", facts.device).add("precision", facts.precision);
+  out.add("build", build).add("machine", describe_machine());
+  return out.text() + '\n';
+}
+
+double seconds_since_process_start() {
+  std::ifstream in("/proc/self/stat");
+  std::string stat;
+  std::getline(in, stat);
+  // The command's name may hold blanks; the fields are counted behind its closing bracket.
+  unsigned long long start_ticks = 0;
+  const size_t bracket = stat.rfind(')');
+  if (bracket == std::string::npos ||
+      std::sscanf(
+          stat.c_str() + bracket + 1,
+          " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+          &start_ticks) != 1) {
+    return 0;
+  }
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) -
+         static_cast<double>(start_ticks) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+int64_t peak_rss_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
+}  // namespace heddle

@@ -1,0 +1,61 @@
+// The folder that holds what a run leaves behind: config.toml (replayable with --config), run.json
+// (what ran, where, how it was built), metrics.jsonl (first line: schema version) and the final
+// model.safetensors. Whole files appear under their names complete or not at all; metrics grow line
+// by line.
+//
+//   RunFolder folder = RunFolder::create(options.output_dir, "resnet20");
+//   folder.write("config.toml", text);
+//   folder.metric(JsonObject().add("step", 1).add("loss", 2.3));
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/json.h"
+
+namespace heddle {
+
+class RunFolder {
+ public:
+  // Makes `folder`, or runs/<name>-<time> when it is empty. Throws InputError when the folder holds
+  // something already, Error when it cannot be made or written.
+  static RunFolder create(const std::string& folder, const std::string& name);
+
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  void write(const std::string& name, const std::string& content) const;
+
+  // Appends a line to metrics.jsonl. Throws Error when it cannot be written.
+  void metric(const JsonObject& line);
+  // Hands the lines to the system; called at the end of an epoch and of the run.
+  void flush();
+
+ private:
+  explicit RunFolder(std::string path);
+
+  std::string path_;
+  std::unique_ptr<FILE, int (*)(FILE*)> metrics_;
+};
+
+struct RunFacts {
+  std::vector<std::string> arguments = {};
+  int64_t seed = 0;
+  int threads = 0;
+  std::string device = "cpu", precision = "fp32";
+};
+
+// The content of run.json: git revision and build, machine, arguments, seed, time of the start.
+std::string describe_run(const RunFacts& facts);
+
+// "gcc 12.2.0, Release, -O3 …, git 0123abc".
+std::string describe_build();
+
+// Seconds since the system started this process.
+double seconds_since_process_start();
+// The most memory this process has had resident, in bytes.
+int64_t peak_rss_bytes();
+
+}  // namespace heddle

@@ -1,0 +1,17 @@
+# Writes OUTPUT, a source file with what run.json says about the build; runs at every build and
+# leaves the file alone when nothing changed. The revision is empty outside of a git checkout.
+execute_process(COMMAND git -C ${SOURCE_DIR} describe --always --dirty --abbrev=12 --exclude=*
+  OUTPUT_VARIABLE REVISION OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+if(failed)
+  set(REVISION "unknown")
+endif()
+file(CONFIGURE OUTPUT ${OUTPUT} ESCAPE_QUOTES @ONLY CONTENT [[
+#include "apps/build_info.h"
+
+namespace heddle {
+const char* const kBuildRevision = "@REVISION@";
+const char* const kBuildType = "@TYPE@";
+const char* const kBuildCompiler = "@COMPILER@";
+const char* const kBuildFlags = "@FLAGS@";
+}  // namespace heddle
+]])

@@ -1,0 +1,233 @@
+#include "data/augment.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "data/resample.h"
+
+namespace heddle {
+namespace {
+
+// The random words of one sample, by purpose.
+constexpr uint64_t kWords = 64;
+enum Word : uint64_t {
+  kFlip,
+  kCropX,
+  kCropY,
+  kCutoutX,
+  kCutoutY,
+  kBrightness,
+  kContrast,
+  kSaturation,
+  kWindow,  // four words for each of ten attempts
+};
+constexpr int kAttempts = 10;
+
+// Random numbers of one sample.
+struct Draws {
+  const Philox& rng;
+  uint64_t first;
+
+  float uniform(uint64_t word) const { return rng.uniform(first + word); }
+  float between(uint64_t word, float low, float high) const {
+    return low + (high - low) * uniform(word);
+  }
+  int below(uint64_t word, int bound) const {
+    return static_cast<int>(rng.below(first + word, static_cast<uint32_t>(bound)));
+  }
+};
+
+// Normalised values of the 256 bytes, per channel, computed in double.
+struct Table {
+  Normalization key{{0, 0, 0}, {0, 0, 0}};
+  float value[3][256];
+};
+
+const Table& table_of(const Normalization& normalization) {
+  thread_local Table table;
+  if (table.key.mean == normalization.mean && table.key.std == normalization.std) return table;
+  for (int c = 0; c < 3; ++c)
+    for (int v = 0; v < 256; ++v)
+      table.value[c][v] = static_cast<float>((v / 255.0 - double{normalization.mean[c]}) /
+                                             double{normalization.std[c]});
+  table.key = normalization;
+  return table;
+}
+
+// The S x S window whose corner is at (left, top) of an image of the same size; black outside.
+void crop_bytes(const Image& image, int left, int top, bool flip, const Table& table, float* out) {
+  const int size = image.width;
+  const int begin = std::max(0, -left), end = std::min(size, size - left);  // columns in the image
+  for (int c = 0; c < 3; ++c) {
+    const float* value = table.value[c];
+    for (int row = 0; row < size; ++row) {
+      float* target = out + (int64_t{c} * size + row) * size;
+      if (row + top < 0 || row + top >= size) {
+        std::fill(target, target + size, value[0]);
+        continue;
+      }
+      const uint8_t* source = image.pixels.data() + 3 * int64_t{row + top} * size + c;
+      std::fill(target, target + begin, value[0]);
+      for (int x = begin; x < end; ++x) target[x] = value[source[3 * (x + left)]];
+      std::fill(target + end, target + size, value[0]);
+      if (flip) std::reverse(target, target + size);
+    }
+  }
+}
+
+Window middle(const Image& image, float width, float height) {
+  return {(static_cast<float>(image.width) - width) / 2,
+          (static_cast<float>(image.height) - height) / 2, width, height};
+}
+
+Window draw_window(const Augmentation& augmentation, const Image& image, const Draws& draws) {
+  const auto width = static_cast<float>(image.width), height = static_cast<float>(image.height);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const uint64_t word = kWindow + 4 * static_cast<uint64_t>(attempt);
+    const float area =
+        width * height * draws.between(word, augmentation.min_area, augmentation.max_area);
+    const float ratio = std::exp(draws.between(word + 1, std::log(augmentation.min_ratio),
+                                               std::log(augmentation.max_ratio)));
+    const float w = std::round(std::sqrt(area * ratio)), h = std::round(std::sqrt(area / ratio));
+    if (w < 1 || h < 1 || w > width || h > height) continue;
+    return {static_cast<float>(draws.below(word + 2, static_cast<int>(width - w) + 1)),
+            static_cast<float>(draws.below(word + 3, static_cast<int>(height - h) + 1)), w, h};
+  }
+  const float ratio = std::clamp(width / height, augmentation.min_ratio, augmentation.max_ratio);
+  return middle(image, std::min(width, height * ratio), std::min(height, width / ratio));
+}
+
+// Brightness, contrast (towards the mean grey of the image), saturation (towards each pixel's
+// grey), in this order, on values of [0, 255].
+void jitter(const Augmentation& augmentation, const Draws& draws, int64_t plane, float* rgb) {
+  const auto factor = [&](Word word, float range) {
+    return draws.between(word, 1 - range, 1 + range);
+  };
+  const float bright = factor(kBrightness, augmentation.brightness);
+  const float contrast = factor(kContrast, augmentation.contrast);
+  const float saturation = factor(kSaturation, augmentation.saturation);
+  const auto grey = [&](int64_t i) {
+    return 0.299f * rgb[i] + 0.587f * rgb[i + plane] + 0.114f * rgb[i + 2 * plane];
+  };
+  const auto clamped = [](float value) { return std::min(255.0f, std::max(0.0f, value)); };
+  double sum = 0;
+  for (int64_t i = 0; i < 3 * plane; ++i) rgb[i] = clamped(rgb[i] * bright);
+  for (int64_t i = 0; i < plane; ++i) sum += static_cast<double>(grey(i));
+  const auto mean = static_cast<float>(sum / static_cast<double>(plane));
+  for (int64_t i = 0; i < 3 * plane; ++i) rgb[i] = clamped(mean + contrast * (rgb[i] - mean));
+  for (int64_t i = 0; i < plane; ++i) {
+    const float g = grey(i);
+    for (int c = 0; c < 3; ++c)
+      rgb[i + c * plane] = clamped(g + saturation * (rgb[i + c * plane] - g));
+  }
+}
+
+void normalize(const Normalization& normalization, int64_t plane, float* rgb) {
+  for (int c = 0; c < 3; ++c) {
+    const float scale = 1 / (255 * normalization.std[c]);
+    const float shift = -normalization.mean[c] / normalization.std[c];
+    for (int64_t i = c * plane; i < (c + 1) * plane; ++i) rgb[i] = rgb[i] * scale + shift;
+  }
+}
+
+// A square around a random pixel, cut off at the border.
+void cut_out(int side, int size, const Draws& draws, float* out) {
+  const int left = draws.below(kCutoutX, size) - side / 2;
+  const int top = draws.below(kCutoutY, size) - side / 2;
+  const int begin = std::max(0, left), end = std::min(size, left + side);
+  for (int c = 0; c < 3; ++c)
+    for (int row = std::max(0, top); row < std::min(size, top + side); ++row) {
+      float* line = out + (int64_t{c} * size + row) * size;
+      std::fill(line + begin, line + end, 0.0f);
+    }
+}
+
+bool jitters(const Augmentation& augmentation) {
+  return augmentation.brightness > 0 || augmentation.contrast > 0 || augmentation.saturation > 0;
+}
+
+void crop_fixed(const Augmentation& augmentation, const Image& image, const Draws& draws, bool flip,
+                float* out) {
+  const int size = augmentation.size,
+            padding = augmentation.crop == Crop::pad ? augmentation.padding : 0;
+  check(image.width == size && image.height == size, "augmentation: expected an image of ", size,
+        " x ", size, " pixels, found ", image.width, " x ", image.height);
+  const int left = padding > 0 ? draws.below(kCropX, 2 * padding + 1) - padding : 0;
+  const int top = padding > 0 ? draws.below(kCropY, 2 * padding + 1) - padding : 0;
+  const bool plain = !jitters(augmentation);
+  constexpr Normalization kBytes{{0, 0, 0}, {1 / 255.0f, 1 / 255.0f, 1 / 255.0f}};
+  crop_bytes(image, left, top, flip, table_of(plain ? augmentation.normalization : kBytes), out);
+}
+
+Window eval_window(const Augmentation& augmentation, const Image& image) {
+  const auto shorter = static_cast<float>(std::min(image.width, image.height));
+  const float side = std::min(shorter, shorter / augmentation.resize);
+  return middle(image, side, side);
+}
+
+}  // namespace
+
+Augmentation make_augmentation(const std::string& preset, const DatasetInfo& set, Split split,
+                               int size) {
+  check(preset == "none" || preset == "standard" || preset == "cutout",
+        "augmentation: expected none, standard or cutout, found ", preset);
+  const bool fits = set.image_size == size, train = split == Split::train && preset != "none";
+  Augmentation augmentation;
+  augmentation.size = size;
+  augmentation.normalization = set.normalization;
+  augmentation.padding = size / 8;
+  augmentation.flip = train;
+  augmentation.cutout = train && preset == "cutout" ? size / 2 : 0;
+  if (fits) {
+    augmentation.crop = train ? Crop::pad : Crop::none;
+  } else {
+    augmentation.crop = train ? Crop::random_resized : Crop::center;
+    if (set.image_size > 0) augmentation.resize = 1;  // nothing but the object: keep the border
+  }
+  check_augmentation(augmentation);
+  return augmentation;
+}
+
+void check_augmentation(const Augmentation& augmentation) {
+  const auto& a = augmentation;
+  check(a.size > 0 && a.size <= kMaxImageSide, "augmentation: expected an image size from 1 to ",
+        kMaxImageSide, ", found ", a.size);
+  check(a.padding >= 0 && a.padding <= a.size, "augmentation: expected padding from 0 to ", a.size,
+        ", found ", a.padding);
+  check(a.resize >= 1 && a.resize <= 16, "augmentation: expected resize from 1 to 16, found ",
+        a.resize);
+  check(a.min_area > 0 && a.min_area <= a.max_area && a.max_area <= 1,
+        "augmentation: expected 0 < min_area <= max_area <= 1, found ", a.min_area, " and ",
+        a.max_area);
+  check(a.min_ratio > 0 && a.min_ratio <= a.max_ratio && a.max_ratio <= 100,
+        "augmentation: expected 0 < min_ratio <= max_ratio <= 100, found ", a.min_ratio, " and ",
+        a.max_ratio);
+  for (const float range : {a.brightness, a.contrast, a.saturation})
+    check(range >= 0 && range <= 1, "augmentation: expected jitter from 0 to 1, found ", range);
+  for (const float std : a.normalization.std)
+    check(std > 0, "augmentation: expected a standard deviation above 0, found ", std);
+  check(a.cutout >= 0, "augmentation: expected cutout of 0 or more, found ", a.cutout);
+}
+
+void augment(const Augmentation& augmentation, const Image& image, const Philox& rng,
+             uint64_t sample, float* out) {
+  const Draws draws{rng, sample * kWords};
+  const int size = augmentation.size;
+  const int64_t plane = int64_t{size} * size;
+  const bool flip = augmentation.flip && draws.uniform(kFlip) < 0.5f;
+  const bool fixed = augmentation.crop == Crop::none || augmentation.crop == Crop::pad;
+  if (fixed) {
+    crop_fixed(augmentation, image, draws, flip, out);
+  } else {
+    const Window window = augmentation.crop == Crop::center
+                              ? eval_window(augmentation, image)
+                              : draw_window(augmentation, image, draws);
+    resample(image, window, size, flip, out);
+  }
+  if (jitters(augmentation)) jitter(augmentation, draws, plane, out);
+  if (!fixed || jitters(augmentation)) normalize(augmentation.normalization, plane, out);
+  if (augmentation.cutout > 0) cut_out(augmentation.cutout, size, draws, out);
+}
+
+}  // namespace heddle

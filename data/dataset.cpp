@@ -1,0 +1,29 @@
+#include "data/dataset.h"
+
+#include "core/error.h"
+#include "data/cifar.h"
+#include "data/image_folder.h"
+#include "data/shapes.h"
+
+namespace heddle {
+
+const char* split_name(Split split) { return split == Split::train ? "train" : "valid"; }
+
+std::unique_ptr<ImageDataset> open_dataset(const std::filesystem::path& path, Split split,
+                                           const DatasetOptions& options) {
+  if (path.empty()) return render_shapes(split, options);
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  check(std::filesystem::exists(status), path.string(),
+        ": expected a data set, found no such path");
+  check(std::filesystem::is_directory(status), path.string(),
+        ": expected a folder with a data set, found a file");
+  if (holds_cifar10(path)) return open_cifar10(path, split);
+  if (holds_cifar100(path)) return open_cifar100(path, split);
+  check(!std::filesystem::exists(path / "data_batch_1", error) &&
+            !std::filesystem::exists(path / "meta", error),
+        path.string(), ": expected the binary version of CIFAR (*.bin), found the Python version");
+  return open_image_folder(path, split, options.hold_out);
+}
+
+}  // namespace heddle

@@ -1,0 +1,237 @@
+#include "data/loader.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "core/random.h"
+
+namespace heddle {
+namespace {
+
+constexpr int64_t kChunk = 8;  // images that a worker takes at a time
+
+// The epoch's order of the images: Fisher and Yates with numbers of (seed, epoch), on every rank
+// the same.
+std::vector<uint32_t> make_order(int64_t size, bool shuffle, uint64_t seed, int64_t epoch) {
+  std::vector<uint32_t> order(static_cast<size_t>(size));
+  std::iota(order.begin(), order.end(), 0u);
+  if (!shuffle) return order;
+  const Philox rng(seed, stream_id(Stream::shuffle, static_cast<uint64_t>(epoch)));
+  for (size_t i = order.size(); i > 1; --i)
+    std::swap(order[i - 1], order[rng.below(i, static_cast<uint32_t>(i))]);
+  return order;
+}
+
+}  // namespace
+
+// Batches wait in a ring of slots. The consumer gives a slot memory and queues it; workers take
+// chunks of queued batches in order; the consumer waits until no image of its batch is missing.
+class Epoch::State {
+ public:
+  State(std::shared_ptr<const ImageDataset> dataset, const Augmentation& augmentation,
+        const LoaderOptions& options, int64_t epoch, int64_t first_batch, int64_t batches)
+      : dataset_(std::move(dataset)),
+        augmentation_(augmentation),
+        options_(options),
+        order_(make_order(dataset_->size(), options.shuffle, options.seed, epoch)),
+        rng_(options.seed, stream_id(Stream::augment, static_cast<uint64_t>(epoch))),
+        ring_(static_cast<size_t>(options.workers > 0 ? options.prefetch : 1)),
+        next_(first_batch),
+        queued_(first_batch),
+        claimed_(first_batch),
+        end_(batches) {
+    if (options_.workers == 0) return;
+    queue_batches();
+    try {
+      for (int i = 0; i < options_.workers; ++i) workers_.emplace_back([this] { work(); });
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+
+  ~State() { stop(); }
+
+  bool next(Batch& out) {
+    out = {};  // its memory may serve the batch that is queued next
+    if (next_ >= end_) return false;
+    queue_batches();
+    Slot& slot = slot_of(next_);
+    if (workers_.empty()) {
+      Image image;
+      read_chunk(slot, 0, slot.batch.count, image);
+    } else {
+      std::unique_lock lock(mutex_);
+      ready_.wait(lock, [&] { return slot.missing == 0; });
+    }
+    if (slot.error) {
+      end_ = next_;
+      stop();
+      std::rethrow_exception(slot.error);
+    }
+    out = std::move(slot.batch);
+    slot.batch = {};
+    ++next_;
+    if (!workers_.empty()) queue_batches();
+    return true;
+  }
+
+ private:
+  struct Slot {
+    Batch batch;
+    int64_t missing = 0;  // images that are not there yet
+    std::exception_ptr error;
+    int64_t error_image = 0;  // of several failures the first in the batch is reported
+  };
+
+  Slot& slot_of(int64_t batch) { return ring_[static_cast<size_t>(batch) % ring_.size()]; }
+
+  // Memory for a batch, by the consumer, whose pool it comes from.
+  Batch make_batch(int64_t number) const {
+    const int64_t size = dataset_->size(), global = options_.batch_size * options_.world_size;
+    const int64_t begin = number * global, length = std::min(global, size - begin);
+    Batch batch;
+    batch.first_sample = begin + length * options_.rank / options_.world_size;
+    batch.count = begin + length * (options_.rank + 1) / options_.world_size - batch.first_sample;
+    if (batch.count == 0) return batch;
+    batch.images =
+        Tensor::empty_on(Device{}, {batch.count, 3, augmentation_.size, augmentation_.size});
+    batch.labels = Tensor::empty_on(Device{}, {batch.count}, DType::i32);
+    return batch;
+  }
+
+  void queue_batches() {
+    const int64_t end = std::min(end_, next_ + static_cast<int64_t>(ring_.size()));
+    for (; queued_ < end;) {
+      Batch batch = make_batch(queued_);
+      {
+        const std::lock_guard lock(mutex_);
+        Slot& slot = slot_of(queued_);
+        slot.missing = batch.count;
+        slot.batch = std::move(batch);
+        ++queued_;
+      }
+      work_.notify_all();
+    }
+  }
+
+  void read_chunk(Slot& slot, int64_t begin, int64_t end, Image& image) {
+    const int64_t values = int64_t{3} * augmentation_.size * augmentation_.size;
+    float* images = slot.batch.images.data<float>();
+    int32_t* labels = slot.batch.labels.data<int32_t>();
+    for (int64_t i = begin; i < end; ++i) {
+      const auto position = static_cast<size_t>(slot.batch.first_sample + i);
+      dataset_->read(order_[position], image);
+      augment(augmentation_, image, rng_, position, images + i * values);
+      labels[i] = image.label;
+    }
+  }
+
+  void work() {
+    Image image;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      work_.wait(lock, [&] { return stopping_ || claimed_ < queued_; });
+      if (stopping_) return;
+      Slot& slot = slot_of(claimed_);
+      const int64_t begin = claimed_images_, end = std::min(begin + kChunk, slot.batch.count);
+      claimed_images_ = end;
+      if (end == slot.batch.count) {
+        ++claimed_;
+        claimed_images_ = 0;
+      }
+      if (begin == end) continue;
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        read_chunk(slot, begin, end, image);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      if (error && (!slot.error || begin < slot.error_image)) {
+        slot.error = error;
+        slot.error_image = begin;
+      }
+      slot.missing -= end - begin;
+      if (slot.missing == 0) ready_.notify_one();
+    }
+  }
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    work_.notify_all();
+    for (auto& worker : workers_) worker.join();
+    workers_.clear();
+  }
+
+  const std::shared_ptr<const ImageDataset> dataset_;
+  const Augmentation augmentation_;
+  const LoaderOptions options_;
+  const std::vector<uint32_t> order_;
+  const Philox rng_;
+
+  std::mutex mutex_;
+  std::condition_variable work_, ready_;
+  std::vector<Slot> ring_;
+  std::vector<std::thread> workers_;
+  int64_t next_;                // batch that the consumer takes next
+  int64_t queued_;              // batches before it have memory
+  int64_t claimed_;             // batch whose images are being handed out,
+  int64_t claimed_images_ = 0;  // and how many of them are
+  int64_t end_;
+  bool stopping_ = false;
+};
+
+Epoch::Epoch(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Epoch::~Epoch() = default;
+Epoch::Epoch(Epoch&&) noexcept = default;
+bool Epoch::next() { return state_->next(batch_); }
+
+Loader::Loader(std::shared_ptr<const ImageDataset> dataset, const Augmentation& augmentation,
+               const LoaderOptions& options)
+    : dataset_(std::move(dataset)), augmentation_(augmentation), options_(options) {
+  check_augmentation(augmentation_);
+  check(options_.batch_size > 0 && options_.batch_size <= int64_t{1} << 24,
+        "loader: expected a batch size from 1 to 2^24, found ", options_.batch_size);
+  check(options_.workers >= 0 && options_.workers <= 256,
+        "loader: expected 0 to 256 workers, found ", options_.workers);
+  check(options_.prefetch > 0 && options_.prefetch <= 256,
+        "loader: expected to prefetch 1 to 256 batches, found ", options_.prefetch);
+  check(options_.world_size > 0 && options_.rank >= 0 && options_.rank < options_.world_size,
+        "loader: expected a rank below ", options_.world_size, ", found ", options_.rank);
+  const int64_t size = dataset_->size();
+  check(size > 0 && size <= int64_t{0xffffffff}, "loader: expected 1 to 2^32 - 1 images, found ",
+        size);
+  check(batches_per_epoch() > 0, "loader: expected at least one full batch of ",
+        options_.batch_size * options_.world_size, " images, found a data set of ", size);
+}
+
+int64_t Loader::batches_per_epoch() const {
+  const int64_t global = options_.batch_size * options_.world_size;
+  return (dataset_->size() + (options_.drop_last ? 0 : global - 1)) / global;
+}
+
+int64_t Loader::samples_per_epoch() const {
+  return std::min(dataset_->size(),
+                  batches_per_epoch() * options_.batch_size * options_.world_size);
+}
+
+Epoch Loader::epoch(int64_t number, int64_t first_batch) const {
+  check(number >= 0, "loader: expected an epoch from 0 on, found ", number);
+  check(first_batch >= 0 && first_batch <= batches_per_epoch(),
+        "loader: expected a first batch from 0 to ", batches_per_epoch(), ", found ", first_batch);
+  return Epoch(std::make_unique<Epoch::State>(dataset_, augmentation_, options_, number,
+                                              first_batch, batches_per_epoch()));
+}
+
+}  // namespace heddle

@@ -1,0 +1,322 @@
+// Flags, configuration, run folder and progress: what the programs share, without a network.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "apps/json.h"
+#include "apps/options.h"
+#include "apps/progress.h"
+#include "apps/run_folder.h"
+#include "apps/toml.h"
+#include "core/error.h"
+
+using namespace heddle;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Strings = std::vector<std::string>;
+
+struct TempFolder {
+  std::string path;
+  TempFolder() {
+    char name[] = "/tmp/heddle-test-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~TempFolder() { fs::remove_all(path); }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path + "/" + name, std::ios::binary) << text;
+    return path + "/" + name;
+  }
+};
+
+std::string read(const std::string& path) {
+  std::ostringstream out;
+  out << std::ifstream(path, std::ios::binary).rdbuf();
+  return out.str();
+}
+
+TrainResnetOptions parse(const Strings& arguments, const Strings& environment = {}) {
+  TrainResnetOptions options;
+  FlagTable flags = resnet_flags(options);
+  flags.parse(arguments, environment);
+  resolve(options, flags, data_kind(options.data));
+  return options;
+}
+
+// The message of the InputError that f throws; "" when it throws none.
+template <class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string complaint(const Strings& arguments, const Strings& environment = {}) {
+  return message_of([&] { parse(arguments, environment); });
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("flags: flag over environment over file over default") {
+  const TempFolder temp;
+  const std::string config = temp.write("c.toml", "batch-size = 3\nlr = 0.3\nmomentum = 0.3\n");
+  const Strings environment = {"HEDDLE_BATCH_SIZE=2", "HEDDLE_LR=0.2", "PATH=/bin"};
+  const auto o = parse({"--batch-size", "1", "--config", config}, environment);
+  CHECK(o.batch_size == 1);
+  CHECK(o.lr == 0.2);
+  CHECK(o.momentum == 0.3);
+  CHECK(o.accumulate == 1);
+  Strings with_config = environment;
+  with_config.push_back("HEDDLE_CONFIG=" + config);
+  CHECK(parse({}, with_config).batch_size == 2);
+  CHECK(parse({}, with_config).momentum == 0.3);
+  CHECK(parse({}).momentum == 0.9);
+}
+
+TEST_CASE("flags: spellings of values") {
+  CHECK(parse({"--lr=0.5"}).lr == 0.5);
+  CHECK(parse({"--lr", "5e-1", "--lr", "0.25"}).lr == 0.25);
+  CHECK_FALSE(parse({"--no-nesterov"}).nesterov);
+  CHECK_FALSE(parse({"--nesterov=false"}).nesterov);
+  CHECK_FALSE(parse({}, {"HEDDLE_NESTEROV=0"}).nesterov);
+  const std::vector<int64_t> milestones = {80, 120};
+  CHECK(parse({"--lr-scheduler", "multistep", "--lr-milestones", "80", "120"}).lr_milestones ==
+        milestones);
+  CHECK(parse({"--lr-milestones=80,120", "--lr-scheduler=multistep"}).lr_milestones == milestones);
+  CHECK(parse({"--predict", "a.png", "b.png", "--seed", "4"}).predict == Strings{"a.png", "b.png"});
+  CHECK(parse({"--seed", "9223372036854775807"}).seed == INT64_MAX);
+}
+
+TEST_CASE("flags: an unknown name is answered with the nearest one") {
+  CHECK(contains(complaint({"--batchsize", "4"}), "nearest is --batch-size"));
+  CHECK(contains(complaint({"--batch"}), "nearest is --batch-size"));
+  CHECK(contains(complaint({"--learnin-rate", "1"}), "--learnin-rate is not a known flag"));
+  CHECK(contains(complaint({"--epcohs", "4"}), "nearest is --epochs"));
+  CHECK(contains(complaint({"--no-json-please"}), "--no-json-please is not a known flag"));
+  CHECK(contains(complaint({"--no-lr"}), "--no-lr is not a known flag"));
+  CHECK(contains(complaint({"resnet20"}), "expected a flag, found 'resnet20'"));
+  CHECK(edit_distance("", "abc") == 3);
+  CHECK(edit_distance("epcohs", "epochs") == 1);
+  CHECK(edit_distance("kitten", "sitting") == 3);
+
+  TrainResnetOptions options;
+  FlagTable flags = resnet_flags(options);
+  flags.parse({}, {"HEDDLE_BACH_SIZE=4", "HEDDLE_BUILD_FOLDER=x", "HOME=/"});
+  REQUIRE(flags.warnings().size() == 1);
+  CHECK(contains(flags.warnings()[0], "HEDDLE_BATCH_SIZE"));
+}
+
+TEST_CASE("flags: impossible values are refused, and the flag is named") {
+  const Strings cases[] = {{"--batch-size", "0"},
+                           {"--batch-size", "-1"},
+                           {"--batch-size", "1.5"},
+                           {"--batch-size", ""},
+                           {"--batch-size", "1e3"},
+                           {"--batch-size", "99999999999999999999"},
+                           {"--batch-size", " 8"},
+                           {"--lr", "nan"},
+                           {"--lr", "-1"},
+                           {"--lr", "inf"},
+                           {"--lr", "0.1x"},
+                           {"--lr"},
+                           {"--epochs", "-1"},
+                           {"--epochs", "0"},
+                           {"--steps", "0"},
+                           {"--momentum", "1"},
+                           {"--momentum", "-0.1"},
+                           {"--weight-decay", "-1e-4"},
+                           {"--label-smoothing", "1"},
+                           {"--label-smoothing", "nan"},
+                           {"--clip-grad-norm", "0"},
+                           {"--accumulate", "0"},
+                           {"--threads", "0"},
+                           {"--workers", "-1"},
+                           {"--image-size", "0"},
+                           {"--image-size", "100000"},
+                           {"--arch", "resnet21"},
+                           {"--optimizer", "lamb"},
+                           {"--precision", "fp16"},
+                           {"--lr-gamma", "0"},
+                           {"--nesterov=maybe"},
+                           {"--print-freq", "0"},
+                           {"--trace-steps", "3:1"},
+                           {"--seed", "-1"},
+                           {"--data", "/nonexistent"},
+                           {"--lr-scheduler", "linear"},
+                           {"--lr-milestones", "0"},
+                           {"--name", "a/b"},
+                           {"--lr", "--json"}};
+  for (const Strings& arguments : cases) {
+    const std::string said = complaint(arguments);
+    const std::string flag = arguments[0].substr(0, arguments[0].find('='));
+    CAPTURE(arguments[0] + " " + (arguments.size() > 1 ? arguments[1] : "") + " -> " + said);
+    CHECK(contains(said, flag));
+    CHECK_FALSE(contains(said, "\n"));
+  }
+  CHECK(contains(complaint({}, {"HEDDLE_LR=nan"}), "HEDDLE_LR: expected a number"));
+}
+
+TEST_CASE("flags: what cannot go together is refused") {
+  CHECK(contains(complaint({"--tune", "--deterministic"}), "--deterministic"));
+  CHECK(contains(complaint({"--optimizer", "adam", "--momentum", "0.9"}), "--momentum"));
+  CHECK(contains(complaint({"--momentum", "0"}), "--nesterov"));
+  CHECK(complaint({"--momentum", "0", "--no-nesterov"}).empty());
+  CHECK(contains(complaint({"--lr-milestones", "4"}), "multistep"));
+  CHECK(contains(complaint({"--lr-step-size", "4"}), "--lr-scheduler step"));
+  CHECK(contains(complaint({"--trace-steps", "1:2"}), "--trace"));
+}
+
+TEST_CASE("configuration: errors name file and line") {
+  const TempFolder temp;
+  auto said = [&](const std::string& text) {
+    return complaint({"--config", temp.write("c.toml", text)});
+  };
+  CHECK(contains(said("lr = 0.1\nbatch_size = 4\n"), "c.toml:2: batch_size is not a known key"));
+  CHECK(contains(said("batch_size = 4\n"), "nearest is batch-size"));
+  CHECK(contains(said("lr = fast\n"), "c.toml:1: lr: expected a number"));
+  CHECK(contains(said("lr = 1\nlr = 2\n"), "c.toml:2: lr: given twice"));
+  CHECK(contains(said("[train]\n"), "c.toml:1: expected a key"));
+  CHECK(contains(said("lr 0.1\n"), "expected '='"));
+  CHECK(contains(said("name = \"open\n"), "closing quote"));
+  CHECK(contains(said("lr = [0.1, 0.2]\n"), "expected one value, found 2"));
+  CHECK(contains(said("lr = 0.1 0.2\n"), "end of the line"));
+  CHECK(contains(said("output-dir = \"x\"\n"), "output-dir is not a known key"));
+  CHECK(contains(said(std::string(2 << 20, ' ')), "1 MiB"));
+  CHECK(contains(complaint({"--config", temp.path + "/none"}), "No such file"));
+  CHECK(contains(complaint({"--config", temp.path}), "expected a file"));
+  CHECK(said("# only a comment\r\n\n  lr = 0.5 # why\r\n").empty());
+}
+
+TEST_CASE("configuration: a dump read back dumps the same") {
+  const TempFolder temp;
+  auto dump = [](const Strings& arguments) {
+    TrainResnetOptions o;
+    FlagTable flags = resnet_flags(o);
+    flags.parse(arguments, {});
+    resolve(o, flags, data_kind(o.data));
+    return flags.dump("default");
+  };
+  auto strip = [](const std::string& text) {
+    std::string out;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) out += line.substr(0, line.find("  #")) + "\n";
+    return out;
+  };
+  const Strings cases[] = {
+      {},
+      {"--lr", "0.1", "--name", "quote \" and \\ # sign", "--no-nesterov", "--steps", "7"},
+      {"--lr-scheduler", "multistep", "--lr-milestones", "1", "2", "--lr", "0.30000000000000004"},
+      {"--optimizer", "adamw", "--label-smoothing", "0.1", "--data", temp.path}};
+  for (const Strings& arguments : cases) {
+    const std::string first = dump(arguments);
+    const std::string second = dump({"--config", temp.write("c.toml", first)});
+    CHECK(strip(first) == strip(second));
+    CHECK_FALSE(contains(second, "# default"));
+  }
+  CHECK(contains(dump({}), "lr = 0.1  # default"));
+  CHECK(contains(dump({"--lr", "0.1"}), "lr = 0.1\n"));
+}
+
+TEST_CASE("defaults follow the data set and the optimizer") {
+  const TempFolder cifar, folder;
+  cifar.write("data_batch_1.bin", "");
+  const auto c = parse({"--data", cifar.path});
+  CHECK(c.arch == "resnet20");
+  CHECK(c.batch_size == 128);
+  CHECK(c.epochs == 24);
+  CHECK(c.lr == 0.4);
+  CHECK(c.weight_decay == 5e-4);
+  CHECK(c.augment == "standard");
+  const auto f = parse({"--data", folder.path});
+  CHECK(f.arch == "resnet18");
+  CHECK(f.image_size == 224);
+  CHECK(parse({"--optimizer", "adamw"}).lr == 0.001);
+  CHECK(parse({"--optimizer", "adamw"}).weight_decay == 0.01);
+  CHECK(parse({"--optimizer", "adam"}).weight_decay == 0);
+  CHECK(parse({"--steps", "7"}).epochs == 0);
+}
+
+TEST_CASE("help names every flag and its default") {
+  TrainResnetOptions o;
+  const std::string help = resnet_flags(o).help();
+  for (const char* part : {"--batch-size N", "--momentum X", "(default: 0.9)", "--predict IMAGE...",
+                           "Defaults by data set", "onecycle)", "none)"}) {
+    CHECK_MESSAGE(contains(help, part), part);
+  }
+  std::istringstream in(help);
+  for (std::string line; std::getline(in, line);) CHECK_MESSAGE(line.size() <= 100, line);
+}
+
+TEST_CASE("json: numbers read back exactly, text is escaped, NaN is null") {
+  JsonObject object;
+  object.add("i", int64_t{1} << 60).add("x", 0.1).add("f", double{0.1f}).add("b", true);
+  object.add("nan", std::nan("")).add("text", "a\"b\\c\n").add("list", Strings{"x", "y"});
+  CHECK(object.text() ==
+        R"({"i": 1152921504606846976, "x": 0.1, "f": 0.10000000149011612, "b": true, "nan": null, )"
+        R"("text": "a\"b\\c\u000a", "list": ["x", "y"]})");
+  CHECK(JsonObject().text() == "{}");
+}
+
+TEST_CASE("run folder: new or empty folders only, metrics line by line") {
+  const TempFolder temp;
+  const std::string path = temp.path + "/a/b";
+  {
+    RunFolder folder = RunFolder::create(path, "x");
+    folder.metric(JsonObject().add("step", 1).add("loss", 0.5));
+    folder.write("config.toml", "lr = 1\n");
+    folder.write("run.json", describe_run({.arguments = {"train_resnet"}, .seed = 3}));
+  }
+  CHECK(contains(read(path + "/metrics.jsonl"), "{\"schema\": 1"));
+  CHECK(contains(read(path + "/metrics.jsonl"), "\n{\"step\": 1, \"loss\": 0.5}\n"));
+  CHECK(read(path + "/config.toml") == "lr = 1\n");
+  for (const char* key : {"git_revision", "compiler", "flags", "cpu", "cores", "memory_bytes",
+                          "argv", "seed", "start_time"}) {
+    CHECK_MESSAGE(contains(read(path + "/run.json"), concat("\"", key, "\": ")), key);
+  }
+  CHECK(contains(message_of([&] { RunFolder::create(path, "x"); }), "new or empty"));
+  temp.write("file", "");
+  CHECK(contains(message_of([&] { RunFolder::create(temp.path + "/file", "x"); }), "found a file"));
+  CHECK_THROWS_AS(RunFolder::create("/proc/none", "x"), Error);
+  CHECK_THROWS_AS(RunFolder::create(temp.path + "/file/below", "x"), Error);
+}
+
+TEST_CASE("progress: lines every print_freq steps where there is no terminal") {
+  const TempFolder temp;
+  const std::string path = temp.path + "/out";
+  for (const bool quiet : {false, true}) {
+    FILE* out = std::fopen(path.c_str(), "wb");
+    {
+      Progress progress({.total_steps = 10, .print_freq = 4, .quiet = quiet, .out = out});
+      for (int i = 1; i <= 10; ++i) progress.step(i, 1, 0.5, 0.1, 8);
+      progress.note("done");
+    }
+    std::fclose(out);
+    const std::string text = read(path);
+    CHECK(contains(text, "step 4/10  loss 0.5000  lr 0.1") != quiet);
+    CHECK(contains(text, "step 8/10") != quiet);
+    CHECK_FALSE(contains(text, "step 5/10"));
+    CHECK_FALSE(contains(text, "\r"));
+    CHECK(contains(text, "done\n") != quiet);
+  }
+  CHECK(format_duration(3727) == "1:02:07");
+  CHECK(format_duration(59.6) == "1:00");
+}
+
+TEST_CASE("process figures are plausible") {
+  CHECK(seconds_since_process_start() > 0);
+  CHECK(seconds_since_process_start() < 3600);
+  CHECK(peak_rss_bytes() > 1 << 20);
+}

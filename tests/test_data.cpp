@@ -1,0 +1,415 @@
+// Data sets: what is read from good files, and what is said about broken ones.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <map>
+
+#include "data/cifar.h"
+#include "data/dataset.h"
+#include "data/image.h"
+#include "data/shapes.h"
+#include "tests/data_files.h"
+
+#define STB_IMAGE_WRITE_IMPLEMENTATION
+#define STB_IMAGE_WRITE_STATIC
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include <stb/stb_image_write.h>
+#pragma GCC diagnostic pop
+
+namespace heddle {
+namespace {
+
+// ------------------------------------------------------------------------------------------ CIFAR
+
+constexpr size_t kRecord = 3073;
+
+// Records whose label is their number mod 10 and whose bytes tell channel, row and column apart.
+Bytes cifar_file(int records, int label_bytes = 1) {
+  Bytes bytes;
+  for (int r = 0; r < records; ++r) {
+    for (int i = 0; i < label_bytes; ++i) bytes.push_back(static_cast<uint8_t>(r % 10 + i));
+    for (int i = 0; i < 3072; ++i) bytes.push_back(static_cast<uint8_t>(i * 7 + i / 1024 + r));
+  }
+  return bytes;
+}
+
+void write_cifar10(const TempFolder& folder, int records = 20) {
+  for (int i = 1; i <= 5; ++i)
+    folder.write(concat("data_batch_", i, ".bin"), cifar_file(records + i));
+  folder.write("test_batch.bin", cifar_file(records));
+}
+
+TEST_CASE("cifar-10: records become images") {
+  const TempFolder folder;
+  write_cifar10(folder);
+  folder.write("notes.txt", {1, 2, 3});
+  const auto train = open_dataset(folder.path(), Split::train);
+  CHECK(train->info().name == "cifar-10");
+  CHECK(train->size() == 5 * 20 + 15);
+  CHECK(train->info().image_size == 32);
+  CHECK(train->class_count() == 10);
+  CHECK(train->classes()[9] == "truck");
+  CHECK(open_dataset(folder.path(), Split::valid)->size() == 20);
+  Image image;
+  train->read(21 + 4, image);  // record 4 of the second file
+  CHECK(image.label == 4);
+  CHECK(train->label(25) == 4);
+  CHECK(image.width == 32);
+  CHECK(image.height == 32);
+  const Bytes file = cifar_file(22);
+  bool equal = true;
+  for (size_t pixel = 0; pixel < 1024; ++pixel)
+    for (size_t c = 0; c < 3; ++c)
+      equal &= image.pixels[3 * pixel + c] == file[4 * kRecord + 1 + c * 1024 + pixel];
+  CHECK(equal);
+  CHECK(contains(input_error([&] { train->read(115, image); }), "found 115"));
+}
+
+TEST_CASE("cifar-10: class names come from the file") {
+  const TempFolder folder;
+  write_cifar10(folder);
+  const std::string names = "a\nb\nc\nd\ne\nf\ng\nh\ni\r\nj\n\n";
+  folder.write("batches.meta.txt", Bytes(names.begin(), names.end()));
+  CHECK(open_cifar10(folder.path(), Split::train)->classes()[8] == "i");
+  folder.write("batches.meta.txt", {'x', '\n'});
+  const auto open = [&] { open_cifar10(folder.path(), Split::train); };
+  CHECK(contains(input_error(open), "expected 10 class names, found 1"));
+}
+
+TEST_CASE("cifar-10: broken files are named with their offset") {
+  const TempFolder folder;
+  write_cifar10(folder);
+  const auto open = [&] { open_dataset(folder.path(), Split::train); };
+  Bytes bytes = cifar_file(20);
+
+  bytes.resize(bytes.size() - 73);
+  folder.write("data_batch_3.bin", bytes);
+  CHECK(contains(input_error(open), "data_batch_3.bin: expected whole records of 3073 bytes"));
+  CHECK(contains(input_error(open), "offset 58387"));
+  CHECK(contains(input_error(open), "found 3000 bytes"));
+
+  bytes = cifar_file(20);
+  bytes.push_back(0);
+  folder.write("data_batch_3.bin", bytes);
+  CHECK(contains(input_error(open), "found 1 bytes in the last one, at offset 61460 of 61461"));
+
+  bytes = cifar_file(20);
+  bytes[7 * kRecord] = 10;
+  folder.write("data_batch_3.bin", bytes);
+  CHECK(contains(input_error(open),
+                 "data_batch_3.bin: expected a label from 0 to 9 at offset 21511, found 10"));
+
+  folder.write("data_batch_3.bin", {});
+  CHECK(contains(input_error(open),
+                 "data_batch_3.bin: expected records of 3073 bytes, found an empty"));
+
+  fs::remove(folder.path() / "data_batch_3.bin");
+  fs::remove(folder.path() / "data_batch_5.bin");
+  CHECK(contains(input_error(open), "missing: data_batch_3.bin, data_batch_5.bin"));
+
+  fs::create_directory(folder.path() / "data_batch_3.bin");
+  folder.write("data_batch_5.bin", cifar_file(1));
+  CHECK(contains(input_error(open), "data_batch_3.bin: expected a regular file"));
+}
+
+TEST_CASE("cifar-100: the fine label counts") {
+  const TempFolder folder;
+  folder.write("train.bin", cifar_file(30, 2));
+  folder.write("test.bin", cifar_file(10, 2));
+  const auto train = open_dataset(folder.path(), Split::train);
+  CHECK(train->info().name == "cifar-100");
+  CHECK(train->size() == 30);
+  CHECK(train->class_count() == 100);
+  CHECK(train->classes()[3] == "class 3");
+  Image image;
+  train->read(13, image);
+  CHECK(image.label == 4);
+  CHECK(image.pixels[1] == static_cast<uint8_t>(1024 * 7 + 1 + 13));
+
+  Bytes bytes = cifar_file(10, 2);
+  bytes[3074] = 20;
+  folder.write("test.bin", bytes);
+  const auto open = [&] { open_dataset(folder.path(), Split::valid); };
+  CHECK(contains(input_error(open),
+                 "test.bin: expected a label from 0 to 19 at offset 3074, found 20"));
+  bytes[3074] = 19;
+  bytes[3075] = 100;
+  folder.write("test.bin", bytes);
+  CHECK(contains(input_error(open), "expected a label from 0 to 99 at offset 3075, found 100"));
+}
+
+TEST_CASE("cifar-10: the real files") {
+  const fs::path folder = find_data("cifar-10-batches-bin");
+  if (folder.empty()) return;
+  const auto train = open_dataset(folder, Split::train);
+  const auto valid = open_dataset(folder, Split::valid);
+  REQUIRE(train->size() == 50000);
+  REQUIRE(valid->size() == 10000);
+  CHECK(train->classes()[0] == "airplane");
+  const int first_train[] = {6, 9, 9, 4, 1, 1}, first_valid[] = {3, 8, 8, 0, 6, 6};
+  for (int i = 0; i < 6; ++i) CHECK(train->label(i) == first_train[i]);
+  for (int i = 0; i < 6; ++i) CHECK(valid->label(i) == first_valid[i]);
+  std::vector<int> batch1(10), all(10), test(10);
+  for (int i = 0; i < 10000; ++i) ++batch1[static_cast<size_t>(train->label(i))];
+  for (int i = 0; i < 50000; ++i) ++all[static_cast<size_t>(train->label(i))];
+  for (int i = 0; i < 10000; ++i) ++test[static_cast<size_t>(valid->label(i))];
+  CHECK(batch1 == std::vector<int>{1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981});
+  CHECK(all == std::vector<int>(10, 5000));
+  CHECK(test == std::vector<int>(10, 1000));
+
+  Image image;
+  train->read(0, image);
+  CHECK(image.label == 6);
+  CHECK(image.pixels[0] == 59);
+  CHECK(image.pixels[3] == 43);
+  CHECK(image.pixels[6] == 50);
+  std::vector<int64_t> histogram(3 * 256);
+  for (int i = 0; i < 50000; ++i) {
+    train->read(i, image);
+    for (size_t k = 0; k < image.pixels.size(); k += 3)
+      for (size_t c = 0; c < 3; ++c) ++histogram[c * 256 + image.pixels[k + c]];
+  }
+  const double means[] = {0.49139968, 0.48215841, 0.44653091};
+  const double deviations[] = {0.24703223, 0.24348513, 0.26158784};
+  for (size_t c = 0; c < 3; ++c) {
+    double sum = 0, squares = 0;
+    for (size_t v = 0; v < 256; ++v) {
+      const double value = static_cast<double>(v) / 255;
+      const auto count = static_cast<double>(histogram[c * 256 + v]);
+      sum += value * count;
+      squares += value * value * count;
+    }
+    const double mean = sum / (50000 * 1024);
+    CHECK(std::abs(mean - means[c]) < 1e-7);
+    CHECK(std::abs(std::sqrt(squares / (50000 * 1024) - mean * mean) - deviations[c]) < 1e-7);
+  }
+}
+
+// ------------------------------------------------------------------------------- files and folders
+
+void append(void* context, void* data, int size) {
+  auto* bytes = static_cast<Bytes*>(context);
+  const auto* begin = static_cast<const uint8_t*>(data);
+  bytes->insert(bytes->end(), begin, begin + size);
+}
+
+// A picture with `channels` 1 to 4 whose pixel i has the value 3 i + c (mod 251) in channel c.
+Bytes pattern(int width, int height, int channels) {
+  Bytes pixels;
+  for (int i = 0; i < width * height; ++i)
+    for (int c = 0; c < channels; ++c) pixels.push_back(static_cast<uint8_t>((3 * i + c) % 251));
+  return pixels;
+}
+
+Bytes png_file(int width, int height, int channels = 3) {
+  Bytes bytes;
+  stbi_write_png_to_func(append, &bytes, width, height, channels,
+                         pattern(width, height, channels).data(), width * channels);
+  return bytes;
+}
+
+Bytes jpeg_file(int width, int height, int channels = 3) {
+  Bytes bytes;
+  const Bytes pixels(static_cast<size_t>(width * height * channels), 100);
+  stbi_write_jpg_to_func(append, &bytes, width, height, channels, pixels.data(), 90);
+  return bytes;
+}
+
+// A PNG file whose header claims another size.
+Bytes png_claiming(uint32_t width, uint32_t height) {
+  Bytes bytes = png_file(8, 8);
+  for (int i = 0; i < 4; ++i) {
+    bytes[static_cast<size_t>(16 + i)] = static_cast<uint8_t>(width >> (24 - 8 * i));
+    bytes[static_cast<size_t>(20 + i)] = static_cast<uint8_t>(height >> (24 - 8 * i));
+  }
+  return bytes;
+}
+
+TEST_CASE("images: PNG and JPEG of any depth become RGB") {
+  Image image;
+  decode_image(png_file(5, 3), "x.png", image);
+  CHECK(image.width == 5);
+  CHECK(image.height == 3);
+  CHECK(image.pixels == pattern(5, 3, 3));
+  decode_image(png_file(5, 3, 1), "x.png", image);
+  REQUIRE(image.pixels.size() == 45);
+  CHECK(image.pixels[3] == 3);
+  CHECK(image.pixels[5] == 3);
+  decode_image(png_file(5, 3, 4), "x.png", image);
+  REQUIRE(image.pixels.size() == 45);
+  CHECK(image.pixels[4] == 4);
+  decode_image(jpeg_file(20, 10), "x.jpg", image);
+  CHECK(image.width == 20);
+  CHECK(std::abs(image.pixels[100] - 100) <= 2);
+  decode_image(jpeg_file(20, 10, 1), "x.jpg", image);
+  CHECK(image.pixels.size() == 600);
+}
+
+TEST_CASE("images: broken files") {
+  Image image;
+  const auto decode = [&](const Bytes& bytes) {
+    return input_error([&] { decode_image(bytes, "x.png", image); });
+  };
+  CHECK(contains(decode({}), "x.png: expected a JPEG or PNG image, found no bytes"));
+  CHECK(contains(decode({'h', 'e', 'l', 'l', 'o'}), "x.png: expected a JPEG or PNG image"));
+  CHECK(contains(decode(png_claiming(0, 7)), "x.png: expected an image with pixels, found 0 x 7"));
+  CHECK(contains(decode(png_claiming(0xffffffff, 7)), "found 2147483647 x 7"));
+  CHECK(contains(decode(png_claiming(60000, 60000)),
+                 "expected at most 16384 pixels a side, found 60000 x 60000"));
+  CHECK(contains(decode(png_claiming(16000, 16000)), "at most 100000000 pixels, found 256000000"));
+  CHECK(contains(decode(png_claiming(9000, 9000)), "truncated: the header promises 9000 x 9000"));
+  CHECK(contains(decode(png_claiming(9, 8)), "truncated or corrupt image of 9 x 8"));
+  for (Bytes bytes : {png_file(40, 40), jpeg_file(40, 40)}) {
+    bytes.resize(bytes.size() * 3 / 4);
+    CHECK(contains(decode(bytes), "truncated or corrupt image of 40 x 40"));
+  }
+}
+
+TEST_CASE("image folder: the layout of ImageNet") {
+  const TempFolder folder;
+  folder.write("train/dog/b.jpg", jpeg_file(20, 10));
+  folder.write("train/dog/a.PNG", png_file(6, 5));
+  folder.write("train/dog/.hidden.png", {1});
+  folder.write("train/dog/readme.txt", {1});
+  folder.write("train/cat/x.jpeg", jpeg_file(8, 8));
+  folder.write("train/.cache/x.jpg", {1});
+  folder.write("val/dog/c.png", png_file(7, 5));
+  const auto train = open_dataset(folder.path(), Split::train);
+  CHECK(train->classes() == std::vector<std::string>{"cat", "dog"});
+  CHECK(train->size() == 3);
+  CHECK(train->info().image_size == 0);
+  Image image;
+  train->read(1, image);
+  CHECK(image.label == 1);
+  CHECK(image.width == 6);
+  const auto valid = open_dataset(folder.path(), Split::valid);  // has no cat: labels as in train
+  REQUIRE(valid->size() == 1);
+  CHECK(valid->label(0) == 1);
+
+  folder.write("val/cow/c.png", png_file(7, 5));
+  CHECK(contains(input_error([&] { open_dataset(folder.path(), Split::valid); }),
+                 "cow: expected a class that is in train/ too"));
+  fs::rename(folder.path() / "val", folder.path() / "other");
+  CHECK(contains(input_error([&] { open_dataset(folder.path(), Split::valid); }),
+                 "expected val/, valid/ or test/ beside train/"));
+}
+
+TEST_CASE("image folder: classes without train/ are divided") {
+  const TempFolder folder;
+  for (int i = 0; i < 21; ++i) folder.write(concat("a/", 100 + i, ".png"), png_file(4 + i, 4));
+  for (int i = 0; i < 2; ++i) folder.write(concat("b/", i, ".png"), png_file(50 + i, 4));
+  const auto train = open_dataset(folder.path(), Split::train);
+  const auto valid = open_dataset(folder.path(), Split::valid);
+  CHECK(train->size() == 18 + 1);
+  CHECK(valid->size() == 3 + 1);
+  std::map<int, int> widths;
+  Image image;
+  for (const auto* set : {train.get(), valid.get()})
+    for (int64_t i = 0; i < set->size(); ++i) {
+      set->read(i, image);
+      ++widths[image.width];
+    }
+  CHECK(widths.size() == 23);  // every image once
+  CHECK(open_dataset(folder.path(), Split::valid, {.hold_out = 0})->size() == 23);
+  folder.write("c/only.png", png_file(4, 4));
+  CHECK(contains(input_error([&] { open_dataset(folder.path(), Split::train); }),
+                 "c: expected at least 2 images"));
+}
+
+TEST_CASE("image folder: broken folders and files") {
+  const TempFolder folder;
+  const auto open = [&] { return input_error([&] { open_dataset(folder.path(), Split::train); }); };
+  CHECK(contains(open(), "expected a folder for each class"));
+  folder.write("train/a/1.jpg", jpeg_file(8, 8));
+  fs::create_directory(folder.path() / "train" / "b");
+  CHECK(contains(open(), "b: expected JPEG or PNG files, found none"));
+  folder.write("train/b/1.png", {'n', 'o'});
+  CHECK(contains(open(), "b/1.png: expected a JPEG or PNG image"));
+  folder.write("train/b/1.png", {});
+  CHECK(contains(open(), "b/1.png: expected a JPEG or PNG image, found an empty file"));
+  folder.write("train/b/1.png", png_claiming(0, 7));
+  CHECK(contains(open(), "b/1.png: expected an image with pixels, found 0 x 7"));
+  folder.write("train/b/1.png", png_claiming(60000, 60000));
+  CHECK(contains(open(), "b/1.png: expected at most 16384 pixels a side, found 60000 x 60000"));
+
+  Bytes truncated = jpeg_file(64, 64);
+  truncated.resize(truncated.size() - 20);
+  folder.write("train/b/1.png", truncated);  // the header is good: the file is named when read
+  const auto train = open_dataset(folder.path(), Split::train);
+  Image image;
+  train->read(0, image);
+  CHECK(contains(input_error([&] { train->read(1, image); }), "b/1.png: truncated or corrupt"));
+  fs::remove(folder.path() / "train" / "b" / "1.png");
+  CHECK(contains(input_error([&] { train->read(1, image); }), "b/1.png: cannot be read"));
+}
+
+TEST_CASE("open_dataset: paths that hold no data set") {
+  const TempFolder folder;
+  const auto open = [](const fs::path& path) {
+    return input_error([&] { open_dataset(path, Split::train); });
+  };
+  CHECK(contains(open(folder.path() / "none"), "none: expected a data set, found no such path"));
+  CHECK(contains(open(folder.write("a.bin", {1})), "a.bin: expected a folder"));
+  folder.write("data_batch_1", {1});
+  CHECK(contains(open(folder.path()), "found the Python version"));
+}
+
+TEST_CASE("image folder: real photos") {
+  const fs::path folder = find_data("clothing-10-mini");
+  if (folder.empty()) return;
+  const auto train = open_dataset(folder, Split::train), valid = open_dataset(folder, Split::valid);
+  REQUIRE(train->size() == 240);
+  REQUIRE(valid->size() == 80);
+  CHECK(train->classes()[9] == "t-shirt");
+  CHECK(valid->classes() == train->classes());
+  Image image;
+  for (int64_t i = 0; i < valid->size(); ++i) {
+    valid->read(i, image);
+    CHECK(image.label == i / 8);
+    CHECK(image.pixels.size() == static_cast<size_t>(3 * image.width * image.height));
+  }
+}
+
+// ------------------------------------------------------------------------------------------ shapes
+
+TEST_CASE("shapes: deterministic, balanced, and different in each split") {
+  const DatasetOptions options{.train_images = 200, .valid_images = 100, .seed = 3};
+  const auto train = open_dataset("", Split::train, options);
+  const auto again = render_shapes(Split::train, options);
+  const auto valid = render_shapes(Split::valid, options);
+  const auto other = render_shapes(Split::train, {.train_images = 200, .seed = 4});
+  REQUIRE(train->size() == 200);
+  REQUIRE(valid->size() == 100);
+  std::vector<int> labels(10);
+  Image a, b;
+  for (int64_t i = 0; i < 200; ++i) {
+    train->read(i, a);
+    ++labels[static_cast<size_t>(a.label)];
+    CHECK(a.label == train->label(i));
+    again->read(199 - i, b);
+    again->read(i, b);
+    CHECK(a.pixels == b.pixels);
+    other->read(i, b);
+    CHECK(a.pixels != b.pixels);
+    if (i >= 100) continue;
+    valid->read(i, b);
+    CHECK(a.pixels != b.pixels);
+  }
+  CHECK(labels == std::vector<int>(10, 20));
+}
+
+TEST_CASE("shapes: any size, impossible sizes") {
+  for (const int size : {8, 33, 224}) {
+    Image image;
+    render_shapes(Split::train, {.image_size = size})->read(7, image);
+    CHECK(image.width == size);
+    CHECK(image.pixels.size() == static_cast<size_t>(3 * size * size));
+  }
+  CHECK(contains(input_error([] { render_shapes(Split::train, {.image_size = 7}); }), "found 7"));
+  CHECK(contains(input_error([] { render_shapes(Split::valid, {.valid_images = 0}); }), "found 0"));
+}
+
+}  // namespace
+}  // namespace heddle
