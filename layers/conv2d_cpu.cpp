@@ -115,7 +115,14 @@ const ConvPlan& conv_plan(Direction direction, const Tensor& x, const Shape& w, 
       // Not offered for this shape, processor or release of oneDNN: direct below.
     }
   }
-  return plans.emplace(key, make_plan(problem, dnnl::algorithm::convolution_direct)).first->second;
+  try {
+    return plans.emplace(key, make_plan(problem, dnnl::algorithm::convolution_direct))
+        .first->second;
+  } catch (const dnnl::error& e) {
+    throw InputError(concat("convolution of ", dtype_name(x.dtype()), " ", to_string(x.shape()),
+                            " with ", to_string(w), ": this processor or oneDNN cannot (", e.what(),
+                            ")"));
+  }
 }
 
 // The weights in the format of a plan; OIHW itself where that is the format.
@@ -131,13 +138,20 @@ memory at(const memory::desc& desc, const Tensor& x) { return {desc, onednn().en
 
 }  // namespace
 
-Layout conv2d_layout(const Tensor& x, int64_t out_channels, const Conv2dOptions& o) {
-  if (o.groups > 1)
-    return x.layout() == Layout::c16 && out_channels % 16 == 0 ? Layout::c16 : x.layout();
-  if (out_channels % 16 != 0) return x.layout() == Layout::c16 ? Layout::nhwc : x.layout();
-  if (x.layout() != Layout::plain || x.shape()[1] > 4) return x.layout();
-  // The first convolution, from images, sets the layout of the whole network.
-  return x.dtype() == DType::bf16 ? Layout::nhwc : Layout::c16;
+ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o) {
+  const int64_t in = x.shape()[1];
+  if (x.layout() == Layout::plain) {
+    if (in > 4 || o.groups > 1 || out_channels % 16 != 0) return {Layout::plain, Layout::plain};
+    // The first convolution, from images, sets the layout of the whole network.
+    if (x.dtype() == DType::bf16) return {Layout::nhwc, Layout::nhwc};
+    return {Layout::plain, Layout::c16};
+  }
+  // A group must fill whole blocks, or be a single channel.
+  const bool depthwise = o.groups == in && o.groups == out_channels;
+  const bool blocks = in / o.groups % 16 == 0 && out_channels / o.groups % 16 == 0;
+  const bool c16 = x.layout() == Layout::c16 && out_channels % 16 == 0 && (blocks || depthwise);
+  const Layout layout = c16 ? Layout::c16 : Layout::nhwc;
+  return {layout, layout};
 }
 
 void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
