@@ -132,10 +132,8 @@ memory at(const memory::desc& desc, const Tensor& x) { return {desc, onednn().en
 }  // namespace
 
 Layout conv2d_layout(const Tensor& x, int64_t out_channels, const Conv2dOptions& o) {
-  if (o.groups > 1)
-    return x.layout() == Layout::c16 && out_channels % 16 == 0 ? Layout::c16 : x.layout();
   if (out_channels % 16 != 0) return x.layout() == Layout::c16 ? Layout::nhwc : x.layout();
-  if (x.layout() != Layout::plain || x.shape()[1] > 4) return x.layout();
+  if (o.groups > 1 || x.layout() != Layout::plain || x.shape()[1] > 4) return x.layout();
   // The first convolution, from images, sets the layout of the whole network.
   return x.dtype() == DType::bf16 ? Layout::nhwc : Layout::c16;
 }
