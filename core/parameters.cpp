@@ -98,10 +98,7 @@ int64_t ParameterStore::count() const {
 }
 
 void ParameterStore::begin_step() {
-  for (Parameter& p : parameters_) {
-    p.written = false;
-    p.pending = p.readers = 0;
-  }
+  for (Parameter& p : parameters_) p.written = false;
 }
 
 std::vector<std::pair<std::string, Tensor>> ParameterStore::named_tensors() const {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/kernels.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
 #include "layers/channel.h"
@@ -26,6 +27,7 @@ Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const C
   TraceRange range("forward", weight.name);
   const Tensor& input = x.value();
   const Shape shape = conv2d_shape(input.shape(), weight.shape(), o, weight.name);
+  check_floating(input, weight.name);
   const Device device = input.device();
   const Layout layout = HEDDLE_DISPATCH(device, conv2d_layout(input, shape[1], o));
   Tensor output = Tensor::empty_on(device, shape, input.dtype(), layout);

@@ -53,8 +53,8 @@ void randomize(ParameterStore& store, uint64_t seed, float scale) {
   uint64_t i = 0;
   for (Parameter& p : store.parameters()) {
     const bool centre_one = p.shape().rank() == 1 && p.name.ends_with("weight");
-    p.value.copy_from(random_tensor(p.shape(), seed * 1000 + ++i, Layout::plain,
-                                    centre_one ? 0.5f : scale));
+    p.value.copy_from(
+        random_tensor(p.shape(), seed * 1000 + ++i, Layout::plain, centre_one ? 0.5f : scale));
     if (centre_one)
       for (int64_t k = 0; k < p.size(); ++k) p.value.data<float>()[k] += 1.0f;
   }

@@ -21,18 +21,18 @@ std::ostream& operator<<(std::ostream& out, const ConvCase& c) {
 }
 
 constexpr ConvCase kCases[] = {
-    {5, 7, 3, 1, 1, 1, 6, 5, true},      {5, 6, 3, 2, 1, 1, 7, 6, false},
-    {6, 4, 1, 2, 0, 1, 5, 6, false},     {3, 5, 1, 1, 0, 1, 4, 4, true},
-    {2, 3, 5, 1, 2, 1, 7, 6, true},      {3, 4, 7, 2, 3, 1, 9, 10, false},
-    {3, 16, 7, 2, 3, 1, 12, 11, false},  {6, 4, 3, 1, 1, 2, 5, 6, true},
-    {5, 5, 3, 1, 1, 5, 6, 5, false},     {4, 4, 3, 2, 1, 4, 6, 6, true},
-    {3, 4, 3, 1, 0, 1, 5, 5, false},     {4, 3, 3, 3, 2, 1, 8, 7, false},
-    {3, 16, 3, 1, 1, 1, 6, 5, false},    {16, 16, 3, 1, 1, 1, 6, 5, true},
-    {16, 32, 3, 2, 1, 1, 7, 6, false},   {32, 32, 3, 1, 1, 1, 8, 7, true},
-    {32, 48, 3, 1, 1, 1, 9, 5, false},   {16, 32, 1, 2, 0, 1, 6, 6, false},
-    {48, 16, 1, 1, 0, 1, 4, 5, true},    {32, 32, 3, 1, 1, 2, 5, 5, false},
-    {32, 32, 3, 1, 1, 32, 5, 6, true},   {16, 5, 3, 1, 1, 1, 5, 5, true},
-    {32, 32, 3, 1, 1, 1, 1, 1, false},   {16, 6, 3, 1, 1, 2, 5, 5, false},
+    {5, 7, 3, 1, 1, 1, 6, 5, true},     {5, 6, 3, 2, 1, 1, 7, 6, false},
+    {6, 4, 1, 2, 0, 1, 5, 6, false},    {3, 5, 1, 1, 0, 1, 4, 4, true},
+    {2, 3, 5, 1, 2, 1, 7, 6, true},     {3, 4, 7, 2, 3, 1, 9, 10, false},
+    {3, 16, 7, 2, 3, 1, 12, 11, false}, {6, 4, 3, 1, 1, 2, 5, 6, true},
+    {5, 5, 3, 1, 1, 5, 6, 5, false},    {4, 4, 3, 2, 1, 4, 6, 6, true},
+    {3, 4, 3, 1, 0, 1, 5, 5, false},    {4, 3, 3, 3, 2, 1, 8, 7, false},
+    {3, 16, 3, 1, 1, 1, 6, 5, false},   {16, 16, 3, 1, 1, 1, 6, 5, true},
+    {16, 32, 3, 2, 1, 1, 7, 6, false},  {32, 32, 3, 1, 1, 1, 8, 7, true},
+    {32, 48, 3, 1, 1, 1, 9, 5, false},  {16, 32, 1, 2, 0, 1, 6, 6, false},
+    {48, 16, 1, 1, 0, 1, 4, 5, true},   {32, 32, 3, 1, 1, 2, 5, 5, false},
+    {32, 32, 3, 1, 1, 32, 5, 6, true},  {16, 5, 3, 1, 1, 1, 5, 5, true},
+    {32, 32, 3, 1, 1, 1, 1, 1, false},  {16, 6, 3, 1, 1, 2, 5, 5, false},
 };
 
 // y in double from values in logical order; plain (N, O, P, Q).
@@ -99,8 +99,7 @@ TEST_CASE("conv2d: equals the direct sum, and gradients, in every layout") {
       const Tensor x = random_tensor({2, c.in, c.height, c.width}, 11, layout);
       Tape tape;
       const Tensor y = f.forward(tape, Var(x)).value();
-      const Shape shape =
-          conv2d_shape(x.shape(), f.conv.weight->shape(), f.conv.options, "conv");
+      const Shape shape = conv2d_shape(x.shape(), f.conv.weight->shape(), f.conv.options, "conv");
       REQUIRE(y.shape() == shape);
       const std::vector<float> expected =
           direct(x.to_vector(), x.shape(), f.conv.weight->value.to_vector(),
@@ -109,10 +108,9 @@ TEST_CASE("conv2d: equals the direct sum, and gradients, in every layout") {
       // fp32 sums of up to 400 products; Winograd F(4x4, 3x3) loses about one digit.
       CHECK(relative_distance(y.to_vector(), expected) < 1e-5);
       CHECK(f.conv.weight->uses_per_sample == static_cast<double>(shape[2] * shape[3]));
-      GradCheck(
-          f.store, {x},
-          [&](Tape& t, const std::vector<Var>& in) { return f.forward(t, in[0]); },
-          {.samples = 10})
+      GradCheck(f.store, {x},
+                [&](Tape& t, const std::vector<Var>& in) { return f.forward(t, in[0]); },
+                {.samples = 10})
           .run();
     }
 }
@@ -131,7 +129,8 @@ TEST_CASE("conv2d: bf16 agrees with fp32 within its rounding") {
         CHECK(y.value().dtype() == in[0].value().dtype());
         return y;
       };
-      const Tensor half = random_tensor({2, c.in, c.height, c.width}, 11, layout, 1.0f, DType::bf16);
+      const Tensor half =
+          random_tensor({2, c.in, c.height, c.width}, 11, layout, 1.0f, DType::bf16);
       const Tensor full = converted(half, DType::f32, layout);
       Tape tape;
       const std::vector<float> y = network(tape, {Var(full)}).value().to_vector();

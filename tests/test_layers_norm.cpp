@@ -93,20 +93,18 @@ TEST_CASE("batchnorm2d: a residual that needs no gradient, and one that is the i
     NormFixture f(16);
     const Tensor x = random_tensor({2, 16, 3, 3}, 3, layout, 2.0f);
     const Var constant(random_tensor({2, 16, 3, 3}, 4, layout));
-    GradCheck(
-        f.store, {x},
-        [&](Tape& t, const std::vector<Var>& in) {
-          return batchnorm2d(t, in[0], f.norm, {.relu = true, .residual = &constant});
-        },
-        {.samples = 12, .max_skipped = 0.4, .first_step = 0.0625})
+    GradCheck(f.store, {x},
+              [&](Tape& t, const std::vector<Var>& in) {
+                return batchnorm2d(t, in[0], f.norm, {.relu = true, .residual = &constant});
+              },
+              {.samples = 12, .max_skipped = 0.4, .first_step = 0.0625})
         .run();
     CHECK_FALSE(constant.grad().defined());
-    GradCheck(
-        f.store, {x},
-        [&](Tape& t, const std::vector<Var>& in) {
-          return batchnorm2d(t, in[0], f.norm, {.relu = true, .residual = &in[0]});
-        },
-        {.samples = 12, .max_skipped = 0.4, .first_step = 0.0625})
+    GradCheck(f.store, {x},
+              [&](Tape& t, const std::vector<Var>& in) {
+                return batchnorm2d(t, in[0], f.norm, {.relu = true, .residual = &in[0]});
+              },
+              {.samples = 12, .max_skipped = 0.4, .first_step = 0.0625})
         .run();
   }
 }
@@ -159,8 +157,8 @@ TEST_CASE("batchnorm2d: running statistics, evaluation, and batches that are not
   const std::vector<float> mean = f.norm.running_mean->value.to_vector(),
                            variance = f.norm.running_var->value.to_vector();
 
-  for (float bad : {std::numeric_limits<float>::quiet_NaN(),
-                    std::numeric_limits<float>::infinity(), 1e38f}) {
+  for (float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 1e38f}) {
     CAPTURE(bad);
     const Tensor broken = x.clone();
     broken.data<float>()[3] = bad;  // 1e38: the variance overflows
