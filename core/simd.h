@@ -8,6 +8,13 @@
 
 #include "core/bfloat16.h"
 
+// Unrolls the following loop of constant length, so that an array of vectors stays in registers.
+#ifdef __clang__
+#define HEDDLE_UNROLL _Pragma("unroll")
+#else
+#define HEDDLE_UNROLL _Pragma("GCC unroll 36")
+#endif
+
 namespace heddle {
 
 typedef float f32x16 __attribute__((vector_size(64)));

@@ -10,8 +10,8 @@ namespace heddle {
 namespace {
 
 constexpr float kPi = 3.14159265f;
-constexpr float kNoise = 40.0f;          // largest deviation of a noisy pixel, of 255
-constexpr float kLeastContrast = 60.0f;  // Euclidean distance of two colours, of 255 a channel
+constexpr float kNoise = 24.0f;          // largest deviation of a noisy pixel, of 255
+constexpr float kLeastContrast = 90.0f;  // Euclidean distance of two colours, of 255 a channel
 
 struct Point {
   float x, y;
@@ -92,7 +92,7 @@ struct Scene {
 // Words [first, first + 64) of the stream belong to the scene.
 Scene draw_scene(const Philox& rng, uint64_t first) {
   Scene scene{};
-  scene.radius = 0.2f + 0.2f * rng.uniform(first);
+  scene.radius = 0.24f + 0.18f * rng.uniform(first);
   const float room = 1 - 1.7f * scene.radius;
   scene.center = {0.85f * scene.radius + room * rng.uniform(first + 1),
                   0.85f * scene.radius + room * rng.uniform(first + 2)};

@@ -2,8 +2,6 @@
 // per run in fp32 around a shift and joined in double in a fixed order (Chan et al., 1983).
 #include <vector>
 
-#include "core/parallel.h"
-#include "core/simd.h"
 #include "layers/batchnorm.h"
 #include "layers/channel.h"
 
@@ -20,36 +18,17 @@ void dispatch(const Runs& runs, const Tensor& x, F&& f) {
                        : f.template operator()<1, bfloat16>();
 }
 
-template <class F>
-void for_runs(const Runs& runs, F&& f) {
-  parallel_for(runs.count(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) f(r, runs[r]);
-  });
-}
-
-// Mean and sum of squared deviations of one run. Four independent sums hide the latency of
-// addition.
-template <int kLanes, class T>
-void run_statistics(const Run& run, const T* x, float* mean, float* squares) {
-  using L = Lanes<kLanes>;
-  const auto shift = L::load(x);  // near the mean, so that squares do not cancel
-  typename L::Vec s[4] = {}, q[4] = {};
-  int64_t i = 0;
-  for (; i + 4 <= run.pixels; i += 4)
-    for (int k = 0; k < 4; ++k) {
-      const auto d = L::load(x + (i + k) * run.stride) - shift;
-      s[k] += d;
-      q[k] += d * d;
+// The first pixel of every run, (runs, width).
+std::vector<float> first_pixels(const Runs& runs, const Tensor& x) {
+  std::vector<float> first(runs.count() * runs.width());
+  for (int64_t r = 0; r < runs.count(); ++r)
+    for (int64_t c = 0; c < runs.width(); ++c) {
+      const int64_t p = runs[r].offset + c;
+      first[r * runs.width() + c] =
+          x.dtype() == DType::f32 ? static_cast<const float*>(x.raw())[p]
+                                  : static_cast<float>(static_cast<const bfloat16*>(x.raw())[p]);
     }
-  for (; i < run.pixels; ++i) {
-    const auto d = L::load(x + i * run.stride) - shift;
-    s[0] += d;
-    q[0] += d * d;
-  }
-  const auto sum = (s[0] + s[1]) + (s[2] + s[3]), square = (q[0] + q[1]) + (q[2] + q[3]);
-  const float inverse = 1.0f / static_cast<float>(run.pixels);
-  L::store(mean, shift + sum * inverse);
-  L::store(squares, square - sum * sum * inverse);
+  return first;
 }
 
 // What backward needs of one channel group.
@@ -58,9 +37,9 @@ struct Channel {
   using L = Lanes<kLanes>;
   typename L::Vec mean, scale, shift;
   Channel(const BatchNormBackward& a, int64_t channel)
-      : mean(L::load(a.mean.data<float>() + channel)),
-        scale(L::load(a.scale.data<float>() + channel)),
-        shift(L::load(a.shift.data<float>() + channel)) {}
+      : mean(L::load(static_cast<const float*>(a.mean.raw()) + channel)),
+        scale(L::load(static_cast<const float*>(a.scale.raw()) + channel)),
+        shift(L::load(static_cast<const float*>(a.shift.raw()) + channel)) {}
 };
 
 // The gradient before ReLU at element p.
@@ -87,18 +66,16 @@ void backward_sums(const Runs& runs, const BatchNormBackward& a, float* sums) {
                                               a.dy.data<T>(),
                                               a.dy2.defined() ? a.dy2.data<T>() : nullptr, a.relu};
   for_runs(runs, [&](int64_t r, const Run& run) {
-    const Channel<kLanes> c(a, run.channel);
-    typename L::Vec s[2] = {}, t[2] = {};
-    for (int64_t i = 0; i < run.pixels; ++i) {
-      const int64_t p = run.offset + i * run.stride;
-      const auto value = L::load(gradient.x + p);
-      const auto g = gradient(p, value, c);
-      if (dz != nullptr) L::store(dz + p, g);
-      s[i & 1] += g;
-      t[i & 1] += g * (value - c.mean);
-    }
-    L::store(sums + r * 2 * kLanes, s[0] + s[1]);
-    L::store(sums + (r * 2 + 1) * kLanes, t[0] + t[1]);
+    sum_pixels<kLanes>(
+        run, [&](int64_t channel) { return Channel<kLanes>(a, channel); },
+        [&](int64_t p, const Channel<kLanes>& c, auto& s, auto& t) {
+          const auto value = L::load(gradient.x + p);
+          const auto g = gradient(p, value, c);
+          if (dz != nullptr) L::store(dz + p, g);
+          s += g;
+          t += g * (value - c.mean);
+        },
+        sums + r * 2 * runs.width());
   });
 }
 
@@ -107,6 +84,10 @@ template <int kLanes, class T>
 void backward_input(const Runs& runs, const BatchNormBackward& a, const float* u, const float* v,
                     const float* k) {
   using L = Lanes<kLanes>;
+  struct Constants {
+    Channel<kLanes> channel;
+    typename L::Vec u, v, k;
+  };
   T* dx = a.dx.data<T>();
   // The masked gradient is at hand when it was stored, else it is formed once more.
   const bool stored = a.dz.defined();
@@ -115,14 +96,16 @@ void backward_input(const Runs& runs, const BatchNormBackward& a, const float* u
       stored ? a.dz.data<T>() : a.dy.data<T>(),
       stored || !a.dy2.defined() ? nullptr : a.dy2.data<T>(), a.relu && !stored};
   for_runs(runs, [&](int64_t, const Run& run) {
-    const Channel<kLanes> c(a, run.channel);
-    const auto uc = L::load(u + run.channel), vc = L::load(v + run.channel),
-               kc = L::load(k + run.channel);
-    for (int64_t i = 0; i < run.pixels; ++i) {
-      const int64_t p = run.offset + i * run.stride;
-      const auto value = L::load(gradient.x + p);
-      L::store(dx + p, uc * gradient(p, value, c) + (vc * value + kc));
-    }
+    for_pixels<kLanes>(
+        run,
+        [&](int64_t channel) {
+          return Constants{Channel<kLanes>(a, channel), L::load(u + channel), L::load(v + channel),
+                           L::load(k + channel)};
+        },
+        [&](int64_t p, const Constants& c) {
+          const auto value = L::load(gradient.x + p);
+          L::store(dx + p, c.u * gradient(p, value, c.channel) + (c.v * value + c.k));
+        });
   });
 }
 
@@ -130,27 +113,46 @@ void backward_input(const Runs& runs, const BatchNormBackward& a, const float* u
 
 void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance) {
   const Runs runs(x);
-  const int64_t channels = runs.channels(), lanes = runs.lanes();
-  std::vector<float> partial(runs.count() * 2 * lanes);
+  const int64_t channels = runs.channels(), width = runs.width();
+  // Sums are taken around the run's first pixel, which is near the mean: squares do not cancel.
+  std::vector<float> partial(runs.count() * 2 * width);
   dispatch(runs, x, [&]<int kLanes, class T>() {
+    using L = Lanes<kLanes>;
+    const T* in = x.data<T>();
     for_runs(runs, [&](int64_t r, const Run& run) {
-      float* out = partial.data() + r * 2 * kLanes;
-      run_statistics<kLanes>(run, x.data<T>() + run.offset, out, out + kLanes);
+      sum_pixels<kLanes>(
+          run, [&](int64_t channel) { return L::load(in + run.offset + (channel - run.channel)); },
+          [&](int64_t p, auto first, auto& s, auto& q) {
+            const auto d = L::load(in + p) - first;
+            s += d;
+            q += d * d;
+          },
+          partial.data() + r * 2 * width);
     });
   });
+  // Each run gives a mean and a sum of squared deviations; they are joined by Chan's formula.
   const double count = static_cast<double>(runs.per_channel());
   std::vector<double> mu(channels, 0.0), squares(channels, 0.0);
-  for (int64_t r = 0; r < runs.count(); ++r)
-    for (int64_t lane = 0; lane < lanes; ++lane)
-      mu[runs[r].channel + lane] +=
-          static_cast<double>(runs[r].pixels) * partial[r * 2 * lanes + lane] / count;
-  for (int64_t r = 0; r < runs.count(); ++r)
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      const int64_t c = runs[r].channel + lane;
-      const double d = partial[r * 2 * lanes + lane] - mu[c];
-      squares[c] +=
-          partial[(r * 2 + 1) * lanes + lane] + static_cast<double>(runs[r].pixels) * d * d;
+  std::vector<double> run_mean(runs.count() * width);
+  const std::vector<float> first = first_pixels(runs, x);
+  for (int64_t r = 0; r < runs.count(); ++r) {
+    const Run run = runs[r];
+    const double n = static_cast<double>(run.pixels);
+    for (int64_t c = 0; c < width; ++c) {
+      const double m = first[r * width + c] + partial[r * 2 * width + c] / n;
+      run_mean[r * width + c] = m;
+      mu[run.channel + c] += n * m / count;
     }
+  }
+  for (int64_t r = 0; r < runs.count(); ++r) {
+    const Run run = runs[r];
+    const double n = static_cast<double>(run.pixels);
+    for (int64_t c = 0; c < width; ++c) {
+      const double s = partial[r * 2 * width + c], q = partial[(r * 2 + 1) * width + c];
+      const double d = run_mean[r * width + c] - mu[run.channel + c];
+      squares[run.channel + c] += q - s * s / n + n * d * d;
+    }
+  }
   for (int64_t c = 0; c < channels; ++c) {
     mean.data<float>()[c] = static_cast<float>(mu[c]);
     // A negative remainder of cancellation is zero variance; NaN must stay NaN.
@@ -163,33 +165,39 @@ void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
   const Runs runs(x);
   dispatch(runs, x, [&]<int kLanes, class T>() {
     using L = Lanes<kLanes>;
+    struct Constants {
+      typename L::Vec scale, shift;
+    };
     const T* in = x.data<T>();
     const T* skip = residual.defined() ? residual.data<T>() : nullptr;
+    const float *a = scale.data<float>(), *b = shift.data<float>();
     T* out = y.data<T>();
     for_runs(runs, [&](int64_t, const Run& run) {
-      const auto a = L::load(scale.data<float>() + run.channel);
-      const auto b = L::load(shift.data<float>() + run.channel);
-      for (int64_t i = 0; i < run.pixels; ++i) {
-        const int64_t p = run.offset + i * run.stride;
-        auto value = L::load(in + p) * a + b;
-        if (skip != nullptr) value += L::load(skip + p);
-        L::store(out + p, relu ? L::relu(value) : value);
-      }
+      for_pixels<kLanes>(
+          run,
+          [&](int64_t channel) {
+            return Constants{L::load(a + channel), L::load(b + channel)};
+          },
+          [&](int64_t p, const Constants& c) {
+            auto value = L::load(in + p) * c.scale + c.shift;
+            if (skip != nullptr) value += L::load(skip + p);
+            L::store(out + p, relu ? L::relu(value) : value);
+          });
     });
   });
 }
 
 void batchnorm_backward(const BatchNormBackward& a) {
   const Runs runs(a.x);
-  const int64_t channels = runs.channels(), lanes = runs.lanes();
-  std::vector<float> partial(runs.count() * 2 * lanes);
+  const int64_t channels = runs.channels(), width = runs.width();
+  std::vector<float> partial(runs.count() * 2 * width);
   dispatch(runs, a.x,
            [&]<int kLanes, class T>() { backward_sums<kLanes, T>(runs, a, partial.data()); });
   std::vector<double> s(channels, 0.0), t(channels, 0.0);
   for (int64_t r = 0; r < runs.count(); ++r)
-    for (int64_t lane = 0; lane < lanes; ++lane) {
-      s[runs[r].channel + lane] += partial[r * 2 * lanes + lane];
-      t[runs[r].channel + lane] += partial[(r * 2 + 1) * lanes + lane];
+    for (int64_t c = 0; c < width; ++c) {
+      s[runs[r].channel + c] += partial[r * 2 * width + c];
+      t[runs[r].channel + c] += partial[(r * 2 + 1) * width + c];
     }
   const double count = static_cast<double>(runs.per_channel());
   std::vector<float> u(channels), v(channels), k(channels);

@@ -11,27 +11,21 @@ namespace {
 template <int kLanes, class T>
 void add_bias(const Runs& runs, T* x, const float* bias) {
   using L = Lanes<kLanes>;
-  parallel_for(runs.count(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const Run run = runs[r];
-      const auto b = L::load(bias + run.channel);
-      T* p = x + run.offset;
-      for (int64_t i = 0; i < run.pixels; ++i, p += run.stride) L::store(p, L::load(p) + b);
-    }
+  for_runs(runs, [&](int64_t, const Run& run) {
+    for_pixels<kLanes>(
+        run, [&](int64_t channel) { return L::load(bias + channel); },
+        [&](int64_t p, auto b) { L::store(x + p, L::load(x + p) + b); });
   });
 }
 
 template <int kLanes, class T>
 void sum_runs(const Runs& runs, const T* x, float* partial) {
   using L = Lanes<kLanes>;
-  parallel_for(runs.count(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const Run run = runs[r];
-      auto s = L::all(0.0f);
-      const T* p = x + run.offset;
-      for (int64_t i = 0; i < run.pixels; ++i, p += run.stride) s += L::load(p);
-      L::store(partial + r * kLanes, s);
-    }
+  for_runs(runs, [&](int64_t r, const Run& run) {
+    sum_pixels<kLanes>(
+        run, [](int64_t) { return 0; },
+        [&](int64_t p, int, auto& s, auto&) { s += L::load(x + p); },
+        partial + r * 2 * runs.width());
   });
 }
 
@@ -47,15 +41,15 @@ void add_channel_bias_of(const Tensor& x, const Tensor& bias) {
 template <class T>
 void sum_channels_of(const Tensor& x, const Tensor& out, float beta) {
   const Runs runs(x);
-  std::vector<float> partial(runs.count() * runs.lanes());
+  std::vector<float> partial(runs.count() * 2 * runs.width());
   if (runs.lanes() == 16)
     sum_runs<16>(runs, x.data<T>(), partial.data());
   else
     sum_runs<1>(runs, x.data<T>(), partial.data());
   std::vector<double> total(runs.channels(), 0.0);
   for (int64_t r = 0; r < runs.count(); ++r)
-    for (int lane = 0; lane < runs.lanes(); ++lane)
-      total[runs[r].channel + lane] += partial[r * runs.lanes() + lane];
+    for (int64_t c = 0; c < runs.width(); ++c)
+      total[runs[r].channel + c] += partial[r * 2 * runs.width() + c];
   float* result = out.data<float>();
   for (int64_t c = 0; c < runs.channels(); ++c)
     result[c] = (beta == 0.0f ? 0.0f : beta * result[c]) + static_cast<float>(total[c]);

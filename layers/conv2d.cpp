@@ -25,12 +25,12 @@ Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& o,
 
 Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const Conv2dOptions& o) {
   TraceRange range("forward", weight.name);
-  const Tensor& input = x.value();
-  const Shape shape = conv2d_shape(input.shape(), weight.shape(), o, weight.name);
-  check_floating(input, weight.name);
-  const Device device = input.device();
-  const Layout layout = HEDDLE_DISPATCH(device, conv2d_layout(input, shape[1], o));
-  Tensor output = Tensor::empty_on(device, shape, input.dtype(), layout);
+  const Shape shape = conv2d_shape(x.shape(), weight.shape(), o, weight.name);
+  check_floating(x.value(), weight.name);
+  const Device device = x.value().device();
+  const ConvLayouts layouts = HEDDLE_DISPATCH(device, conv2d_layouts(x.value(), shape[1], o));
+  const Tensor input = converted(x.value(), x.value().dtype(), layouts.input);
+  Tensor output = Tensor::empty_on(device, shape, input.dtype(), layouts.output);
   HEDDLE_DISPATCH(device, conv2d_forward(input, weight.value, output, o));
   if (bias != nullptr) add_channel_bias(output, bias->value);
   weight.uses_per_sample = static_cast<double>(shape[2] * shape[3]);
@@ -38,19 +38,19 @@ Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const C
   Var y(output, true);
   std::vector<Parameter*> uses = {&weight};
   if (bias != nullptr) uses.push_back(bias);
-  tape.record(weight.name, y, uses, [x, &weight, bias, o, device](BackwardPass& pass) {
+  tape.record(weight.name, y, uses, [x, input, &weight, bias, o, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const float beta = weight.next_beta();
-    HEDDLE_DISPATCH(device, conv2d_backward_weight(x.value(), dy, weight.grad, beta, o));
+    HEDDLE_DISPATCH(device, conv2d_backward_weight(input, dy, weight.grad, beta, o));
     pass.contributed(weight);
     if (bias != nullptr) {
       sum_channels(dy, bias->grad, bias->next_beta());
       pass.contributed(*bias);
     }
     if (!x.needs_grad()) return;
-    Tensor dx = Tensor::empty_like(x.value());
+    Tensor dx = Tensor::empty_like(input);
     HEDDLE_DISPATCH(device, conv2d_backward_input(dy, weight.value, dx, o));
-    x.add_grad(dx);
+    x.add_grad(converted(dx, dx.dtype(), x.value().layout()));
   });
   return y;
 }

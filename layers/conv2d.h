@@ -42,6 +42,11 @@ class Conv2d {
   Conv2dOptions options;
 };
 
+// The layouts in which a backend wants the input and gives the output.
+struct ConvLayouts {
+  Layout input, output;
+};
+
 // The backends: shapes are checked. dw = gradient + beta * dw, dw is f32 OIHW.
 #define HEDDLE_CONV2D                                                                             \
   void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o); \
@@ -49,7 +54,7 @@ class Conv2d {
                               const Conv2dOptions& o);                                            \
   void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,                 \
                              const Conv2dOptions& o);                                             \
-  Layout conv2d_layout(const Tensor& x, int64_t out_channels, const Conv2dOptions& o);
+  ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o);
 namespace cpu {
 HEDDLE_CONV2D
 }

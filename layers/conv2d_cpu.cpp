@@ -1,12 +1,15 @@
-// Convolution on the CPU by oneDNN. Per shape and direction one primitive, direct or Winograd by a
-// rule drawn from measurements (docs/benchmarks.md). Weights are reordered from OIHW at each use;
-// weight gradients are reordered back on the way into the flat buffer, and accumulate there.
+// Convolution on the CPU. 3x3 convolutions of few channels run on our own Winograd kernels
+// (layers/winograd.h), all others on oneDNN: per shape and direction one primitive, direct or
+// Winograd, by a rule drawn from measurements (docs/benchmarks.md). oneDNN's weights are reordered
+// from OIHW at each use; its weight gradients are reordered back on the way into the flat buffer,
+// and add up there.
 #include <array>
 #include <map>
 
 #include "core/context.h"
 #include "core/onednn.h"
 #include "layers/conv2d.h"
+#include "layers/winograd.h"
 
 namespace heddle::cpu {
 namespace {
@@ -115,7 +118,14 @@ const ConvPlan& conv_plan(Direction direction, const Tensor& x, const Shape& w, 
       // Not offered for this shape, processor or release of oneDNN: direct below.
     }
   }
-  return plans.emplace(key, make_plan(problem, dnnl::algorithm::convolution_direct)).first->second;
+  try {
+    return plans.emplace(key, make_plan(problem, dnnl::algorithm::convolution_direct))
+        .first->second;
+  } catch (const dnnl::error& e) {
+    throw InputError(concat("convolution of ", dtype_name(x.dtype()), " ", to_string(x.shape()),
+                            " with ", to_string(w), ": this processor or oneDNN cannot (", e.what(),
+                            ")"));
+  }
 }
 
 // The weights in the format of a plan; OIHW itself where that is the format.
@@ -129,16 +139,33 @@ Tensor pack_weight(const Tensor& w, const ConvPlan& plan, int64_t groups) {
 
 memory at(const memory::desc& desc, const Tensor& x) { return {desc, onednn().engine, x.raw()}; }
 
+// Up to 64 channels our own Winograd kernels were faster than oneDNN's in every direction.
+bool own_winograd(const Tensor& x, const Shape& w, const Conv2dOptions& o) {
+  constexpr int64_t kMostChannels = 64;
+  return o.stride == 1 && o.padding == 1 && o.groups == 1 && w[0] <= kMostChannels &&
+         w[1] <= kMostChannels && x.shape()[2] >= 4 && x.shape()[3] >= 4 && winograd_fits(x, w);
+}
+
 }  // namespace
 
-Layout conv2d_layout(const Tensor& x, int64_t out_channels, const Conv2dOptions& o) {
-  if (out_channels % 16 != 0) return x.layout() == Layout::c16 ? Layout::nhwc : x.layout();
-  if (o.groups > 1 || x.layout() != Layout::plain || x.shape()[1] > 4) return x.layout();
-  // The first convolution, from images, sets the layout of the whole network.
-  return x.dtype() == DType::bf16 ? Layout::nhwc : Layout::c16;
+ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o) {
+  const int64_t in = x.shape()[1];
+  if (x.layout() == Layout::plain) {
+    if (in > 4 || o.groups > 1 || out_channels % 16 != 0) return {Layout::plain, Layout::plain};
+    // The first convolution, from images, sets the layout of the whole network.
+    if (x.dtype() == DType::bf16) return {Layout::nhwc, Layout::nhwc};
+    return {Layout::plain, Layout::c16};
+  }
+  // A group must fill whole blocks, or be a single channel.
+  const bool depthwise = o.groups == in && o.groups == out_channels;
+  const bool blocks = in / o.groups % 16 == 0 && out_channels / o.groups % 16 == 0;
+  const bool c16 = x.layout() == Layout::c16 && out_channels % 16 == 0 && (blocks || depthwise);
+  const Layout layout = c16 ? Layout::c16 : Layout::nhwc;
+  return {layout, layout};
 }
 
 void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
+  if (own_winograd(x, w.shape(), o)) return winograd_forward(x, w, y);
   const ConvPlan& plan = conv_plan(Direction::forward, x, w.shape(), y, o);
   const Tensor packed = pack_weight(w, plan, o.groups);
   execute(plan.plan, {{DNNL_ARG_SRC, at(plan.x, x)},
@@ -152,6 +179,7 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
     if (beta == 0.0f) dw.fill_zero();
     return;
   }
+  if (own_winograd(x, dw.shape(), o)) return winograd_backward_weight(x, dy, dw, beta);
   const ConvPlan& plan = conv_plan(Direction::backward_weight, x, dw.shape(), dy, o);
   const memory::desc plain = plain_weight(dw.shape(), o.groups);
   const bool direct = plan.w == plain && beta == 0.0f;
@@ -166,6 +194,7 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
 
 void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
                            const Conv2dOptions& o) {
+  if (own_winograd(dx, w.shape(), o)) return winograd_backward_input(dy, w, dx);
   const ConvPlan& plan = conv_plan(Direction::backward_input, dx, w.shape(), dy, o);
   const Tensor packed = pack_weight(w, plan, o.groups);
   execute(plan.plan, {{DNNL_ARG_DIFF_SRC, at(plan.x, dx)},

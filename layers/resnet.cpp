@@ -1,6 +1,6 @@
 #include "layers/resnet.h"
 
-#include <cstring>
+#include <algorithm>
 #include <optional>
 
 #include "core/parallel.h"
@@ -36,11 +36,11 @@ const Arch& find_arch(const std::string& name) {
   throw InputError(concat("--arch: expected one of ", known, ", found '", name, "'"));
 }
 
-// Calls f(pixel of the large map, pixel of the small map), both counted over (N, H, W), and the
-// position of channel c of a pixel by `Walk::at`.
+// Where a pixel's channels lie in memory, per image.
 struct Walk {
   Layout layout;
   int64_t channels, pixels;  // of one image
+
   int64_t at(int64_t n, int64_t pixel, int64_t c) const {
     switch (layout) {
       case Layout::plain:
@@ -52,41 +52,55 @@ struct Walk {
     }
     return 0;
   }
+  // How many channels from c on are neighbours in memory.
+  int64_t neighbours(int64_t c) const {
+    switch (layout) {
+      case Layout::plain:
+        return 1;
+      case Layout::nhwc:
+        return channels - c;
+      case Layout::c16:
+        return 16 - c % 16;
+    }
+    return 1;
+  }
 };
 
-template <class T>
-void subsample_forward(const Tensor& x, const Tensor& y) {
-  const Shape &s = x.shape(), &t = y.shape();
-  const Walk from = {x.layout(), s[1], s[2] * s[3]}, to = {y.layout(), t[1], t[2] * t[3]};
+// Calls copy(position in the large map, position in the small map, channels) for every second pixel
+// of every second row and all stretches of channels that are neighbours on both sides.
+template <class Copy>
+void for_subsampled(const Tensor& large, const Tensor& small, Copy&& copy) {
+  const Shape &s = large.shape(), &t = small.shape();
+  const Walk from = {large.layout(), s[1], s[2] * s[3]}, to = {small.layout(), t[1], t[2] * t[3]};
   const int64_t front = (t[1] - s[1]) / 2;
-  const T* in = x.data<T>();
-  T* out = y.data<T>();
-  y.fill_zero();
-  parallel_for(t[0] * t[2], 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      for (int64_t w = 0; w < t[3]; ++w) {
-        const int64_t n = row / t[2], h = row % t[2];
-        for (int64_t c = 0; c < s[1]; ++c)
-          out[to.at(n, h * t[3] + w, front + c)] = in[from.at(n, 2 * h * s[3] + 2 * w, c)];
+  parallel_for(t[0], 1, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n)
+      for (int64_t c = 0, length = 0; c < s[1]; c += length) {
+        length = std::min({from.neighbours(c), to.neighbours(front + c), s[1] - c});
+        for (int64_t h = 0; h < t[2]; ++h)
+          for (int64_t w = 0; w < t[3]; ++w)
+            copy(from.at(n, 2 * (h * s[3] + w), c), to.at(n, h * t[3] + w, front + c), length);
       }
   });
 }
 
 template <class T>
+void subsample_forward(const Tensor& x, const Tensor& y) {
+  const T* in = x.data<T>();
+  T* out = y.data<T>();
+  y.fill_zero();
+  for_subsampled(x, y, [in, out](int64_t from, int64_t to, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) out[to + i] = in[from + i];
+  });
+}
+
+template <class T>
 void subsample_backward(const Tensor& dy, const Tensor& dx) {
-  const Shape &s = dx.shape(), &t = dy.shape();
-  const Walk from = {dx.layout(), s[1], s[2] * s[3]}, to = {dy.layout(), t[1], t[2] * t[3]};
-  const int64_t front = (t[1] - s[1]) / 2;
   const T* in = dy.data<T>();
   T* out = dx.data<T>();
   dx.fill_zero();
-  parallel_for(t[0] * t[2], 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      for (int64_t w = 0; w < t[3]; ++w) {
-        const int64_t n = row / t[2], h = row % t[2];
-        for (int64_t c = 0; c < s[1]; ++c)
-          out[from.at(n, 2 * h * s[3] + 2 * w, c)] = in[to.at(n, h * t[3] + w, front + c)];
-      }
+  for_subsampled(dx, dy, [in, out](int64_t to, int64_t from, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) out[to + i] = in[from + i];
   });
 }
 

@@ -15,7 +15,9 @@ namespace {
 
 }  // namespace
 
-Layout conv2d_layout(const Tensor&, int64_t, const Conv2dOptions&) { return Layout::nhwc; }
+ConvLayouts conv2d_layouts(const Tensor&, int64_t, const Conv2dOptions&) {
+  return {Layout::nhwc, Layout::nhwc};
+}
 
 void conv2d_forward(const Tensor&, const Tensor&, const Tensor&, const Conv2dOptions&) {
   missing("convolution");

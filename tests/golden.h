@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/parameters.h"
 #include "core/safetensors.h"
 #include "core/tensor.h"
 
@@ -54,17 +55,29 @@ inline Tensor formula(std::string_view name, const Shape& shape, float scale = 1
   return Tensor::from(formula_values(name, shape.elements(), scale, offset), shape);
 }
 
-inline std::vector<int32_t> formula_labels(std::string_view name, int64_t count, int classes) {
+inline Tensor formula_labels(std::string_view name, int64_t count, int classes) {
   const uint64_t hash = formula_hash(name);
-  std::vector<int32_t> labels(count);
+  Tensor labels = Tensor::empty({count}, DType::i32);
   for (int64_t i = 0; i < count; ++i)
-    labels[i] = static_cast<int32_t>(formula_bits(hash, i) % classes);
+    labels.data<int32_t>()[i] = static_cast<int32_t>(formula_bits(hash, i) % classes);
   return labels;
 }
 
 // The uniform distribution with the variance 2 / fan_in of He et al.
 inline float he_scale(const Shape& weight) {
   return static_cast<float>(std::sqrt(6.0 / static_cast<double>(weight.elements() / weight[0])));
+}
+
+// Every parameter of a model by its name, as formula.py's set_parameters does.
+inline void set_formula_parameters(ParameterStore& store) {
+  for (Parameter& p : store.parameters()) {
+    if (p.shape().rank() > 1)
+      p.value.copy_from(formula(p.name, p.shape(), he_scale(p.shape())));
+    else if (p.name.ends_with(".bias"))
+      p.value.copy_from(formula(p.name, p.shape(), 0.1f));
+    else
+      p.value.copy_from(formula(p.name, p.shape(), 0.1f, 1.0));
+  }
 }
 
 inline double norm(const std::vector<float>& values) {
@@ -94,10 +107,11 @@ class Golden {
                double offset = 0.0) const {
     return formula(case_ + "." + name, shape, scale, offset);
   }
-  std::vector<int32_t> labels(int64_t count, int classes) const {
+  Tensor labels(int64_t count, int classes) const {
     return formula_labels(case_ + ".labels", count, classes);
   }
   Tensor load(const std::string& name) const { return file_.load(name); }
+  bool has(const std::string& name) const { return file_.has(name); }
   std::vector<std::string> names() const { return file_.names(); }
 
   // Whole tensors by the norm of the difference; sampled ones by their norm, their projection, and

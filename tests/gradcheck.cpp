@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/context.h"
 #include "core/kernels.h"
 
 namespace heddle {
@@ -210,11 +211,16 @@ void GradCheck::check_accumulation(const Gradients& expected) {
   for (const Var& leaf : leaves) CHECK_FALSE(leaf.grad().defined());
 }
 
-std::vector<float> GradCheck::output() {
+Tensor forward_value(const GradCheck::Network& network, const std::vector<Tensor>& inputs,
+                     const TapeOptions& options) {
   std::vector<Var> leaves;
-  for (const Tensor& x : inputs_) leaves.emplace_back(x, true);
-  Tape tape(options_.tape);
-  return memory_of(network_(tape, leaves).value());
+  for (const Tensor& x : inputs) leaves.emplace_back(x, true);
+  Tape tape(options);
+  return network(tape, leaves).value();
+}
+
+std::vector<float> GradCheck::output() {
+  return memory_of(forward_value(network_, inputs_, options_.tape));
 }
 
 // Halves the step until two neighbouring central differences agree and the one-sided ones do not
@@ -289,6 +295,8 @@ void GradCheck::check_tensor(const std::string& name, float* values,
 void GradCheck::run() {
   const Gradients expected = analytic(DyMode::shared);
   check_accumulation(expected);
+  // Many small forward passes: on one thread, so that the result of several is compared with it.
+  Context alone({.threads = 1});
   const Tensor& flat = store_.values();
   for (size_t i = 0; i < inputs_.size(); ++i)
     check_tensor(concat("input ", i), inputs_[i].data<float>(), expected[i]);

@@ -79,4 +79,8 @@ class GradCheck {
   Tensor r_;
 };
 
+// The output of one forward pass, whose tape is gone.
+Tensor forward_value(const GradCheck::Network& network, const std::vector<Tensor>& inputs,
+                     const TapeOptions& options = {});
+
 }  // namespace heddle

@@ -1,21 +1,210 @@
-// Every layer against PyTorch: outputs and gradients of tests/golden/make_golden.py.
+// Every layer against PyTorch: outputs and gradients of tests/golden/make_golden.py, in every
+// layout that the shape allows.
 #include <doctest/doctest.h>
 
+#include <functional>
+
 #include "core/context.h"
+#include "core/kernels.h"
+#include "layers/activation.h"
+#include "layers/batchnorm.h"
+#include "layers/conv2d.h"
+#include "layers/linear.h"
+#include "layers/loss.h"
+#include "layers/pooling.h"
 #include "tests/golden.h"
 
 using namespace heddle;
 
+namespace {
+
+std::vector<Layout> layouts(const Shape& shape) {
+  if (shape.rank() != 4) return {Layout::plain};
+  if (shape[1] % 16 != 0) return {Layout::plain, Layout::nhwc};
+  return {Layout::plain, Layout::nhwc, Layout::c16};
+}
+
+// Propagates dy from y, whatever y's layout.
+void backward(Tape& tape, const Var& y, const Tensor& dy) {
+  Var scalar(Tensor::zeros({1}), true);
+  tape.record("dy", scalar, {}, [&](BackwardPass&) {
+    y.add_grad(converted(dy, DType::f32, y.value().layout()).clone());
+  });
+  tape.backward(scalar);
+}
+
+Parameter& add_parameter(ParameterStore& store, const std::string& name, const Shape& shape) {
+  return store.add(name, shape, constant_init(0.0f));
+}
+
+void check_conv2d(const std::string& name, const Shape& x_shape, const Shape& w_shape,
+                  const Conv2dOptions& options) {
+  for (Layout layout : layouts(x_shape)) {
+    CAPTURE(std::string(layout_name(layout)));
+    const Golden golden(name);
+    ParameterStore store;
+    Parameter& weight = add_parameter(store, "weight", w_shape);
+    store.finalize(0);
+    weight.value.copy_from(golden.value("weight", w_shape, he_scale(w_shape)));
+    const Var x(converted(golden.value("x", x_shape), DType::f32, layout), true);
+    Tape tape;
+    const Var y = conv2d(tape, x, weight, nullptr, options);
+    backward(tape, y, golden.value("dy", y.shape()));
+    golden.expect("y", y.value());
+    golden.expect("dx", x.grad());
+    golden.expect("dweight", weight.grad);
+  }
+}
+
+void check_batchnorm(const std::string& name, const Shape& shape, bool training, bool relu = false,
+                     bool add = false) {
+  const Shape c{shape[1]};
+  for (Layout layout : layouts(shape)) {
+    CAPTURE(std::string(layout_name(layout)));
+    const Golden golden(name);
+    ParameterStore store;
+    const BatchNorm2d norm(store, "bn", shape[1]);
+    store.finalize(0);
+    norm.weight->value.copy_from(golden.value("weight", c, 0.1f, 1.0));
+    norm.bias->value.copy_from(golden.value("bias", c, 0.1f));
+    norm.running_mean->value.copy_from(golden.value("running_mean", c, 0.1f));
+    norm.running_var->value.copy_from(golden.value("running_var", c, 0.1f, 1.0));
+    const Var x(converted(golden.value("x", shape, 2.0f, 0.5), DType::f32, layout), true);
+    const Var residual(converted(golden.value("residual", shape), DType::f32, layout), true);
+    Tape tape({.training = training});
+    const Var y = batchnorm2d(tape, x, norm, {.relu = relu, .residual = add ? &residual : nullptr});
+    golden.expect("y", y.value());
+    if (!training) continue;
+    backward(tape, y, golden.value("dy", shape));
+    golden.expect("running_mean", norm.running_mean->value);
+    golden.expect("running_var", norm.running_var->value);
+    golden.expect("dx", x.grad());
+    golden.expect("dweight", norm.weight->grad);
+    golden.expect("dbias", norm.bias->grad);
+    if (add) golden.expect("dresidual", residual.grad());
+  }
+}
+
+void check_without_parameters(const std::string& name, const Shape& shape,
+                              const std::function<Var(Tape&, const Var&)>& layer) {
+  for (Layout layout : layouts(shape)) {
+    CAPTURE(std::string(layout_name(layout)));
+    const Golden golden(name);
+    const Var x(converted(golden.value("x", shape), DType::f32, layout), true);
+    Tape tape;
+    const Var y = layer(tape, x);
+    backward(tape, y, golden.value("dy", y.shape()));
+    golden.expect("y", y.value());
+    golden.expect("dx", x.grad());
+  }
+}
+
+}  // namespace
+
 TEST_CASE("golden: both sides compute the same numbers from names") {
   Context context;
-  Golden golden("formula");
+  const Golden golden("formula");
   const Shape n{1000};
   CHECK(formula("layer1.0.conv1.weight", n).to_vector() == golden.load("uniform").to_vector());
   const float scale = he_scale({16, 16, 3, 3});
   CHECK(formula("layer1.0.conv1.weight", n, scale).to_vector() ==
         golden.load("scaled").to_vector());
   CHECK(formula("bn1.weight", n, 0.1f, 1.0).to_vector() == golden.load("shifted").to_vector());
-  const Tensor labels = golden.load("labels");
-  const std::vector<int32_t> ours = formula_labels("labels:0", 100, 10);
-  CHECK(std::equal(ours.begin(), ours.end(), labels.data<int64_t>()));
+  const Tensor labels = golden.load("labels"), ours = formula_labels("labels:0", 100, 10);
+  CHECK(std::equal(labels.data<int64_t>(), labels.data<int64_t>() + 100, ours.data<int32_t>()));
+}
+
+TEST_CASE("golden: conv2d") {
+  Context context;
+  check_conv2d("conv2d_3x3_s1", {2, 8, 9, 7}, {12, 8, 3, 3}, {.padding = 1});
+  check_conv2d("conv2d_3x3_s2", {2, 8, 9, 7}, {12, 8, 3, 3}, {.stride = 2, .padding = 1});
+  check_conv2d("conv2d_1x1_s2", {2, 8, 9, 7}, {12, 8, 1, 1}, {.stride = 2});
+  check_conv2d("conv2d_7x7_s2", {2, 3, 15, 13}, {16, 3, 7, 7}, {.stride = 2, .padding = 3});
+  check_conv2d("conv2d_groups2", {2, 8, 9, 7}, {12, 4, 3, 3}, {.padding = 1, .groups = 2});
+  check_conv2d("conv2d_3x3_c16", {2, 16, 8, 8}, {16, 16, 3, 3}, {.padding = 1});
+  check_conv2d("conv2d_3x3_c32", {2, 32, 8, 8}, {32, 32, 3, 3}, {.padding = 1});
+  check_conv2d("conv2d_3x3_c16_s2", {2, 16, 8, 8}, {32, 16, 3, 3}, {.stride = 2, .padding = 1});
+  check_conv2d("conv2d_3x3_c3_c16", {2, 3, 8, 8}, {16, 3, 3, 3}, {.padding = 1});
+  check_conv2d("conv2d_1x1_c32", {2, 32, 4, 4}, {64, 32, 1, 1}, {});
+}
+
+TEST_CASE("golden: batch norm, alone and fused") {
+  Context context;
+  for (const auto& [suffix, shape] :
+       {std::pair{"", Shape{3, 5, 4, 6}}, std::pair{"_c16", Shape{2, 16, 4, 4}}}) {
+    check_batchnorm(concat("batchnorm_train", suffix), shape, true);
+    check_batchnorm(concat("batchnorm_eval", suffix), shape, false);
+    check_batchnorm(concat("batchnorm_relu", suffix), shape, true, true);
+    check_batchnorm(concat("batchnorm_add_relu", suffix), shape, true, true, true);
+  }
+}
+
+TEST_CASE("golden: ReLU and pooling") {
+  Context context;
+  check_without_parameters("relu", {2, 8, 5, 5}, relu);
+  const PoolOptions max{.kernel = 3, .stride = 2, .padding = 1};
+  auto max_pool = [&](Tape& tape, const Var& x) { return max_pool2d(tape, x, max); };
+  check_without_parameters("max_pool_3x3_s2", {2, 5, 9, 8}, max_pool);
+  check_without_parameters("max_pool_3x3_s2_c16", {2, 16, 8, 8}, max_pool);
+  check_without_parameters("avg_pool_2x2_s2", {2, 5, 8, 6}, [](Tape& tape, const Var& x) {
+    return average_pool2d(tape, x, {.kernel = 2, .stride = 2});
+  });
+  for (bool include : {true, false}) {
+    const PoolOptions average{.kernel = 3, .stride = 2, .padding = 1, .count_include_pad = include};
+    check_without_parameters(
+        include ? "avg_pool_3x3_s2_p1_include" : "avg_pool_3x3_s2_p1_exclude", {2, 5, 9, 8},
+        [&](Tape& tape, const Var& x) { return average_pool2d(tape, x, average); });
+  }
+  check_without_parameters("global_avg_pool", {2, 16, 5, 7}, global_average_pool);
+}
+
+TEST_CASE("golden: linear") {
+  Context context;
+  const Golden golden("linear");
+  ParameterStore store;
+  Parameter& weight = add_parameter(store, "weight", {10, 24});
+  Parameter& bias = add_parameter(store, "bias", {10});
+  store.finalize(0);
+  weight.value.copy_from(golden.value("weight", {10, 24}, he_scale({10, 24})));
+  bias.value.copy_from(golden.value("bias", {10}, 0.1f));
+  const Var x(golden.value("x", {5, 24}), true);
+  Tape tape;
+  const Var y = linear(tape, x, weight, &bias);
+  backward(tape, y, golden.value("dy", y.shape()));
+  golden.expect("y", y.value());
+  golden.expect("dx", x.grad());
+  golden.expect("dweight", weight.grad);
+  golden.expect("dbias", bias.grad);
+}
+
+TEST_CASE("golden: add") {
+  Context context;
+  const Golden golden("add");
+  const Shape shape{2, 6, 5, 5};
+  for (Layout layout : layouts(shape)) {
+    CAPTURE(std::string(layout_name(layout)));
+    const Var a(converted(golden.value("a", shape), DType::f32, layout), true);
+    const Var b(converted(golden.value("b", shape), DType::f32, layout), true);
+    Tape tape;
+    const Var y = add(tape, a, b);
+    backward(tape, y, golden.value("dy", shape));
+    golden.expect("y", y.value());
+    golden.expect("da", a.grad());
+    golden.expect("db", b.grad());
+  }
+}
+
+TEST_CASE("golden: softmax cross-entropy") {
+  Context context;
+  for (const auto& [name, smoothing] :
+       {std::pair{"cross_entropy", 0.0f}, std::pair{"cross_entropy_smoothed", 0.1f}}) {
+    const Golden golden(name);
+    const Var logits(golden.value("logits", {7, 10}, 3.0f), true);
+    Tape tape;
+    const Var loss =
+        softmax_cross_entropy(tape, logits, golden.labels(7, 10), {.label_smoothing = smoothing});
+    tape.backward(loss);
+    golden.expect("loss", loss.value());
+    golden.expect("dlogits", logits.grad());
+  }
 }

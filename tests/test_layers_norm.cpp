@@ -69,13 +69,11 @@ TEST_CASE("batchnorm2d: equals its formula, and gradients, in every layout and f
         const Tensor z = random_tensor(shape, 4, k.layout);
         std::vector<Tensor> inputs = {x};
         if (residual) inputs.push_back(z);
-        auto network = [&](Tape& t, const std::vector<Var>& in) {
+        const GradCheck::Network network = [&](Tape& t, const std::vector<Var>& in) {
           return batchnorm2d(t, in[0], f.norm,
                              {.relu = relu, .residual = residual ? &in[1] : nullptr});
         };
-        Tape tape;
-        const Var y = network(tape, {Var(x), Var(z)});
-        CHECK(relative_distance(y.value().to_vector(),
+        CHECK(relative_distance(forward_value(network, inputs).to_vector(),
                                 reference(x.to_vector(), shape, f.norm,
                                           residual ? z.to_vector() : std::vector<float>{}, relu)) <
               1e-6);
@@ -203,7 +201,7 @@ TEST_CASE("batchnorm2d: bf16 agrees with fp32 within its rounding") {
       for (bool residual : {false, true}) {
         INFO(layout_name(layout) << " relu " << relu << " residual " << residual);
         NormFixture f(32);
-        auto network = [&](Tape& t, const std::vector<Var>& in) {
+        const GradCheck::Network network = [&](Tape& t, const std::vector<Var>& in) {
           return batchnorm2d(t, in[0], f.norm,
                              {.relu = relu, .residual = residual ? &in[1] : nullptr});
         };

@@ -83,7 +83,7 @@ def numpy(t):
 # ----------------------------------------------------------------------------------------- layers
 
 
-def layer_case(case, inputs, run, check, dy=(1.0, 0.0)):
+def layer_case(case, inputs, run, check, dy=(1.0, 0.0), gradients=True):
     """Runs `run(**inputs)` -> {name: tensor}, the first being y, and its gradients d<input>.
 
     inputs: {name: (shape, scale, offset)}; dy: scale and offset of the upstream gradient.
@@ -97,9 +97,10 @@ def layer_case(case, inputs, run, check, dy=(1.0, 0.0)):
             leaves[name] = leaf.requires_grad_()
         results = run(**leaves)
         y = next(iter(results.values()))
-        y.backward(value(f"{case}.dy", y.shape, *dy, dtype))
-        results.update({"d" + name: leaf.grad for name, leaf in leaves.items()})
-        return {name: numpy(t) for name, t in results.items() if t is not None}
+        if gradients:
+            y.backward(value(f"{case}.dy", y.shape, *dy, dtype))
+            results.update({"d" + name: leaf.grad for name, leaf in leaves.items()})
+        return {name: numpy(t) for name, t in results.items()}
 
     exact, rounded, tensors = compute(torch.float64), compute(torch.float32), {}
     for name, t in exact.items():
@@ -142,7 +143,7 @@ def batchnorm_case(case, shape, check, training=True, relu=False, add=False):
     inputs = {"x": (shape, 2, 0.5), "weight": ((c,), 0.1, 1), "bias": ((c,), 0.1, 0)}
     if add:
         inputs["residual"] = (shape, 1, 0)
-    layer_case(case, inputs, run, check)
+    layer_case(case, inputs, run, check, gradients=training)
 
 
 def pool_case(case, shape, f, check):
@@ -153,11 +154,12 @@ def make_layers(check):
     conv_case("conv2d_3x3_s1", (2, 8, 9, 7), (12, 8, 3, 3), check, padding=1)
     conv_case("conv2d_3x3_s2", (2, 8, 9, 7), (12, 8, 3, 3), check, stride=2, padding=1)
     conv_case("conv2d_1x1_s2", (2, 8, 9, 7), (12, 8, 1, 1), check, stride=2)
-    conv_case("conv2d_7x7_s2", (2, 3, 15, 13), (8, 3, 7, 7), check, stride=2, padding=3)
+    conv_case("conv2d_7x7_s2", (2, 3, 15, 13), (16, 3, 7, 7), check, stride=2, padding=3)
     conv_case("conv2d_groups2", (2, 8, 9, 7), (12, 4, 3, 3), check, padding=1, groups=2)
     conv_case("conv2d_3x3_c16", (2, 16, 8, 8), (16, 16, 3, 3), check, padding=1)
     conv_case("conv2d_3x3_c32", (2, 32, 8, 8), (32, 32, 3, 3), check, padding=1)
     conv_case("conv2d_3x3_c16_s2", (2, 16, 8, 8), (32, 16, 3, 3), check, stride=2, padding=1)
+    conv_case("conv2d_3x3_c3_c16", (2, 3, 8, 8), (16, 3, 3, 3), check, padding=1)
     conv_case("conv2d_1x1_c32", (2, 32, 4, 4), (64, 32, 1, 1), check)
 
     for suffix, shape in (("", (3, 5, 4, 6)), ("_c16", (2, 16, 4, 4))):

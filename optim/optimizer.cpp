@@ -1,0 +1,132 @@
+#include "optim/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/kernels.h"
+#include "core/trace.h"
+#include "optim/clip.h"
+
+namespace heddle {
+
+Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
+                     const OptimizerOptions& options)
+    : store_(store), rule_(std::move(rule)), options_(options) {
+  check(options.accumulate > 0, "accumulate: expected at least one micro-step, found ",
+        options.accumulate);
+  check(options.clip_grad_norm >= 0 && std::isfinite(options.clip_grad_norm),
+        "clip-grad-norm: expected a number of at least 0, found ", options.clip_grad_norm);
+  rule_->attach(store);
+  // On CUDA a look at each gradient would stop the host once per parameter; the norm stops it once.
+  deferred_ = options.clip_grad_norm > 0 || options.on_nonfinite == OnNonfinite::step ||
+              store.values().device().is_cuda();
+  counters_ = Tensor::empty_on(Device{}, {2}, DType::i64);
+  counters_.fill_zero();
+
+  std::vector<const Parameter*> order;
+  for (const Parameter& p : store.parameters()) order.push_back(&p);
+  std::sort(order.begin(), order.end(),
+            [](const Parameter* a, const Parameter* b) { return a->offset < b->offset; });
+  for (const Parameter* p : order) {
+    const bool decay = rule_->decays(*p);
+    if (ranges_.empty() || ranges_.back().decay != decay)
+      ranges_.push_back({p->offset, p->offset, decay});
+    ranges_.back().end = p->offset + p->size();
+  }
+}
+
+void Optimizer::begin_step(double lr) {
+  check(lr >= 0 && std::isfinite(lr), "learning rate: expected a number of at least 0, found ", lr);
+  lr_ = lr;
+  progress_.clear();
+  updated_ = not_finite_ = 0;
+  if (micro_step_ > 0) return;
+  // Only this: use counts are the tape's, and forward has run already.
+  for (Parameter& p : store_.parameters()) p.written = false;
+}
+
+UpdateInput Optimizer::input(double clip) const {
+  return {.lr = lr_, .grad_scale = clip / options_.accumulate, .step = steps() + 1};
+}
+
+void Optimizer::ready(Parameter& p) {
+  Progress& progress = progress_[&p];
+  progress.ready = true;
+  update_if_allowed(p, progress);
+}
+
+void Optimizer::weights_free(Parameter& p) {
+  Progress& progress = progress_[&p];
+  progress.free = true;
+  update_if_allowed(p, progress);
+}
+
+void Optimizer::update_if_allowed(Parameter& p, const Progress& progress) {
+  // A gradient that nobody wrote is stale memory; finish_step sets it to zero.
+  if (progress.ready && progress.free && p.written && !deferred_ && last_micro_step())
+    update_one(p);
+}
+
+void Optimizer::update_one(Parameter& p) {
+  Progress& progress = progress_[&p];
+  if (progress.updated) return;
+  progress.updated = true;
+  TraceRange range("update", p.name);
+  if (all_finite(p.grad)) {
+    rule_->update(p, input());
+    ++updated_;
+  } else {
+    ++not_finite_;
+  }
+}
+
+void Optimizer::zero_missing_gradients() {
+  for (Parameter& p : store_.parameters()) {
+    if (p.written) continue;
+    p.grad.fill_zero();
+    if (named_missing_.insert(p.name).second && options_.log)
+      options_.log("parameter " + p.name + ": no gradient in this step, zero is used");
+  }
+}
+
+void Optimizer::finish_deferred(StepReport& report) {
+  report.grad_norm = global_norm(store_) / options_.accumulate;
+  if (std::isfinite(report.grad_norm)) {
+    TraceRange range("update", "all");
+    const double clip =
+        options_.clip_grad_norm > 0 ? clip_factor(report.grad_norm, options_.clip_grad_norm) : 1.0;
+    for (const Range& r : ranges_) rule_->update_range(r.begin, r.end, r.decay, input(clip));
+    updated_ = std::ssize(store_.parameters());
+  } else if (options_.on_nonfinite == OnNonfinite::bucket && options_.clip_grad_norm == 0) {
+    for (Parameter& p : store_.parameters()) update_one(p);
+  } else {
+    for (const Parameter& p : store_.parameters()) not_finite_ += !all_finite(p.grad);
+  }
+}
+
+StepReport Optimizer::finish_step() {
+  StepReport report;
+  if (!last_micro_step()) {
+    ++micro_step_;
+    return report;
+  }
+  micro_step_ = 0;
+  zero_missing_gradients();
+  if (deferred_)
+    finish_deferred(report);
+  else
+    for (Parameter& p : store_.parameters()) update_one(p);
+  report.due = true;
+  report.skipped = updated_ == 0 && not_finite_ > 0;
+  report.skipped_parameters = not_finite_;
+  ++counters_.data<int64_t>()[report.skipped ? 1 : 0];
+  return report;
+}
+
+std::vector<std::pair<std::string, Tensor>> Optimizer::named_state() const {
+  auto out = rule_->named_state();
+  out.emplace_back("optimizer.steps", counters_);
+  return out;
+}
+
+}  // namespace heddle

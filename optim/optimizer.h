@@ -1,0 +1,100 @@
+// Optimizer: turns final gradients into new weights while backward is still running.
+// A parameter's update waits for two signals: ready (its gradient is final) and weights_free (the
+// last closure that reads its value has returned). Clipping by the global norm and skipping whole
+// steps need all gradients first: then everything happens in finish_step. Both ways give the same
+// bits.
+//
+//   optimizer.begin_step(schedule.lr(step));
+//   tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
+//                 [&](Parameter& p) { optimizer.weights_free(p); });
+//   StepReport report = optimizer.finish_step();
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/parameters.h"
+#include "optim/update_rule.h"
+
+namespace heddle {
+
+// What happens when a gradient holds NaN or Inf. bucket: what is finite is applied, parameter by
+// parameter in one process. step: nothing of the step is applied.
+enum class OnNonfinite : uint8_t { bucket, step };
+
+struct OptimizerOptions {
+  int accumulate = 1;         // micro-steps (begin, backward, finish) per update; their mean counts
+  double clip_grad_norm = 0;  // largest global norm of the mean gradient; 0: no clipping
+  OnNonfinite on_nonfinite = OnNonfinite::bucket;
+  std::function<void(const std::string&)> log = {};  // gets one line of text; may be empty
+};
+
+struct StepReport {
+  bool due = false;                // false: a micro-step, more gradients are to come
+  bool skipped = false;            // nothing was applied: the gradients were not finite
+  int64_t skipped_parameters = 0;  // those with a gradient that is not finite, where known
+  // Global norm of the mean gradient before clipping; NaN where updates did not wait for it.
+  double grad_norm = std::numeric_limits<double>::quiet_NaN();
+};
+
+class Optimizer {
+ public:
+  // The store must be finalized and outlive the optimizer. Throws InputError for bad options.
+  Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
+            const OptimizerOptions& options = {});
+
+  // Forgets the gradients, unless micro-steps are being added up. Throws InputError for a rate that
+  // is negative or not finite.
+  void begin_step(double lr);
+  // p.grad is complete for this backward pass.
+  void ready(Parameter& p);
+  // No closure of this backward pass will read p.value again. Never called: finish_step updates.
+  void weights_free(Parameter& p);
+  // Updates what is left. Parameters without a gradient get zero (weight decay and momentum still
+  // apply) and are named once in the log.
+  StepReport finish_step();
+
+  int64_t steps() const { return counters_.data<int64_t>()[0]; }          // applied
+  int64_t skipped_steps() const { return counters_.data<int64_t>()[1]; }  // not applied
+  const UpdateRule& rule() const { return *rule_; }
+  // Everything that a checkpoint keeps, as views to copy from and into: the rule's state and the
+  // counters. Only between updates, not between micro-steps.
+  std::vector<std::pair<std::string, Tensor>> named_state() const;
+
+ private:
+  struct Progress {
+    bool ready = false, free = false, updated = false;
+  };
+  struct Range {  // neighbours in the flat buffers with the same weight decay
+    int64_t begin, end;
+    bool decay;
+  };
+
+  bool last_micro_step() const { return micro_step_ + 1 == options_.accumulate; }
+  UpdateInput input(double clip = 1) const;
+  void update_if_allowed(Parameter& p, const Progress& progress);
+  void update_one(Parameter& p);
+  void zero_missing_gradients();
+  void finish_deferred(StepReport& report);
+
+  ParameterStore& store_;
+  std::unique_ptr<UpdateRule> rule_;
+  OptimizerOptions options_;
+  bool deferred_;
+  double lr_ = 0;
+  int micro_step_ = 0;
+  int64_t updated_ = 0, not_finite_ = 0;  // parameters in this step
+  std::unordered_map<const Parameter*, Progress> progress_;
+  std::vector<Range> ranges_;
+  std::set<std::string> named_missing_;
+  Tensor counters_;  // i64: steps applied, steps skipped
+};
+
+}  // namespace heddle

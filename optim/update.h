@@ -1,0 +1,43 @@
+// The backend functions behind optim/update_rule.h: one pass over a slice of the flat buffers. They
+// trust their arguments. Internal.
+//
+// Every multiply-add is written as one, so that an element's result depends neither on the place of
+// the slice's ends nor on the device.
+#pragma once
+
+#include <cstdint>
+
+namespace heddle {
+
+struct SgdStep {
+  float lr, momentum, weight_decay, grad_scale;
+  bool nesterov;
+};
+
+struct AdamStep {
+  float beta1, beta2, eps;
+  float rest1, rest2;         // 1 - beta1, 1 - beta2, rounded once
+  float step_size;            // lr / (1 - beta1^t)
+  float second_moment_scale;  // 1 / sqrt(1 - beta2^t)
+  float weight_decay;         // added to the gradient (Adam); 0 for AdamW
+  float shrink;  // the weight's factor before the step: 1 - lr * weight decay (AdamW), or 1
+  float grad_scale;
+};
+
+// w, g and the state have n elements each and do not overlap. `velocity` is null without momentum.
+#define HEDDLE_UPDATES                                                                      \
+  void sgd(float* w, const float* g, float* velocity, int64_t n, const SgdStep& step);      \
+  void adam(float* w, const float* g, float* first_moment, float* second_moment, int64_t n, \
+            const AdamStep& step);
+
+namespace cpu {
+HEDDLE_UPDATES
+}
+#ifdef HEDDLE_CUDA
+namespace cuda {
+HEDDLE_UPDATES
+}
+#endif
+#undef HEDDLE_UPDATES
+
+}  // namespace heddle

@@ -1,0 +1,128 @@
+#include "optim/update_rule.h"
+
+#include <cmath>
+
+#include "core/shared_kernel.h"
+#include "optim/update.h"
+
+namespace heddle {
+namespace {
+
+class Sgd : public UpdateRule {
+ public:
+  explicit Sgd(const SgdOptions& options)
+      : UpdateRule(options.momentum > 0 ? std::vector<std::string>{"momentum_buffer"}
+                                        : std::vector<std::string>{},
+                   options.decay_norm_bias),
+        options_(options) {}
+
+  const char* name() const override { return "sgd"; }
+
+ protected:
+  void apply(const Slice& slice, const UpdateInput& input) const override {
+    const SgdStep step{.lr = static_cast<float>(input.lr),
+                       .momentum = static_cast<float>(options_.momentum),
+                       .weight_decay = static_cast<float>(slice.decay ? options_.weight_decay : 0),
+                       .grad_scale = static_cast<float>(input.grad_scale),
+                       .nesterov = options_.nesterov};
+    float* velocity = slice.state.empty() ? nullptr : slice.state[0];
+    HEDDLE_DISPATCH(slice.device, sgd(slice.w, slice.g, velocity, slice.n, step));
+  }
+
+ private:
+  SgdOptions options_;
+};
+
+class Adam : public UpdateRule {
+ public:
+  explicit Adam(const AdamOptions& options)
+      : UpdateRule({"exp_avg", "exp_avg_sq"}, options.decay_norm_bias), options_(options) {}
+
+  const char* name() const override { return options_.decoupled ? "adamw" : "adam"; }
+
+ protected:
+  void apply(const Slice& slice, const UpdateInput& input) const override {
+    const double t = static_cast<double>(input.step);
+    const double decay = slice.decay ? options_.weight_decay : 0;
+    const AdamStep step{
+        .beta1 = static_cast<float>(options_.beta1),
+        .beta2 = static_cast<float>(options_.beta2),
+        .eps = static_cast<float>(options_.eps),
+        .rest1 = static_cast<float>(1 - options_.beta1),
+        .rest2 = static_cast<float>(1 - options_.beta2),
+        .step_size = static_cast<float>(input.lr / (1 - std::pow(options_.beta1, t))),
+        .second_moment_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, t))),
+        .weight_decay = static_cast<float>(options_.decoupled ? 0 : decay),
+        .shrink = static_cast<float>(options_.decoupled ? 1 - input.lr * decay : 1),
+        .grad_scale = static_cast<float>(input.grad_scale)};
+    HEDDLE_DISPATCH(slice.device,
+                    adam(slice.w, slice.g, slice.state[0], slice.state[1], slice.n, step));
+  }
+
+ private:
+  AdamOptions options_;
+};
+
+// Compared so that NaN fails too.
+void check_at_least_zero(double value, const char* name) {
+  check(value >= 0 && std::isfinite(value), name, ": expected a number of at least 0, found ",
+        value);
+}
+
+void check_fraction(double value, const char* name) {
+  check(value >= 0 && value < 1, name, ": expected a number from 0 to below 1, found ", value);
+}
+
+}  // namespace
+
+void UpdateRule::attach(ParameterStore& store) {
+  check(store_ == nullptr, name(), ": attached twice");
+  check(store.values().defined(), name(), ": attached before the parameters were finalized");
+  store_ = &store;
+  for (size_t i = 0; i < kinds_.size(); ++i) {
+    state_.push_back(Tensor::empty_like(store.values()));
+    state_.back().fill_zero();
+  }
+}
+
+void UpdateRule::update(const Parameter& p, const UpdateInput& input) {
+  update_range(p.offset, p.offset + p.size(), decays(p), input);
+}
+
+void UpdateRule::update_range(int64_t begin, int64_t end, bool decay, const UpdateInput& input) {
+  const Tensor& values = store_->values();
+  Slice slice{.device = values.device(),
+              .w = values.data<float>() + begin,
+              .g = store_->grads().data<float>() + begin,
+              .state = {},
+              .n = end - begin,
+              .decay = decay};
+  for (const Tensor& state : state_) slice.state.push_back(state.data<float>() + begin);
+  apply(slice, input);
+}
+
+std::vector<std::pair<std::string, Tensor>> UpdateRule::named_state() const {
+  std::vector<std::pair<std::string, Tensor>> out;
+  for (size_t k = 0; k < state_.size(); ++k)
+    for (const Parameter& p : store_->parameters())
+      out.emplace_back(kinds_[k] + "." + p.name,
+                       state_[k].slice(p.offset, p.offset + p.size()).reshape(p.shape()));
+  return out;
+}
+
+std::unique_ptr<UpdateRule> make_sgd(const SgdOptions& options) {
+  check_fraction(options.momentum, "momentum");
+  check_at_least_zero(options.weight_decay, "weight decay");
+  check(!options.nesterov || options.momentum > 0, "nesterov: expected a momentum above 0");
+  return std::make_unique<Sgd>(options);
+}
+
+std::unique_ptr<UpdateRule> make_adam(const AdamOptions& options) {
+  check_fraction(options.beta1, "beta1");
+  check_fraction(options.beta2, "beta2");
+  check_at_least_zero(options.eps, "eps");
+  check_at_least_zero(options.weight_decay, "weight decay");
+  return std::make_unique<Adam>(options);
+}
+
+}  // namespace heddle

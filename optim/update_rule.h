@@ -1,0 +1,86 @@
+// Update rules: SGD, Adam, AdamW. A rule turns a slice of the flat gradient buffer into new weights
+// in one pass over memory. It works on any slice, so that a parameter or a bucket is updated as
+// soon as its gradient is final; how the buffers are cut never changes a bit of the result. Results
+// agree with torch.optim.SGD, Adam and AdamW.
+//
+//   auto rule = make_sgd({.momentum = 0.9, .nesterov = true, .weight_decay = 5e-4});
+//   rule->attach(store);
+//   rule->update(parameter, {.lr = 0.1});
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/parameters.h"
+
+namespace heddle {
+
+struct UpdateInput {
+  double lr = 0;
+  double grad_scale = 1;  // the gradient's factor: 1 / micro-steps, and the clip's
+  int64_t step = 1;       // this update's number, from 1 (Adam's bias correction)
+};
+
+class UpdateRule {
+ public:
+  virtual ~UpdateRule() = default;
+
+  // Allocates the state, zero, laid out like the parameters. Once, after store.finalize(); the
+  // store must outlive the rule.
+  void attach(ParameterStore& store);
+
+  // p.value becomes the updated weights; p.grad stays.
+  void update(const Parameter& p, const UpdateInput& input);
+  // The same for elements [begin, end) of the flat buffers, padding included (it stays zero).
+  void update_range(int64_t begin, int64_t end, bool decay, const UpdateInput& input);
+
+  // Whether weight decay applies to this parameter.
+  bool decays(const Parameter& p) const { return decay_norm_bias_ || p.decay; }
+  virtual const char* name() const = 0;
+  // Views of the state, named "<kind>.<parameter>" with PyTorch's kinds (momentum_buffer, exp_avg,
+  // exp_avg_sq), for checkpoints.
+  std::vector<std::pair<std::string, Tensor>> named_state() const;
+
+ protected:
+  UpdateRule(std::vector<std::string> state_kinds, bool decay_norm_bias)
+      : kinds_(std::move(state_kinds)), decay_norm_bias_(decay_norm_bias) {}
+
+  struct Slice {
+    Device device;
+    float* w;
+    const float* g;
+    std::vector<float*> state;  // one pointer per kind
+    int64_t n;
+    bool decay;
+  };
+  virtual void apply(const Slice& slice, const UpdateInput& input) const = 0;
+
+ private:
+  std::vector<std::string> kinds_;
+  bool decay_norm_bias_;
+  ParameterStore* store_ = nullptr;
+  std::vector<Tensor> state_;
+};
+
+struct SgdOptions {
+  double momentum = 0;
+  bool nesterov = false;        // needs momentum
+  double weight_decay = 0;      // added to the gradient
+  bool decay_norm_bias = true;  // false: batch norm and biases do not decay
+};
+
+struct AdamOptions {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  double weight_decay = 0;
+  bool decoupled = false;  // true: AdamW, the weights shrink by lr * weight_decay instead
+  bool decay_norm_bias = true;
+};
+
+// Both throw InputError for options out of range.
+std::unique_ptr<UpdateRule> make_sgd(const SgdOptions& options);
+std::unique_ptr<UpdateRule> make_adam(const AdamOptions& options);
+
+}  // namespace heddle

@@ -1,0 +1,309 @@
+// Augmentation against naive references and by its properties.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "data/augment.h"
+#include "data/resample.h"
+#include "tests/data_files.h"
+
+namespace heddle {
+namespace {
+
+constexpr Normalization kOdd{{0.4914f, 0.4822f, 0.4465f}, {0.2470f, 0.2435f, 0.2616f}};
+constexpr Normalization kBytes{{0, 0, 0}, {1 / 255.0f, 1 / 255.0f, 1 / 255.0f}};
+
+Image random_image(int width, int height, uint64_t seed = 1) {
+  Image image{width, height, 0, Bytes(static_cast<size_t>(3 * width * height))};
+  const Philox rng(seed, 0);
+  for (size_t i = 0; i < image.pixels.size(); ++i)
+    image.pixels[i] = static_cast<uint8_t>(rng.below(i, 256));
+  return image;
+}
+
+Image constant_image(int width, int height, uint8_t red, uint8_t green, uint8_t blue) {
+  Image image{width, height, 0, {}};
+  for (int i = 0; i < width * height; ++i)
+    image.pixels.insert(image.pixels.end(), {red, green, blue});
+  return image;
+}
+
+std::vector<float> run(const Augmentation& augmentation, const Image& image, uint64_t sample = 0,
+                       uint64_t epoch = 0) {
+  std::vector<float> out(static_cast<size_t>(3 * augmentation.size * augmentation.size), NAN);
+  augment(augmentation, image, Philox(5, stream_id(Stream::augment, epoch)), sample, out.data());
+  return out;
+}
+
+// The window at (left, top) of the image with black around it, mirrored or not, normalised.
+std::vector<float> naive_crop(const Image& image, int left, int top, bool flip,
+                              const Normalization& normalization) {
+  const int size = image.width;
+  std::vector<float> out;
+  for (size_t c = 0; c < 3; ++c)
+    for (int y = 0; y < size; ++y)
+      for (int x = 0; x < size; ++x) {
+        const int row = y + top, column = (flip ? size - 1 - x : x) + left;
+        const bool inside = row >= 0 && row < size && column >= 0 && column < size;
+        const int value =
+            inside ? image.pixels[static_cast<size_t>(3 * (row * size + column)) + c] : 0;
+        out.push_back(
+            static_cast<float>((value / 255.0 - static_cast<double>(normalization.mean[c])) /
+                               static_cast<double>(normalization.std[c])));
+      }
+  return out;
+}
+
+std::vector<float> mirrored(std::vector<float> planes, int size) {
+  for (size_t row = 0; row < planes.size(); row += static_cast<size_t>(size))
+    std::reverse(planes.begin() + static_cast<std::ptrdiff_t>(row),
+                 planes.begin() + static_cast<std::ptrdiff_t>(row) + size);
+  return planes;
+}
+
+TEST_CASE("augment: none normalises exactly") {
+  const Image image = random_image(9, 9);
+  const Augmentation plain{.size = 9, .normalization = kOdd};
+  CHECK(run(plain, image) == naive_crop(image, 0, 0, false, kOdd));
+  CHECK(run(plain, image, 7, 3) == run(plain, image));
+  CHECK(contains(input_error([&] { run(plain, random_image(9, 8)); }),
+                 "expected an image of 9 x 9 pixels, found 9 x 8"));
+}
+
+TEST_CASE("augment: pad and crop take every window, exactly") {
+  const Image image = random_image(12, 12);
+  const Augmentation crop{
+      .size = 12, .crop = Crop::pad, .padding = 2, .flip = true, .normalization = kOdd};
+  std::map<std::vector<float>, int> windows;
+  for (int left = -2; left <= 2; ++left)
+    for (int top = -2; top <= 2; ++top)
+      for (const bool flip : {false, true}) windows[naive_crop(image, left, top, flip, kOdd)] = 0;
+  REQUIRE(windows.size() == 50);
+  for (uint64_t sample = 0; sample < 1000; ++sample) {
+    const auto found = windows.find(run(crop, image, sample));
+    REQUIRE(found != windows.end());
+    ++found->second;
+  }
+  for (const auto& [window, count] : windows) CHECK(count >= 5);  // 20 expected
+}
+
+TEST_CASE("augment: a flip is a mirror image, every second time") {
+  const Image image = random_image(16, 16);
+  const Augmentation plain{.size = 16, .normalization = kOdd};
+  Augmentation flip = plain;
+  flip.flip = true;
+  const auto upright = run(plain, image);
+  int flipped = 0;
+  for (uint64_t sample = 0; sample < 200; ++sample) {
+    const auto out = run(flip, image, sample);
+    if (out == upright) continue;
+    ++flipped;
+    CHECK(mirrored(out, 16) == upright);
+  }
+  CHECK(flipped > 70);
+  CHECK(flipped < 130);
+}
+
+TEST_CASE("augment: cutout zeroes one square and nothing else") {
+  const Image image = constant_image(16, 16, 10, 20, 30);
+  const Augmentation cutout{.size = 16, .normalization = kOdd, .cutout = 6};
+  const auto whole = run({.size = 16, .normalization = kOdd}, image);
+  std::set<size_t> areas;
+  for (uint64_t sample = 0; sample < 200; ++sample) {
+    const auto out = run(cutout, image, sample);
+    int left = 16, right = -1, top = 16, bottom = -1, zeros = 0;
+    for (int i = 0; i < 3 * 256; ++i) {
+      const auto at = static_cast<size_t>(i);
+      if (out[at] != 0) {
+        REQUIRE(out[at] == whole[at]);
+        continue;
+      }
+      ++zeros;
+      left = std::min(left, i % 16), right = std::max(right, i % 16);
+      top = std::min(top, i % 256 / 16), bottom = std::max(bottom, i % 256 / 16);
+    }
+    const int width = right - left + 1, height = bottom - top + 1;
+    CHECK(zeros == 3 * width * height);
+    CHECK((width == 6 || left == 0 || right == 15));
+    CHECK((height == 6 || top == 0 || bottom == 15));
+    CHECK(std::min(width, height) >= 3);
+    areas.insert(static_cast<size_t>(zeros));
+  }
+  CHECK(areas.count(3 * 36) == 1);
+  CHECK(areas.size() > 3);  // cut off at the border
+}
+
+TEST_CASE("augment: random resized crops of one colour keep it") {
+  const Augmentation crop{
+      .size = 20, .crop = Crop::random_resized, .flip = true, .normalization = kBytes};
+  for (const auto& [width, height] : {std::pair{50, 37}, {3, 90}, {1, 1}, {20, 20}, {400, 300}}) {
+    const Image image = constant_image(width, height, 200, 100, 50);
+    for (uint64_t sample = 0; sample < 30; ++sample) {
+      const auto out = run(crop, image, sample);
+      float worst = 0;
+      for (size_t i = 0; i < out.size(); ++i) {
+        const float expected = i < 400 ? 200.0f : i < 800 ? 100.0f : 50.0f;
+        worst = std::max(worst, std::abs(out[i] - expected));
+      }
+      CHECK(worst < 1e-3f);
+    }
+  }
+}
+
+TEST_CASE("augment: random resized crops vary in place and size within their limits") {
+  // Columns tell where the window lies: red = x, green = y.
+  Image image{200, 200, 0, {}};
+  for (int y = 0; y < 200; ++y)
+    for (int x = 0; x < 200; ++x)
+      image.pixels.insert(image.pixels.end(),
+                          {static_cast<uint8_t>(x), static_cast<uint8_t>(y), 0});
+  const Augmentation crop{.size = 10, .crop = Crop::random_resized, .normalization = kBytes};
+  double least = 1, most = 0;
+  std::set<int> corners;
+  for (uint64_t sample = 0; sample < 300; ++sample) {
+    const auto out = run(crop, image, sample);
+    const double width = static_cast<double>(out[9] - out[0]) * 10 / 9;
+    const double height = static_cast<double>(out[190] - out[100]) * 10 / 9;
+    const double area = width * height / 40000;
+    least = std::min(least, area), most = std::max(most, area);
+    CHECK(width / height > 0.70);
+    CHECK(width / height < 1.43);
+    corners.insert(static_cast<int>(out[0]));
+  }
+  CHECK(least > 0.06);
+  CHECK(least < 0.15);
+  CHECK(most < 1.01);
+  CHECK(most > 0.85);
+  CHECK(corners.size() > 40);
+}
+
+TEST_CASE("resample: identity, mirror, ramps") {
+  const Image image = random_image(15, 15);
+  std::vector<float> out(3 * 225), flipped(3 * 225);
+  resample(image, {0, 0, 15, 15}, 15, false, out.data());
+  for (size_t i = 0; i < out.size(); ++i)
+    REQUIRE(out[i] == static_cast<float>(image.pixels[3 * (i % 225) + i / 225]));
+  resample(image, {0, 0, 15, 15}, 15, true, flipped.data());
+  CHECK(mirrored(flipped, 15) == out);
+
+  Image ramp{80, 40, 0, {}};
+  for (int y = 0; y < 40; ++y)
+    for (int x = 0; x < 80; ++x)
+      ramp.pixels.insert(ramp.pixels.end(),
+                         {static_cast<uint8_t>(3 * x), static_cast<uint8_t>(5 * y), 7});
+  // Exact where the filter's samples lie symmetrically: reduced by whole factors, or enlarged.
+  for (const auto& [size, tolerance] : {std::pair{10, 0.01f}, {160, 0.01f}, {60, 0.1f}}) {
+    out.assign(static_cast<size_t>(3 * size * size), 0);
+    resample(ramp, {0, 0, 80, 40}, size, false, out.data());
+    const int margin = size / 10 + 1;  // the filter is cut off at the border
+    float worst = 0;
+    for (int y = margin; y < size - margin; ++y)
+      for (int x = margin; x < size - margin; ++x) {
+        const auto at = static_cast<size_t>(y * size + x), plane = static_cast<size_t>(size * size);
+        const float scale_x = 80.0f / static_cast<float>(size), scale_y = scale_x / 2;
+        const float red = 3 * ((static_cast<float>(x) + 0.5f) * scale_x - 0.5f);
+        const float green = 5 * ((static_cast<float>(y) + 0.5f) * scale_y - 0.5f);
+        worst = std::max({worst, std::abs(out[at] - red), std::abs(out[plane + at] - green),
+                          std::abs(out[2 * plane + at] - 7)});
+      }
+    CHECK(worst < tolerance);
+  }
+}
+
+TEST_CASE("augment: reducing averages fine patterns away") {
+  Image stripes{64, 64, 0, {}};
+  for (int i = 0; i < 64 * 64; ++i) {
+    const auto value = static_cast<uint8_t>(i % 2 * 200);
+    stripes.pixels.insert(stripes.pixels.end(), {value, value, value});
+  }
+  const auto out =
+      run({.size = 8, .crop = Crop::center, .resize = 1, .normalization = kBytes}, stripes);
+  for (const float value : out) CHECK(std::abs(value - 100) < 12);
+}
+
+TEST_CASE("augment: center takes the middle") {
+  Image image{300, 100, 0, {}};
+  for (int y = 0; y < 100; ++y)
+    for (int x = 0; x < 300; ++x)
+      image.pixels.insert(image.pixels.end(),
+                          {static_cast<uint8_t>(x / 2), static_cast<uint8_t>(y), 0});
+  const auto out =
+      run({.size = 50, .crop = Crop::center, .resize = 1.25f, .normalization = kBytes}, image);
+  const auto mean = [&](size_t from) {
+    double sum = 0;
+    for (size_t i = 0; i < 2500; ++i) sum += static_cast<double>(out[from + i]);
+    return sum / 2500;
+  };
+  CHECK(std::abs(mean(0) - 74.5) < 0.6);
+  CHECK(std::abs(mean(2500) - 49.5) < 0.1);
+  CHECK(std::abs(out[2500] - 10.3f) < 0.6f);  // the first row lies 10 % below the top
+}
+
+TEST_CASE("augment: colour jitter") {
+  Augmentation jitter{.size = 8, .brightness = 0.4f, .normalization = kBytes};
+  const Image grey = constant_image(8, 8, 100, 100, 100);
+  float least = 255, most = 0;
+  for (uint64_t sample = 0; sample < 100; ++sample) {
+    const auto out = run(jitter, grey, sample);
+    least = std::min(least, out[0]), most = std::max(most, out[0]);
+    for (const float value : out) REQUIRE(std::abs(value - out[0]) < 1e-3f);
+  }
+  CHECK(least > 59.9f);
+  CHECK(least < 70);
+  CHECK(most < 140.1f);
+  CHECK(most > 130);
+
+  // Neither contrast nor saturation changes one grey; each pulls colours by its own rule.
+  jitter = {.size = 8, .contrast = 0.5f, .saturation = 0.5f, .normalization = kBytes};
+  for (const float value : run(jitter, grey)) CHECK(std::abs(value - 100) < 1e-3f);
+  jitter.contrast = 0;
+  const auto out = run(jitter, constant_image(8, 8, 180, 90, 30));
+  const float luma = 0.299f * 180 + 0.587f * 90 + 0.114f * 30;
+  const float factor = (out[0] - luma) / (180 - luma);
+  CHECK(std::abs(factor - 1) > 0.01f);
+  CHECK(std::abs(out[64] - (luma + factor * (90 - luma))) < 0.01f);
+  CHECK(std::abs(out[128] - (luma + factor * (30 - luma))) < 0.01f);
+}
+
+TEST_CASE("augment: numbers depend on epoch and sample") {
+  const Image image = random_image(32, 32);
+  const Augmentation crop{.size = 32, .crop = Crop::pad, .flip = true, .normalization = kOdd};
+  CHECK(run(crop, image, 4, 1) == run(crop, image, 4, 1));
+  int same_sample = 0, same_epoch = 0;
+  for (uint64_t i = 0; i < 50; ++i) {
+    same_sample += run(crop, image, i, 0) == run(crop, image, i, 1);
+    same_epoch += run(crop, image, i, 0) == run(crop, image, i + 1, 0);
+  }
+  CHECK(same_sample < 6);
+  CHECK(same_epoch < 6);
+}
+
+TEST_CASE("augment: presets") {
+  const DatasetInfo small{"x", {}, 32, kOdd}, photos{"y", {}, 0, kOdd};
+  const auto standard = make_augmentation("standard", small, Split::train, 32);
+  CHECK(standard.crop == Crop::pad);
+  CHECK(standard.padding == 4);
+  CHECK(standard.flip);
+  CHECK(standard.cutout == 0);
+  CHECK(make_augmentation("cutout", small, Split::train, 32).cutout == 16);
+  const auto valid = make_augmentation("cutout", small, Split::valid, 32);
+  CHECK(valid.crop == Crop::none);
+  CHECK_FALSE(valid.flip);
+  CHECK(valid.cutout == 0);
+  CHECK(make_augmentation("standard", photos, Split::train, 64).crop == Crop::random_resized);
+  CHECK(make_augmentation("standard", photos, Split::valid, 64).crop == Crop::center);
+  CHECK(make_augmentation("none", photos, Split::train, 64).crop == Crop::center);
+  CHECK(make_augmentation("none", small, Split::train, 64).crop == Crop::center);
+  const auto make = [&](const char* preset, int size) {
+    return input_error([&] { make_augmentation(preset, small, Split::train, size); });
+  };
+  CHECK(contains(make("mixup", 32), "expected none, standard or cutout, found mixup"));
+  CHECK(contains(make("none", 0), "found 0"));
+}
+
+}  // namespace
+}  // namespace heddle

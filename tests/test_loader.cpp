@@ -1,0 +1,212 @@
+// The loader: the same batches whatever the number of workers, and no hang or loss on the way out.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "core/context.h"
+#include "data/loader.h"
+#include "data/shapes.h"
+#include "tests/data_files.h"
+
+namespace heddle {
+namespace {
+
+const Augmentation kTiny{.size = 8, .crop = Crop::pad, .padding = 1, .flip = true};
+
+// Images whose label is their number; may be slow in an irregular way, and fail at one of them.
+class Numbered final : public ImageDataset {
+ public:
+  explicit Numbered(int64_t size, int64_t failing = -1, bool slow = false)
+      : ImageDataset({"numbered", {"a"}, 8, {}}), size_(size), failing_(failing), slow_(slow) {}
+  int64_t size() const override { return size_; }
+  int label(int64_t index) const override { return static_cast<int>(index); }
+  void read(int64_t index, Image& out) const override {
+    ++reads;
+    if (slow_) std::this_thread::sleep_for(std::chrono::microseconds(index * 37 % 400));
+    check(index != failing_, "image ", index, " is broken");
+    out.label = label(index);
+    out.width = out.height = 8;
+    out.pixels.assign(192, static_cast<uint8_t>(index));
+  }
+  mutable std::atomic<int64_t> reads{0};
+
+ private:
+  int64_t size_, failing_;
+  bool slow_;
+};
+
+struct Seen {
+  std::vector<std::vector<float>> images;
+  std::vector<std::vector<float>> labels;
+  std::vector<int64_t> first;
+  bool operator==(const Seen&) const = default;
+};
+
+Seen take(Epoch epoch, int most = 1000000) {
+  Seen seen;
+  for (auto& batch : epoch) {
+    CHECK(batch.images.shape()[0] == batch.count);
+    seen.images.push_back(batch.images.to_vector());
+    const int32_t* labels = batch.labels.data<int32_t>();
+    seen.labels.emplace_back(labels, labels + batch.count);
+    seen.first.push_back(batch.first_sample);
+    if (static_cast<int>(seen.first.size()) == most) break;
+  }
+  return seen;
+}
+
+std::vector<float> joined(const std::vector<std::vector<float>>& parts) {
+  std::vector<float> all;
+  for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+TEST_CASE("loader: workers change nothing") {
+  Context context;
+  const std::shared_ptr<const ImageDataset> shapes =
+      render_shapes(Split::train, {.image_size = 16, .train_images = 203});
+  const auto augmentation = make_augmentation("cutout", shapes->info(), Split::train, 16);
+  LoaderOptions options{.batch_size = 20, .workers = 0, .seed = 9, .shuffle = true};
+  const Seen expected = take(Loader(shapes, augmentation, options).epoch(2));
+  REQUIRE(expected.first.size() == 11);
+  CHECK(expected.labels.back().size() == 3);
+  for (const int workers : {1, 3})
+    for (const int prefetch : {1, 4}) {
+      options.workers = workers;
+      options.prefetch = prefetch;
+      CHECK(take(Loader(shapes, augmentation, options).epoch(2)) == expected);
+    }
+  options.seed = 10;
+  CHECK(take(Loader(shapes, augmentation, options).epoch(2)).labels != expected.labels);
+}
+
+TEST_CASE("loader: every image once, in another order each epoch") {
+  Context context;
+  const auto set = std::make_shared<Numbered>(101, -1, true);
+  Loader loader(set, kTiny, {.batch_size = 10, .workers = 3, .shuffle = true});
+  CHECK(loader.batches_per_epoch() == 11);
+  CHECK(loader.samples_per_epoch() == 101);
+  std::vector<float> numbers(101);
+  std::iota(numbers.begin(), numbers.end(), 0.0f);
+  const auto first = joined(take(loader.epoch(0)).labels),
+             second = joined(take(loader.epoch(1)).labels);
+  CHECK(first != second);
+  CHECK(first != numbers);
+  CHECK(std::is_permutation(first.begin(), first.end(), numbers.begin(), numbers.end()));
+  CHECK(std::is_permutation(second.begin(), second.end(), numbers.begin(), numbers.end()));
+  Loader plain(set, kTiny, {.batch_size = 10, .workers = 2});
+  CHECK(joined(take(plain.epoch(0)).labels) == numbers);
+  Loader full(set, kTiny, {.batch_size = 10, .workers = 2, .drop_last = true});
+  CHECK(full.batches_per_epoch() == 10);
+  CHECK(full.samples_per_epoch() == 100);
+  CHECK(take(full.epoch(0)).first.back() == 90);
+}
+
+TEST_CASE("loader: the first order of images is fixed") {
+  // Runs must be repeatable on another day: this fails when shuffling changes.
+  Context context;
+  Loader loader(std::make_shared<Numbered>(10), kTiny,
+                {.batch_size = 10, .workers = 0, .seed = 1, .shuffle = true});
+  CHECK(joined(take(loader.epoch(0)).labels) == std::vector<float>{2, 5, 9, 1, 4, 8, 3, 0, 7, 6});
+}
+
+TEST_CASE("loader: an epoch goes on at any batch") {
+  Context context;
+  const auto set = std::make_shared<Numbered>(95);
+  for (const int workers : {0, 2}) {
+    Loader loader(set, kTiny, {.batch_size = 10, .workers = workers, .shuffle = true});
+    const Seen whole = take(loader.epoch(3)), rest = take(loader.epoch(3, 4));
+    REQUIRE(rest.first.size() == 6);
+    CHECK(joined(rest.images) == joined({whole.images.begin() + 4, whole.images.end()}));
+    CHECK(joined(rest.labels) == joined({whole.labels.begin() + 4, whole.labels.end()}));
+    CHECK(rest.first.front() == 40);
+    CHECK(take(loader.epoch(3, 10)).first.empty());
+  }
+}
+
+TEST_CASE("loader: ranks share the global batch") {
+  Context context;
+  const auto set = std::make_shared<Numbered>(102);
+  const Seen whole = take(
+      Loader(set, kTiny, {.batch_size = 12, .workers = 0, .seed = 4, .shuffle = true}).epoch(1));
+  std::vector<Seen> parts;
+  for (int rank = 0; rank < 3; ++rank)
+    parts.push_back(take(Loader(set, kTiny,
+                                {.batch_size = 4,
+                                 .workers = 2,
+                                 .seed = 4,
+                                 .shuffle = true,
+                                 .rank = rank,
+                                 .world_size = 3})
+                             .epoch(1)));
+  for (size_t b = 0; b < whole.first.size(); ++b)
+    CHECK(joined({parts[0].images[b], parts[1].images[b], parts[2].images[b]}) == whole.images[b]);
+
+  // One image is left for two ranks: the same number of batches, one of them empty.
+  const auto odd = std::make_shared<Numbered>(9);
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < 2; ++rank) {
+    Loader loader(odd, kTiny, {.batch_size = 4, .workers = 1, .rank = rank, .world_size = 2});
+    for (auto& batch : loader.epoch(0)) counts.push_back(batch.count);
+  }
+  CHECK(counts == std::vector<int64_t>{4, 0, 4, 1});
+}
+
+TEST_CASE("loader: what a worker throws arrives in its place") {
+  Context context;
+  for (const int workers : {0, 1, 3}) {
+    Loader loader(std::make_shared<Numbered>(100, 57, true), kTiny,
+                  {.batch_size = 10, .workers = workers});
+    int batches = 0;
+    const auto loop = [&] {
+      for (auto& batch : loader.epoch(0)) batches += batch.count == 10;
+    };
+    CHECK(input_error(loop) == "image 57 is broken");
+    CHECK(batches == 5);
+  }
+}
+
+TEST_CASE("loader: leaving early does not hang and reads no further") {
+  Context context;
+  for (const int workers : {0, 1, 3}) {
+    const auto set = std::make_shared<Numbered>(100000);
+    Loader loader(set, kTiny, {.batch_size = 10, .workers = workers, .prefetch = 4});
+    for (const int batches : {1, 3}) CHECK(take(loader.epoch(0), batches).first.size() == batches);
+    { const Epoch unused = loader.epoch(1); }
+    CHECK(set->reads <= 10 * (1 + 4 + 3 + 4 + 4));
+  }
+}
+
+TEST_CASE("loader: a batch that is kept stays as it is") {
+  Context context;
+  Loader loader(std::make_shared<Numbered>(100), kTiny, {.batch_size = 10, .workers = 2});
+  std::vector<Tensor> kept;
+  std::vector<std::vector<float>> values;
+  for (auto& batch : loader.epoch(0)) {
+    kept.push_back(batch.images);
+    values.push_back(batch.images.to_vector());
+  }
+  for (size_t i = 0; i < kept.size(); ++i) CHECK(kept[i].to_vector() == values[i]);
+}
+
+TEST_CASE("loader: impossible options") {
+  const auto set = std::make_shared<Numbered>(100);
+  const auto make = [&](const LoaderOptions& options) {
+    return input_error([&] { Loader(set, kTiny, options); });
+  };
+  CHECK(contains(make({.batch_size = 0}), "found 0"));
+  CHECK(contains(make({.workers = -1}), "found -1"));
+  CHECK(contains(make({.prefetch = 0}), "found 0"));
+  CHECK(contains(make({.rank = 1}), "expected a rank below 1, found 1"));
+  CHECK(contains(make({.batch_size = 101, .drop_last = true}),
+                 "at least one full batch of 101 images, found a data set of 100"));
+  Loader loader(set, kTiny, {.batch_size = 50});
+  CHECK(contains(input_error([&] { loader.epoch(0, 3); }), "expected a first batch from 0 to 2"));
+}
+
+}  // namespace
+}  // namespace heddle

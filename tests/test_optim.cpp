@@ -1,0 +1,398 @@
+// Update rules against PyTorch, the optimizer's order of events, clipping, accumulation and skips.
+// Expected numbers: torch 1.13.1, float64, three steps of the named optimizer.
+#include <doctest/doctest.h>
+#include <omp.h>
+
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "core/context.h"
+#include "core/kernels.h"
+#include "core/tape.h"
+#include "optim/clip.h"
+#include "optim/optimizer.h"
+
+using namespace heddle;
+
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Three parameters: one smaller than a vector, one that several threads share, one without decay.
+struct Toy {
+  ParameterStore store;
+  Parameter& small = store.add("small", {5, 7}, normal_init(1));
+  Parameter& large = store.add("large", {40001}, normal_init(1));
+  Parameter& norm = store.add("norm", {3}, constant_init(1), false);
+  Toy() { store.finalize(1); }
+
+  void set_gradients(uint64_t seed) {
+    for (Parameter& p : store.parameters()) set_gradient(p, seed);
+  }
+  static void set_gradient(Parameter& p, uint64_t seed) {
+    const Philox rng(seed, static_cast<uint64_t>(p.offset));
+    const float beta = p.next_beta();
+    for (int64_t i = 0; i < p.size(); ++i) {
+      float& g = p.grad.data<float>()[i];
+      g = (beta == 0 ? 0 : g) + rng.normal(static_cast<uint64_t>(i));
+    }
+  }
+};
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.bytes() == b.bytes() &&
+         std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())) == 0;
+}
+
+using MakeRule = std::unique_ptr<UpdateRule> (*)();
+const std::vector<MakeRule> kRules{
+    [] { return make_sgd({.weight_decay = 0.01}); },
+    [] { return make_sgd({.momentum = 0.9, .weight_decay = 0.01}); },
+    [] { return make_sgd({.momentum = 0.9, .nesterov = true, .weight_decay = 0.01}); },
+    [] { return make_adam({.weight_decay = 0.1}); },
+    [] { return make_adam({.weight_decay = 0.1, .decoupled = true}); }};
+
+}  // namespace
+
+TEST_CASE("update rules: three steps as in PyTorch") {
+  Context context;
+  const std::vector<std::vector<float>> gradients{
+      {0.5f, -1, 0.25f, 2}, {-0.1f, 0.3f, 1e-3f, -4}, {0, 2.5f, -0.7f, 0.125f}};
+  const std::vector<std::vector<double>> expected{
+      {0.957092949, -2.1741759, 0.543451575, 0.1874998},
+      {0.878074749, -2.0251395, 0.499352474, 0.2058598},
+      {0.847593358, -2.19725062, 0.54299409, 0.373064228},
+      {0.977175914, -1.98744157, 0.485398295, -0.00368606786},
+      {0.977967593, -1.98437393, 0.486066295, -0.00367234221}};
+  for (size_t r = 0; r < kRules.size(); ++r) {
+    CAPTURE(r);
+    ParameterStore store;
+    Parameter& p = store.add("w", {4}, constant_init(0));
+    store.finalize(0);
+    p.value.copy_from(Tensor::from({1, -2, 0.5f, 0}));
+    auto rule = kRules[r]();
+    rule->attach(store);
+    for (int64_t step = 1; step <= 3; ++step) {
+      p.grad.copy_from(Tensor::from(gradients[static_cast<size_t>(step - 1)]));
+      rule->update(p, {.lr = r < 3 ? 0.1 : 0.01, .step = step});
+    }
+    for (size_t i = 0; i < 4; ++i)
+      CHECK(p.value.to_vector()[i] == doctest::Approx(expected[r][i]).epsilon(1.2e-7).scale(0.1));
+  }
+}
+
+TEST_CASE("update rules: however the buffers are cut, the bits are the same") {
+  for (const MakeRule make : kRules) {
+    std::vector<Tensor> results;
+    for (const int cut : {0, 1, 2}) {
+      Context context({.threads = cut == 1 ? 1 : 2});
+      omp_set_num_threads(context.threads());
+      Toy toy;
+      auto rule = make();
+      rule->attach(toy.store);
+      for (int64_t step = 1; step <= 3; ++step) {
+        toy.store.begin_step();
+        toy.set_gradients(static_cast<uint64_t>(step));
+        const UpdateInput input{.lr = 0.05, .grad_scale = 0.3, .step = step};
+        const int64_t n = toy.store.values().size();
+        if (cut == 0) rule->update_range(0, n, true, input);
+        if (cut == 1)
+          for (const Parameter& p : toy.store.parameters()) rule->update(p, input);
+        for (int64_t i = 0; cut == 2 && i < n; i += 977)
+          rule->update_range(i, std::min(n, i + 977), true, input);
+      }
+      results.push_back(toy.store.values());
+      double padding = squared_norm(toy.store.values());
+      for (const Parameter& p : toy.store.parameters()) padding -= squared_norm(p.value);
+      CHECK(std::abs(padding) < 1e-6);
+    }
+    CHECK(same_bits(results[0], results[1]));
+    CHECK(same_bits(results[0], results[2]));
+  }
+}
+
+TEST_CASE("update rules: no weight decay on batch norm and biases when asked") {
+  Context context;
+  for (const bool decay_all : {true, false}) {
+    Toy toy;
+    Optimizer optimizer(toy.store, make_sgd({.weight_decay = 0.5, .decay_norm_bias = decay_all}));
+    const float before = toy.small.value.data<float>()[0];
+    optimizer.begin_step(1);
+    optimizer.finish_step();
+    CHECK(toy.norm.value.data<float>()[0] == (decay_all ? 0.5f : 1.0f));
+    CHECK(toy.small.value.data<float>()[0] == before / 2);
+  }
+}
+
+TEST_CASE("optimizer: an update waits for the gradient and for the weights") {
+  Context context;
+  Toy toy;
+  Optimizer optimizer(toy.store, make_sgd({.momentum = 0.9}));
+  optimizer.begin_step(0.1);
+  toy.set_gradients(1);
+  const Tensor before = toy.store.values().clone();
+  optimizer.ready(toy.large);
+  optimizer.weights_free(toy.small);
+  CHECK(same_bits(before, toy.store.values()));
+  optimizer.weights_free(toy.large);
+  CHECK(same_bits(before.slice(toy.small.offset, toy.small.offset + 35), toy.small.value));
+  const Tensor large = toy.large.value.clone();
+  CHECK_FALSE(same_bits(before.slice(toy.large.offset, toy.large.offset + 40001), large));
+  optimizer.ready(toy.small);
+  CHECK_FALSE(same_bits(before.slice(toy.small.offset, toy.small.offset + 35), toy.small.value));
+  const StepReport report = optimizer.finish_step();
+  CHECK(report.due);
+  CHECK(same_bits(large, toy.large.value));  // once only
+  CHECK(optimizer.steps() == 1);
+}
+
+TEST_CASE("optimizer: updates during backward, at its end or deferred give the same bits") {
+  Context context;
+  for (const MakeRule make : kRules) {
+    std::vector<Tensor> results;
+    for (const int way : {0, 1, 2}) {
+      Toy toy;
+      OptimizerOptions options;
+      if (way == 2) options.on_nonfinite = OnNonfinite::step;
+      Optimizer optimizer(toy.store, make(), options);
+      for (uint64_t step = 0; step < 3; ++step) {
+        optimizer.begin_step(0.05);
+        for (Parameter* p : {&toy.norm, &toy.small, &toy.large}) {
+          Toy::set_gradient(*p, step);
+          if (way == 0) optimizer.weights_free(*p);
+          optimizer.ready(*p);
+        }
+        optimizer.finish_step();
+      }
+      results.push_back(toy.store.values());
+    }
+    CHECK(same_bits(results[0], results[1]));
+    CHECK(same_bits(results[0], results[2]));
+  }
+}
+
+TEST_CASE("optimizer: with a tape, where forward runs before begin_step") {
+  Context context;
+  ParameterStore store;
+  Parameter& w = store.add("w", {1}, constant_init(3));
+  store.finalize(0);
+  Optimizer optimizer(store, make_sgd({}));
+  for (int step = 0; step < 2; ++step) {
+    Tape tape;
+    const float value = w.value.item();
+    Var loss(Tensor::from({value * value / 2}), true);
+    tape.record("square", loss, {&w}, [&](BackwardPass& pass) {
+      fill(w.grad, w.next_beta() * w.grad.item() + value);
+      pass.contributed(w);
+      CHECK(w.value.item() == value);  // the closure may still read it
+    });
+    optimizer.begin_step(0.5);
+    tape.backward(
+        loss, [&](Parameter& p) { optimizer.ready(p); },
+        [&](Parameter& p) {
+          optimizer.weights_free(p);
+          CHECK(p.value.item() == value / 2);
+        });
+    optimizer.finish_step();
+  }
+  CHECK(w.value.item() == 0.75f);
+}
+
+TEST_CASE("optimizer: parameters without a gradient get zero and are named once") {
+  Context context;
+  Toy toy;
+  std::vector<std::string> lines;
+  Optimizer optimizer(toy.store, make_sgd({.momentum = 0.5}),
+                      {.log = [&](const std::string& line) { lines.push_back(line); }});
+  optimizer.begin_step(1);
+  toy.set_gradients(1);
+  optimizer.finish_step();
+  CHECK(lines.empty());
+  const float value = toy.norm.value.data<float>()[0];
+  const float momentum = toy.norm.grad.data<float>()[0];
+  for (int step = 0; step < 2; ++step) {
+    optimizer.begin_step(1);
+    Toy::set_gradient(toy.small, 2);
+    Toy::set_gradient(toy.large, 2);
+    optimizer.ready(toy.norm);  // the tape says so too when no gradient reached it
+    optimizer.weights_free(toy.norm);
+    optimizer.finish_step();
+  }
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0].find("parameter norm: no gradient") != std::string::npos);
+  CHECK(toy.norm.value.data<float>()[0] == doctest::Approx(value - momentum * 0.75).epsilon(1e-6));
+}
+
+TEST_CASE("clipping: as torch.nn.utils.clip_grad_norm_, whatever the number of threads") {
+  Context context;
+  ParameterStore store;
+  Parameter& p = store.add("w", {4}, constant_init(0));
+  store.finalize(0);
+  p.grad.copy_from(Tensor::from({3, 0, 4, 0}));
+  CHECK(clip_grad_norm(store, 10) == 5);
+  CHECK(p.grad.to_vector() == std::vector<float>{3, 0, 4, 0});
+  CHECK(clip_grad_norm(store, 1) == 5);
+  CHECK(p.grad.to_vector()[0] == doctest::Approx(0.599999905).epsilon(1e-7));
+  CHECK(p.grad.to_vector()[2] == doctest::Approx(0.799999833).epsilon(1e-7));
+  p.grad.copy_from(Tensor::from({3, kNan, 4, 0}));
+  CHECK(std::isnan(clip_grad_norm(store, 1)));
+  CHECK(p.grad.to_vector()[0] == 3);
+
+  Toy toy;
+  toy.set_gradients(1);
+  std::vector<double> norms;
+  for (const int threads : {1, 2, 3, 7}) {
+    omp_set_num_threads(threads);
+    norms.push_back(global_norm(toy.store));
+  }
+  omp_set_num_threads(context.threads());
+  for (const double norm : norms) CHECK(norm == norms[0]);
+}
+
+TEST_CASE("optimizer: clipping scales the mean gradient of all parameters") {
+  Context context;
+  Toy toy;
+  const Tensor before = toy.store.values().clone();
+  Optimizer optimizer(toy.store, make_sgd({}), {.accumulate = 2, .clip_grad_norm = 0.5});
+  StepReport report;
+  for (int micro = 0; micro < 2; ++micro) {
+    optimizer.begin_step(1);
+    toy.set_gradients(3);
+    report = optimizer.finish_step();
+    CHECK(report.due == (micro == 1));
+  }
+  CHECK(report.grad_norm == doctest::Approx(global_norm(toy.store) / 2).epsilon(1e-12));
+  CHECK(report.grad_norm > 100);
+  axpy(-1, before, toy.store.values());
+  CHECK(std::sqrt(squared_norm(toy.store.values())) == doctest::Approx(0.5).epsilon(1e-4));
+}
+
+TEST_CASE("accumulation: four micro-batches are one big batch") {
+  Context context;
+  // loss = mean over samples of (w - x)^2 / 2; the gradient is w - mean(x).
+  const std::vector<float> samples{1, 2, 3, 4, -5, 6, 0.5f, 8};
+  std::vector<std::vector<float>> results;
+  for (const int parts : {1, 4}) {
+    ParameterStore store;
+    Parameter& w = store.add("w", {1}, constant_init(1));
+    store.finalize(0);
+    Optimizer optimizer(store, make_sgd({.momentum = 0.9}), {.accumulate = parts});
+    for (int step = 0; step < 5; ++step) {
+      for (int part = 0; part < parts; ++part) {
+        optimizer.begin_step(0.1);
+        const int count = 8 / parts;
+        float gradient = 0;
+        for (int i = part * count; i < (part + 1) * count; ++i)
+          gradient +=
+              (w.value.item() - samples[static_cast<size_t>(i)]) / static_cast<float>(count);
+        const float beta = w.next_beta();
+        fill(w.grad, (beta == 0 ? 0 : w.grad.item()) + gradient);
+        optimizer.ready(w);
+        optimizer.weights_free(w);
+        CHECK(optimizer.finish_step().due == (part == parts - 1));
+      }
+    }
+    CHECK(optimizer.steps() == 5);
+    results.push_back(w.value.to_vector());
+  }
+  CHECK(results[0][0] == doctest::Approx(results[1][0]).epsilon(1e-6));
+  CHECK(results[0][0] > 1.5);
+}
+
+TEST_CASE("non-finite gradients: a skipped step leaves weights and state as they were") {
+  Context context;
+  for (const double clip : {0.0, 1.0}) {
+    Toy toy;
+    Optimizer optimizer(toy.store, make_adam({}),
+                        {.clip_grad_norm = clip,
+                         .on_nonfinite = clip > 0 ? OnNonfinite::bucket : OnNonfinite::step});
+    optimizer.begin_step(0.1);
+    toy.set_gradients(1);
+    optimizer.finish_step();
+    const Tensor values = toy.store.values().clone();
+    std::vector<Tensor> state;
+    for (const auto& [name, tensor] : optimizer.rule().named_state())
+      state.push_back(tensor.clone());
+
+    optimizer.begin_step(0.1);
+    toy.set_gradients(2);
+    toy.large.grad.data<float>()[12345] = kNan;
+    toy.small.grad.data<float>()[1] = INFINITY;
+    for (Parameter& p : toy.store.parameters()) {
+      optimizer.ready(p);
+      optimizer.weights_free(p);
+    }
+    const StepReport report = optimizer.finish_step();
+    CHECK(report.skipped);
+    CHECK(report.skipped_parameters == 2);
+    CHECK(optimizer.skipped_steps() == 1);
+    CHECK(optimizer.steps() == 1);
+    CHECK(same_bits(values, toy.store.values()));
+    const auto now = optimizer.rule().named_state();
+    for (size_t i = 0; i < state.size(); ++i) CHECK(same_bits(state[i], now[i].second));
+
+    optimizer.begin_step(0.1);
+    toy.set_gradients(3);
+    CHECK_FALSE(optimizer.finish_step().skipped);
+    CHECK(all_finite(toy.store.values()));
+  }
+}
+
+TEST_CASE("non-finite gradients: bucketwise, what is finite is applied") {
+  Context context;
+  Toy toy;
+  Optimizer optimizer(toy.store, make_sgd({.momentum = 0.9}));
+  const Tensor large = toy.large.value.clone(), small = toy.small.value.clone();
+  optimizer.begin_step(0.1);
+  toy.set_gradients(2);
+  toy.large.grad.data<float>()[40000] = -INFINITY;
+  const StepReport report = optimizer.finish_step();
+  CHECK_FALSE(report.skipped);
+  CHECK(report.skipped_parameters == 1);
+  CHECK(same_bits(large, toy.large.value));
+  CHECK_FALSE(same_bits(small, toy.small.value));
+  for (const auto& [name, tensor] : optimizer.named_state())
+    if (name == "momentum_buffer.large") CHECK(squared_norm(tensor) == 0);
+}
+
+TEST_CASE("optimizer: its state can be copied into another one") {
+  Context context;
+  Toy original, copy;
+  const auto rule = [] { return make_adam({.decoupled = true}); };
+  Optimizer first(original.store, rule()), second(copy.store, rule());
+  const auto step = [](Toy& toy, Optimizer& optimizer, uint64_t seed) {
+    optimizer.begin_step(0.1);
+    toy.set_gradients(seed);
+    optimizer.finish_step();
+  };
+  step(original, first, 1);
+  step(original, first, 2);
+  copy.store.values().copy_from(original.store.values());
+  const auto from = first.named_state(), to = second.named_state();
+  REQUIRE(from.size() == 7);
+  CHECK(from[0].first == "exp_avg.small");
+  CHECK(from[0].second.shape() == Shape{5, 7});
+  for (size_t i = 0; i < from.size(); ++i) {
+    CHECK(from[i].first == to[i].first);
+    to[i].second.copy_from(from[i].second);
+  }
+  step(original, first, 3);
+  step(copy, second, 3);
+  CHECK(second.steps() == 3);
+  CHECK(same_bits(original.store.values(), copy.store.values()));
+}
+
+TEST_CASE("optimizer: impossible options are refused") {
+  Context context;
+  CHECK_THROWS_AS(make_sgd({.momentum = 1}), InputError);
+  CHECK_THROWS_AS(make_sgd({.nesterov = true}), InputError);
+  CHECK_THROWS_AS(make_sgd({.weight_decay = kNan}), InputError);
+  CHECK_THROWS_AS(make_adam({.beta2 = 1}), InputError);
+  CHECK_THROWS_AS(make_adam({.eps = -1}), InputError);
+  Toy toy;
+  CHECK_THROWS_AS(Optimizer(toy.store, make_sgd({}), {.accumulate = 0}), InputError);
+  CHECK_THROWS_AS(Optimizer(toy.store, make_sgd({}), {.clip_grad_norm = -1}), InputError);
+  Optimizer optimizer(toy.store, make_sgd({}));
+  CHECK_THROWS_AS(optimizer.begin_step(kNan), InputError);
+}
