@@ -64,7 +64,7 @@ Tensor distinct(const Shape& shape, Layout layout) {
 TEST_CASE("relu, add, flatten: values and gradients") {
   Context context;
   for (Layout layout : kLayouts) {
-    INFO(layout_name(layout));
+    INFO(concat(layout_name(layout)));
     const Shape shape = {2, 16, 3, 2};
     const Tensor a = random_tensor(shape, 1, layout), b = random_tensor(shape, 2, layout);
     const Network apply_relu = [](Tape& t, const std::vector<Var>& in) { return relu(t, in[0]); };
@@ -115,8 +115,8 @@ TEST_CASE("pooling: values against the definition, and gradients") {
     for (Layout layout : kLayouts)
       for (bool maximum : {true, false}) {
         const PoolOptions o = k.options;
-        INFO(layout_name(layout) << " kernel " << o.kernel << " stride " << o.stride << " max "
-                                 << maximum);
+        INFO(concat(layout_name(layout), " kernel ", o.kernel, " stride ", o.stride, " max ",
+                    maximum));
         const Tensor x = distinct({2, 16, k.height, k.width}, layout);
         const Network network = [&](Tape& t, const std::vector<Var>& in) {
           return maximum ? max_pool2d(t, in[0], o) : average_pool2d(t, in[0], o);
@@ -164,7 +164,7 @@ TEST_CASE("pooling: values against the definition, and gradients") {
 TEST_CASE("max pooling: the first of equal values gets the gradient, NaN is kept") {
   Context context;
   for (Layout layout : kLayouts) {
-    INFO(layout_name(layout));
+    INFO(concat(layout_name(layout)));
     const Var x(Tensor::zeros({1, 16, 2, 2}, DType::f32, layout), true);
     Tape tape;
     const Var y = max_pool2d(tape, x, {});
@@ -173,6 +173,13 @@ TEST_CASE("max pooling: the first of equal values gets the gradient, NaN is kept
     tape.backward(project(tape, y, r));
     const std::vector<float> dx = x.grad().to_vector();
     for (size_t i = 0; i < dx.size(); ++i) CHECK(dx[i] == (i % 4 == 0 ? 1.0f : 0.0f));
+    for (int64_t place = 0; place < 4; ++place) {
+      const Tensor broken = Tensor::zeros({1, 16, 2, 2}, DType::f32, layout);
+      const int64_t stride = layout == Layout::plain ? 1 : 16;
+      broken.data<float>()[place * stride] = kNaN;
+      CAPTURE(place);
+      WARN(std::isnan(max_pool2d(tape, Var(broken), {}).value().data<float>()[0]));
+    }
   }
 }
 
@@ -183,7 +190,7 @@ TEST_CASE("global average pooling: mean of each map, and gradients") {
   };
   for (Layout layout : kLayouts)
     for (const Shape& shape : {Shape{2, 16, 3, 4}, Shape{3, 32, 1, 1}}) {
-      INFO(layout_name(layout) << " " << to_string(shape));
+      INFO(concat(layout_name(layout), " ", to_string(shape)));
       const Tensor x = random_tensor(shape, 3, layout);
       Tape tape;
       const std::vector<float> y = network(tape, {Var(x)}).value().to_vector(), in = x.to_vector();

@@ -94,7 +94,7 @@ TEST_CASE("conv2d: equals the direct sum, and gradients, in every layout") {
     for (Layout layout : {Layout::plain, Layout::nhwc, Layout::c16}) {
       if (!fits(c, layout)) continue;
       CAPTURE(c);
-      INFO(layout_name(layout));
+      INFO(concat(layout_name(layout)));
       ConvFixture f(c);
       const Tensor x = random_tensor({2, c.in, c.height, c.width}, 11, layout);
       const GradCheck::Network network = [&](Tape& t, const std::vector<Var>& in) {
@@ -123,7 +123,7 @@ TEST_CASE("conv2d: bf16 agrees with fp32 within its rounding") {
     for (Layout layout : {Layout::nhwc, Layout::c16}) {
       if (!fits(c, layout)) continue;
       CAPTURE(c);
-      INFO(layout_name(layout));
+      INFO(concat(layout_name(layout)));
       ConvFixture f(c);
       round_to_half(f.conv.weight->value);
       auto network = [&](Tape& t, const std::vector<Var>& in) {

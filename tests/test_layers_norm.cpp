@@ -61,8 +61,8 @@ TEST_CASE("batchnorm2d: equals its formula, and gradients, in every layout and f
   for (const NormCase& k : kCases)
     for (bool relu : {false, true})
       for (bool residual : {false, true}) {
-        INFO(k.n << "x" << k.channels << "x" << k.height << "x" << k.width << " "
-                 << layout_name(k.layout) << " relu " << relu << " residual " << residual);
+        INFO(concat(k.n, "x", k.channels, "x", k.height, "x", k.width, " ", layout_name(k.layout),
+                    " relu ", relu, " residual ", residual));
         NormFixture f(k.channels);
         const Shape shape = {k.n, k.channels, k.height, k.width};
         const Tensor x = random_tensor(shape, 3, k.layout, 2.0f);
@@ -87,7 +87,7 @@ TEST_CASE("batchnorm2d: equals its formula, and gradients, in every layout and f
 TEST_CASE("batchnorm2d: a residual that needs no gradient, and one that is the input itself") {
   Context context;
   for (Layout layout : {Layout::plain, Layout::nhwc, Layout::c16}) {
-    INFO(layout_name(layout));
+    INFO(concat(layout_name(layout)));
     NormFixture f(16);
     const Tensor x = random_tensor({2, 16, 3, 3}, 3, layout, 2.0f);
     const Var constant(random_tensor({2, 16, 3, 3}, 4, layout));
@@ -110,7 +110,7 @@ TEST_CASE("batchnorm2d: a residual that needs no gradient, and one that is the i
 TEST_CASE("batchnorm2d: large maps take several runs per channel and keep their accuracy") {
   Context context;
   for (Layout layout : {Layout::plain, Layout::nhwc, Layout::c16}) {
-    INFO(layout_name(layout));
+    INFO(concat(layout_name(layout)));
     NormFixture f(16);
     const Shape shape = {2, 16, 72, 61};  // 4392 pixels: a run and a piece
     const Tensor x = random_tensor(shape, 3, layout);
@@ -199,7 +199,7 @@ TEST_CASE("batchnorm2d: bf16 agrees with fp32 within its rounding") {
   for (Layout layout : {Layout::plain, Layout::nhwc, Layout::c16})
     for (bool relu : {false, true})
       for (bool residual : {false, true}) {
-        INFO(layout_name(layout) << " relu " << relu << " residual " << residual);
+        INFO(concat(layout_name(layout), " relu ", relu, " residual ", residual));
         NormFixture f(32);
         const GradCheck::Network network = [&](Tape& t, const std::vector<Var>& in) {
           return batchnorm2d(t, in[0], f.norm,

@@ -93,7 +93,7 @@ TEST_CASE("subsample_pad: values and gradients, in every layout and both precisi
   };
   for (Layout layout : kLayouts)
     for (const Shape& shape : {Shape{2, 16, 4, 6}, Shape{2, 16, 5, 3}, Shape{1, 16, 1, 1}}) {
-      INFO(layout_name(layout) << " " << to_string(shape));
+      INFO(concat(layout_name(layout), " ", to_string(shape)));
       const Tensor half = random_tensor(shape, 3, layout, 1.0f, DType::bf16);
       const Tensor x = converted(half, DType::f32, layout);
       GradCheck(store, {x}, network).run();
@@ -132,7 +132,7 @@ TEST_CASE("residual blocks: gradients, and bf16 beside fp32") {
   };
   for (const Case& k : {Case{16, 16, 1, false}, Case{16, 32, 2, false}, Case{16, 32, 2, true}})
     for (Layout layout : kLayouts) {
-      INFO(k.in << " -> " << k.out << " " << layout_name(layout));
+      INFO(concat(k.in, " -> ", k.out, " ", layout_name(layout)));
       TestBlock block(k.in, k.out, k.stride, k.projection);
       const GradCheck::Network network = [&](Tape& t, const std::vector<Var>& in) {
         return block.forward(t, in[0]);
@@ -159,41 +159,38 @@ TEST_CASE("residual blocks: gradients, and bf16 beside fp32") {
     }
 }
 
-TEST_CASE("training: bit-identical for one seed, in another Context and for another layout") {
-  for (const char* arch : {"resnet20", "resnet18"}) {
-    CAPTURE(arch);
-    std::vector<float> first, again;
-    {
-      Context context({.threads = 2});
-      first = train(arch, 9, 4);
-      CHECK(train(arch, 9, 4) == first);
-    }
-    {
-      Context context({.threads = 2});
-      again = train(arch, 9, 4);
-    }
-    CHECK(again == first);
+TEST_CASE("training: bit-identical for one seed in another Context, close on other threads") {
+  std::vector<float> first;
+  {
+    Context context({.threads = 2});
+    first = train("resnet20", 9, 4);
+    CHECK(train("resnet20", 9, 4) == first);
     CHECK(first[3] < first[0]);
-    Context context({.threads = 1});
-    const std::vector<float> alone = train(arch, 9, 4);
-    // oneDNN may split a sum over the threads; everything else adds in a fixed order.
-    for (size_t i = 0; i < 4; ++i) CHECK(alone[i] == doctest::Approx(first[i]).epsilon(1e-3));
-    const std::vector<float> half = train(arch, 9, 4, DType::bf16);
-    CHECK(half[0] == doctest::Approx(first[0]).epsilon(0.02));
-    CHECK(half[3] < half[0]);
   }
+  {
+    Context context({.threads = 2});
+    CHECK(train("resnet20", 9, 4) == first);
+  }
+  Context context({.threads = 1});
+  const std::vector<float> alone = train("resnet20", 9, 4);
+  // Weight gradients of convolutions are split over the threads; the rest adds in a fixed order.
+  for (size_t i = 0; i < 4; ++i) CHECK(alone[i] == doctest::Approx(first[i]).epsilon(1e-3));
+  const std::vector<float> half = train("resnet20", 9, 4, DType::bf16);
+  CHECK(half[0] == doctest::Approx(first[0]).epsilon(0.02));
+  CHECK(half[3] < half[0]);
+  CHECK(train("resnet18", 5, 2) == train("resnet18", 5, 2));
 }
 
 TEST_CASE("ResNet: every parameter becomes final once, bottlenecks too") {
   Context context;
-  for (const char* arch : {"resnet20", "resnet18", "resnet50"}) {
+  for (const char* arch : {"resnet20", "resnet50"}) {
     CAPTURE(arch);
     ParameterStore store;
     ResNet model(store, {.arch = arch, .classes = 4});
     store.finalize(1);
     for (Parameter& p : store.parameters()) fill(p.grad, std::numeric_limits<float>::quiet_NaN());
     Tape tape;
-    const Var x(random_tensor({2, 3, 40, 33}, 3));
+    const Var x(random_tensor({2, 3, 20, 17}, 3));
     const Var loss = softmax_cross_entropy(tape, model.forward(tape, x), labels_mod(2, 4));
     std::map<Parameter*, int> finals, frees;
     tape.backward(
