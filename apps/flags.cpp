@@ -287,6 +287,11 @@ void FlagTable::parse(const std::vector<std::string>& arguments,
   read_arguments(arguments);
 }
 
+void FlagTable::suggest(const std::string& name, const std::string& value,
+                        const std::string& where) {
+  if (!given(name)) assign(*find(name), {value}, FlagSource::config, where);
+}
+
 std::string FlagTable::help() const {
   std::string out = concat("usage: ", program_, " [flags]\n\n", summary_, "\n");
   std::string group;

@@ -45,6 +45,9 @@ class FlagTable {
   void parse(const std::vector<std::string>& arguments,
              const std::vector<std::string>& environment);
 
+  // Sets a flag that nobody gave, and from then on it counts as given by a file.
+  void suggest(const std::string& name, const std::string& value, const std::string& where);
+
   bool given(const std::string& name) const { return source(name) != FlagSource::default_value; }
   FlagSource source(const std::string& name) const;
   // Remarks on what was passed over, such as an unknown HEDDLE_* variable.

@@ -2,8 +2,11 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <set>
 
 #include "core/error.h"
+#include "core/parallel.h"
+#include "layers/resnet.h"
 
 namespace heddle {
 
@@ -27,9 +30,6 @@ const Recipe& recipe(DataKind kind) {
   return kind == DataKind::cifar ? kCifarRecipe : kFolderRecipe;
 }
 
-const std::vector<std::string> kArchs = {"resnet20",  "resnet32", "resnet44", "resnet56",
-                                         "resnet110", "resnet18", "resnet34", "resnet50",
-                                         "resnet101", "resnet152"};
 const std::vector<std::string> kOptimizers = {"sgd", "adam", "adamw"};
 const std::vector<std::string> kSchedules = {"step", "multistep", "cosine", "onecycle", "plateau"};
 
@@ -92,6 +92,7 @@ void add_training_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("lr", &o.lr,
             {.value = "X",
              .help = "learning rate; the peak of one-cycle",
+             .max = 1e9,
              .default_text = "by data set; 0.001 for adam, adamw"});
   flags.add("momentum", &o.momentum, {.value = "X", .help = "of sgd", .max = 1, .max_open = true});
   flags.add("nesterov", &o.nesterov,
@@ -130,6 +131,16 @@ void add_training_flags(FlagTable& flags, CommonOptions& o) {
   flags.add(
       "lr-gamma", &o.lr_gamma,
       {.value = "X", .help = "factor of step, multistep and plateau", .max = 1, .min_open = true});
+  flags.add("on-nonfinite", &o.on_nonfinite,
+            {.value = "WHAT",
+             .help = "with a NaN or Inf in a gradient, "
+                     "leave out the update of its tensor (bucket) or of all (step)",
+             .choices = {"bucket", "step"}});
+  flags.add("max-skipped", &o.max_skipped,
+            {.value = "N",
+             .help = "such steps in a row before the run "
+                     "counts as diverged",
+             .max = 1e9});
 }
 
 void add_output_flags(FlagTable& flags, CommonOptions& o) {
@@ -178,6 +189,12 @@ void add_action_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("help", &o.help, {.help = "print this text", .replay = false});
 }
 
+// Made for 32 pixels (He et al., section 4.2), whatever the image size.
+bool is_cifar_arch(const std::string& arch) {
+  const std::set<std::string> names = {"resnet20", "resnet32", "resnet44", "resnet56", "resnet110"};
+  return names.contains(arch);
+}
+
 template <class T, class U>
 void set_default(const FlagTable& flags, const char* name, T& target, const U& value) {
   if (!flags.given(name)) target = value;
@@ -222,9 +239,11 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
           describe(kFolderRecipe, "folders") +
           "\nExit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged.");
   flags.group("Network");
-  flags.add(
-      "arch", &o.arch,
-      {.value = "NAME", .help = "architecture", .choices = kArchs, .default_text = "by data set"});
+  flags.add("arch", &o.arch,
+            {.value = "NAME",
+             .help = "architecture",
+             .choices = resnet_archs(),
+             .default_text = "by data set"});
   flags.add("stem", &o.stem,
             {.value = "NAME",
              .help = "first layers; auto takes cifar (3x3, no pooling) "
@@ -266,11 +285,19 @@ void resolve(TrainResnetOptions& o, const FlagTable& flags, DataKind kind) {
   set_default(flags, "batch-size", o.batch_size, r.batch_size);
   set_default(flags, "augment", o.augment, r.augment);
   set_default(flags, "name", o.name, o.arch);
+  if (o.stem == "auto") o.stem = is_cifar_arch(o.arch) || o.image_size <= 64 ? "cifar" : "imagenet";
+  set_default(flags, "threads", o.threads, omp_get_max_threads());
   if (!flags.given("steps")) set_default(flags, "epochs", o.epochs, r.epochs);
   const bool sgd = o.optimizer == "sgd";
   set_default(flags, "lr", o.lr, sgd ? r.lr : kAdamLr);
   const double adam_decay = o.optimizer == "adam" ? kAdamDecay : kAdamwDecay;
   set_default(flags, "weight-decay", o.weight_decay, sgd ? r.weight_decay : adam_decay);
+
+  // The configuration of a run is read again from other folders.
+  for (std::string* path : {&o.data, &o.init}) {
+    const bool is_path = !path->empty() && !(path == &o.data && kind == DataKind::shapes);
+    if (is_path) *path = std::filesystem::absolute(*path).lexically_normal().string();
+  }
 
   check(o.name.find('/') == std::string::npos && o.name != "." && o.name != "..",
         "--name: expected a name without '/', found '", o.name, "'");
@@ -300,7 +327,7 @@ std::string list_choices() {
     for (const std::string& name : names) out += " " + name;
     out += '\n';
   };
-  row("architectures:", kArchs);
+  row("architectures:", resnet_archs());
   row("optimizers:", kOptimizers);
   row("schedules:", kSchedules);
   row("augmentations:", {"none", "standard", "cutout"});

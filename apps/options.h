@@ -31,6 +31,8 @@ struct CommonOptions {
   double lr_warmup_epochs = 0, lr_gamma = 0.1;
   std::vector<int64_t> lr_milestones;
   int64_t lr_step_size = 0;
+  std::string on_nonfinite = "bucket";
+  int64_t max_skipped = 10;
   // what is written
   std::string output_dir, name, trace, trace_steps;
   int64_t print_freq = 50;

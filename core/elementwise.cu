@@ -52,6 +52,13 @@ struct Axpy {
   HEDDLE_HD void operator()(int64_t i) const { y[i] += alpha * x[i]; }
 };
 
+struct RepeatRow {
+  const float* row;
+  float* out;
+  int64_t columns;
+  HEDDLE_HD void operator()(int64_t i) const { out[i] = row[i % columns]; }
+};
+
 struct Identity {
   HEDDLE_HD double operator()(float v) const { return v; }
 };
@@ -145,6 +152,10 @@ void cast(const From* src, To* dst, int64_t n) {
 }
 
 void axpy(float alpha, const float* x, float* y, int64_t n) { for_each(n, Axpy{alpha, x, y}); }
+
+void repeat_row(const float* row, float* out, int64_t rows, int64_t columns) {
+  for_each(rows * columns, RepeatRow{row, out, columns});
+}
 
 double sum(const float* x, int64_t n) { return reduce(x, n, Identity{}); }
 double squared_norm(const float* x, int64_t n) { return reduce(x, n, Square{}); }

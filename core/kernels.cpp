@@ -97,4 +97,10 @@ void sum_rows(const Tensor& x, const Tensor& out, float beta) {
   HEDDLE_DISPATCH(x.device(), sum_rows(x.data<float>(), out.data<float>(), rows, columns, beta));
 }
 
+void repeat_row(const Tensor& row, const Tensor& out) {
+  auto [rows, columns] = dims<2>(out, "repeat_row");
+  check_shape(row, {columns}, "repeat_row row");
+  HEDDLE_DISPATCH(out.device(), repeat_row(row.data<float>(), out.data<float>(), rows, columns));
+}
+
 }  // namespace heddle

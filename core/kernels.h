@@ -33,4 +33,7 @@ bool all_finite(const Tensor& x);
 // out[c] = beta * out[c] + sum over rows of x (N, C) -> (C), f32.
 void sum_rows(const Tensor& x, const Tensor& out, float beta);
 
+// Every row of out (N, C) = row (C), f32.
+void repeat_row(const Tensor& row, const Tensor& out);
+
 }  // namespace heddle

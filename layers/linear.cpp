@@ -16,8 +16,7 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
         "), found ", to_string(x.shape()));
   const Tensor input = converted(x.value(), DType::f32, Layout::plain);
   const Tensor output = Tensor::empty_on(input.device(), {n, out});
-  if (bias != nullptr)
-    for (int64_t i = 0; i < n; ++i) output.slice(i, i + 1).reshape({out}).copy_from(bias->value);
+  if (bias != nullptr) repeat_row(bias->value, output);
   gemm(input, weight.value, output, {.transpose_b = true, .beta = bias != nullptr ? 1.0f : 0.0f});
   weight.uses_per_sample = 1;
 

@@ -1,0 +1,71 @@
+#include "apps/evaluate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "apps/progress.h"
+#include "core/error.h"
+#include "core/kernels.h"
+#include "layers/loss.h"
+
+namespace heddle {
+
+Var network_input(const Tensor& images, Device device, DType dtype) {
+  const Tensor here = images.to(device);
+  return Var(dtype == here.dtype() ? here : converted(here, dtype, Layout::plain));
+}
+
+Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype) {
+  const double begin = wall_clock();
+  Evaluation out;
+  int64_t first = 0, five = 0;
+  for (auto& batch : loader.epoch(0)) {
+    Tape tape({.training = false});
+    const Var logits = model.forward(tape, network_input(batch.images, device, dtype));
+    const Var loss = softmax_cross_entropy(tape, logits, batch.labels);
+    out.loss += static_cast<double>(loss.value().item()) * static_cast<double>(batch.count);
+    out.samples += batch.count;
+    first += count_top_k(logits.value(), batch.labels, 1);
+    five += count_top_k(logits.value(), batch.labels, 5);
+  }
+  check(out.samples > 0, "validation: expected images, found none");
+  const double samples = static_cast<double>(out.samples);
+  out.loss /= samples;
+  out.acc1 = 100.0 * static_cast<double>(first) / samples;
+  out.acc5 = 100.0 * static_cast<double>(five) / samples;
+  out.seconds = wall_clock() - begin;
+  return out;
+}
+
+std::vector<Guess> predict(const ResNet& model, const std::string& file,
+                           const Augmentation& prepare, Device device, int count) {
+  Image image;
+  read_image_file(file, image);
+  Augmentation transform = prepare;
+  const bool fits = image.width == prepare.size && image.height == prepare.size;
+  transform.crop = fits ? Crop::none : Crop::center;
+  Tensor pixels = Tensor::empty_on(Device{}, {1, 3, prepare.size, prepare.size});
+  augment(transform, image, Philox(0, 0), 0, pixels.data<float>());
+  Tape tape({.training = false});
+  const Var logits = model.forward(tape, Var(pixels.to(device)));
+  const std::vector<float> scores = logits.value().to_vector();
+
+  const float best = *std::max_element(scores.begin(), scores.end());
+  const auto finite = [](float score) { return std::isfinite(score); };
+  check(std::all_of(scores.begin(), scores.end(), finite), file,
+        ": the network's output is not finite");
+  double total = 0;
+  for (const float score : scores) total += std::exp(static_cast<double>(score - best));
+  std::vector<int> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return scores[a] > scores[b]; });
+  std::vector<Guess> out;
+  for (int i = 0; i < std::min<int>(count, static_cast<int>(order.size())); ++i) {
+    const double score = scores[static_cast<size_t>(order[i])];
+    out.push_back({order[i], std::exp(score - static_cast<double>(best)) / total});
+  }
+  return out;
+}
+
+}  // namespace heddle

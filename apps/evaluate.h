@@ -1,0 +1,40 @@
+// A network applied without training: loss and accuracy over a data set, and the best classes of
+// single images.
+//
+//   Evaluation e = evaluate(model, valid_loader, context.device());
+//   for (const Guess& g : predict(model, "cat.jpg", prepare, 5)) ...
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/loader.h"
+#include "layers/resnet.h"
+
+namespace heddle {
+
+struct Evaluation {
+  double loss = 0;            // mean cross-entropy in nats
+  double acc1 = 0, acc5 = 0;  // percent
+  int64_t samples = 0;
+  double seconds = 0;
+};
+
+// One pass over the loader's epoch 0. Throws InputError for a label that the network lacks.
+Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype);
+
+struct Guess {
+  int label;
+  double probability;
+};
+
+// The `count` most probable classes of an image file, best first. `prepare` is the validation
+// transform; an image that has its size already is neither resized nor cropped.
+std::vector<Guess> predict(const ResNet& model, const std::string& file,
+                           const Augmentation& prepare, Device device, int count);
+
+// The images of a batch as the network takes them: on the device, in f32 or bf16.
+Var network_input(const Tensor& images, Device device, DType dtype);
+
+}  // namespace heddle

@@ -1,0 +1,209 @@
+#!/usr/bin/env bash
+# Runs train_resnet as a user would: exit codes and one-line errors for bad input, and runs that must
+# repeat bit for bit.
+#   tests/test_program.sh build/train_resnet
+set -u
+program=$(realpath "$1") || exit 2
+work=$(mktemp -d) || exit 2
+trap 'mounted && umount "$work/disk"; rm -rf "$work"' EXIT
+cd "$work" || exit 2
+# Passive: on a busy machine, threads that wait by spinning make a step of milliseconds take seconds.
+# Passive: on a busy machine, threads that spin while they wait turn milliseconds into seconds.
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
+failures=0
+png=iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAALUlEQVR42u3NMQkAAAzEwFdS/1JeVjV0LBxkDFw6c+q4NwAAAAAAAAAAAOALsH2eED02ziBjAAAAAElFTkSuQmCC
+huge_png=iVBORw0KGgoAAAANSUhEUgAA6mAAAOpgCAIAAAAPsOIVAAAAAElEQVQ1rwYeAAAAAElFTkSuQmCC
+empty_png=iVBORw0KGgoAAAANSUhEUgAAAAAAAAAACAIAAAC06etFAAAAAElEQVQ1rwYeAAAAAElFTkSuQmCC
+
+mounted() { grep -qs " $work/disk " /proc/mounts; }
+fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
+
+# refuse CODE PATTERN FLAG…: ends with CODE, says one line that matches, and leaves no weights.
+refuse() {
+  local code=$1 pattern=$2 out; shift 2
+  rm -rf refused
+  "$program" --quiet --output-dir refused "$@" >stdout 2>stderr; out=$?
+  [ "$out" = "$code" ] || fail "exit code $out instead of $code: $* ($(head -c 300 stderr))"
+  [ "$(wc -l <stderr)" = 1 ] || fail "$(wc -l <stderr) lines on stderr: $* ($(head -c 300 stderr))"
+  grep -q -e "$pattern" stderr || fail "'$pattern' is not in: $(cat stderr) ($*)"
+  [ -s stdout ] && fail "stdout is not empty: $*"
+  [ -e refused/model.safetensors ] && fail "weights left behind: $*"
+  return 0
+}
+# train FOLDER FLAG…: a tiny run that must succeed.
+train() {
+  local folder=$1; shift
+  "$program" --data cifar --batch-size 16 --steps 5 --quiet --output-dir "$folder" "$@" ||
+    fail "exit code $?: $*"
+}
+losses() { grep -o '"step": [0-9]*.*"loss": [^,]*' "$1/metrics.jsonl" || fail "no losses in $1"; }
+same_losses() { [ "$(losses "$1")" = "$(losses "$2")" ] || fail "losses differ: $1 and $2 ($3)"; }
+json() { sed -n "s/.*\"$2\": \([^,}]*\).*/\1/p" "$1" | tail -1; }
+
+# ------------------------------------------------------------------------------------ data sets
+# Pixels are bytes of the program: any bytes do, if they are the same in every run of this test.
+cifar_file() {  # FILE RECORDS SEED
+  local i
+  for ((i = 0; i < $2; i++)); do
+    printf "\\x0$((i % 10))"
+    tail -c +$(((i * 7 + $3) * 977 + 1)) "$program" | head -c 3072
+  done >"$1"
+}
+mkdir cifar
+for i in 1 2 3 4 5; do cifar_file cifar/data_batch_$i.bin 10 $((i * 100)); done 2>/dev/null
+cifar_file cifar/test_batch.bin 20 900 2>/dev/null
+printf 'a\nb\nc\nd\ne\nf\ng\nh\ni\nj\n' >cifar/batches.meta.txt
+variant() { rm -rf "$1" && cp -r cifar "$1"; }
+base64 -d <<<"$png" >good.png
+base64 -d <<<"$huge_png" >huge.png
+base64 -d <<<"$empty_png" >empty.png
+head -c 60 good.png >cut.png
+echo 'not an image' >text.png
+mkdir -p folder/{train,val}/{cat,dog}
+for d in folder/*/*; do cp good.png "$d/1.png"; cp good.png "$d/2.png"; done
+
+# ---------------------------------------------------------------------------- flags and values
+refuse 2 'nearest is --batch-size' --batchsize 4
+refuse 2 '--batch-size' --batch-size 0
+refuse 2 '--lr: ' --lr nan
+refuse 2 '--lr: ' --lr -1
+refuse 2 '--epochs: ' --epochs -1
+refuse 2 '--label-smoothing: ' --label-smoothing 1
+refuse 2 '--image-size: ' --image-size 0
+refuse 2 '--arch: .*resnet20' --arch resnet21
+refuse 2 'expected a flag' train
+refuse 2 '--predict' --predict
+refuse 2 'no such folder' --data nowhere
+refuse 2 'expected a folder' --data good.png
+refuse 2 'none.toml' --config none.toml
+echo 'batchsize = 4' >bad.toml
+refuse 2 'bad.toml:1: .*nearest is batch-size' --config bad.toml
+echo 'lr = "fast"' >bad.toml
+refuse 2 'bad.toml:1: lr' --config bad.toml
+refuse 2 '--device' --device tpu
+if ! "$program" --device cuda --dry-run >/dev/null 2>&1; then refuse 2 'cuda' --device cuda; fi
+refuse 2 '--accumulate' --data cifar --accumulate 1000
+HEDDLE_LR=nan refuse 2 'HEDDLE_LR' --steps 1
+
+# ----------------------------------------------------------------------------------------- data
+variant c && rm c/data_batch_3.bin && refuse 2 'data_batch_3.bin' --data c
+variant c && truncate -s -5 c/data_batch_2.bin && refuse 2 'data_batch_2.bin.*offset' --data c
+variant c && printf x >>c/test_batch.bin && refuse 2 'test_batch.bin.*offset' --data c
+variant c && : >c/data_batch_1.bin && refuse 2 'data_batch_1.bin.*empty' --data c
+variant c && printf '\x0a' | dd of=c/data_batch_4.bin bs=1 seek=3073 conv=notrunc 2>/dev/null &&
+  refuse 2 'data_batch_4.bin.*label.*offset 3073' --data c
+mkdir none && refuse 2 'none' --data none
+small=(--arch resnet20 --image-size 32 --batch-size 2 --steps 2)
+folder_case() {  # PATTERN, then a command that spoils the folder f
+  local pattern=$1; shift
+  rm -rf f && cp -r folder f && "$@" && refuse 2 "$pattern" --data f "${small[@]}"
+}
+folder_case 'f/train' rm -r f/train/cat f/train/dog
+folder_case 'dog' rm f/train/dog/1.png f/train/dog/2.png
+folder_case 'dog/2.png' cp text.png f/train/dog/2.png
+folder_case 'dog/2.png' cp empty.png f/train/dog/2.png
+folder_case 'dog/2.png' cp huge.png f/train/dog/2.png
+folder_case 'dog/2.png' cp cut.png f/train/dog/2.png
+folder_case '[0-9].png' cp cut.png f/val/cat/1.png
+
+# --------------------------------------------------------------------- runs that repeat exactly
+train a --json >a.json
+for key in status epoch step train_loss valid_loss valid_acc1 valid_acc5 samples_per_s wall_s \
+    first_step_s peak_rss_bytes world_size; do
+  [ -n "$(json a.json $key)" ] || fail "the JSON object has no $key: $(cat a.json)"
+done
+[ "$(wc -l <a.json)" = 1 ] || fail "stdout is more than the JSON object: $(cat a.json)"
+[ "$(json a.json step)" = 5 ] || fail "5 steps were asked for: $(cat a.json)"
+for file in config.toml run.json metrics.jsonl model.safetensors; do
+  [ -s "a/$file" ] || fail "a/$file is missing"
+done
+[ "$(losses a | wc -l)" -ge 6 ] || fail "expected 5 training steps and a validation in the metrics"
+train b && same_losses a b 'same flags, another process'
+cmp -s a/model.safetensors b/model.safetensors || fail 'the weights of two equal runs differ'
+for workers in 0 3; do train w$workers --workers $workers && same_losses a w$workers workers; done
+"$program" --config a/config.toml --output-dir replay --quiet >stdout || fail 'the replay failed'
+same_losses a replay 'config.toml replayed'
+train seed --seed 2
+[ "$(losses a)" != "$(losses seed)" ] || fail 'another seed gives the same losses'
+"$program" --data cifar --steps 5 --batch-size 16 --lr 0.05 --no-nesterov --dump-config >dumped.toml ||
+  fail '--dump-config failed'
+"$program" --config dumped.toml --dump-config | sed 's/  #.*//' >again.toml
+[ "$(sed 's/  #.*//' dumped.toml)" = "$(cat again.toml)" ] || fail 'a dumped configuration changes'
+train flags --lr 0.05 --no-nesterov
+"$program" --config dumped.toml --output-dir dumped --quiet
+same_losses flags dumped 'dump-config replayed'
+train accumulated --accumulate 3 --steps 1 --lr-scheduler cosine --clip-grad-norm 1
+"$program" --steps 2 --batch-size 8 --print-freq 1 --output-dir shapes 2>narration >stdout ||
+  fail 'the embedded data set failed'
+grep -q 'step 2/2' narration || fail "no progress line: $(cat narration)"
+grep -q $'\r' narration && fail 'a progress bar in a file'
+[ -s stdout ] && fail 'stdout is not empty without --json'
+
+# ----------------------------------------------------------------------- weights and predictions
+"$program" --data cifar --batch-size 16 --evaluate --init a --quiet --json >e.json || fail '--evaluate failed'
+for key in valid_loss valid_acc1 valid_acc5; do
+  [ "$(json a.json $key)" = "$(json e.json $key)" ] ||
+    fail "$key after loading: $(json e.json $key) instead of $(json a.json $key)"
+done
+[ "$("$program" --init a --predict good.png good.png --quiet | grep -c '%')" = 10 ] ||
+  fail '--predict: expected five classes for each of two images'
+train predicted --predict good.png >predicted.txt
+[ "$(grep -c '%' predicted.txt)" = 5 ] || fail '--predict after training'
+"$program" --init a --predict good.png --quiet --json | grep -q '"predictions": \[{"image": "good.png"' ||
+  fail '--predict --json'
+for bad in text cut huge empty; do refuse 2 "$bad.png" --init a --predict $bad.png; done
+refuse 2 'none.png' --init a --predict none.png
+refuse 2 'fc.weight: expected shape (2, 64), found (10, 64)' --init a --data folder "${small[@]}"
+refuse 2 'is missing\|expected shape' --init a --data cifar --arch resnet32
+refuse 2 'none.safetensors' --init none.safetensors
+weights=a/model.safetensors
+head -c 4 $weights >w.safetensors && refuse 2 'w.safetensors' --init w.safetensors
+head -c 5000 $weights >w.safetensors && refuse 2 'w.safetensors' --init w.safetensors
+{ printf '\xff\xff\xff\xff\xff\xff\xff\x7f'; tail -c +9 $weights; } >w.safetensors
+refuse 2 'w.safetensors' --init w.safetensors
+made() {  # HEADER BYTES: a safetensors file with this header and so many zero bytes
+  printf "\\x$(printf %02x $((${#1} % 256)))\\x$(printf %02x $((${#1} / 256)))\0\0\0\0\0\0%s" "$1"
+  head -c "$2" /dev/zero
+}
+made '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}' 8 >w.safetensors
+refuse 2 'w.safetensors' --init w.safetensors
+made '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,80]}}' 8 >w.safetensors
+refuse 2 'w.safetensors' --init w.safetensors
+made '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}' 8 >w.safetensors
+refuse 2 'conv1.weight.*missing' --init w.safetensors --data cifar
+
+# ---------------------------------------------------------------------------------- the machine
+mkdir full && touch full/file
+"$program" --steps 1 --data cifar --output-dir full --quiet 2>stderr
+[ $? = 2 ] && grep -q 'new or empty' stderr || fail "a folder in use was taken: $(cat stderr)"
+"$program" --steps 1 --data cifar --output-dir good.png/run --quiet 2>stderr
+[ $? = 1 ] && [ "$(wc -l <stderr)" = 1 ] || fail "an impossible folder: $(cat stderr)"
+"$program" --steps 1 --data cifar --output-dir /proc/run --quiet 2>stderr
+[ $? = 1 ] && [ "$(wc -l <stderr)" = 1 ] || fail "an unwritable folder: $(cat stderr)"
+if [ -w /dev/full ]; then
+  "$program" --dump-config >/dev/full 2>stderr
+  [ $? = 1 ] && [ "$(wc -l <stderr)" = 1 ] || fail "stdout on a full disk: $(cat stderr)"
+fi
+mkdir disk
+if mount -t tmpfs -o size=256k tmpfs disk 2>/dev/null; then
+  "$program" --steps 1 --data cifar --batch-size 4 --output-dir disk/run --quiet 2>stderr
+  [ $? = 1 ] && [ "$(wc -l <stderr)" = 1 ] && grep -q 'No space left' stderr ||
+    fail "a full disk: $(cat stderr)"
+  [ -z "$(find disk -name '*.safetensors*')" ] || fail "half a file on the full disk: $(find disk)"
+else
+  echo 'skipped: a full disk (only root can mount a small one)'
+fi
+"$program" --data cifar --batch-size 16 --epochs 3 --lr 1e9 --lr-scheduler cosine --quiet --json \
+  --output-dir diverged >d.json 2>stderr
+[ $? = 3 ] && [ "$(json d.json status)" = '"diverged"' ] || fail "divergence: $(cat d.json stderr)"
+[ -e diverged/model.safetensors ] && fail 'weights of a diverged run'
+
+"$program" --help | grep -q 'default: 0.9' || fail '--help'
+"$program" --version | grep -q '^heddle [0-9]' || fail '--version'
+"$program" --list | grep -q 'resnet152' || fail '--list'
+"$program" --data cifar --dry-run --quiet | grep -q '^parameters *269722 ' || fail '--dry-run'
+"$program" --data cifar --steps 3 --batch-size 8 --trace t.json --trace-steps 2:3 --quiet \
+  --output-dir traced || fail '--trace failed'
+grep -q '"forward"' t.json || fail 'the trace has no forward track'
+
+[ $failures = 0 ] && echo "all checks passed" || { echo "$failures checks failed"; exit 1; }
