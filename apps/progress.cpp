@@ -16,7 +16,7 @@ namespace heddle {
 namespace {
 
 constexpr double kRedrawSeconds = 0.1;
-constexpr int kBarWidth = 24;
+constexpr int64_t kMinBarWidth = 6, kMaxBarWidth = 24;
 
 bool is_smart_terminal(FILE* out) {
   const char* term = std::getenv("TERM");
@@ -82,14 +82,18 @@ void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t
   }
   const double now = wall_clock();
   if (drawn_ && now - drawn_at_ < kRedrawSeconds && step < options_.total_steps) return;
-  const int64_t total = std::max<int64_t>(options_.total_steps, 1);
-  const auto filled =
-      static_cast<size_t>(std::clamp<int64_t>(step * kBarWidth / total, 0, kBarWidth));
-  const std::string bar =
-      concat("[", std::string(filled, '='), std::string(kBarWidth - filled, ' '), "] ");
-  // A line that wraps cannot be redrawn, so it is cut to the terminal.
-  const std::string text =
-      (bar + line(step, epoch, loss, lr)).substr(0, terminal_columns(options_.out) - 1);
+  // The bar gets what the figures leave of the line; a line that wraps could not be redrawn.
+  const std::string figures = line(step, epoch, loss, lr);
+  const auto columns = static_cast<int64_t>(terminal_columns(options_.out)) - 1;
+  const int64_t room = columns - static_cast<int64_t>(figures.size()) - 3;
+  std::string text = figures.substr(0, static_cast<size_t>(columns));
+  if (room >= kMinBarWidth) {
+    const int64_t width = std::min<int64_t>(room, kMaxBarWidth);
+    const int64_t total = std::max<int64_t>(options_.total_steps, 1);
+    const int64_t filled = std::clamp<int64_t>(step * width / total, 0, width);
+    const std::string done(static_cast<size_t>(filled), '=');
+    text = concat("[", done, std::string(static_cast<size_t>(width - filled), ' '), "] ", figures);
+  }
   const char* begin = colour_ ? "\033[36m" : "";
   const char* end = colour_ ? "\033[0m" : "";
   std::fprintf(options_.out, "\r%s%s%s\033[K", begin, text.c_str(), end);

@@ -49,7 +49,7 @@ class LineReader {
     if (accept('\'')) {
       const size_t end = line_.find('\'', at_);
       if (end == std::string::npos) fail("expected a closing quote");
-      const std::string out = line_.substr(at_, end - at_);
+      std::string out = line_.substr(at_, end - at_);
       at_ = end + 1;
       return out;
     }

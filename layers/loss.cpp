@@ -86,7 +86,7 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
   fill(mean, static_cast<float>(total / static_cast<double>(n)));
   Var loss(mean, true);
   tape.record("softmax cross-entropy", loss, {},
-              [logits, labels, probabilities, smoothing, n, device](BackwardPass& pass) {
+              [logits, labels, probabilities, smoothing, n = n, device](BackwardPass& pass) {
                 const float factor = std::move(pass.dy).sum().item() / static_cast<float>(n);
                 HEDDLE_DISPATCH(
                     device, softmax_cross_entropy_backward(probabilities, labels, smoothing, factor,

@@ -14,8 +14,7 @@ count_now() {
     -exec cat {} + 2>/dev/null | wc -l
 }
 count_then() {
-  git ls-tree -r --name-only "$base" -- "$1" | grep -E '\.(h|cpp|cu|cuh)$' |
-    while IFS= read -r file; do git show "$base:$file"; done | wc -l
+  git grep -c '' "$base" -- "$1/*.h" "$1/*.cpp" "$1/*.cu" "$1/*.cuh" | awk -F: '{ n += $NF } END { print n + 0 }'
 }
 
 total=0
