@@ -96,7 +96,7 @@ TEST_CASE("Philox: uniform and normal numbers have their moments; streams differ
   CHECK(stream_id(Stream::init, 5) != stream_id(Stream::dropout, 5));
   CHECK(stream_id(Stream::init, 0) != 0);
   // A key that is too large must not reach another purpose's numbers.
-  CHECK(stream_id(Stream::init, ~uint64_t{0}) >> 56 == stream_id(Stream::init) >> 56);
+  CHECK((stream_id(Stream::init, ~uint64_t{0}) >> 56) == (stream_id(Stream::init) >> 56));
   // The smallest and largest words give finite normal numbers: log(1) and log(2^-32).
   CHECK(std::isfinite(std::sqrt(-2.0 * std::log(1.0 / 4294967296.0))));
 }

@@ -236,7 +236,7 @@ TEST_CASE("ParameterStore: reverse order, 256-byte alignment, zero padding, uniq
   Parameter& second = store.add("second", {64}, uniform_init(0.5f), false);
   Buffer& count = store.add_buffer("count", {}, DType::i64, 7.0f);
   Parameter& third = store.add("third", {}, constant_init(3.0f));
-  CHECK_THROWS_WITH(store.add("mean", {1}, constant_init(0)), "parameter mean: added twice");
+  CHECK_THROWS_WITH(store.add("mean", {1}, constant_init(0)), "buffer mean: added twice");
   CHECK_THROWS_AS(store.add_buffer("first", {1}, DType::f32, 0), InputError);
   store.finalize(5);
   CHECK_THROWS_AS(store.add("late", {1}, constant_init(0)), InputError);
