@@ -56,9 +56,7 @@ void add_run_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("seed", &o.seed, {.value = "N", .help = "of everything random"});
   flags.add("deterministic", &o.deterministic,
             {.help = "same bits in every run with equal --threads; "
-                     "that holds anyway unless --tune is given, which this refuses"});
-  flags.add("tune", &o.tune,
-            {.help = "time alternative kernels at first use instead of choosing by rule"});
+                     "on the CPU that holds anyway"});
 }
 
 void add_training_flags(FlagTable& flags, CommonOptions& o) {
@@ -301,7 +299,6 @@ void resolve(TrainResnetOptions& o, const FlagTable& flags, DataKind kind) {
 
   check(o.name.find('/') == std::string::npos && o.name != "." && o.name != "..",
         "--name: expected a name without '/', found '", o.name, "'");
-  check(!(o.tune && o.deterministic), "--tune times its choices, which --deterministic forbids");
   if (!sgd) {
     // A dumped configuration carries them for every optimizer; typed by hand they are a mistake.
     for (const char* name : {"momentum", "nesterov"}) {

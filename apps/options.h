@@ -20,7 +20,7 @@ struct CommonOptions {
   // data and run
   std::string data = "shapes", device = "auto", precision = "fp32", init;
   int64_t seed = 1, threads = 0, workers = 1;
-  bool deterministic = false, tune = false;
+  bool deterministic = false;
   // how long and how much
   int64_t epochs = 0, steps = 0, batch_size = 0, accumulate = 1;
   // the update rule

@@ -1,7 +1,5 @@
 // Trains, evaluates or applies a residual network. Read run() first: it is the whole program in
-// order; train() holds the inner loop.
-#include <unistd.h>
-
+// order; Trainer::train_epoch holds the inner loop.
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -320,10 +318,8 @@ int run(const std::vector<std::string>& arguments, const std::vector<std::string
   }
 
   const Device device = parse_device(o.device);
-  Context context({.device = device,
-                   .threads = static_cast<int>(o.threads),
-                   .tune = o.tune,
-                   .deterministic = o.deterministic});
+  Context context(
+      {.device = device, .threads = static_cast<int>(o.threads), .deterministic = o.deterministic});
   const bool only_predict = !o.predict.empty() && !o.init.empty() && !o.evaluate &&
                             !flags.given("epochs") && !flags.given("steps");
   const bool training = !only_predict && !o.evaluate;

@@ -170,7 +170,6 @@ TEST_CASE("flags: impossible values are refused, and the flag is named") {
 }
 
 TEST_CASE("flags: what cannot go together is refused") {
-  CHECK(contains(complaint({"--tune", "--deterministic"}), "--deterministic"));
   CHECK(contains(complaint({"--optimizer", "adam", "--momentum", "0.9"}), "--momentum"));
   CHECK(contains(complaint({"--momentum", "0"}), "--nesterov"));
   CHECK(complaint({"--momentum", "0", "--no-nesterov"}).empty());

@@ -139,8 +139,8 @@ def batchnorm_case(case, shape, check, training=True, relu=False, add=False):
         y = F.relu(y) if relu else y
         return {"y": y, "running_mean": mean, "running_var": var} if training else {"y": y}
 
-    # Away from mean 0 and variance 1, so that forgetting either shows.
-    inputs = {"x": (shape, 2, 0.5), "weight": ((c,), 0.1, 1), "bias": ((c,), 0.1, 0)}
+    # Away from mean 0, and a variance so small that epsilon shows.
+    inputs = {"x": (shape, 0.2, 0.5), "weight": ((c,), 0.1, 1), "bias": ((c,), 0.1, 0)}
     if add:
         inputs["residual"] = (shape, 1, 0)
     layer_case(case, inputs, run, check, gradients=training)
@@ -158,6 +158,8 @@ def make_layers(check):
     conv_case("conv2d_groups2", (2, 8, 9, 7), (12, 4, 3, 3), check, padding=1, groups=2)
     conv_case("conv2d_3x3_c16", (2, 16, 8, 8), (16, 16, 3, 3), check, padding=1)
     conv_case("conv2d_3x3_c32", (2, 32, 8, 8), (32, 32, 3, 3), check, padding=1)
+    conv_case("conv2d_3x3_c32_odd", (3, 32, 9, 7), (48, 32, 3, 3), check, padding=1)
+    conv_case("conv2d_3x3_c64", (1, 64, 6, 11), (64, 64, 3, 3), check, padding=1)
     conv_case("conv2d_3x3_c16_s2", (2, 16, 8, 8), (32, 16, 3, 3), check, stride=2, padding=1)
     conv_case("conv2d_3x3_c3_c16", (2, 3, 8, 8), (16, 3, 3, 3), check, padding=1)
     conv_case("conv2d_1x1_c32", (2, 32, 4, 4), (64, 32, 1, 1), check)

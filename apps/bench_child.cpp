@@ -1,0 +1,351 @@
+// What runs in a process of its own: the training step, the machine's peak, the loader.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "apps/bench.h"
+#include "apps/json.h"
+#include "apps/progress.h"
+#include "apps/run_folder.h"
+#include "core/context.h"
+#include "core/gemm.h"
+#include "core/kernels.h"
+#include "core/onednn.h"
+#include "core/parallel.h"
+#include "data/loader.h"
+#include "layers/loss.h"
+#include "optim/optimizer.h"
+
+namespace heddle::bench {
+namespace {
+
+constexpr double kRate = 0.01;
+
+// A network, its optimizer and one batch of noise.
+class Trainer {
+ public:
+  Trainer(const Case& c, const std::string& precision, Device device)
+      : device_(device),
+        dtype_(precision == "bf16" ? DType::bf16 : DType::f32),
+        batch_(c.batch),
+        model_(store_, {.arch = c.arch, .classes = c.classes, .stem = c.stem}) {
+    store_.finalize(1);
+    optimizer_ = std::make_unique<Optimizer>(
+        store_, make_sgd({.momentum = 0.9, .weight_decay = 1e-4}), OptimizerOptions{});
+    const Philox noise(1, stream_id(Stream::sample));
+    Tensor images = Tensor::empty_on(Device{}, {c.batch, 3, c.image_size, c.image_size});
+    labels_ = Tensor::empty_on(Device{}, {c.batch}, DType::i32);
+    float* x = images.data<float>();
+    parallel_for(images.size(), 4096, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) x[i] = noise.normal(static_cast<uint64_t>(i));
+    });
+    for (int64_t i = 0; i < c.batch; ++i)
+      labels_.data<int32_t>()[i] = static_cast<int32_t>(i % c.classes);
+    images_ = images.to(device);
+  }
+
+  // Forward, loss, backward, update. on_final hears of every parameter's last contribution.
+  float step(const std::function<void(Parameter&)>& on_final = {}) {
+    Tape tape;
+    const Var x(converted(images_, dtype_, Layout::plain));
+    const Var loss = softmax_cross_entropy(tape, model_.forward(tape, x), labels_);
+    const float value = loss.value().item();
+    optimizer_->begin_step(kRate);
+    tape.backward(
+        loss,
+        [&](Parameter& p) {
+          if (on_final) on_final(p);
+          optimizer_->ready(p);
+        },
+        [&](Parameter& p) { optimizer_->weights_free(p); });
+    optimizer_->finish_step();
+    return value;
+  }
+
+  // 10^9 operations of a step: backward multiplies twice as often as forward.
+  double gflop() const {
+    double multiply_adds = 0;
+    for (const Parameter& p : store_.parameters())
+      multiply_adds += p.uses_per_sample * static_cast<double>(p.size());
+    return 3 * 2e-9 * multiply_adds * static_cast<double>(batch_);
+  }
+
+  ParameterStore& store() { return store_; }
+  int64_t batch() const { return batch_; }
+
+ private:
+  Device device_;
+  DType dtype_;
+  int64_t batch_;
+  ParameterStore store_;
+  ResNet model_;
+  std::unique_ptr<Optimizer> optimizer_;
+  Tensor images_, labels_;
+};
+
+// Best GFLOP/s of several passes of `gflop` each.
+template <class Pass>
+double best_rate(double gflop, Pass&& pass) {
+  pass();
+  double best = 0;
+  const double end = wall_clock() + 1.0;
+  do {
+    const double begin = wall_clock();
+    pass();
+    best = std::max(best, gflop / (wall_clock() - begin));
+  } while (wall_clock() < end);
+  return best;
+}
+
+// Multiply-adds in registers only: what the vector units can do at the clock of the moment.
+#ifdef __AVX512F__
+constexpr int kVectorBytes = 64;
+#else
+constexpr int kVectorBytes = 32;
+#endif
+typedef float Vector __attribute__((vector_size(kVectorBytes)));
+
+double multiply_add_rate() {
+  constexpr int kChains = 12, kRounds = 1 << 20;  // two units of latency four want eight chains
+  const int threads = Context::current().threads();
+  std::vector<float> out(static_cast<size_t>(threads));
+  const double each = 2e-9 * kChains * kRounds * (kVectorBytes / 4.0);
+  return best_rate(each * threads, [&] {
+    parallel_for(threads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        Vector sums[kChains], factor = Vector{} + 0.999f, term = Vector{} + 0.001f;
+        for (Vector& s : sums) s = factor;
+        for (int i = 0; i < kRounds; ++i) {
+#pragma GCC unroll 12
+          for (Vector& s : sums) s = s * factor + term;
+        }
+        for (const Vector& s : sums) out[static_cast<size_t>(t)] += s[0];
+      }
+    });
+  });
+}
+
+constexpr int64_t kGemm = 2048;
+constexpr double kGemmGflop = 2e-9 * kGemm * kGemm * kGemm;
+
+// A product of square matrices in oneDNN's own formats.
+double gemm_rate(DType dtype) {
+  using dnnl::memory;
+  const dnnl::engine& engine = cpu::onednn().engine;
+  const memory::desc any({kGemm, kGemm}, cpu::onednn_type(dtype), memory::format_tag::any);
+  const dnnl::matmul::primitive_desc pd({any, any, any}, cpu::user_scratchpad(), engine);
+  const cpu::Plan plan = {dnnl::matmul(pd), pd.scratchpad_desc()};
+  auto argument = [&](const memory::desc& desc) {
+    const Tensor t = Tensor::empty_on(Device{}, {static_cast<int64_t>(desc.get_size())}, DType::u8);
+    t.fill_zero();
+    return std::pair(t, memory(desc, engine, t.raw()));
+  };
+  const auto a = argument(pd.src_desc()), b = argument(pd.weights_desc()),
+             c = argument(pd.dst_desc());
+  return best_rate(kGemmGflop, [&] {
+    cpu::execute(
+        plan, {{DNNL_ARG_SRC, a.second}, {DNNL_ARG_WEIGHTS, b.second}, {DNNL_ARG_DST, c.second}});
+  });
+}
+
+std::string json_list(const std::vector<double>& values) {
+  std::string out;
+  for (const double v : values) out += (out.empty() ? "" : ", ") + format_number(v);
+  return concat("[", out, "]");
+}
+
+}  // namespace
+
+void child_step(const Options& o, const Case& c) {
+  Context context({.device = parse_device(o.device), .threads = static_cast<int>(o.threads)});
+  Trainer trainer(c, o.precision, context.device());
+  std::vector<double> ms, cpu_ms;
+  float loss = 0;
+  for (int64_t i = 0; i < o.warmup + (o.steps > 0 ? o.steps : c.steps); ++i) {
+    const double begin = wall_clock(), cpu_begin = process_cpu_seconds();
+    loss = trainer.step();
+    if (i < o.warmup) continue;
+    ms.push_back(1000 * (wall_clock() - begin));
+    cpu_ms.push_back(1000 * (process_cpu_seconds() - cpu_begin));
+  }
+  JsonObject out;
+  out.raw("ms", json_list(ms)).raw("cpu_ms", json_list(cpu_ms)).add("gflop", trainer.gflop());
+  out.add("parameters", trainer.store().count()).add("loss", static_cast<double>(loss));
+  out.add("rss_bytes", peak_rss_bytes());
+  std::printf("%s\n", out.text().c_str());
+}
+
+void child_peak(const Options& o) {
+  Context context({.threads = static_cast<int>(o.threads)});
+  const double fma = multiply_add_rate(), gemm = gemm_rate(DType::f32);
+  const bool half = cpu_has("avx512_bf16") || cpu_has("amx_bf16");
+  JsonObject out;
+  out.add("fma", fma).add("gemm", gemm).add("gemm_bf16", half ? gemm_rate(DType::bf16) : 0.0);
+  std::printf("%s\n", out.text().c_str());
+}
+
+void child_loader(const Options& o) {
+  Context context({.threads = 1});
+  std::shared_ptr<const ImageDataset> set = open_dataset(o.data, Split::train);
+  const Augmentation augmentation = make_augmentation("standard", set->info(), Split::train, 32);
+  const Loader loader(set, augmentation, {.batch_size = 128, .workers = 1, .shuffle = true});
+  int64_t images = 0;
+  for (auto& batch : loader.epoch(0))  // to warm up: files into memory, buffers into the pool
+    if ((images += batch.count) >= 2560) break;
+  images = 0;
+  const double begin = wall_clock(), cpu_begin = process_cpu_seconds();
+  double end = begin;
+  for (int64_t e = 1; end < begin + 1.5; ++e)
+    for (auto& batch : loader.epoch(e)) {
+      images += batch.count;
+      if ((end = wall_clock()) >= begin + 1.5) break;
+    }
+  JsonObject out;
+  out.add("set", set->info().name).add("images", images).add("seconds", end - begin);
+  out.add("cpu_seconds", process_cpu_seconds() - cpu_begin);
+  std::printf("%s\n", out.text().c_str());
+}
+
+namespace {
+
+struct Range {
+  std::string name, track;
+  double begin, ms;
+};
+
+// The ranges of a trace, in the order of their beginnings.
+std::vector<Range> read_trace(const Trace& trace) {
+  const nlohmann::json events = nlohmann::json::parse(trace.json()).at("traceEvents");
+  std::map<int, std::string> tracks;
+  for (const auto& e : events)
+    if (e.at("ph") == "M" && e.at("name") == "thread_name")
+      tracks[e.at("tid")] = e.at("args").at("name");
+  std::vector<Range> out;
+  for (const auto& e : events)
+    if (e.at("ph") == "X")
+      out.push_back(
+          {e.at("name"), tracks[e.at("tid")], e.at("ts"), e.at("dur").get<double>() / 1000});
+  std::sort(out.begin(), out.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  return out;
+}
+
+// One layer's times in ms: the shortest of all steps, since whatever disturbs makes them longer.
+struct Layer {
+  std::string name, kind = "other";
+  Shape shape;
+  double gflop = 0;  // of one of the three products
+  double forward = 0, weight = 0, input = 0;
+};
+
+Layer describe_layer(const std::string& name, Trainer& trainer) {
+  Layer out;
+  out.name = name;
+  const Parameter* p = trainer.store().find(name);
+  if (p == nullptr) return out;
+  out.shape = p->shape();
+  out.gflop = 2e-9 * p->uses_per_sample * static_cast<double>(p->size() * trainer.batch());
+  if (p->shape().rank() == 4) out.kind = "conv";
+  if (p->shape().rank() == 2) out.kind = "linear";
+  if (p->shape().rank() == 1) out.kind = "norm";
+  return out;
+}
+
+// The layers of the step whose ranges these are. `finals`: when a parameter's gradient was
+// complete; for a convolution that is between its two products.
+std::vector<Layer> sum_by_layer(const std::vector<Range>& ranges,
+                                const std::map<std::string, double>& finals, Trainer& trainer) {
+  std::vector<Layer> out;
+  for (const Range& r : ranges) {
+    if (r.track != "forward" && r.track != "backward") continue;
+    auto layer =
+        std::find_if(out.begin(), out.end(), [&](const Layer& l) { return l.name == r.name; });
+    if (layer == out.end()) layer = out.insert(layer, describe_layer(r.name, trainer));
+    if (r.track == "forward") {
+      layer->forward += r.ms;
+      continue;
+    }
+    const double weight = layer->kind == "conv" ? (finals.at(r.name) - r.begin) / 1000 : 0;
+    layer->weight += weight;
+    layer->input += r.ms - weight;
+  }
+  return out;
+}
+
+void print_layer(const Layer& l, double whole, double products) {
+  const double ms = l.forward + l.weight + l.input;
+  const std::string shape = l.shape.rank() > 0 ? to_string(l.shape) : "";
+  std::printf("%-30s %-20s %9.3f %9.3f %9.3f %7.2f", l.name.c_str(), shape.c_str(), l.forward,
+              l.weight, l.input, 100 * ms / whole);
+  if (l.gflop > 0) std::printf(" %9.1f", products * l.gflop / ms * 1000);
+  std::printf("\n");
+}
+
+}  // namespace
+
+void break_down_step(const Options& o, const Case& c) {
+  Context context({.device = parse_device(o.device), .threads = static_cast<int>(o.threads)});
+  const std::string precision = o.precision == "bf16" ? "bf16" : "fp32";
+  Trainer trainer(c, precision, context.device());
+  const int64_t count = o.steps > 0 ? o.steps : c.steps;
+  std::vector<std::map<std::string, double>> finals(static_cast<size_t>(count));
+  std::vector<double> begins, step_ms;
+  for (int64_t i = 0; i < o.warmup; ++i) trainer.step();
+  context.trace().start();
+  for (auto& final_times : finals) {
+    begins.push_back(Trace::now());
+    trainer.step([&](Parameter& p) { final_times[p.name] = Trace::now(); });
+    step_ms.push_back((Trace::now() - begins.back()) / 1000);
+  }
+  begins.push_back(Trace::now());
+
+  const std::vector<Range> ranges = read_trace(context.trace());
+  std::vector<Layer> layers;
+  double outside = INFINITY;  // of all ranges: the update, and whatever is between the layers
+  for (size_t i = 0; i < finals.size(); ++i) {
+    std::vector<Range> of_step;
+    for (const Range& r : ranges)
+      if (r.begin >= begins[i] && r.begin < begins[i + 1]) of_step.push_back(r);
+    const std::vector<Layer> now = sum_by_layer(of_step, finals[i], trainer);
+    double inside = 0;
+    for (const Layer& l : now) inside += l.forward + l.weight + l.input;
+    outside = std::min(outside, step_ms[i] - inside);
+    if (layers.empty()) layers = now;
+    for (size_t k = 0; k < now.size(); ++k) {
+      layers[k].forward = std::min(layers[k].forward, now[k].forward);
+      layers[k].weight = std::min(layers[k].weight, now[k].weight);
+      layers[k].input = std::min(layers[k].input, now[k].input);
+    }
+  }
+
+  double whole = outside;
+  for (const Layer& l : layers) whole += l.forward + l.weight + l.input;
+  std::printf("# %s %s, batch %lld, %lld threads: each layer's shortest time of %lld steps, ms\n",
+              c.name.c_str(), precision.c_str(), static_cast<long long>(c.batch),
+              static_cast<long long>(o.threads), static_cast<long long>(count));
+  std::printf("# together %.1f, a whole step %.1f (median)\n", whole, median(step_ms));
+  std::printf("# weight: a convolution's weight gradient; input: all the rest of backward\n");
+  std::printf("%-30s %-20s %9s %9s %9s %7s %9s\n", "layer", "weight shape", "forward", "weight",
+              "input", "% step", "GFLOP/s");
+  std::map<std::string, Layer> sums;
+  for (const Layer& l : layers) {
+    const double products = &l == &layers.front() ? 2 : 3;  // no gradient of the images
+    print_layer(l, whole, products);
+    Layer& s = sums[l.kind];
+    s.name = "all " + l.kind;
+    s.gflop += l.gflop * products / 3;
+    s.forward += l.forward;
+    s.weight += l.weight;
+    s.input += l.input;
+  }
+  for (const auto& [kind, sum] : sums) print_layer(sum, whole, 3);
+  Layer rest;
+  rest.name = "update, between layers";
+  rest.forward = outside;
+  print_layer(rest, whole, 0);
+}
+
+}  // namespace heddle::bench

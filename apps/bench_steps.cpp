@@ -1,0 +1,194 @@
+// Whole training steps, ours and PyTorch's in turns.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+
+#include "apps/bench.h"
+#include "apps/json.h"
+#include "core/error.h"
+#include "core/files.h"
+
+namespace heddle::bench {
+namespace {
+
+// One program at one setting.
+struct Contender {
+  std::string name;
+  std::vector<std::string> command;  // empty: this program
+  std::vector<std::string> environment;
+  std::vector<double> round_ms;  // median of each round
+  std::vector<double> ms;        // every step of every round
+  double rss_mib = 0;
+  bool dropped = false;
+};
+
+// Debian's PyTorch at its best: a BLAS on OpenMP with AVX-512 kernels, ATen's AVX-512 kernels, and
+// a malloc that neither returns pages nor keeps them small.
+std::vector<std::string> best_environment() {
+  std::vector<std::string> out = {"MALLOC_TOP_PAD_=1073741824", "MALLOC_MMAP_THRESHOLD_=4294967296",
+                                  "MALLOC_TRIM_THRESHOLD_=17179869184",
+                                  "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"};
+  const std::string openblas = "/usr/lib/x86_64-linux-gnu/openblas-openmp";
+  if (std::filesystem::is_directory(openblas)) out.push_back("LD_LIBRARY_PATH=" + openblas);
+  if (cpu_has("avx512f")) {
+    out.push_back("OPENBLAS_CORETYPE=SkylakeX");
+    out.push_back("ATEN_CPU_CAPABILITY=avx512");
+  }
+  return out;
+}
+
+std::string step_script() {
+  for (const std::string& folder : {own_folder() + "/", std::string(HEDDLE_SOURCE_DIR "/apps/")})
+    if (std::filesystem::exists(folder + "torch_step.py")) return folder + "torch_step.py";
+  throw Error("torch_step.py: not beside this program and not in " HEDDLE_SOURCE_DIR "/apps");
+}
+
+std::vector<Contender> make_contenders(const Options& o, const Case& c,
+                                       const std::string& precision,
+                                       const std::vector<Python>& pythons) {
+  std::vector<Contender> out(1);
+  out[0].name = "heddle";
+  for (const Python& python : pythons) {
+    for (const auto& [setting, layout] :
+         {std::pair{"stock nchw", "nchw"}, {"stock nhwc", "nhwc"}, {"best", "nhwc"}}) {
+      const bool best = std::string(setting) == "best",
+                 cifar = c.stem == ResNetOptions::Stem::cifar;
+      Contender t;
+      t.name = concat("PyTorch ", python.torch_version, " ", setting);
+      t.command = {python.path,
+                   "-Wignore",
+                   step_script(),
+                   "--arch=" + c.arch,
+                   concat("--stem=", cifar ? "cifar" : "imagenet"),
+                   concat("--batch=", c.batch),
+                   concat("--image-size=", c.image_size),
+                   concat("--classes=", c.classes),
+                   concat("--threads=", o.threads),
+                   concat("--layout=", layout),
+                   "--precision=" + precision,
+                   concat("--warmup=", o.warmup),
+                   concat("--steps=", o.steps > 0 ? o.steps : c.steps)};
+      if (best) t.command.push_back("--best"), t.environment = best_environment();
+      out.push_back(std::move(t));
+    }
+  }
+  return out;
+}
+
+void run_once(const Options& o, const Case& c, const std::string& precision, Contender& t,
+              double* gflop) {
+  const nlohmann::json result =
+      t.command.empty() ? run_own_step(o, c, precision) : run_for_json(t.command, t.environment);
+  if (t.command.empty()) *gflop = result.at("gflop");
+  const std::vector<double> ms = result.at(o.clock == "cpu" ? "cpu_ms" : "ms");
+  check(!ms.empty(), t.name, ": no step was timed");
+  t.round_ms.push_back(median(ms));
+  t.ms.insert(t.ms.end(), ms.begin(), ms.end());
+  t.rss_mib = std::max(t.rss_mib, result.at("rss_bytes").get<double>() / 1048576);
+  std::fprintf(stderr, "bench: %s %s, %s: %.1f ms\n", c.name.c_str(), precision.c_str(),
+               t.name.c_str(), t.round_ms.back());
+}
+
+// Of the two layouts of a stock PyTorch, the slower one is out of the race after the first round.
+void drop_slower_layout(std::vector<Contender>& all) {
+  for (size_t i = 0; i + 1 < all.size(); ++i) {
+    if (!all[i].name.ends_with("stock nchw") || !all[i + 1].name.ends_with("stock nhwc")) continue;
+    if (all[i].round_ms.empty() || all[i + 1].round_ms.empty()) continue;
+    all[i].round_ms[0] < all[i + 1].round_ms[0] ? all[i + 1].dropped = true : all[i].dropped = true;
+  }
+}
+
+// Median over the rounds of (their time / our time): both ran within the same minute.
+double ratio(const Contender& theirs, const Contender& ours) {
+  std::vector<double> out;
+  for (size_t i = 0; i < std::min(theirs.round_ms.size(), ours.round_ms.size()); ++i)
+    out.push_back(theirs.round_ms[i] / ours.round_ms[i]);
+  return median(out);
+}
+
+void print_header() {
+  std::printf("%-10s %-5s %-32s %9s %9s %9s %9s %8s %7s %7s %6s\n", "case", "type", "program", "ms",
+              "min", "max", "images/s", "GFLOP/s", "% peak", "MiB", "ratio");
+}
+
+// Measures one case and prints its rows; returns them as JSON.
+std::string compare(const Options& o, const Case& c, const std::string& precision,
+                    const std::vector<Python>& pythons, double peak) {
+  std::vector<Contender> all = make_contenders(o, c, precision, pythons);
+  double gflop = 0;
+  for (int64_t round = 0; round < o.rounds; ++round) {
+    for (Contender& t : all) {
+      if (t.dropped) continue;
+      try {
+        run_once(o, c, precision, t, &gflop);
+      } catch (const std::exception& e) {
+        if (t.command.empty()) throw;
+        std::fprintf(stderr, "bench: %s is left out: %s\n", t.name.c_str(), e.what());
+        t.dropped = true;
+        t.round_ms.clear();
+      }
+    }
+    if (round == 0) drop_slower_layout(all);
+  }
+  std::string rows;
+  for (const Contender& t : all) {
+    if (t.dropped || t.round_ms.empty()) continue;
+    const auto [low, high] = std::minmax_element(t.ms.begin(), t.ms.end());
+    const double ms = median(t.round_ms), rate = gflop / ms * 1000;
+    const double images = static_cast<double>(c.batch) / ms * 1000;
+    const double against = t.command.empty() ? 1 : ratio(t, all[0]);
+    std::printf("%-10s %-5s %-32s %9.1f %9.1f %9.1f %9.1f %8.1f %7.1f %7.0f %6.2f\n",
+                c.name.c_str(), precision.c_str(), t.name.c_str(), ms, *low, *high, images, rate,
+                100 * rate / peak, t.rss_mib, against);
+    JsonObject row;
+    row.add("case", c.name).add("precision", precision).add("program", t.name);
+    row.add("batch", c.batch).add("ms", ms).add("ms_min", *low).add("ms_max", *high);
+    row.add("images_per_s", images).add("gflop_per_s", rate).add("peak_share", rate / peak);
+    row.add("rss_mib", t.rss_mib).add("ratio", against);
+    rows += concat(rows.empty() ? "" : ", ", row.text());
+  }
+  std::fflush(stdout);
+  return rows;
+}
+
+}  // namespace
+
+void compare_steps(const Options& o, const std::vector<Case>& cases) {
+  const std::vector<Python> pythons = find_pythons(o);
+  if (pythons.empty() && o.torch)
+    std::fprintf(stderr, "bench: no python3 with torch was found: no ratios (see --python)\n");
+  std::vector<std::string> precisions = {o.precision};
+  if (o.precision == "all") {
+    precisions = {"fp32"};
+    if (cpu_has("avx512_bf16") || cpu_has("amx_bf16")) precisions.push_back("bf16");
+  }
+  const nlohmann::json peak =
+      run_for_json({own_path(), "--child", "peak", "--threads", std::to_string(o.threads)});
+  const double loop = peak.at("fma"), gemm = peak.at("gemm"), half = peak.at("gemm_bf16");
+  std::printf("# %s, %lld threads, %s time, %lld rounds in turns\n", cpu_name().c_str(),
+              static_cast<long long>(o.threads), o.clock.c_str(), static_cast<long long>(o.rounds));
+  std::printf(
+      "# peak GFLOP/s: fp32 %.0f (multiply-add loop), fp32 product of 2048 %.0f, bf16 %.0f\n", loop,
+      gemm, half);
+  std::printf(
+      "# GFLOP: three times the forward pass by direct convolution; ratio: time / heddle's\n");
+  print_header();
+  std::string rows;
+  for (const std::string& precision : precisions) {
+    const double limit = precision == "bf16" && half > 0 ? half : std::max(loop, gemm);
+    for (const Case& c : cases) {
+      const std::string more = compare(o, c, precision, pythons, limit);
+      rows += (rows.empty() ? "" : ",\n ") + more;
+    }
+  }
+  if (o.json.empty()) return;
+  JsonObject machine;
+  machine.add("cpu", cpu_name()).add("threads", o.threads).add("clock", o.clock);
+  machine.add("peak_fma", loop).add("peak_gemm", gemm).add("peak_gemm_bf16", half);
+  write_file_atomically(
+      o.json, concat("{\"machine\": ", machine.text(), ",\n \"rows\": [\n ", rows, "]}\n"));
+}
+
+}  // namespace heddle::bench

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""The opponent of `./run bench`: the same training step in PyTorch.
+
+Builds the same ResNets as layers/resnet.h, times forward, loss, backward and update on random data,
+and prints one JSON line: {"torch": version, "ms": [per step], "cpu_ms": [...], "rss_bytes": peak,
+"loss": last}.
+
+  torch_step.py --arch resnet20 --batch 128 --image-size 32 --classes 10 --threads 2 --layout nhwc
+"""
+import argparse
+import contextlib
+import json
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+# arch: (CIFAR family, bottleneck blocks, blocks per stage)
+ARCHS = {
+    "resnet20": (True, False, (3, 3, 3)),
+    "resnet18": (False, False, (2, 2, 2, 2)),
+    "resnet50": (False, True, (3, 4, 6, 3)),
+}
+
+
+def conv(channels_in, channels_out, kernel, stride=1):
+    return nn.Conv2d(channels_in, channels_out, kernel, stride, kernel // 2, bias=False)
+
+
+class Block(nn.Module):
+    """Convolutions with batch norm, a shortcut around them, ReLU behind the sum."""
+
+    def __init__(self, channels_in, width, stride, bottleneck, option_a):
+        super().__init__()
+        channels_out = width * 4 if bottleneck else width
+        if bottleneck:
+            plan = [(channels_in, width, 1, 1), (width, width, 3, stride), (width, channels_out, 1, 1)]
+        else:
+            plan = [(channels_in, width, 3, stride), (width, width, 3, 1)]
+        self.convs = nn.ModuleList(conv(*unit) for unit in plan)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(unit[1]) for unit in plan)
+        self.padding = 0  # channels of zeros on either side of the subsampled identity
+        self.downsample = None
+        if stride != 1 or channels_in != channels_out:
+            if option_a:
+                self.padding = (channels_out - channels_in) // 2
+            else:
+                self.downsample = nn.Sequential(
+                    conv(channels_in, channels_out, 1, stride), nn.BatchNorm2d(channels_out))
+
+    def forward(self, x):
+        y = x
+        for unit, norm in zip(self.convs[:-1], self.norms[:-1]):
+            y = functional.relu(norm(unit(y)), inplace=True)
+        y = self.norms[-1](self.convs[-1](y))
+        if self.padding:
+            x = functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.padding, self.padding))
+        elif self.downsample is not None:
+            x = self.downsample(x)
+        y += x
+        return functional.relu(y, inplace=True)
+
+
+class ResNet(nn.Module):
+    def __init__(self, arch, small_stem, classes):
+        super().__init__()
+        cifar, bottleneck, depths = ARCHS[arch]
+        width = 16 if cifar else 64
+        self.stem = conv(3, width, 3) if small_stem else conv(3, width, 7, 2)
+        self.norm = nn.BatchNorm2d(width)
+        self.pool = nn.Identity() if small_stem else nn.MaxPool2d(3, 2, 1)
+        blocks, channels = [], width
+        for stage, depth in enumerate(depths):
+            for i in range(depth):
+                stride = 2 if stage > 0 and i == 0 else 1
+                blocks.append(Block(channels, width << stage, stride, bottleneck, cifar))
+                channels = (width << stage) * (4 if bottleneck else 1)
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x):
+        x = self.pool(functional.relu(self.norm(self.stem(x)), inplace=True))
+        return self.head(self.blocks(x).mean((2, 3)))
+
+
+def make_optimizer(parameters, best):
+    """Momentum SGD as this release of PyTorch has it; at its best, its fastest implementation."""
+    settings = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
+    parameters = list(parameters)
+    for extra in ({"fused": True}, {"foreach": True}) if best else ():
+        with contextlib.suppress(TypeError, RuntimeError):
+            return torch.optim.SGD(parameters, **settings, **extra)
+    return torch.optim.SGD(parameters, **settings)
+
+
+def peak_rss_bytes():
+    with open("/proc/self/status", encoding="ascii") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def main():
+    flags = argparse.ArgumentParser()
+    flags.add_argument("--arch", choices=ARCHS, default="resnet20")
+    flags.add_argument("--stem", choices=("cifar", "imagenet"), default="cifar")
+    flags.add_argument("--batch", type=int, default=128)
+    flags.add_argument("--image-size", type=int, default=32)
+    flags.add_argument("--classes", type=int, default=10)
+    flags.add_argument("--threads", type=int, default=1)
+    flags.add_argument("--layout", choices=("nchw", "nhwc"), default="nhwc")
+    flags.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    flags.add_argument("--best", action="store_true", help="the fastest optimizer that there is")
+    flags.add_argument("--warmup", type=int, default=2)
+    flags.add_argument("--steps", type=int, default=5)
+    o = flags.parse_args()
+
+    torch.set_num_threads(o.threads)
+    torch.manual_seed(1)
+    form = torch.channels_last if o.layout == "nhwc" else torch.contiguous_format
+    model = ResNet(o.arch, o.stem == "cifar", o.classes).to(memory_format=form)
+    images = torch.randn(o.batch, 3, o.image_size, o.image_size).to(memory_format=form)
+    labels = torch.randint(o.classes, (o.batch,))
+    optimizer = make_optimizer(model.parameters(), o.best)
+    half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=o.precision == "bf16")
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with half:
+            logits = model(images)
+        loss = functional.cross_entropy(logits.float(), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    wall_ms, cpu_ms, loss = [], [], 0.0
+    for i in range(o.warmup + o.steps):
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        loss = step()
+        if i >= o.warmup:
+            wall_ms.append(1000 * (time.perf_counter() - begin))
+            cpu_ms.append(1000 * (time.process_time() - cpu_begin))
+    print(json.dumps({"torch": torch.__version__, "ms": wall_ms, "cpu_ms": cpu_ms,
+                      "rss_bytes": peak_rss_bytes(), "loss": loss}))
+
+
+main()
