@@ -225,8 +225,8 @@ std::vector<float> GradCheck::output() {
 
 // Halves the step until two neighbouring central differences agree and the one-sided ones do not
 // show a kink: for a smooth function their gap halves with the step, across a kink it stays.
-// With outputs of size one, fp32 noise is about 1e-7 * sqrt(outputs touched) / step, so that steps
-// down to 1e-3 keep it under 3e-4.
+// With outputs of size one, fp32 noise is about 1e-7 * sqrt(outputs touched) / step: the steps end
+// before it matters.
 bool GradCheck::differentiate(float* p, double scale, double* derivative) {
   const float centre = *p;
   const std::vector<float> r = memory_of(r_), middle = output();

@@ -77,9 +77,9 @@ TEST_CASE("batchnorm2d: equals its formula, and gradients, in every layout and f
                                 reference(x.to_vector(), shape, f.norm,
                                           residual ? z.to_vector() : std::vector<float>{}, relu)) <
               1e-6);
-        // Values crowd at the kink: one in about ten samples has an output within 1e-3 of it.
+        // Measured: none of 1384 samples is skipped, differences up to 3.3e-4.
         GradCheck(f.store, inputs, network,
-                  {.samples = 16, .max_skipped = relu ? 0.4 : 0.0, .first_step = 0.0625})
+                  {.samples = 16, .max_skipped = relu ? 0.1 : 0.0, .first_step = 0.0625})
             .run();
       }
 }
@@ -95,14 +95,14 @@ TEST_CASE("batchnorm2d: a residual that needs no gradient, and one that is the i
               [&](Tape& t, const std::vector<Var>& in) {
                 return batchnorm2d(t, in[0], f.norm, {.relu = true, .residual = &constant});
               },
-              {.samples = 12, .max_skipped = 0.4, .first_step = 0.0625})
+              {.samples = 12, .max_skipped = 0.1, .first_step = 0.0625})
         .run();
     CHECK_FALSE(constant.grad().defined());
     GradCheck(f.store, {x},
               [&](Tape& t, const std::vector<Var>& in) {
                 return batchnorm2d(t, in[0], f.norm, {.relu = true, .residual = &in[0]});
               },
-              {.samples = 12, .max_skipped = 0.4, .first_step = 0.0625})
+              {.samples = 12, .max_skipped = 0.1, .first_step = 0.0625})
         .run();
   }
 }

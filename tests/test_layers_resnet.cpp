@@ -139,17 +139,14 @@ TEST_CASE("residual blocks: gradients, and bf16 beside fp32") {
       };
       const Tensor half = random_tensor({2, k.in, 5, 4}, 3, layout, 1.0f, DType::bf16);
       const Tensor x = converted(half, DType::f32, layout);
-      // Hundreds of ReLUs hang on each weight: many differences meet a kink at every step size.
+      // Many ReLUs hang on each weight, so that some differences meet a kink at every step size.
+      // Measured: 52 of 720 samples skipped, at most half of a tensor's; the others agree to 2e-3.
       GradCheck check(block.store, {x}, network,
-                      {.tolerance = 1e-2,
-                       .slope_tolerance = 5e-3,
-                       .samples = 10,
-                       .max_skipped = 0.8,
-                       .first_step = 0.015625});
+                      {.samples = 10, .max_skipped = 0.6, .first_step = 0.015625});
       check.run();
       if (layout == Layout::plain) continue;
-      // Every activation is rounded to 2^-9 and masks of values near zero flip: measured 1 % to
-      // 4 % per tensor in norm, against 100 % for a wrong gradient.
+      // Every activation is rounded to 2^-9, and ReLU's masks flip for values near zero: measured
+      // 0.1 % to 7.9 % in norm, so this sees gross errors only; the layers have their own bounds.
       const auto a = GradCheck(block.store, {half}, network).analytic(DyMode::shared),
                  b = GradCheck(block.store, {x}, network).analytic(DyMode::shared);
       for (size_t i = 0; i < a.size(); ++i) {
