@@ -1,5 +1,5 @@
 // Trains, evaluates or applies a residual network. Read run() first: it is the whole program in
-// order; train() holds the inner loop.
+// order; Trainer::train_epoch holds the inner loop.
 #include <cmath>
 #include <cstdio>
 #include <exception>

@@ -19,8 +19,8 @@ struct bfloat16 {
   HEDDLE_HD explicit bfloat16(float value) {
     uint32_t u = __builtin_bit_cast(uint32_t, value);
     const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
-    u += 0x7fffu + ((u >> 16) & 1u);
-    bits = nan ? uint16_t{0x7fc0} : static_cast<uint16_t>(u >> 16);
+    u = nan ? u | 0x00400000u : u + 0x7fffu + ((u >> 16) & 1u);
+    bits = static_cast<uint16_t>(u >> 16);
   }
   HEDDLE_HD explicit operator float() const {
     return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);

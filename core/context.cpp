@@ -16,7 +16,10 @@ thread_local Context* current_context = nullptr;
 }  // namespace
 
 Context::Context(const ContextOptions& options)
-    : options_(options), previous_(current_context), host_pool_(std::make_shared<Pool>(Device{})) {
+    : options_(options),
+      previous_(current_context),
+      previous_threads_(omp_get_max_threads()),
+      host_pool_(std::make_shared<Pool>(Device{})) {
   check(options.threads >= 0, "--threads: expected a positive number, found ", options.threads);
   if (options_.threads == 0) options_.threads = omp_get_max_threads();
   omp_set_num_threads(options_.threads);  // of this thread; oneDNN obeys it too
@@ -33,6 +36,7 @@ Context::Context(const ContextOptions& options)
 Context::~Context() {
   while (!order_.empty()) order_.pop_back();
   current_context = previous_;
+  omp_set_num_threads(previous_threads_);
 }
 
 Context& Context::current() {
@@ -47,11 +51,15 @@ std::shared_ptr<Pool> Context::pool(Device device) {
   return device_pool_;
 }
 
-ContextScope::ContextScope(Context& context) : previous_(current_context) {
+ContextScope::ContextScope(Context& context)
+    : previous_(current_context), previous_threads_(omp_get_max_threads()) {
   current_context = &context;
   omp_set_num_threads(context.threads());
 }
 
-ContextScope::~ContextScope() { current_context = previous_; }
+ContextScope::~ContextScope() {
+  current_context = previous_;
+  omp_set_num_threads(previous_threads_);
+}
 
 }  // namespace heddle

@@ -59,6 +59,7 @@ class Context {
   friend class ContextScope;
   ContextOptions options_;
   Context* previous_ = nullptr;
+  int previous_threads_;
   std::shared_ptr<Pool> host_pool_, device_pool_;
   Trace trace_;
   std::mutex mutex_;
@@ -76,6 +77,7 @@ class ContextScope {
 
  private:
   Context* previous_;
+  int previous_threads_;
 };
 
 }  // namespace heddle

@@ -2,6 +2,8 @@
 
 #include <dnnl.h>
 
+#include "core/kernels.h"
+
 #ifdef HEDDLE_CUDA
 #include "core/cuda.h"
 #endif
@@ -16,6 +18,13 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& 
   check(k == kb, "gemm: ", to_string(a.shape()), " and ", to_string(b.shape()), " do not fit");
   check_shape(c, {m, n}, "gemm c");
   if (m == 0 || n == 0) return;
+  if (k == 0) {  // an empty sum; the libraries refuse leading dimensions of zero
+    if (o.beta == 0.0f)
+      c.fill_zero();
+    else
+      scale(c, o.beta);
+    return;
+  }
   if (a.device().is_cuda()) {
 #ifdef HEDDLE_CUDA
     // cuBLAS counts columns first: the row-major product is op(b)ᵀ op(a)ᵀ there.

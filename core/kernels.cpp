@@ -15,12 +15,12 @@ void check_same(const Tensor& a, const Tensor& b, const char* name) {
         layout_name(b.layout()));
 }
 
-void check_floating(const Tensor& x, const char* name) {
+}  // namespace
+
+void check_floating(const Tensor& x, const std::string& name) {
   check(x.dtype() == DType::f32 || x.dtype() == DType::bf16, name, ": expected f32 or bf16, found ",
         dtype_name(x.dtype()));
 }
-
-}  // namespace
 
 void fill(const Tensor& x, float value) {
   check_floating(x, "fill");

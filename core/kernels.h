@@ -7,6 +7,9 @@
 
 namespace heddle {
 
+// Throws InputError unless x is f32 or bf16.
+void check_floating(const Tensor& x, const std::string& name);
+
 // x[i] = value. f32 or bf16.
 void fill(const Tensor& x, float value);
 // out = a + b, all of one shape, type and layout. f32 or bf16; out may be a or b.

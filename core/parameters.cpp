@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/parallel.h"
+
 namespace heddle {
 namespace {
 
@@ -17,7 +19,9 @@ Init constant_init(float value) {
 
 Init normal_init(float stddev) {
   return [stddev](float* out, int64_t n, const Philox& rng) {
-    for (int64_t i = 0; i < n; ++i) out[i] = stddev * rng.normal(i);
+    parallel_for(n, 4096, [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) out[i] = stddev * rng.normal(i);
+    });
   };
 }
 
@@ -98,10 +102,7 @@ int64_t ParameterStore::count() const {
 }
 
 void ParameterStore::begin_step() {
-  for (Parameter& p : parameters_) {
-    p.written = false;
-    p.pending = p.readers = 0;
-  }
+  for (Parameter& p : parameters_) p.written = false;
 }
 
 std::vector<std::pair<std::string, Tensor>> ParameterStore::named_tensors() const {

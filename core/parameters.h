@@ -83,7 +83,8 @@ class ParameterStore {
   const Tensor& grads() const { return grads_; }
   int64_t count() const;  // of trainable values, padding excluded
 
-  // Forgets the gradients: the next contributions overwrite.
+  // Forgets the gradients: the next contributions overwrite. The counts of uses are the tapes'
+  // business, so this may be called between forward and backward.
   void begin_step();
 
   // Every tensor that a weights file holds, in order of creation: parameters and buffers as views.

@@ -26,7 +26,12 @@ Var::Var(Tensor value, bool needs_grad)
 
 void Var::add_grad(Tensor grad) const {
   if (!needs_grad()) return;
-  check_shape(grad, shape(), "gradient");
+  const Tensor& value = slot_->value;
+  check(grad.shape() == value.shape() && grad.dtype() == value.dtype() &&
+            grad.layout() == value.layout(),
+        "gradient: expected ", dtype_name(value.dtype()), " ", to_string(value.shape()), " ",
+        layout_name(value.layout()), ", found ", dtype_name(grad.dtype()), " ",
+        to_string(grad.shape()), " ", layout_name(grad.layout()));
   Grad& g = slot_->grad;
   if (!g.first.defined()) {
     g.first = std::move(grad);
@@ -49,10 +54,17 @@ Tensor Var::grad() const {
 }
 
 void BackwardPass::contributed(Parameter& p) {
-  auto open = std::find(open_.begin(), open_.end(), &p);
-  check(open != open_.end(), "tape: ", p.name, " contributed more often than it was used");
-  open_.erase(open);
+  auto open = std::find(open_->begin(), open_->end(), &p);
+  check(open != open_->end(), "tape: ", p.name, " contributed more often than it was used");
+  open_->erase(open);
   if (--p.pending == 0 && *on_final_) (*on_final_)(p);
+}
+
+Tape::~Tape() {
+  for (; !nodes_.empty(); nodes_.pop_back()) {
+    for (Parameter* p : nodes_.back().open) --p->pending;
+    for (Parameter* p : nodes_.back().uses) --p->readers;
+  }
 }
 
 void Tape::record(std::string name, const Var& output, std::vector<Parameter*> uses,
@@ -62,7 +74,7 @@ void Tape::record(std::string name, const Var& output, std::vector<Parameter*> u
     ++p->pending;
     ++p->readers;
   }
-  nodes_.push_back({std::move(name), output, std::move(uses), std::move(backward)});
+  nodes_.push_back({std::move(name), output, uses, uses, std::move(backward)});
 }
 
 void Tape::backward(const Var& loss, const std::function<void(Parameter&)>& on_final,
@@ -78,14 +90,17 @@ void Tape::backward(const Var& loss, const std::function<void(Parameter&)>& on_f
     TraceRange range("backward", node.name);
     BackwardPass pass;
     pass.on_final_ = &on_final;
-    pass.open_ = node.uses;
+    pass.open_ = &node.open;
     pass.dy = node.output.take_grad();
     if (pass.dy.defined()) node.backward(pass);
     // Without a gradient nothing was contributed: what was promised is settled here.
-    while (!pass.open_.empty()) pass.contributed(*pass.open_.back());
+    while (!node.open.empty()) pass.contributed(*node.open.back());
     node.backward = {};
-    for (Parameter* p : node.uses)
-      if (--p->readers == 0 && on_free) on_free(*p);
+    while (!node.uses.empty()) {
+      Parameter& p = *node.uses.back();
+      node.uses.pop_back();
+      if (--p.readers == 0 && on_free) on_free(p);
+    }
   }
 }
 

@@ -75,12 +75,15 @@ class BackwardPass {
  private:
   friend class Tape;
   const std::function<void(Parameter&)>* on_final_ = nullptr;
-  std::vector<Parameter*> open_;  // uses that have not contributed yet
+  std::vector<Parameter*>* open_ = nullptr;  // uses that have not contributed yet
 };
 
 class Tape {
  public:
   explicit Tape(const TapeOptions& options = {}) : options_(options) {}
+  // Takes back the uses that no backward has settled, so that a tape which is dropped, by an
+  // exception too, leaves the parameters' counts at zero. The parameters must still be there.
+  ~Tape();
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
@@ -105,7 +108,8 @@ class Tape {
   struct Node {
     std::string name;
     Var output;
-    std::vector<Parameter*> uses;
+    std::vector<Parameter*> uses;  // one reader each
+    std::vector<Parameter*> open;  // of these: contributions still owed
     std::function<void(BackwardPass&)> backward;
   };
   TapeOptions options_;

@@ -24,6 +24,7 @@ struct Size {
 // a grey JPEG of one colour at 512. A header that promises more is refused before memory is
 // allocated.
 constexpr int64_t kPngPixelsPerByte = 8256, kJpegPixelsPerByte = 1024;
+constexpr int kMaxScans = 100;     // real files have some ten; each costs time in all pixels
 constexpr size_t kHead = 1 << 16;  // bytes of a file in which its size is usually found
 
 [[noreturn]] void throw_not_an_image(const std::string& name, const std::string& found) {
@@ -53,6 +54,7 @@ class JpegScan {
   // never reach it. Where the walk meets what stb_image refuses, it ends and leaves the rest to it.
   std::optional<Size> run(bool whole) {
     std::optional<Size> size;
+    int scans = 0;
     at_ = 2;
     while (at_ < bytes_.size()) {
       const int marker = next_marker();
@@ -64,6 +66,9 @@ class JpegScan {
         if (at_ > bytes_.size()) break;
         if (!size) size = Size{width, height};
         if (!whole) break;
+      } else if (marker == 0xDA) {
+        check(++scans <= kMaxScans, name_, ": expected at most ", kMaxScans,
+              " scans in a progressive JPEG, found more");
       } else if (marker == 0xC4) {
         check_huffman_tables(begin + static_cast<size_t>(length));
       } else if (marker == 0xD9) {

@@ -10,8 +10,9 @@ namespace heddle {
 namespace {
 
 constexpr float kPi = 3.14159265f;
-constexpr float kNoise = 24.0f;          // largest deviation of a noisy pixel, of 255
-constexpr float kLeastContrast = 90.0f;  // Euclidean distance of two colours, of 255 a channel
+constexpr float kNoise = 24.0f;  // largest deviation of a noisy pixel, of 255
+constexpr float kLeastContrast =
+    40.0f;  // by which a figure is brighter than what is behind it, of 255
 
 struct Point {
   float x, y;
@@ -72,14 +73,14 @@ struct Color {
   float channel[3];
 };
 
-Color draw_color(const Philox& rng, uint64_t word) {
-  return {{255 * rng.uniform(word), 255 * rng.uniform(word + 1), 255 * rng.uniform(word + 2)}};
+Color draw_color(const Philox& rng, uint64_t word, float low, float high) {
+  Color color{};
+  for (uint64_t c = 0; c < 3; ++c) color.channel[c] = low + (high - low) * rng.uniform(word + c);
+  return color;
 }
 
-float contrast(const Color& a, const Color& b) {
-  float sum = 0;
-  for (int c = 0; c < 3; ++c) sum += (a.channel[c] - b.channel[c]) * (a.channel[c] - b.channel[c]);
-  return std::sqrt(sum);
+float brightness(const Color& color) {
+  return 0.299f * color.channel[0] + 0.587f * color.channel[1] + 0.114f * color.channel[2];
 }
 
 // What is drawn: sizes as shares of the image's side.
@@ -92,20 +93,19 @@ struct Scene {
 // Words [first, first + 64) of the stream belong to the scene.
 Scene draw_scene(const Philox& rng, uint64_t first) {
   Scene scene{};
-  scene.radius = 0.24f + 0.18f * rng.uniform(first);
+  scene.radius = 0.26f + 0.16f * rng.uniform(first);
   const float room = 1 - 1.7f * scene.radius;
   scene.center = {0.85f * scene.radius + room * rng.uniform(first + 1),
                   0.85f * scene.radius + room * rng.uniform(first + 2)};
   scene.angle = 2 * kPi * rng.uniform(first + 3);
   scene.gradient_angle = 2 * kPi * rng.uniform(first + 4);
   scene.noise = kNoise * rng.uniform(first + 5);
-  scene.from = draw_color(rng, first + 8);
-  scene.to = draw_color(rng, first + 12);
+  scene.from = draw_color(rng, first + 8, 0, 150);
+  scene.to = draw_color(rng, first + 12, 0, 150);
+  const float background = std::max(brightness(scene.from), brightness(scene.to));
   for (uint64_t attempt = 0; attempt < 12; ++attempt) {
-    scene.figure = draw_color(rng, first + 16 + 4 * attempt);
-    if (contrast(scene.figure, scene.from) > kLeastContrast &&
-        contrast(scene.figure, scene.to) > kLeastContrast)
-      break;
+    scene.figure = draw_color(rng, first + 16 + 4 * attempt, 60, 255);
+    if (brightness(scene.figure) > background + kLeastContrast) break;
   }
   return scene;
 }

@@ -1,6 +1,6 @@
 // Rendered shapes: the data set that needs no files. Ten classes of figures drawn at any size, in a
-// random place, size, rotation and colour before a noisy colour gradient. An image is a function of
-// (seed, split, index), so nothing is stored; label = index mod 10.
+// random place, size, rotation and bright colour before a darker, noisy colour gradient. An image
+// is a function of (seed, split, index), so nothing is stored; label = index mod 10.
 #pragma once
 
 #include <memory>

@@ -56,6 +56,7 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
   TraceRange range("forward", norm.weight->name);
   const Tensor& input = x.value();
   auto [n, c, h, w] = dims<4>(input, norm.weight->name.c_str());
+  check_floating(input, norm.weight->name);
   check_shape(norm.weight->value, {c}, norm.weight->name);
   const Tensor residual = fusion.residual ? fusion.residual->value() : Tensor{};
   if (residual.defined())

@@ -26,6 +26,7 @@ Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& o,
 Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const Conv2dOptions& o) {
   TraceRange range("forward", weight.name);
   const Shape shape = conv2d_shape(x.shape(), weight.shape(), o, weight.name);
+  check_floating(x.value(), weight.name);
   const Device device = x.value().device();
   const ConvLayouts layouts = HEDDLE_DISPATCH(device, conv2d_layouts(x.value(), shape[1], o));
   const Tensor input = converted(x.value(), x.value().dtype(), layouts.input);

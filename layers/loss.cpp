@@ -35,7 +35,8 @@ double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels,
       const double log_total = std::log(total);
       const double nll = log_total - (z[labels.data<int32_t>()[i]] - top);
       const double uniform = log_total - shifted / static_cast<double>(classes);
-      losses[i] = (1.0 - smoothing) * nll + smoothing * uniform;
+      // A class masked by -inf costs nothing unless smoothing gives it a share.
+      losses[i] = smoothing == 0.0f ? nll : (1.0 - smoothing) * nll + smoothing * uniform;
     }
   });
   double sum = 0;
@@ -64,6 +65,10 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
   TraceRange range("forward", "softmax cross-entropy");
   auto [n, classes] = dims<2>(logits.value(), "softmax cross-entropy logits");
   check_shape(labels, {n}, "softmax cross-entropy labels");
+  // The kernels run inside parallel regions, which no exception may leave.
+  check(logits.value().dtype() == DType::f32 && labels.dtype() == DType::i32,
+        "softmax cross-entropy: expected f32 logits and i32 labels, found ",
+        dtype_name(logits.value().dtype()), " and ", dtype_name(labels.dtype()));
   check(n > 0 && classes > 0, "softmax cross-entropy: empty logits ", to_string(logits.shape()));
   const float smoothing = options.label_smoothing;
   check(smoothing >= 0.0f && smoothing < 1.0f, "label smoothing: expected [0, 1), found ",

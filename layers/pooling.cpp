@@ -10,6 +10,7 @@ namespace {
 Var pool(Tape& tape, const Var& x, PoolKind kind, int64_t kernel_h, int64_t kernel_w,
          int64_t stride, int64_t padding) {
   auto [n, c, h, w] = dims<4>(x.value(), "pooling input");
+  check_floating(x.value(), "pooling input");
   check(kernel_h > 0 && kernel_w > 0 && stride > 0 && padding >= 0 && 2 * padding <= kernel_h,
         "pooling: expected a positive kernel and stride and at most half a kernel of padding");
   check(h + 2 * padding >= kernel_h && w + 2 * padding >= kernel_w, "pooling: input ",

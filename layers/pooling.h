@@ -11,7 +11,8 @@ struct PoolOptions {
 };
 
 // (N, C, H, W) -> (N, C, P, Q), P = (H + 2*padding - kernel)/stride + 1. Padding is -infinity for
-// the maximum; of equal values the first one gets the gradient. Needs padding <= kernel/2.
+// the maximum; of equal values the first one gets the gradient. On the CPU a NaN counts only as the
+// first value of its window (oneDNN's comparison). Needs padding <= kernel/2.
 Var max_pool2d(Tape& tape, const Var& x, const PoolOptions& options);
 Var average_pool2d(Tape& tape, const Var& x, const PoolOptions& options);
 

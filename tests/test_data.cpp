@@ -278,6 +278,17 @@ TEST_CASE("images: a JPEG's Huffman table with too many codes never reaches stb_
                  concat("at most 256 codes in the Huffman table at offset ", table + 4)));
 }
 
+TEST_CASE("images: a JPEG of endless scans is refused") {
+  const Bytes good = jpeg_file(40, 40);
+  size_t scan = 2;
+  while (good[scan] != 0xFF || good[scan + 1] != 0xDA) ++scan;
+  const auto at = good.begin() + static_cast<std::ptrdiff_t>(scan);
+  Bytes bytes(good.begin(), at);
+  for (int i = 0; i < 101; ++i) bytes.insert(bytes.end(), at, at + 14);
+  Image image;
+  CHECK(contains(input_error([&] { decode_image(bytes, "x.jpg", image); }), "at most 100 scans"));
+}
+
 TEST_CASE("image folder: the layout of ImageNet") {
   const TempFolder folder;
   folder.write("train/dog/b.jpg", jpeg_file(20, 10));

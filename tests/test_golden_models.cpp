@@ -34,7 +34,7 @@ struct Network {
 };
 
 void check_model(const std::string& name, const std::string& arch, Stem stem, int64_t batch,
-                 int64_t size) {
+                 int64_t size, double logits_bound = kGoldenBound) {
   CAPTURE(name);
   const Golden golden(name);
   Network network(arch, stem);
@@ -44,7 +44,7 @@ void check_model(const std::string& name, const std::string& arch, Stem stem, in
   const Var logits = network.model.forward(tape, Var(images));
   const Var loss =
       softmax_cross_entropy(tape, logits, formula_labels(concat("labels:", seed), batch, 10));
-  golden.expect("logits", logits.value());
+  golden.expect("logits", logits.value(), logits_bound);
   golden.expect("loss", loss.value());
   tape.backward(loss);
   size_t gradients = 0;
@@ -116,12 +116,14 @@ TEST_CASE("golden: ResNet-20") {
 TEST_CASE("golden: ResNet-18") {
   Context context;
   check_model("resnet18", "resnet18", Stem::cifar, 2, 16);
-  check_model("resnet18_imagenet", "resnet18", Stem::imagenet, 2, 48);
+  check_model("resnet18_imagenet", "resnet18", Stem::imagenet, 4, 48);
 }
 
 TEST_CASE("golden: ResNet-50") {
   Context context;
-  check_model("resnet50_imagenet", "resnet50", Stem::imagenet, 2, 128);
+  // Fifty layers of batch statistics over few values amplify rounding: PyTorch's own float32
+  // is 2.5e-5 from float64. Winograd convolutions (6e-5 measured) get a looser bound for it.
+  check_model("resnet50_imagenet", "resnet50", Stem::imagenet, 2, 128, 3e-4);
 }
 
 TEST_CASE("PyTorch reads our weights and we read PyTorch's") {

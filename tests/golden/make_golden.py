@@ -380,7 +380,7 @@ def main():
     make_schedules(check)
     make_model("resnet20", "resnet20", 4, 16, check)
     make_model("resnet18", "resnet18:cifar", 2, 16, check)
-    make_model("resnet18_imagenet", "resnet18:imagenet", 2, 48, check)
+    make_model("resnet18_imagenet", "resnet18:imagenet", 4, 48, check)
     make_model("resnet50_imagenet", "resnet50:imagenet", 2, 128, check, seeds=0)
     make_steps("sgd_steps", check)
     make_steps("sgd_steps_nesterov", check, nesterov=True)

@@ -1,0 +1,190 @@
+// Shapes, tensors, the pool, the Context and the trace.
+#include <doctest/doctest.h>
+
+#include <omp.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "core/context.h"
+#include "core/kernels.h"
+#include "core/random.h"
+#include "core/tensor.h"
+
+using namespace heddle;
+
+namespace {
+
+// Allocates and frees at random, and checks that nobody else writes into a block.
+void stress(Pool& pool, uint64_t seed, int rounds) {
+  struct Held {
+    unsigned char* p;
+    size_t bytes;
+    unsigned char pattern;
+  };
+  const Philox rng(seed, stream_id(Stream::sample));
+  std::vector<Held> held;
+  auto release = [&](size_t i) {
+    const Held h = held[i];
+    for (size_t k : {size_t{0}, h.bytes / 2, h.bytes - 1}) REQUIRE(h.p[k] == h.pattern);
+    pool.release(h.p);
+    held[i] = held.back();
+    held.pop_back();
+  };
+  for (int i = 0; i < rounds; ++i) {
+    if (held.size() > 40 || (!held.empty() && rng.below(4 * i, 3) == 0)) {
+      release(rng.below(4 * i + 1, static_cast<uint32_t>(held.size())));
+      continue;
+    }
+    // Mostly small, sometimes a few MiB.
+    const size_t bytes = 1 + rng.below(4 * i + 2, rng.below(4 * i + 3, 10) == 0 ? 5000000 : 5000);
+    auto* p = static_cast<unsigned char*>(pool.allocate(bytes));
+    REQUIRE(reinterpret_cast<size_t>(p) % 256 == 0);
+    const auto pattern = static_cast<unsigned char>(seed * 31 + i);
+    for (size_t k : {size_t{0}, bytes / 2, bytes - 1}) p[k] = pattern;
+    held.push_back({p, bytes, pattern});
+  }
+  while (!held.empty()) release(held.size() - 1);
+}
+
+}  // namespace
+
+TEST_CASE("Pool: random use keeps blocks apart, freed neighbours join again") {
+  Pool pool(Device{});
+  stress(pool, 1, 20000);
+  CHECK(pool.bytes_in_use() == 0);
+  const size_t reserved = pool.bytes_reserved();
+  // A few segments of 32 MiB at most; whole again, each serves a request of its full size.
+  REQUIRE(reserved % (size_t{32} << 20) == 0);
+  std::vector<void*> whole;
+  for (size_t i = 0; i < reserved >> 25; ++i) whole.push_back(pool.allocate(size_t{32} << 20));
+  CHECK(pool.bytes_reserved() == reserved);
+  for (void* p : whole) pool.release(p);
+  void* large = pool.allocate((size_t{40} << 20) + 1);
+  CHECK(reinterpret_cast<size_t>(large) % 256 == 0);
+  CHECK(pool.bytes_reserved() == reserved + (size_t{42} << 20));  // whole huge pages
+  CHECK(pool.peak_bytes_in_use() >= size_t{40} << 20);
+  pool.release(large);
+  pool.reset_peak();
+  CHECK(pool.peak_bytes_in_use() == 0);
+  CHECK(pool.allocate(0) != nullptr);
+  CHECK_THROWS_AS(pool.allocate(std::numeric_limits<size_t>::max()), Error);
+  CHECK_THROWS_AS(pool.allocate((size_t{1} << 47) + 1), Error);
+}
+
+TEST_CASE("Pool: several threads") {
+  Pool pool(Device{});
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) threads.emplace_back([&, t] { stress(pool, t + 10, 2000); });
+  for (auto& thread : threads) thread.join();
+  CHECK(pool.bytes_in_use() == 0);
+}
+
+TEST_CASE("Shape: extents, equality, overflow") {
+  CHECK(Shape{}.elements() == 1);
+  CHECK(Shape{2, 3, 0}.elements() == 0);
+  CHECK(to_string(Shape{2, 3}) == "(2, 3)");
+  CHECK(Shape{2, 3} == Shape(std::vector<int64_t>{2, 3}));
+  CHECK_FALSE(Shape{2, 3} == Shape{2, 3, 1});
+  const int64_t big = int64_t{1} << 31;
+  CHECK(Shape{big, big / 8}.elements() == big * (big / 8));
+  CHECK_THROWS_AS((Shape{big, big}), InputError);
+  CHECK_THROWS_AS((Shape{big, big, big, big}), InputError);
+  CHECK_THROWS_AS((Shape{std::numeric_limits<int64_t>::max()}), InputError);
+  CHECK_THROWS_AS((Shape{1, -1}), InputError);
+  CHECK_THROWS_AS((Shape{1, 1, 1, 1, 1, 1}), InputError);
+}
+
+TEST_CASE("Tensor: views share memory, errors name shapes") {
+  Context context;
+  const Tensor x = Tensor::from({0, 1, 2, 3, 4, 5}, {3, 2});
+  CHECK(x.unique());
+  const Tensor row = x.slice(1, 3);
+  CHECK_FALSE(x.unique());
+  CHECK(row.shape() == Shape{2, 2});
+  CHECK(row.to_vector() == std::vector<float>{2, 3, 4, 5});
+  row.data<float>()[0] = 9;
+  CHECK(x.reshape({6}).to_vector()[2] == 9);
+  CHECK(x.slice(3, 3).size() == 0);
+  CHECK(x.slice(1, 2).slice(0, 1).to_vector() == std::vector<float>{9, 3});
+  for (auto [begin, end] : {std::pair{-1, 2}, {2, 1}, {0, 4}, {4, 4}})
+    CHECK_THROWS_AS(x.slice(begin, end), InputError);
+  CHECK_THROWS_AS(Tensor::from({1}, {}).slice(0, 1), InputError);
+  CHECK_THROWS_AS(x.reshape({5}), InputError);
+  CHECK_THROWS_AS(x.data<int32_t>(), InputError);
+  CHECK_THROWS_AS(x.item(), InputError);
+  CHECK_THROWS_AS(x.copy_from(Tensor::zeros({2, 3})), InputError);
+  CHECK_THROWS_AS(Tensor::from({1, 2, 3}, {2}), InputError);
+  CHECK_THROWS_WITH(dims<4>(x, "images"), "images: expected 4 axes, found shape (3, 2)");
+  CHECK_THROWS_WITH(check_shape(x, {2, 3}, "w"), "w: expected shape (2, 3), found (3, 2)");
+  CHECK_THROWS_AS(Tensor::empty({2, 3}, DType::f32, Layout::nhwc), InputError);
+  CHECK_THROWS_AS(Tensor::empty({2, 17, 2, 2}, DType::f32, Layout::c16), InputError);
+  const Tensor maps = Tensor::zeros({1, 16, 2, 2}, DType::f32, Layout::c16);
+  CHECK_THROWS_AS(maps.reshape({64}), InputError);
+  const Tensor copy = x.clone();
+  copy.fill_zero();
+  CHECK(x.to_vector()[2] == 9);
+  CHECK(Tensor::zeros({}, DType::f32).item() == 0);
+  CHECK(Tensor().to_vector().empty());
+  CHECK_FALSE(Tensor().defined());
+}
+
+TEST_CASE("Tensor: outlives its Context; without one there is a clear error") {
+  Tensor kept;
+  {
+    Context context;
+    kept = Tensor::from({1, 2});
+  }
+  CHECK(kept.to_vector() == std::vector<float>{1, 2});
+  CHECK_THROWS_WITH(Tensor::zeros({1}), "no Context on this thread");
+  kept = {};
+  Context outer({.threads = 1});
+  {
+    Context inner({.threads = 3});
+    CHECK(&Context::current() == &inner);
+    CHECK(omp_get_max_threads() == 3);
+  }
+  CHECK(&Context::current() == &outer);
+  CHECK(omp_get_max_threads() == 1);
+  std::thread([&] {
+    CHECK_THROWS_AS(Context::current(), Error);
+    ContextScope scope(outer);
+    CHECK(&Context::current() == &outer);
+    CHECK(Tensor::zeros({3}).size() == 3);
+  }).join();
+  CHECK_THROWS_AS(Context({.threads = -1}), InputError);
+}
+
+TEST_CASE("parse_device: what is accepted and what is refused") {
+  CHECK(parse_device("cpu") == Device{});
+  for (const char* text : {"", "gpu", "cuda:", "cuda:x", "cuda:1234567", "CPU", "cuda:-1"})
+    CHECK_THROWS_AS(parse_device(text), InputError);
+  if (cuda_device_count() == 0) {
+    CHECK(parse_device("auto") == Device{});
+    CHECK_THROWS_AS(parse_device("cuda"), InputError);
+  }
+}
+
+TEST_CASE("Trace: the text is JSON, whatever the names") {
+  Context context;
+  { TraceRange off("forward", "not recorded"); }
+  context.trace().start();
+  { TraceRange range("forward", "a \"quoted\" \\ name\nwith a line"); }
+  { TraceRange range("backward", "conv1.weight"); }
+  std::thread([&] {
+    ContextScope scope(context);
+    TraceRange range("data", "batch 1");
+  }).join();
+  context.trace().stop();
+  const auto parsed = nlohmann::json::parse(context.trace().json(3));
+  int ranges = 0;
+  for (const auto& event : parsed["traceEvents"]) {
+    CHECK(event["pid"] == 3);
+    if (event["ph"] != "X") continue;
+    ++ranges;
+    CHECK(event["dur"].get<double>() >= 0);
+  }
+  CHECK(ranges == 3);
+}

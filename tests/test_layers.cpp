@@ -1,0 +1,363 @@
+// The small layers: activations, pooling, linear, dropout, loss.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/context.h"
+#include "core/kernels.h"
+#include "layers/activation.h"
+#include "layers/linear.h"
+#include "layers/loss.h"
+#include "layers/pooling.h"
+#include "tests/gradcheck.h"
+
+using namespace heddle;
+
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr Layout kLayouts[] = {Layout::plain, Layout::nhwc, Layout::c16};
+
+using Network = GradCheck::Network;
+
+// A layer without parameters.
+void check_layer(std::vector<Tensor> inputs, const Network& network,
+                 const GradCheckOptions& options = {}) {
+  ParameterStore store;
+  store.finalize(1);
+  GradCheck(store, std::move(inputs), network, options).run();
+}
+
+// Output and gradients in bf16 against fp32 on the same numbers.
+void check_half(const std::vector<Tensor>& half, const Network& network, double bound) {
+  ParameterStore store;
+  store.finalize(1);
+  std::vector<Tensor> full;
+  for (const Tensor& t : half) full.push_back(converted(t, DType::f32, t.layout()));
+  const auto a = GradCheck(store, half, network).analytic(DyMode::shared),
+             b = GradCheck(store, full, network).analytic(DyMode::shared);
+  for (size_t i = 0; i < a.size(); ++i) CHECK(relative_distance(a[i], b[i]) < bound);
+  const Tensor y = forward_value(network, half);
+  CHECK(y.dtype() == DType::bf16);
+  CHECK(relative_distance(y.to_vector(), forward_value(network, full).to_vector()) < 4e-3);
+}
+
+Tensor labels_of(const std::vector<int32_t>& values) {
+  const Tensor out = Tensor::empty_on(Device{}, {static_cast<int64_t>(values.size())}, DType::i32);
+  std::copy(values.begin(), values.end(), out.data<int32_t>());
+  return out;
+}
+
+// Different values, far from each other, so that a small step changes no maximum.
+Tensor distinct(const Shape& shape, Layout layout) {
+  const Tensor out = Tensor::empty_on(Device{}, shape, DType::f32, layout);
+  for (int64_t i = 0; i < out.size(); ++i)
+    out.data<float>()[i] = static_cast<float>(i * 7919 % 10007) / 1000.0f;
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("relu, add, flatten: values and gradients") {
+  Context context;
+  for (Layout layout : kLayouts) {
+    INFO(concat(layout_name(layout)));
+    const Shape shape = {2, 16, 3, 2};
+    const Tensor a = random_tensor(shape, 1, layout), b = random_tensor(shape, 2, layout);
+    const Network apply_relu = [](Tape& t, const std::vector<Var>& in) { return relu(t, in[0]); };
+    const Network apply_add = [](Tape& t, const std::vector<Var>& in) {
+      return add(t, in[0], in[1]);
+    };
+    const Network apply_flatten = [](Tape& t, const std::vector<Var>& in) {
+      return flatten(t, in[0]);
+    };
+    check_layer({a}, apply_relu, {.max_skipped = 0.05});
+    check_layer({a, b}, apply_add);
+    check_layer({a}, [](Tape& t, const std::vector<Var>& in) { return add(t, in[0], in[0]); });
+    check_layer({a}, apply_flatten);
+    Tape tape;
+    CHECK(flatten(tape, Var(a)).value().to_vector() == a.to_vector());
+    CHECK(flatten(tape, Var(a)).shape() == Shape{2, 96});
+    const Tensor half = random_tensor(shape, 1, layout, 1.0f, DType::bf16),
+                 other = random_tensor(shape, 2, layout, 1.0f, DType::bf16);
+    check_half({half}, apply_relu, 1e-2);  // the noise that the checker adds is rounded too
+    check_half({half, other}, apply_add, 1e-2);
+    check_half({half}, apply_flatten, 1e-2);
+  }
+  Tape tape;
+  const std::vector<float> y =
+      relu(tape, Var(Tensor::from({-1, 0, 2, kNaN, -kInfinity, kInfinity}))).value().to_vector();
+  CHECK(y[0] == 0);
+  CHECK(y[2] == 2);
+  CHECK(std::isnan(y[3]));
+  CHECK(y[4] == 0);
+  CHECK(y[5] == kInfinity);
+  CHECK_THROWS_AS(add(tape, Var(Tensor::zeros({2})), Var(Tensor::zeros({3}))), InputError);
+  CHECK_THROWS_AS(flatten(tape, Var(Tensor::zeros({2}))), InputError);
+  CHECK_THROWS_AS(relu(tape, Var(Tensor::zeros({2}, DType::i32))), InputError);
+}
+
+TEST_CASE("pooling: values against the definition, and gradients") {
+  Context context;
+  struct Case {
+    PoolOptions options;
+    int64_t height, width;
+  };
+  const Case cases[] = {
+      {{.kernel = 2, .stride = 2}, 4, 6},
+      {{.kernel = 3, .stride = 2, .padding = 1}, 5, 6},
+      {{.kernel = 3, .stride = 1, .padding = 1, .count_include_pad = false}, 4, 3},
+      {{.kernel = 2, .stride = 3, .padding = 1, .count_include_pad = false}, 5, 5}};
+  for (const Case& k : cases)
+    for (Layout layout : kLayouts)
+      for (bool maximum : {true, false}) {
+        const PoolOptions o = k.options;
+        INFO(concat(layout_name(layout), " kernel ", o.kernel, " stride ", o.stride, " max ",
+                    maximum));
+        const Tensor x = distinct({2, 16, k.height, k.width}, layout);
+        const Network network = [&](Tape& t, const std::vector<Var>& in) {
+          return maximum ? max_pool2d(t, in[0], o) : average_pool2d(t, in[0], o);
+        };
+        Tape tape;
+        const Var y = network(tape, {Var(x)});
+        const std::vector<float> in = x.to_vector();
+        std::vector<float> expected;
+        for (int64_t map = 0; map < 32; ++map)
+          for (int64_t p = 0; p < y.shape()[2]; ++p)
+            for (int64_t q = 0; q < y.shape()[3]; ++q) {
+              double sum = 0;
+              float top = -kInfinity;
+              int inside = 0;
+              for (int64_t i = 0; i < o.kernel; ++i)
+                for (int64_t j = 0; j < o.kernel; ++j) {
+                  const int64_t h = p * o.stride + i - o.padding, w = q * o.stride + j - o.padding;
+                  if (h < 0 || w < 0 || h >= k.height || w >= k.width) continue;
+                  const float v = in[(map * k.height + h) * k.width + w];
+                  sum += v;
+                  top = std::max(top, v);
+                  ++inside;
+                }
+              const auto all = static_cast<double>(o.kernel * o.kernel);
+              expected.push_back(
+                  maximum ? top : static_cast<float>(sum / (o.count_include_pad ? all : inside)));
+            }
+        CHECK(relative_distance(y.value().to_vector(), expected) < 1e-6);
+        check_layer({x}, network,
+                    {.samples = 24,
+
+                     .first_step = maximum ? 0.001953125 : 0.5});
+        check_half({converted(x, DType::bf16, layout)}, network, 2e-2);
+      }
+  Tape tape;
+  auto refused = [&](const Shape& shape, const PoolOptions& o) {
+    CHECK_THROWS_AS(max_pool2d(tape, Var(Tensor::zeros(shape)), o), InputError);
+  };
+  refused({1, 3, 2, 2}, {.kernel = 3, .stride = 1});
+  refused({1, 3, 4, 4}, {.kernel = 2, .stride = 0});
+  refused({1, 3, 4, 4}, {.kernel = 3, .stride = 1, .padding = 2});
+  refused({3, 4, 4}, {});
+}
+
+TEST_CASE("max pooling: the first of equal values gets the gradient") {
+  Context context;
+  for (Layout layout : kLayouts) {
+    INFO(concat(layout_name(layout)));
+    const Var x(Tensor::zeros({1, 16, 2, 2}, DType::f32, layout), true);
+    Tape tape;
+    const Var y = max_pool2d(tape, x, {});
+    const Tensor r = Tensor::zeros(y.shape(), DType::f32, layout);
+    fill(r, 1.0f);
+    tape.backward(project(tape, y, r));
+    const std::vector<float> dx = x.grad().to_vector();
+    for (size_t i = 0; i < dx.size(); ++i) CHECK(dx[i] == (i % 4 == 0 ? 1.0f : 0.0f));
+  }
+}
+
+TEST_CASE("global average pooling: mean of each map, and gradients") {
+  Context context;
+  const Network network = [](Tape& t, const std::vector<Var>& in) {
+    return global_average_pool(t, in[0]);
+  };
+  for (Layout layout : kLayouts)
+    for (const Shape& shape : {Shape{2, 16, 3, 4}, Shape{3, 32, 1, 1}}) {
+      INFO(concat(layout_name(layout), " ", to_string(shape)));
+      const Tensor x = random_tensor(shape, 3, layout);
+      Tape tape;
+      const std::vector<float> y = network(tape, {Var(x)}).value().to_vector(), in = x.to_vector();
+      const int64_t pixels = shape[2] * shape[3];
+      for (size_t map = 0; map < y.size(); ++map) {
+        double sum = 0;
+        for (int64_t i = 0; i < pixels; ++i) sum += in[map * pixels + i];
+        CHECK(y[map] == doctest::Approx(sum / static_cast<double>(pixels)).epsilon(1e-5));
+      }
+      check_layer({x}, network);
+      // dx is small beside the checker's noise where maps are large: 12 pixels, 8 bits.
+      check_half({random_tensor(shape, 3, layout, 1.0f, DType::bf16)}, network, 8e-2);
+    }
+  Tape tape;
+  CHECK_THROWS_AS(global_average_pool(tape, Var(Tensor::zeros({2, 16, 0, 0}))), InputError);
+}
+
+TEST_CASE("linear: values and gradients, with and without bias, from bf16, of no samples") {
+  Context context;
+  for (bool bias : {true, false}) {
+    ParameterStore store;
+    Linear fc(store, "fc", 7, 5, bias);
+    store.finalize(1);
+    randomize(store, 3, 1.0f);
+    const Network network = [&](Tape& t, const std::vector<Var>& in) {
+      return fc.forward(t, in[0]);
+    };
+    const Tensor x = random_tensor({3, 7}, 4);
+    GradCheck(store, {x}, network).run();
+    const std::vector<float> y = forward_value(network, {x}).to_vector();
+    double expected = bias ? fc.bias->value.data<float>()[1] : 0.0;
+    for (int i = 0; i < 7; ++i)
+      expected += double{x.data<float>()[7 + i]} * fc.weight->value.data<float>()[7 + i];
+    CHECK(y[6] == doctest::Approx(expected).epsilon(1e-5));
+
+    const Tensor half = converted(x, DType::bf16, Layout::plain);
+    const auto a = GradCheck(store, {half}, network).analytic(DyMode::shared);
+    const auto b = GradCheck(store, {converted(half, DType::f32, Layout::plain)}, network)
+                       .analytic(DyMode::shared);
+    CHECK(relative_distance(a[0], b[0]) < 1e-2);  // rounded once, and once with the noise
+    for (size_t i = 1; i < a.size(); ++i) CHECK(a[i] == b[i]);  // products are fp32
+
+    store.begin_step();
+    for (Parameter& p : store.parameters()) fill(p.grad, kNaN);
+    Tape none;
+    const Var empty = network(none, {Var(Tensor::zeros({0, 7}), true)});
+    CHECK(empty.shape() == Shape{0, 5});
+    none.backward(project(none, empty, Tensor::zeros({0, 5})));
+    for (Parameter& p : store.parameters())
+      for (float g : p.grad.to_vector()) CHECK(g == 0.0f);
+    CHECK_THROWS_AS(fc.forward(none, Var(Tensor::zeros({3, 8}))), InputError);
+    CHECK_THROWS_AS(fc.forward(none, Var(Tensor::zeros({3, 7, 1}))), InputError);
+  }
+}
+
+TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
+  Context context;
+  const Tensor x = random_tensor({4, 50}, 1);
+  for (int64_t i = 0; i < x.size(); ++i) x.data<float>()[i] += 2.0f;  // no zeros of its own
+  const TapeOptions options = {.seed = 5, .step = 3};
+  const Network network = [](Tape& t, const std::vector<Var>& in) {
+    return dropout(t, in[0], 0.3f);
+  };
+  check_layer({x}, [](Tape& t, const std::vector<Var>& in) { return dropout(t, in[0], 0.0f); });
+  auto run = [&](const TapeOptions& o, const Tensor& input) {
+    Tape tape(o);
+    return network(tape, {Var(input)}).value().to_vector();
+  };
+  const std::vector<float> y = run(options, x);
+  CHECK(run(options, x) == y);
+  CHECK(run({.seed = 5, .step = 4}, x) != y);
+  CHECK(run({.seed = 6, .step = 3}, x) != y);
+  CHECK(run({.training = false, .seed = 5, .step = 3}, x) == x.to_vector());
+  {
+    Tape tape(options);  // two layers of one pass differ
+    CHECK(network(tape, {Var(x)}).value().to_vector() == y);
+    CHECK(network(tape, {Var(x)}).value().to_vector() != y);
+  }
+  // The batch split over two learners.
+  std::vector<float> front = run(options, x.slice(0, 1));
+  const std::vector<float> back = run({.seed = 5, .step = 3, .first_sample = 1}, x.slice(1, 4));
+  front.insert(front.end(), back.begin(), back.end());
+  CHECK(front == y);
+  // 1/(1-p), or zero; the mask of backward is that of forward.
+  const Var leaf(x, true);
+  Tape tape(options);
+  const Var out = network(tape, {leaf});
+  const Tensor ones = Tensor::zeros(x.shape());
+  fill(ones, 1.0f);
+  tape.backward(project(tape, out, ones));
+  const std::vector<float> dx = leaf.grad().to_vector(), in = x.to_vector();
+  for (size_t i = 0; i < y.size(); ++i) {
+    CHECK(y[i] == doctest::Approx(in[i] * dx[i]));
+    CHECK((dx[i] == 0.0f || dx[i] == doctest::Approx(1 / 0.7)));
+  }
+  const Tensor large = Tensor::zeros({200000});
+  fill(large, 1.0f);
+  double mean = 0;
+  for (float v : run(options, large)) mean += v / 200000.0;
+  CHECK(mean == doctest::Approx(1.0).epsilon(0.006));  // four standard deviations
+  {
+    Context one({.threads = 1});
+    CHECK(run(options, x) == y);
+    const std::vector<float> alone = run(options, large);
+    Context three({.threads = 3});
+    CHECK(run(options, large) == alone);
+  }
+  check_half({random_tensor({4, 50}, 1, Layout::plain, 1.0f, DType::bf16)}, network, 1e-2);
+  CHECK_THROWS_AS(dropout(tape, leaf, 1.0f), InputError);
+  CHECK_THROWS_AS(dropout(tape, leaf, -0.1f), InputError);
+  CHECK_THROWS_AS(dropout(tape, leaf, kNaN), InputError);
+}
+
+TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
+  Context context;
+  const Tensor x = random_tensor({5, 7}, 3, Layout::plain, 3.0f);
+  const Tensor labels = labels_of({0, 6, 3, 3, 1});
+  for (float smoothing : {0.0f, 0.1f, 0.9f}) {
+    CAPTURE(smoothing);
+    const Network network = [&](Tape& t, const std::vector<Var>& in) {
+      return softmax_cross_entropy(t, in[0], labels, {.label_smoothing = smoothing});
+    };
+    check_layer({x}, network, {.samples = 35});
+    double expected = 0;
+    for (int n = 0; n < 5; ++n) {
+      const float* z = x.data<float>() + n * 7;
+      double total = 0;
+      for (int c = 0; c < 7; ++c) total += std::exp(double{z[c]});
+      for (int c = 0; c < 7; ++c) {
+        const double target =
+            smoothing / 7.0 + (c == labels.data<int32_t>()[n] ? 1.0 - smoothing : 0.0);
+        expected -= target * (z[c] - std::log(total)) / 5.0;
+      }
+    }
+    Tape tape;
+    CHECK(network(tape, {Var(x)}).value().item() == doctest::Approx(expected).epsilon(1e-6));
+  }
+  auto loss = [&](std::vector<float> logits, int32_t label, float smoothing = 0.0f) {
+    Tape tape;
+    const auto n = static_cast<int64_t>(logits.size());
+    return softmax_cross_entropy(tape, Var(Tensor::from(logits, {1, n})), labels_of({label}),
+                                 {.label_smoothing = smoothing})
+        .value()
+        .item();
+  };
+  CHECK(loss({1e4f, 0, 0}, 0) == 0.0f);
+  CHECK(loss({1e4f, 0, 0}, 1) == doctest::Approx(1e4));
+  CHECK(loss({3e38f, -3e38f}, 0) == 0.0f);
+  CHECK(loss({0, -kInfinity}, 0) == 0.0f);  // a masked class
+  CHECK(loss({0, -kInfinity}, 1) == kInfinity);
+  CHECK(std::isnan(loss({0, kNaN, 1}, 0)));
+  CHECK(std::isnan(loss({kNaN, 0, 1}, 1)));
+  CHECK(std::isnan(loss({0, kInfinity}, 0)));
+  CHECK(loss({5}, 0) == 0.0f);
+
+  Tape tape;
+  auto refused = [&](const Tensor& logits, const Tensor& label, float smoothing = 0.0f) {
+    CHECK_THROWS_AS(softmax_cross_entropy(tape, Var(logits), label, {.label_smoothing = smoothing}),
+                    InputError);
+  };
+  refused(x, labels_of({0, 1, 2, 3}));
+  refused(x, labels_of({0, 1, 2, 3, 7}));
+  refused(x, labels_of({0, 1, -1, 3, 4}));
+  refused(x, labels, 1.0f);
+  refused(x, labels, kNaN);
+  refused(Tensor::zeros({0, 7}), labels_of({}));
+  refused(Tensor::zeros({5, 7}, DType::bf16), labels);
+  refused(x, Tensor::zeros({5}, DType::i64));
+}
+
+TEST_CASE("count_top_k: ties and NaN count against the sample") {
+  Context context;
+  const Tensor z = Tensor::from({1, 2, 3, 2, 2, 2, kNaN, 1, 0}, {3, 3});
+  CHECK(count_top_k(z, labels_of({2, 0, 1}), 1) == 1);
+  CHECK(count_top_k(z, labels_of({1, 0, 1}), 2) == 1 + 0 + 1);
+  CHECK(count_top_k(z, labels_of({0, 0, 0}), 3) == 3);
+}

@@ -1,0 +1,175 @@
+// Convolution: against a direct sum in every layout, and its gradients.
+#include <doctest/doctest.h>
+
+#include "core/context.h"
+#include "core/kernels.h"
+#include "layers/conv2d.h"
+#include "tests/gradcheck.h"
+
+using namespace heddle;
+
+namespace {
+
+struct ConvCase {
+  int64_t in, out, kernel, stride, padding, groups, height, width;
+  bool bias;
+};
+
+std::ostream& operator<<(std::ostream& out, const ConvCase& c) {
+  return out << c.in << "->" << c.out << " k" << c.kernel << " s" << c.stride << " p" << c.padding
+             << " g" << c.groups << " " << c.height << "x" << c.width << (c.bias ? " bias" : "");
+}
+
+constexpr ConvCase kCases[] = {
+    {5, 7, 3, 1, 1, 1, 6, 5, true},     {5, 6, 3, 2, 1, 1, 7, 6, false},
+    {6, 4, 1, 2, 0, 1, 5, 6, false},    {3, 5, 1, 1, 0, 1, 4, 4, true},
+    {2, 3, 5, 1, 2, 1, 7, 6, true},     {3, 4, 7, 2, 3, 1, 9, 10, false},
+    {3, 16, 7, 2, 3, 1, 12, 11, false}, {6, 4, 3, 1, 1, 2, 5, 6, true},
+    {5, 5, 3, 1, 1, 5, 6, 5, false},    {4, 4, 3, 2, 1, 4, 6, 6, true},
+    {3, 4, 3, 1, 0, 1, 5, 5, false},    {4, 3, 3, 3, 2, 1, 8, 7, false},
+    {3, 16, 3, 1, 1, 1, 6, 5, false},   {16, 16, 3, 1, 1, 1, 6, 5, true},
+    {16, 32, 3, 2, 1, 1, 7, 6, false},  {32, 32, 3, 1, 1, 1, 8, 7, true},
+    {32, 48, 3, 1, 1, 1, 9, 5, false},  {16, 32, 1, 2, 0, 1, 6, 6, false},
+    {48, 16, 1, 1, 0, 1, 4, 5, true},   {32, 32, 3, 1, 1, 2, 5, 5, false},
+    {32, 32, 3, 1, 1, 32, 5, 6, true},  {16, 5, 3, 1, 1, 1, 5, 5, true},
+    {32, 32, 3, 1, 1, 1, 1, 1, false},  {16, 6, 3, 1, 1, 2, 5, 5, false},
+};
+
+// y in double from values in logical order; plain (N, O, P, Q).
+std::vector<float> direct(const std::vector<float>& x, const Shape& s, const std::vector<float>& w,
+                          const std::vector<float>& bias, const Shape& ws, const Shape& ys,
+                          const Conv2dOptions& o) {
+  std::vector<float> y;
+  const int64_t per_group = ws[0] / o.groups;
+  for (int64_t n = 0; n < ys[0]; ++n)
+    for (int64_t k = 0; k < ys[1]; ++k)
+      for (int64_t p = 0; p < ys[2]; ++p)
+        for (int64_t q = 0; q < ys[3]; ++q) {
+          double sum = bias.empty() ? 0.0 : bias[k];
+          for (int64_t c = 0; c < ws[1]; ++c)
+            for (int64_t i = 0; i < ws[2]; ++i)
+              for (int64_t j = 0; j < ws[3]; ++j) {
+                const int64_t h = p * o.stride + i - o.padding, v = q * o.stride + j - o.padding;
+                if (h < 0 || v < 0 || h >= s[2] || v >= s[3]) continue;
+                const int64_t channel = k / per_group * ws[1] + c;
+                sum += double{x[((n * s[1] + channel) * s[2] + h) * s[3] + v]} *
+                       w[((k * ws[1] + c) * ws[2] + i) * ws[3] + j];
+              }
+          y.push_back(static_cast<float>(sum));
+        }
+  return y;
+}
+
+struct ConvFixture {
+  ParameterStore store;
+  Conv2d conv;
+  explicit ConvFixture(const ConvCase& c)
+      : conv(store, "conv",
+             {.in = c.in,
+              .out = c.out,
+              .kernel = c.kernel,
+              .stride = c.stride,
+              .padding = c.padding,
+              .groups = c.groups,
+              .bias = c.bias}) {
+    store.finalize(3);
+    randomize(store, 5, 1.0f);
+  }
+  Var forward(Tape& tape, const Var& x) { return conv.forward(tape, x); }
+};
+
+bool fits(const ConvCase& c, Layout layout) { return layout != Layout::c16 || c.in % 16 == 0; }
+
+// Rounds to bfloat16 and back, so that both precisions start from the same numbers.
+void round_to_half(const Tensor& x) {
+  for (int64_t i = 0; i < x.size(); ++i)
+    x.data<float>()[i] = static_cast<float>(bfloat16(x.data<float>()[i]));
+}
+
+}  // namespace
+
+TEST_CASE("conv2d: equals the direct sum, and gradients, in every layout") {
+  Context context;
+  for (const ConvCase& c : kCases)
+    for (Layout layout : {Layout::plain, Layout::nhwc, Layout::c16}) {
+      if (!fits(c, layout)) continue;
+      CAPTURE(c);
+      INFO(concat(layout_name(layout)));
+      ConvFixture f(c);
+      const Tensor x = random_tensor({2, c.in, c.height, c.width}, 11, layout);
+      const GradCheck::Network network = [&](Tape& t, const std::vector<Var>& in) {
+        return f.forward(t, in[0]);
+      };
+      const Tensor y = forward_value(network, {x});
+      const Shape shape = conv2d_shape(x.shape(), f.conv.weight->shape(), f.conv.options, "conv");
+      REQUIRE(y.shape() == shape);
+      const std::vector<float> expected =
+          direct(x.to_vector(), x.shape(), f.conv.weight->value.to_vector(),
+                 c.bias ? f.conv.bias->value.to_vector() : std::vector<float>{},
+                 f.conv.weight->shape(), shape, f.conv.options);
+      // fp32 sums of up to 400 products; Winograd F(4x4, 3x3) loses about one digit.
+      CHECK(relative_distance(y.to_vector(), expected) < 1e-5);
+      CHECK(f.conv.weight->uses_per_sample == static_cast<double>(shape[2] * shape[3]));
+      GradCheck(f.store, {x},
+                [&](Tape& t, const std::vector<Var>& in) { return f.forward(t, in[0]); },
+                {.samples = 10})
+          .run();
+    }
+}
+
+TEST_CASE("conv2d: bf16 agrees with fp32 within its rounding") {
+  Context context;
+  for (const ConvCase& c : kCases)
+    for (Layout layout : {Layout::nhwc, Layout::c16}) {
+      if (!fits(c, layout)) continue;
+      CAPTURE(c);
+      INFO(concat(layout_name(layout)));
+      ConvFixture f(c);
+      round_to_half(f.conv.weight->value);
+      auto network = [&](Tape& t, const std::vector<Var>& in) {
+        const Var y = f.forward(t, in[0]);
+        CHECK(y.value().dtype() == in[0].value().dtype());
+        return y;
+      };
+      const Tensor half =
+          random_tensor({2, c.in, c.height, c.width}, 11, layout, 1.0f, DType::bf16);
+      const Tensor full = converted(half, DType::f32, layout);
+      const std::vector<float> y = forward_value(network, {full}).to_vector();
+      const std::vector<float> y_half = forward_value(network, {half}).to_vector();
+      // One rounding to 8 bits, two with a bias: at most 2^-9 relative each.
+      CHECK(relative_distance(y_half, y) < 4e-3);
+      // dx is rounded once, and once with the noise of the checker; dw is summed in fp32, but for
+      // r, which the fp32 pass has unrounded (2^-9 again).
+      const auto a = GradCheck(f.store, {half}, network).analytic(DyMode::shared),
+                 b = GradCheck(f.store, {full}, network).analytic(DyMode::shared);
+      for (size_t i = 0; i < a.size(); ++i) {
+        CAPTURE(i);
+        CHECK(relative_distance(a[i], b[i]) < 1e-2);
+      }
+    }
+}
+
+TEST_CASE("conv2d: shapes that do not fit are refused with both shapes") {
+  Context context;
+  ParameterStore store;
+  Conv2d conv(store, "stem", {.in = 4, .out = 8, .kernel = 3, .groups = 2});
+  store.finalize(1);
+  Tape tape;
+  auto refusal = [&](const Shape& shape) -> std::string {
+    try {
+      conv.forward(tape, Var(Tensor::zeros(shape)));
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return {};
+  };
+  CHECK(refusal({1, 3, 8, 8}).find("(1, 3, 8, 8) does not fit weight (8, 2, 3, 3)") !=
+        std::string::npos);
+  CHECK(refusal({1, 4, 2, 8}).find("smaller than the kernel") != std::string::npos);
+  CHECK(refusal({1, 4, 0, 0}).find("smaller than the kernel") != std::string::npos);
+  CHECK(refusal({4, 8, 8}).find("four axes") != std::string::npos);
+  CHECK(conv.forward(tape, Var(Tensor::zeros({0, 4, 8, 8}))).shape() == Shape{0, 8, 6, 6});
+  Conv2d::Options bad = {.in = 5, .out = 4, .groups = 2};
+  ParameterStore other;
+  CHECK_THROWS_AS(Conv2d(other, "bad", bad), InputError);
+}
