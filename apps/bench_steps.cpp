@@ -169,8 +169,8 @@ void compare_steps(const Options& o, const std::vector<Case>& cases) {
     precisions = {"fp32"};
     if (cpu_has("avx512_bf16") || cpu_has("amx_bf16")) precisions.push_back("bf16");
   }
-  const nlohmann::json peak =
-      run_for_json({own_path(), "--child", "peak", "--threads", std::to_string(o.threads)});
+  const nlohmann::json peak = run_for_json(
+      {own_path(), "--child", "peak", "--threads", std::to_string(o.threads), "--clock", o.clock});
   const double loop = peak.at("fma"), gemm = peak.at("gemm"), half = peak.at("gemm_bf16");
   std::printf("# %s, %lld threads, %s time, %lld rounds in turns\n", cpu_name().c_str(),
               static_cast<long long>(o.threads), o.clock.c_str(), static_cast<long long>(o.rounds));

@@ -56,7 +56,7 @@ void measure_loader(const Options& o) {
     const double images = loader.at("images");
     rates.push_back(images / loader.at("seconds").get<double>());
     costs.push_back(loader.at("cpu_seconds").get<double>() / images);
-    const std::vector<double> ms = step.at("ms");
+    const std::vector<double> ms = step.at(o.clock == "cpu" ? "cpu_ms" : "ms");
     eaten.push_back(static_cast<double>(find_case("resnet20").batch) / median(ms) * 1000);
   }
   const double rate = median(rates), cost = median(costs), step_rate = median(eaten);

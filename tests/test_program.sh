@@ -7,7 +7,6 @@ program=$(realpath "$1") || exit 2
 work=$(mktemp -d) || exit 2
 trap 'mounted && umount "$work/disk"; rm -rf "$work"' EXIT
 cd "$work" || exit 2
-# Passive: on a busy machine, threads that wait by spinning make a step of milliseconds take seconds.
 # Passive: on a busy machine, threads that spin while they wait turn milliseconds into seconds.
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 failures=0
