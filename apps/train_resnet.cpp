@@ -206,7 +206,7 @@ class Trainer {
 };
 
 std::string version_text() {
-  return concat("heddle ", HEDDLE_VERSION, " (", describe_build(), ")\n");
+  return concat("heddle ", HEDDLE_VERSION, " (", describe_build(), ")\n", library_versions(), "\n");
 }
 
 // stdout is data: a failure to write it (a full disk behind a redirection) is a failure of the run.
