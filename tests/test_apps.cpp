@@ -271,9 +271,9 @@ TEST_CASE("defaults follow the data set and the optimizer") {
   cifar.write("data_batch_1.bin", "");
   const auto c = parse({"--data", cifar.path});
   CHECK(c.arch == "resnet20");
-  CHECK(c.batch_size == 128);
+  CHECK(c.batch_size == 64);
   CHECK(c.epochs == 24);
-  CHECK(c.lr == 0.4);
+  CHECK(c.lr == 0.2);
   CHECK(c.weight_decay == 5e-4);
   CHECK(c.augment == "standard");
   const auto f = parse({"--data", folder.path});
