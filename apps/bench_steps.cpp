@@ -109,8 +109,8 @@ double ratio(const Contender& theirs, const Contender& ours) {
 }
 
 void print_header() {
-  std::printf("%-10s %-5s %-32s %9s %9s %9s %9s %8s %7s %7s %6s\n", "case", "type", "program", "ms",
-              "min", "max", "images/s", "GFLOP/s", "% peak", "MiB", "ratio");
+  std::printf("%-10s %-5s %-32s %9s %9s %9s %9s %8s %7s %7s %6s %6s\n", "case", "type", "program",
+              "ms", "min", "max", "images/s", "GFLOP/s", "% peak", "MiB", "ratio", "of min");
 }
 
 // Measures one case and prints its rows; returns them as JSON.
@@ -133,20 +133,22 @@ std::string compare(const Options& o, const Case& c, const std::string& precisio
     if (round == 0) drop_slower_layout(all);
   }
   std::string rows;
+  const double own_min = *std::min_element(all[0].ms.begin(), all[0].ms.end());
   for (const Contender& t : all) {
     if (t.dropped || t.round_ms.empty()) continue;
     const auto [low, high] = std::minmax_element(t.ms.begin(), t.ms.end());
     const double ms = median(t.round_ms), rate = gflop / ms * 1000;
     const double images = static_cast<double>(c.batch) / ms * 1000;
     const double against = t.command.empty() ? 1 : ratio(t, all[0]);
-    std::printf("%-10s %-5s %-32s %9.1f %9.1f %9.1f %9.1f %8.1f %7.1f %7.0f %6.2f\n",
+    const double shortest = *low / own_min;  // what other work on the machine disturbs least
+    std::printf("%-10s %-5s %-32s %9.1f %9.1f %9.1f %9.1f %8.1f %7.1f %7.0f %6.2f %6.2f\n",
                 c.name.c_str(), precision.c_str(), t.name.c_str(), ms, *low, *high, images, rate,
-                100 * rate / peak, t.rss_mib, against);
+                100 * rate / peak, t.rss_mib, against, shortest);
     JsonObject row;
     row.add("case", c.name).add("precision", precision).add("program", t.name);
     row.add("batch", c.batch).add("ms", ms).add("ms_min", *low).add("ms_max", *high);
     row.add("images_per_s", images).add("gflop_per_s", rate).add("peak_share", rate / peak);
-    row.add("rss_mib", t.rss_mib).add("ratio", against);
+    row.add("rss_mib", t.rss_mib).add("ratio", against).add("ratio_of_min", shortest);
     rows += concat(rows.empty() ? "" : ", ", row.text());
   }
   std::fflush(stdout);
