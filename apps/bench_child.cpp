@@ -7,7 +7,6 @@
 #include <memory>
 
 #include "apps/bench.h"
-#include "apps/json.h"
 #include "apps/progress.h"
 #include "apps/run_folder.h"
 #include "core/context.h"
@@ -155,10 +154,8 @@ double gemm_rate(Clock clock, DType dtype) {
   });
 }
 
-std::string json_list(const std::vector<double>& values) {
-  std::string out;
-  for (const double v : values) out += (out.empty() ? "" : ", ") + format_number(v);
-  return concat("[", out, "]");
+void print_json(const nlohmann::ordered_json& value) {
+  std::fputs(json_line(value).c_str(), stdout);
 }
 
 }  // namespace
@@ -175,11 +172,12 @@ void child_step(const Options& o, const Case& c) {
     ms.push_back(1000 * (wall_clock() - begin));
     cpu_ms.push_back(1000 * (process_cpu_seconds() - cpu_begin));
   }
-  JsonObject out;
-  out.raw("ms", json_list(ms)).raw("cpu_ms", json_list(cpu_ms)).add("gflop", trainer.gflop());
-  out.add("parameters", trainer.store().count()).add("loss", static_cast<double>(loss));
-  out.add("rss_bytes", peak_rss_bytes());
-  std::printf("%s\n", out.text().c_str());
+  print_json({{"ms", ms},
+              {"cpu_ms", cpu_ms},
+              {"gflop", trainer.gflop()},
+              {"parameters", trainer.store().count()},
+              {"loss", loss},
+              {"rss_bytes", peak_rss_bytes()}});
 }
 
 void child_peak(const Options& o) {
@@ -187,11 +185,8 @@ void child_peak(const Options& o) {
   const Clock clock = clock_of(o);
   const double fma = multiply_add_rate(clock), gemm = gemm_rate(clock, DType::f32);
   const bool half = cpu_has("avx512_bf16") || cpu_has("amx_bf16");
-  JsonObject out;
-  out.add("fma", fma)
-      .add("gemm", gemm)
-      .add("gemm_bf16", half ? gemm_rate(clock, DType::bf16) : 0.0);
-  std::printf("%s\n", out.text().c_str());
+  const double bf16 = half ? gemm_rate(clock, DType::bf16) : 0.0;
+  print_json({{"fma", fma}, {"gemm", gemm}, {"gemm_bf16", bf16}});
 }
 
 void child_loader(const Options& o) {
@@ -210,10 +205,10 @@ void child_loader(const Options& o) {
       images += batch.count;
       if ((end = wall_clock()) >= begin + 1.5) break;
     }
-  JsonObject out;
-  out.add("set", set->info().name).add("images", images).add("seconds", end - begin);
-  out.add("cpu_seconds", process_cpu_seconds() - cpu_begin);
-  std::printf("%s\n", out.text().c_str());
+  print_json({{"set", set->info().name},
+              {"images", images},
+              {"seconds", end - begin},
+              {"cpu_seconds", process_cpu_seconds() - cpu_begin}});
 }
 
 namespace {

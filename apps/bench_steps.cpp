@@ -6,7 +6,6 @@
 #include <map>
 
 #include "apps/bench.h"
-#include "apps/json.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -114,8 +113,8 @@ void print_header() {
 }
 
 // Measures one case and prints its rows; returns them as JSON.
-std::string compare(const Options& o, const Case& c, const std::string& precision,
-                    const std::vector<Python>& pythons, double peak) {
+nlohmann::ordered_json compare(const Options& o, const Case& c, const std::string& precision,
+                               const std::vector<Python>& pythons, double peak) {
   std::vector<Contender> all = make_contenders(o, c, precision, pythons);
   double gflop = 0;
   for (int64_t round = 0; round < o.rounds; ++round) {
@@ -132,7 +131,7 @@ std::string compare(const Options& o, const Case& c, const std::string& precisio
     }
     if (round == 0) drop_slower_layout(all);
   }
-  std::string rows;
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   const double own_min = *std::min_element(all[0].ms.begin(), all[0].ms.end());
   for (const Contender& t : all) {
     if (t.dropped || t.round_ms.empty()) continue;
@@ -144,12 +143,19 @@ std::string compare(const Options& o, const Case& c, const std::string& precisio
     std::printf("%-10s %-5s %-32s %9.1f %9.1f %9.1f %9.1f %8.1f %7.1f %7.0f %6.2f %6.2f\n",
                 c.name.c_str(), precision.c_str(), t.name.c_str(), ms, *low, *high, images, rate,
                 100 * rate / peak, t.rss_mib, against, shortest);
-    JsonObject row;
-    row.add("case", c.name).add("precision", precision).add("program", t.name);
-    row.add("batch", c.batch).add("ms", ms).add("ms_min", *low).add("ms_max", *high);
-    row.add("images_per_s", images).add("gflop_per_s", rate).add("peak_share", rate / peak);
-    row.add("rss_mib", t.rss_mib).add("ratio", against).add("ratio_of_min", shortest);
-    rows += concat(rows.empty() ? "" : ", ", row.text());
+    rows.push_back({{"case", c.name},
+                    {"precision", precision},
+                    {"program", t.name},
+                    {"batch", c.batch},
+                    {"ms", ms},
+                    {"ms_min", *low},
+                    {"ms_max", *high},
+                    {"images_per_s", images},
+                    {"gflop_per_s", rate},
+                    {"peak_share", rate / peak},
+                    {"rss_mib", t.rss_mib},
+                    {"ratio", against},
+                    {"ratio_of_min", shortest}});
   }
   std::fflush(stdout);
   return rows;
@@ -177,20 +183,19 @@ void compare_steps(const Options& o, const std::vector<Case>& cases) {
   std::printf(
       "# GFLOP: three times the forward pass by direct convolution; ratio: time / heddle's\n");
   print_header();
-  std::string rows;
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const std::string& precision : precisions) {
     const double limit = precision == "bf16" && half > 0 ? half : std::max(loop, gemm);
     for (const Case& c : cases) {
-      const std::string more = compare(o, c, precision, pythons, limit);
-      rows += (rows.empty() ? "" : ",\n ") + more;
+      for (auto& row : compare(o, c, precision, pythons, limit)) rows.push_back(row);
     }
   }
   if (o.json.empty()) return;
-  JsonObject machine;
-  machine.add("cpu", cpu_name()).add("threads", o.threads).add("clock", o.clock);
-  machine.add("peak_fma", loop).add("peak_gemm", gemm).add("peak_gemm_bf16", half);
-  write_file_atomically(
-      o.json, concat("{\"machine\": ", machine.text(), ",\n \"rows\": [\n ", rows, "]}\n"));
+  const nlohmann::ordered_json machine = {{"cpu", cpu_name()}, {"threads", o.threads},
+                                          {"clock", o.clock},  {"peak_fma", loop},
+                                          {"peak_gemm", gemm}, {"peak_gemm_bf16", half}};
+  const nlohmann::ordered_json table = {{"machine", machine}, {"rows", rows}};
+  write_file_atomically(o.json, table.dump(1) + '\n');
 }
 
 }  // namespace heddle::bench

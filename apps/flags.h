@@ -1,6 +1,7 @@
-// A table of flags. Each entry binds a GNU long name to a variable; the variable's value at that
-// moment is the default. Precedence: flag, environment HEDDLE_*, configuration file, default.
-// Unknown names are errors that give the nearest known one; every error is an InputError.
+// A table of flags, over CLI11. Each entry binds a GNU long name to a variable; the variable's
+// value at that moment is the default. Precedence: flag, environment HEDDLE_*, configuration file,
+// default. Unknown names are errors that give the nearest known one; every error is an InputError
+// of one line that begins with the flag, the variable, or file, line and key.
 //
 //   FlagTable flags("train_resnet", "trains a ResNet");
 //   flags.add("batch-size", &batch, {.value = "N", .help = "images per step", .min = 1});
@@ -9,9 +10,15 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace heddle {
 
@@ -33,8 +40,9 @@ enum class FlagSource { default_value, config, environment, flag };
 
 class FlagTable {
  public:
-  FlagTable(std::string program, std::string summary)
-      : program_(std::move(program)), summary_(std::move(summary)) {}
+  FlagTable(const std::string& program, const std::string& summary);
+  FlagTable(FlagTable&&) noexcept;
+  ~FlagTable();
 
   // Begins a titled group in --help.
   void group(const char* title) { group_ = title; }
@@ -61,22 +69,23 @@ class FlagTable {
 
  private:
   struct Flag {
-    std::string name, group;
+    std::string name;
     FlagTarget target;
     FlagInfo info;
-    std::string default_value;
+    CLI::Option* option;
     FlagSource source = FlagSource::default_value;
   };
 
-  Flag* find(const std::string& name);
+  const Flag* find(const std::string& name) const;
   std::string nearest(const std::string& name) const;
-  void assign(Flag& flag, const std::vector<std::string>& values, FlagSource source,
-              const std::string& where);
+  void set(const Flag& flag, const std::vector<std::string>& values, FlagSource source,
+           const std::string& where);
+  void apply(const std::vector<std::string>& arguments, FlagSource source);
   void read_config(const std::string& path);
   void read_environment(const std::vector<std::string>& environment);
-  void read_arguments(const std::vector<std::string>& arguments);
 
-  std::string program_, summary_, group_;
+  std::unique_ptr<CLI::App> app_;
+  std::string group_;
   std::vector<Flag> flags_;
   std::vector<std::string> warnings_;
 };

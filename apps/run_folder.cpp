@@ -9,6 +9,7 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "apps/build_info.h"
@@ -42,16 +43,14 @@ std::string proc_value(const char* file, const std::string& key) {
   return "";
 }
 
-JsonObject describe_machine() {
+nlohmann::ordered_json describe_machine() {
   utsname system{};
   uname(&system);
-  JsonObject out;
-  out.add("host", system.nodename);
-  out.add("system", concat(system.sysname, " ", system.release, " ", system.machine));
-  out.add("cpu", proc_value("/proc/cpuinfo", "model name"));
-  out.add("cores", static_cast<int64_t>(std::thread::hardware_concurrency()));
-  out.add("memory_bytes", int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE));
-  return out;
+  return {{"host", system.nodename},
+          {"system", concat(system.sysname, " ", system.release, " ", system.machine)},
+          {"cpu", proc_value("/proc/cpuinfo", "model name")},
+          {"cores", std::thread::hardware_concurrency()},
+          {"memory_bytes", int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE)}};
 }
 
 // runs/<name>-<time>, with a number behind it where two runs begin in the same second.
@@ -64,6 +63,10 @@ std::string make_default_folder(const std::string& name) {
 }
 
 }  // namespace
+
+std::string json_line(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
+}
 
 RunFolder RunFolder::create(const std::string& folder, const std::string& name) {
   try {
@@ -89,7 +92,7 @@ RunFolder::RunFolder(std::string path)
   if (metrics_ == nullptr) {
     throw Error(concat(file("metrics.jsonl"), ": cannot be written: ", std::strerror(errno)));
   }
-  metric(JsonObject().add("schema", kMetricsSchema).add("program", "heddle " HEDDLE_VERSION));
+  metric({{"schema", kMetricsSchema}, {"program", "heddle " HEDDLE_VERSION}});
   flush();
 }
 
@@ -97,8 +100,8 @@ void RunFolder::write(const std::string& name, const std::string& content) const
   write_file_atomically(file(name), content);
 }
 
-void RunFolder::metric(const JsonObject& line) {
-  const std::string text = line.text() + '\n';
+void RunFolder::metric(const nlohmann::ordered_json& line) {
+  const std::string text = json_line(line);
   if (std::fwrite(text.data(), 1, text.size(), metrics_.get()) != text.size()) {
     throw Error(concat(file("metrics.jsonl"), ": write failed: ", std::strerror(errno)));
   }
@@ -115,16 +118,19 @@ std::string describe_build() {
 }
 
 std::string describe_run(const RunFacts& facts) {
-  JsonObject build;
-  build.add("git_revision", kBuildRevision).add("type", kBuildType);
-  build.add("compiler", kBuildCompiler).add("flags", kBuildFlags);
-  JsonObject out;
-  out.add("program", "heddle " HEDDLE_VERSION)
-      .add("start_time", format_time("%Y-%m-%dT%H:%M:%S%z"));
-  out.add("argv", facts.arguments).add("seed", facts.seed).add("threads", facts.threads);
-  out.add("device", facts.device).add("precision", facts.precision);
-  out.add("build", build).add("machine", describe_machine());
-  return out.text() + '\n';
+  const nlohmann::ordered_json build = {{"git_revision", kBuildRevision},
+                                        {"type", kBuildType},
+                                        {"compiler", kBuildCompiler},
+                                        {"flags", kBuildFlags}};
+  return json_line({{"program", "heddle " HEDDLE_VERSION},
+                    {"start_time", format_time("%Y-%m-%dT%H:%M:%S%z")},
+                    {"argv", facts.arguments},
+                    {"seed", facts.seed},
+                    {"threads", facts.threads},
+                    {"device", facts.device},
+                    {"precision", facts.precision},
+                    {"build", build},
+                    {"machine", describe_machine()}});
 }
 
 double seconds_since_process_start() {

@@ -5,18 +5,21 @@
 //
 //   RunFolder folder = RunFolder::create(options.output_dir, "resnet20");
 //   folder.write("config.toml", text);
-//   folder.metric(JsonObject().add("step", 1).add("loss", 2.3));
+//   folder.metric({{"step", 1}, {"loss", 2.3}});
 #pragma once
 
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
-#include "apps/json.h"
-
 namespace heddle {
+
+// One line of JSON with its end. Numbers read back as the same numbers; NaN and infinity, which
+// JSON lacks, become null; bytes that are not UTF-8 are replaced.
+std::string json_line(const nlohmann::ordered_json& value);
 
 class RunFolder {
  public:
@@ -29,7 +32,7 @@ class RunFolder {
   void write(const std::string& name, const std::string& content) const;
 
   // Appends a line to metrics.jsonl. Throws Error when it cannot be written.
-  void metric(const JsonObject& line);
+  void metric(const nlohmann::ordered_json& line);
   // Hands the lines to the system; called at the end of an epoch and of the run.
   void flush();
 

@@ -1,9 +1,10 @@
 #include "apps/setup.h"
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "apps/evaluate.h"
-#include "apps/json.h"
+#include "apps/run_folder.h"
 #include "core/error.h"
 #include "layers/loss.h"
 
@@ -163,13 +164,16 @@ std::string describe_plan(const TrainResnetOptions& o, Context& context, const R
   const int64_t state = store.values().bytes() * copies;
   const int64_t peak = small + per_image * (o.batch_size - kSmall) + state;
   if (o.json) {
-    JsonObject json;
-    json.add("arch", o.arch).add("parameters", store.count());
-    json.add("epochs", (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch);
-    json.add("steps_per_epoch", steps.steps_per_epoch).add("steps", steps.total_steps);
-    json.add("optimizer_state_bytes", state).add("activation_bytes", per_image * o.batch_size);
-    json.add("peak_pool_bytes", peak).add("gradient_bytes_per_step", gradient);
-    return json.text() + '\n';
+    const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;
+    return json_line({{"arch", o.arch},
+                      {"parameters", store.count()},
+                      {"epochs", epochs},
+                      {"steps_per_epoch", steps.steps_per_epoch},
+                      {"steps", steps.total_steps},
+                      {"optimizer_state_bytes", state},
+                      {"activation_bytes", per_image * o.batch_size},
+                      {"peak_pool_bytes", peak},
+                      {"gradient_bytes_per_step", gradient}});
   }
   return concat("parameters        ", store.count(), " in ", store.parameters().size(),
                 " tensors\n", "steps             ", steps.total_steps, ", ", steps.steps_per_epoch,

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "apps/build_info.h"
 #include "apps/evaluate.h"
@@ -30,7 +31,7 @@ struct Outcome {
   int64_t epoch = 0, step = 0;
   double train_loss = NAN, samples_per_s = NAN, first_step_s = NAN;
   Evaluation valid;
-  std::string predictions;  // JSON
+  nlohmann::ordered_json predictions;
 };
 
 // Seconds of one update, by what they went into; lap() gives the time since the last call.
@@ -129,13 +130,16 @@ class Trainer {
     if (out_.step <= 2) samples_ = 0, seconds_ = 0;
     samples_ += samples;
     seconds_ += seconds;
-    JsonObject line;
-    line.add("step", out_.step).add("epoch", out_.epoch + 1).add("split", "train");
-    line.add("loss", loss).add("lr", lr);
-    line.add("samples_per_s", static_cast<double>(samples) / std::max(seconds, 1e-9));
-    line.add("t_data", t.data).add("t_forward", t.forward).add("t_backward", t.backward);
-    line.add("t_update", t.update);
-    folder_.metric(line);
+    folder_.metric({{"step", out_.step},
+                    {"epoch", out_.epoch + 1},
+                    {"split", "train"},
+                    {"loss", loss},
+                    {"lr", lr},
+                    {"samples_per_s", static_cast<double>(samples) / std::max(seconds, 1e-9)},
+                    {"t_data", t.data},
+                    {"t_forward", t.forward},
+                    {"t_backward", t.backward},
+                    {"t_update", t.update}});
     progress_.step(out_.step, out_.epoch + 1, loss, lr, samples);
     trace_step(out_.step + 1);
   }
@@ -170,11 +174,14 @@ class Trainer {
     progress_.pause();
     out_.valid = evaluate(model_, valid_, context_.device(), input_type(o_));
     schedule_.observe(out_.valid.loss);
-    JsonObject line;
-    line.add("step", out_.step).add("epoch", out_.epoch).add("split", "valid");
-    line.add("loss", out_.valid.loss).add("acc1", out_.valid.acc1).add("acc5", out_.valid.acc5);
-    line.add("samples_per_s", static_cast<double>(out_.valid.samples) / out_.valid.seconds);
-    folder_.metric(line);
+    folder_.metric(
+        {{"step", out_.step},
+         {"epoch", out_.epoch},
+         {"split", "valid"},
+         {"loss", out_.valid.loss},
+         {"acc1", out_.valid.acc1},
+         {"acc5", out_.valid.acc5},
+         {"samples_per_s", static_cast<double>(out_.valid.samples) / out_.valid.seconds}});
     char text[160];
     std::snprintf(text, sizeof text,
                   "epoch %lld: train loss %.4f, valid loss %.4f, accuracy %.2f %% (top 5: %.2f %%)",
@@ -199,7 +206,7 @@ class Trainer {
 };
 
 std::string version_text() {
-  return concat("heddle ", HEDDLE_VERSION, " (", describe_build(), ")\n");
+  return concat("heddle ", HEDDLE_VERSION, " (", describe_build(), ")\n", library_versions(), "\n");
 }
 
 // stdout is data: a failure to write it (a full disk behind a redirection) is a failure of the run.
@@ -209,15 +216,16 @@ void print(const std::string& text) {
 }
 
 // Best classes of each image: lines on stdout, or JSON for the final object.
-std::string predict_all(const TrainResnetOptions& o, const ResNet& model, const ModelCard& card,
-                        Device device) {
+nlohmann::ordered_json predict_all(const TrainResnetOptions& o, const ResNet& model,
+                                   const ModelCard& card, Device device) {
   Augmentation prepare;
   prepare.size = static_cast<int>(o.image_size);
   prepare.normalization = card.normalization;
-  std::string json, text;
+  nlohmann::ordered_json images = nlohmann::ordered_json::array();
+  std::string text;
   for (const std::string& file : o.predict) {
     text += file + '\n';
-    std::string guesses;
+    nlohmann::ordered_json guesses = nlohmann::ordered_json::array();
     for (const Guess& guess : predict(model, file, prepare, device, kGuesses)) {
       const auto label = static_cast<size_t>(guess.label);
       const std::string name =
@@ -225,27 +233,31 @@ std::string predict_all(const TrainResnetOptions& o, const ResNet& model, const 
       char percent[32];
       std::snprintf(percent, sizeof percent, "  %6.2f %%  ", 100 * guess.probability);
       text += percent + name + '\n';
-      guesses += guesses.empty() ? "" : ", ";
-      guesses += JsonObject().add("class", name).add("probability", guess.probability).text();
+      guesses.push_back({{"class", name}, {"probability", guess.probability}});
     }
-    json += json.empty() ? "" : ", ";
-    json += JsonObject().add("image", file).raw("best", concat("[", guesses, "]")).text();
+    images.push_back({{"image", file}, {"best", guesses}});
   }
   if (!o.json) print(text);
-  return concat("[", json, "]");
+  return images;
 }
 
 std::string final_json(const TrainResnetOptions& o, const Outcome& out, const RunFolder* folder) {
-  JsonObject json;
-  json.add("status", out.status).add("epoch", out.epoch).add("step", out.step);
-  json.add("train_loss", out.train_loss).add("valid_loss", out.valid.loss);
-  json.add("valid_acc1", out.valid.acc1).add("valid_acc5", out.valid.acc5);
-  json.add("samples_per_s", out.samples_per_s).add("wall_s", seconds_since_process_start());
-  json.add("first_step_s", out.first_step_s).add("peak_rss_bytes", peak_rss_bytes());
-  json.add("world_size", 1).add("seed", o.seed);
-  if (folder != nullptr) json.add("run_folder", folder->path());
-  if (!out.predictions.empty()) json.raw("predictions", out.predictions);
-  return json.text() + '\n';
+  nlohmann::ordered_json json = {{"status", out.status},
+                                 {"epoch", out.epoch},
+                                 {"step", out.step},
+                                 {"train_loss", out.train_loss},
+                                 {"valid_loss", out.valid.loss},
+                                 {"valid_acc1", out.valid.acc1},
+                                 {"valid_acc5", out.valid.acc5},
+                                 {"samples_per_s", out.samples_per_s},
+                                 {"wall_s", seconds_since_process_start()},
+                                 {"first_step_s", out.first_step_s},
+                                 {"peak_rss_bytes", peak_rss_bytes()},
+                                 {"world_size", 1},
+                                 {"seed", o.seed}};
+  if (folder != nullptr) json["run_folder"] = folder->path();
+  if (!out.predictions.empty()) json["predictions"] = out.predictions;
+  return json_line(json);
 }
 
 // The result for people on stderr, for programs as the last line of stdout.

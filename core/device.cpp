@@ -1,9 +1,14 @@
 #include "core/device.h"
 
+#include <dnnl.h>
+
 #include "core/error.h"
 
 #ifdef HEDDLE_CUDA
+#include <cublasLt.h>
 #include <cuda_runtime_api.h>
+#include <cudnn.h>
+#include <nccl.h>
 #endif
 
 namespace heddle {
@@ -24,6 +29,21 @@ int cuda_device_count() {
 #else
   return 0;
 #endif
+}
+
+std::string library_versions() {
+  const dnnl_version_t* v = dnnl_version();
+  std::string out = concat("oneDNN ", v->major, ".", v->minor, ".", v->patch);
+#ifdef HEDDLE_CUDA
+  int cuda = 0, nccl = 0;
+  (void)cudaRuntimeGetVersion(&cuda);
+  (void)ncclGetVersion(&nccl);
+  const size_t cublas = cublasLtGetVersion(), cudnn = cudnnGetVersion();
+  out += concat(", CUDA ", cuda / 1000, ".", cuda % 1000 / 10, ", cuBLAS ", cublas / 10000, ".",
+                cublas % 10000 / 100, ", cuDNN ", cudnn / 10000, ".", cudnn % 10000 / 100,
+                ", NCCL ", nccl / 10000, ".", nccl % 10000 / 100, ".", nccl % 100);
+#endif
+  return out;
 }
 
 Device parse_device(const std::string& text) {

@@ -32,6 +32,9 @@ constexpr bool built_with_cuda() {
 #endif
 }
 
+// The libraries behind the backends with their versions: "oneDNN 2.6.3, CUDA 13.0, …".
+std::string library_versions();
+
 // Parses auto | cpu | cuda | cuda:i. auto takes the first GPU where there is one, else the CPU.
 // Throws InputError for anything else and for a GPU that is not there.
 Device parse_device(const std::string& text);

@@ -6,13 +6,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "apps/json.h"
 #include "apps/options.h"
 #include "apps/progress.h"
 #include "apps/run_folder.h"
-#include "apps/toml.h"
 #include "core/error.h"
 
 using namespace heddle;
@@ -131,6 +130,16 @@ TEST_CASE("flags: impossible values are refused, and the flag is named") {
                            {"--lr", "-1"},
                            {"--lr", "inf"},
                            {"--lr", "0.1x"},
+                           {"--lr", "1e400"},
+                           {"--lr", "0x10"},
+                           {"--lr="},
+                           {"--lr=", "5"},
+                           {"--batch-size", "12abc"},
+                           {"--output-dir", "--json"},
+                           {"--predict", "--json"},
+                           {"--nesterov="},
+                           {"--nesterov=2"},
+                           {"--lr-milestones", "1", "x"},
                            {"--lr"},
                            {"--epochs", "-1"},
                            {"--epochs", "0"},
@@ -167,6 +176,8 @@ TEST_CASE("flags: impossible values are refused, and the flag is named") {
     CHECK_FALSE(contains(said, "\n"));
   }
   CHECK(contains(complaint({}, {"HEDDLE_LR=nan"}), "HEDDLE_LR: expected a number"));
+  CHECK(contains(complaint({}, {"HEDDLE_JSON="}), "HEDDLE_JSON: expected true or false"));
+  CHECK(contains(complaint({}, {"HEDDLE_ARCH=vgg"}), "HEDDLE_ARCH: vgg not in {resnet20"));
 }
 
 TEST_CASE("flags: what cannot go together is refused") {
@@ -188,7 +199,7 @@ TEST_CASE("configuration: errors name file and line") {
   CHECK(contains(said("lr = fast\n"), "c.toml:1: lr: expected a number"));
   CHECK(contains(said("lr = 1\nlr = 2\n"), "c.toml:2: lr: given twice"));
   CHECK(contains(said("[train]\n"), "c.toml:1: expected a key"));
-  CHECK(contains(said("lr 0.1\n"), "expected '='"));
+  CHECK(contains(said("lr 0.1\n"), "expected a key and '='"));
   CHECK(contains(said("name = \"open\n"), "closing quote"));
   CHECK(contains(said("lr = [0.1, 0.2]\n"), "expected one value, found 2"));
   CHECK(contains(said("lr = 0.1 0.2\n"), "end of the line"));
@@ -197,6 +208,32 @@ TEST_CASE("configuration: errors name file and line") {
   CHECK(contains(complaint({"--config", temp.path + "/none"}), "No such file"));
   CHECK(contains(complaint({"--config", temp.path}), "expected a file"));
   CHECK(said("# only a comment\r\n\n  lr = 0.5 # why\r\n").empty());
+}
+
+TEST_CASE("configuration: strings and arrays") {
+  const TempFolder temp;
+  auto read_config = [&](const std::string& text, const Strings& environment = {}) {
+    return parse({"--config", temp.write("c.toml", text)}, environment);
+  };
+  auto said = [&](const std::string& text) { return message_of([&] { read_config(text); }); };
+  using Milestones = std::vector<int64_t>;
+  const std::string multistep = "lr-scheduler = \"multistep\"\nlr-milestones = ";
+  CHECK(read_config(multistep + "[8, 16]  # epochs\n").lr_milestones == Milestones{8, 16});
+  CHECK(read_config(multistep + "[ 8,16, ]").lr_milestones == Milestones{8, 16});
+  CHECK(read_config(multistep + "[8, 16]", {"HEDDLE_LR_MILESTONES=4,5"}).lr_milestones ==
+        Milestones{4, 5});
+  for (const char* bad : {"[8, 16", "8, 16", "8 16", "[8,, 16]", "[]", "[8, \"-x\"]", "[8, [16]"}) {
+    CHECK_MESSAGE(contains(said(multistep + bad), "c.toml:2: "), bad);
+  }
+  CHECK(read_config("name = \"a # b, \\\" \\\\ \\u00e9\" # c").name == "a # b, \" \\ \u00e9");
+  CHECK(read_config("name = 'a # \\n \"'").name == "a # \\n \"");
+  CHECK(read_config("name = \"[x]\"").name == "[x]");
+  for (const char* bad :
+       {"\"a\" \"b\"", "\"a\"b", "\"\\q\"", "a b", "", "\"a\\\"", "\1", "[\"a\", \"b\"]"}) {
+    CHECK_MESSAGE(contains(said(concat("name = ", bad)), "c.toml:1: "), bad);
+  }
+  CHECK(contains(said("nesterov = maybe"), "c.toml:1: nesterov: maybe not in {true,"));
+  CHECK(contains(said("a.lr = 1"), "a.lr is not a known key"));
 }
 
 TEST_CASE("configuration: a dump read back dumps the same") {
@@ -260,13 +297,18 @@ TEST_CASE("help names every flag and its default") {
 }
 
 TEST_CASE("json: numbers read back exactly, text is escaped, NaN is null") {
-  JsonObject object;
-  object.add("i", int64_t{1} << 60).add("x", 0.1).add("f", double{0.1f}).add("b", true);
-  object.add("nan", std::nan("")).add("text", "a\"b\\c\n").add("list", Strings{"x", "y"});
-  CHECK(object.text() ==
-        R"({"i": 1152921504606846976, "x": 0.1, "f": 0.10000000149011612, "b": true, "nan": null, )"
-        R"("text": "a\"b\\c\u000a", "list": ["x", "y"]})");
-  CHECK(JsonObject().text() == "{}");
+  const std::string text = json_line({{"i", int64_t{1} << 60},
+                                      {"x", 0.1},
+                                      {"f", 0.1f},
+                                      {"b", true},
+                                      {"nan", std::nan("")},
+                                      {"inf", -INFINITY},
+                                      {"text", "a\"b\\c\n"},
+                                      {"bytes", "\xff"},
+                                      {"list", Strings{"x", "y"}}});
+  CHECK(text == R"({"i":1152921504606846976,"x":0.1,"f":0.10000000149011612,"b":true,"nan":null,)"
+                R"("inf":null,"text":"a\"b\\c\n","bytes":"�","list":["x","y"]})"
+                "\n");
 }
 
 TEST_CASE("run folder: new or empty folders only, metrics line by line") {
@@ -274,16 +316,16 @@ TEST_CASE("run folder: new or empty folders only, metrics line by line") {
   const std::string path = temp.path + "/a/b";
   {
     RunFolder folder = RunFolder::create(path, "x");
-    folder.metric(JsonObject().add("step", 1).add("loss", 0.5));
+    folder.metric({{"step", 1}, {"loss", 0.5}});
     folder.write("config.toml", "lr = 1\n");
     folder.write("run.json", describe_run({.arguments = {"train_resnet"}, .seed = 3}));
   }
-  CHECK(contains(read(path + "/metrics.jsonl"), "{\"schema\": 1"));
-  CHECK(contains(read(path + "/metrics.jsonl"), "\n{\"step\": 1, \"loss\": 0.5}\n"));
+  CHECK(contains(read(path + "/metrics.jsonl"), "{\"schema\":1"));
+  CHECK(contains(read(path + "/metrics.jsonl"), "\n{\"step\":1,\"loss\":0.5}\n"));
   CHECK(read(path + "/config.toml") == "lr = 1\n");
   for (const char* key : {"git_revision", "compiler", "flags", "cpu", "cores", "memory_bytes",
                           "argv", "seed", "start_time"}) {
-    CHECK_MESSAGE(contains(read(path + "/run.json"), concat("\"", key, "\": ")), key);
+    CHECK_MESSAGE(contains(read(path + "/run.json"), concat("\"", key, "\":")), key);
   }
   CHECK(contains(message_of([&] { RunFolder::create(path, "x"); }), "new or empty"));
   temp.write("file", "");

@@ -7,7 +7,6 @@ program=$(realpath "$1") || exit 2
 work=$(mktemp -d) || exit 2
 trap 'mounted && umount "$work/disk"; rm -rf "$work"' EXIT
 cd "$work" || exit 2
-# Passive: on a busy machine, threads that wait by spinning make a step of milliseconds take seconds.
 # Passive: on a busy machine, threads that spin while they wait turn milliseconds into seconds.
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 failures=0
@@ -36,9 +35,9 @@ train() {
   "$program" --data cifar --batch-size 16 --steps 5 --quiet --output-dir "$folder" "$@" ||
     fail "exit code $?: $*"
 }
-losses() { grep -o '"step": [0-9]*.*"loss": [^,]*' "$1/metrics.jsonl" || fail "no losses in $1"; }
+losses() { grep -o '"step":[0-9]*.*"loss":[^,]*' "$1/metrics.jsonl" || fail "no losses in $1"; }
 same_losses() { [ "$(losses "$1")" = "$(losses "$2")" ] || fail "losses differ: $1 and $2 ($3)"; }
-json() { sed -n "s/.*\"$2\": \([^,}]*\).*/\1/p" "$1" | tail -1; }
+json() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1" | tail -1; }
 
 # ------------------------------------------------------------------------------------ data sets
 # Pixels are bytes of the program: any bytes do, if they are the same in every run of this test.
@@ -149,7 +148,7 @@ done
   fail '--predict: expected five classes for each of two images'
 train predicted --predict good.png >predicted.txt
 [ "$(grep -c '%' predicted.txt)" = 5 ] || fail '--predict after training'
-"$program" --init a --predict good.png --quiet --json | grep -q '"predictions": \[{"image": "good.png"' ||
+"$program" --init a --predict good.png --quiet --json | grep -q '"predictions":\[{"image":"good.png"' ||
   fail '--predict --json'
 for bad in text cut huge empty; do refuse 2 "$bad.png" --init a --predict $bad.png; done
 refuse 2 'none.png' --init a --predict none.png
