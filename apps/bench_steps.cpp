@@ -108,8 +108,8 @@ double ratio(const Contender& theirs, const Contender& ours) {
 }
 
 void print_header() {
-  std::printf("%-10s %-5s %-32s %9s %9s %9s %9s %8s %7s %7s %6s\n", "case", "type", "program", "ms",
-              "min", "max", "images/s", "GFLOP/s", "% peak", "MiB", "ratio");
+  std::printf("%-10s %-5s %-32s %9s %9s %9s %9s %8s %7s %7s %6s %6s\n", "case", "type", "program",
+              "ms", "min", "max", "images/s", "GFLOP/s", "% peak", "MiB", "ratio", "of min");
 }
 
 // Measures one case and prints its rows; returns them as JSON.
@@ -132,15 +132,17 @@ nlohmann::ordered_json compare(const Options& o, const Case& c, const std::strin
     if (round == 0) drop_slower_layout(all);
   }
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  const double own_min = *std::min_element(all[0].ms.begin(), all[0].ms.end());
   for (const Contender& t : all) {
     if (t.dropped || t.round_ms.empty()) continue;
     const auto [low, high] = std::minmax_element(t.ms.begin(), t.ms.end());
     const double ms = median(t.round_ms), rate = gflop / ms * 1000;
     const double images = static_cast<double>(c.batch) / ms * 1000;
     const double against = t.command.empty() ? 1 : ratio(t, all[0]);
-    std::printf("%-10s %-5s %-32s %9.1f %9.1f %9.1f %9.1f %8.1f %7.1f %7.0f %6.2f\n",
+    const double shortest = *low / own_min;  // what other work on the machine disturbs least
+    std::printf("%-10s %-5s %-32s %9.1f %9.1f %9.1f %9.1f %8.1f %7.1f %7.0f %6.2f %6.2f\n",
                 c.name.c_str(), precision.c_str(), t.name.c_str(), ms, *low, *high, images, rate,
-                100 * rate / peak, t.rss_mib, against);
+                100 * rate / peak, t.rss_mib, against, shortest);
     rows.push_back({{"case", c.name},
                     {"precision", precision},
                     {"program", t.name},
@@ -152,7 +154,8 @@ nlohmann::ordered_json compare(const Options& o, const Case& c, const std::strin
                     {"gflop_per_s", rate},
                     {"peak_share", rate / peak},
                     {"rss_mib", t.rss_mib},
-                    {"ratio", against}});
+                    {"ratio", against},
+                    {"ratio_of_min", shortest}});
   }
   std::fflush(stdout);
   return rows;
