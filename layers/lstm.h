@@ -1,0 +1,82 @@
+// Long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al.
+// 2000) as torch.nn.LSTM computes it: gates i, f, g, o, two biases.
+//
+//   i, f, o = sigmoid(x_t W_ih' + b_ih + h_{t-1} W_hh' + b_hh),  g = tanh(same)
+//   c_t = f * c_{t-1} + i * g,   h_t = o * tanh(c_t)
+//
+// One GEMM gives the input products of all time steps, and one GEMM per weight its gradient; only
+// h_{t-1} W_hh' runs step by step. A layer is one node of the tape: its gradients are final, and on
+// their way, while the layer below still runs backward.
+//
+//   LstmState state = rnn.zero_state(batch);
+//   Var y = rnn.forward(tape, x, state);   // (T, B, I) -> (T, B, H); state goes on to the next
+//   window
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/tape.h"
+
+namespace heddle {
+
+struct LstmWeights {
+  Parameter *ih, *hh;            // (4H, I), (4H, H)
+  Parameter *bias_ih, *bias_hh;  // (4H)
+};
+
+// Hidden and cell state of every layer and direction, f32 (layers * directions, B, H). Values only:
+// no gradient flows through a state from one window to the one before (truncated backpropagation
+// through time).
+struct LstmState {
+  Tensor h, c;
+};
+
+// One layer in one direction. x (T, B, I) f32 or bf16; h, c f32 (B, H), the state before the first
+// step, which the state behind the last step replaces -> (T, B, H) of x's type. `reverse` runs from
+// the last time step to the first.
+Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& weights, Tensor& h, Tensor& c,
+               bool reverse = false);
+
+struct LstmOptions {
+  int64_t layers = 1;
+  bool bidirectional = false;  // y is then (T, B, 2H), forward half first
+  float dropout = 0;           // on the outputs of all layers but the last, as torch.nn.LSTM
+  float init = 0;              // parameters uniform in ±init; 0: ±1/sqrt(H), as PyTorch
+};
+
+class Lstm {
+ public:
+  // Parameters name.weight_ih_l0, name.weight_hh_l0, name.bias_ih_l0, name.bias_hh_l0, then l1 and
+  // so on; "_reverse" is appended for the second direction.
+  Lstm(ParameterStore& store, const std::string& name, int64_t input, int64_t hidden,
+       const LstmOptions& options = {});
+
+  LstmState zero_state(int64_t batch) const;
+  // (T, B, I) -> (T, B, H * directions). Replaces `state`.
+  Var forward(Tape& tape, const Var& x, LstmState& state) const;
+
+ private:
+  LstmOptions options_;
+  int64_t hidden_;
+  std::vector<LstmWeights> weights_;  // by layer, then direction
+};
+
+#define HEDDLE_LSTM                                                                       \
+  void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_before, \
+                         const Tensor& c, const Tensor& h);                               \
+  void lstm_cell_backward(const Tensor& gates, const Tensor& c_before, const Tensor& c,   \
+                          const Tensor& dy, const Tensor& dh, const Tensor& dc,           \
+                          const Tensor& dgates);
+namespace cpu {
+HEDDLE_LSTM
+}
+#ifdef HEDDLE_CUDA
+namespace cuda {
+HEDDLE_LSTM
+}
+#endif
+#undef HEDDLE_LSTM
+
+}  // namespace heddle
