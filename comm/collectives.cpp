@@ -1,0 +1,237 @@
+#include "comm/collectives.h"
+
+#include <algorithm>
+
+#include "core/bfloat16.h"
+
+namespace heddle {
+namespace {
+
+constexpr size_t kWindow = 4;  // receives that are posted ahead
+
+template <class T>
+void add_values(void* into, const void* from, int64_t n) {
+  T* x = static_cast<T*>(into);
+  const T* y = static_cast<const T*>(from);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] += y[i];
+}
+
+void add_halves(void* into, const void* from, int64_t n) {
+  auto* x = static_cast<bfloat16*>(into);
+  const auto* y = static_cast<const bfloat16*>(from);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i)
+    x[i] = bfloat16(static_cast<float>(x[i]) + static_cast<float>(y[i]));
+}
+
+void add(DType dtype, void* into, const void* from, int64_t n) {
+  switch (dtype) {
+    case DType::f32:
+      return add_values<float>(into, from, n);
+    case DType::bf16:
+      return add_halves(into, from, n);
+    case DType::i32:
+      return add_values<int32_t>(into, from, n);
+    case DType::i64:
+      return add_values<int64_t>(into, from, n);
+    case DType::u8:
+      break;
+  }
+  throw Error("a sum of bytes was asked for");
+}
+
+char* bytes_of(const Tensor& x) { return static_cast<char*>(x.raw()); }
+
+// The tensor's values on the host; finish() carries results back to a device.
+class Staged {
+ public:
+  explicit Staged(const Tensor& x) : x_(x), host_(x.to(Device{})) {}
+  const Tensor& host() const { return host_; }
+  void finish() const {
+    if (x_.device().is_cuda()) x_.copy_from(host_);
+  }
+
+ private:
+  Tensor x_, host_;
+};
+
+}  // namespace
+
+MessageCommunicator::MessageCommunicator(std::unique_ptr<Transport> transport,
+                                         const CollectiveOptions& options)
+    : transport_(std::move(transport)), options_(options) {
+  check(options.segment_bytes >= 64 && options.segment_bytes % 64 == 0,
+        "segment: expected a multiple of 64 bytes, found ", options.segment_bytes);
+}
+
+uint64_t MessageCommunicator::send(int peer, const void* data, int64_t bytes) {
+  counting().sent += bytes;
+  return transport_->post_send(peer, data, static_cast<size_t>(bytes));
+}
+
+uint64_t MessageCommunicator::receive(int peer, void* data, int64_t bytes) {
+  counting().received += bytes;
+  return transport_->post_receive(peer, data, static_cast<size_t>(bytes));
+}
+
+// The tensor is cut into P chunks that travel around the ring, each in segments. Reducing: a chunk
+// starts at one rank, every rank on its way adds its own values, and the last one has the sum.
+// Gathering: the finished chunks go around once more. A segment is passed on as soon as it is
+// there.
+void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
+  const int p = size(), next = wrap(rank() + 1), previous = wrap(rank() - 1);
+  if (p == 1 || host.size() == 0) return;
+  struct Segment {
+    int64_t begin, end;  // elements
+    bool reduce, forward;
+    bool summed;  // what is passed on is final
+  };
+  const int64_t n = host.size(), element = dtype_size(host.dtype());
+  const int64_t length = options_.segment_bytes / element;
+  std::vector<Segment> incoming;
+  auto for_segments = [&](int chunk, auto&& each) {
+    const int64_t begin = n * chunk / p, end = n * (chunk + 1) / p;
+    for (int64_t at = begin; at < end; at += length) each(at, std::min(end, at + length));
+  };
+  if (ring.reduce)
+    for (int s = 0; s < p - 1; ++s)
+      for_segments(wrap(rank() + ring.shift - 1 - s), [&](int64_t begin, int64_t end) {
+        incoming.push_back({begin, end, true, ring.gather || s < p - 2, s == p - 2});
+      });
+  const size_t reductions = incoming.size();
+  const int owned = ring.reduce ? wrap(rank() + ring.shift + 1) : rank();
+  if (ring.gather)
+    for (int s = 0; s < p - 1; ++s)
+      for_segments(wrap(owned - 1 - s), [&](int64_t begin, int64_t end) {
+        incoming.push_back({begin, end, false, s < p - 2, true});
+      });
+
+  std::vector<uint64_t> partial, summed;  // tickets of what was sent
+  auto pass_on = [&](int64_t begin, int64_t end, bool is_summed) {
+    (is_summed ? summed : partial)
+        .push_back(send(next, bytes_of(host) + begin * element, (end - begin) * element));
+  };
+  for_segments(ring.reduce ? wrap(rank() + ring.shift) : rank(),
+               [&](int64_t begin, int64_t end) { pass_on(begin, end, !ring.reduce); });
+
+  Tensor scratch;
+  if (reductions > 0)
+    scratch = Tensor::empty_on(Device{}, {static_cast<int64_t>(kWindow), options_.segment_bytes},
+                               DType::u8);
+  std::vector<uint64_t> tickets;
+  for (size_t done = 0; done < incoming.size(); ++done) {
+    // Gathered values land in the tensor itself, over partial sums that were sent before: those
+    // must have left. Nobody waits for that while reductions are open, or for the sending of summed
+    // values, else all ranks could wait for each other.
+    if (done == reductions) {
+      for (uint64_t ticket : partial) transport_->wait(ticket);
+      partial.clear();
+    }
+    const size_t limit = done < reductions ? reductions : incoming.size();
+    while (tickets.size() < std::min(limit, done + kWindow)) {
+      const size_t i = tickets.size();
+      char* target = incoming[i].reduce ? bytes_of(scratch) + static_cast<int64_t>(i % kWindow) *
+                                                                  options_.segment_bytes
+                                        : bytes_of(host) + incoming[i].begin * element;
+      tickets.push_back(receive(previous, target, (incoming[i].end - incoming[i].begin) * element));
+    }
+    transport_->wait(tickets[done]);
+    const Segment& s = incoming[done];
+    if (s.reduce)
+      add(host.dtype(), bytes_of(host) + s.begin * element,
+          bytes_of(scratch) + static_cast<int64_t>(done % kWindow) * options_.segment_bytes,
+          s.end - s.begin);
+    if (s.forward) pass_on(s.begin, s.end, s.summed);
+  }
+  for (uint64_t ticket : partial) transport_->wait(ticket);
+  for (uint64_t ticket : summed) transport_->wait(ticket);
+}
+
+void MessageCommunicator::do_all_reduce(const Tensor& x) {
+  const Staged staged(x);
+  run_ring(staged.host(), {.reduce = true, .gather = true});
+  staged.finish();
+}
+
+void MessageCommunicator::do_all_gather(const Tensor& mine, const Tensor& all) {
+  const Staged staged(all);
+  const Tensor own = mine.to(Device{});
+  std::copy_n(bytes_of(own), own.bytes(), bytes_of(staged.host()) + rank() * own.bytes());
+  run_ring(staged.host(), {.gather = true});
+  staged.finish();
+}
+
+void MessageCommunicator::do_reduce_scatter(const Tensor& all, const Tensor& mine) {
+  const Tensor work = all.device().is_cuda() ? all.to(Device{}) : all.clone();
+  run_ring(work, {.reduce = true, .shift = -1});
+  const Tensor own = Tensor::view_as(work.slice(rank(), rank() + 1), mine.shape());
+  mine.copy_from(own);
+}
+
+void MessageCommunicator::do_broadcast(const Tensor& x, int root) {
+  if (size() == 1 || x.size() == 0) return;
+  const Staged staged(x);
+  if (x.bytes() <= options_.tree_bytes)
+    broadcast_tree(bytes_of(staged.host()), x.bytes(), root);
+  else
+    broadcast_chain(bytes_of(staged.host()), x.bytes(), root);
+  staged.finish();
+}
+
+// Rank root + v receives from the rank that v without its lowest bit names, and sends to those that
+// v with one lower bit set names.
+void MessageCommunicator::broadcast_tree(char* data, int64_t bytes, int root) {
+  const int p = size(), v = wrap(rank() - root);
+  int bit = 1;
+  while (bit < p && (v & bit) == 0) bit <<= 1;
+  if (v != 0) transport_->wait(receive(wrap(root + v - bit), data, bytes));
+  std::vector<uint64_t> tickets;
+  for (bit >>= 1; bit > 0; bit >>= 1)
+    if (v + bit < p) tickets.push_back(send(wrap(root + v + bit), data, bytes));
+  for (uint64_t ticket : tickets) transport_->wait(ticket);
+}
+
+void MessageCommunicator::broadcast_chain(char* data, int64_t bytes, int root) {
+  const int v = wrap(rank() - root), next = wrap(rank() + 1), previous = wrap(rank() - 1);
+  const int64_t length = options_.segment_bytes, count = (bytes + length - 1) / length;
+  auto size_of = [&](int64_t i) { return std::min(length, bytes - i * length); };
+  std::vector<uint64_t> received, sent;
+  for (int64_t i = 0; i < count; ++i) {
+    if (v > 0) {
+      while (std::ssize(received) < std::min<int64_t>(count, i + static_cast<int64_t>(kWindow))) {
+        const int64_t ahead = std::ssize(received);
+        received.push_back(receive(previous, data + ahead * length, size_of(ahead)));
+      }
+      transport_->wait(received[static_cast<size_t>(i)]);
+    }
+    if (v + 1 < size()) sent.push_back(send(next, data + i * length, size_of(i)));
+  }
+  for (uint64_t ticket : sent) transport_->wait(ticket);
+}
+
+void MessageCommunicator::do_all_to_all(const Tensor& sent, const Tensor& received) {
+  const Tensor from = sent.to(Device{});
+  const Staged to(received);
+  const int64_t share = sent.bytes() / size();
+  std::copy_n(bytes_of(from) + rank() * share, share, bytes_of(to.host()) + rank() * share);
+  for (int s = 1; s < size() && share > 0; ++s) {
+    const int target = wrap(rank() + s), source = wrap(rank() - s);
+    const uint64_t in = receive(source, bytes_of(to.host()) + source * share, share);
+    const uint64_t out = send(target, bytes_of(from) + target * share, share);
+    transport_->wait(in);
+    transport_->wait(out);
+  }
+  to.finish();
+}
+
+void MessageCommunicator::do_barrier() {
+  for (int step = 1; step < size(); step <<= 1) {
+    const uint64_t in = receive(wrap(rank() - step), nullptr, 0);
+    const uint64_t out = send(wrap(rank() + step), nullptr, 0);
+    transport_->wait(in);
+    transport_->wait(out);
+  }
+}
+
+}  // namespace heddle

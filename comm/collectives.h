@@ -1,0 +1,65 @@
+// The collectives, written once over messages (comm/transport.h). Large tensors travel in segments,
+// so that a rank passes on what it has while the rest is still on its way. Bytes that a rank sends,
+// for a payload of n bytes on P ranks:
+//
+//   all_reduce       ring reduce-scatter, ring all-gather    2 n (P - 1) / P
+//   reduce_scatter   ring; n counts all P shares             n (P - 1) / P
+//   all_gather       ring; n counts all P shares             n (P - 1) / P
+//   broadcast        chain, or a binomial tree when small    n, but 0 at the chain's end; tree: n
+//                                                            to each child
+//   all_to_all       pairwise exchanges                      n (P - 1) / P
+//   barrier          dissemination, empty messages           0
+//
+// (Thakur, Rabenseifner and Gropp 2005 for the algorithms and their costs.)
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/transport.h"
+
+namespace heddle {
+
+struct CollectiveOptions {
+  int64_t segment_bytes = 256 * 1024;
+  int64_t tree_bytes = 32 * 1024;  // largest broadcast that takes the tree
+};
+
+class MessageCommunicator : public Communicator {
+ public:
+  explicit MessageCommunicator(std::unique_ptr<Transport> transport,
+                               const CollectiveOptions& options = {});
+
+  int rank() const override { return transport_->rank(); }
+  int size() const override { return transport_->size(); }
+  const char* name() const override { return transport_->name(); }
+  void abort(const std::string& why) noexcept override { transport_->abort(why); }
+  double now() const override { return transport_->now(); }
+  Transport& transport() { return *transport_; }
+
+ protected:
+  void do_all_reduce(const Tensor& x) override;
+  void do_broadcast(const Tensor& x, int root) override;
+  void do_all_gather(const Tensor& mine, const Tensor& all) override;
+  void do_reduce_scatter(const Tensor& all, const Tensor& mine) override;
+  void do_all_to_all(const Tensor& sent, const Tensor& received) override;
+  void do_barrier() override;
+
+ private:
+  struct Ring {
+    bool reduce = false, gather = false;
+    int shift = 0;  // the first chunk that is sent is that of rank + shift
+  };
+  void run_ring(const Tensor& host, const Ring& ring);
+  void broadcast_tree(char* data, int64_t bytes, int root);
+  void broadcast_chain(char* data, int64_t bytes, int root);
+  uint64_t send(int peer, const void* data, int64_t bytes);
+  uint64_t receive(int peer, void* data, int64_t bytes);
+  int wrap(int rank) const { return (rank % size() + size()) % size(); }
+
+  std::unique_ptr<Transport> transport_;
+  CollectiveOptions options_;
+};
+
+}  // namespace heddle

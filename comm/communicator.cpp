@@ -1,0 +1,86 @@
+#include "comm/communicator.h"
+
+#include "comm/transport.h"
+#include "core/trace.h"
+
+namespace heddle {
+namespace {
+
+Shape with_ranks(const Tensor& mine, int size) {
+  std::vector<int64_t> dims = {size};
+  dims.insert(dims.end(), mine.shape().begin(), mine.shape().end());
+  return Shape(dims);
+}
+
+void check_summable(const Tensor& x, const char* name) {
+  check(x.dtype() != DType::u8, name, ": expected f32, bf16, i32 or i64, found ",
+        dtype_name(x.dtype()));
+}
+
+void check_shares(const Tensor& mine, const Tensor& all, int size, const char* name) {
+  check_shape(all, with_ranks(mine, size), name);
+  check(mine.dtype() == all.dtype(), name, ": types ", dtype_name(mine.dtype()), " and ",
+        dtype_name(all.dtype()), " differ");
+}
+
+}  // namespace
+
+// Counts, traces, and says in an error what was going on.
+template <class Call>
+void Communicator::run(const char* collective, const Call& call) {
+  TraceRange range("comm", tag_.empty() ? collective : tag_);
+  counting_ = &traffic_[{collective, tag_}];
+  ++counting_->calls;
+  try {
+    call();
+  } catch (const CommError& error) {
+    throw CommError(
+        concat("rank ", rank(), " of ", size(), ", ", collective, tag_.empty() ? "" : " of ", tag_,
+               step_ < 0 ? std::string() : concat(", step ", step_), ": ", error.what()));
+  }
+}
+
+void Communicator::all_reduce(const Tensor& x) {
+  check_summable(x, "all_reduce");
+  run("all_reduce", [&] { do_all_reduce(x); });
+}
+
+void Communicator::broadcast(const Tensor& x, int root) {
+  check(root >= 0 && root < size(), "broadcast: expected a root below ", size(), ", found ", root);
+  run("broadcast", [&] { do_broadcast(x, root); });
+}
+
+void Communicator::all_gather(const Tensor& mine, const Tensor& all) {
+  check_shares(mine, all, size(), "all_gather");
+  run("all_gather", [&] { do_all_gather(mine, all); });
+}
+
+void Communicator::reduce_scatter(const Tensor& all, const Tensor& mine) {
+  check_summable(all, "reduce_scatter");
+  check_shares(mine, all, size(), "reduce_scatter");
+  run("reduce_scatter", [&] { do_reduce_scatter(all, mine); });
+}
+
+void Communicator::all_to_all(const Tensor& sent, const Tensor& received) {
+  check(sent.shape() == received.shape() && sent.dtype() == received.dtype() &&
+            sent.shape().rank() > 0 && sent.shape()[0] == size(),
+        "all_to_all: expected two tensors (", size(), ", ...) of one type, found ",
+        to_string(sent.shape()), " and ", to_string(received.shape()));
+  run("all_to_all", [&] { do_all_to_all(sent, received); });
+}
+
+void Communicator::barrier() {
+  run("barrier", [&] { do_barrier(); });
+}
+
+Traffic Communicator::total_traffic() const {
+  Traffic total;
+  for (const auto& [key, t] : traffic_) {
+    total.sent += t.sent;
+    total.received += t.received;
+    total.calls += t.calls;
+  }
+  return total;
+}
+
+}  // namespace heddle

@@ -1,0 +1,76 @@
+// Communicator: collectives on tensors over the ranks of data parallel training, and the count of
+// every byte. Calls block; each rank makes the same calls in the same order, with tensors of the
+// same shapes. Sums are formed once per element, at one rank, in an order that P and the element's
+// place decide, and everybody takes that value: the ranks' results are equal bit for bit.
+//
+//   comm->all_reduce(gradient);               // in place, the sum over ranks
+//   Traffic t = comm->traffic().at({"all_reduce", "bucket 3"});
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "core/tensor.h"
+
+namespace heddle {
+
+// Bytes that this rank gave to and took from others.
+struct Traffic {
+  int64_t sent = 0, received = 0, calls = 0;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const char* name() const = 0;  // "solo", "threads", "mpi", "nccl"
+
+  // x = sum over ranks of x. f32, bf16, i32 or i64; sums of bf16 are rounded once per rank.
+  void all_reduce(const Tensor& x);
+  // x of rank `root` for everybody. Any type.
+  void broadcast(const Tensor& x, int root);
+  // all (P, shape of mine) = every rank's `mine`, by rank.
+  void all_gather(const Tensor& mine, const Tensor& all);
+  // mine = sum over ranks of all[rank], all (P, shape of mine).
+  void reduce_scatter(const Tensor& all, const Tensor& mine);
+  // received[s] = sent[r] of rank s, both (P, ...).
+  void all_to_all(const Tensor& sent, const Tensor& received);
+  // Returns when every rank has called it.
+  void barrier();
+  // Makes the other ranks fail too instead of waiting for this one.
+  virtual void abort(const std::string& why) noexcept = 0;
+  virtual double now() const = 0;  // seconds, of the network model where there is one
+
+  // What the next calls are for: a name in errors and in traffic(), and the step for errors.
+  void set_tag(const std::string& tag) { tag_ = tag; }
+  void set_step(int64_t step) { step_ = step; }
+  const std::string& tag() const { return tag_; }
+
+  // By collective and tag.
+  const std::map<std::pair<std::string, std::string>, Traffic>& traffic() const { return traffic_; }
+  Traffic total_traffic() const;
+
+ protected:
+  virtual void do_all_reduce(const Tensor& x) = 0;
+  virtual void do_broadcast(const Tensor& x, int root) = 0;
+  virtual void do_all_gather(const Tensor& mine, const Tensor& all) = 0;
+  virtual void do_reduce_scatter(const Tensor& all, const Tensor& mine) = 0;
+  virtual void do_all_to_all(const Tensor& sent, const Tensor& received) = 0;
+  virtual void do_barrier() = 0;
+
+  Traffic& counting() { return *counting_; }  // of the call that is running
+
+ private:
+  template <class Call>
+  void run(const char* collective, const Call& call);
+
+  std::string tag_;
+  int64_t step_ = -1;
+  std::map<std::pair<std::string, std::string>, Traffic> traffic_;
+  Traffic* counting_ = nullptr;
+};
+
+}  // namespace heddle

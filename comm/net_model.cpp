@@ -1,0 +1,79 @@
+#include "comm/net_model.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/random.h"
+
+namespace heddle {
+namespace {
+
+struct Unit {
+  const char* name;
+  double factor;
+};
+constexpr Unit kRates[] = {{"kbit", 1e3 / 8}, {"mbit", 1e6 / 8}, {"gbit", 1e9 / 8}};
+constexpr Unit kTimes[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1.0}};
+
+// "20ms" with the units of `units`; negative when it is none.
+template <size_t kCount>
+double parse_quantity(const std::string& text, const Unit (&units)[kCount]) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || !std::isfinite(value) || value < 0) return -1;
+  for (const Unit& unit : units)
+    if (std::string(end) == unit.name) return value * unit.factor;
+  return -1;
+}
+
+}  // namespace
+
+NetModel parse_net(const std::string& text) {
+  NetModel net;
+  bool has_rate = false, has_latency = false, has_jitter = false;
+  auto refuse = [&](const std::string& part) {
+    throw InputError(concat("--net ", text, ": expected RATE[,DELAY][,jitter=DELAY] such as ",
+                            "100mbit,20ms,jitter=2ms, found '", part, "'"));
+  };
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string part = text.substr(at, end - at);
+    const double rate = parse_quantity(part, kRates), delay = parse_quantity(part, kTimes);
+    const double jitter =
+        part.starts_with("jitter=") ? parse_quantity(part.substr(7), kTimes) : -1.0;
+    if (rate > 0 && !has_rate) {
+      net.bytes_per_s = rate;
+      has_rate = true;
+    } else if (delay >= 0 && !has_latency) {
+      net.latency_s = delay;
+      has_latency = true;
+    } else if (jitter >= 0 && !has_jitter) {
+      net.jitter_s = jitter;
+      has_jitter = true;
+    } else {
+      refuse(part);
+    }
+    at = end + 1;
+  }
+  if (net.jitter_s > net.latency_s) refuse("a jitter above the delay");
+  return net;
+}
+
+NetClock::NetClock(const NetModel& model, int ranks)
+    : model_(model), up_free_(static_cast<size_t>(ranks)), down_free_(static_cast<size_t>(ranks)) {}
+
+double NetClock::arrival(int from, int to, size_t bytes, double now) {
+  std::lock_guard lock(mutex_);
+  const double duration = static_cast<double>(bytes) / model_.bytes_per_s;
+  // The switch passes on while it receives: the second link adds time only where it is busy.
+  double& up = up_free_[static_cast<size_t>(from)];
+  double& down = down_free_[static_cast<size_t>(to)];
+  up = std::max(up, now) + duration;
+  down = std::max(up, down + duration);
+  const float u = Philox(0, stream_id(Stream::selection, 1)).uniform(messages_++);
+  return down + model_.latency_s + model_.jitter_s * (2.0 * static_cast<double>(u) - 1.0);
+}
+
+}  // namespace heddle

@@ -1,0 +1,45 @@
+// A model of a slow network for ranks that are threads of one process: every rank hangs on a switch
+// by one link of a given bandwidth, both ways, and a message needs a given time to arrive. In real
+// time the receiver sleeps until a message would be there; in virtual time nobody sleeps, and each
+// rank's clock goes forward by what its messages would have taken, so that many ranks can be looked
+// at on a small machine.
+//
+//   NetModel net = parse_net("100mbit,20ms,jitter=2ms");
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace heddle {
+
+struct NetModel {
+  double bytes_per_s = std::numeric_limits<double>::infinity();
+  double latency_s = 0, jitter_s = 0;  // jitter: uniform in ±, a function of the message's number
+  bool virtual_time = false;
+  bool active() const {
+    return virtual_time || latency_s > 0 || jitter_s > 0 || bytes_per_s < 1e18;
+  }
+};
+
+// "100mbit", "1gbit,5ms", "10mbit,20ms,jitter=2ms": rate (kbit, mbit, gbit: powers of 1000), delay
+// one way (us, ms, s). Throws InputError.
+NetModel parse_net(const std::string& text);
+
+// When messages arrive. Thread-safe.
+class NetClock {
+ public:
+  NetClock(const NetModel& model, int ranks);
+  // A message that is handed over at `now` seconds: when its last byte has arrived.
+  double arrival(int from, int to, size_t bytes, double now);
+
+ private:
+  NetModel model_;
+  std::mutex mutex_;
+  std::vector<double> up_free_, down_free_;  // when each rank's link is idle again
+  uint64_t messages_ = 0;
+};
+
+}  // namespace heddle

@@ -1,0 +1,236 @@
+#include "comm/threads.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+
+namespace heddle {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double steady_seconds() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+// A send that waits in the receiver's mailbox.
+struct Message {
+  const void* data;
+  size_t bytes;
+  double arrival;                            // of the network model
+  std::shared_ptr<std::atomic<bool>> taken;  // told to the sender
+};
+
+// What the ranks share.
+struct World {
+  struct Mailbox {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::deque<Message>> from;  // by sender
+  };
+
+  World(int size, const ThreadsOptions& options)
+      : options_(options), net_(options.net, size), boxes_(static_cast<size_t>(size)) {
+    for (Mailbox& box : boxes_) box.from.resize(static_cast<size_t>(size));
+  }
+
+  Mailbox& box(int rank) { return boxes_[static_cast<size_t>(rank)]; }
+
+  void abort(const std::string& why) {
+    {
+      std::lock_guard lock(why_mutex_);
+      if (why_.empty()) why_ = why;
+    }
+    aborted_ = true;
+    for (Mailbox& box : boxes_) {
+      std::lock_guard lock(box.mutex);
+      box.changed.notify_all();
+    }
+  }
+  void check_alive() {
+    if (!aborted_) return;
+    std::lock_guard lock(why_mutex_);
+    throw CommError("stopped because of another rank: " + why_);
+  }
+
+  const ThreadsOptions options_;
+  NetClock net_;
+
+ private:
+  std::vector<Mailbox> boxes_;
+  std::atomic<bool> aborted_ = false;
+  std::mutex why_mutex_;
+  std::string why_;
+};
+
+class ThreadsTransport : public Transport {
+ public:
+  ThreadsTransport(std::shared_ptr<World> world, int rank, int size)
+      : world_(std::move(world)), rank_(rank), size_(size) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const char* name() const override { return "threads"; }
+  double now() const override {
+    return world_->options_.net.virtual_time ? virtual_now_ : steady_seconds();
+  }
+  void abort(const std::string& why) noexcept override { world_->abort(why); }
+
+  uint64_t post_send(int peer, const void* data, size_t bytes) override {
+    world_->check_alive();
+    Request& request = requests_[next_ticket_];
+    request.peer = peer;
+    request.taken = std::make_shared<std::atomic<bool>>(false);
+    const double arrival =
+        world_->options_.net.active() ? world_->net_.arrival(rank_, peer, bytes, now()) : 0;
+    World::Mailbox& box = world_->box(peer);
+    {
+      std::lock_guard lock(box.mutex);
+      box.from[static_cast<size_t>(rank_)].push_back({data, bytes, arrival, request.taken});
+    }
+    box.changed.notify_all();
+    return next_ticket_++;
+  }
+
+  uint64_t post_receive(int peer, void* data, size_t bytes) override {
+    requests_[next_ticket_] = {peer, data, bytes, nullptr, false};
+    waiting_[peer].push_back(next_ticket_);
+    return next_ticket_++;
+  }
+
+  void wait(uint64_t ticket) override {
+    const auto found = requests_.find(ticket);
+    if (found == requests_.end()) throw Error("a message was waited for twice");
+    Request& request = found->second;
+    try {
+      if (request.taken != nullptr)
+        wait_taken(request);
+      else
+        while (!request.done) take_next(request.peer);
+    } catch (...) {
+      withdraw();
+      throw;
+    }
+    requests_.erase(found);
+  }
+
+ private:
+  struct Request {
+    int peer = 0;
+    void* data = nullptr;
+    size_t bytes = 0;
+    std::shared_ptr<std::atomic<bool>> taken;  // of a send
+    bool done = false;                         // of a receive
+  };
+
+  // Serves the oldest receive that is open for this peer. The copy is made under the mailbox's
+  // lock, so that a sender that fails can take back what nobody has read.
+  void take_next(int peer) {
+    World::Mailbox& box = world_->box(rank_);
+    std::deque<Message>& queue = box.from[static_cast<size_t>(peer)];
+    const Request open = requests_.at(waiting_[peer].front());
+    Message message;
+    {
+      std::unique_lock lock(box.mutex);
+      await(box, lock, peer, [&] { return !queue.empty(); });
+      if (!world_->options_.net.virtual_time) sleep_until(box, lock, queue.front().arrival);
+      world_->check_alive();
+      message = queue.front();
+      queue.pop_front();
+      if (open.bytes != message.bytes)
+        throw CommError(concat("rank ", peer, " sent ", message.bytes, " bytes where ", open.bytes,
+                               " were expected"));
+      if (message.bytes > 0) std::memcpy(open.data, message.data, message.bytes);
+    }
+    virtual_now_ = std::max(virtual_now_, message.arrival);
+    requests_.at(waiting_[peer].front()).done = true;
+    waiting_[peer].pop_front();
+    World::Mailbox& sender = world_->box(peer);
+    {
+      std::lock_guard lock(sender.mutex);
+      *message.taken = true;
+    }
+    sender.changed.notify_all();
+  }
+
+  // After a failure the memory of open sends is about to go: nobody may read it any more.
+  void withdraw() {
+    for (auto& [ticket, request] : requests_) {
+      if (request.taken == nullptr) continue;
+      World::Mailbox& box = world_->box(request.peer);
+      std::lock_guard lock(box.mutex);
+      std::erase_if(box.from[static_cast<size_t>(rank_)],
+                    [&](const Message& m) { return m.taken == request.taken; });
+    }
+    requests_.clear();
+    waiting_.clear();
+  }
+
+  void wait_taken(const Request& request) {
+    World::Mailbox& box = world_->box(rank_);
+    std::unique_lock lock(box.mutex);
+    await(box, lock, request.peer, [&] { return request.taken->load(); });
+  }
+
+  template <class Ready>
+  void await(World::Mailbox& box, std::unique_lock<std::mutex>& lock, int peer, Ready ready) {
+    const auto deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                           std::chrono::duration<double>(world_->options_.timeout_s));
+    while (!ready()) {
+      world_->check_alive();
+      if (box.changed.wait_until(lock, deadline) == std::cv_status::timeout && !ready())
+        throw CommError(
+            concat("no answer from rank ", peer, " for ", world_->options_.timeout_s, " s"));
+    }
+  }
+
+  void sleep_until(World::Mailbox& box, std::unique_lock<std::mutex>& lock, double arrival) {
+    const auto when = Clock::time_point(
+        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(arrival)));
+    while (Clock::now() < when) {
+      world_->check_alive();
+      box.changed.wait_until(lock, when);
+    }
+  }
+
+  std::shared_ptr<World> world_;
+  int rank_, size_;
+  double virtual_now_ = 0;
+  uint64_t next_ticket_ = 0;
+  std::map<uint64_t, Request> requests_;
+  std::map<int, std::deque<uint64_t>> waiting_;  // open receives by peer
+};
+
+class SoloTransport : public Transport {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  const char* name() const override { return "solo"; }
+  double now() const override { return steady_seconds(); }
+  void abort(const std::string&) noexcept override {}
+  uint64_t post_send(int, const void*, size_t) override { throw Error("nobody to send to"); }
+  uint64_t post_receive(int, void*, size_t) override { throw Error("nobody to receive from"); }
+  void wait(uint64_t) override {}
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> make_threads(int size, const ThreadsOptions& options) {
+  check(size > 0, "learners: expected at least one, found ", size);
+  const auto world = std::make_shared<World>(size, options);
+  std::vector<std::unique_ptr<Communicator>> out;
+  for (int rank = 0; rank < size; ++rank)
+    out.push_back(std::make_unique<MessageCommunicator>(
+        std::make_unique<ThreadsTransport>(world, rank, size), options.collectives));
+  return out;
+}
+
+std::unique_ptr<Communicator> make_solo() {
+  return std::make_unique<MessageCommunicator>(std::make_unique<SoloTransport>());
+}
+
+}  // namespace heddle

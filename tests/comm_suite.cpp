@@ -1,0 +1,126 @@
+#include "tests/comm_suite.h"
+
+#include "core/kernels.h"
+
+namespace heddle {
+namespace {
+
+class Suite {
+ public:
+  Suite(Communicator& comm, std::vector<std::string>& failures)
+      : comm_(comm), failures_(failures), p_(comm.size()), r_(comm.rank()) {}
+
+  template <class T>
+  void run_type(int64_t n) {
+    all_reduce<T>(n);
+    reduce_scatter<T>(n);
+    for (int root = 0; root < p_; ++root) broadcast<T>(n, root);
+    all_gather<T>(n);
+    all_to_all<T>(n);
+  }
+
+ private:
+  // Values that differ by rank, place and use, small enough for exact sums in every type but bf16.
+  static int64_t value(int64_t rank, int64_t i, int64_t use) {
+    return (rank * 37 + i * 11 + use * 5 + i / 97) % 101 - 50;
+  }
+  template <class T>
+  static Tensor make(const Shape& shape, int64_t rank, int64_t use) {
+    const Tensor x = Tensor::empty_on(Device{}, shape, dtype_of<T>());
+    for (int64_t i = 0; i < x.size(); ++i) x.data<T>()[i] = static_cast<T>(value(rank, i, use));
+    return x;
+  }
+  template <class T>
+  void expect(const Tensor& x, const std::string& what, auto&& expected) {
+    for (int64_t i = 0; i < x.size(); ++i)
+      if (static_cast<int64_t>(x.data<T>()[i]) != expected(i)) {
+        failures_.push_back(concat("rank ", r_, " of ", p_, ", ", what, ", ", x.size(),
+                                   " elements: element ", i, ": expected ", expected(i), ", found ",
+                                   static_cast<double>(x.data<T>()[i])));
+        return;
+      }
+  }
+  int64_t sum(int64_t i, int64_t use) const {
+    int64_t total = 0;
+    for (int64_t q = 0; q < p_; ++q) total += value(q, i, use);
+    return total;
+  }
+
+  // What was counted by the call, against the formula of comm/collectives.h.
+  void expect_bytes(const char* collective, int64_t sent, int64_t tolerance) {
+    const Traffic t = comm_.traffic().at({collective, comm_.tag()});
+    if (std::abs(t.sent - sent) > tolerance)
+      failures_.push_back(concat("rank ", r_, ", ", collective, " ", comm_.tag(), ": expected ",
+                                 sent, " bytes sent, counted ", t.sent));
+  }
+  void tag(const char* type, int64_t n) { comm_.set_tag(concat(type, " ", n, " #", ++calls_)); }
+
+  template <class T>
+  void all_reduce(int64_t n) {
+    tag(dtype_name(dtype_of<T>()), n);
+    const Tensor x = make<T>({n}, r_, 1);
+    comm_.all_reduce(x);
+    expect<T>(x, "all_reduce", [&](int64_t i) { return sum(i, 1); });
+    const auto element = static_cast<int64_t>(sizeof(T));
+    expect_bytes("all_reduce", 2 * n * element * (p_ - 1) / p_, 2 * p_ * element);
+  }
+  template <class T>
+  void reduce_scatter(int64_t n) {
+    tag(dtype_name(dtype_of<T>()), n);
+    const Tensor all = make<T>({p_, n}, r_, 2), before = all.clone();
+    const Tensor mine = Tensor::empty_on(Device{}, {n}, dtype_of<T>());
+    comm_.reduce_scatter(all, mine);
+    expect<T>(mine, "reduce_scatter", [&](int64_t i) { return sum(r_ * n + i, 2); });
+    expect<T>(all, "reduce_scatter's input",
+              [&](int64_t i) { return static_cast<int64_t>(before.data<T>()[i]); });
+    expect_bytes("reduce_scatter", n * static_cast<int64_t>(sizeof(T)) * (p_ - 1), 0);
+  }
+  template <class T>
+  void broadcast(int64_t n, int root) {
+    tag(dtype_name(dtype_of<T>()), n);
+    const Tensor x = make<T>({n}, r_, 3);
+    comm_.broadcast(x, root);
+    expect<T>(x, concat("broadcast from ", root), [&](int64_t i) { return value(root, i, 3); });
+  }
+  template <class T>
+  void all_gather(int64_t n) {
+    tag(dtype_name(dtype_of<T>()), n);
+    const Tensor mine = make<T>({n}, r_, 4);
+    const Tensor all = Tensor::empty_on(Device{}, {p_, n}, dtype_of<T>());
+    comm_.all_gather(mine, all);
+    expect<T>(all, "all_gather", [&](int64_t i) { return value(i / n, i % n, 4); });
+    expect_bytes("all_gather", n * static_cast<int64_t>(sizeof(T)) * (p_ - 1), 0);
+  }
+  template <class T>
+  void all_to_all(int64_t n) {
+    tag(dtype_name(dtype_of<T>()), n);
+    const Tensor sent = make<T>({p_, n}, r_, 5);
+    const Tensor received = Tensor::empty_on(Device{}, {p_, n}, dtype_of<T>());
+    comm_.all_to_all(sent, received);
+    expect<T>(received, "all_to_all", [&](int64_t i) { return value(i / n, r_ * n + i % n, 5); });
+    expect_bytes("all_to_all", n * static_cast<int64_t>(sizeof(T)) * (p_ - 1), 0);
+  }
+
+  Communicator& comm_;
+  std::vector<std::string>& failures_;
+  int64_t p_, r_;
+  int64_t calls_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::string> check_collectives(Communicator& comm, int64_t large) {
+  std::vector<std::string> failures;
+  Suite suite(comm, failures);
+  const int64_t p = comm.size();
+  for (int64_t n : {int64_t{0}, int64_t{1}, p - 1, p, 2 * p + 1, int64_t{1000}, large}) {
+    suite.run_type<float>(n);
+    suite.run_type<int32_t>(n);
+    suite.run_type<int64_t>(n);
+    comm.barrier();
+  }
+  comm.set_tag("");
+  return failures;
+}
+
+}  // namespace heddle

@@ -1,0 +1,207 @@
+// Communicators of one process: solo and threads, with and without a network model, and what
+// happens when a rank fails.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "comm/threads.h"
+#include "core/context.h"
+#include "core/kernels.h"
+#include "tests/comm_suite.h"
+
+using namespace heddle;
+
+namespace {
+
+// Runs a body as each of P ranks; returns what they threw, by rank.
+std::vector<std::string> run_ranks(int p, const ThreadsOptions& options,
+                                   const std::function<void(Communicator&)>& body) {
+  auto comms = make_threads(p, options);
+  std::vector<std::string> errors(static_cast<size_t>(p));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < p; ++r)
+    threads.emplace_back([&, r] {
+      Context context({.threads = 1});
+      Communicator& comm = *comms[static_cast<size_t>(r)];
+      try {
+        body(comm);
+      } catch (const std::exception& error) {
+        errors[static_cast<size_t>(r)] = error.what();
+        comm.abort(concat("rank ", r, " failed: ", error.what()));
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  return errors;
+}
+
+void expect_none(const std::vector<std::string>& errors) {
+  for (const std::string& e : errors) CHECK(e == "");
+}
+
+Tensor ramp(int64_t n, float scale) {
+  const Tensor x = Tensor::empty_on(Device{}, {n});
+  for (int64_t i = 0; i < n; ++i)
+    x.data<float>()[i] = scale * static_cast<float>((i * 7919) % 1013) / 1013.0f;
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("collectives: solo, and 2 to 8 threads, all sizes and types, bytes as by the formulas") {
+  {
+    Context context;
+    const auto solo = make_solo();
+    for (const std::string& f : check_collectives(*solo, 10000)) FAIL_CHECK(f);
+    CHECK(solo->total_traffic().sent == 0);
+  }
+  for (int p : {2, 3, 4, 8})
+    for (int64_t segment : {int64_t{64}, int64_t{4096}, int64_t{256 * 1024}}) {
+      CAPTURE(p);
+      CAPTURE(segment);
+      std::mutex mutex;
+      const int64_t large = segment == 64 ? 3001 : 200003;
+      expect_none(run_ranks(p, {.collectives = {.segment_bytes = segment, .tree_bytes = 512}},
+                            [&](Communicator& comm) {
+                              const auto failures = check_collectives(comm, large);
+                              std::lock_guard lock(mutex);
+                              for (const std::string& f : failures) FAIL_CHECK(f);
+                            }));
+    }
+}
+
+TEST_CASE("all_reduce: the same bits on all ranks, for every segment length; bf16") {
+  for (int p : {2, 3, 5}) {
+    std::vector<std::vector<float>> results;
+    for (int64_t segment : {int64_t{128}, int64_t{65536}})
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        std::vector<std::vector<float>> by_rank(static_cast<size_t>(p));
+        expect_none(
+            run_ranks(p, {.collectives = {.segment_bytes = segment}}, [&](Communicator& comm) {
+              const Tensor x = ramp(20011, 0.1f + static_cast<float>(comm.rank()));
+              comm.all_reduce(x);
+              by_rank[static_cast<size_t>(comm.rank())] = x.to_vector();
+              const Tensor half = converted(x, DType::bf16, Layout::plain);
+              comm.all_reduce(half);
+              for (float v : half.to_vector())
+                by_rank[static_cast<size_t>(comm.rank())].push_back(v);
+            }));
+        for (const auto& values : by_rank) results.push_back(values);
+      }
+    for (const auto& values : results) CHECK(values == results[0]);
+  }
+}
+
+TEST_CASE("network model: text, errors") {
+  const NetModel net = parse_net("100mbit,20ms,jitter=2ms");
+  CHECK(net.bytes_per_s == doctest::Approx(12.5e6));
+  CHECK(net.latency_s == doctest::Approx(0.02));
+  CHECK(net.jitter_s == doctest::Approx(0.002));
+  CHECK(parse_net("1.5gbit").bytes_per_s == doctest::Approx(187.5e6));
+  CHECK(parse_net("500us").latency_s == doctest::Approx(5e-4));
+  CHECK(std::isinf(parse_net("500us").bytes_per_s));
+  for (const char* bad : {"", "100", "mbit", "-1mbit", "0mbit", "nanmbit", "1mbit,2mbit", "1ms,2ms",
+                          "1mbit,", "jitter=1ms", "1mbit,1ms,jitter=2ms", "1mbit,jitter", "1 mbit",
+                          "1mbitx", "infmbit", "1mbit;1ms"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS(parse_net(bad), InputError);
+  }
+}
+
+TEST_CASE("virtual time: collectives take what the alpha-beta model says, for many ranks too") {
+  for (int p : {2, 4, 8, 32}) {
+    CAPTURE(p);
+    constexpr double kRate = 12.5e6, kLatency = 1e-4;
+    const int64_t n = 1 << 20, segment = 16384;
+    ThreadsOptions options;
+    options.net = {.bytes_per_s = kRate, .latency_s = kLatency, .virtual_time = true};
+    options.collectives.segment_bytes = segment;
+    std::mutex mutex;
+    double slowest = 0;
+    expect_none(run_ranks(p, options, [&](Communicator& comm) {
+      const Tensor x = Tensor::zeros({n});
+      const double begin = comm.now();
+      comm.all_reduce(x);
+      std::lock_guard lock(mutex);
+      slowest = std::max(slowest, comm.now() - begin);
+    }));
+    // 2 (P - 1) messages of n / P bytes behind each other, each with its latency, which segments
+    // hide but for one segment's time per hop at the pipeline's ends.
+    const double bytes = 4.0 * static_cast<double>(n);
+    const double wire = 2.0 * (p - 1) / p * bytes / kRate;
+    CHECK(slowest >= wire);
+    CHECK(slowest <= wire + 2 * (p - 1) * (kLatency + static_cast<double>(segment) / kRate));
+  }
+}
+
+TEST_CASE("real time: a slow link takes at least its time") {
+  ThreadsOptions options;
+  options.net = {.bytes_per_s = 50e6, .latency_s = 2e-3};
+  expect_none(run_ranks(2, options, [](Communicator& comm) {
+    const Tensor x = Tensor::zeros({250000});
+    const double begin = comm.now();
+    comm.all_reduce(x);  // 1 MB: two halves of 0.5 MB, 10 ms each, plus latency
+    const double seconds = comm.now() - begin;
+    if (seconds < 0.022) throw Error(concat("too fast: ", seconds, " s"));
+  }));
+}
+
+TEST_CASE("failures: a rank that throws, that never comes, or that brings another shape") {
+  // One rank throws outside of a collective: all others end with its reason.
+  auto errors = run_ranks(4, {}, [](Communicator& comm) {
+    const Tensor x = Tensor::zeros({100000});
+    comm.all_reduce(x);
+    if (comm.rank() == 2) throw Error("out of luck");
+    comm.all_reduce(x);
+  });
+  CHECK(errors[2] == "out of luck");
+  for (int r : {0, 1, 3}) {
+    const std::string& e = errors[static_cast<size_t>(r)];
+    CHECK(e.find("out of luck") != std::string::npos);
+    CHECK(e.find(concat("rank ", r, " of 4, all_reduce")) == 0);
+  }
+  // One rank never comes: a time-out that names whom it waited for.
+  errors = run_ranks(3, {.timeout_s = 0.2}, [](Communicator& comm) {
+    if (comm.rank() == 1) return;
+    comm.set_tag("layer3.weight");
+    comm.set_step(17);
+    comm.all_reduce(Tensor::zeros({1000}));
+  });
+  CHECK(errors[1] == "");
+  CHECK(errors[2].find("rank 2 of 3, all_reduce of layer3.weight, step 17: ") == 0);
+  CHECK(errors[2].find("no answer from rank 1") != std::string::npos);
+  CHECK(errors[0] != "");
+  // Different sizes are found out.
+  errors = run_ranks(2, {.timeout_s = 5}, [](Communicator& comm) {
+    comm.all_reduce(Tensor::zeros({comm.rank() == 0 ? 1000 : 1004}));
+  });
+  CHECK((errors[0] + errors[1]).find("bytes where") != std::string::npos);
+  // Again and again, at different places, with much in flight.
+  for (int place = 0; place < 30; ++place) {
+    errors = run_ranks(4, {.timeout_s = 20, .collectives = {.segment_bytes = 4096}},
+                       [&](Communicator& comm) {
+                         for (int i = 0;; ++i) {
+                           const Tensor x = ramp(5000 + 1000 * i, 1.0f);
+                           if (i == place % 5 && comm.rank() == place % 4) throw Error("stop");
+                           comm.all_reduce(x);
+                         }
+                       });
+    for (const std::string& e : errors) CHECK(e.find("stop") != std::string::npos);
+  }
+}
+
+TEST_CASE("communicators: impossible calls are refused") {
+  Context context;
+  const auto solo = make_solo();
+  const Tensor x = Tensor::zeros({4});
+  CHECK_THROWS_AS(solo->broadcast(x, 1), InputError);
+  CHECK_THROWS_AS(solo->broadcast(x, -1), InputError);
+  CHECK_THROWS_AS(solo->all_gather(x, x), InputError);
+  CHECK_THROWS_AS(solo->all_gather(x, Tensor::zeros({1, 4}, DType::i32)), InputError);
+  CHECK_THROWS_AS(solo->reduce_scatter(Tensor::zeros({2, 4}), x), InputError);
+  CHECK_THROWS_AS(solo->all_to_all(x, x), InputError);
+  CHECK_THROWS_AS(solo->all_reduce(Tensor::zeros({4}, DType::u8)), InputError);
+  CHECK_THROWS_AS(make_threads(0), InputError);
+}
