@@ -1,0 +1,41 @@
+// Ranks that are processes under mpirun or srun, over Open MPI's point-to-point messages. Only
+// built where MPI was found (HEDDLE_MPI).
+//
+//   MpiSession mpi;                        // in main, before any other use; ends MPI when it dies
+//   auto comm = mpi.make_communicator({.timeout_s = 60});
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "comm/collectives.h"
+
+namespace heddle {
+
+// What the environment says of a launcher, before MPI is touched.
+struct LaunchInfo {
+  int rank = 0, size = 1;
+  std::string launcher;  // "mpirun", "srun" or a PMI name; empty: started on its own
+};
+LaunchInfo detect_launch();
+
+struct MpiOptions {
+  double timeout_s = 60;
+  CollectiveOptions collectives = {};
+};
+
+class MpiSession {
+ public:
+  // Throws Error when MPI cannot start or offers no MPI_THREAD_SERIALIZED.
+  MpiSession();
+  ~MpiSession();
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+
+  int rank() const;
+  int size() const;
+  // The session must outlive it. All calls of one process come from one thread at a time.
+  std::unique_ptr<Communicator> make_communicator(const MpiOptions& options = {});
+};
+
+}  // namespace heddle
