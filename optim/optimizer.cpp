@@ -14,6 +14,7 @@ Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
     : store_(store), rule_(std::move(rule)), options_(options) {
   check(options.accumulate > 0, "accumulate: expected at least one micro-step, found ",
         options.accumulate);
+  check(options.learners > 0, "learners: expected at least one, found ", options.learners);
   check(options.clip_grad_norm >= 0 && std::isfinite(options.clip_grad_norm),
         "clip-grad-norm: expected a number of at least 0, found ", options.clip_grad_norm);
   rule_->attach(store);
@@ -46,7 +47,9 @@ void Optimizer::begin_step(double lr) {
 }
 
 UpdateInput Optimizer::input(double clip) const {
-  return {.lr = lr_, .grad_scale = clip / options_.accumulate, .step = steps() + 1};
+  return {.lr = lr_,
+          .grad_scale = clip / (options_.accumulate * options_.learners),
+          .step = steps() + 1};
 }
 
 void Optimizer::ready(Parameter& p) {
@@ -90,7 +93,7 @@ void Optimizer::zero_missing_gradients() {
 }
 
 void Optimizer::finish_deferred(StepReport& report) {
-  report.grad_norm = global_norm(store_) / options_.accumulate;
+  report.grad_norm = global_norm(store_) / (options_.accumulate * options_.learners);
   if (std::isfinite(report.grad_norm)) {
     TraceRange range("update", "all");
     const double clip =

@@ -31,6 +31,7 @@ enum class OnNonfinite : uint8_t { bucket, step };
 
 struct OptimizerOptions {
   int accumulate = 1;         // micro-steps (begin, backward, finish) per update; their mean counts
+  int learners = 1;           // ranks whose gradients are added up in the buffer; their mean counts
   double clip_grad_norm = 0;  // largest global norm of the mean gradient; 0: no clipping
   OnNonfinite on_nonfinite = OnNonfinite::bucket;
   std::function<void(const std::string&)> log = {};  // gets one line of text; may be empty

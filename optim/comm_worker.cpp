@@ -1,0 +1,60 @@
+#include "optim/comm_worker.h"
+
+#include <omp.h>
+
+namespace heddle {
+
+CommWorker::CommWorker(Context& context) : thread_([this, &context] { run(context); }) {}
+
+CommWorker::~CommWorker() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void CommWorker::post(std::function<void()> job) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_ != nullptr) return;
+    jobs_.push_back(std::move(job));
+  }
+  changed_.notify_all();
+}
+
+void CommWorker::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return failure_ != nullptr || (jobs_.empty() && !busy_); });
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+}
+
+void CommWorker::run(Context& context) {
+  const ContextScope scope(context);
+  omp_set_num_threads(1);  // the learner's threads are busy with backward
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stop_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    const std::function<void()> job = std::move(jobs_.front());
+    jobs_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      job();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    busy_ = false;
+    if (failure != nullptr) {
+      failure_ = failure;
+      jobs_.clear();
+    }
+    changed_.notify_all();
+  }
+}
+
+}  // namespace heddle

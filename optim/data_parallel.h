@@ -1,0 +1,94 @@
+// DataParallelOptimizer: N learners train as one. Gradients are summed over the ranks while
+// backward still runs, and the optimizer sees a gradient as ready when its sum has come back. The
+// flat gradient buffer is cut into buckets, which are views of it and leave in the order of memory,
+// the same on every rank.
+//
+//   DataParallelOptimizer optimizer(store, make_sgd({.momentum = 0.9}), comm, {.bucket_bytes = 4 <<
+//   20}); optimizer.begin_step(lr); tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
+//                 [&](Parameter& p) { optimizer.weights_free(p); });
+//   optimizer.finish_step();
+//
+// With one rank nothing is exchanged, and no thread is started.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "optim/comm_worker.h"
+#include "optim/optimizer.h"
+
+namespace heddle {
+
+struct DataParallelOptions {
+  int64_t bucket_bytes = 4 << 20;  // a bucket is closed when it holds so much
+  bool overlap = true;             // false: all exchanges begin when backward has ended; same bits
+  int64_t check_every = 100;       // steps between two comparisons of the replicas; 0: never
+  // Told what happens, in order, for tests: "ready", "exchange", "reduced", with the bucket's
+  // number.
+  std::function<void(const char*, int)> on_event = {};
+};
+
+class DataParallelOptimizer {
+ public:
+  // The ranks' stores hold the same parameters. Values are broadcast from rank 0. The communicator
+  // and the current Context must outlive this object; from now on the communicator is used through
+  // collective() only.
+  DataParallelOptimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule, Communicator& comm,
+                        const OptimizerOptions& options = {},
+                        const DataParallelOptions& parallel = {});
+
+  // As Optimizer's.
+  void begin_step(double lr);
+  void ready(Parameter& p);
+  void weights_free(Parameter& p);
+  StepReport finish_step();
+
+  // Runs a collective of the main thread (metrics, evaluation) in its turn, and waits for it.
+  void collective(const std::function<void(Communicator&)>& call);
+  // Throws Error that names the first parameter whose values differ between ranks.
+  void check_replicas();
+
+  const Optimizer& optimizer() const { return optimizer_; }
+  size_t buckets() const { return buckets_.size(); }
+  double exposed_seconds() const { return exposed_seconds_; }  // waited for exchanges, in all
+
+ private:
+  struct Bucket {
+    int64_t begin, end;  // elements of the flat buffers
+    std::vector<Parameter*> parameters;
+    size_t open = 0;  // parameters that are not ready
+  };
+
+  bool alone() const { return comm_.size() == 1; }
+  bool last_micro_step() const { return micro_step_ + 1 == accumulate_; }
+  void make_buckets(int64_t bytes);
+  void flush();
+  void exchange(size_t index);
+  void event(const char* what, size_t bucket);
+
+  ParameterStore& store_;
+  Communicator& comm_;
+  DataParallelOptions parallel_;
+  std::function<void(const std::string&)> log_;
+  int accumulate_;
+  std::vector<Bucket> buckets_;
+  std::unordered_map<const Parameter*, size_t> bucket_of_;
+  size_t next_ = 0;  // the first bucket that has not left
+  int micro_step_ = 0;
+  int64_t step_ = 0;
+  double exposed_seconds_ = 0;
+  std::set<std::string> named_missing_;
+  std::set<const Parameter*> ready_;
+  std::mutex mutex_;  // of optimizer_, which both threads tell what happened
+  Optimizer optimizer_;
+  std::unique_ptr<CommWorker> worker_;  // last: its jobs use all of the above
+};
+
+}  // namespace heddle
