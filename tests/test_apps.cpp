@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "apps/options.h"
 #include "apps/progress.h"
+#include "apps/resnet_options.h"
 #include "apps/run_folder.h"
 #include "core/error.h"
 
