@@ -120,7 +120,8 @@ double multiply_add_rate(Clock clock) {
     parallel_for(threads, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         Vector sums[kChains], factor = Vector{} + 0.999f, term = Vector{} + 0.001f;
-        for (Vector& s : sums) s = factor;
+        // Chains that begin alike would be one chain to the compiler.
+        for (int k = 0; k < kChains; ++k) sums[k] = factor + static_cast<float>(k);
         for (int i = 0; i < kRounds; ++i) {
 #pragma GCC unroll 12
           for (Vector& s : sums) s = s * factor + term;

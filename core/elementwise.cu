@@ -56,7 +56,7 @@ struct RepeatRow {
   const float* row;
   float* out;
   int64_t columns;
-  HEDDLE_HD void operator()(int64_t i) const { out[i] = row[i % columns]; }
+  HEDDLE_HD void operator()(int64_t r, int64_t c) const { out[r * columns + c] = row[c]; }
 };
 
 struct Identity {
@@ -109,12 +109,12 @@ double reduce(const float* x, int64_t n, Map map) {
 }
 
 // One thread per column; used for bias gradients, whose rows are few.
-__global__ void sum_rows_kernel(const float* x, float* out, int64_t rows, int64_t columns,
-                                float beta) {
+template <class T>
+__global__ void sum_rows_kernel(const T* x, float* out, int64_t rows, int64_t columns, float beta) {
   const int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (c >= columns) return;
   float s = 0;
-  for (int64_t r = 0; r < rows; ++r) s += x[r * columns + c];
+  for (int64_t r = 0; r < rows; ++r) s += static_cast<float>(x[r * columns + c]);
   out[c] = (beta == 0.0f ? 0.0f : beta * out[c]) + s;
 }
 #else
@@ -154,14 +154,15 @@ void cast(const From* src, To* dst, int64_t n) {
 void axpy(float alpha, const float* x, float* y, int64_t n) { for_each(n, Axpy{alpha, x, y}); }
 
 void repeat_row(const float* row, float* out, int64_t rows, int64_t columns) {
-  for_each(rows * columns, RepeatRow{row, out, columns});
+  for_each_in_grid(rows, columns, RepeatRow{row, out, columns});
 }
 
 double sum(const float* x, int64_t n) { return reduce(x, n, Identity{}); }
 double squared_norm(const float* x, int64_t n) { return reduce(x, n, Square{}); }
 bool all_finite(const float* x, int64_t n) { return reduce(x, n, NotFinite{}) == 0.0; }
 
-void sum_rows(const float* x, float* out, int64_t rows, int64_t columns, float beta) {
+template <class T>
+void sum_rows(const T* x, float* out, int64_t rows, int64_t columns, float beta) {
 #ifdef __CUDACC__
   const unsigned blocks = static_cast<unsigned>((columns + kThreads - 1) / kThreads);
   sum_rows_kernel<<<blocks, kThreads, 0, cuda_stream()>>>(x, out, rows, columns, beta);
@@ -170,9 +171,9 @@ void sum_rows(const float* x, float* out, int64_t rows, int64_t columns, float b
   parallel_for(columns, 64, [=](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) out[c] = beta == 0.0f ? 0.0f : beta * out[c];
     for (int64_t r = 0; r < rows; ++r) {
-      const float* row = x + r * columns;
+      const T* row = x + r * columns;
 #pragma omp simd
-      for (int64_t c = begin; c < end; ++c) out[c] += row[c];
+      for (int64_t c = begin; c < end; ++c) out[c] += static_cast<float>(row[c]);
     }
   });
 #endif
@@ -181,7 +182,8 @@ void sum_rows(const float* x, float* out, int64_t rows, int64_t columns, float b
 #define HEDDLE_INSTANTIATE(T)                            \
   template void fill<T>(T*, int64_t, float);             \
   template void add<T>(const T*, const T*, T*, int64_t); \
-  template void scale<T>(T*, int64_t, float);
+  template void scale<T>(T*, int64_t, float);            \
+  template void sum_rows<T>(const T*, float*, int64_t, int64_t, float);
 HEDDLE_INSTANTIATE(float)
 HEDDLE_INSTANTIATE(bfloat16)
 #undef HEDDLE_INSTANTIATE

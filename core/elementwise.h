@@ -7,20 +7,21 @@
 
 namespace heddle {
 
-#define HEDDLE_ELEMENTWISE                                                              \
-  template <class T>                                                                    \
-  void fill(T* x, int64_t n, float value);                                              \
-  template <class T>                                                                    \
-  void add(const T* a, const T* b, T* out, int64_t n);                                  \
-  template <class T>                                                                    \
-  void scale(T* x, int64_t n, float factor);                                            \
-  template <class From, class To>                                                       \
-  void cast(const From* src, To* dst, int64_t n);                                       \
-  void axpy(float alpha, const float* x, float* y, int64_t n);                          \
-  double sum(const float* x, int64_t n);                                                \
-  double squared_norm(const float* x, int64_t n);                                       \
-  bool all_finite(const float* x, int64_t n);                                           \
-  void sum_rows(const float* x, float* out, int64_t rows, int64_t columns, float beta); \
+#define HEDDLE_ELEMENTWISE                                                          \
+  template <class T>                                                                \
+  void fill(T* x, int64_t n, float value);                                          \
+  template <class T>                                                                \
+  void add(const T* a, const T* b, T* out, int64_t n);                              \
+  template <class T>                                                                \
+  void scale(T* x, int64_t n, float factor);                                        \
+  template <class From, class To>                                                   \
+  void cast(const From* src, To* dst, int64_t n);                                   \
+  void axpy(float alpha, const float* x, float* y, int64_t n);                      \
+  double sum(const float* x, int64_t n);                                            \
+  double squared_norm(const float* x, int64_t n);                                   \
+  bool all_finite(const float* x, int64_t n);                                       \
+  template <class T>                                                                \
+  void sum_rows(const T* x, float* out, int64_t rows, int64_t columns, float beta); \
   void repeat_row(const float* row, float* out, int64_t rows, int64_t columns);
 
 namespace cpu {

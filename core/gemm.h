@@ -7,11 +7,29 @@ namespace heddle {
 
 struct GemmOptions {
   bool transpose_a = false, transpose_b = false;
-  float alpha = 1.0f;
-  float beta = 0.0f;  // 0 overwrites c, whatever it held
+  float alpha = 1.0f;  // bf16: 1 only
+  float beta = 0.0f;   // 0 overwrites c, whatever it held
 };
 
-// c = alpha * op(a) * op(b) + beta * c.  op(a) (M, K), op(b) (K, N), c (M, N); f32, plain.
+// c = alpha * op(a) * op(b) + beta * c.  op(a) (M, K), op(b) (K, N), c (M, N), plain. a and b are
+// both f32 (then c too) or both bf16 (then c is f32 or bf16; sums are fp32).
 void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& options = {});
+
+// op(b) in the order that products with an (M, K) read it in, for a matrix that many small products
+// share (the recurrent weights of one pass). On CUDA the matrix itself.
+class PackedMatrix {
+ public:
+  // b f32; `dtype` f32 or bf16: the type that products are computed in, and that of their a.
+  PackedMatrix(const Tensor& b, bool transpose, int64_t m, DType dtype, float beta);
+  // c = a * op(b) + beta * c.  a (M, K) of `dtype`, c (M, N) f32.
+  void multiply(const Tensor& a, const Tensor& c) const;
+
+ private:
+  int64_t m_, n_, k_;
+  bool transpose_;
+  DType dtype_;
+  float beta_;
+  Tensor data_;
+};
 
 }  // namespace heddle

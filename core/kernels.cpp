@@ -94,7 +94,12 @@ bool all_finite(const Tensor& x) {
 void sum_rows(const Tensor& x, const Tensor& out, float beta) {
   auto [rows, columns] = dims<2>(x, "sum_rows");
   check_shape(out, {columns}, "sum_rows output");
-  HEDDLE_DISPATCH(x.device(), sum_rows(x.data<float>(), out.data<float>(), rows, columns, beta));
+  check_floating(x, "sum_rows");
+  if (x.dtype() == DType::f32)
+    HEDDLE_DISPATCH(x.device(), sum_rows(x.data<float>(), out.data<float>(), rows, columns, beta));
+  else
+    HEDDLE_DISPATCH(x.device(),
+                    sum_rows(x.data<bfloat16>(), out.data<float>(), rows, columns, beta));
 }
 
 void repeat_row(const Tensor& row, const Tensor& out) {

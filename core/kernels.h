@@ -30,7 +30,7 @@ Tensor converted(const Tensor& src, DType dtype, Layout layout);
 double sum(const Tensor& x);
 double squared_norm(const Tensor& x);
 bool all_finite(const Tensor& x);
-// out[c] = beta * out[c] + sum over rows of x (N, C) -> (C), f32.
+// out[c] = beta * out[c] + sum over rows of x (N, C), f32 or bf16 -> (C) f32.
 void sum_rows(const Tensor& x, const Tensor& out, float beta);
 
 // Every row of out (N, C) = row (C), f32.

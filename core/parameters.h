@@ -10,6 +10,7 @@
 
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,10 +39,16 @@ struct Parameter {
   int readers = 0;       // closures that will still read the value (kept by Tape)
   bool written = false;  // the gradient holds a contribution of this step
 
+  // Rows outside of which the gradient is zero, ascending (an embedding's); none: nothing is known.
+  // Outlives a step, because the next one has to clear these rows. Whoever writes into the gradient
+  // without next_beta (an exchange) resets it.
+  std::optional<std::vector<int32_t>> touched_rows;
+
   // The factor with which the next contribution keeps what is there: 0 for the first, then 1.
   float next_beta() {
     const float beta = written ? 1.0f : 0.0f;
     written = true;
+    touched_rows.reset();
     return beta;
   }
   int64_t size() const { return value.size(); }

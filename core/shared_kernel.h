@@ -40,6 +40,18 @@ void for_each(int64_t n, F f) {
       n, f);
   check_cuda(cudaGetLastError(), "kernel launch");
 }
+
+template <class F>
+struct InGrid {
+  int64_t columns;
+  F f;
+  __device__ void operator()(int64_t i) const { f(i / columns, i % columns); }
+};
+
+template <class F>
+void for_each_in_grid(int64_t rows, int64_t columns, F f) {
+  for_each(rows * columns, InGrid<F>{columns, f});
+}
 #else
 template <class F>
 void for_each(int64_t n, F f) {
@@ -48,6 +60,23 @@ void for_each(int64_t n, F f) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) local(i);
   });
+}
+
+// f(row, column) on a grid; what depends on the row alone is computed once a row.
+template <class F>
+void for_each_in_grid(int64_t rows, int64_t columns, F f) {
+  const auto strip = [f, columns](int64_t first_row, int64_t last_row, int64_t begin, int64_t end) {
+    F local = f;
+    for (int64_t r = first_row; r < last_row; ++r) {
+#pragma omp simd
+      for (int64_t c = begin; c < end; ++c) local(r, c);
+    }
+  };
+  if (rows >= columns / 4096 && columns > 0)
+    parallel_for(rows, std::max<int64_t>(1, 4096 / columns),
+                 [&](int64_t begin, int64_t end) { strip(begin, end, 0, columns); });
+  else  // few long rows
+    parallel_for(columns, 4096, [&](int64_t begin, int64_t end) { strip(0, rows, begin, end); });
 }
 #endif
 

@@ -1,5 +1,7 @@
 #include "layers/activation.h"
 
+#include <algorithm>
+
 #include "core/kernels.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
@@ -35,26 +37,26 @@ Var add(Tape& tape, const Var& a, const Var& b) {
   return y;
 }
 
-Var dropout(Tape& tape, const Var& x, float p) {
+Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
   check(p >= 0.0f && p < 1.0f, "dropout: expected a probability in [0, 1), found ", p);
+  check(batch_axis >= 0 && batch_axis < std::max(1, x.shape().rank()), "dropout: batch axis ",
+        batch_axis, " does not fit ", to_string(x.shape()));
   if (!tape.training() || p == 0.0f) return x;
   TraceRange range("forward", "dropout");
   const TapeOptions& options = tape.options();
   const uint64_t stream =
       stream_id(Stream::dropout, options.step << 8 | static_cast<uint64_t>(tape.next_random_op()));
+  const DropoutKey key{p, options.seed, stream, options.first_sample, batch_axis};
   const Tensor& input = x.value();
-  const int64_t rows = input.shape().rank() > 0 ? input.shape()[0] : 1;
-  const int64_t first = rows > 0 ? options.first_sample * (input.size() / rows) : 0;
   const Device device = input.device();
-  const uint64_t seed = options.seed;
   const Tensor output = Tensor::empty_like(input);
-  HEDDLE_DISPATCH(device, dropout_apply(input, output, p, seed, stream, first));
+  HEDDLE_DISPATCH(device, dropout_apply(input, output, key));
   Var y(output, true);
-  tape.record("dropout", y, {}, [x, p, seed, stream, first, device](BackwardPass& pass) {
+  tape.record("dropout", y, {}, [x, key, device](BackwardPass& pass) {
     // The mask is a function of the counter: it is drawn again instead of kept.
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy);
-    HEDDLE_DISPATCH(device, dropout_apply(dy, dx, p, seed, stream, first));
+    HEDDLE_DISPATCH(device, dropout_apply(dy, dx, key));
     x.add_grad(dx);
   });
   return y;

@@ -26,23 +26,54 @@ struct ReluBackward {
   }
 };
 
-template <class T>
-struct Dropout {
-  const T* x;
-  T* y;
+// The mask of a batch: rows are (o, b), o before and b along the batch axis, whose sample number in
+// the global batch is the key; a block of the generator serves four neighbours of a row.
+struct DropoutMask {
   float p, keep_scale;
   Philox rng;
-  uint64_t first;
-  HEDDLE_HD void operator()(int64_t i) const {
-    const float v = static_cast<float>(x[i]);
-    y[i] = T(rng.uniform(first + static_cast<uint64_t>(i)) < p ? 0.0f : v * keep_scale);
+  int64_t outer, batch, inner, first;
+  HEDDLE_HD Philox::Block draw(int64_t row, int64_t block) const {
+    const int64_t sample = first + row % batch, place = sample * outer + row / batch;
+    return rng.block(static_cast<uint64_t>(place * ((inner + 3) / 4) + block));
+  }
+  HEDDLE_HD float apply(uint32_t bits, float value) const {
+    return Philox::unit(bits) < p ? 0.0f : value * keep_scale;
   }
 };
 
 template <class T>
-void run_dropout(const Tensor& x, const Tensor& y, float p, const Philox& rng, int64_t first) {
-  for_each(x.size(), Dropout<T>{x.data<T>(), y.data<T>(), p, 1.0f / (1.0f - p), rng,
-                                static_cast<uint64_t>(first)});
+struct DropoutBlock {
+  const T* x;
+  T* y;
+  DropoutMask mask;
+  HEDDLE_HD void operator()(int64_t row, int64_t block) const {
+    const Philox::Block random = mask.draw(row, block);
+    const int64_t i = row * mask.inner + 4 * block;
+    y[i] = T(mask.apply(random.word[0], static_cast<float>(x[i])));
+    y[i + 1] = T(mask.apply(random.word[1], static_cast<float>(x[i + 1])));
+    y[i + 2] = T(mask.apply(random.word[2], static_cast<float>(x[i + 2])));
+    y[i + 3] = T(mask.apply(random.word[3], static_cast<float>(x[i + 3])));
+  }
+};
+
+// The last elements of rows whose length is no multiple of four.
+template <class T>
+struct DropoutRest {
+  const T* x;
+  T* y;
+  DropoutMask mask;
+  HEDDLE_HD void operator()(int64_t row, int64_t word) const {
+    const int64_t block = mask.inner / 4, i = row * mask.inner + 4 * block + word;
+    const Philox::Block random = mask.draw(row, block);
+    y[i] = T(mask.apply(random.word[word], static_cast<float>(x[i])));
+  }
+};
+
+template <class T>
+void run_dropout(const Tensor& x, const Tensor& y, const DropoutMask& mask) {
+  const int64_t rows = mask.outer * mask.batch;
+  for_each_in_grid(rows, mask.inner / 4, DropoutBlock<T>{x.data<T>(), y.data<T>(), mask});
+  for_each_in_grid(rows, mask.inner % 4, DropoutRest<T>{x.data<T>(), y.data<T>(), mask});
 }
 
 }  // namespace
@@ -62,13 +93,23 @@ void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
              ReluBackward<bfloat16>{y.data<bfloat16>(), dy.data<bfloat16>(), dx.data<bfloat16>()});
 }
 
-void dropout_apply(const Tensor& x, const Tensor& y, float p, uint64_t seed, uint64_t stream,
-                   int64_t first) {
-  const Philox rng(seed, stream);
+void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key) {
+  const Shape& s = x.shape();
+  int64_t outer = 1;
+  for (int axis = 0; axis < key.batch_axis; ++axis) outer *= s[axis];
+  const int64_t batch = s.rank() > 0 ? s[key.batch_axis] : 1;
+  if (x.size() == 0) return;
+  const DropoutMask mask{key.p,
+                         1.0f / (1.0f - key.p),
+                         Philox(key.seed, key.stream),
+                         outer,
+                         batch,
+                         x.size() / (outer * batch),
+                         key.first};
   if (x.dtype() == DType::f32)
-    run_dropout<float>(x, y, p, rng, first);
+    run_dropout<float>(x, y, mask);
   else
-    run_dropout<bfloat16>(x, y, p, rng, first);
+    run_dropout<bfloat16>(x, y, mask);
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

@@ -12,18 +12,25 @@ Var relu(Tape& tape, const Var& x);
 Var add(Tape& tape, const Var& a, const Var& b);
 
 // While training, each element is zeroed with probability p and the others are scaled by 1/(1-p)
-// (Srivastava et al., 2014, inverted form). Keyed by (seed, step, operation, index in the global
-// batch), so independent of threads and of how the batch is split over learners.
-Var dropout(Tape& tape, const Var& x, float p);
+// (Srivastava et al., 2014, inverted form). Keyed by (seed, step, operation, sample in the global
+// batch, place within the sample), so independent of threads and of how the batch is split over
+// learners. `batch_axis` is the axis that counts samples: 0, or 1 for (T, B, ...).
+Var dropout(Tape& tape, const Var& x, float p, int batch_axis = 0);
+
+struct DropoutKey {
+  float p;
+  uint64_t seed, stream;
+  int64_t first;  // number of the first sample in the global batch
+  int batch_axis;
+};
 
 // (N, C, H, W) -> (N, C*H*W) in logical order.
 Var flatten(Tape& tape, const Var& x);
 
-#define HEDDLE_ACTIVATION                                                                       \
-  void relu_forward(const Tensor& x, const Tensor& y);                                          \
-  void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx);                      \
-  void dropout_apply(const Tensor& x, const Tensor& y, float p, uint64_t seed, uint64_t stream, \
-                     int64_t first);
+#define HEDDLE_ACTIVATION                                                  \
+  void relu_forward(const Tensor& x, const Tensor& y);                     \
+  void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx); \
+  void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 namespace cpu {
 HEDDLE_ACTIVATION
 }

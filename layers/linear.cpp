@@ -10,31 +10,38 @@ namespace heddle {
 
 Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
   TraceRange range("forward", weight.name);
-  auto [n, in] = dims<2>(x.value(), weight.name.c_str());
-  const int64_t out = weight.shape()[0];
-  check(weight.shape()[1] == in, weight.name, ": expected input (N, ", weight.shape()[1],
+  const int axes = x.shape().rank();
+  const int64_t out = weight.shape()[0], in = weight.shape()[1];
+  check(axes >= 2 && x.shape()[axes - 1] == in, weight.name, ": expected input (..., ", in,
         "), found ", to_string(x.shape()));
-  const Tensor input = converted(x.value(), DType::f32, Layout::plain);
+  const DType dtype = x.value().dtype();
+  const int64_t n = in > 0 ? x.value().size() / in : 0;
+  const Tensor input = converted(x.value(), dtype, Layout::plain).reshape({n, in});
   const Tensor output = Tensor::empty_on(input.device(), {n, out});
   if (bias != nullptr) repeat_row(bias->value, output);
-  gemm(input, weight.value, output, {.transpose_b = true, .beta = bias != nullptr ? 1.0f : 0.0f});
-  weight.uses_per_sample = 1;
+  gemm(input, converted(weight.value, dtype, Layout::plain), output,
+       {.transpose_b = true, .beta = bias != nullptr ? 1.0f : 0.0f});
+  weight.uses_per_sample = axes == 3 ? static_cast<double>(x.shape()[0]) : 1;
 
-  Var y(output, true);
+  Shape shape = x.shape();
+  shape[axes - 1] = out;
+  Var y(output.reshape(shape), true);
   std::vector<Parameter*> uses = {&weight};
   if (bias != nullptr) uses.push_back(bias);
-  tape.record(weight.name, y, uses, [x, input, &weight, bias](BackwardPass& pass) {
-    const Tensor dy = std::move(pass.dy).sum();
-    gemm(dy, input, weight.grad, {.transpose_a = true, .beta = weight.next_beta()});
-    pass.contributed(weight);
+  tape.record(weight.name, y, uses, [x, input, &weight, bias, n, out](BackwardPass& pass) {
+    const DType dtype = input.dtype();
+    Tensor dy = std::move(pass.dy).sum().reshape({n, out});
     if (bias != nullptr) {
       sum_rows(dy, bias->grad, bias->next_beta());
       pass.contributed(*bias);
     }
+    dy = converted(dy, dtype, Layout::plain);
+    gemm(dy, input, weight.grad, {.transpose_a = true, .beta = weight.next_beta()});
+    pass.contributed(weight);
     if (!x.needs_grad()) return;
     const Tensor dx = Tensor::empty_like(input);
-    gemm(dy, weight.value, dx);
-    x.add_grad(converted(dx, x.value().dtype(), Layout::plain));
+    gemm(dy, converted(weight.value, dtype, Layout::plain), dx);
+    x.add_grad(dx.reshape(x.shape()));
   });
   return y;
 }

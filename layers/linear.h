@@ -7,7 +7,8 @@
 
 namespace heddle {
 
-// x (N, I) f32 or bf16, weight (O, I), bias (O) or null -> (N, O) f32.
+// x (..., I) f32 or bf16, weight (O, I), bias (O) or null -> (..., O) f32. bf16 is multiplied as
+// bf16, with sums in fp32. With three axes, (T, B, I), each sample uses the weight T times.
 Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias);
 
 class Linear {

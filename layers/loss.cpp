@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/kernels.h"
+#include "core/math.h"
 #include "core/parallel.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
@@ -13,30 +14,29 @@ namespace heddle {
 
 namespace cpu {
 
-// Returns the sum of the samples' losses.
+// Returns the sum of the samples' losses; log_sums (N) becomes log sum_c exp(logits[n, c]).
 double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing,
-                                     const Tensor& probabilities) {
+                                     const Tensor& log_sums) {
   const int64_t n = logits.shape()[0], classes = logits.shape()[1];
   std::vector<double> losses(n);
   parallel_for(n, std::max<int64_t>(1, 4096 / classes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const float* z = logits.data<float>() + i * classes;
-      float* p = probabilities.data<float>() + i * classes;
       float top = z[0];
-      for (int64_t c = 1; c < classes; ++c) top = std::max(top, z[c]);
-      double total = 0, shifted = 0;
-      for (int64_t c = 0; c < classes; ++c) {
-        p[c] = std::exp(z[c] - top);
-        total += p[c];
-        shifted += z[c] - top;
-      }
-      const float inverse = static_cast<float>(1.0 / total);
-      for (int64_t c = 0; c < classes; ++c) p[c] *= inverse;
-      const double log_total = std::log(total);
-      const double nll = log_total - (z[labels.data<int32_t>()[i]] - top);
-      const double uniform = log_total - shifted / static_cast<double>(classes);
+#pragma omp simd reduction(max : top)
+      for (int64_t c = 0; c < classes; ++c) top = z[c] > top ? z[c] : top;
+      float total = 0;
+#pragma omp simd reduction(+ : total)
+      for (int64_t c = 0; c < classes; ++c) total += exp_of(z[c] - top);
+      const double log_sum = static_cast<double>(top) + std::log(static_cast<double>(total));
+      log_sums.data<float>()[i] = static_cast<float>(log_sum);
+      losses[i] = log_sum - static_cast<double>(z[labels.data<int32_t>()[i]]);
       // A class masked by -inf costs nothing unless smoothing gives it a share.
-      losses[i] = smoothing == 0.0f ? nll : (1.0 - smoothing) * nll + smoothing * uniform;
+      if (smoothing == 0.0f) continue;
+      double mean = 0;
+      for (int64_t c = 0; c < classes; ++c) mean += z[c];
+      mean /= static_cast<double>(classes);
+      losses[i] = (1.0 - smoothing) * losses[i] + smoothing * (log_sum - mean);
     }
   });
   double sum = 0;
@@ -44,15 +44,19 @@ double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels,
   return sum;
 }
 
-void softmax_cross_entropy_backward(const Tensor& probabilities, const Tensor& labels,
-                                    float smoothing, float factor, const Tensor& dlogits) {
+// dlogits may be the logits' memory.
+void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
+                                    const Tensor& log_sums, float smoothing, float factor,
+                                    const Tensor& dlogits) {
   const int64_t n = dlogits.shape()[0], classes = dlogits.shape()[1];
   const float rest = smoothing / static_cast<float>(classes);
   parallel_for(n, std::max<int64_t>(1, 16384 / classes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const float* p = probabilities.data<float>() + i * classes;
+      const float* z = logits.data<float>() + i * classes;
       float* d = dlogits.data<float>() + i * classes;
-      for (int64_t c = 0; c < classes; ++c) d[c] = factor * (p[c] - rest);
+      const float log_sum = log_sums.data<float>()[i];
+#pragma omp simd
+      for (int64_t c = 0; c < classes; ++c) d[c] = factor * (exp_of(z[c] - log_sum) - rest);
       d[labels.data<int32_t>()[i]] -= factor * (1.0f - smoothing);
     }
   });
@@ -63,12 +67,16 @@ void softmax_cross_entropy_backward(const Tensor& probabilities, const Tensor& l
 Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                           const CrossEntropyOptions& options) {
   TraceRange range("forward", "softmax cross-entropy");
-  auto [n, classes] = dims<2>(logits.value(), "softmax cross-entropy logits");
-  check_shape(labels, {n}, "softmax cross-entropy labels");
+  const int axes = logits.shape().rank();
+  check(axes >= 2, "softmax cross-entropy: expected logits (..., C), found ",
+        to_string(logits.shape()));
+  check_shape(labels, Shape(std::vector<int64_t>(logits.shape().begin(), logits.shape().end() - 1)),
+              "softmax cross-entropy labels");
   // The kernels run inside parallel regions, which no exception may leave.
   check(logits.value().dtype() == DType::f32 && labels.dtype() == DType::i32,
         "softmax cross-entropy: expected f32 logits and i32 labels, found ",
         dtype_name(logits.value().dtype()), " and ", dtype_name(labels.dtype()));
+  const int64_t n = labels.size(), classes = logits.shape()[axes - 1];
   check(n > 0 && classes > 0, "softmax cross-entropy: empty logits ", to_string(logits.shape()));
   const float smoothing = options.label_smoothing;
   check(smoothing >= 0.0f && smoothing < 1.0f, "label smoothing: expected [0, 1), found ",
@@ -79,19 +87,22 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
           ", found ", label);
   }
   const Device device = logits.value().device();
-  const Tensor probabilities = Tensor::empty_like(logits.value());
-  const double total = HEDDLE_DISPATCH(
-      device, softmax_cross_entropy_forward(logits.value(), labels, smoothing, probabilities));
+  const Tensor z = logits.value().reshape({n, classes});
+  const Tensor log_sums = Tensor::empty_on(device, {n});
+  const double total =
+      HEDDLE_DISPATCH(device, softmax_cross_entropy_forward(z, labels, smoothing, log_sums));
   const Tensor mean = Tensor::empty_on(device, {});
   fill(mean, static_cast<float>(total / static_cast<double>(n)));
   Var loss(mean, true);
+  const bool overwrite = options.overwrite_logits;
   tape.record("softmax cross-entropy", loss, {},
-              [logits, labels, probabilities, smoothing, n = n, device](BackwardPass& pass) {
-                const float factor = std::move(pass.dy).sum().item() / static_cast<float>(n);
-                HEDDLE_DISPATCH(
-                    device, softmax_cross_entropy_backward(probabilities, labels, smoothing, factor,
-                                                           probabilities));
-                logits.add_grad(probabilities);
+              [logits, z, labels, log_sums, smoothing, overwrite, device](BackwardPass& pass) {
+                const float factor =
+                    std::move(pass.dy).sum().item() / static_cast<float>(labels.size());
+                const Tensor dlogits = overwrite ? z : Tensor::empty_like(z);
+                HEDDLE_DISPATCH(device, softmax_cross_entropy_backward(z, labels, log_sums,
+                                                                       smoothing, factor, dlogits));
+                logits.add_grad(dlogits.reshape(logits.shape()));
               });
   return loss;
 }

@@ -7,21 +7,25 @@ namespace heddle {
 
 struct CrossEntropyOptions {
   float label_smoothing = 0.0f;  // ε: the target is (1-ε) on the label plus ε/C on every class
+  // Backward writes the logits' gradient over the logits: with a large vocabulary nothing else of
+  // their size is ever made. They must not be read after backward.
+  bool overwrite_logits = false;
 };
 
-// logits (N, C) f32, labels (N) i32 on the host in [0, C) -> scalar.
-// loss = mean over n of -sum_c target[n,c] * log softmax(logits)[n,c].
+// logits (..., C) f32, labels (...) i32 on the host in [0, C) -> scalar.
+// loss = mean over samples of -sum_c target[c] * log softmax(logits)[c].
 Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                           const CrossEntropyOptions& options = {});
 
 // Number of samples whose label is among the k largest logits; ties count against the sample.
 int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k);
 
-#define HEDDLE_LOSS                                                                      \
-  double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels,       \
-                                       float smoothing, const Tensor& probabilities);    \
-  void softmax_cross_entropy_backward(const Tensor& probabilities, const Tensor& labels, \
-                                      float smoothing, float factor, const Tensor& dlogits);
+#define HEDDLE_LOSS                                                                          \
+  double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels,           \
+                                       float smoothing, const Tensor& log_sums);             \
+  void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,            \
+                                      const Tensor& log_sums, float smoothing, float factor, \
+                                      const Tensor& dlogits);
 namespace cpu {
 HEDDLE_LOSS
 }

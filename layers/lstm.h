@@ -68,7 +68,9 @@ class Lstm {
                          const Tensor& c, const Tensor& h);                               \
   void lstm_cell_backward(const Tensor& gates, const Tensor& c_before, const Tensor& c,   \
                           const Tensor& dy, const Tensor& dh, const Tensor& dc,           \
-                          const Tensor& dgates);
+                          const Tensor& dgates);                                          \
+  void join_halves(const Tensor& a, const Tensor& b, const Tensor& y);                    \
+  void split_halves(const Tensor& y, const Tensor& a, const Tensor& b);
 namespace cpu {
 HEDDLE_LSTM
 }

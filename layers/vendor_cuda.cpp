@@ -56,7 +56,8 @@ double softmax_cross_entropy_forward(const Tensor&, const Tensor&, float, const 
   missing("cross-entropy");
 }
 
-void softmax_cross_entropy_backward(const Tensor&, const Tensor&, float, float, const Tensor&) {
+void softmax_cross_entropy_backward(const Tensor&, const Tensor&, const Tensor&, float, float,
+                                    const Tensor&) {
   missing("cross-entropy");
 }
 

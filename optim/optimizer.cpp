@@ -95,7 +95,12 @@ void Optimizer::finish_deferred(StepReport& report) {
     TraceRange range("update", "all");
     const double clip =
         options_.clip_grad_norm > 0 ? clip_factor(report.grad_norm, options_.clip_grad_norm) : 1.0;
-    for (const Range& r : ranges_) rule_->update_range(r.begin, r.end, r.decay, input(clip));
+    const bool sparse = std::any_of(store_.parameters().begin(), store_.parameters().end(),
+                                    [](const Parameter& p) { return p.touched_rows.has_value(); });
+    if (sparse)
+      for (const Parameter& p : store_.parameters()) rule_->update(p, input(clip));
+    else
+      for (const Range& r : ranges_) rule_->update_range(r.begin, r.end, r.decay, input(clip));
     updated_ = std::ssize(store_.parameters());
   } else if (options_.on_nonfinite == OnNonfinite::bucket && options_.clip_grad_norm == 0) {
     for (Parameter& p : store_.parameters()) update_one(p);

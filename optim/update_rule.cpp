@@ -28,6 +28,9 @@ class Sgd : public UpdateRule {
     float* velocity = slice.state.empty() ? nullptr : slice.state[0];
     HEDDLE_DISPATCH(slice.device, sgd(slice.w, slice.g, velocity, slice.n, step));
   }
+  bool keeps_without_gradient(bool decay) const override {
+    return options_.momentum == 0 && (!decay || options_.weight_decay == 0);
+  }
 
  private:
   SgdOptions options_;
@@ -58,6 +61,7 @@ class Adam : public UpdateRule {
     HEDDLE_DISPATCH(slice.device,
                     adam(slice.w, slice.g, slice.state[0], slice.state[1], slice.n, step));
   }
+  bool keeps_without_gradient(bool) const override { return false; }
 
  private:
   AdamOptions options_;
@@ -86,7 +90,12 @@ void UpdateRule::attach(ParameterStore& store) {
 }
 
 void UpdateRule::update(const Parameter& p, const UpdateInput& input) {
-  update_range(p.offset, p.offset + p.size(), decays(p), input);
+  const bool decay = decays(p);
+  if (!p.touched_rows || !keeps_without_gradient(decay))
+    return update_range(p.offset, p.offset + p.size(), decay, input);
+  const int64_t row = p.size() / p.shape()[0];
+  for (const int64_t r : *p.touched_rows)
+    update_range(p.offset + r * row, p.offset + (r + 1) * row, decay, input);
 }
 
 void UpdateRule::update_range(int64_t begin, int64_t end, bool decay, const UpdateInput& input) {

@@ -32,7 +32,8 @@ class UpdateRule {
   // store must outlive the rule.
   void attach(ParameterStore& store);
 
-  // p.value becomes the updated weights; p.grad stays.
+  // p.value becomes the updated weights; p.grad stays. Rows that are known to have no gradient are
+  // passed over where that gives the same result.
   void update(const Parameter& p, const UpdateInput& input);
   // The same for elements [begin, end) of the flat buffers, padding included (it stays zero).
   void update_range(int64_t begin, int64_t end, bool decay, const UpdateInput& input);
@@ -57,6 +58,8 @@ class UpdateRule {
     bool decay;
   };
   virtual void apply(const Slice& slice, const UpdateInput& input) const = 0;
+  // True when a gradient of zero leaves weight and state as they are.
+  virtual bool keeps_without_gradient(bool decay) const = 0;
 
  private:
   std::vector<std::string> kinds_;

@@ -117,7 +117,10 @@ GradCheck::Gradients GradCheck::analytic(DyMode mode, int uses) {
     noise.push_back(random_tensor(x.shape(), 977, x.layout(), 1.0f, x.dtype()));
   }
   store_.begin_step();
-  for (Parameter& p : store_.parameters()) fill(p.grad, kNaN);
+  for (Parameter& p : store_.parameters()) {
+    fill(p.grad, kNaN);
+    p.touched_rows.reset();  // a write from outside
+  }
   const std::vector<float> values = memory_of(store_.values());
   std::vector<std::vector<float>> inputs;
   for (const Tensor& x : inputs_) inputs.push_back(memory_of(x));

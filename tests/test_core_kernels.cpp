@@ -105,7 +105,8 @@ TEST_CASE("gemm: against the definition in all transposes; beta 0 overwrites NaN
                          {17, 4, 33},
                          {2, 3, 0},
                          {0, 3, 2},
-                         {64, 10, 20}})
+                         {64, 10, 20},
+                         {2048, 3, 5}})
     for (bool ta : {false, true})
       for (bool tb : {false, true})
         for (float beta : {0.0f, 1.0f, -0.5f}) {
@@ -130,6 +131,58 @@ TEST_CASE("gemm: against the definition in all transposes; beta 0 overwrites NaN
   const Tensor a = numbers({2, 3}, 1);
   CHECK_THROWS_AS(gemm(a, a, a), InputError);
   CHECK_THROWS_AS(gemm(a, numbers({3, 2}, 1), numbers({2, 3}, 1)), InputError);
+}
+
+TEST_CASE("gemm: bf16 operands, and packed matrices in both types") {
+  Context context;
+  for (auto [m, n, k] : {std::array<int64_t, 3>{1, 1, 1}, {3, 5, 7}, {20, 70, 33}, {32, 64, 128}})
+    for (bool ta : {false, true})
+      for (bool tb : {false, true})
+        for (float beta : {0.0f, 1.0f}) {
+          CAPTURE(m);
+          CAPTURE(ta);
+          CAPTURE(tb);
+          CAPTURE(beta);
+          const Tensor a = numbers(ta ? Shape{k, m} : Shape{m, k}, 1);
+          const Tensor b = numbers(tb ? Shape{n, k} : Shape{k, n}, 2);
+          const Tensor start = numbers({m, n}, 3);
+          auto fresh = [&] {
+            const Tensor c = start.clone();
+            if (beta == 0.0f) fill(c, kNaN);
+            return c;
+          };
+          auto compare = [&](const Tensor& found, const Tensor& expected, float bound) {
+            const std::vector<float> x = found.to_vector(), y = expected.to_vector();
+            for (size_t i = 0; i < x.size(); ++i) REQUIRE(std::abs(x[i] - y[i]) <= bound);
+          };
+          auto half = [](const Tensor& x) { return converted(x, DType::bf16, Layout::plain); };
+          auto full = [](const Tensor& x) { return converted(x, DType::f32, Layout::plain); };
+          const GemmOptions options = {.transpose_a = ta, .transpose_b = tb, .beta = beta};
+          const Tensor expected = fresh(), rounded = fresh();
+          gemm(a, b, expected, options);
+          gemm(full(half(a)), full(half(b)), rounded, options);  // products of bf16 are exact
+          const Tensor c = fresh();
+          gemm(half(a), half(b), c, options);
+          compare(c, rounded, 1e-4f);
+          const Tensor short_c = half(fresh());
+          gemm(half(a), half(b), short_c, options);
+          compare(short_c, rounded, 0.2f);
+          if (ta) continue;
+          const Tensor packed = fresh(), packed_half = fresh();
+          PackedMatrix(b, tb, m, DType::f32, beta).multiply(a, packed);
+          compare(packed, expected, 1e-4f);
+          PackedMatrix(b, tb, m, DType::bf16, beta).multiply(half(a), packed_half);
+          compare(packed_half, rounded, 1e-4f);
+        }
+  const Tensor a = numbers({2, 3}, 1), half = converted(a, DType::bf16, Layout::plain);
+  const Tensor c = numbers({2, 2}, 1);
+  CHECK_THROWS_AS(gemm(a, half, c, {.transpose_b = true}), InputError);
+  CHECK_THROWS_AS(gemm(half, half, c, {.transpose_b = true, .alpha = 2}), InputError);
+  CHECK_THROWS_AS(gemm(a, a, converted(c, DType::bf16, Layout::plain), {.transpose_b = true}),
+                  InputError);
+  const PackedMatrix packed(a, true, 2, DType::f32, 0);
+  CHECK_THROWS_AS(packed.multiply(half, c), InputError);
+  CHECK_THROWS_AS(packed.multiply(numbers({3, 3}, 1), c), InputError);
 }
 
 TEST_CASE("convert: a round trip through every layout and type keeps the values") {

@@ -224,7 +224,14 @@ TEST_CASE("linear: values and gradients, with and without bias, from bf16, of no
     const auto b = GradCheck(store, {converted(half, DType::f32, Layout::plain)}, network)
                        .analytic(DyMode::shared);
     CHECK(relative_distance(a[0], b[0]) < 1e-2);  // rounded once, and once with the noise
-    for (size_t i = 1; i < a.size(); ++i) CHECK(a[i] == b[i]);  // products are fp32
+    for (size_t i = 1; i < a.size(); ++i) CHECK(relative_distance(a[i], b[i]) < 1e-2);
+    // Leading axes are rows.
+    const auto cube = random_tensor({3, 2, 7}, 5);
+    GradCheck(store, {cube}, network).run();
+    CHECK(fc.weight->uses_per_sample == 3);
+    CHECK(forward_value(network, {cube}).shape() == Shape{3, 2, 5});
+    CHECK(forward_value(network, {cube}).to_vector() ==
+          forward_value(network, {cube.reshape({6, 7})}).to_vector());
 
     store.begin_step();
     for (Parameter& p : store.parameters()) fill(p.grad, kNaN);
@@ -236,6 +243,7 @@ TEST_CASE("linear: values and gradients, with and without bias, from bf16, of no
       for (float g : p.grad.to_vector()) CHECK(g == 0.0f);
     CHECK_THROWS_AS(fc.forward(none, Var(Tensor::zeros({3, 8}))), InputError);
     CHECK_THROWS_AS(fc.forward(none, Var(Tensor::zeros({3, 7, 1}))), InputError);
+    CHECK_THROWS_AS(fc.forward(none, Var(Tensor::zeros({7}))), InputError);
   }
 }
 
@@ -267,6 +275,20 @@ TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
   const std::vector<float> back = run({.seed = 5, .step = 3, .first_sample = 1}, x.slice(1, 4));
   front.insert(front.end(), back.begin(), back.end());
   CHECK(front == y);
+  // The same along the second axis, for (T, B, H).
+  const Tensor cube = random_tensor({3, 4, 6}, 2);
+  auto run_cube = [&](int64_t begin, int64_t end) {
+    const Tensor part = Tensor::empty_on(Device{}, {3, end - begin, 6});
+    for (int64_t t = 0; t < 3; ++t)
+      part.slice(t, t + 1).copy_from(
+          cube.slice(t, t + 1).reshape({4, 6}).slice(begin, end).reshape({1, end - begin, 6}));
+    Tape tape({.seed = 5, .step = 3, .first_sample = begin});
+    return dropout(tape, Var(part), 0.5f, 1).value().to_vector();
+  };
+  const std::vector<float> whole = run_cube(0, 4), low = run_cube(0, 1), high = run_cube(1, 4);
+  for (size_t t = 0; t < 3; ++t)
+    for (size_t i = 0; i < 24; ++i)
+      CHECK(whole[t * 24 + i] == (i < 6 ? low[t * 6 + i] : high[t * 18 + i - 6]));
   // 1/(1-p), or zero; the mask of backward is that of forward.
   const Var leaf(x, true);
   Tape tape(options);
@@ -307,6 +329,11 @@ TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
       return softmax_cross_entropy(t, in[0], labels, {.label_smoothing = smoothing});
     };
     check_layer({x}, network, {.samples = 35});
+    const Network cube = [&](Tape& t, const std::vector<Var>& in) {
+      return softmax_cross_entropy(t, in[0], labels_of({0, 6, 3, 1}).reshape({2, 2}),
+                                   {.label_smoothing = smoothing});
+    };
+    check_layer({random_tensor({2, 2, 7}, 4)}, cube, {.samples = 28});
     double expected = 0;
     for (int n = 0; n < 5; ++n) {
       const float* z = x.data<float>() + n * 7;
@@ -321,6 +348,16 @@ TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
     Tape tape;
     CHECK(network(tape, {Var(x)}).value().item() == doctest::Approx(expected).epsilon(1e-6));
   }
+  // Over the logits, or beside them: the same gradient.
+  std::vector<float> gradients[2];
+  for (bool overwrite : {false, true}) {
+    const Var z(x.clone(), true);
+    Tape tape;
+    tape.backward(softmax_cross_entropy(tape, z, labels, {.overwrite_logits = overwrite}));
+    gradients[overwrite] = z.grad().to_vector();
+    CHECK((z.value().to_vector() == x.to_vector()) == !overwrite);
+  }
+  CHECK(gradients[0] == gradients[1]);
   auto loss = [&](std::vector<float> logits, int32_t label, float smoothing = 0.0f) {
     Tape tape;
     const auto n = static_cast<int64_t>(logits.size());

@@ -224,6 +224,56 @@ TEST_CASE("optimizer: parameters without a gradient get zero and are named once"
   CHECK(toy.norm.value.data<float>()[0] == doctest::Approx(value - momentum * 0.75).epsilon(1e-6));
 }
 
+TEST_CASE("row-sparse gradients: the same bits as dense ones, and no other row is looked at") {
+  Context context;
+  struct Model {
+    ParameterStore store;
+    Parameter& embedding = store.add("embedding", {6, 20}, normal_init(1));
+    Parameter& dense = store.add("dense", {9}, normal_init(1));
+    Model() { store.finalize(1); }
+  };
+  struct Kind {
+    MakeRule rule;
+    bool rows_only;
+  };
+  const std::vector<Kind> kinds{{[] { return make_sgd({}); }, true},
+                                {[] { return make_sgd({.weight_decay = 0.1}); }, false},
+                                {[] { return make_sgd({.momentum = 0.9}); }, false},
+                                {[] { return make_adam({}); }, false}};
+  for (const Kind& kind : kinds)
+    for (double clip : {0.0, 0.5}) {
+      Model sparse, full;
+      Optimizer a(sparse.store, kind.rule(), {.clip_grad_norm = clip});
+      Optimizer b(full.store, kind.rule(), {.clip_grad_norm = clip});
+      for (int32_t step = 0; step < 4; ++step) {
+        const std::vector<int32_t> rows = {step, step + 2};
+        a.begin_step(0.1);
+        b.begin_step(0.1);
+        for (Model* m : {&sparse, &full}) {
+          Toy::set_gradient(m->dense, static_cast<uint64_t>(step));
+          CHECK(m->embedding.next_beta() == 0.0f);
+          m->embedding.grad.fill_zero();
+          for (int32_t row : rows)
+            fill(m->embedding.grad.slice(row, row + 1), 0.25f * static_cast<float>(row + 1));
+        }
+        sparse.embedding.touched_rows = rows;
+        a.finish_step();
+        b.finish_step();
+        REQUIRE(same_bits(sparse.store.values(), full.store.values()));
+      }
+      // A row that is not listed is not read where its gradient counts for nothing anyway.
+      const Tensor before = sparse.embedding.value.clone();
+      a.begin_step(0.1);
+      Toy::set_gradient(sparse.dense, 9);
+      sparse.embedding.next_beta();
+      sparse.embedding.grad.fill_zero();
+      fill(sparse.embedding.grad.slice(5, 6), 1.0f);
+      sparse.embedding.touched_rows = std::vector<int32_t>{0};
+      a.finish_step();
+      CHECK(same_bits(before.slice(5, 6), sparse.embedding.value.slice(5, 6)) == kind.rows_only);
+    }
+}
+
 TEST_CASE("clipping: as torch.nn.utils.clip_grad_norm_, whatever the number of threads") {
   Context context;
   ParameterStore store;

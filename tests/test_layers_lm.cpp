@@ -1,0 +1,322 @@
+// Embedding, LSTM and the language model.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "core/context.h"
+#include "core/kernels.h"
+#include "core/math.h"
+#include "layers/embedding.h"
+#include "layers/loss.h"
+#include "layers/lstm_lm.h"
+#include "tests/gradcheck.h"
+
+using namespace heddle;
+
+namespace {
+
+using Network = GradCheck::Network;
+
+Tensor tokens_of(const std::vector<int32_t>& values, const Shape& shape) {
+  const Tensor out = Tensor::empty_on(Device{}, shape, DType::i32);
+  std::copy(values.begin(), values.end(), out.data<int32_t>());
+  return out;
+}
+
+Tensor some_tokens(const Shape& shape, int32_t vocabulary, int32_t seed = 0) {
+  const Tensor out = Tensor::empty_on(Device{}, shape, DType::i32);
+  for (int64_t i = 0; i < out.size(); ++i)
+    out.data<int32_t>()[i] = static_cast<int32_t>((i * 7 + i / 5 + seed) % vocabulary);
+  return out;
+}
+
+void randomize_state(LstmState& state, uint64_t seed) {
+  state.h = random_tensor(state.h.shape(), seed, Layout::plain, 0.8f);
+  state.c = random_tensor(state.c.shape(), seed + 1, Layout::plain, 0.8f);
+}
+
+std::vector<float> gradient_of(const Parameter& p) { return p.grad.to_vector(); }
+
+}  // namespace
+
+TEST_CASE("exp, sigmoid and tanh: two ulp of libm's, extremes, NaN") {
+  double worst_exp = 0, worst_tanh = 0, worst_sigmoid = 0;
+  for (double x = -87; x < 88; x += 0.00037) {
+    const auto v = static_cast<float>(x);
+    auto error = [](double found, double expected) {
+      return std::fabs(found - expected) / std::fabs(expected);
+    };
+    worst_exp = std::max(worst_exp, error(exp_of(v), std::exp(double{v})));
+    worst_sigmoid = std::max(worst_sigmoid, error(sigmoid_of(v), 1 / (1 + std::exp(-double{v}))));
+    if (v != 0.0f) worst_tanh = std::max(worst_tanh, error(tanh_of(v), std::tanh(double{v})));
+  }
+  CHECK(worst_exp < 2.4e-7);
+  CHECK(worst_sigmoid < 3.6e-7);
+  CHECK(worst_tanh < 2.4e-7);
+  const float infinity = std::numeric_limits<float>::infinity(), nan = NAN;
+  CHECK(exp_of(-infinity) == 0.0f);
+  CHECK(exp_of(-200.0f) == 0.0f);
+  CHECK(exp_of(0.0f) == 1.0f);
+  CHECK(exp_of(infinity) == infinity);
+  CHECK(exp_of(100.0f) == infinity);
+  CHECK(sigmoid_of(-infinity) == 0.0f);
+  CHECK(sigmoid_of(infinity) == 1.0f);
+  CHECK(tanh_of(-infinity) == -1.0f);
+  CHECK(tanh_of(infinity) == 1.0f);
+  CHECK(tanh_of(0.0f) == 0.0f);
+  for (float v : {exp_of(nan), sigmoid_of(nan), tanh_of(nan)}) CHECK(std::isnan(v));
+}
+
+TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleared") {
+  Context context;
+  ParameterStore store;
+  Parameter& weight = store.add("w", {9, 5}, uniform_init(1.0f));
+  store.finalize(3);
+  const Tensor tokens = tokens_of({4, 0, 4, 8, 4, 2}, {2, 3});
+  const Network network = [&](Tape& t, const std::vector<Var>&) {
+    return embedding(t, tokens, weight);
+  };
+  GradCheck(store, {}, network, {.samples = 45}).run();
+  const Tensor y = forward_value(network, {});
+  CHECK(y.shape() == Shape{2, 3, 5});
+  CHECK(y.data<float>()[3 * 5 + 2] == weight.value.data<float>()[8 * 5 + 2]);
+
+  // Other tokens in the next step: the rows of the last one are cleared, and only those known.
+  auto step = [&](const std::vector<int32_t>& row, bool begin) {
+    if (begin) store.begin_step();
+    Tape tape;
+    const Var out = embedding(tape, tokens_of(row, {std::ssize(row)}), weight);
+    const Tensor ones = Tensor::zeros(out.shape());
+    fill(ones, 1.0f);
+    tape.backward(project(tape, out, ones));
+  };
+  auto expect = [&](const std::vector<float>& counts) {
+    const std::vector<float> g = gradient_of(weight);
+    for (size_t i = 0; i < g.size(); ++i) CHECK(g[i] == counts[i / 5]);
+  };
+  step({1, 1, 7}, true);
+  CHECK(*weight.touched_rows == std::vector<int32_t>{1, 7});
+  expect({0, 2, 0, 0, 0, 0, 0, 1, 0});
+  step({3}, true);
+  CHECK(*weight.touched_rows == std::vector<int32_t>{3});
+  expect({0, 0, 0, 1, 0, 0, 0, 0, 0});
+  step({0, 3}, false);  // accumulates
+  CHECK(*weight.touched_rows == std::vector<int32_t>{0, 3});
+  expect({1, 0, 0, 2, 0, 0, 0, 0, 0});
+  store.begin_step();
+  CHECK(weight.next_beta() == 0.0f);  // a dense contribution
+  fill(weight.grad, 1.0f);
+  CHECK_FALSE(weight.touched_rows.has_value());
+  step({2}, false);
+  CHECK_FALSE(weight.touched_rows.has_value());
+  expect({1, 1, 2, 1, 1, 1, 1, 1, 1});
+  step({5}, true);
+  expect({0, 0, 0, 0, 0, 1, 0, 0, 0});
+
+  Tape tape;
+  CHECK_THROWS_AS(embedding(tape, tokens_of({9}, {1}), weight), InputError);
+  CHECK_THROWS_AS(embedding(tape, tokens_of({-1}, {1}), weight), InputError);
+  CHECK_THROWS_AS(embedding(tape, Tensor::zeros({1}), weight), InputError);
+}
+
+TEST_CASE("lstm: gradients, one and two layers, both directions, odd sizes") {
+  Context context;
+  struct Case {
+    int64_t steps, batch, input, hidden, layers;
+    bool bidirectional;
+  };
+  for (const Case& s :
+       {Case{1, 1, 1, 1, 1, false}, Case{4, 2, 3, 5, 1, false}, Case{3, 3, 16, 16, 2, false},
+        Case{4, 2, 5, 3, 1, true}, Case{3, 2, 4, 7, 2, true}}) {
+    CAPTURE(s.steps);
+    CAPTURE(s.bidirectional);
+    ParameterStore store;
+    const Lstm rnn(store, "rnn", s.input, s.hidden,
+                   {.layers = s.layers, .bidirectional = s.bidirectional});
+    store.finalize(1);
+    randomize(store, 2, 0.6f);
+    LstmState start = rnn.zero_state(s.batch);
+    randomize_state(start, 3);
+    const Network network = [&](Tape& t, const std::vector<Var>& in) {
+      LstmState state = start;
+      return rnn.forward(t, in[0], state);
+    };
+    const Tensor x = random_tensor({s.steps, s.batch, s.input}, 4);
+    GradCheck(store, {x}, network, {.samples = 64}).run();
+    CHECK(forward_value(network, {x}).shape() ==
+          Shape{s.steps, s.batch, s.hidden * (s.bidirectional ? 2 : 1)});
+
+    const Tensor half = converted(x, DType::bf16, Layout::plain);
+    const auto a = GradCheck(store, {half}, network).analytic(DyMode::shared);
+    const auto b = GradCheck(store, {converted(half, DType::f32, Layout::plain)}, network)
+                       .analytic(DyMode::shared);
+    for (size_t i = 0; i < a.size(); ++i) CHECK(relative_distance(a[i], b[i]) < 3e-2);
+  }
+}
+
+TEST_CASE("lstm: the cut into windows changes no value; states are replaced, inputs are not") {
+  Context context;
+  ParameterStore store;
+  const Lstm rnn(store, "rnn", 6, 10, {.layers = 2});
+  store.finalize(1);
+  const Tensor x = random_tensor({7, 3, 6}, 4);
+  auto run = [&](const std::vector<int64_t>& cuts) {
+    LstmState state = rnn.zero_state(3);
+    randomize_state(state, 9);
+    std::vector<float> out;
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      Tape tape({.training = false});
+      const Var y = rnn.forward(tape, Var(x.slice(cuts[i], cuts[i + 1])), state);
+      for (float v : y.value().to_vector()) out.push_back(v);
+    }
+    for (const Tensor& t : {state.h, state.c})
+      for (float v : t.to_vector()) out.push_back(v);
+    return out;
+  };
+  const std::vector<float> whole = run({0, 7});
+  for (const auto& cuts : {std::vector<int64_t>{0, 3, 7}, {0, 1, 2, 6, 7}}) {
+    const std::vector<float> parts = run(cuts);
+    REQUIRE(parts.size() == whole.size());
+    CHECK(relative_distance(parts, whole) < 1e-6);
+  }
+  // The last output is the last layer's hidden state, and the state given in stays what it was.
+  LstmState state = rnn.zero_state(3);
+  const LstmState before = state;
+  Tape tape;
+  const Var y = rnn.forward(tape, Var(x), state);
+  CHECK(y.value().slice(6, 7).to_vector() == state.h.slice(1, 2).to_vector());
+  for (float v : before.h.to_vector()) CHECK(v == 0.0f);
+}
+
+TEST_CASE("lstm: gradients of the upper layer are final while the lower one still runs backward") {
+  Context context;
+  ParameterStore store;
+  const Lstm rnn(store, "rnn", 4, 6, {.layers = 2});
+  store.finalize(1);
+  LstmState state = rnn.zero_state(2);
+  Tape tape;
+  const Var y = rnn.forward(tape, Var(random_tensor({3, 2, 4}, 1), true), state);
+  std::vector<std::string> order;
+  const Var loss = project(tape, y, random_tensor(y.shape(), 2));
+  tape.backward(
+      loss, [&](Parameter& p) { order.push_back(p.name); },
+      [&](Parameter& p) { order.push_back("free " + p.name); });
+  REQUIRE(order.size() == 16);
+  for (size_t i = 0; i < 8; ++i) CHECK(order[i].ends_with("_l1"));
+  for (size_t i = 8; i < 16; ++i) CHECK(order[i].ends_with("_l0"));
+}
+
+TEST_CASE("lstm: shapes and values that cannot be are refused") {
+  Context context;
+  ParameterStore store;
+  const Lstm rnn(store, "rnn", 4, 6);
+  store.finalize(1);
+  LstmState state = rnn.zero_state(2);
+  Tape tape;
+  auto refused = [&](const Shape& shape) {
+    CHECK_THROWS_AS(rnn.forward(tape, Var(Tensor::zeros(shape)), state), InputError);
+  };
+  refused({3, 2, 5});
+  refused({3, 1, 4});
+  refused({0, 2, 4});
+  refused({3, 2});
+  ParameterStore other;
+  CHECK_THROWS_AS(Lstm(other, "a", 0, 6), InputError);
+  CHECK_THROWS_AS(Lstm(other, "b", 4, 6, {.layers = 0}), InputError);
+}
+
+TEST_CASE("language model: gradients of all parameters, tied and untied") {
+  Context context;
+  for (bool tied : {false, true}) {
+    CAPTURE(tied);
+    ParameterStore store;
+    const LstmLm model(
+        store,
+        {.vocabulary = 11, .emsize = 8, .nhid = 8, .nlayers = 2, .dropout = 0, .tied = tied});
+    store.finalize(1);
+    randomize(store, 5, 0.3f);
+    const Tensor tokens = some_tokens({4, 3}, 11);
+    LstmState start = model.zero_state(3);
+    randomize_state(start, 3);
+    const Network network = [&](Tape& t, const std::vector<Var>&) {
+      LstmState state = start;
+      return model.forward(t, tokens, state);
+    };
+    GradCheck(store, {}, network, {.samples = 48}).run();
+    CHECK((store.find("decoder.weight") == nullptr) == tied);
+    CHECK(model.named_tensors().back().first == (tied ? "decoder.weight" : "decoder.bias"));
+    CHECK(store.find("rnn.weight_hh_l0")->uses_per_sample == 4);
+  }
+}
+
+TEST_CASE("tied weights: announced once, after the last use, and equal to the sum") {
+  Context context;
+  ParameterStore store, apart;
+  const LstmLmOptions options = {
+      .vocabulary = 7, .emsize = 6, .nhid = 6, .nlayers = 1, .dropout = 0};
+  LstmLmOptions shared = options;
+  shared.tied = true;
+  const LstmLm tied(store, shared), untied(apart, options);
+  store.finalize(1);
+  apart.finalize(2);
+  for (Parameter& p : apart.parameters()) {
+    const Parameter* same = store.find(p.name == "decoder.weight" ? "encoder.weight" : p.name);
+    p.value.copy_from(same->value);
+  }
+  const Tensor tokens = some_tokens({3, 2}, 7), targets = some_tokens({3, 2}, 7, 3);
+  auto run = [&](const LstmLm& model, std::vector<std::string>* order) {
+    LstmState state = model.zero_state(2);
+    Tape tape;
+    const Var loss = softmax_cross_entropy(tape, model.forward(tape, tokens, state), targets);
+    tape.backward(loss, [&](Parameter& p) {
+      if (order != nullptr) order->push_back(p.name);
+    });
+  };
+  std::vector<std::string> order;
+  run(tied, &order);
+  run(untied, nullptr);
+  CHECK(std::count(order.begin(), order.end(), "encoder.weight") == 1);
+  CHECK(order.back() == "encoder.weight");
+  std::vector<float> sum = gradient_of(*apart.find("encoder.weight"));
+  const std::vector<float> decoder = gradient_of(*apart.find("decoder.weight"));
+  for (size_t i = 0; i < sum.size(); ++i) sum[i] += decoder[i];
+  CHECK(relative_distance(gradient_of(*store.find("encoder.weight")), sum) < 1e-6);
+  CHECK_THROWS_AS(LstmLm(apart, {.vocabulary = 7, .emsize = 5, .nhid = 6, .tied = true}),
+                  InputError);
+  CHECK_THROWS_AS(LstmLm(apart, {.vocabulary = 1}), InputError);
+}
+
+TEST_CASE("language model: learns a repeating text in fp32 and bf16, the same in every run") {
+  Context context;
+  auto train = [](DType dtype) {
+    ParameterStore store;
+    const LstmLm model(
+        store, {.vocabulary = 12, .emsize = 16, .nhid = 32, .dropout = 0.1f, .dtype = dtype});
+    store.finalize(4);
+    std::vector<float> losses;
+    LstmState state = model.zero_state(4);
+    for (uint64_t step = 0; step < 300; ++step) {
+      Tape tape({.seed = 1, .step = step});
+      const auto at = static_cast<int32_t>(step * 8);
+      const Tensor tokens = Tensor::empty_on(Device{}, {8, 4}, DType::i32);
+      const Tensor targets = Tensor::empty_on(Device{}, {8, 4}, DType::i32);
+      for (int32_t i = 0; i < 32; ++i) {
+        const int32_t t = at + i / 4, b = i % 4;
+        tokens.data<int32_t>()[i] = (t + b) % 12;
+        targets.data<int32_t>()[i] = (t + 1 + b) % 12;
+      }
+      const Var loss = softmax_cross_entropy(tape, model.forward(tape, tokens, state), targets);
+      losses.push_back(loss.value().item());
+      store.begin_step();
+      tape.backward(loss);
+      axpy(-3.0f, store.grads(), store.values());
+    }
+    return losses;
+  };
+  const std::vector<float> first = train(DType::f32), half = train(DType::bf16);
+  CHECK(first.front() == doctest::Approx(std::log(12.0)).epsilon(0.05));
+  CHECK(first.back() < 0.5f * first.front());
+  CHECK(half.back() < 0.5f * half.front());
+  CHECK(train(DType::f32) == first);
+  CHECK(train(DType::bf16) == half);
+}
