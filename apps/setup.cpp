@@ -12,9 +12,11 @@ namespace heddle {
 
 namespace {
 
-std::string mebibytes(int64_t bytes) {
+std::string format_bytes(int64_t bytes) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  const bool small = bytes < 1 << 16;  // below 0.1 MiB
+  std::snprintf(text, sizeof text, small ? "%.1f KiB" : "%.1f MiB",
+                static_cast<double>(bytes) / (small ? 1 << 10 : 1 << 20));
   return text;
 }
 
@@ -104,11 +106,11 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
       "parameters        ", store.count(), " in ", store.parameters().size(), " tensors\n",
       "steps             ", steps.total_steps, ", ", steps.steps_per_epoch, " an epoch, ",
       plan.units_per_batch * o.accumulate, " ", plan.unit, "s each\n", "weights           ",
-      mebibytes(gradient), "\n", "gradients         ", mebibytes(gradient),
+      format_bytes(gradient), "\n", "gradients         ", format_bytes(gradient),
       " a step, what a dense exchange between learners would carry\n", "optimizer state   ",
-      mebibytes(state), "\n", "activations       ", mebibytes(plan.activation_bytes), ", ",
-      mebibytes(plan.activation_bytes / plan.units_per_batch), " ", article, plan.unit,
-      " (estimate)\n", "peak of the pool  ", mebibytes(peak), " (estimate)\n");
+      format_bytes(state), "\n", "activations       ", format_bytes(plan.activation_bytes), ", ",
+      format_bytes(plan.activation_bytes / plan.units_per_batch), " ", article, plan.unit,
+      " (estimate)\n", "peak of the pool  ", format_bytes(peak), " (estimate)\n");
 }
 
 std::string format_config(const std::string& program, const std::string& rule,
