@@ -111,7 +111,7 @@ class Trainer {
     std::snprintf(text, sizeof text,
                   "train loss %.4f, valid loss %.4f, accuracy %.2f %% (top 5: %.2f %%)",
                   log_.result().train_loss, valid.loss, valid.acc1, valid.acc5);
-    log_.validated(valid.loss,
+    log_.evaluated("valid", valid.loss,
                    {{"acc1", valid.acc1},
                     {"acc5", valid.acc5},
                     {kRateKey, static_cast<double>(valid.samples) / valid.seconds}},

@@ -52,10 +52,10 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   return healthy();
 }
 
-void TrainingLog::validated(double loss, const nlohmann::ordered_json& metrics,
+void TrainingLog::evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
                             const std::string& line) {
   nlohmann::ordered_json json = {
-      {"step", result_.step}, {"epoch", result_.epoch}, {"split", "valid"}, {"loss", loss}};
+      {"step", result_.step}, {"epoch", result_.epoch}, {"split", split}, {"loss", loss}};
   json.update(metrics);
   folder_.metric(json);
   progress_.note(concat("epoch ", result_.epoch, ": ", line));

@@ -71,8 +71,10 @@ class TrainingLog {
   // The mean loss of the epoch so far.
   void set_train_loss(double loss) { result_.train_loss = loss; }
   void finish_epoch() { ++result_.epoch; }
-  // A line of metrics and one for people on what validation gave after the last step.
-  void validated(double loss, const nlohmann::ordered_json& metrics, const std::string& line);
+  // A line of metrics and one for people on what the network, as it is now, is worth on a split:
+  // "valid" or "test".
+  void evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
+                 const std::string& line);
   // Ends the run: says why, in one line on stderr.
   void diverge(double lr, const std::string& why);
 
