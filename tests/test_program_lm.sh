@@ -7,6 +7,7 @@ program=$(realpath "$1") || exit 2
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 2
+unset "${!HEDDLE_@}"  # they are flags to the program
 # Networks this small are slower on two threads than on one.
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 failures=0
