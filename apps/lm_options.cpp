@@ -128,6 +128,7 @@ constexpr int64_t kSampleTokens = 400;
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
+  names.reserve(kPresets.size());
   for (const Recipe& preset : kPresets) names.emplace_back(preset.name);
   return names;
 }
