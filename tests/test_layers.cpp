@@ -315,6 +315,10 @@ TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
   }
   check_half({random_tensor({4, 50}, 1, Layout::plain, 1.0f, DType::bf16)}, network, 1e-2);
   CHECK_THROWS_AS(dropout(tape, leaf, 1.0f), InputError);
+  CHECK_THROWS_AS(dropout(tape, leaf, 0.5f, x.shape().rank()), InputError);
+  CHECK_THROWS_AS(
+      dropout(tape, Var(Tensor::zeros({1, 16, 2, 2}, DType::f32, Layout::nhwc)), 0.5f, 1),
+      InputError);
   CHECK_THROWS_AS(dropout(tape, leaf, -0.1f), InputError);
   CHECK_THROWS_AS(dropout(tape, leaf, kNaN), InputError);
 }
