@@ -362,6 +362,13 @@ TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
     CHECK((z.value().to_vector() == x.to_vector()) == !overwrite);
   }
   CHECK(gradients[0] == gradients[1]);
+  {  // only differences of logits count: large ones cost no digits
+    const Var large(Tensor::from({16000.25f, 16000.25f}, {1, 2}), true);
+    Tape tape;
+    tape.backward(softmax_cross_entropy(tape, large, labels_of({0})));
+    CHECK(large.grad().to_vector()[0] == doctest::Approx(-0.5).epsilon(1e-6));
+    CHECK(large.grad().to_vector()[1] == doctest::Approx(0.5).epsilon(1e-6));
+  }
   auto loss = [&](std::vector<float> logits, int32_t label, float smoothing = 0.0f) {
     Tape tape;
     const auto n = static_cast<int64_t>(logits.size());
