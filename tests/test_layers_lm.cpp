@@ -112,8 +112,27 @@ TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleare
   expect({1, 1, 2, 1, 1, 1, 1, 1, 1});
   step({5}, true);
   expect({0, 0, 0, 0, 0, 1, 0, 0, 0});
+  CHECK(weight.next_beta() == 1.0f);  // dense after rows, in one step
+  CHECK_FALSE(weight.touched_rows.has_value());
+  step({}, true);
+  CHECK(weight.touched_rows->empty());
+  expect(std::vector<float>(9, 0.0f));
+
+  // In the order of places: 1e8 - 1e8 + 1, in any other order 0.
+  store.begin_step();
+  Tape ordered;
+  const Var same = embedding(ordered, tokens_of({6, 6, 6}, {3}), weight);
+  ordered.backward(project(
+      ordered, same, Tensor::from({1e8f, 0, 0, 0, 0, -1e8f, 0, 0, 0, 0, 1, 0, 0, 0, 0}, {3, 5})));
+  CHECK(weight.grad.data<float>()[6 * 5] == 1.0f);
 
   Tape tape;
+  ParameterStore odd;
+  Parameter &vector = odd.add("vector", {9}, uniform_init(1)),
+            &none = odd.add("none", {0, 5}, uniform_init(1));
+  odd.finalize(1);
+  CHECK_THROWS_AS(embedding(tape, tokens_of({1}, {1}), vector), InputError);
+  CHECK_THROWS_AS(embedding(tape, tokens_of({}, {0}), none), InputError);
   CHECK_THROWS_AS(embedding(tape, tokens_of({9}, {1}), weight), InputError);
   CHECK_THROWS_AS(embedding(tape, tokens_of({-1}, {1}), weight), InputError);
   CHECK_THROWS_AS(embedding(tape, Tensor::zeros({1}), weight), InputError);
