@@ -39,20 +39,21 @@ std::vector<float> gradient_of(const Parameter& p) { return p.grad.to_vector(); 
 
 }  // namespace
 
-TEST_CASE("exp, sigmoid and tanh: two ulp of libm's, extremes, NaN") {
+TEST_CASE("exp, sigmoid and tanh: within three ulp, extremes, NaN") {
   double worst_exp = 0, worst_tanh = 0, worst_sigmoid = 0;
   for (double x = -87; x < 88; x += 0.00037) {
     const auto v = static_cast<float>(x);
-    auto error = [](double found, double expected) {
-      return std::fabs(found - expected) / std::fabs(expected);
+    auto ulps = [](float found, double expected) {
+      const auto near = static_cast<float>(std::fabs(expected));
+      return std::fabs(found - expected) / (std::nextafter(near, 2 * near) - near);
     };
-    worst_exp = std::max(worst_exp, error(exp_of(v), std::exp(double{v})));
-    worst_sigmoid = std::max(worst_sigmoid, error(sigmoid_of(v), 1 / (1 + std::exp(-double{v}))));
-    if (v != 0.0f) worst_tanh = std::max(worst_tanh, error(tanh_of(v), std::tanh(double{v})));
+    worst_exp = std::max(worst_exp, ulps(exp_of(v), std::exp(double{v})));
+    worst_sigmoid = std::max(worst_sigmoid, ulps(sigmoid_of(v), 1 / (1 + std::exp(-double{v}))));
+    if (v != 0.0f) worst_tanh = std::max(worst_tanh, ulps(tanh_of(v), std::tanh(double{v})));
   }
-  CHECK(worst_exp < 2.4e-7);
-  CHECK(worst_sigmoid < 3.6e-7);
-  CHECK(worst_tanh < 2.4e-7);
+  CHECK(worst_exp < 1.5);
+  CHECK(worst_sigmoid < 3);
+  CHECK(worst_tanh < 3);
   const float infinity = std::numeric_limits<float>::infinity(), nan = NAN;
   CHECK(exp_of(-infinity) == 0.0f);
   CHECK(exp_of(-200.0f) == 0.0f);
