@@ -289,6 +289,15 @@ TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
   for (size_t t = 0; t < 3; ++t)
     for (size_t i = 0; i < 24; ++i)
       CHECK(whole[t * 24 + i] == (i < 6 ? low[t * 6 + i] : high[t * 18 + i - 6]));
+  // The mask by its definition: a draw of its own for every place of every sample.
+  const Philox rng(5, stream_id(Stream::dropout, 3 << 8));
+  for (size_t t = 0; t < 3; ++t)
+    for (size_t b = 0; b < 4; ++b)
+      for (size_t c = 0; c < 6; ++c) {
+        const size_t at = (t * 4 + b) * 6 + c;
+        const float keep = rng.uniform((b * 3 + t) * 8 + c) < 0.5f ? 0.0f : 2.0f;
+        CHECK(whole[at] == keep * cube.data<float>()[at]);
+      }
   // 1/(1-p), or zero; the mask of backward is that of forward.
   const Var leaf(x, true);
   Tape tape(options);
