@@ -167,9 +167,10 @@ Corpus open_sources(TextLevel level) {
 size_t cut_at(std::string_view text, size_t twentieths, TextLevel level) {
   const size_t cut = text.size() / 20 * twentieths + text.size() % 20 * twentieths / 20;
   if (level == TextLevel::character || cut == 0) return cut;
-  const size_t before = text.rfind('\n', cut - 1), after = text.find('\n', cut - 1);
-  if (after == text.npos) return before == text.npos ? text.size() : before + 1;
-  return before != text.npos && cut - before <= after - cut ? before + 1 : after + 1;
+  // A line end is the place behind its '\n'; rfind finds none as npos, and npos + 1 is 0.
+  const size_t before = text.rfind('\n', cut - 1) + 1, newline = text.find('\n', cut - 1);
+  const size_t after = newline == text.npos ? text.size() : newline + 1;
+  return cut - before <= after - cut ? before : after;
 }
 
 }  // namespace
@@ -275,8 +276,8 @@ TokenBatches::TokenBatches(const std::vector<int32_t>& tokens, const TokenBatchO
   check(batch_size > 0 && batch_size <= most, "batch size: expected 1 to ", most, ", found ",
         batch_size);
   check(bptt > 0 && bptt <= most, "bptt: expected 1 to ", most, ", found ", bptt);
-  check(world_size > 0 && rank >= 0 && rank < world_size, "rank: expected 0 to ", world_size - 1,
-        ", found ", rank);
+  check(world_size > 0, "world size: expected a positive number, found ", world_size);
+  check(rank >= 0 && rank < world_size, "rank: expected 0 to ", world_size - 1, ", found ", rank);
   const int64_t columns = batch_size * world_size, size = static_cast<int64_t>(tokens.size());
   check(size / 2 >= columns, "text: expected at least ", 2 * columns, " tokens (2 for each of ",
         columns, " columns), found ", size);
