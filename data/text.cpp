@@ -86,7 +86,7 @@ Vocabulary collect(const std::vector<EmbeddedFile>& texts, TextLevel level) {
 
 // A part is 0 train, 1 valid, 2 test. `where` is for errors.
 struct Piece {
-  int part;
+  size_t part;
   EmbeddedFile file;
 };
 
@@ -100,8 +100,7 @@ Corpus make_corpus(const std::string& where, TextLevel level,
   const std::array<std::vector<int32_t>*, 3> parts{&corpus.train, &corpus.valid, &corpus.test};
   for (const auto& [part, file] : pieces) {
     const auto tokens = encode_text(file.text, level, corpus.vocabulary, std::string(file.name));
-    parts[static_cast<size_t>(part)]->insert(parts[static_cast<size_t>(part)]->end(),
-                                             tokens.begin(), tokens.end());
+    parts[part]->insert(parts[part]->end(), tokens.begin(), tokens.end());
   }
   for (size_t i = 0; i < parts.size(); ++i)
     check(!parts[i]->empty(), where, ": expected text to train, validate and test with; the ",
@@ -150,15 +149,16 @@ Corpus open_folder(const fs::path& folder, TextLevel level) {
 
 // Each file goes as a whole to the part that lacks most of its share of the bytes so far.
 Corpus open_sources(TextLevel level) {
-  constexpr std::array<double, 3> shares{0.9, 0.05, 0.05};
-  std::array<double, 3> lacks{};  // bytes
+  constexpr std::array<int64_t, 3> shares{18, 1, 1};  // of 20
+  std::array<int64_t, 3> lacks{};                     // twentieths of bytes
   std::vector<Piece> pieces;
   for (const auto& file : embedded_sources()) {
-    const auto size = static_cast<double>(file.text.size());
+    const auto size = static_cast<int64_t>(file.text.size());
     for (size_t i = 0; i < 3; ++i) lacks[i] += shares[i] * size;
-    const auto part = std::max_element(lacks.begin(), lacks.end()) - lacks.begin();
-    lacks[static_cast<size_t>(part)] -= size;
-    pieces.push_back({static_cast<int>(part), file});
+    const auto part =
+        static_cast<size_t>(std::max_element(lacks.begin(), lacks.end()) - lacks.begin());
+    lacks[part] -= 20 * size;
+    pieces.push_back({part, file});
   }
   return make_corpus("sources", level, embedded_sources(), pieces);
 }
