@@ -21,7 +21,8 @@ namespace heddle::bench {
 namespace {
 
 constexpr const char* kSummary = R"(Measures. WHAT is one of these, in front of the flags:
-  resnet20 resnet18 resnet50  a whole training step, with PyTorch's beside it (default: all three)
+  resnet20 resnet18 resnet50  a whole training step, with PyTorch's beside it (default: all five)
+  lstm char                   the same for language models: Zaremba's medium one, and characters
   loader                      images per second and CPU time of the loader, against resnet20's step
   first-step                  seconds from process start to the end of train_resnet's first step
   ops [CASE…]                 where the time of a step goes, layer by layer (default: resnet20)
@@ -117,10 +118,41 @@ int bench_main(const std::vector<std::string>& arguments) {
 
 const std::vector<Case>& all_cases() {
   using Stem = ResNetOptions::Stem;
+  auto resnet = [](Case c) {
+    c.arch = c.name;
+    c.momentum = 0.9;
+    c.weight_decay = 1e-4;
+    return c;
+  };
   static const std::vector<Case> cases = {
-      {"resnet20", "resnet20", Stem::cifar, 128, 32, 10, 12},
-      {"resnet18", "resnet18", Stem::cifar, 128, 32, 10, 4},
-      {"resnet50", "resnet50", Stem::imagenet, 16, 224, 1000, 4},
+      resnet({.name = "resnet20", .batch = 128, .steps = 12, .image_size = 32, .classes = 10}),
+      resnet({.name = "resnet18", .batch = 128, .steps = 4, .image_size = 32, .classes = 10}),
+      resnet({.name = "resnet50",
+              .batch = 16,
+              .steps = 4,
+              .stem = Stem::imagenet,
+              .image_size = 224,
+              .classes = 1000}),
+      // Zaremba et al. clip the sum over T at 5; our loss is the mean.
+      {.name = "lstm",
+       .batch = 20,
+       .steps = 8,
+       .clip = 5.0 / 35,
+       .vocabulary = 10000,
+       .emsize = 650,
+       .nhid = 650,
+       .nlayers = 2,
+       .bptt = 35,
+       .dropout = 0.5f},
+      {.name = "char",
+       .batch = 32,
+       .steps = 8,
+       .momentum = 0.9,
+       .vocabulary = 96,
+       .emsize = 64,
+       .nhid = 512,
+       .nlayers = 2,
+       .bptt = 128},
   };
   return cases;
 }
@@ -128,8 +160,8 @@ const std::vector<Case>& all_cases() {
 const Case& find_case(const std::string& name) {
   for (const Case& c : all_cases())
     if (c.name == name) return c;
-  throw InputError(concat("expected resnet20, resnet18, resnet50, loader, first-step, ops or ",
-                          "tune-table; found '", name, "'"));
+  throw InputError(concat("expected resnet20, resnet18, resnet50, lstm, char, loader, first-step, ",
+                          "ops or tune-table; found '", name, "'"));
 }
 
 double median(std::vector<double> values) {

@@ -13,12 +13,21 @@
 
 namespace heddle::bench {
 
-// One network at one size.
+// One network at one size: a ResNet, or, where there is a vocabulary, a language model.
 struct Case {
-  std::string name, arch;
-  ResNetOptions::Stem stem;
-  int64_t batch, image_size, classes;
-  int64_t steps;  // timed ones per process
+  std::string name;
+  int64_t batch = 0;
+  int64_t steps = 0;                                // timed ones per process
+  double momentum = 0, weight_decay = 0, clip = 0;  // of the update; clip: global norm, 0: none
+  std::string arch = {};
+  ResNetOptions::Stem stem = ResNetOptions::Stem::cifar;
+  int64_t image_size = 0, classes = 0;
+  int64_t vocabulary = 0, emsize = 0, nhid = 0, nlayers = 0, bptt = 0;
+  float dropout = 0;
+
+  bool is_text() const { return vocabulary > 0; }
+  // What the table counts per second: images, or tokens.
+  int64_t items() const { return is_text() ? batch * bptt : batch; }
 };
 
 const std::vector<Case>& all_cases();

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "apps/bench.h"
+#include "apps/bench_trainer.h"
 #include "apps/progress.h"
 #include "apps/run_folder.h"
 #include "core/context.h"
@@ -15,75 +16,13 @@
 #include "core/onednn.h"
 #include "core/parallel.h"
 #include "data/loader.h"
-#include "layers/loss.h"
-#include "optim/optimizer.h"
 
 namespace heddle::bench {
 namespace {
 
-constexpr double kRate = 0.01;
-
-// A network, its optimizer and one batch of noise.
-class Trainer {
- public:
-  Trainer(const Case& c, const std::string& precision, Device device)
-      : device_(device),
-        dtype_(precision == "bf16" ? DType::bf16 : DType::f32),
-        batch_(c.batch),
-        model_(store_, {.arch = c.arch, .classes = c.classes, .stem = c.stem}) {
-    store_.finalize(1);
-    optimizer_ = std::make_unique<Optimizer>(
-        store_, make_sgd({.momentum = 0.9, .weight_decay = 1e-4}), OptimizerOptions{});
-    const Philox noise(1, stream_id(Stream::sample));
-    Tensor images = Tensor::empty_on(Device{}, {c.batch, 3, c.image_size, c.image_size});
-    labels_ = Tensor::empty_on(Device{}, {c.batch}, DType::i32);
-    float* x = images.data<float>();
-    parallel_for(images.size(), 4096, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) x[i] = noise.normal(static_cast<uint64_t>(i));
-    });
-    for (int64_t i = 0; i < c.batch; ++i)
-      labels_.data<int32_t>()[i] = static_cast<int32_t>(i % c.classes);
-    images_ = images.to(device);
-  }
-
-  // Forward, loss, backward, update. on_final hears of every parameter's last contribution.
-  float step(const std::function<void(Parameter&)>& on_final = {}) {
-    Tape tape;
-    const Var x(converted(images_, dtype_, Layout::plain));
-    const Var loss = softmax_cross_entropy(tape, model_.forward(tape, x), labels_);
-    const float value = loss.value().item();
-    optimizer_->begin_step(kRate);
-    tape.backward(
-        loss,
-        [&](Parameter& p) {
-          if (on_final) on_final(p);
-          optimizer_->ready(p);
-        },
-        [&](Parameter& p) { optimizer_->weights_free(p); });
-    optimizer_->finish_step();
-    return value;
-  }
-
-  // 10^9 operations of a step: backward multiplies twice as often as forward.
-  double gflop() const {
-    double multiply_adds = 0;
-    for (const Parameter& p : store_.parameters())
-      multiply_adds += p.uses_per_sample * static_cast<double>(p.size());
-    return 3 * 2e-9 * multiply_adds * static_cast<double>(batch_);
-  }
-
-  ParameterStore& store() { return store_; }
-  int64_t batch() const { return batch_; }
-
- private:
-  Device device_;
-  DType dtype_;
-  int64_t batch_;
-  ParameterStore store_;
-  ResNet model_;
-  std::unique_ptr<Optimizer> optimizer_;
-  Tensor images_, labels_;
-};
+DType dtype_of(const std::string& precision) {
+  return precision == "bf16" ? DType::bf16 : DType::f32;
+}
 
 // Seconds by wall clock, or used by this process.
 using Clock = double (*)();
@@ -163,7 +102,7 @@ void print_json(const nlohmann::ordered_json& value) {
 
 void child_step(const Options& o, const Case& c) {
   Context context({.device = parse_device(o.device), .threads = static_cast<int>(o.threads)});
-  Trainer trainer(c, o.precision, context.device());
+  Trainer trainer(c, dtype_of(o.precision), context.device());
   std::vector<double> ms, cpu_ms;
   float loss = 0;
   for (int64_t i = 0; i < o.warmup + (o.steps > 0 ? o.steps : c.steps); ++i) {
@@ -250,9 +189,14 @@ Layer describe_layer(const std::string& name, Trainer& trainer) {
   const Parameter* p = trainer.store().find(name);
   if (p == nullptr) return out;
   out.shape = p->shape();
-  out.gflop = 2e-9 * p->uses_per_sample * static_cast<double>(p->size() * trainer.batch());
+  int64_t weights = p->size();
   if (p->shape().rank() == 4) out.kind = "conv";
-  if (p->shape().rank() == 2) out.kind = "linear";
+  if (p->shape().rank() == 2) out.kind = p->uses_per_sample > 0 ? "linear" : "embedding";
+  if (const size_t at = name.find(".weight_ih_"); at != std::string::npos) {
+    out.kind = "lstm";  // its range bears one name and covers both matrices
+    weights += trainer.store().find(std::string(name).replace(at, 11, ".weight_hh_"))->size();
+  }
+  out.gflop = 2e-9 * p->uses_per_sample * static_cast<double>(weights * trainer.batch());
   if (p->shape().rank() == 1) out.kind = "norm";
   return out;
 }
@@ -292,7 +236,7 @@ void print_layer(const Layer& l, double whole, double products) {
 void break_down_step(const Options& o, const Case& c) {
   Context context({.device = parse_device(o.device), .threads = static_cast<int>(o.threads)});
   const std::string precision = o.precision == "bf16" ? "bf16" : "fp32";
-  Trainer trainer(c, precision, context.device());
+  Trainer trainer(c, dtype_of(precision), context.device());
   const int64_t count = o.steps > 0 ? o.steps : c.steps;
   std::vector<std::map<std::string, double>> finals(static_cast<size_t>(count));
   std::vector<double> begins, step_ms;
@@ -335,7 +279,8 @@ void break_down_step(const Options& o, const Case& c) {
               "input", "% step", "GFLOP/s");
   std::map<std::string, Layer> sums;
   for (const Layer& l : layers) {
-    const double products = &l == &layers.front() ? 2 : 3;  // no gradient of the images
+    // No gradient of the images.
+    const double products = &l == &layers.front() && !c.is_text() ? 2 : 3;
     print_layer(l, whole, products);
     Layer& s = sums[l.kind];
     s.name = "all " + l.kind;

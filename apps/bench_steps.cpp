@@ -44,32 +44,49 @@ std::string step_script() {
   throw Error("torch_step.py: not beside this program and not in " HEDDLE_SOURCE_DIR "/apps");
 }
 
+// What torch_step.py needs to know of a case.
+std::vector<std::string> script_flags(const Case& c) {
+  std::vector<std::string> out = {concat("--batch=", c.batch), concat("--momentum=", c.momentum),
+                                  concat("--weight-decay=", c.weight_decay),
+                                  concat("--clip=", c.clip)};
+  if (c.is_text()) {
+    out.insert(out.end(), {"--arch=lstm_lm", concat("--vocabulary=", c.vocabulary),
+                           concat("--emsize=", c.emsize), concat("--nhid=", c.nhid),
+                           concat("--nlayers=", c.nlayers), concat("--bptt=", c.bptt),
+                           concat("--dropout=", c.dropout)});
+  } else {
+    const bool cifar = c.stem == ResNetOptions::Stem::cifar;
+    out.insert(out.end(), {"--arch=" + c.arch, concat("--stem=", cifar ? "cifar" : "imagenet"),
+                           concat("--image-size=", c.image_size), concat("--classes=", c.classes)});
+  }
+  return out;
+}
+
 std::vector<Contender> make_contenders(const Options& o, const Case& c,
                                        const std::string& precision,
                                        const std::vector<Python>& pythons) {
+  struct Setting {
+    std::string name, layout;
+  };
+  std::vector<Setting> settings = {
+      {"stock nchw", "nchw"}, {"stock nhwc", "nhwc"}, {"best", "nhwc"}};
+  if (c.is_text()) settings = {{"stock", "nchw"}, {"best", "nchw"}};
   std::vector<Contender> out(1);
   out[0].name = "heddle";
   for (const Python& python : pythons) {
-    for (const auto& [setting, layout] :
-         {std::pair{"stock nchw", "nchw"}, {"stock nhwc", "nhwc"}, {"best", "nhwc"}}) {
-      const bool best = std::string(setting) == "best",
-                 cifar = c.stem == ResNetOptions::Stem::cifar;
+    for (const Setting& setting : settings) {
       Contender t;
-      t.name = concat("PyTorch ", python.torch_version, " ", setting);
+      t.name = concat("PyTorch ", python.torch_version, " ", setting.name);
       t.command = {python.path,
                    "-Wignore",
                    step_script(),
-                   "--arch=" + c.arch,
-                   concat("--stem=", cifar ? "cifar" : "imagenet"),
-                   concat("--batch=", c.batch),
-                   concat("--image-size=", c.image_size),
-                   concat("--classes=", c.classes),
                    concat("--threads=", o.threads),
-                   concat("--layout=", layout),
+                   "--layout=" + setting.layout,
                    "--precision=" + precision,
                    concat("--warmup=", o.warmup),
                    concat("--steps=", o.steps > 0 ? o.steps : c.steps)};
-      if (best) t.command.push_back("--best"), t.environment = best_environment();
+      for (const std::string& flag : script_flags(c)) t.command.push_back(flag);
+      if (setting.name == "best") t.command.push_back("--best"), t.environment = best_environment();
       out.push_back(std::move(t));
     }
   }
@@ -109,7 +126,7 @@ double ratio(const Contender& theirs, const Contender& ours) {
 
 void print_header() {
   std::printf("%-10s %-5s %-32s %9s %9s %9s %9s %8s %7s %7s %6s %6s\n", "case", "type", "program",
-              "ms", "min", "max", "images/s", "GFLOP/s", "% peak", "MiB", "ratio", "of min");
+              "ms", "min", "max", "items/s", "GFLOP/s", "% peak", "MiB", "ratio", "of min");
 }
 
 // Measures one case and prints its rows; returns them as JSON.
@@ -137,11 +154,11 @@ nlohmann::ordered_json compare(const Options& o, const Case& c, const std::strin
     if (t.dropped || t.round_ms.empty()) continue;
     const auto [low, high] = std::minmax_element(t.ms.begin(), t.ms.end());
     const double ms = median(t.round_ms), rate = gflop / ms * 1000;
-    const double images = static_cast<double>(c.batch) / ms * 1000;
+    const double items = static_cast<double>(c.items()) / ms * 1000;
     const double against = t.command.empty() ? 1 : ratio(t, all[0]);
     const double shortest = *low / own_min;  // what other work on the machine disturbs least
     std::printf("%-10s %-5s %-32s %9.1f %9.1f %9.1f %9.1f %8.1f %7.1f %7.0f %6.2f %6.2f\n",
-                c.name.c_str(), precision.c_str(), t.name.c_str(), ms, *low, *high, images, rate,
+                c.name.c_str(), precision.c_str(), t.name.c_str(), ms, *low, *high, items, rate,
                 100 * rate / peak, t.rss_mib, against, shortest);
     rows.push_back({{"case", c.name},
                     {"precision", precision},
@@ -150,7 +167,7 @@ nlohmann::ordered_json compare(const Options& o, const Case& c, const std::strin
                     {"ms", ms},
                     {"ms_min", *low},
                     {"ms_max", *high},
-                    {"images_per_s", images},
+                    {c.is_text() ? "tokens_per_s" : "images_per_s", items},
                     {"gflop_per_s", rate},
                     {"peak_share", rate / peak},
                     {"rss_mib", t.rss_mib},
@@ -181,7 +198,8 @@ void compare_steps(const Options& o, const std::vector<Case>& cases) {
       "# peak GFLOP/s: fp32 %.0f (multiply-add loop), fp32 product of 2048 %.0f, bf16 %.0f\n", loop,
       gemm, half);
   std::printf(
-      "# GFLOP: three times the forward pass by direct convolution; ratio: time / heddle's\n");
+      "# items: images or tokens; GFLOP: three times the forward pass by direct convolution\n"
+      "# ratio: time / heddle's\n");
   print_header();
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const std::string& precision : precisions) {

@@ -1,11 +1,7 @@
-// What a user can say to the programs: CommonOptions for both, TrainResnetOptions for train_resnet,
-// and the rule for the defaults that depend on the data set. A field's initial value is its
-// default; where the default is a rule, resolve() fills it in and --dump-config shows the outcome.
-//
-//   TrainResnetOptions o;
-//   FlagTable flags = resnet_flags(o);
-//   flags.parse(arguments, environment);
-//   resolve(o, flags, data_kind(o.data));
+// What a user can say to both programs: CommonOptions, their flags, and the rules that hold for
+// both. Each program adds flags of its own and the defaults that depend on its data
+// (apps/resnet_options.h, apps/lm_options.h). A field's initial value is its default; where the
+// default is a rule, the program's resolve() fills it in and --dump-config shows the outcome.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +14,7 @@ namespace heddle {
 
 struct CommonOptions {
   // data and run
-  std::string data = "shapes", device = "auto", precision = "fp32", init;
+  std::string data, device = "auto", precision = "fp32", init;
   int64_t seed = 1, threads = 0, workers = 1;
   bool deterministic = false;
   // how long and how much
@@ -43,27 +39,31 @@ struct CommonOptions {
   std::string config;
 };
 
-struct TrainResnetOptions : CommonOptions {
-  std::string arch, stem = "auto", augment;
-  int64_t image_size = 0;
-  double label_smoothing = 0;
-  std::vector<std::string> predict;
+// How --help speaks of the common flags in one program; a default text stands where a rule decides.
+struct FlagTexts {
+  const char *data, *workers, *epochs, *batch_size, *evaluate, *list;
+  const char *by_rule, *epochs_default, *lr_default, *weight_decay_default, *name_default;
+  const char* milestones_default;
+  const char *optimizer_default = nullptr, *scheduler_default = nullptr, *gamma_default = nullptr;
+  const char* clip_default = nullptr;
 };
 
-enum class DataKind { shapes, cifar, folder };
+// Adds the groups "Data and machine", "Training", "Output" and "Weights, configuration, questions".
+void add_common_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts);
 
-// What is trained on when --data says this: "shapes", else the path of a folder, which must exist;
-// one of CIFAR's file names in it decides for CIFAR. The files are checked when they are opened.
-DataKind data_kind(const std::string& data);
-const char* data_kind_name(DataKind kind);
+template <class T, class U>
+void set_default(const FlagTable& flags, const char* name, T& target, const U& value) {
+  if (!flags.given(name)) target = value;
+}
 
-FlagTable resnet_flags(TrainResnetOptions& options);
+// The end of resolve(): absolute paths (`embedded` is the --data that is none), the defaults that
+// no data set changes, and a refusal of what cannot go together.
+void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string& embedded);
 
-// Fills in what nobody gave, by kind of data and by optimizer, and refuses what cannot go together.
-void resolve(TrainResnetOptions& options, const FlagTable& flags, DataKind kind);
-
-// The text of --list.
-std::string list_choices();
+// "title a b c\n", for --list.
+std::string list_row(const char* title, const std::vector<std::string>& names);
+// The rows that both programs have.
+std::string list_training_choices();
 
 // "A:B", steps counted from 1, A <= B, both traced. Throws InputError.
 struct StepRange {

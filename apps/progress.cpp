@@ -62,11 +62,11 @@ std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr) 
   const double left = elapsed / static_cast<double>(steps_) *
                       static_cast<double>(std::max<int64_t>(options_.total_steps - step, 0));
   char text[160];
-  std::snprintf(text, sizeof text,
-                "epoch %lld  step %lld/%lld  loss %.4f  lr %.4g  %.0f images/s  %s left",
-                static_cast<long long>(epoch), static_cast<long long>(step),
-                static_cast<long long>(options_.total_steps), loss, lr,
-                static_cast<double>(samples_) / elapsed, format_duration(left).c_str());
+  std::snprintf(
+      text, sizeof text, "epoch %lld  step %lld/%lld  loss %.4f  lr %.4g  %.0f %s/s  %s left",
+      static_cast<long long>(epoch), static_cast<long long>(step),
+      static_cast<long long>(options_.total_steps), loss, lr,
+      static_cast<double>(samples_) / elapsed, options_.unit, format_duration(left).c_str());
   return text;
 }
 

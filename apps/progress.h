@@ -17,7 +17,8 @@ struct ProgressOptions {
   int64_t total_steps = 0;
   int64_t print_freq = 50;
   bool quiet = false;
-  FILE* out = nullptr;  // stderr
+  const char* unit = "images";  // what a step works on
+  FILE* out = nullptr;          // stderr
 };
 
 class Progress {
@@ -27,7 +28,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // After the update number `step` (from 1) of `samples` images.
+  // After the update number `step` (from 1) of `samples` units.
   void step(int64_t step, int64_t epoch, double loss, double lr, int64_t samples);
   // A full line, above the bar where there is one.
   void note(const std::string& line);

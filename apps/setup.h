@@ -1,54 +1,54 @@
-// From options to the things that a run is made of: data, loader, update rule, schedule, network,
-// and the plan that --dry-run prints.
+// From the common options to the things that a training run is made of, whatever it trains: update
+// rule, schedule, optimizer options, the number of steps, and what --dry-run says of them.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "apps/options.h"
-#include "apps/weights.h"
-#include "core/context.h"
-#include "data/loader.h"
-#include "layers/resnet.h"
+#include "core/parameters.h"
+#include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "optim/update_rule.h"
 
 namespace heddle {
 
-// A set with what turns its images into input.
-struct Data {
-  std::shared_ptr<ImageDataset> set;
-  Augmentation transform;
-};
-
-Data open_data(const TrainResnetOptions& o, Split split);
-Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training);
-std::unique_ptr<UpdateRule> make_rule(const TrainResnetOptions& o);
-Schedule make_schedule(const TrainResnetOptions& o, int64_t total_steps, int64_t steps_per_epoch);
-
-// What the network is and knows: from the data, or without (`set` is null) from the weights file.
-ModelCard make_card(const TrainResnetOptions& o, const ModelCard& loaded, const ImageDataset* set);
-ResNetOptions network_options(const TrainResnetOptions& o, const ModelCard& card);
+std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o);
+ScheduleOptions schedule_options(const CommonOptions& o, int64_t total_steps,
+                                 int64_t steps_per_epoch);
+OptimizerOptions optimizer_options(const CommonOptions& o,
+                                   std::function<void(const std::string&)> log);
 // The type of activations.
-DType input_type(const TrainResnetOptions& o);
+DType activation_type(const CommonOptions& o);
 
 // Updates, not batches: --accumulate batches make one.
 struct StepPlan {
   int64_t steps_per_epoch = 0, total_steps = 0;
 };
-// Throws InputError when an epoch has fewer than --accumulate batches.
-StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train);
+// `what` a batch is, for the InputError when an epoch has fewer than --accumulate: "batches of 4
+// images".
+StepPlan plan_updates(const CommonOptions& o, int64_t batches_per_epoch, const std::string& what);
 
-// The first line of every run: network, data, device, threads, precision, seed.
-std::string describe(const TrainResnetOptions& o, const ParameterStore& store, const Data& train,
-                     const Data& valid);
+// "cpu, 2 threads, fp32, seed 1": the end of the first line of every run.
+std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store);
 
-// The text of --dry-run, or one JSON object with --json. The memory of activations is measured on
-// two small batches and extrapolated.
-std::string describe_plan(const TrainResnetOptions& o, Context& context, const ResNet& model,
-                          ParameterStore& store, const Loader& train);
+// What --dry-run found out.
+struct RunPlan {
+  StepPlan steps;
+  std::string model;       // the JSON key of the network, and
+  std::string model_name;  // its value
+  std::string unit;        // of what a step works on: "image", "token"
+  int64_t units_per_batch = 0;
+  int64_t activation_bytes = 0;  // of one batch
+  int64_t peak_bytes = 0;        // of the pool, without the optimizer's state
+};
+// Its text, or one JSON object with --json.
+std::string format_plan(const CommonOptions& o, const ParameterStore& store, const RunPlan& plan);
 
-// The resolved configuration as TOML, with a remark on each default.
-std::string config_text(const TrainResnetOptions& o, const FlagTable& flags);
+// The resolved configuration as TOML, with a remark on each default: `rule` says what it is for.
+std::string format_config(const std::string& program, const std::string& rule,
+                          const FlagTable& flags);
 
 }  // namespace heddle

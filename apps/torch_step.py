@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """The opponent of `./run bench`: the same training step in PyTorch.
 
-Builds the same ResNets as layers/resnet.h, times forward, loss, backward and update on random data,
-and prints one JSON line: {"torch": version, "ms": [per step], "cpu_ms": [...], "rss_bytes": peak,
-"loss": last}.
+Builds the same ResNets as layers/resnet.h or the same language model as layers/lstm_lm.h, times
+forward, loss, backward and update on random data, and prints one JSON line: {"torch": version,
+"ms": [per step], "cpu_ms": [...], "rss_bytes": peak, "loss": last}.
 
   torch_step.py --arch resnet20 --batch 128 --image-size 32 --classes 10 --threads 2 --layout nhwc
+  torch_step.py --arch lstm_lm --batch 20 --bptt 35 --threads 2
 """
 import argparse
 import contextlib
@@ -84,11 +85,26 @@ class ResNet(nn.Module):
         return self.head(self.blocks(x).mean((2, 3)))
 
 
-def make_optimizer(parameters, best):
-    """Momentum SGD as this release of PyTorch has it; at its best, its fastest implementation."""
-    settings = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
+class LanguageModel(nn.Module):
+    """Embedding, dropout, LSTM layers with dropout between them, dropout, decoder."""
+
+    def __init__(self, vocabulary, emsize, nhid, nlayers, dropout):
+        super().__init__()
+        self.drop = nn.Dropout(dropout)
+        self.encoder = nn.Embedding(vocabulary, emsize)
+        self.rnn = nn.LSTM(emsize, nhid, nlayers, dropout=dropout)
+        self.decoder = nn.Linear(nhid, vocabulary)
+
+    def forward(self, tokens, state):
+        y, state = self.rnn(self.drop(self.encoder(tokens)), state)
+        return self.decoder(self.drop(y)), state
+
+
+def make_optimizer(parameters, o):
+    """SGD as this release of PyTorch has it; at its best, its fastest implementation."""
+    settings = {"lr": 0.01, "momentum": o.momentum, "weight_decay": o.weight_decay}
     parameters = list(parameters)
-    for extra in ({"fused": True}, {"foreach": True}) if best else ():
+    for extra in ({"fused": True}, {"foreach": True}) if o.best else ():
         with contextlib.suppress(TypeError, RuntimeError):
             return torch.optim.SGD(parameters, **settings, **extra)
     return torch.optim.SGD(parameters, **settings)
@@ -102,13 +118,46 @@ def peak_rss_bytes():
     return 0
 
 
+def make_images(o):
+    """A model, and a function that gives logits and labels of a batch of images."""
+    form = torch.channels_last if o.layout == "nhwc" else torch.contiguous_format
+    model = ResNet(o.arch, o.stem == "cifar", o.classes).to(memory_format=form)
+    images = torch.randn(o.batch, 3, o.image_size, o.image_size).to(memory_format=form)
+    labels = torch.randint(o.classes, (o.batch,))
+    return model, lambda: (model(images), labels)
+
+
+def make_text(o):
+    """The same for a window of tokens; the state goes on from step to step without its history."""
+    model = LanguageModel(o.vocabulary, o.emsize, o.nhid, o.nlayers, o.dropout)
+    tokens = torch.randint(o.vocabulary, (o.bptt, o.batch))
+    targets = torch.randint(o.vocabulary, (o.bptt * o.batch,))
+    state = (torch.zeros(o.nlayers, o.batch, o.nhid),) * 2
+
+    def forward():
+        nonlocal state
+        logits, state = model(tokens, tuple(s.detach() for s in state))
+        return logits.flatten(0, 1), targets
+
+    return model, forward
+
+
 def main():
     flags = argparse.ArgumentParser()
-    flags.add_argument("--arch", choices=ARCHS, default="resnet20")
+    flags.add_argument("--arch", choices=(*ARCHS, "lstm_lm"), default="resnet20")
     flags.add_argument("--stem", choices=("cifar", "imagenet"), default="cifar")
     flags.add_argument("--batch", type=int, default=128)
     flags.add_argument("--image-size", type=int, default=32)
     flags.add_argument("--classes", type=int, default=10)
+    flags.add_argument("--vocabulary", type=int, default=10000)
+    flags.add_argument("--emsize", type=int, default=650)
+    flags.add_argument("--nhid", type=int, default=650)
+    flags.add_argument("--nlayers", type=int, default=2)
+    flags.add_argument("--bptt", type=int, default=35)
+    flags.add_argument("--dropout", type=float, default=0.5)
+    flags.add_argument("--momentum", type=float, default=0)
+    flags.add_argument("--weight-decay", type=float, default=0)
+    flags.add_argument("--clip", type=float, default=0, help="global norm of the gradients; 0: none")
     flags.add_argument("--threads", type=int, default=1)
     flags.add_argument("--layout", choices=("nchw", "nhwc"), default="nhwc")
     flags.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
@@ -119,19 +168,18 @@ def main():
 
     torch.set_num_threads(o.threads)
     torch.manual_seed(1)
-    form = torch.channels_last if o.layout == "nhwc" else torch.contiguous_format
-    model = ResNet(o.arch, o.stem == "cifar", o.classes).to(memory_format=form)
-    images = torch.randn(o.batch, 3, o.image_size, o.image_size).to(memory_format=form)
-    labels = torch.randint(o.classes, (o.batch,))
-    optimizer = make_optimizer(model.parameters(), o.best)
+    model, forward = (make_text if o.arch == "lstm_lm" else make_images)(o)
+    optimizer = make_optimizer(model.parameters(), o)
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=o.precision == "bf16")
 
     def step():
         optimizer.zero_grad(set_to_none=True)
         with half:
-            logits = model(images)
+            logits, labels = forward()
         loss = functional.cross_entropy(logits.float(), labels)
         loss.backward()
+        if o.clip > 0:
+            nn.utils.clip_grad_norm_(model.parameters(), o.clip)
         optimizer.step()
         return loss.item()
 

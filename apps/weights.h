@@ -1,38 +1,33 @@
-// A trained network on disk: safetensors with torchvision's names, and in the file's metadata what
-// is needed to use it without repeating flags (architecture, stem, image size, classes and the
-// normalisation of the images).
+// A trained network on disk: safetensors with PyTorch's names. What else is needed to use the file
+// without repeating flags is in its metadata, the card of the network (apps/resnet_card.h,
+// apps/lm_card.h).
 //
-//   save_weights("runs/a/model.safetensors", store, card);
-//   load_weights("runs/a", store);   // a run folder stands for its model.safetensors
+//   load_weights("runs/a", store.named_tensors());   // a run folder stands for its
+//   model.safetensors
 #pragma once
 
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "core/parameters.h"
-#include "data/dataset.h"
+#include "core/tensor.h"
 
 namespace heddle {
-
-// What a weights file says of its network; empty and 0 where it says nothing (files from PyTorch).
-struct ModelCard {
-  std::string arch, stem;
-  int64_t image_size = 0;
-  std::vector<std::string> classes;
-  int64_t class_count = 0;        // rows of fc.weight
-  Normalization normalization{};  // std of 0: not told
-};
 
 // The file that --init names.
 std::string weights_file(const std::string& path);
 
-ModelCard read_model_card(const std::string& path);
+// Fills tensors from a file, which must hold exactly these names; floating types become f32. A
+// tensor that is listed twice (tied weights) must be equal in the file. `hints`: by the beginning
+// of a name, what another shape probably means. Throws InputError that names the first tensor that
+// is missing, unknown, of another shape or unequal; nothing is changed then.
+void load_weights(const std::string& path,
+                  const std::vector<std::pair<std::string, Tensor>>& tensors,
+                  const std::map<std::string, std::string>& hints = {});
 
-// Throws Error when the file cannot be written; nothing is left under its name then.
-void save_weights(const std::string& path, const ParameterStore& store, const ModelCard& card);
-
-// Fills every parameter and buffer. Throws InputError that names the first tensor that is missing,
-// unknown, or of another shape; the store is unchanged then.
-void load_weights(const std::string& path, ParameterStore& store);
+// A number in a file's metadata. Throws InputError with `where` unless it lies in [min, max].
+int64_t parse_metadata_number(const std::string& text, int64_t min, int64_t max,
+                              const std::string& where);
 
 }  // namespace heddle

@@ -9,12 +9,15 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/kernels.h"
 #include "core/parameters.h"
 #include "core/safetensors.h"
+#include "core/tape.h"
 #include "core/tensor.h"
 
 namespace heddle {
@@ -73,11 +76,25 @@ inline void set_formula_parameters(ParameterStore& store) {
   for (Parameter& p : store.parameters()) {
     if (p.shape().rank() > 1)
       p.value.copy_from(formula(p.name, p.shape(), he_scale(p.shape())));
-    else if (p.name.ends_with(".bias"))
+    else if (p.name.find(".bias") != std::string::npos)
       p.value.copy_from(formula(p.name, p.shape(), 0.1f));
     else
       p.value.copy_from(formula(p.name, p.shape(), 0.1f, 1.0));
   }
+}
+
+// Propagates dy from y, whatever y's layout.
+inline void backward(Tape& tape, const Var& y, const Tensor& dy) {
+  Var scalar(Tensor::zeros({1}), true);
+  tape.record("dy", scalar, {}, [&](BackwardPass&) {
+    y.add_grad(converted(dy, DType::f32, y.value().layout()).clone());
+  });
+  tape.backward(scalar);
+}
+
+// What backward must overwrite.
+inline void spoil_gradients(ParameterStore& store) {
+  for (Parameter& p : store.parameters()) fill(p.grad, std::numeric_limits<float>::quiet_NaN());
 }
 
 inline double norm(const std::vector<float>& values) {

@@ -1,44 +1,19 @@
 // Flags, configuration, run folder and progress: what the programs share, without a network.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "apps/options.h"
 #include "apps/progress.h"
+#include "apps/resnet_options.h"
 #include "apps/run_folder.h"
 #include "core/error.h"
+#include "tests/app_helpers.h"
 
 using namespace heddle;
-namespace fs = std::filesystem;
 
 namespace {
-
-using Strings = std::vector<std::string>;
-
-struct TempFolder {
-  std::string path;
-  TempFolder() {
-    char name[] = "/tmp/heddle-test-XXXXXX";
-    path = mkdtemp(name);
-  }
-  ~TempFolder() { fs::remove_all(path); }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path + "/" + name, std::ios::binary) << text;
-    return path + "/" + name;
-  }
-};
-
-std::string read(const std::string& path) {
-  std::ostringstream out;
-  out << std::ifstream(path, std::ios::binary).rdbuf();
-  return out.str();
-}
 
 TrainResnetOptions parse(const Strings& arguments, const Strings& environment = {}) {
   TrainResnetOptions options;
@@ -48,23 +23,8 @@ TrainResnetOptions parse(const Strings& arguments, const Strings& environment = 
   return options;
 }
 
-// The message of the InputError that f throws; "" when it throws none.
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 std::string complaint(const Strings& arguments, const Strings& environment = {}) {
   return message_of([&] { parse(arguments, environment); });
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace
@@ -245,12 +205,6 @@ TEST_CASE("configuration: a dump read back dumps the same") {
     resolve(o, flags, data_kind(o.data));
     return flags.dump("default");
   };
-  auto strip = [](const std::string& text) {
-    std::string out;
-    std::istringstream in(text);
-    for (std::string line; std::getline(in, line);) out += line.substr(0, line.find("  #")) + "\n";
-    return out;
-  };
   const Strings cases[] = {
       {},
       {"--lr", "0.1", "--name", "quote \" and \\ # sign", "--no-nesterov", "--steps", "7"},
@@ -259,7 +213,7 @@ TEST_CASE("configuration: a dump read back dumps the same") {
   for (const Strings& arguments : cases) {
     const std::string first = dump(arguments);
     const std::string second = dump({"--config", temp.write("c.toml", first)});
-    CHECK(strip(first) == strip(second));
+    CHECK(without_remarks(first) == without_remarks(second));
     CHECK_FALSE(contains(second, "# default"));
   }
   CHECK(contains(dump({}), "lr = 0.1  # default"));

@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <functional>
-#include <limits>
 
 #include "core/context.h"
 #include "core/kernels.h"
@@ -23,20 +22,6 @@ std::vector<Layout> layouts(const Shape& shape) {
   if (shape.rank() != 4) return {Layout::plain};
   if (shape[1] % 16 != 0) return {Layout::plain, Layout::nhwc};
   return {Layout::plain, Layout::nhwc, Layout::c16};
-}
-
-// Propagates dy from y, whatever y's layout.
-void backward(Tape& tape, const Var& y, const Tensor& dy) {
-  Var scalar(Tensor::zeros({1}), true);
-  tape.record("dy", scalar, {}, [&](BackwardPass&) {
-    y.add_grad(converted(dy, DType::f32, y.value().layout()).clone());
-  });
-  tape.backward(scalar);
-}
-
-// What backward must overwrite.
-void spoil_gradients(ParameterStore& store) {
-  for (Parameter& p : store.parameters()) fill(p.grad, std::numeric_limits<float>::quiet_NaN());
 }
 
 Parameter& add_parameter(ParameterStore& store, const std::string& name, const Shape& shape) {

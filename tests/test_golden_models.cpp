@@ -2,15 +2,12 @@
 // python3 with PyTorch is found, weights and logits exchanged with it as files
 // (tests/golden/interop.py).
 #include <doctest/doctest.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
 
 #include "core/context.h"
 #include "layers/loss.h"
 #include "layers/resnet.h"
 #include "tests/golden.h"
+#include "tests/interop.h"
 
 using namespace heddle;
 
@@ -57,52 +54,27 @@ void check_model(const std::string& name, const std::string& arch, Stem stem, in
   golden.expect("eval_logits", network.evaluate(images));
 }
 
-// An interpreter that can import torch, or "".
-std::string find_torch() {
-  for (const std::string python : {"python3", "/usr/bin/python3"})
-    if (std::system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0) return python;
-  return {};
-}
-
-struct ScratchFolder {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / concat("heddle_interop_", ::getpid());
-  ScratchFolder() { std::filesystem::create_directories(path); }
-  ~ScratchFolder() { std::filesystem::remove_all(path); }
-};
-
-int interop(const std::string& python, const std::string& verb, const std::string& arch,
-            const std::filesystem::path& folder) {
-  const std::string files =
-      (folder / "w.safetensors").string() + " " + (folder / "logits.safetensors").string();
-  return std::system((python + " -B " HEDDLE_SOURCE_DIR "/tests/golden/interop.py " + verb + " " +
-                      arch + " " + files)
-                         .c_str());
-}
-
 void exchange(const std::string& python, const std::string& arch, Stem stem, int64_t size,
               const std::string& torch_arch) {
   CAPTURE(torch_arch);
   const ScratchFolder scratch;
   const Tensor images = formula("interop.input", {4, 3, size, size});
-  const std::string weights = (scratch.path / "w.safetensors").string();
-  const std::string logits = (scratch.path / "logits.safetensors").string();
 
   // Ours to PyTorch, after a step of training so that the running statistics are no longer 0 and 1.
   Network ours(arch, stem);
   Tape tape;
   ours.model.forward(tape, Var(images));
-  save_safetensors(weights, ours.store.named_tensors());
-  save_safetensors(logits, {{"logits", ours.evaluate(images)}});
-  CHECK(interop(python, "check", torch_arch, scratch.path) == 0);
+  save_safetensors(scratch.weights(), ours.store.named_tensors());
+  save_safetensors(scratch.logits(), {{"logits", ours.evaluate(images)}});
+  CHECK(interop(python, "check", torch_arch, scratch) == 0);
 
   // PyTorch's to us.
-  REQUIRE(interop(python, "write", torch_arch, scratch.path) == 0);
-  const auto file = SafetensorsFile::open(weights);
+  REQUIRE(interop(python, "write", torch_arch, scratch) == 0);
+  const auto file = SafetensorsFile::open(scratch.weights());
   const auto tensors = ours.store.named_tensors();
   CHECK(file.names().size() == tensors.size());
   for (const auto& [name, tensor] : tensors) tensor.copy_from(file.load(name));
-  const Tensor expected = SafetensorsFile::open(logits).load("logits");
+  const Tensor expected = SafetensorsFile::open(scratch.logits()).load("logits");
   CHECK(relative_error(ours.evaluate(images).to_vector(), expected.to_vector()) <= kGoldenBound);
 }
 

@@ -7,6 +7,7 @@ program=$(realpath "$1") || exit 2
 work=$(mktemp -d) || exit 2
 trap 'mounted && umount "$work/disk"; rm -rf "$work"' EXIT
 cd "$work" || exit 2
+unset "${!HEDDLE_@}"  # they are flags to the program
 # Passive: on a busy machine, threads that spin while they wait turn milliseconds into seconds.
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 failures=0

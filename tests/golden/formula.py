@@ -1,4 +1,5 @@
-"""What make_golden.py and interop.py share: the value formula, safetensors files, and ResNet in PyTorch.
+"""What make_golden.py and interop.py share: the value formula, safetensors files, and the networks in
+PyTorch: ResNet and the LSTM language model.
 
 The formula. Both sides compute every weight, input, upstream gradient and label from its name, so
 that only results need to be stored. All integers are unsigned and 64 bits wide and wrap around:
@@ -14,10 +15,11 @@ Product and sum of `value` are exact in float64 for the scales used here, so tha
 rounding and a fused multiply-add changes nothing: the two sides agree bit for bit. Index i counts
 the elements of a tensor in row-major order.
 
-Parameters of a model, named as in torchvision:
-    convolution and linear weights  scale float32(sqrt(6 / fan_in))  (uniform, variance 2 / fan_in)
+Parameters of a model, named as in torchvision and torch.nn.LSTM:
+    matrices and convolutions       scale float32(sqrt(6 / fan_in))  (uniform, variance 2 / fan_in),
+                                    fan_in the product of all axes but the first
     batch norm weight               1 + 0.1 u
-    batch norm and linear bias      0.1 u
+    every bias                      0.1 u
     running_mean 0, running_var 1
 """
 
@@ -67,7 +69,7 @@ def set_parameters(model):
         for name, p in model.named_parameters():
             if p.dim() > 1:
                 p.copy_(value(name, p.shape, he_scale(p.shape)))
-            elif name.endswith(".bias"):
+            elif ".bias" in name:
                 p.copy_(value(name, p.shape, 0.1))
             else:
                 p.copy_(value(name, p.shape, 0.1, 1.0))
@@ -209,3 +211,20 @@ def make_resnet(arch):
     if depth % 6 != 2 or stem:
         raise ValueError(f"unknown architecture {arch}")
     return ResNet((16, 32, 64), (depth // 6,) * 3, "cifar", option_a=True)
+
+
+class LanguageModel(nn.Module):
+    """The architecture and the parameter names of PyTorch's word_language_model example."""
+
+    def __init__(self, vocabulary, emsize, nhid, nlayers, tied):
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+        self.encoder = nn.Embedding(vocabulary, emsize)
+        self.rnn = nn.LSTM(emsize, nhid, nlayers, dropout=0.0)
+        self.decoder = nn.Linear(nhid, vocabulary)
+        if tied:
+            self.decoder.weight = self.encoder.weight
+
+    def forward(self, tokens, state=None):
+        y, state = self.rnn(self.drop(self.encoder(tokens)), state)
+        return self.decoder(self.drop(y)), state

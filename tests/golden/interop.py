@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Exchanges ResNet weights between heddle and PyTorch as safetensors under torchvision's names.
+"""Exchanges weights between heddle and PyTorch as safetensors under PyTorch's names.
 
     interop.py write ARCH WEIGHTS LOGITS     PyTorch writes both; heddle reads and compares
     interop.py check ARCH WEIGHTS LOGITS     heddle wrote both; PyTorch reads and compares
 
 ARCH is resnet20, 32, 44, 56, 110, or resnet18, 34, 50, 101, 152 with `:cifar` (the default here) or
-`:imagenet` behind it. LOGITS holds one tensor `logits` (N, 10): the model in evaluation mode on
-`interop.input` of formula.py, (N, 3, 32, 32), or (N, 3, 64, 64) for the imagenet stem. `check`
-demands exactly the model's names, shapes and types, and logits within a relative error of 1e-4;
-it exits with 1 where they differ, with 2 where a file or ARCH is wrong, and with 77 without PyTorch.
+`:imagenet` behind it, or `lm:untied` or `lm:tied`, a language model of two LSTM layers with 60 words,
+emsize 16 (tied: 24) and nhid 24. LOGITS holds one tensor `logits`: the model in evaluation mode on
+inputs of formula.py. For a ResNet that is (N, 10) for `interop.input`, (N, 3, 32, 32), or
+(N, 3, 64, 64) with the imagenet stem; for a language model (7, B, 60) for the labels `interop.tokens`,
+(7, B), from a state of zeros. `check` demands exactly the model's names, shapes and types, and logits
+within a relative error of 1e-4; it exits with 1 where they differ, with 2 where a file or ARCH is
+wrong, and with 77 without PyTorch.
 """
 
 import sys
@@ -19,17 +22,29 @@ except ImportError:
     print("interop.py: no PyTorch in this python3", file=sys.stderr)
     sys.exit(77)
 
-from formula import make_resnet, read_safetensors, set_parameters, value, write_safetensors
+from formula import LanguageModel, label, make_resnet, read_safetensors, set_parameters
+from formula import value, write_safetensors
+
+LANGUAGE = {"lm:untied": (16, False), "lm:tied": (24, True)}  # emsize, tied
+
+
+def make_model(arch):
+    if arch not in LANGUAGE:
+        return make_resnet(arch)
+    emsize, tied = LANGUAGE[arch]
+    return LanguageModel(60, emsize, 24, 2, tied)
 
 
 def run(model, arch, batch):
     size = 64 if arch.endswith(":imagenet") else 32
     with torch.no_grad():
+        if arch in LANGUAGE:
+            return model.eval()(label("interop.tokens", 7 * batch, 60).reshape(7, batch))[0]
         return model.eval()(value("interop.input", (batch, 3, size, size)))
 
 
 def write(arch, weights, logits):
-    model = set_parameters(make_resnet(arch))
+    model = set_parameters(make_model(arch))
     for name, buffer in model.named_buffers():
         if name.endswith("running_mean"):
             buffer.copy_(value(name, buffer.shape, 0.1))
@@ -42,7 +57,7 @@ def write(arch, weights, logits):
 
 
 def check(arch, weights, logits):
-    model, state = make_resnet(arch), read_safetensors(weights)
+    model, state = make_model(arch), read_safetensors(weights)
     for name, expected in model.state_dict().items():
         found = state.get(name, expected)
         if (found.shape, found.dtype) != (expected.shape, expected.dtype):
@@ -51,8 +66,10 @@ def check(arch, weights, logits):
                 f" expected {expected.dtype} {list(expected.shape)}"
             )
     model.load_state_dict(state, strict=True)  # names PyTorch lacks or heddle lacks: an error
+    if arch == "lm:tied" and not state["encoder.weight"].equal(state["decoder.weight"]):
+        sys.exit(f"interop.py: {weights}: encoder.weight and decoder.weight differ")
     ours = read_safetensors(logits)["logits"]
-    expected = run(model, arch, ours.shape[0])
+    expected = run(model, arch, ours.shape[1 if arch in LANGUAGE else 0])
     if ours.shape != expected.shape:
         sys.exit(f"interop.py: {logits}: logits are {list(ours.shape)}, expected {list(expected.shape)}")
     error = ((ours - expected).norm() / expected.norm()).item()

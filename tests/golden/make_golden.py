@@ -7,6 +7,7 @@ Everything is computed in float64 and stored as float32, one safetensors file pe
 inputs, labels and upstream gradients follow the formula that formula.py states and are not stored;
 in a layer case their names are `<case>.x`, `<case>.weight`, `<case>.dy` and so on. Models read
 `input:<seed>` and `labels:<seed>`; the seeds stand in the file as `input_seed` (one per step).
+Language models read `tokens:<step>` and `targets:<step>`.
 
 A tensor of at most 2400 elements is stored whole. A larger one, or a model's gradient, is sampled:
 `name.sampled` holds its L2 norm, its projection sum_i t_i * u("proj:" + name, i), and K entries
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from formula import he_scale, label, make_resnet, read_safetensors, set_parameters
+from formula import LanguageModel, he_scale, label, make_resnet, read_safetensors, set_parameters
 from formula import uniform, value, write_safetensors
 
 HERE = pathlib.Path(__file__).parent
@@ -198,6 +199,47 @@ def make_layers(check):
         layer_case(case, {"logits": ((7, 10), 3, 0)}, run, check, dy=(0, 1))
 
 
+def lstm_case(case, sizes, check, layers=1, bidirectional=False, windows=1):
+    """torch.nn.LSTM from a state that is not zero; x holds the windows one behind the other. Values
+    of the state are carried from window to window, gradients are not."""
+    t, b, i, h = sizes
+    directions = 2 if bidirectional else 1
+
+    def make(dtype=torch.float32):
+        return torch.nn.LSTM(i, h, layers, bidirectional=bidirectional).to(dtype)
+
+    def run(x, **weights):
+        model, outputs = make(x.dtype), []
+        model._flat_weights = [weights[name] for name in model._flat_weights_names]
+        state = tuple(value(f"{case}.{name}", (layers * directions, b, h), 1, 0, x.dtype)
+                      for name in ("h0", "c0"))
+        for window in x.split(t):
+            y, state = model(window, tuple(s.detach() for s in state))
+            outputs.append(y)
+        return {"y": torch.cat(outputs), "h": state[0], "c": state[1]}
+
+    inputs = {"x": ((windows * t, b, i), 1, 0)}
+    for name, p in make().named_parameters():
+        inputs[name] = (p.shape, he_scale(p.shape) if p.dim() > 1 else 0.1, 0)
+    layer_case(case, inputs, run, check)
+
+
+def make_language_layers(check):
+    def run(weight):
+        tokens = label("embedding.labels", 24, 20).reshape(6, 4)  # some often, some never
+        return {"y": F.embedding(tokens, weight)}
+
+    layer_case("embedding", {"weight": ((20, 13), 1, 0)}, run, check)
+
+    odd, even = (5, 3, 7, 10), (4, 16, 16, 32)  # T, B, I, H
+    lstm_case("lstm", odd, check)
+    lstm_case("lstm_2", odd, check, layers=2)
+    lstm_case("lstm_bi", odd, check, bidirectional=True)
+    lstm_case("lstm_bi_2", odd, check, layers=2, bidirectional=True)
+    lstm_case("lstm_h32", even, check, layers=2)
+    lstm_case("lstm_windows", odd, check, layers=2, windows=2)
+
+
 # ----------------------------------------------------------------------------------------- models
 
 
@@ -305,6 +347,40 @@ def make_steps(case, check, **options):
     save(case, tensors, check)
 
 
+def make_language_steps(case, emsize, tied, check):
+    """Ten steps of a language model as the word_language_model example takes them: SGD, gradients
+    clipped to a global norm of 0.25, the state carried from step to step without its history."""
+    steps, t, b, vocabulary, nhid, nlayers = 10, 6, 4, 50, 12, 2
+
+    def train(dtype):
+        model = set_parameters(LanguageModel(vocabulary, emsize, nhid, nlayers, tied).to(dtype))
+        optimizer = torch.optim.SGD(model.parameters(), lr=20)
+        state = tuple(torch.zeros(nlayers, b, nhid, dtype=dtype) for _ in "hc")
+        losses, norms = [], []
+        for step in range(steps):
+            tokens = label(f"tokens:{step}", t * b, vocabulary).reshape(t, b)
+            logits, state = model(tokens, tuple(s.detach() for s in state))
+            targets = label(f"targets:{step}", t * b, vocabulary)
+            loss = F.cross_entropy(logits.reshape(t * b, vocabulary), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25).item())
+            optimizer.step()
+            losses.append(loss.item())
+        results = {"losses": losses, "grad_norms": norms, "h": numpy(state[0]), "c": numpy(state[1])}
+        return model, results
+
+    exact, tensors = train(torch.float64)
+    rounded, results = train(torch.float32)
+    errors = {name: relative(results[name], t) for name, t in tensors.items()}
+    for (name, p), (_, q) in zip(exact.named_parameters(), rounded.named_parameters()):
+        key = "param:" + name
+        tensors[key + ".sampled"] = sample(key, p, 16)
+        errors[key] = sampled_error(sample(key, q, 16), tensors[key + ".sampled"], p.numel())
+    report(case, errors)
+    save(case, tensors, check)
+
+
 # ------------------------------------------------------------------------- optimisers, schedules
 
 
@@ -376,8 +452,11 @@ def main():
     torch.set_num_threads(1)
     make_formula(check)
     make_layers(check)
+    make_language_layers(check)
     make_optimizers(check)
     make_schedules(check)
+    make_language_steps("lm_steps", 10, False, check)
+    make_language_steps("lm_steps_tied", 12, True, check)
     make_model("resnet20", "resnet20", 4, 16, check)
     make_model("resnet18", "resnet18:cifar", 2, 16, check)
     make_model("resnet18_imagenet", "resnet18:imagenet", 4, 48, check)

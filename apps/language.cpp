@@ -1,0 +1,92 @@
+#include "apps/language.h"
+
+#include <algorithm>
+
+#include "apps/progress.h"
+#include "core/error.h"
+#include "core/random.h"
+#include "data/text.h"
+#include "layers/loss.h"
+
+namespace heddle {
+
+namespace {
+
+// Tokens that are read at once. It changes no result: the state goes on from window to window.
+constexpr int64_t kWindow = 64;
+
+// i32 (T, 1) on the host.
+Tensor as_column(const int32_t* tokens, int64_t count) {
+  const Tensor out = Tensor::empty_on(Device{}, {count, 1}, DType::i32);
+  std::copy_n(tokens, count, out.data<int32_t>());
+  return out;
+}
+
+// Reads on, and returns the logits behind the last token.
+std::vector<float> read_on(const LstmLm& model, const int32_t* tokens, int64_t count,
+                           LstmState& state) {
+  Tape tape({.training = false});
+  const Tensor logits = model.forward(tape, as_column(tokens, count), state).value();
+  return logits.slice(count - 1, count).to_vector();
+}
+
+}  // namespace
+
+TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& text) {
+  const double begin = wall_clock();
+  const TokenBatches windows(text, {.batch_size = 1, .bptt = kWindow});
+  LstmState state = model.zero_state(1);
+  TextEvaluation out;
+  double sum = 0;
+  for (int64_t i = 0; i < windows.size(); ++i) {
+    const TokenWindow window = windows.window(i);
+    Tape tape({.training = false});
+    const Var logits = model.forward(tape, window.inputs, state);
+    const Var loss = softmax_cross_entropy(tape, logits, window.targets);
+    sum += static_cast<double>(loss.value().item()) * static_cast<double>(window.targets.size());
+    out.tokens += window.targets.size();
+  }
+  out.loss = sum / static_cast<double>(out.tokens);
+  out.seconds = wall_clock() - begin;
+  return out;
+}
+
+int32_t sample_token(const std::vector<float>& logits, double temperature, double u) {
+  const auto finite = [](float z) { return std::isfinite(z); };
+  if (!std::all_of(logits.begin(), logits.end(), finite)) {
+    throw Error("generating: the model's output is not finite");
+  }
+  const auto best = std::max_element(logits.begin(), logits.end());
+  if (temperature == 0) return static_cast<int32_t>(best - logits.begin());
+  std::vector<double> sums(logits.size());  // of the tokens' weights so far
+  double total = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    total += std::exp((static_cast<double>(logits[i]) - double{*best}) / temperature);
+    sums[i] = total;
+  }
+  const auto token = std::upper_bound(sums.begin(), sums.end(), u * total);
+  // Rounding may leave u * total at the very end, where tokens of no weight stand too.
+  const auto last = std::lower_bound(sums.begin(), sums.end(), total);
+  return static_cast<int32_t>(std::min(token, last) - sums.begin());
+}
+
+std::vector<int32_t> continue_text(const LstmLm& model, const std::vector<int32_t>& prompt,
+                                   const ContinueOptions& options) {
+  check(!prompt.empty(), "generating: expected a prompt of at least one token");
+  const Philox rng(options.seed, stream_id(Stream::sample));
+  LstmState state = model.zero_state(1);
+  std::vector<float> logits;
+  const auto size = static_cast<int64_t>(prompt.size());
+  for (int64_t i = 0; i < size; i += kWindow) {
+    logits = read_on(model, prompt.data() + i, std::min(kWindow, size - i), state);
+  }
+  std::vector<int32_t> out;
+  for (int64_t i = 0; i < options.tokens; ++i) {
+    if (i > 0) logits = read_on(model, &out.back(), 1, state);
+    const double u = (rng.bits(static_cast<uint64_t>(i)) + 0.5) / 4294967296.0;
+    out.push_back(sample_token(logits, options.temperature, u));
+  }
+  return out;
+}
+
+}  // namespace heddle

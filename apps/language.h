@@ -1,0 +1,45 @@
+// A language model applied without training: the loss on a text, and text of its own.
+//
+//   TextEvaluation e = evaluate_text(model, corpus.test);   // perplexity(e.loss)
+//   auto tokens = continue_text(model, prompt, {.tokens = 400, .temperature = 0.8, .seed = 1});
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+#include <vector>
+
+#include "layers/lstm_lm.h"
+
+namespace heddle {
+
+struct TextEvaluation {
+  double loss = NAN;   // mean over tokens, nats
+  int64_t tokens = 0;  // predicted
+  double seconds = 0;
+};
+
+inline double perplexity(double loss) { return std::exp(loss); }
+inline double bits(double loss) { return loss / std::numbers::ln2; }  // of a token
+
+// Reads the text as one stream from a state of zero: every token but the first is predicted once,
+// with all the text before it. So the result depends on nothing but model and text. Throws
+// InputError for a text of fewer than two tokens.
+TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& text);
+
+struct ContinueOptions {
+  int64_t tokens = 0;
+  double temperature = 1;
+  uint64_t seed = 1;
+};
+
+// The tokens that the model writes behind a prompt of at least one token; the prompt is not
+// repeated. Token i is drawn with number i of Philox(seed, Stream::sample).
+std::vector<int32_t> continue_text(const LstmLm& model, const std::vector<int32_t>& prompt,
+                                   const ContinueOptions& options);
+
+// One token of softmax(logits / temperature): the one in whose share of [0, 1) u lies. Temperature
+// 0: the first of the largest logits. Throws Error for logits that are not finite.
+int32_t sample_token(const std::vector<float>& logits, double temperature, double u);
+
+}  // namespace heddle

@@ -1,0 +1,45 @@
+// From the options of train_lm to text and network, and to the plan that --dry-run prints.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "apps/lm_card.h"
+#include "apps/lm_options.h"
+#include "apps/setup.h"
+#include "core/context.h"
+#include "data/text.h"
+#include "layers/lstm_lm.h"
+
+namespace heddle {
+
+// Throws InputError for a corpus whose validation or test text is too short to predict anything.
+Corpus open_text(const TrainLmOptions& o);
+LstmLmOptions network_options(const TrainLmOptions& o, int64_t vocabulary);
+TokenBatches make_batches(const TrainLmOptions& o, const Corpus& corpus);
+// Updates of an epoch and of the run. Throws InputError when an epoch has fewer than --accumulate
+// windows.
+StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train);
+// Plateau lowers the rate after every epoch that is not better than all before it, as
+// word_language_model does.
+Schedule make_schedule(const TrainLmOptions& o, const StepPlan& plan);
+
+// The first line of every run: network, text, device, threads, precision, seed. A corpus without
+// text was not needed.
+std::string describe(const TrainLmOptions& o, const ParameterStore& store, int64_t vocabulary,
+                     const Corpus& corpus);
+
+// The text of --dry-run, or one JSON object with --json. The memory of activations is measured on
+// two small batches and extrapolated.
+std::string describe_plan(const TrainLmOptions& o, Context& context, const LstmLm& model,
+                          ParameterStore& store, const TokenBatches& train);
+
+// The resolved configuration as TOML, with a remark on each default.
+std::string config_text(const TrainLmOptions& o, const FlagTable& flags);
+
+// The prompt in tokens, "" as none. Throws InputError for what the vocabulary lacks.
+std::vector<int32_t> encode_prompt(const TrainLmOptions& o, const Vocabulary& vocabulary);
+// What a text without a prompt follows upon: a line end if there is one, else the first token.
+int32_t start_token(TextLevel level, const Vocabulary& vocabulary);
+
+}  // namespace heddle

@@ -1,0 +1,60 @@
+#include "apps/program.h"
+
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "apps/run_folder.h"
+#include "core/device.h"
+#include "core/error.h"
+
+extern char** environ;
+
+namespace heddle {
+
+namespace {
+
+std::string version_text() {
+  return concat("heddle ", HEDDLE_VERSION, " (", describe_build(), ")\n", library_versions(), "\n");
+}
+
+}  // namespace
+
+int run_program(const char* name, int argc, char** argv,
+                const std::function<int(const Arguments&, const Arguments&)>& run) {
+  try {
+    Arguments environment;
+    for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
+    return run({argv, argv + argc}, environment);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    return static_cast<int>(error.exit_code());
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "%s: out of memory\n", name);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", name, error.what());
+  }
+  return static_cast<int>(ExitCode::runtime);
+}
+
+void print(const std::string& text) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (!written || std::fflush(stdout) != 0) throw Error("stdout cannot be written");
+}
+
+bool answer_questions(const CommonOptions& o, const FlagTable& flags, const std::string& choices) {
+  if (o.help)
+    print(flags.help());
+  else if (o.version)
+    print(version_text());
+  else if (o.list)
+    print(choices);
+  return o.help || o.version || o.list;
+}
+
+void print_warnings(const CommonOptions& o, const FlagTable& flags) {
+  if (o.quiet) return;
+  for (const std::string& line : flags.warnings()) std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+}  // namespace heddle

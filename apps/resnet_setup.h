@@ -1,0 +1,46 @@
+// From the options of train_resnet to data, loader and network, and to the plan that --dry-run
+// prints.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "apps/resnet_card.h"
+#include "apps/resnet_options.h"
+#include "apps/setup.h"
+#include "core/context.h"
+#include "data/loader.h"
+#include "layers/resnet.h"
+
+namespace heddle {
+
+// A set with what turns its images into input.
+struct Data {
+  std::shared_ptr<ImageDataset> set;
+  Augmentation transform;
+};
+
+Data open_data(const TrainResnetOptions& o, Split split);
+Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training);
+
+// What the network is and knows: from the data, or without (`set` is null) from the weights file.
+ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded,
+                     const ImageDataset* set);
+ResNetOptions network_options(const TrainResnetOptions& o, const ResnetCard& card);
+
+// Throws InputError when an epoch has fewer than --accumulate batches.
+StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train);
+
+// The first line of every run: network, data, device, threads, precision, seed.
+std::string describe(const TrainResnetOptions& o, const ParameterStore& store, const Data& train,
+                     const Data& valid);
+
+// The text of --dry-run, or one JSON object with --json. The memory of activations is measured on
+// two small batches and extrapolated.
+std::string describe_plan(const TrainResnetOptions& o, Context& context, const ResNet& model,
+                          ParameterStore& store, const Loader& train);
+
+// The resolved configuration as TOML, with a remark on each default.
+std::string config_text(const TrainResnetOptions& o, const FlagTable& flags);
+
+}  // namespace heddle

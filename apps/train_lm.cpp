@@ -1,0 +1,318 @@
+// Trains or evaluates a language model, or lets it write. Read run() first: it is the whole program
+// in order; Trainer::train_epoch holds the inner loop.
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "apps/language.h"
+#include "apps/lm_card.h"
+#include "apps/lm_options.h"
+#include "apps/lm_setup.h"
+#include "apps/program.h"
+#include "apps/training_log.h"
+#include "apps/weights.h"
+#include "core/context.h"
+#include "layers/loss.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+
+namespace heddle {
+namespace {
+
+constexpr const char* kRateKey = "tokens_per_s";
+
+struct Outcome {
+  TrainingResult run;
+  TextEvaluation valid, test;  // of the weights that are saved
+  std::string generated;
+};
+
+bool is_char_level(const TrainLmOptions& o) { return o.level == "char"; }
+
+// Perplexity at word level, bits per character at character level.
+const char* score_key(const TrainLmOptions& o) { return is_char_level(o) ? "bpc" : "ppl"; }
+double score(const TrainLmOptions& o, double loss) {
+  return is_char_level(o) ? bits(loss) : perplexity(loss);
+}
+
+// "perplexity 121.39", "2.104 bits per character".
+std::string score_text(const TrainLmOptions& o, double loss) {
+  char text[64];
+  std::snprintf(text, sizeof text, is_char_level(o) ? "%.4f bits per character" : "perplexity %.2f",
+                score(o, loss));
+  return text;
+}
+
+class Trainer {
+ public:
+  Trainer(const TrainLmOptions& o, Context& context, const LstmLm& model, ParameterStore& store,
+          const Corpus& corpus, RunFolder& folder, Progress& progress)
+      : o_(o),
+        model_(model),
+        store_(store),
+        corpus_(corpus),
+        folder_(folder),
+        progress_(progress),
+        windows_(make_batches(o, corpus)),
+        plan_(plan_steps(o, windows_)),
+        schedule_(make_schedule(o, plan_)),
+        optimizer_(store, make_rule(o),
+                   optimizer_options(o, [&](const std::string& line) { progress.note(line); })),
+        log_({.program = "train_lm", .rate_key = kRateKey}, o, context, folder, progress) {}
+
+  Outcome run() {
+    while (log_.step() < plan_.total_steps && log_.healthy()) {
+      train_epoch();
+      if (log_.healthy()) validate();
+      folder_.flush();
+    }
+    if (log_.healthy() && best_.defined()) store_.values().copy_from(best_);
+    return {.run = log_.result(), .valid = valid_, .test = {}, .generated = ""};
+  }
+
+  TextEvaluation test() {
+    const TextEvaluation test = evaluate_text(model_, corpus_.test);
+    record("test", test, "test " + score_text(o_, test.loss));
+    folder_.flush();
+    return test;
+  }
+
+ private:
+  // The inner loop. The state of the network is carried from window to window; the gradient is not.
+  void train_epoch() {
+    LstmState state = model_.zero_state(o_.batch_size);
+    double loss_sum = 0, step_loss = 0;  // sums over tokens
+    int64_t tokens = 0, step_tokens = 0;
+    StepTimes t;
+    for (int64_t i = 0; i < plan_.steps_per_epoch * o_.accumulate; ++i) {
+      const TokenWindow window = windows_.window(i);
+      t.data += t.lap();
+      const int64_t micro = i % o_.accumulate;
+      Tape tape({.training = true,
+                 .seed = static_cast<uint64_t>(o_.seed),
+                 .step = static_cast<uint64_t>(log_.step() * o_.accumulate + micro),
+                 .first_sample = window.first_column});
+      const Var logits = model_.forward(tape, window.inputs, state);
+      const Var loss =
+          softmax_cross_entropy(tape, logits, window.targets, {.overwrite_logits = true});
+      const auto count = static_cast<double>(window.targets.size());
+      const double window_loss = loss.value().item();
+      step_loss += window_loss * count;
+      step_tokens += window.targets.size();
+      t.forward += t.lap();
+      const double lr = schedule_.lr(log_.step());
+      // Saturated gates keep a loss finite that is far beyond hope.
+      if (!std::isfinite(perplexity(window_loss))) {
+        return log_.diverge(lr, "the perplexity is not finite");
+      }
+
+      // The loss is a mean over tokens. The last window of an epoch may be shorter: its gradient is
+      // scaled down, so that all tokens weigh the same.
+      const double weight = count / static_cast<double>(o_.bptt * o_.batch_size);
+      optimizer_.begin_step(lr);
+      tape.backward(
+          loss, [&](Parameter& p) { optimizer_.ready(p); },
+          [&](Parameter& p) { optimizer_.weights_free(p); }, static_cast<float>(weight));
+      t.backward += t.lap();
+      const StepReport report = optimizer_.finish_step();
+      t.update += t.lap();
+      if (micro + 1 < o_.accumulate) continue;
+
+      const double mean = step_loss / static_cast<double>(step_tokens);
+      if (!log_.finish_step(report, {.loss = mean,
+                                     .lr = lr,
+                                     .units = step_tokens,
+                                     .times = t,
+                                     .metrics = {{score_key(o_), score(o_, mean)}}})) {
+        return;
+      }
+      loss_sum += step_loss;
+      tokens += step_tokens;
+      log_.set_train_loss(loss_sum / static_cast<double>(tokens));
+      if (log_.step() == plan_.total_steps) break;
+      step_loss = 0;
+      step_tokens = 0;
+      t = StepTimes{};
+    }
+    log_.finish_epoch();
+  }
+
+  void validate() {
+    progress_.pause();
+    const TextEvaluation valid = evaluate_text(model_, corpus_.valid);
+    char text[200];
+    std::snprintf(text, sizeof text, "train %s, valid %s, lr %.4g",
+                  score_text(o_, log_.result().train_loss).c_str(),
+                  score_text(o_, valid.loss).c_str(), schedule_.lr(log_.step() - 1));
+    record("valid", valid, text);
+    schedule_.observe(valid.loss);
+    progress_.resume();
+    // The plateau schedule goes back to smaller steps when things get worse; its run is worth what
+    // its best epoch was. Otherwise the schedule ends where it means to.
+    const bool keep_best = o_.lr_scheduler == "plateau";
+    if (keep_best && !(valid.loss < best_loss_)) return;
+    valid_ = valid;
+    if (!keep_best) return;
+    best_loss_ = valid.loss;
+    best_ = store_.values().clone();
+  }
+
+  void record(const char* split, const TextEvaluation& e, const std::string& text) {
+    log_.evaluated(
+        split, e.loss,
+        {{score_key(o_), score(o_, e.loss)}, {kRateKey, static_cast<double>(e.tokens) / e.seconds}},
+        text);
+  }
+
+  const TrainLmOptions& o_;
+  const LstmLm& model_;
+  ParameterStore& store_;
+  const Corpus& corpus_;
+  RunFolder& folder_;
+  Progress& progress_;
+  TokenBatches windows_;
+  StepPlan plan_;
+  Schedule schedule_;
+  Optimizer optimizer_;
+  TrainingLog log_;
+  TextEvaluation valid_;
+  double best_loss_ = std::numeric_limits<double>::infinity();
+  Tensor best_;  // the values of the best validation, under the plateau schedule
+};
+
+// Prompt and continuation.
+std::string generate(const TrainLmOptions& o, const LstmLm& model, const Vocabulary& vocabulary) {
+  const TextLevel level = parse_text_level(o.level);
+  std::vector<int32_t> tokens = encode_prompt(o, vocabulary);
+  const std::vector<int32_t> start = {start_token(level, vocabulary)};
+  const std::vector<int32_t> written = continue_text(
+      model, tokens.empty() ? start : tokens,
+      {.tokens = o.generate, .temperature = o.temperature, .seed = static_cast<uint64_t>(o.seed)});
+  tokens.insert(tokens.end(), written.begin(), written.end());
+  return decode_text(tokens, level, vocabulary);
+}
+
+std::string final_json(const TrainLmOptions& o, const Outcome& out, const RunFolder* folder) {
+  nlohmann::ordered_json json = begin_summary(out.run);
+  const auto add = [&](const std::string& split, const TextEvaluation& e) {
+    json[split + "_loss"] = e.loss;
+    json[split + "_ppl"] = perplexity(e.loss);
+    if (is_char_level(o)) json[split + "_bpc"] = bits(e.loss);
+  };
+  add("valid", out.valid);
+  add("test", out.test);
+  end_summary(json, kRateKey, out.run, o.seed, folder);
+  if (o.generate > 0) json["generated"] = out.generated;
+  return json_line(json);
+}
+
+// The generated text and, for programs, the result go to stdout; the result for people to stderr.
+void report(const TrainLmOptions& o, const Outcome& out, const RunFolder* folder) {
+  if (!o.json && !out.generated.empty()) {
+    print(out.generated + (out.generated.back() == '\n' ? "" : "\n"));
+  }
+  if (o.json) print(final_json(o, out, folder));
+  if (o.quiet || out.test.tokens == 0) return;
+  std::fprintf(stderr, "%s: test %s (valid %s), %s\n", out.run.status.c_str(),
+               score_text(o, out.test.loss).c_str(), score_text(o, out.valid.loss).c_str(),
+               format_duration(seconds_since_process_start()).c_str());
+}
+
+// Trains in a run folder of its own and leaves the weights there.
+Outcome train(const TrainLmOptions& o, const FlagTable& flags, const Arguments& arguments,
+              Context& context, const LstmLm& model, ParameterStore& store, const Corpus& corpus,
+              std::unique_ptr<RunFolder>& folder) {
+  const int64_t total = plan_steps(o, make_batches(o, corpus)).total_steps;
+  RunFiles files = open_run(o, config_text(o, flags), arguments, context);
+  Progress progress(
+      {.total_steps = total, .print_freq = o.print_freq, .quiet = o.quiet, .unit = "tokens"});
+  progress.note("run folder " + files.folder->path());
+  Trainer trainer(o, context, model, store, corpus, *files.folder, progress);
+  Outcome out = trainer.run();
+  if (out.run.status == "done") {
+    save_lm(files.folder->file("model.safetensors"), model, corpus.level, corpus.vocabulary);
+    out.test = trainer.test();
+  }
+  finish_trace(files, context);
+  folder = std::move(files.folder);
+  return out;
+}
+
+// --init may name a run folder or a file that says what it holds: no flag has to be repeated.
+LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
+  if (o.init.empty()) return {};
+  LmCard card = read_lm_card(o.init);
+  const auto suggest = [&](const char* name, int64_t value) {
+    if (value > 0) flags.suggest(name, std::to_string(value), o.init + ": " + name);
+  };
+  suggest("emsize", card.emsize);
+  suggest("nhid", card.nhid);
+  suggest("nlayers", card.nlayers);
+  if (card.tied) flags.suggest("tied", "true", o.init + ": tied");
+  if (card.level == TextLevel::automatic) return card;
+  const std::string level = text_level_name(card.level);
+  check(o.level == "auto" || o.level == level, "--level ", o.level, ": ", o.init,
+        " holds a model at level ", level);
+  o.level = level;
+  return card;
+}
+
+int run(const Arguments& arguments, const Arguments& environment) {
+  TrainLmOptions o;
+  FlagTable flags = lm_flags(o);
+  flags.parse({arguments.begin() + 1, arguments.end()}, environment);
+  if (answer_questions(o, flags, list_lm_choices())) return 0;
+  const TextKind kind = text_kind(o.data);
+  const LmCard card = read_card(o, flags);
+  resolve(o, flags, kind);
+  if (o.dump_config) return print(config_text(o, flags)), 0;
+  print_warnings(o, flags);
+
+  Context context({.device = parse_device(o.device),
+                   .threads = static_cast<int>(o.threads),
+                   .deterministic = o.deterministic});
+  const bool only_generate = flags.given("generate") && !o.init.empty() && !o.evaluate &&
+                             !o.dry_run && !flags.given("epochs") && !flags.given("steps");
+  const bool training = !only_generate && !o.evaluate;
+  const bool known = card.vocabulary.size() > 0;
+  Corpus corpus;
+  if (!only_generate || !known) corpus = open_text(o);
+  if (!only_generate && known) {
+    check_same_vocabulary(corpus.vocabulary, corpus.name, card.vocabulary, o.init);
+  }
+  const Vocabulary& vocabulary = known ? card.vocabulary : corpus.vocabulary;
+
+  ParameterStore store;
+  const LstmLm model(store, network_options(o, vocabulary.size()));
+  store.finalize(static_cast<uint64_t>(o.seed));
+  if (!o.init.empty()) {
+    load_weights(o.init, model.named_tensors(), {{"encoder.", "another vocabulary or --emsize"}});
+  }
+  if (!o.quiet) {
+    std::fprintf(stderr, "%s\n", describe(o, store, vocabulary.size(), corpus).c_str());
+  }
+  if (o.dry_run) {
+    return print(describe_plan(o, context, model, store, make_batches(o, corpus))), 0;
+  }
+  (void)encode_prompt(o, vocabulary);  // complains before the training, not behind it
+
+  Outcome out;
+  std::unique_ptr<RunFolder> folder;
+  if (training) {
+    out = train(o, flags, arguments, context, model, store, corpus, folder);
+  } else if (o.evaluate) {
+    out.valid = evaluate_text(model, corpus.valid);
+    out.test = evaluate_text(model, corpus.test);
+  }
+  if (out.run.status == "done" && o.generate > 0) out.generated = generate(o, model, vocabulary);
+  report(o, out, folder.get());
+  return static_cast<int>(out.run.status == "done" ? ExitCode::ok : ExitCode::diverged);
+}
+
+}  // namespace
+}  // namespace heddle
+
+int main(int argc, char** argv) { return heddle::run_program("train_lm", argc, argv, heddle::run); }

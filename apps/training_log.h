@@ -1,0 +1,110 @@
+// The books of a training run, whatever is trained: counts steps, writes metrics.jsonl, shows
+// progress, traces the steps that were asked for, and declares the run diverged. The inner loop
+// stays with the program.
+//
+//   TrainingLog log({.program = "train_lm", .rate_key = "tokens_per_s"}, o,
+//                   context, folder, progress);
+//   ... backward, finish_step ...
+//   if (!log.finish_step(report, {.loss = loss, .lr = lr, .units = n, .times = t})) return;
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "apps/options.h"
+#include "apps/progress.h"
+#include "apps/run_folder.h"
+#include "core/context.h"
+#include "core/files.h"
+#include "optim/optimizer.h"
+
+namespace heddle {
+
+// How a run stands; what both programs put into their final JSON object.
+struct TrainingResult {
+  std::string status = "done";
+  int64_t epoch = 0, step = 0;  // complete ones
+  double train_loss = NAN;      // mean over the last epoch
+  double rate = NAN;            // units a second, without validation
+  double first_step_s = NAN;
+};
+
+// Seconds of one update, by what they went into; lap() gives the time since the last call.
+struct StepTimes {
+  double data = 0, forward = 0, backward = 0, update = 0, last = wall_clock();
+  double lap() {
+    const double now = wall_clock(), seconds = now - last;
+    last = now;
+    return seconds;
+  }
+};
+
+struct StepFacts {
+  double loss = 0, lr = 0;
+  int64_t units = 0;  // images or tokens
+  StepTimes times;
+  nlohmann::ordered_json metrics = nlohmann::ordered_json::object();  // further ones of the step
+};
+
+struct TrainingLogOptions {
+  std::string program;
+  std::string rate_key;  // "samples_per_s", "tokens_per_s"
+};
+
+class TrainingLog {
+ public:
+  TrainingLog(const TrainingLogOptions& names, const CommonOptions& o, Context& context,
+              RunFolder& folder, Progress& progress);
+
+  const TrainingResult& result() const { return result_; }
+  int64_t step() const { return result_.step; }
+  int64_t epoch() const { return result_.epoch; }
+  bool healthy() const { return result_.status == "done"; }
+
+  // An update has been made. False, and the run has diverged, after more than --max-skipped steps
+  // in a row whose gradients were not finite.
+  bool finish_step(const StepReport& report, const StepFacts& facts);
+  // The mean loss of the epoch so far.
+  void set_train_loss(double loss) { result_.train_loss = loss; }
+  void finish_epoch() { ++result_.epoch; }
+  // A line of metrics and one for people on what the network, as it is now, is worth on a split:
+  // "valid" or "test".
+  void evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
+                 const std::string& line);
+  // Ends the run: says why, in one line on stderr.
+  void diverge(double lr, const std::string& why);
+
+ private:
+  void trace_step(int64_t step);
+
+  TrainingLogOptions names_;
+  const CommonOptions& o_;
+  Context& context_;
+  RunFolder& folder_;
+  Progress& progress_;
+  TrainingResult result_;
+  int64_t units_ = 0, skipped_ = 0;
+  double seconds_ = 0;
+};
+
+// What a run writes to: its folder, which holds config.toml and run.json from the start, and the
+// trace if one was asked for.
+struct RunFiles {
+  std::unique_ptr<AtomicFile> trace;
+  std::unique_ptr<RunFolder> folder;
+};
+RunFiles open_run(const CommonOptions& o, const std::string& config,
+                  const std::vector<std::string>& arguments, Context& context);
+void finish_trace(const RunFiles& files, Context& context);
+
+// The final JSON object: first the keys that both programs begin with, then, behind their own
+// results, those that both end with.
+nlohmann::ordered_json begin_summary(const TrainingResult& result);
+void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
+                 const TrainingResult& result, int64_t seed, const RunFolder* folder);
+
+}  // namespace heddle

@@ -1,0 +1,152 @@
+#!/usr/bin/env bash
+# Runs train_lm as a user would, on a text of a few lines: results that must agree, runs that must
+# repeat bit for bit, exit codes and one-line errors for bad input.
+#   tests/test_program_lm.sh build/train_lm
+set -u
+program=$(realpath "$1") || exit 2
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 2
+unset "${!HEDDLE_@}"  # they are flags to the program
+# Networks this small are slower on two threads than on one.
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+failures=0
+
+fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
+# refuse CODE PATTERN FLAG…: ends with CODE, says one line that matches, and leaves no weights.
+refuse() {
+  local code=$1 pattern=$2 out; shift 2
+  rm -rf refused
+  "$program" --quiet --output-dir refused "$@" >stdout 2>stderr; out=$?
+  [ "$out" = "$code" ] || fail "exit code $out instead of $code: $* ($(head -c 300 stderr))"
+  [ "$(wc -l <stderr)" = 1 ] || fail "$(wc -l <stderr) lines on stderr: $* ($(head -c 300 stderr))"
+  grep -q -e "$pattern" stderr || fail "'$pattern' is not in: $(cat stderr) ($*)"
+  [ -s stdout ] && fail "stdout is not empty: $*"
+  [ -e refused/model.safetensors ] && fail "weights left behind: $*"
+  return 0
+}
+json() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1" | tail -1; }
+# The metrics without times.
+losses() { sed -n 's/,"[a-z]*_per_s":.*//p' "$1/metrics.jsonl"; }
+same_losses() { [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ] || fail "losses differ: $1 and $2 ($3)"; }
+
+tiny=(--emsize 12 --nhid 12 --bptt 8 --batch-size 3 --quiet)
+chars() { "$program" --data a.txt --lr 0.02 --epochs 3 "${tiny[@]}" "$@" || fail "exit code $?: $*"; }
+words() { "$program" --data words "${tiny[@]}" "$@" || fail "exit code $?: $*"; }
+
+# ------------------------------------------------------------------------------------------- data
+for i in {1..30}; do printf 'line %d: a b\xe9ll\n' $((i % 4)); done >a.txt
+mkdir words
+for i in {1..40}; do echo "the cat saw the dog number$((i % 5)) and ran"; done >words/train.txt
+for i in {1..8}; do echo "the dog saw number$((i % 3))"; done >words/valid.txt
+for i in {1..9}; do echo "the cat ran and the dog saw"; done >words/test.txt
+
+# --------------------------------------------------------------------------------- character level
+chars --json --output-dir a >a.json 2>a.err
+[ -s a.err ] && fail "--quiet: $(cat a.err)"
+[ "$(wc -l <a.json)" = 1 ] || fail "stdout is more than the JSON object: $(cat a.json)"
+for key in status epoch step train_loss valid_loss valid_ppl valid_bpc test_loss test_ppl test_bpc \
+    tokens_per_s wall_s first_step_s peak_rss_bytes world_size seed run_folder; do
+  case $(json a.json $key) in '' | null) fail "the JSON object has no $key: $(cat a.json)" ;; esac
+done
+[ "$(json a.json epoch)" = 3 ] || fail "3 epochs were asked for: $(cat a.json)"
+for file in config.toml run.json metrics.jsonl model.safetensors; do
+  [ -s "a/$file" ] || fail "a/$file is missing"
+done
+for key in step epoch split loss lr bpc tokens_per_s t_data t_forward t_backward t_update; do
+  sed -n 2p a/metrics.jsonl | grep -q "\"$key\":" || fail "the metrics have no $key"
+done
+[ "$(grep -c '"split":"valid"' a/metrics.jsonl)" = 3 ] || fail 'a validation for each epoch'
+[ "$(grep -c '"split":"test"' a/metrics.jsonl)" = 1 ] || fail 'one test'
+chars --output-dir b >stdout && same_losses a b 'same flags, another process'
+[ -s stdout ] && fail 'stdout is not empty without --json'
+cmp -s a/model.safetensors b/model.safetensors || fail 'the weights of two equal runs differ'
+"$program" --config a/config.toml --output-dir replay --quiet >stdout && same_losses a replay 'config.toml replayed'
+chars --output-dir seed --seed 2
+[ "$(losses a)" != "$(losses seed)" ] || fail 'another seed gives the same losses'
+chars --output-dir micro --accumulate 4 --dropout 0.5 --steps 5 --trace t.json --trace-steps 2:3
+[ "$(grep -c '"split":"train"' micro/metrics.jsonl)" = 5 ] || fail '--accumulate: 5 steps were asked for'
+grep -q '"forward"' t.json || fail 'the trace has no forward track'
+
+# ------------------------------------------------------------- weights, evaluating and generating
+# Neither batch size nor window changes an evaluation, and no flag of the network is repeated.
+for extra in '' '--batch-size 7 --bptt 3'; do
+  # shellcheck disable=SC2086
+  "$program" --data a.txt --init a --evaluate --quiet --json $extra >e.json || fail "--evaluate $extra"
+  for key in valid_loss valid_ppl test_loss test_bpc; do
+    [ "$(json a.json $key)" = "$(json e.json $key)" ] ||
+      fail "$key after loading: $(json e.json $key) instead of $(json a.json $key) ($extra)"
+  done
+done
+generate() { "$program" --init a --generate 30 --quiet "$@" || fail "--generate $*"; }
+generate --prompt 'line' >g1 2>stderr; generate --prompt 'line' >g2; generate --prompt 'line' --seed 2 >g3
+[ -s stderr ] && fail "generating narrates in spite of --quiet: $(cat stderr)"
+cmp -s g1 g2 || fail 'generating does not repeat'
+cmp -s g1 g3 && fail 'another seed writes the same'
+[ "$(head -c 4 g1)" = line ] || fail 'the text does not begin with the prompt'
+[ "$(wc -c <g1)" -ge 34 ] || fail "30 bytes behind the prompt were asked for: $(cat g1)"
+generate --temperature 0 >g1; generate --temperature 0 --seed 9 >g2
+cmp -s g1 g2 || fail 'arg-max depends on the seed'
+generate --json | grep -q '"generated":"..' || fail '--generate --json'
+chars --output-dir both --steps 1 --generate 5 --prompt 'a b' >stdout
+[ "$(head -c 3 stdout)" = 'a b' ] || fail '--generate after training'
+chars --init a --output-dir further --steps 3 --json >stdout || fail 'training from --init'
+
+# -------------------------------------------------------------------------------------- word level
+words --epochs 4 --json --output-dir w --tied >w.json
+for key in valid_ppl test_ppl; do
+  case $(json w.json $key) in '' | null) fail "word level: no $key: $(cat w.json)" ;; esac
+done
+[ -n "$(json w.json valid_bpc)" ] && fail 'bits per character at word level'
+grep -q '"ppl":' w/metrics.jsonl || fail 'no perplexity in the metrics'
+"$program" --data words --init w --evaluate --quiet --json >e.json || fail '--evaluate, word level'
+[ "$(json w.json valid_loss)" = "$(json e.json valid_loss)" ] || fail "word level: loss after loading: $(cat e.json)"
+# Plateau: what is saved, tested and reported is the best epoch.
+words --output-dir p --lr-scheduler plateau --epochs 6 --lr 60 --json >p.json
+best=$(grep '"split":"valid"' p/metrics.jsonl | sed 's/.*"loss":\([^,]*\).*/\1/' | sort -g | head -1)
+[ "$(json p.json valid_loss)" = "$best" ] || fail "plateau reports $(json p.json valid_loss), the best is $best"
+"$program" --data words --init p --evaluate --quiet --json >e.json
+[ "$(json p.json test_loss)" = "$(json e.json test_loss)" ] || fail 'plateau: the saved weights are not those tested'
+"$program" --init w --generate 12 --prompt 'the cat' --quiet >g1 || fail '--generate, word level'
+grep -q '^the cat' g1 || fail "word level: the prompt is not shown: $(cat g1)"
+refuse 2 'unicorn' --init w --generate 5 --prompt 'the unicorn'
+
+# ------------------------------------------------------------------------------------------ errors
+refuse 2 'nearest is --dropout' --dropuot 0.5
+refuse 2 '--preset: .*zaremba-small' --preset zaremba
+refuse 2 'no such file or folder' --data nowhere
+refuse 2 'given twice\|not a known key' --config <(echo 'hidden = 3')
+refuse 2 '--tied needs' --tied --nhid 3
+refuse 2 '--prompt needs --generate' --data a.txt --prompt x
+refuse 2 'none.safetensors' --init none.safetensors --evaluate
+refuse 2 'another vocabulary.*token' --init a --data words/train.txt --evaluate
+refuse 2 '--level word: .*level char' --init a --level word --data words --evaluate
+refuse 2 'expected shape' --init a --data a.txt --nhid 16 --evaluate
+refuse 2 'byte' --init a --generate 5 --prompt 'Z'
+refuse 2 '--accumulate' --data a.txt --accumulate 1000
+refuse 2 'tokens' --data a.txt --batch-size 5000
+head -c 3000 a/model.safetensors >w.safetensors && refuse 2 'w.safetensors' --init w.safetensors --generate 3
+mkdir empty && refuse 2 'empty' --data empty
+cp -r words unknown && echo 'the yeti' >>unknown/valid.txt && refuse 2 'valid.txt.*yeti' --data unknown
+"$program" --data a.txt "${tiny[@]}" --optimizer sgd --lr 1e9 --clip-grad-norm 1e30 --epochs 5 --json \
+  --output-dir diverged >d.json 2>stderr
+[ $? = 3 ] && [ "$(json d.json status)" = '"diverged"' ] || fail "divergence: $(cat d.json stderr)"
+[ -e diverged/model.safetensors ] && fail 'weights of a diverged run'
+
+# --------------------------------------------------------------------------------------- questions
+"$program" --help | grep -q 'zaremba-large' || fail '--help'
+"$program" --version | grep -q '^heddle [0-9]' || fail '--version'
+"$program" --list | grep -q 'wlm' || fail '--list'
+"$program" --data words --dry-run --quiet --emsize 7 --nhid 5 --nlayers 1 >plan || fail '--dry-run'
+# 13 words and <eos>: embedding 14 * 7, gates 4 * 5 * (7 + 5 + 2), decoder 14 * (5 + 1).
+V=$(tr ' ' '\n' <words/train.txt | sort -u | wc -l)
+V=$((V + 1))
+grep -q "^parameters *$((V * 7 + 4 * 5 * (7 + 5 + 2) + V * 6)) " plan || fail "--dry-run: $(cat plan)"
+"$program" --dump-config --preset wlm >dumped.toml && "$program" --config dumped.toml --dump-config |
+  sed 's/  #.*//' | cmp -s - <(sed 's/  #.*//' dumped.toml) || fail 'a dumped configuration changes'
+# The embedded text, and a sample without being asked.
+"$program" --steps 1 --emsize 4 --nhid 4 --output-dir sources --print-freq 1 >stdout 2>narration || fail 'the embedded text failed'
+grep -q 'step 1/1' narration || fail "no progress line: $(cat narration)"
+[ "$(wc -c <stdout)" -ge 400 ] || fail 'the embedded default printed no text of its own'
+
+[ $failures = 0 ] && echo "all checks passed" || { echo "$failures checks failed"; exit 1; }
