@@ -17,7 +17,7 @@ constexpr int64_t kWindow = 64;
 
 // i32 (T, 1) on the host.
 Tensor as_column(const int32_t* tokens, int64_t count) {
-  const Tensor out = Tensor::empty_on(Device{}, {count, 1}, DType::i32);
+  Tensor out = Tensor::empty_on(Device{}, {count, 1}, DType::i32);
   std::copy_n(tokens, count, out.data<int32_t>());
   return out;
 }

@@ -71,26 +71,27 @@ constexpr Recipe make_wlm(const char* name) {
           .constant_epochs = 0};
 }
 
-constexpr Recipe make_char(const char* name, int64_t epochs, double dropout) {
+// Characters: few of them, so a small embedding.
+constexpr Recipe make_char(const char* name, int64_t nhid, int64_t nlayers, int64_t epochs) {
   return {.name = name,
-          .emsize = 256,
-          .nhid = 256,
-          .nlayers = 2,
-          .dropout = dropout,
+          .emsize = 64,
+          .nhid = nhid,
+          .nlayers = nlayers,
+          .dropout = 0.1,
           .init_range = 0,
           .bptt = 64,
           .batch_size = 32,
           .epochs = epochs,
           .optimizer = "adam",
-          .lr = 0.002,
+          .lr = 0.004,
           .clip = 1,
           .scheduler = "cosine",
           .gamma = 0.1,
           .constant_epochs = 0};
 }
 
-constexpr Recipe kSourcesRecipe = make_char("sources", 2, 0);
-constexpr Recipe kCharRecipe = make_char("char level", 20, 0.1);
+constexpr Recipe kSourcesRecipe = make_char("sources", 384, 1, 3);
+constexpr Recipe kCharRecipe = make_char("char level", 512, 2, 10);
 constexpr Recipe kWordRecipe = make_wlm("word level");
 constexpr std::array<Recipe, 4> kPresets = {translate("zaremba-small", {.nhid = 200,
                                                                         .init_range = 0.1,
@@ -128,6 +129,7 @@ constexpr int64_t kSampleTokens = 400;
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
+  names.reserve(kPresets.size());
   for (const Recipe& preset : kPresets) names.emplace_back(preset.name);
   return names;
 }

@@ -20,7 +20,7 @@ struct Recipe {
 };
 
 constexpr Recipe kShapesRecipe = {"resnet20", 32, 64, 3, 0.1, 5e-4, "none"};
-constexpr Recipe kCifarRecipe = {"resnet20", 32, 64, 24, 0.2, 5e-4, "standard"};
+constexpr Recipe kCifarRecipe = {"resnet20", 32, 64, 24, 0.1, 5e-4, "standard"};
 constexpr Recipe kFolderRecipe = {"resnet18", 224, 32, 30, 0.05, 1e-4, "standard"};
 constexpr double kAdamLr = 0.001, kAdamDecay = 0, kAdamwDecay = 0.01;
 

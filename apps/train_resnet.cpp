@@ -199,7 +199,7 @@ Outcome train(const TrainResnetOptions& o, const FlagTable& flags, const Argumen
 // --init may name a run folder or a file that says what it holds: no flag has to be repeated.
 ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags) {
   if (o.init.empty()) return {};
-  const ResnetCard card = read_resnet_card(o.init);
+  ResnetCard card = read_resnet_card(o.init);
   if (!card.arch.empty()) flags.suggest("arch", card.arch, o.init + ": arch");
   if (!card.stem.empty()) flags.suggest("stem", card.stem, o.init + ": stem");
   if (card.image_size > 0) {

@@ -14,7 +14,7 @@ namespace {
 
 // A tensor of the file as the network keeps it: floating types become f32.
 Tensor load_as(const SafetensorsFile& file, const std::string& name, const Tensor& like) {
-  const Tensor loaded = file.load(name);
+  Tensor loaded = file.load(name);
   const bool both_integer = like.dtype() == DType::i64 && loaded.dtype() == DType::i64;
   const bool both_real =
       like.dtype() == DType::f32 && (loaded.dtype() == DType::f32 || loaded.dtype() == DType::bf16);

@@ -1,6 +1,6 @@
 # heddle_embed_sources(OUTPUT FOLDER…): writes OUTPUT, a source file that defines embedded_sources()
 # (data/text.h) with the *.h, *.cpp and *.cu files right in these folders. The assembler takes in
-# their bytes (.incbin), since a compiler is slow with string literals of this size and limits them.
+# their bytes (.incbin), since string literals of this size are not promised to work.
 function(heddle_embed_sources output)
   set(patterns "")
   foreach(folder ${ARGN})

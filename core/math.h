@@ -1,5 +1,5 @@
 // Elementary functions without branches, for shared kernels: the same text runs on CUDA, and loops
-// over it vectorise on the CPU (libm's calls do not). Error below 2 ulp, NaN stays NaN.
+// over it vectorise on the CPU (libm's calls do not). Error below 3 ulp, NaN stays NaN.
 #pragma once
 
 #include <bit>

@@ -86,7 +86,7 @@ Vocabulary collect(const std::vector<EmbeddedFile>& texts, TextLevel level) {
 
 // A part is 0 train, 1 valid, 2 test. `where` is for errors.
 struct Piece {
-  int part;
+  size_t part;
   EmbeddedFile file;
 };
 
@@ -100,8 +100,7 @@ Corpus make_corpus(const std::string& where, TextLevel level,
   const std::array<std::vector<int32_t>*, 3> parts{&corpus.train, &corpus.valid, &corpus.test};
   for (const auto& [part, file] : pieces) {
     const auto tokens = encode_text(file.text, level, corpus.vocabulary, std::string(file.name));
-    parts[static_cast<size_t>(part)]->insert(parts[static_cast<size_t>(part)]->end(),
-                                             tokens.begin(), tokens.end());
+    parts[part]->insert(parts[part]->end(), tokens.begin(), tokens.end());
   }
   for (size_t i = 0; i < parts.size(); ++i)
     check(!parts[i]->empty(), where, ": expected text to train, validate and test with; the ",
@@ -150,15 +149,16 @@ Corpus open_folder(const fs::path& folder, TextLevel level) {
 
 // Each file goes as a whole to the part that lacks most of its share of the bytes so far.
 Corpus open_sources(TextLevel level) {
-  constexpr std::array<double, 3> shares{0.9, 0.05, 0.05};
-  std::array<double, 3> lacks{};  // bytes
+  constexpr std::array<int64_t, 3> shares{18, 1, 1};  // of 20
+  std::array<int64_t, 3> lacks{};                     // twentieths of bytes
   std::vector<Piece> pieces;
   for (const auto& file : embedded_sources()) {
-    const auto size = static_cast<double>(file.text.size());
+    const auto size = static_cast<int64_t>(file.text.size());
     for (size_t i = 0; i < 3; ++i) lacks[i] += shares[i] * size;
-    const auto part = std::max_element(lacks.begin(), lacks.end()) - lacks.begin();
-    lacks[static_cast<size_t>(part)] -= size;
-    pieces.push_back({static_cast<int>(part), file});
+    const auto part =
+        static_cast<size_t>(std::max_element(lacks.begin(), lacks.end()) - lacks.begin());
+    lacks[part] -= 20 * size;
+    pieces.push_back({part, file});
   }
   return make_corpus("sources", level, embedded_sources(), pieces);
 }
@@ -167,9 +167,10 @@ Corpus open_sources(TextLevel level) {
 size_t cut_at(std::string_view text, size_t twentieths, TextLevel level) {
   const size_t cut = text.size() / 20 * twentieths + text.size() % 20 * twentieths / 20;
   if (level == TextLevel::character || cut == 0) return cut;
-  const size_t before = text.rfind('\n', cut - 1), after = text.find('\n', cut - 1);
-  if (after == text.npos) return before == text.npos ? text.size() : before + 1;
-  return before != text.npos && cut - before <= after - cut ? before + 1 : after + 1;
+  // A line end is the place behind its '\n'; rfind finds none as npos, and npos + 1 is 0.
+  const size_t before = text.rfind('\n', cut - 1) + 1, newline = text.find('\n', cut - 1);
+  const size_t after = newline == text.npos ? text.size() : newline + 1;
+  return cut - before <= after - cut ? before : after;
 }
 
 }  // namespace
@@ -275,8 +276,8 @@ TokenBatches::TokenBatches(const std::vector<int32_t>& tokens, const TokenBatchO
   check(batch_size > 0 && batch_size <= most, "batch size: expected 1 to ", most, ", found ",
         batch_size);
   check(bptt > 0 && bptt <= most, "bptt: expected 1 to ", most, ", found ", bptt);
-  check(world_size > 0 && rank >= 0 && rank < world_size, "rank: expected 0 to ", world_size - 1,
-        ", found ", rank);
+  check(world_size > 0, "world size: expected a positive number, found ", world_size);
+  check(rank >= 0 && rank < world_size, "rank: expected 0 to ", world_size - 1, ", found ", rank);
   const int64_t columns = batch_size * world_size, size = static_cast<int64_t>(tokens.size());
   check(size / 2 >= columns, "text: expected at least ", 2 * columns, " tokens (2 for each of ",
         columns, " columns), found ", size);

@@ -41,6 +41,8 @@ Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
   check(p >= 0.0f && p < 1.0f, "dropout: expected a probability in [0, 1), found ", p);
   check(batch_axis >= 0 && batch_axis < std::max(1, x.shape().rank()), "dropout: batch axis ",
         batch_axis, " does not fit ", to_string(x.shape()));
+  check(batch_axis == 0 || x.value().layout() == Layout::plain, "dropout: batch axis ", batch_axis,
+        " needs a plain layout, found ", layout_name(x.value().layout()));
   if (!tape.training() || p == 0.0f) return x;
   TraceRange range("forward", "dropout");
   const TapeOptions& options = tape.options();

@@ -61,6 +61,8 @@ void prepare(Parameter& weight, const std::vector<int32_t>& rows) {
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& weight, DType dtype) {
   TraceRange range("forward", weight.name);
   const int64_t vocabulary = weight.shape()[0], width = weight.shape()[1];
+  check(weight.shape().rank() == 2 && vocabulary > 0 && width > 0, weight.name,
+        ": expected a weight (V, E), found ", to_string(weight.shape()));
   check(tokens.dtype() == DType::i32 && !tokens.device().is_cuda(), weight.name,
         ": expected i32 tokens on the host, found ", dtype_name(tokens.dtype()));
   for (int64_t i = 0; i < tokens.size(); ++i) {

@@ -14,7 +14,9 @@ namespace heddle {
 
 namespace cpu {
 
-// Returns the sum of the samples' losses; log_sums (N) becomes log sum_c exp(logits[n, c]).
+// Returns the sum of the samples' losses; log_sums (N, 2) becomes the largest logit m and
+// log sum_c exp(logits[n, c] - m). Apart: as one float, large logits would cost the second's
+// digits.
 double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing,
                                      const Tensor& log_sums) {
   const int64_t n = logits.shape()[0], classes = logits.shape()[1];
@@ -28,8 +30,9 @@ double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels,
       float total = 0;
 #pragma omp simd reduction(+ : total)
       for (int64_t c = 0; c < classes; ++c) total += exp_of(z[c] - top);
-      const double log_sum = static_cast<double>(top) + std::log(static_cast<double>(total));
-      log_sums.data<float>()[i] = static_cast<float>(log_sum);
+      const double log_total = std::log(static_cast<double>(total)), log_sum = top + log_total;
+      log_sums.data<float>()[2 * i] = top;
+      log_sums.data<float>()[2 * i + 1] = static_cast<float>(log_total);
       losses[i] = log_sum - static_cast<double>(z[labels.data<int32_t>()[i]]);
       // A class masked by -inf costs nothing unless smoothing gives it a share.
       if (smoothing == 0.0f) continue;
@@ -54,9 +57,10 @@ void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
     for (int64_t i = begin; i < end; ++i) {
       const float* z = logits.data<float>() + i * classes;
       float* d = dlogits.data<float>() + i * classes;
-      const float log_sum = log_sums.data<float>()[i];
+      const float top = log_sums.data<float>()[2 * i],
+                  log_total = log_sums.data<float>()[2 * i + 1];
 #pragma omp simd
-      for (int64_t c = 0; c < classes; ++c) d[c] = factor * (exp_of(z[c] - log_sum) - rest);
+      for (int64_t c = 0; c < classes; ++c) d[c] = factor * (exp_of(z[c] - top - log_total) - rest);
       d[labels.data<int32_t>()[i]] -= factor * (1.0f - smoothing);
     }
   });
@@ -88,7 +92,7 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
   }
   const Device device = logits.value().device();
   const Tensor z = logits.value().reshape({n, classes});
-  const Tensor log_sums = Tensor::empty_on(device, {n});
+  const Tensor log_sums = Tensor::empty_on(device, {n, 2});
   const double total =
       HEDDLE_DISPATCH(device, softmax_cross_entropy_forward(z, labels, smoothing, log_sums));
   const Tensor mean = Tensor::empty_on(device, {});

@@ -8,7 +8,8 @@ namespace heddle {
 struct CrossEntropyOptions {
   float label_smoothing = 0.0f;  // ε: the target is (1-ε) on the label plus ε/C on every class
   // Backward writes the logits' gradient over the logits: with a large vocabulary nothing else of
-  // their size is ever made. They must not be read after backward.
+  // their size is ever made. Nobody may read them from then on: not the caller, no second loss, nor
+  // the closure of the layer that made them (linear does not; an LSTM or a ReLU does).
   bool overwrite_logits = false;
 };
 

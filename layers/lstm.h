@@ -9,8 +9,7 @@
 // their way, while the layer below still runs backward.
 //
 //   LstmState state = rnn.zero_state(batch);
-//   Var y = rnn.forward(tape, x, state);   // (T, B, I) -> (T, B, H); state goes on to the next
-//   window
+//   Var y = rnn.forward(tape, x, state);   // (T, B, I) -> (T, B, H); state: for the next window
 #pragma once
 
 #include <cstdint>

@@ -5,8 +5,7 @@
 //   LstmLm model(store, {.vocabulary = 10000, .emsize = 200, .nhid = 200});
 //   LstmState state = model.zero_state(batch);
 //   Var logits = model.forward(tape, window.inputs, state);       // (T, B) -> (T, B, V)
-//   Var loss = softmax_cross_entropy(tape, logits, window.targets);  // mean over T * B tokens,
-//   nats
+//   Var loss = softmax_cross_entropy(tape, logits, window.targets);  // nats, mean over T * B
 #pragma once
 
 #include <cstdint>

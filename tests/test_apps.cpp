@@ -227,7 +227,7 @@ TEST_CASE("defaults follow the data set and the optimizer") {
   CHECK(c.arch == "resnet20");
   CHECK(c.batch_size == 64);
   CHECK(c.epochs == 24);
-  CHECK(c.lr == 0.2);
+  CHECK(c.lr == 0.1);
   CHECK(c.weight_decay == 5e-4);
   CHECK(c.augment == "standard");
   const auto f = parse({"--data", folder.path});

@@ -133,6 +133,17 @@ TEST_CASE("gemm: against the definition in all transposes; beta 0 overwrites NaN
   CHECK_THROWS_AS(gemm(a, numbers({3, 2}, 1), numbers({2, 3}, 1)), InputError);
 }
 
+TEST_CASE("repeat_row: many short rows, few long ones, none") {
+  Context context({.threads = 3});
+  for (const Shape& shape : {Shape{300, 5}, Shape{2, 20000}, Shape{1, 4096}, Shape{0, 9000}}) {
+    const Tensor row = numbers({shape[1]}, 1), out = Tensor::empty(shape);
+    fill(out, kNaN);
+    repeat_row(row, out);
+    for (int64_t r = 0; r < shape[0]; ++r)
+      CHECK(out.slice(r, r + 1).to_vector() == row.to_vector());
+  }
+}
+
 TEST_CASE("gemm: bf16 operands, and packed matrices in both types") {
   Context context;
   for (auto [m, n, k] : {std::array<int64_t, 3>{1, 1, 1}, {3, 5, 7}, {20, 70, 33}, {32, 64, 128}})

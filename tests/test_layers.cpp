@@ -289,6 +289,15 @@ TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
   for (size_t t = 0; t < 3; ++t)
     for (size_t i = 0; i < 24; ++i)
       CHECK(whole[t * 24 + i] == (i < 6 ? low[t * 6 + i] : high[t * 18 + i - 6]));
+  // The mask by its definition: a draw of its own for every place of every sample.
+  const Philox rng(5, stream_id(Stream::dropout, 3 << 8));
+  for (size_t t = 0; t < 3; ++t)
+    for (size_t b = 0; b < 4; ++b)
+      for (size_t c = 0; c < 6; ++c) {
+        const size_t at = (t * 4 + b) * 6 + c;
+        const float keep = rng.uniform((b * 3 + t) * 8 + c) < 0.5f ? 0.0f : 2.0f;
+        CHECK(whole[at] == keep * cube.data<float>()[at]);
+      }
   // 1/(1-p), or zero; the mask of backward is that of forward.
   const Var leaf(x, true);
   Tape tape(options);
@@ -315,6 +324,10 @@ TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
   }
   check_half({random_tensor({4, 50}, 1, Layout::plain, 1.0f, DType::bf16)}, network, 1e-2);
   CHECK_THROWS_AS(dropout(tape, leaf, 1.0f), InputError);
+  CHECK_THROWS_AS(dropout(tape, leaf, 0.5f, x.shape().rank()), InputError);
+  CHECK_THROWS_AS(
+      dropout(tape, Var(Tensor::zeros({1, 16, 2, 2}, DType::f32, Layout::nhwc)), 0.5f, 1),
+      InputError);
   CHECK_THROWS_AS(dropout(tape, leaf, -0.1f), InputError);
   CHECK_THROWS_AS(dropout(tape, leaf, kNaN), InputError);
 }
@@ -358,6 +371,13 @@ TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
     CHECK((z.value().to_vector() == x.to_vector()) == !overwrite);
   }
   CHECK(gradients[0] == gradients[1]);
+  {  // only differences of logits count: large ones cost no digits
+    const Var large(Tensor::from({16000.25f, 16000.25f}, {1, 2}), true);
+    Tape tape;
+    tape.backward(softmax_cross_entropy(tape, large, labels_of({0})));
+    CHECK(large.grad().to_vector()[0] == doctest::Approx(-0.5).epsilon(1e-6));
+    CHECK(large.grad().to_vector()[1] == doctest::Approx(0.5).epsilon(1e-6));
+  }
   auto loss = [&](std::vector<float> logits, int32_t label, float smoothing = 0.0f) {
     Tape tape;
     const auto n = static_cast<int64_t>(logits.size());

@@ -409,6 +409,21 @@ TEST_CASE("generating: repeats by seed, and goes on from the whole prompt") {
   further.insert(further.end(), greedy.begin(), greedy.begin() + 8);
   const auto rest = continue_text(net.model, further, {.tokens = 12, .temperature = 0});
   CHECK(rest == std::vector<int32_t>(greedy.begin() + 8, greedy.end()));
+  // The first token follows upon the prompt as one piece, also where only one token of it is left
+  // for the last window.
+  const std::vector<int32_t> text = some_text(66, 5), long_prompt(text.begin(), text.end() - 1);
+  const TokenBatches whole(text, {.batch_size = 1, .bptt = 65});
+  Tape tape({.training = false});
+  LstmState state = net.model.zero_state(1);
+  const Tensor logits = net.model.forward(tape, whole.window(0).inputs, state).value();
+  const std::vector<float> last = logits.slice(64, 65).to_vector();
+  int differing = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    const double u = (Philox(seed, stream_id(Stream::sample)).bits(0) + 0.5) / 4294967296.0;
+    const auto first = continue_text(net.model, long_prompt, {.tokens = 1, .seed = seed});
+    differing += first.at(0) == sample_token(last, 1, u) ? 0 : 1;
+  }
+  CHECK(differing <= 1);  // rounding may move one share's end across u
   CHECK(continue_text(net.model, prompt, {}).empty());
   CHECK_FALSE(message_of([&] { continue_text(net.model, {}, {.tokens = 1}); }).empty());
 }

@@ -68,6 +68,17 @@ chars --output-dir micro --accumulate 4 --dropout 0.5 --steps 5 --trace t.json -
 [ "$(grep -c '"split":"train"' micro/metrics.jsonl)" = 5 ] || fail '--accumulate: 5 steps were asked for'
 grep -q '"forward"' t.json || fail 'the trace has no forward track'
 
+# A window half as long as --bptt has half the weight: the same as half the rate with that --bptt.
+bytes=$(wc -c <a.txt)
+rows=$(((bytes / 20 * 18 + bytes % 20 * 18 / 20) / 3))
+weight() { chars --optimizer sgd --clip-grad-norm 1e30 --steps 3 --dropout 0 "$@" >stdout; }
+weight --output-dir whole --bptt $((rows - 1)) --lr 2
+weight --output-dir half --bptt $((2 * rows - 2)) --lr 4
+weight --output-dir twice --bptt $((rows - 1)) --lr 4
+only_losses() { losses "$1" | sed 's/"lr":[^,]*//'; }
+[ "$(only_losses whole)" = "$(only_losses half)" ] || fail 'a short window does not weigh by its length'
+[ "$(only_losses whole)" != "$(only_losses twice)" ] || fail 'the rate has no effect'
+
 # ------------------------------------------------------------- weights, evaluating and generating
 # Neither batch size nor window changes an evaluation, and no flag of the network is repeated.
 for extra in '' '--batch-size 7 --bptt 3'; do
