@@ -16,11 +16,13 @@ Var network_input(const Tensor& images, Device device, DType dtype) {
   return Var(dtype == here.dtype() ? here : converted(here, dtype, Layout::plain));
 }
 
-Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype) {
+Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
+                    DataParallelOptimizer* learners) {
   const double begin = wall_clock();
   Evaluation out;
   int64_t first = 0, five = 0;
   for (auto& batch : loader.epoch(0)) {
+    if (batch.count == 0) continue;  // fewer images than learners were left
     Tape tape({.training = false});
     const Var logits = model.forward(tape, network_input(batch.images, device, dtype));
     const Var loss = softmax_cross_entropy(tape, logits, batch.labels);
@@ -29,6 +31,18 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
     first += count_top_k(logits.value(), batch.labels, 1);
     five += count_top_k(logits.value(), batch.labels, 5);
   }
+  if (learners != nullptr && learners->learners() > 1) {
+    const Tensor counts = Tensor::empty_on(Device{}, {3}, DType::i64);
+    const Tensor loss = Tensor::from({static_cast<float>(out.loss)});
+    int64_t* c = counts.data<int64_t>();
+    c[0] = out.samples, c[1] = first, c[2] = five;
+    learners->collective([&](Communicator& comm) {
+      comm.set_tag("evaluation");
+      comm.all_reduce(counts);
+      comm.all_reduce(loss);
+    });
+    out.samples = c[0], first = c[1], five = c[2], out.loss = loss.item();
+  }
   check(out.samples > 0, "validation: expected images, found none");
   const double samples = static_cast<double>(out.samples);
   out.loss /= samples;
@@ -36,6 +50,18 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
   out.acc5 = 100.0 * static_cast<double>(five) / samples;
   out.seconds = wall_clock() - begin;
   return out;
+}
+
+void average_buffers(ParameterStore& store, DataParallelOptimizer& learners) {
+  if (learners.learners() == 1) return;
+  learners.collective([&](Communicator& comm) {
+    comm.set_tag("batch norm");
+    for (Buffer& buffer : store.buffers()) {
+      if (buffer.value.dtype() != DType::f32) continue;
+      comm.all_reduce(buffer.value);
+      scale(buffer.value, 1.0f / static_cast<float>(comm.size()));
+    }
+  });
 }
 
 std::vector<Guess> predict(const ResNet& model, const std::string& file,

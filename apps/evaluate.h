@@ -11,6 +11,7 @@
 
 #include "data/loader.h"
 #include "layers/resnet.h"
+#include "optim/data_parallel.h"
 
 namespace heddle {
 
@@ -21,8 +22,15 @@ struct Evaluation {
   double seconds = 0;
 };
 
-// One pass over the loader's epoch 0. Throws InputError for a label that the network lacks.
-Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype);
+// One pass over the loader's epoch 0. Throws InputError for a label that the network lacks. With
+// several learners, whose loaders share the set, each looks at its part and all get the whole
+// result.
+Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
+                    DataParallelOptimizer* learners = nullptr);
+
+// Batch norm's running statistics, which every learner gathers on its own batches, become their
+// mean.
+void average_buffers(ParameterStore& store, DataParallelOptimizer& learners);
 
 struct Guess {
   int label;

@@ -14,6 +14,7 @@ namespace {
 
 // Tokens that are read at once. It changes no result: the state goes on from window to window.
 constexpr int64_t kWindow = 64;
+constexpr int64_t kWindowsPerSign = 16;
 
 // i32 (T, 1) on the host.
 Tensor as_column(const int32_t* tokens, int64_t count) {
@@ -30,15 +31,16 @@ std::vector<float> read_on(const LstmLm& model, const int32_t* tokens, int64_t c
   return logits.slice(count - 1, count).to_vector();
 }
 
-}  // namespace
-
-TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& text) {
+// Calls `before` with the number of each window.
+template <class Before>
+TextEvaluation read_text(const LstmLm& model, const std::vector<int32_t>& text, Before before) {
   const double begin = wall_clock();
   const TokenBatches windows(text, {.batch_size = 1, .bptt = kWindow});
   LstmState state = model.zero_state(1);
   TextEvaluation out;
   double sum = 0;
   for (int64_t i = 0; i < windows.size(); ++i) {
+    before(i);
     const TokenWindow window = windows.window(i);
     Tape tape({.training = false});
     const Var logits = model.forward(tape, window.inputs, state);
@@ -48,6 +50,46 @@ TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& te
   }
   out.loss = sum / static_cast<double>(out.tokens);
   out.seconds = wall_clock() - begin;
+  return out;
+}
+
+}  // namespace
+
+TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& text) {
+  return read_text(model, text, [](int64_t) {});
+}
+
+TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>& text,
+                                 DataParallelOptimizer& learners) {
+  if (learners.learners() == 1) return evaluate_text(model, text);
+  // A sign of life now and then: who waits gives up after a time without an answer.
+  const auto sign = [&](int64_t window) {
+    if (window % kWindowsPerSign == 0)
+      learners.collective([](Communicator& comm) {
+        comm.set_tag("evaluation");
+        comm.barrier();
+      });
+  };
+  TextEvaluation out;
+  const Tensor loss = Tensor::zeros({1}), tokens = Tensor::zeros({1}, DType::i64);
+  int rank = 0;
+  learners.collective([&](Communicator& comm) { rank = comm.rank(); });
+  if (rank == 0) {
+    out = read_text(model, text, sign);
+    loss.data<float>()[0] = static_cast<float>(out.loss);
+    tokens.data<int64_t>()[0] = out.tokens;
+  } else {
+    const TokenBatches windows(text, {.batch_size = 1, .bptt = kWindow});
+    const double begin = wall_clock();
+    for (int64_t i = 0; i < windows.size(); ++i) sign(i);
+    out.seconds = wall_clock() - begin;
+  }
+  learners.collective([&](Communicator& comm) {
+    comm.broadcast(loss, 0);
+    comm.broadcast(tokens, 0);
+  });
+  out.loss = loss.item();
+  out.tokens = tokens.data<int64_t>()[0];
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "layers/lstm_lm.h"
+#include "optim/data_parallel.h"
 
 namespace heddle {
 
@@ -26,6 +27,11 @@ inline double bits(double loss) { return loss / std::numbers::ln2; }  // of a to
 // with all the text before it. So the result depends on nothing but model and text. Throws
 // InputError for a text of fewer than two tokens.
 TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& text);
+
+// The same with several learners: one reads, the others wait and get the result. A stream has no
+// parts that could be read on their own.
+TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>& text,
+                                 DataParallelOptimizer& learners);
 
 struct ContinueOptions {
   int64_t tokens = 0;

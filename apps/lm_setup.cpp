@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "apps/learners.h"
 #include "core/error.h"
 #include "layers/loss.h"
 
@@ -47,8 +48,10 @@ LstmLmOptions network_options(const TrainLmOptions& o, int64_t vocabulary) {
           .dtype = activation_type(o)};
 }
 
-TokenBatches make_batches(const TrainLmOptions& o, const Corpus& corpus) {
-  return TokenBatches(corpus.train, {.batch_size = o.batch_size, .bptt = o.bptt});
+TokenBatches make_batches(const TrainLmOptions& o, const Corpus& corpus, const Communicator& comm) {
+  return TokenBatches(
+      corpus.train,
+      {.batch_size = o.batch_size, .bptt = o.bptt, .rank = comm.rank(), .world_size = comm.size()});
 }
 
 StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train) {
@@ -64,7 +67,7 @@ Schedule make_schedule(const TrainLmOptions& o, const StepPlan& plan) {
 }
 
 std::string describe(const TrainLmOptions& o, const ParameterStore& store, int64_t vocabulary,
-                     const Corpus& corpus) {
+                     const Corpus& corpus, const Communicator& comm) {
   char parameters[32];
   std::snprintf(parameters, sizeof parameters, "%.2f M", static_cast<double>(store.count()) / 1e6);
   std::string out = concat("LSTM ", o.nlayers, " x ", o.nhid, ", ", parameters, " parameters, ",
@@ -73,7 +76,7 @@ std::string describe(const TrainLmOptions& o, const ParameterStore& store, int64
     out += concat(" | ", corpus.name, ", ", corpus.train.size(), " + ", corpus.valid.size(), " + ",
                   corpus.test.size(), " tokens");
   }
-  return out + " | " + describe_machine_use(o, store);
+  return out + " | " + describe_learners(comm) + describe_machine_use(o, store);
 }
 
 std::string describe_plan(const TrainLmOptions& o, Context& context, const LstmLm& model,

@@ -7,6 +7,7 @@
 #include "apps/lm_card.h"
 #include "apps/lm_options.h"
 #include "apps/setup.h"
+#include "comm/communicator.h"
 #include "core/context.h"
 #include "data/text.h"
 #include "layers/lstm_lm.h"
@@ -16,7 +17,8 @@ namespace heddle {
 // Throws InputError for a corpus whose validation or test text is too short to predict anything.
 Corpus open_text(const TrainLmOptions& o);
 LstmLmOptions network_options(const TrainLmOptions& o, int64_t vocabulary);
-TokenBatches make_batches(const TrainLmOptions& o, const Corpus& corpus);
+// The columns of this rank.
+TokenBatches make_batches(const TrainLmOptions& o, const Corpus& corpus, const Communicator& comm);
 // Updates of an epoch and of the run. Throws InputError when an epoch has fewer than --accumulate
 // windows.
 StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train);
@@ -27,7 +29,7 @@ Schedule make_schedule(const TrainLmOptions& o, const StepPlan& plan);
 // The first line of every run: network, text, device, threads, precision, seed. A corpus without
 // text was not needed.
 std::string describe(const TrainLmOptions& o, const ParameterStore& store, int64_t vocabulary,
-                     const Corpus& corpus);
+                     const Corpus& corpus, const Communicator& comm);
 
 // The text of --dry-run, or one JSON object with --json. The memory of activations is measured on
 // two small batches and extrapolated.

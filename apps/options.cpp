@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "apps/learners.h"
 #include "core/error.h"
 #include "core/parallel.h"
 
@@ -30,6 +31,38 @@ void add_run_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
   flags.add("deterministic", &o.deterministic,
             {.help = "same bits in every run with equal --threads; "
                      "on the CPU that holds anyway"});
+}
+
+void add_learner_flags(FlagTable& flags, CommonOptions& o) {
+  flags.group("Learners");
+  flags.add("learners", &o.learners,
+            {.value = "N",
+             .help = "ranks as threads of this process; under mpirun or srun every process is one",
+             .min = 1,
+             .max = 4096});
+  flags.add("comm", &o.comm,
+            {.value = "NAME",
+             .help = "how they talk; auto takes mpi under a launcher, else threads",
+             .choices = {"auto", "threads", "mpi"}});
+  flags.add("net", &o.net,
+            {.value = "MODEL",
+             .help = "treat the threads' messages as a network would, 100mbit,20ms,jitter=2ms: "
+                     "rate of every rank's link, delay one way",
+             .default_text = "none"});
+  flags.add("comm-timeout", &o.comm_timeout,
+            {.value = "S",
+             .help = "seconds without an answer after which a rank gives up",
+             .max = 1e9,
+             .min_open = true});
+  flags.add("bucket-mb", &o.bucket_mb,
+            {.value = "X",
+             .help = "MiB of gradients that are exchanged at once",
+             .max = 1e5,
+             .min_open = true});
+  flags.add("overlap", &o.overlap,
+            {.value = "WHEN",
+             .help = "on: exchange gradients while backward runs; off: behind it; same bits",
+             .choices = {"on", "off"}});
 }
 
 void add_training_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
@@ -172,13 +205,16 @@ void add_action_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts
 
 void add_common_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
   add_run_flags(flags, o, texts);
+  add_learner_flags(flags, o);
   add_training_flags(flags, o, texts);
   add_output_flags(flags, o, texts);
   add_action_flags(flags, o, texts);
 }
 
 void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string& embedded) {
-  set_default(flags, "threads", o.threads, omp_get_max_threads());
+  const LearnerPlan learners = plan_learners(o);
+  set_default(flags, "threads", o.threads,
+              std::max(1, omp_get_max_threads() / learners.on_machine));
 
   // The configuration of a run is read again from other folders.
   for (std::string* path : {&o.data, &o.init}) {

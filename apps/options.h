@@ -17,6 +17,10 @@ struct CommonOptions {
   std::string data, device = "auto", precision = "fp32", init;
   int64_t seed = 1, threads = 0, workers = 1;
   bool deterministic = false;
+  // learners
+  int64_t learners = 1;
+  std::string comm = "auto", net, overlap = "on";
+  double comm_timeout = 60, bucket_mb = 4;
   // how long and how much
   int64_t epochs = 0, steps = 0, batch_size = 0, accumulate = 1;
   // the update rule

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "apps/evaluate.h"
+#include "apps/learners.h"
 #include "core/error.h"
 #include "layers/loss.h"
 
@@ -48,14 +49,21 @@ Data open_data(const TrainResnetOptions& o, Split split) {
   return data;
 }
 
-Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training) {
+Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
+                   const Communicator* comm) {
   LoaderOptions options;
   options.batch_size = o.batch_size;
   options.workers = static_cast<int>(o.workers);
   options.seed = static_cast<uint64_t>(o.seed);
   options.shuffle = training;
   // A short last batch would get the weight of a full one; a set below one batch is used whole.
-  options.drop_last = training && data.set->size() >= o.batch_size;
+  if (comm != nullptr) {
+    options.rank = comm->rank();
+    options.world_size = comm->size();
+  }
+  options.drop_last = training && data.set->size() >= o.batch_size * options.world_size;
+  check(!training || data.set->size() >= options.world_size, "--learners ", options.world_size,
+        ": more than the ", data.set->size(), " training images");
   return Loader(data.set, data.transform, options);
 }
 
@@ -90,7 +98,7 @@ StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train) {
 }
 
 std::string describe(const TrainResnetOptions& o, const ParameterStore& store, const Data& train,
-                     const Data& valid) {
+                     const Data& valid, const Communicator& comm) {
   char parameters[32];
   std::snprintf(parameters, sizeof parameters, "%.2f M", static_cast<double>(store.count()) / 1e6);
   std::string out = concat(o.arch, ", ", parameters, " parameters, stem ", o.stem);
@@ -99,7 +107,7 @@ std::string describe(const TrainResnetOptions& o, const ParameterStore& store, c
     if (train.set != nullptr) out += concat(train.set->size(), " + ");
     out += concat(valid.set->size(), " images of ", o.image_size, " px");
   }
-  return out + " | " + describe_machine_use(o, store);
+  return out + " | " + describe_learners(comm) + describe_machine_use(o, store);
 }
 
 std::string describe_plan(const TrainResnetOptions& o, Context& context, const ResNet& model,

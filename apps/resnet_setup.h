@@ -8,6 +8,7 @@
 #include "apps/resnet_card.h"
 #include "apps/resnet_options.h"
 #include "apps/setup.h"
+#include "comm/communicator.h"
 #include "core/context.h"
 #include "data/loader.h"
 #include "layers/resnet.h"
@@ -21,7 +22,9 @@ struct Data {
 };
 
 Data open_data(const TrainResnetOptions& o, Split split);
-Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training);
+// `comm`: the learners that share the set; null: all of it.
+Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
+                   const Communicator* comm = nullptr);
 
 // What the network is and knows: from the data, or without (`set` is null) from the weights file.
 ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded,
@@ -33,7 +36,7 @@ StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train);
 
 // The first line of every run: network, data, device, threads, precision, seed.
 std::string describe(const TrainResnetOptions& o, const ParameterStore& store, const Data& train,
-                     const Data& valid);
+                     const Data& valid, const Communicator& comm);
 
 // The text of --dry-run, or one JSON object with --json. The memory of activations is measured on
 // two small batches and extrapolated.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "apps/language.h"
+#include "apps/learners.h"
 #include "apps/lm_card.h"
 #include "apps/lm_options.h"
 #include "apps/lm_setup.h"
@@ -16,7 +17,7 @@
 #include "apps/weights.h"
 #include "core/context.h"
 #include "layers/loss.h"
-#include "optim/optimizer.h"
+#include "optim/data_parallel.h"
 #include "optim/schedule.h"
 
 namespace heddle {
@@ -48,35 +49,41 @@ std::string score_text(const TrainLmOptions& o, double loss) {
 
 class Trainer {
  public:
-  Trainer(const TrainLmOptions& o, Context& context, const LstmLm& model, ParameterStore& store,
-          const Corpus& corpus, RunFolder& folder, Progress& progress)
+  // Folder and progress are null on all ranks but the first.
+  Trainer(const TrainLmOptions& o, Context& context, Communicator& comm, const LstmLm& model,
+          ParameterStore& store, const Corpus& corpus, RunFolder* folder, Progress* progress)
       : o_(o),
         model_(model),
         store_(store),
         corpus_(corpus),
         folder_(folder),
         progress_(progress),
-        windows_(make_batches(o, corpus)),
+        windows_(make_batches(o, corpus, comm)),
         plan_(plan_steps(o, windows_)),
         schedule_(make_schedule(o, plan_)),
-        optimizer_(store, make_rule(o),
-                   optimizer_options(o, [&](const std::string& line) { progress.note(line); })),
-        log_({.program = "train_lm", .rate_key = kRateKey}, o, context, folder, progress) {}
+        optimizer_(store, make_rule(o), comm, optimizer_options(o, noting(progress)),
+                   parallel_options(o)),
+        log_({.program = "train_lm",
+              .rate_key = kRateKey,
+              .metrics = [&o](double loss) -> nlohmann::ordered_json {
+                return {{score_key(o), score(o, loss)}};
+              }},
+             o, context, optimizer_, folder, progress) {}
 
   Outcome run() {
     while (log_.step() < plan_.total_steps && log_.healthy()) {
       train_epoch();
       if (log_.healthy()) validate();
-      folder_.flush();
+      if (folder_ != nullptr) folder_->flush();
     }
     if (log_.healthy() && best_.defined()) store_.values().copy_from(best_);
     return {.run = log_.result(), .valid = valid_, .test = {}, .generated = ""};
   }
 
   TextEvaluation test() {
-    const TextEvaluation test = evaluate_text(model_, corpus_.test);
+    const TextEvaluation test = evaluate_together(model_, corpus_.test, optimizer_);
     record("test", test, "test " + score_text(o_, test.loss));
-    folder_.flush();
+    if (folder_ != nullptr) folder_->flush();
     return test;
   }
 
@@ -84,8 +91,8 @@ class Trainer {
   // The inner loop. The state of the network is carried from window to window; the gradient is not.
   void train_epoch() {
     LstmState state = model_.zero_state(o_.batch_size);
-    double loss_sum = 0, step_loss = 0;  // sums over tokens
-    int64_t tokens = 0, step_tokens = 0;
+    double step_loss = 0;  // sum over tokens
+    int64_t step_tokens = 0;
     StepTimes t;
     for (int64_t i = 0; i < plan_.steps_per_epoch * o_.accumulate; ++i) {
       const TokenWindow window = windows_.window(i);
@@ -105,9 +112,7 @@ class Trainer {
       t.forward += t.lap();
       const double lr = schedule_.lr(log_.step());
       // Saturated gates keep a loss finite that is far beyond hope.
-      if (!std::isfinite(perplexity(window_loss))) {
-        return log_.diverge(lr, "the perplexity is not finite");
-      }
+      if (!log_.check_loss(std::isfinite(perplexity(window_loss)) ? window_loss : NAN, lr)) return;
 
       // The loss is a mean over tokens. The last window of an epoch may be shorter: its gradient is
       // scaled down, so that all tokens weigh the same.
@@ -122,16 +127,9 @@ class Trainer {
       if (micro + 1 < o_.accumulate) continue;
 
       const double mean = step_loss / static_cast<double>(step_tokens);
-      if (!log_.finish_step(report, {.loss = mean,
-                                     .lr = lr,
-                                     .units = step_tokens,
-                                     .times = t,
-                                     .metrics = {{score_key(o_), score(o_, mean)}}})) {
+      if (!log_.finish_step(report, {.loss = mean, .lr = lr, .units = step_tokens, .times = t})) {
         return;
       }
-      loss_sum += step_loss;
-      tokens += step_tokens;
-      log_.set_train_loss(loss_sum / static_cast<double>(tokens));
       if (log_.step() == plan_.total_steps) break;
       step_loss = 0;
       step_tokens = 0;
@@ -141,15 +139,15 @@ class Trainer {
   }
 
   void validate() {
-    progress_.pause();
-    const TextEvaluation valid = evaluate_text(model_, corpus_.valid);
+    if (progress_ != nullptr) progress_->pause();
+    const TextEvaluation valid = evaluate_together(model_, corpus_.valid, optimizer_);
     char text[200];
     std::snprintf(text, sizeof text, "train %s, valid %s, lr %.4g",
                   score_text(o_, log_.result().train_loss).c_str(),
                   score_text(o_, valid.loss).c_str(), schedule_.lr(log_.step() - 1));
     record("valid", valid, text);
     schedule_.observe(valid.loss);
-    progress_.resume();
+    if (progress_ != nullptr) progress_->resume();
     // The plateau schedule goes back to smaller steps when things get worse; its run is worth what
     // its best epoch was. Otherwise the schedule ends where it means to.
     const bool keep_best = o_.lr_scheduler == "plateau";
@@ -171,12 +169,12 @@ class Trainer {
   const LstmLm& model_;
   ParameterStore& store_;
   const Corpus& corpus_;
-  RunFolder& folder_;
-  Progress& progress_;
+  RunFolder* folder_;
+  Progress* progress_;
   TokenBatches windows_;
   StepPlan plan_;
   Schedule schedule_;
-  Optimizer optimizer_;
+  DataParallelOptimizer optimizer_;
   TrainingLog log_;
   TextEvaluation valid_;
   double best_loss_ = std::numeric_limits<double>::infinity();
@@ -223,14 +221,20 @@ void report(const TrainLmOptions& o, const Outcome& out, const RunFolder* folder
 
 // Trains in a run folder of its own and leaves the weights there.
 Outcome train(const TrainLmOptions& o, const FlagTable& flags, const Arguments& arguments,
-              Context& context, const LstmLm& model, ParameterStore& store, const Corpus& corpus,
-              std::unique_ptr<RunFolder>& folder) {
-  const int64_t total = plan_steps(o, make_batches(o, corpus)).total_steps;
+              Context& context, Communicator& comm, const LstmLm& model, ParameterStore& store,
+              const Corpus& corpus, std::unique_ptr<RunFolder>& folder) {
+  const int64_t total = plan_steps(o, make_batches(o, corpus, comm)).total_steps;
+  if (comm.rank() > 0) {
+    Trainer trainer(o, context, comm, model, store, corpus, nullptr, nullptr);
+    Outcome out = trainer.run();
+    if (out.run.status == "done") out.test = trainer.test();
+    return out;
+  }
   RunFiles files = open_run(o, config_text(o, flags), arguments, context);
   Progress progress(
       {.total_steps = total, .print_freq = o.print_freq, .quiet = o.quiet, .unit = "tokens"});
   progress.note("run folder " + files.folder->path());
-  Trainer trainer(o, context, model, store, corpus, *files.folder, progress);
+  Trainer trainer(o, context, comm, model, store, corpus, files.folder.get(), &progress);
   Outcome out = trainer.run();
   if (out.run.status == "done") {
     save_lm(files.folder->file("model.safetensors"), model, corpus.level, corpus.vocabulary);
@@ -260,6 +264,43 @@ LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
   return card;
 }
 
+// The run of one learner.
+int run_rank(const TrainLmOptions& o, const FlagTable& flags, const Arguments& arguments,
+             Communicator& comm, bool training, const Corpus& corpus,
+             const Vocabulary& vocabulary) {
+  Context context({.device = parse_device(o.device),
+                   .threads = static_cast<int>(o.threads),
+                   .deterministic = o.deterministic});
+  ParameterStore store;
+  const LstmLm model(store, network_options(o, vocabulary.size()));
+  store.finalize(static_cast<uint64_t>(o.seed));
+  if (!o.init.empty()) {
+    load_weights(o.init, model.named_tensors(), {{"encoder.", "another vocabulary or --emsize"}});
+  }
+  if (!o.quiet && comm.rank() == 0) {
+    std::fprintf(stderr, "%s\n", describe(o, store, vocabulary.size(), corpus, comm).c_str());
+  }
+  if (o.dry_run && comm.rank() > 0) return 0;
+  if (o.dry_run) {
+    return print(describe_plan(o, context, model, store, make_batches(o, corpus, comm))), 0;
+  }
+  (void)encode_prompt(o, vocabulary);  // complains before the training, not behind it
+
+  Outcome out;
+  std::unique_ptr<RunFolder> folder;
+  if (training) {
+    out = train(o, flags, arguments, context, comm, model, store, corpus, folder);
+  } else if (o.evaluate) {
+    out.valid = evaluate_text(model, corpus.valid);
+    out.test = evaluate_text(model, corpus.test);
+  }
+  const int code = static_cast<int>(out.run.status == "done" ? ExitCode::ok : ExitCode::diverged);
+  if (comm.rank() > 0) return code;
+  if (out.run.status == "done" && o.generate > 0) out.generated = generate(o, model, vocabulary);
+  report(o, out, folder.get());
+  return code;
+}
+
 int run(const Arguments& arguments, const Arguments& environment) {
   TrainLmOptions o;
   FlagTable flags = lm_flags(o);
@@ -271,9 +312,6 @@ int run(const Arguments& arguments, const Arguments& environment) {
   if (o.dump_config) return print(config_text(o, flags)), 0;
   print_warnings(o, flags);
 
-  Context context({.device = parse_device(o.device),
-                   .threads = static_cast<int>(o.threads),
-                   .deterministic = o.deterministic});
   const bool only_generate = flags.given("generate") && !o.init.empty() && !o.evaluate &&
                              !o.dry_run && !flags.given("epochs") && !flags.given("steps");
   const bool training = !only_generate && !o.evaluate;
@@ -284,34 +322,12 @@ int run(const Arguments& arguments, const Arguments& environment) {
     check_same_vocabulary(corpus.vocabulary, corpus.name, card.vocabulary, o.init);
   }
   const Vocabulary& vocabulary = known ? card.vocabulary : corpus.vocabulary;
-
-  ParameterStore store;
-  const LstmLm model(store, network_options(o, vocabulary.size()));
-  store.finalize(static_cast<uint64_t>(o.seed));
-  if (!o.init.empty()) {
-    load_weights(o.init, model.named_tensors(), {{"encoder.", "another vocabulary or --emsize"}});
-  }
-  if (!o.quiet) {
-    std::fprintf(stderr, "%s\n", describe(o, store, vocabulary.size(), corpus).c_str());
-  }
-  if (o.dry_run) {
-    return print(describe_plan(o, context, model, store, make_batches(o, corpus))), 0;
-  }
-  (void)encode_prompt(o, vocabulary);  // complains before the training, not behind it
-
-  Outcome out;
-  std::unique_ptr<RunFolder> folder;
-  if (training) {
-    out = train(o, flags, arguments, context, model, store, corpus, folder);
-  } else if (o.evaluate) {
-    out.valid = evaluate_text(model, corpus.valid);
-    out.test = evaluate_text(model, corpus.test);
-  }
-  if (out.run.status == "done" && o.generate > 0) out.generated = generate(o, model, vocabulary);
-  report(o, out, folder.get());
-  return static_cast<int>(out.run.status == "done" ? ExitCode::ok : ExitCode::diverged);
+  if (!training) check(plan_learners(o).size == 1, "several learners: only for training");
+  (void)parse_device(o.device);
+  return run_learners(o, [&](Communicator& comm) {
+    return run_rank(o, flags, arguments, comm, training, corpus, vocabulary);
+  });
 }
-
 }  // namespace
 }  // namespace heddle
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/evaluate.h"
+#include "apps/learners.h"
 #include "apps/program.h"
 #include "apps/resnet_card.h"
 #include "apps/resnet_options.h"
@@ -14,7 +15,7 @@
 #include "apps/weights.h"
 #include "core/context.h"
 #include "layers/loss.h"
-#include "optim/optimizer.h"
+#include "optim/data_parallel.h"
 #include "optim/schedule.h"
 
 namespace heddle {
@@ -32,27 +33,31 @@ struct Outcome {
 
 class Trainer {
  public:
-  Trainer(const TrainResnetOptions& o, Context& context, const ResNet& model, ParameterStore& store,
-          const Loader& train, const Loader& valid, RunFolder& folder, Progress& progress)
+  // Folder and progress are null on all ranks but the first.
+  Trainer(const TrainResnetOptions& o, Context& context, Communicator& comm, const ResNet& model,
+          ParameterStore& store, const Loader& train, const Loader& valid, RunFolder* folder,
+          Progress* progress)
       : o_(o),
         context_(context),
         model_(model),
+        store_(store),
         train_(train),
         valid_(valid),
         folder_(folder),
         progress_(progress),
         plan_(plan_steps(o, train)),
         schedule_(schedule_options(o, plan_.total_steps, plan_.steps_per_epoch)),
-        optimizer_(store, make_rule(o),
-                   optimizer_options(o, [&](const std::string& line) { progress.note(line); })),
-        log_({.program = "train_resnet", .rate_key = kRateKey}, o, context, folder, progress) {}
+        optimizer_(store, make_rule(o), comm, optimizer_options(o, noting(progress)),
+                   parallel_options(o)),
+        log_({.program = "train_resnet", .rate_key = kRateKey}, o, context, optimizer_, folder,
+             progress) {}
 
   Outcome run() {
     Evaluation valid;
     while (log_.step() < plan_.total_steps && log_.healthy()) {
       train_epoch();
       if (log_.healthy()) valid = validate();
-      folder_.flush();
+      if (folder_ != nullptr) folder_->flush();
     }
     return {log_.result(), valid, {}};
   }
@@ -60,7 +65,7 @@ class Trainer {
  private:
   // The inner loop.
   void train_epoch() {
-    double loss_sum = 0, step_loss = 0;
+    double step_loss = 0;
     int64_t micro = 0, epoch_steps = 0, step_samples = 0;
     StepTimes t;
     for (auto& batch : train_.epoch(log_.epoch())) {
@@ -76,7 +81,7 @@ class Trainer {
       step_loss += static_cast<double>(loss.value().item()) / static_cast<double>(o_.accumulate);
       t.forward += t.lap();
       const double lr = schedule_.lr(log_.step());
-      if (!std::isfinite(step_loss)) return log_.diverge(lr, "the loss is not finite");
+      if (!log_.check_loss(step_loss, lr)) return;
 
       optimizer_.begin_step(lr);
       tape.backward(
@@ -93,8 +98,6 @@ class Trainer {
                             {.loss = step_loss, .lr = lr, .units = step_samples, .times = t})) {
         return;
       }
-      loss_sum += step_loss;
-      log_.set_train_loss(loss_sum / static_cast<double>(epoch_steps));
       if (epoch_steps == plan_.steps_per_epoch || log_.step() == plan_.total_steps) break;
       step_loss = 0;
       step_samples = 0;
@@ -104,8 +107,10 @@ class Trainer {
   }
 
   Evaluation validate() {
-    progress_.pause();
-    const Evaluation valid = evaluate(model_, valid_, context_.device(), activation_type(o_));
+    if (progress_ != nullptr) progress_->pause();
+    average_buffers(store_, optimizer_);
+    const Evaluation valid =
+        evaluate(model_, valid_, context_.device(), activation_type(o_), &optimizer_);
     schedule_.observe(valid.loss);
     char text[160];
     std::snprintf(text, sizeof text,
@@ -116,19 +121,20 @@ class Trainer {
                     {"acc5", valid.acc5},
                     {kRateKey, static_cast<double>(valid.samples) / valid.seconds}},
                    text);
-    progress_.resume();
+    if (progress_ != nullptr) progress_->resume();
     return valid;
   }
 
   const TrainResnetOptions& o_;
   Context& context_;
   const ResNet& model_;
+  ParameterStore& store_;
   const Loader &train_, &valid_;
-  RunFolder& folder_;
-  Progress& progress_;
+  RunFolder* folder_;
+  Progress* progress_;
   StepPlan plan_;
   Schedule schedule_;
-  Optimizer optimizer_;
+  DataParallelOptimizer optimizer_;
   TrainingLog log_;
 };
 
@@ -180,16 +186,21 @@ void report(const TrainResnetOptions& o, const Outcome& out, const RunFolder* fo
 
 // Trains in a run folder of its own and leaves the weights there.
 Outcome train(const TrainResnetOptions& o, const FlagTable& flags, const Arguments& arguments,
-              Context& context, const ResNet& model, ParameterStore& store, const ResnetCard& card,
-              const Data& data, const Data& valid, std::unique_ptr<RunFolder>& folder) {
-  const Loader train_loader = make_loader(o, data, true),
-               valid_loader = make_loader(o, valid, false);
+              Context& context, Communicator& comm, const ResNet& model, ParameterStore& store,
+              const ResnetCard& card, const Data& data, const Data& valid,
+              std::unique_ptr<RunFolder>& folder) {
+  const Loader train_loader = make_loader(o, data, true, &comm),
+               valid_loader = make_loader(o, valid, false, &comm);
   const int64_t total = plan_steps(o, train_loader).total_steps;
+  if (comm.rank() > 0)
+    return Trainer(o, context, comm, model, store, train_loader, valid_loader, nullptr, nullptr)
+        .run();
   RunFiles files = open_run(o, config_text(o, flags), arguments, context);
   Progress progress({.total_steps = total, .print_freq = o.print_freq, .quiet = o.quiet});
   progress.note("run folder " + files.folder->path());
-  Outcome out =
-      Trainer(o, context, model, store, train_loader, valid_loader, *files.folder, progress).run();
+  Outcome out = Trainer(o, context, comm, model, store, train_loader, valid_loader,
+                        files.folder.get(), &progress)
+                    .run();
   if (out.run.status == "done") save_resnet(files.folder->file("model.safetensors"), store, card);
   finish_trace(files, context);
   folder = std::move(files.folder);
@@ -208,6 +219,45 @@ ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags) {
   return card;
 }
 
+// What --init, --predict and --evaluate ask for.
+struct Task {
+  Device device;
+  bool only_predict, training;
+};
+
+// The run of one learner.
+int run_rank(const TrainResnetOptions& o, const FlagTable& flags, const Arguments& arguments,
+             Communicator& comm, const Task& task, const Data& data, const Data& valid,
+             const ResnetCard& card) {
+  const Device device = task.device;
+  Context context(
+      {.device = device, .threads = static_cast<int>(o.threads), .deterministic = o.deterministic});
+  ParameterStore store;
+  const ResNet model(store, network_options(o, card));
+  store.finalize(static_cast<uint64_t>(o.seed));
+  if (!o.init.empty())
+    load_weights(o.init, store.named_tensors(), {{"fc.", "another number of classes"}});
+  if (!o.quiet && comm.rank() == 0)
+    std::fprintf(stderr, "%s\n", describe(o, store, data, valid, comm).c_str());
+  if (o.dry_run && comm.rank() > 0) return 0;
+  if (o.dry_run)
+    return print(describe_plan(o, context, model, store, make_loader(o, data, true))), 0;
+
+  Outcome out;
+  std::unique_ptr<RunFolder> folder;
+  if (task.training) {
+    out = train(o, flags, arguments, context, comm, model, store, card, data, valid, folder);
+  } else if (o.evaluate) {
+    out.valid = evaluate(model, make_loader(o, valid, false), device, activation_type(o));
+  }
+  const int code = static_cast<int>(out.run.status == "done" ? ExitCode::ok : ExitCode::diverged);
+  if (comm.rank() > 0) return code;
+  if (out.run.status == "done" && !o.predict.empty())
+    out.predictions = predict_all(o, model, card, device);
+  report(o, out, folder.get());
+  return code;
+}
+
 int run(const Arguments& arguments, const Arguments& environment) {
   TrainResnetOptions o;
   FlagTable flags = resnet_flags(o);
@@ -218,40 +268,19 @@ int run(const Arguments& arguments, const Arguments& environment) {
   resolve(o, flags, kind);
   if (o.dump_config) return print(config_text(o, flags)), 0;
   print_warnings(o, flags);
-
-  const Device device = parse_device(o.device);
-  Context context(
-      {.device = device, .threads = static_cast<int>(o.threads), .deterministic = o.deterministic});
   const bool only_predict = !o.predict.empty() && !o.init.empty() && !o.evaluate &&
                             !flags.given("epochs") && !flags.given("steps");
   const bool training = !only_predict && !o.evaluate;
-  Data data, valid;
+  if (!training) check(plan_learners(o).size == 1, "several learners: only for training");
+  const Device device = parse_device(o.device);
+  Data data, valid;  // read by all learners
   if (training) data = open_data(o, Split::train);
   if (!only_predict) valid = open_data(o, Split::valid);
   const ResnetCard card = make_card(o, loaded, valid.set.get());
-
-  ParameterStore store;
-  const ResNet model(store, network_options(o, card));
-  store.finalize(static_cast<uint64_t>(o.seed));
-  if (!o.init.empty())
-    load_weights(o.init, store.named_tensors(), {{"fc.", "another number of classes"}});
-  if (!o.quiet) std::fprintf(stderr, "%s\n", describe(o, store, data, valid).c_str());
-  if (o.dry_run)
-    return print(describe_plan(o, context, model, store, make_loader(o, data, true))), 0;
-
-  Outcome out;
-  std::unique_ptr<RunFolder> folder;
-  if (training) {
-    out = train(o, flags, arguments, context, model, store, card, data, valid, folder);
-  } else if (o.evaluate) {
-    out.valid = evaluate(model, make_loader(o, valid, false), device, activation_type(o));
-  }
-  if (out.run.status == "done" && !o.predict.empty())
-    out.predictions = predict_all(o, model, card, device);
-  report(o, out, folder.get());
-  return static_cast<int>(out.run.status == "done" ? ExitCode::ok : ExitCode::diverged);
+  return run_learners(o, [&](Communicator& comm) {
+    return run_rank(o, flags, arguments, comm, {device, only_predict, training}, data, valid, card);
+  });
 }
-
 }  // namespace
 }  // namespace heddle
 

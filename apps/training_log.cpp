@@ -8,8 +8,14 @@
 namespace heddle {
 
 TrainingLog::TrainingLog(const TrainingLogOptions& names, const CommonOptions& o, Context& context,
-                         RunFolder& folder, Progress& progress)
-    : names_(names), o_(o), context_(context), folder_(folder), progress_(progress) {
+                         DataParallelOptimizer& optimizer, RunFolder* folder, Progress* progress)
+    : names_(names),
+      o_(o),
+      context_(context),
+      optimizer_(optimizer),
+      folder_(folder),
+      progress_(progress) {
+  result_.world_size = optimizer.learners();
   trace_step(1);
 }
 
@@ -20,29 +26,22 @@ void TrainingLog::trace_step(int64_t step) {
   if (step == range.last + 1) context_.trace().stop();
 }
 
+bool TrainingLog::check_loss(double loss, double lr) {
+  if (result_.world_size == 1 && !std::isfinite(loss)) diverge(lr, "the loss is not finite");
+  return healthy();
+}
+
 bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) {
   const StepTimes& t = facts.times;
-  const double seconds = t.data + t.forward + t.backward + t.update;
   ++result_.step;
   if (result_.step == 1) result_.first_step_s = seconds_since_process_start();
   // The first step also makes the kernels' plans; the rate is that of the steps behind it.
   if (result_.step <= 2) units_ = 0, seconds_ = 0;
-  units_ += facts.units;
-  seconds_ += seconds;
+  units_ += facts.units * result_.world_size;
+  seconds_ += t.data + t.forward + t.backward + t.update;
   result_.rate = static_cast<double>(units_) / std::max(seconds_, 1e-9);
-  nlohmann::ordered_json line = {{"step", result_.step},
-                                 {"epoch", result_.epoch + 1},
-                                 {"split", "train"},
-                                 {"loss", facts.loss},
-                                 {"lr", facts.lr}};
-  line.update(facts.metrics);
-  line.update({{names_.rate_key, static_cast<double>(facts.units) / std::max(seconds, 1e-9)},
-               {"t_data", t.data},
-               {"t_forward", t.forward},
-               {"t_backward", t.backward},
-               {"t_update", t.update}});
-  folder_.metric(line);
-  progress_.step(result_.step, result_.epoch + 1, facts.loss, facts.lr, facts.units);
+  pending_.push_back(facts);
+  if (result_.world_size == 1 || result_.step % o_.print_freq == 0) flush();
   trace_step(result_.step + 1);
 
   skipped_ = report.skipped_parameters > 0 ? skipped_ + 1 : 0;
@@ -52,23 +51,88 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   return healthy();
 }
 
+// Averages the losses of the pending steps over the ranks and writes them down.
+void TrainingLog::flush() {
+  const auto count = std::ssize(pending_);
+  const Tensor sums = Tensor::empty_on(Device{}, {2, count});
+  for (int64_t i = 0; i < count; ++i) {
+    const StepFacts& facts = pending_[static_cast<size_t>(i)];
+    sums.data<float>()[i] = static_cast<float>(facts.loss * static_cast<double>(facts.units));
+    sums.data<float>()[count + i] = static_cast<float>(facts.units);
+  }
+  if (result_.world_size > 1)
+    optimizer_.collective([&](Communicator& comm) {
+      comm.set_tag("losses");
+      comm.all_reduce(sums);
+    });
+  for (int64_t i = 0; i < count; ++i) {
+    const StepFacts& facts = pending_[static_cast<size_t>(i)];
+    const double units = sums.data<float>()[count + i];
+    const double total = result_.world_size == 1 ? facts.loss * static_cast<double>(facts.units)
+                                                 : static_cast<double>(sums.data<float>()[i]);
+    const double loss = total / units;
+    loss_sum_ += total;
+    loss_units_ += units;
+    if (healthy() && !std::isfinite(loss)) diverge(facts.lr, "the loss is not finite");
+    if (folder_ == nullptr) continue;
+    const StepTimes& t = facts.times;
+    const double seconds = t.data + t.forward + t.backward + t.update;
+    nlohmann::ordered_json line = {{"step", result_.step - count + i + 1},
+                                   {"epoch", result_.epoch + 1},
+                                   {"split", "train"},
+                                   {"loss", loss},
+                                   {"lr", facts.lr}};
+    if (names_.metrics) line.update(names_.metrics(loss));
+    line.update({{names_.rate_key, units / std::max(seconds, 1e-9)},
+                 {"t_data", t.data},
+                 {"t_forward", t.forward},
+                 {"t_backward", t.backward},
+                 {"t_update", t.update}});
+    folder_->metric(line);
+    progress_->step(result_.step - count + i + 1, result_.epoch + 1, loss, facts.lr,
+                    static_cast<int64_t>(units));
+  }
+  pending_.clear();
+}
+
+void TrainingLog::finish_epoch() {
+  flush();
+  ++result_.epoch;
+  if (healthy()) result_.train_loss = loss_sum_ / loss_units_;
+  loss_sum_ = loss_units_ = 0;
+  optimizer_.collective([&](Communicator& comm) {
+    const Traffic traffic = comm.total_traffic();
+    result_.bytes_sent = traffic.sent;
+    result_.bytes_received = traffic.received;
+  });
+  result_.bytes_dense = optimizer_.dense_bytes() * result_.step;
+  result_.exposed_comm_s = optimizer_.exposed_seconds();
+}
+
 void TrainingLog::evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
                             const std::string& line) {
+  if (folder_ == nullptr) return;
   nlohmann::ordered_json json = {
       {"step", result_.step}, {"epoch", result_.epoch}, {"split", split}, {"loss", loss}};
   json.update(metrics);
-  folder_.metric(json);
-  progress_.note(concat("epoch ", result_.epoch, ": ", line));
+  folder_->metric(json);
+  progress_->note(concat("epoch ", result_.epoch, ": ", line));
 }
 
 void TrainingLog::diverge(double lr, const std::string& why) {
   result_.status = "diverged";
   result_.train_loss = NAN;
-  progress_.clear();
+  if (progress_ == nullptr) return;
+  progress_->clear();
   std::fprintf(stderr,
                "%s: diverged at step %lld, lr %g: %s; a lower --lr, --clip-grad-norm or "
                "--lr-warmup-epochs may help\n",
                names_.program.c_str(), static_cast<long long>(result_.step + 1), lr, why.c_str());
+}
+
+std::function<void(const std::string&)> noting(Progress* progress) {
+  if (progress == nullptr) return {};
+  return [progress](const std::string& line) { progress->note(line); };
 }
 
 RunFiles open_run(const CommonOptions& o, const std::string& config,
@@ -101,7 +165,11 @@ void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
                   {"wall_s", seconds_since_process_start()},
                   {"first_step_s", result.first_step_s},
                   {"peak_rss_bytes", peak_rss_bytes()},
-                  {"world_size", 1},
+                  {"world_size", result.world_size},
+                  {"bytes_sent", result.bytes_sent},
+                  {"bytes_received", result.bytes_received},
+                  {"bytes_dense", result.bytes_dense},
+                  {"exposed_comm_s", result.exposed_comm_s},
                   {"seed", seed}});
   if (folder != nullptr) summary["run_folder"] = folder->path();
 }

@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -20,7 +21,7 @@
 #include "apps/run_folder.h"
 #include "core/context.h"
 #include "core/files.h"
-#include "optim/optimizer.h"
+#include "optim/data_parallel.h"
 
 namespace heddle {
 
@@ -31,6 +32,10 @@ struct TrainingResult {
   double train_loss = NAN;      // mean over the last epoch
   double rate = NAN;            // units a second, without validation
   double first_step_s = NAN;
+  int world_size = 1;
+  // Of rank 0, over the run; dense: what a plain exchange of all gradients would have sent.
+  int64_t bytes_sent = 0, bytes_received = 0, bytes_dense = 0;
+  double exposed_comm_s = 0;  // waited for exchanges that backward did not hide
 };
 
 // Seconds of one update, by what they went into; lap() gives the time since the last call.
@@ -44,21 +49,24 @@ struct StepTimes {
 };
 
 struct StepFacts {
-  double loss = 0, lr = 0;
-  int64_t units = 0;  // images or tokens
+  double loss = 0, lr = 0;  // the loss: of this rank
+  int64_t units = 0;        // images or tokens
   StepTimes times;
-  nlohmann::ordered_json metrics = nlohmann::ordered_json::object();  // further ones of the step
 };
 
 struct TrainingLogOptions {
   std::string program;
   std::string rate_key;  // "samples_per_s", "tokens_per_s"
+  // Further metrics of a step, from the mean loss over the ranks.
+  std::function<nlohmann::ordered_json(double)> metrics = {};
 };
 
 class TrainingLog {
  public:
+  // All ranks make the same calls; folder and progress are null on all but the first. Losses are
+  // averaged over the ranks in one collective for many steps.
   TrainingLog(const TrainingLogOptions& names, const CommonOptions& o, Context& context,
-              RunFolder& folder, Progress& progress);
+              DataParallelOptimizer& optimizer, RunFolder* folder, Progress* progress);
 
   const TrainingResult& result() const { return result_; }
   int64_t step() const { return result_.step; }
@@ -68,9 +76,11 @@ class TrainingLog {
   // An update has been made. False, and the run has diverged, after more than --max-skipped steps
   // in a row whose gradients were not finite.
   bool finish_step(const StepReport& report, const StepFacts& facts);
-  // The mean loss of the epoch so far.
-  void set_train_loss(double loss) { result_.train_loss = loss; }
-  void finish_epoch() { ++result_.epoch; }
+  // False, and the run has diverged, for a loss that is not finite. Several ranks find out together
+  // when the losses are averaged.
+  bool check_loss(double loss, double lr);
+  // Closes the epoch; its mean loss is the result's train_loss from then on.
+  void finish_epoch();
   // A line of metrics and one for people on what the network, as it is now, is worth on a split:
   // "valid" or "test".
   void evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
@@ -80,16 +90,23 @@ class TrainingLog {
 
  private:
   void trace_step(int64_t step);
+  void flush();
 
   TrainingLogOptions names_;
   const CommonOptions& o_;
   Context& context_;
-  RunFolder& folder_;
-  Progress& progress_;
+  DataParallelOptimizer& optimizer_;
+  RunFolder* folder_;
+  Progress* progress_;
   TrainingResult result_;
+  std::vector<StepFacts> pending_;        // steps whose loss is not averaged yet
+  double loss_sum_ = 0, loss_units_ = 0;  // of the epoch, over all ranks
   int64_t units_ = 0, skipped_ = 0;
   double seconds_ = 0;
 };
+
+// Notes for people, where there is somebody to show them.
+std::function<void(const std::string&)> noting(Progress* progress);
 
 // What a run writes to: its folder, which holds config.toml and run.json from the start, and the
 // trace if one was asked for.

@@ -34,7 +34,9 @@ class MessageCommunicator : public Communicator {
   int rank() const override { return transport_->rank(); }
   int size() const override { return transport_->size(); }
   const char* name() const override { return transport_->name(); }
-  void abort(const std::string& why) noexcept override { transport_->abort(why); }
+  void abort(const std::string& why, int exit_code) noexcept override {
+    transport_->abort(why, exit_code);
+  }
   double now() const override { return transport_->now(); }
   Transport& transport() { return *transport_; }
 

@@ -41,7 +41,7 @@ class Communicator {
   // Returns when every rank has called it.
   void barrier();
   // Makes the other ranks fail too instead of waiting for this one.
-  virtual void abort(const std::string& why) noexcept = 0;
+  virtual void abort(const std::string& why, int exit_code = 1) noexcept = 0;
   virtual double now() const = 0;  // seconds, of the network model where there is one
 
   // What the next calls are for: a name in errors and in traffic(), and the step for errors.

@@ -39,10 +39,10 @@ class MpiTransport : public Transport {
   const char* name() const override { return "mpi"; }
   double now() const override { return steady_seconds(); }
 
-  void abort(const std::string& why) noexcept override {
-    std::fprintf(stderr, "[rank %d] %s\n", rank_, why.c_str());
+  void abort(const std::string& why, int exit_code) noexcept override {
+    if (!why.empty()) std::fprintf(stderr, "[rank %d] %s\n", rank_, why.c_str());
     std::fflush(stderr);
-    MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::runtime));
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
   }
 
   uint64_t post_send(int peer, const void* data, size_t bytes) override {

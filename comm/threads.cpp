@@ -77,7 +77,7 @@ class ThreadsTransport : public Transport {
   double now() const override {
     return world_->options_.net.virtual_time ? virtual_now_ : steady_seconds();
   }
-  void abort(const std::string& why) noexcept override { world_->abort(why); }
+  void abort(const std::string& why, int) noexcept override { world_->abort(why); }
 
   uint64_t post_send(int peer, const void* data, size_t bytes) override {
     world_->check_alive();
@@ -211,7 +211,7 @@ class SoloTransport : public Transport {
   int size() const override { return 1; }
   const char* name() const override { return "solo"; }
   double now() const override { return steady_seconds(); }
-  void abort(const std::string&) noexcept override {}
+  void abort(const std::string&, int) noexcept override {}
   uint64_t post_send(int, const void*, size_t) override { throw Error("nobody to send to"); }
   uint64_t post_receive(int, void*, size_t) override { throw Error("nobody to receive from"); }
   void wait(uint64_t) override {}

@@ -30,8 +30,8 @@ class Transport {
   virtual uint64_t post_receive(int peer, void* data, size_t bytes) = 0;
   // Throws CommError after a time without an answer, or when a rank has called abort().
   virtual void wait(uint64_t ticket) = 0;
-  // Lets every wait of every rank throw from now on, or ends the processes.
-  virtual void abort(const std::string& why) noexcept = 0;
+  // Lets every wait of every rank throw from now on, or ends the processes with the exit code.
+  virtual void abort(const std::string& why, int exit_code) noexcept = 0;
   // Seconds of this rank's clock: the steady clock, or a model's (comm/net_model.h).
   virtual double now() const = 0;
 };

@@ -133,6 +133,10 @@ StepReport DataParallelOptimizer::finish_step() {
   return report;
 }
 
+int64_t DataParallelOptimizer::dense_bytes() const {
+  return 2 * store_.count() * 4 * (comm_.size() - 1) / comm_.size();
+}
+
 void DataParallelOptimizer::collective(const std::function<void(Communicator&)>& call) {
   if (alone()) return call(comm_);
   worker_->post([this, &call] { call(comm_); });

@@ -55,6 +55,9 @@ class DataParallelOptimizer {
   // Throws Error that names the first parameter whose values differ between ranks.
   void check_replicas();
 
+  int learners() const { return comm_.size(); }
+  // What a rank sends in a step when nothing is compressed: a ring's share of all gradients.
+  int64_t dense_bytes() const;
   const Optimizer& optimizer() const { return optimizer_; }
   size_t buckets() const { return buckets_.size(); }
   double exposed_seconds() const { return exposed_seconds_; }  // waited for exchanges, in all

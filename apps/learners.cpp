@@ -1,0 +1,126 @@
+#include "apps/learners.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "comm/mpi.h"
+#include "comm/threads.h"
+#include "core/error.h"
+
+namespace heddle {
+namespace {
+
+int run_threads(const CommonOptions& o, int size, const std::function<int(Communicator&)>& body) {
+  ThreadsOptions options;
+  options.timeout_s = o.comm_timeout;
+  if (!o.net.empty()) options.net = parse_net(o.net);
+  auto comms = make_threads(size, options);
+  std::vector<int> results(static_cast<size_t>(size));
+  std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < comms.size(); ++r)
+    threads.emplace_back([&, r] {
+      try {
+        results[r] = body(*comms[r]);
+      } catch (const std::exception& error) {
+        failures[r] = std::current_exception();
+        comms[r]->abort(concat("rank ", r, ": ", error.what()));
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  // The cause, not the echo: what the others throw says only that they were stopped.
+  std::exception_ptr echo;
+  for (const std::exception_ptr& failure : failures) {
+    if (failure == nullptr) continue;
+    try {
+      std::rethrow_exception(failure);
+    } catch (const CommError&) {
+      if (echo == nullptr) echo = failure;
+    }
+  }
+  if (echo != nullptr) std::rethrow_exception(echo);
+  return *std::max_element(results.begin(), results.end());
+}
+
+#ifdef HEDDLE_MPI
+int run_mpi(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
+  MpiSession mpi;
+  const auto comm = mpi.make_communicator({.timeout_s = o.comm_timeout});
+  std::string failure;
+  ExitCode code = ExitCode::runtime;
+  try {
+    return body(*comm);
+  } catch (const Error& error) {
+    failure = error.what();
+    code = error.exit_code();
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  // What is wrong with the input is wrong on every rank: then all end by themselves, with one line.
+  if (code == ExitCode::usage) {
+    if (comm->rank() == 0) std::fprintf(stderr, "%s\n", failure.c_str());
+    std::fflush(stderr);
+  }
+  comm->abort(code == ExitCode::usage ? "" : failure, static_cast<int>(code));
+  return static_cast<int>(code);
+}
+#endif
+
+}  // namespace
+
+LearnerPlan plan_learners(const CommonOptions& o) {
+  const LaunchInfo launch = detect_launch();
+  const bool launched = launch.size > 1 || (!launch.launcher.empty() && o.comm == "mpi");
+  LearnerPlan plan;
+  plan.kind = o.comm;
+  if (o.comm == "auto") plan.kind = launched ? "mpi" : (o.learners > 1 ? "threads" : "solo");
+  if (launched)
+    check(plan.kind == "mpi", "--comm ", o.comm, ": ", launch.launcher, " has started ",
+          launch.size, " processes, which would run on their own");
+  if (plan.kind == "mpi") {
+#ifndef HEDDLE_MPI
+    throw InputError(concat("started by ", launch.launcher.empty() ? "--comm mpi" : launch.launcher,
+                            ", but this build has no MPI: install openmpi-bin and libopenmpi-dev "
+                            "and build again"));
+#endif
+    check(o.learners <= 1, "--learners ", o.learners,
+          ": under a launcher every process is one learner");
+    check(o.net.empty(), "--net ", o.net, ": only between learners of one process (--learners)");
+    plan.size = launch.size;
+    const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    plan.on_machine = local == nullptr ? 1 : std::max(1, std::atoi(local));
+    return plan;
+  }
+  check(plan.kind == "threads" || o.net.empty(), "--net ", o.net, ": needs --learners above 1");
+  if (!o.net.empty()) (void)parse_net(o.net);
+  plan.size = plan.on_machine = plan.kind == "threads" ? static_cast<int>(o.learners) : 1;
+  return plan;
+}
+
+int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
+  const LearnerPlan plan = plan_learners(o);
+#ifdef HEDDLE_MPI
+  if (plan.kind == "mpi") return run_mpi(o, body);
+#endif
+  if (plan.size > 1) return run_threads(o, plan.size, body);
+  const auto solo = make_solo();
+  return body(*solo);
+}
+
+DataParallelOptions parallel_options(const CommonOptions& o) {
+  DataParallelOptions options;
+  options.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
+  options.overlap = o.overlap == "on";
+  return options;
+}
+
+std::string describe_learners(const Communicator& comm) {
+  if (comm.size() == 1) return "";
+  return concat(comm.size(), " learners (", comm.name(), "), ");
+}
+
+}  // namespace heddle

@@ -1,0 +1,35 @@
+// The ranks of a run: threads of this process (--learners N), processes under mpirun or srun, or
+// one.
+//
+//   return run_learners(o, [&](Communicator& comm) { return train_as_rank(o, comm); });
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "apps/options.h"
+#include "comm/communicator.h"
+#include "optim/data_parallel.h"
+
+namespace heddle {
+
+struct LearnerPlan {
+  std::string kind;    // "solo", "threads", "mpi"
+  int size = 1;        // ranks; under a launcher what it says
+  int on_machine = 1;  // of these on this machine
+};
+// From --learners, --comm and the launcher's environment. Throws InputError for what cannot be: a
+// launcher without MPI in this build, learners under a launcher, --net over a real network.
+LearnerPlan plan_learners(const CommonOptions& o);
+
+// Calls body once for each rank of this process, each on a thread of its own when there are
+// several, and returns the largest of their results. What one throws brings the others down and is
+// thrown again; under MPI it ends all processes.
+int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body);
+
+DataParallelOptions parallel_options(const CommonOptions& o);
+
+// "4 learners (threads), ": for the first line of a run; empty for one.
+std::string describe_learners(const Communicator& comm);
+
+}  // namespace heddle
