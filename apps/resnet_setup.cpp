@@ -62,8 +62,6 @@ Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
     options.world_size = comm->size();
   }
   options.drop_last = training && data.set->size() >= o.batch_size * options.world_size;
-  check(!training || data.set->size() >= options.world_size, "--learners ", options.world_size,
-        ": more than the ", data.set->size(), " training images");
   return Loader(data.set, data.transform, options);
 }
 

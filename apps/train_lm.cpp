@@ -322,7 +322,11 @@ int run(const Arguments& arguments, const Arguments& environment) {
     check_same_vocabulary(corpus.vocabulary, corpus.name, card.vocabulary, o.init);
   }
   const Vocabulary& vocabulary = known ? card.vocabulary : corpus.vocabulary;
-  if (!training) check(plan_learners(o).size == 1, "several learners: only for training");
+  const int learners = plan_learners(o).size;
+  if (!training) check(learners == 1, "several learners: only for training");
+  if (training)  // complains before so many networks are made
+    (void)TokenBatches(corpus.train,
+                       {.batch_size = o.batch_size, .bptt = o.bptt, .world_size = learners});
   (void)parse_device(o.device);
   return run_learners(o, [&](Communicator& comm) {
     return run_rank(o, flags, arguments, comm, training, corpus, vocabulary);

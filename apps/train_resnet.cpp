@@ -271,10 +271,15 @@ int run(const Arguments& arguments, const Arguments& environment) {
   const bool only_predict = !o.predict.empty() && !o.init.empty() && !o.evaluate &&
                             !flags.given("epochs") && !flags.given("steps");
   const bool training = !only_predict && !o.evaluate;
-  if (!training) check(plan_learners(o).size == 1, "several learners: only for training");
+  const int learners = plan_learners(o).size;
+  if (!training) check(learners == 1, "several learners: only for training");
   const Device device = parse_device(o.device);
   Data data, valid;  // read by all learners
-  if (training) data = open_data(o, Split::train);
+  if (training) {
+    data = open_data(o, Split::train);
+    check(data.set->size() >= learners, "learners: ", learners, " are more than the ",
+          data.set->size(), " training images");
+  }
   if (!only_predict) valid = open_data(o, Split::valid);
   const ResnetCard card = make_card(o, loaded, valid.set.get());
   return run_learners(o, [&](Communicator& comm) {

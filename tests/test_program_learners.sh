@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Learners as a user would start them: threads of one process, overlapped or not, and processes under
+# mpirun must give the same losses bit for bit; four learners are one with four times the batch; bad
+# input and failures end every rank.
+#   tests/test_program_learners.sh build/train_resnet build/train_lm [mpirun]
+set -u
+resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
+mpirun=${3:-}
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 2
+unset "${!HEDDLE_@}"  # they are flags to the programs
+export OMP_WAIT_POLICY=passive
+failures=0
+
+fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
+ranks() { local n=$1; shift; "$mpirun" -n "$n" --allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 "$@"; }
+json() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1" | tail -1; }
+losses() { sed -n 's/,"[a-z]*_per_s":.*//p' "$1/metrics.jsonl"; }
+same() { [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ] || fail "losses differ: $1 and $2 ($3)"; }
+# refuse PATTERN COMMAND…: exit code 2, a line that matches, no weights.
+refuse() {
+  local pattern=$1 code; shift
+  rm -rf refused
+  "$@" --quiet --output-dir refused >stdout 2>stderr; code=$?
+  [ "$code" = 2 ] || fail "exit code $code instead of 2: $* ($(head -c 300 stderr))"
+  grep -q -e "$pattern" stderr || fail "'$pattern' is not in: $(cat stderr) ($*)"
+  [ -e refused/model.safetensors ] && fail "weights left behind: $*"
+  return 0
+}
+
+# ----------------------------------------------------------------------------------------- images
+images=(--image-size 16 --steps 6 --threads 1 --print-freq 4 --quiet --json)
+"$resnet" "${images[@]}" --batch-size 4 --learners 4 --output-dir four >four.json || fail 'four learners'
+"$resnet" "${images[@]}" --batch-size 4 --learners 4 --overlap off --bucket-mb 4 --output-dir off >/dev/null || fail 'overlap off'
+same four off 'exchange behind backward'
+"$resnet" "${images[@]}" --batch-size 4 --learners 4 --net 500mbit,1ms --output-dir net >/dev/null || fail 'slow network'
+same four net 'on a slow network'
+[ "$(json four.json world_size)" = 4 ] || fail "world_size: $(cat four.json)"
+[ "$(json four.json bytes_sent)" -gt "$(json four.json bytes_dense)" ] || fail "bytes: $(cat four.json)"
+[ "$(grep -c '"split":"train"' four/metrics.jsonl)" = 6 ] || fail 'one line for every step'
+[ -s four/model.safetensors ] || fail 'no weights'
+
+# ------------------------------------------------------------------------------------------- text
+for i in {1..400}; do echo "line $((i % 7)): the cat saw the dog"; done >a.txt
+text=(--data a.txt --emsize 12 --nhid 12 --nlayers 1 --dropout 0.1 --bptt 8 --epochs 1 --optimizer sgd --lr 1
+  --threads 1 --print-freq 10 --quiet --json)
+"$lm" "${text[@]}" --batch-size 2 --learners 3 --output-dir three >three.json || fail 'three learners'
+"$lm" "${text[@]}" --batch-size 6 --output-dir one >one.json || fail 'one learner'
+a=$(json three.json test_loss) b=$(json one.json test_loss)
+awk -v a="$a" -v b="$b" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < 1e-8) }' ||
+  fail "three learners of 2 columns are not one of 6: $a and $b"
+
+# -------------------------------------------------------------------------------------- processes
+if [ -n "$mpirun" ]; then
+  ranks 4 "$resnet" "${images[@]}" --batch-size 4 --output-dir mpi >mpi.json 2>mpi.err || fail "mpirun: $(cat mpi.err)"
+  same four mpi 'threads and MPI'
+  [ "$(wc -l <mpi.json)" = 1 ] || fail "one rank speaks: $(cat mpi.json)"
+  [ "$(json mpi.json bytes_sent)" = "$(json four.json bytes_sent)" ] || fail 'bytes of threads and MPI differ'
+  ranks 3 "$lm" "${text[@]}" --batch-size 2 --output-dir lm_mpi >/dev/null 2>&1 || fail 'mpirun train_lm'
+  same three lm_mpi 'threads and MPI, text'
+  refuse 'under a launcher' ranks 2 "$resnet" --learners 2
+  refuse 'run on their own' ranks 2 "$resnet" --comm threads
+  refuse 'only between learners of one process' ranks 2 "$resnet" --net 1mbit
+  refuse 'no such\|not exist\|cannot' ranks 2 "$resnet" --data nowhere
+else
+  echo 'no mpirun: its part is skipped'
+fi
+
+# -------------------------------------------------------------------------------------- bad input
+refuse 'expected RATE' "$resnet" --learners 2 --net 1mbi
+refuse 'needs --learners' "$resnet" --net 1mbit
+refuse '--learners' "$resnet" --learners 0
+pixel=iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==
+for i in 1 2 3; do mkdir -p images/{train,valid}/$i; base64 -d <<<$pixel | tee images/train/$i/a.png >images/valid/$i/a.png; done
+refuse 'more than the 3' "$resnet" --learners 4 --data images --image-size 16 --batch-size 1 --steps 1
+refuse 'only for training' "$resnet" --learners 2 --evaluate --init four
+refuse 'needed\|tokens' "$lm" --data a.txt --learners 2000 --batch-size 100 --threads 1
+
+[ $failures = 0 ] && echo 'learners: all well'
+exit $((failures > 0))
