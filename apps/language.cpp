@@ -71,7 +71,8 @@ TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>
       });
   };
   TextEvaluation out;
-  const Tensor loss = Tensor::zeros({1}), tokens = Tensor::zeros({1}, DType::i64);
+  const Tensor loss = Tensor::from({0.0f}), tokens = Tensor::empty_on(Device{}, {1}, DType::i64);
+  tokens.fill_zero();
   int rank = 0;
   learners.collective([&](Communicator& comm) { rank = comm.rank(); });
   if (rank == 0) {

@@ -1,7 +1,7 @@
 #include "apps/learners.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <thread>
@@ -22,15 +22,20 @@ int run_threads(const CommonOptions& o, int size, const std::function<int(Commun
   std::vector<int> results(static_cast<size_t>(size));
   std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
   std::vector<std::thread> threads;
-  for (size_t r = 0; r < comms.size(); ++r)
-    threads.emplace_back([&, r] {
-      try {
-        results[r] = body(*comms[r]);
-      } catch (const std::exception& error) {
-        failures[r] = std::current_exception();
-        comms[r]->abort(concat("rank ", r, ": ", error.what()));
-      }
-    });
+  const auto learn = [&](size_t r) {
+    try {
+      results[r] = body(*comms[r]);
+    } catch (const std::exception& error) {
+      failures[r] = std::current_exception();
+      comms[r]->abort(concat("rank ", r, ": ", error.what()));
+    }
+  };
+  try {
+    for (size_t r = 0; r < comms.size(); ++r) threads.emplace_back(learn, r);
+  } catch (const std::exception& error) {  // no more threads to be had
+    failures.back() = std::current_exception();
+    comms[0]->abort(error.what());
+  }
   for (std::thread& thread : threads) thread.join();
   // The cause, not the echo: what the others throw says only that they were stopped.
   std::exception_ptr echo;
@@ -49,6 +54,11 @@ int run_threads(const CommonOptions& o, int size, const std::function<int(Commun
 #ifdef HEDDLE_MPI
 int run_mpi(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
   MpiSession mpi;
+  const LaunchInfo launch = detect_launch();
+  check(mpi.size() == launch.size && mpi.rank() == launch.rank, launch.launcher, " says rank ",
+        launch.rank, " of ", launch.size, ", MPI says rank ", mpi.rank(), " of ", mpi.size(),
+        ": the launcher belongs to another MPI than this program (Open MPI's mpirun, or srun "
+        "--mpi=pmix)");
   const auto comm = mpi.make_communicator({.timeout_s = o.comm_timeout});
   std::string failure;
   ExitCode code = ExitCode::runtime;
@@ -60,12 +70,11 @@ int run_mpi(const CommonOptions& o, const std::function<int(Communicator&)>& bod
   } catch (const std::exception& error) {
     failure = error.what();
   }
-  // What is wrong with the input is wrong on every rank: then all end by themselves, with one line.
-  if (code == ExitCode::usage) {
-    if (comm->rank() == 0) std::fprintf(stderr, "%s\n", failure.c_str());
-    std::fflush(stderr);
-  }
-  comm->abort(code == ExitCode::usage ? "" : failure, static_cast<int>(code));
+  // What is wrong with the input is mostly wrong on every rank: rank 0 says it, and ends the others
+  // before they repeat it. What only another rank has met, that one says.
+  if (code == ExitCode::usage && comm->rank() > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  comm->abort(failure, static_cast<int>(code));
   return static_cast<int>(code);
 }
 #endif
@@ -95,7 +104,7 @@ LearnerPlan plan_learners(const CommonOptions& o) {
     plan.on_machine = local == nullptr ? 1 : std::max(1, std::atoi(local));
     return plan;
   }
-  check(plan.kind == "threads" || o.net.empty(), "--net ", o.net, ": needs --learners above 1");
+  check(o.learners > 1 || o.net.empty(), "--net ", o.net, ": needs --learners above 1");
   if (!o.net.empty()) (void)parse_net(o.net);
   plan.size = plan.on_machine = plan.kind == "threads" ? static_cast<int>(o.learners) : 1;
   return plan;

@@ -127,7 +127,10 @@ class Trainer {
       if (micro + 1 < o_.accumulate) continue;
 
       const double mean = step_loss / static_cast<double>(step_tokens);
-      if (!log_.finish_step(report, {.loss = mean, .lr = lr, .units = step_tokens, .times = t})) {
+      // Learners find out together, when losses are averaged.
+      const double hopeful = std::isfinite(perplexity(mean)) ? mean : NAN;
+      if (!log_.finish_step(report,
+                            {.loss = hopeful, .lr = lr, .units = step_tokens, .times = t})) {
         return;
       }
       if (log_.step() == plan_.total_steps) break;

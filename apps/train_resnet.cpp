@@ -241,7 +241,7 @@ int run_rank(const TrainResnetOptions& o, const FlagTable& flags, const Argument
     std::fprintf(stderr, "%s\n", describe(o, store, data, valid, comm).c_str());
   if (o.dry_run && comm.rank() > 0) return 0;
   if (o.dry_run)
-    return print(describe_plan(o, context, model, store, make_loader(o, data, true))), 0;
+    return print(describe_plan(o, context, model, store, make_loader(o, data, true, &comm))), 0;
 
   Outcome out;
   std::unique_ptr<RunFolder> folder;

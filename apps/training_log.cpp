@@ -27,7 +27,8 @@ void TrainingLog::trace_step(int64_t step) {
 }
 
 bool TrainingLog::check_loss(double loss, double lr) {
-  if (result_.world_size == 1 && !std::isfinite(loss)) diverge(lr, "the loss is not finite");
+  if (result_.world_size == 1 && !std::isfinite(loss))
+    diverge(result_.step + 1, lr, "the loss is not finite");
   return healthy();
 }
 
@@ -46,7 +47,9 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
 
   skipped_ = report.skipped_parameters > 0 ? skipped_ + 1 : 0;
   if (skipped_ > o_.max_skipped) {
-    diverge(facts.lr, concat("gradients were not finite in ", skipped_, " steps in a row"));
+    if (!pending_.empty()) flush();  // all ranks count alike
+    diverge(result_.step, facts.lr,
+            concat("gradients were not finite in ", skipped_, " steps in a row"));
   }
   return healthy();
 }
@@ -73,7 +76,8 @@ void TrainingLog::flush() {
     const double loss = total / units;
     loss_sum_ += total;
     loss_units_ += units;
-    if (healthy() && !std::isfinite(loss)) diverge(facts.lr, "the loss is not finite");
+    if (healthy() && !std::isfinite(loss))
+      diverge(result_.step - count + i + 1, facts.lr, "the loss is not finite");
     if (folder_ == nullptr) continue;
     const StepTimes& t = facts.times;
     const double seconds = t.data + t.forward + t.backward + t.update;
@@ -119,7 +123,8 @@ void TrainingLog::evaluated(const char* split, double loss, const nlohmann::orde
   progress_->note(concat("epoch ", result_.epoch, ": ", line));
 }
 
-void TrainingLog::diverge(double lr, const std::string& why) {
+void TrainingLog::diverge(int64_t step, double lr, const std::string& why) {
+  if (!healthy()) return;
   result_.status = "diverged";
   result_.train_loss = NAN;
   if (progress_ == nullptr) return;
@@ -127,7 +132,7 @@ void TrainingLog::diverge(double lr, const std::string& why) {
   std::fprintf(stderr,
                "%s: diverged at step %lld, lr %g: %s; a lower --lr, --clip-grad-norm or "
                "--lr-warmup-epochs may help\n",
-               names_.program.c_str(), static_cast<long long>(result_.step + 1), lr, why.c_str());
+               names_.program.c_str(), static_cast<long long>(step), lr, why.c_str());
 }
 
 std::function<void(const std::string&)> noting(Progress* progress) {

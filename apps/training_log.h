@@ -85,12 +85,12 @@ class TrainingLog {
   // "valid" or "test".
   void evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
                  const std::string& line);
-  // Ends the run: says why, in one line on stderr.
-  void diverge(double lr, const std::string& why);
 
  private:
   void trace_step(int64_t step);
   void flush();
+  // Ends the run: says why, in one line on stderr, once.
+  void diverge(int64_t step, double lr, const std::string& why);
 
   TrainingLogOptions names_;
   const CommonOptions& o_;

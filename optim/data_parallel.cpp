@@ -73,7 +73,8 @@ void DataParallelOptimizer::begin_step(double lr) {
 
 void DataParallelOptimizer::ready(Parameter& p) {
   if (alone()) return optimizer_.ready(p);
-  if (!last_micro_step() || !ready_.insert(&p).second) return;
+  // Announced without a gradient (a branch that the loss does not reach): finish_step sets it to 0.
+  if (!last_micro_step() || !p.written || !ready_.insert(&p).second) return;
   const size_t index = bucket_of_.at(&p);
   event("ready", index);
   --buckets_[index].open;

@@ -17,6 +17,7 @@ Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
   check(options.learners > 0, "learners: expected at least one, found ", options.learners);
   check(options.clip_grad_norm >= 0 && std::isfinite(options.clip_grad_norm),
         "clip-grad-norm: expected a number of at least 0, found ", options.clip_grad_norm);
+  averaged_ = static_cast<double>(options.accumulate) * options.learners;
   rule_->attach(store);
   // On CUDA a look at each gradient would stop the host once per parameter; the norm stops it once.
   deferred_ = options.clip_grad_norm > 0 || options.on_nonfinite == OnNonfinite::step ||
@@ -47,9 +48,7 @@ void Optimizer::begin_step(double lr) {
 }
 
 UpdateInput Optimizer::input(double clip) const {
-  return {.lr = lr_,
-          .grad_scale = clip / (options_.accumulate * options_.learners),
-          .step = steps() + 1};
+  return {.lr = lr_, .grad_scale = clip / averaged_, .step = steps() + 1};
 }
 
 void Optimizer::ready(Parameter& p) {
@@ -93,7 +92,7 @@ void Optimizer::zero_missing_gradients() {
 }
 
 void Optimizer::finish_deferred(StepReport& report) {
-  report.grad_norm = global_norm(store_) / (options_.accumulate * options_.learners);
+  report.grad_norm = global_norm(store_) / averaged_;
   if (std::isfinite(report.grad_norm)) {
     TraceRange range("update", "all");
     const double clip =

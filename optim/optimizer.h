@@ -88,6 +88,7 @@ class Optimizer {
   ParameterStore& store_;
   std::unique_ptr<UpdateRule> rule_;
   OptimizerOptions options_;
+  double averaged_;  // gradients whose mean an update takes: micro-steps times learners
   bool deferred_;
   double lr_ = 0;
   int micro_step_ = 0;

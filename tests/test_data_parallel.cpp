@@ -213,7 +213,8 @@ TEST_CASE("learners: weights are not updated while a closure still reads them") 
       w.next_beta();
       fill(w.grad, 1.0f);
       pass.contributed(w);
-      while (!reduced) std::this_thread::yield();
+      for (int i = 0; i < 10000 && !reduced; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       for (float v : w.value.to_vector()) clean = clean && v == 1.0f;
     });
@@ -240,6 +241,30 @@ TEST_CASE("learners: a parameter that only one rank uses; one that none uses is 
   CHECK(log[1].empty());
   REQUIRE(log[0].size() == 2);  // weight and bias, once each
   CHECK(log[0][0].find("spare") != std::string::npos);
+}
+
+TEST_CASE(
+    "learners: announced without a gradient on one rank, because its loss does not reach it") {
+  std::vector<std::vector<float>> values(2);
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    Net net(1);
+    DataParallelOptimizer optimizer(net.store, make_sgd({}), comm, {}, {.bucket_bytes = 64});
+    const Tensor x = Tensor::zeros({2, 20}), y = Tensor::zeros({2}, DType::i32);
+    for (int64_t step = 0; step < 3; ++step) {
+      fill_batch(step, comm.rank() * 2, x, y);
+      Tape tape;
+      const Var unused = net.spare.forward(tape, Var(x));
+      const bool reached = comm.rank() == 1 || step == 0;
+      const Var out = net.forward(tape, Var(x), false);
+      const Var loss = softmax_cross_entropy(tape, reached ? add(tape, out, unused) : out, y);
+      optimizer.begin_step(0.1);
+      tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); });
+      optimizer.finish_step();
+      optimizer.check_replicas();
+    }
+    values[static_cast<size_t>(comm.rank())] = net.store.values().to_vector();
+  }));
+  CHECK(values[0] == values[1]);
 }
 
 TEST_CASE("learners: language model with tied weights, row-sparse gradients of different rows") {
