@@ -162,8 +162,8 @@ class ThreadsTransport : public Transport {
       if (request.taken == nullptr) continue;
       World::Mailbox& box = world_->box(request.peer);
       std::lock_guard lock(box.mutex);
-      std::erase_if(box.from[static_cast<size_t>(rank_)],
-                    [&](const Message& m) { return m.taken == request.taken; });
+      const auto mine = [taken = request.taken](const Message& m) { return m.taken == taken; };
+      std::erase_if(box.from[static_cast<size_t>(rank_)], mine);
     }
     requests_.clear();
     waiting_.clear();
