@@ -223,6 +223,7 @@ std::vector<std::unique_ptr<Communicator>> make_threads(int size, const ThreadsO
   check(size > 0, "learners: expected at least one, found ", size);
   const auto world = std::make_shared<World>(size, options);
   std::vector<std::unique_ptr<Communicator>> out;
+  out.reserve(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank)
     out.push_back(std::make_unique<MessageCommunicator>(
         std::make_unique<ThreadsTransport>(world, rank, size), options.collectives));
