@@ -95,8 +95,8 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
                                               entry(cs, line.at(t)), entry(hs, line.at(t))));
   }
   const int64_t last = line.at(line.time(steps - 1));
-  h = converted(entry(hs, last), DType::f32, Layout::plain).clone();
-  c = entry(cs, last).clone();
+  h = converted(entry(hs, last), DType::f32, Layout::plain);
+  c = entry(cs, last);
   w.ih->uses_per_sample = w.hh->uses_per_sample = static_cast<double>(steps);
 
   Var y(line.all(hs), true);
@@ -148,7 +148,7 @@ Lstm::Lstm(ParameterStore& store, const std::string& name, int64_t input, int64_
     for (int d = 0; d < directions; ++d) {
       const std::string suffix = concat("_l", l, d == 1 ? "_reverse" : "");
       auto make = [&](const char* kind, const Shape& shape, bool decay) {
-        return &store.add(name + kind + suffix, shape, uniform_init(bound), decay);
+        return &store.add(concat(name, kind, suffix), shape, uniform_init(bound), decay);
       };
       weights_.push_back({make(".weight_ih", {4 * hidden, in}, true),
                           make(".weight_hh", {4 * hidden, hidden}, true),
@@ -176,7 +176,7 @@ Var Lstm::forward(Tape& tape, const Var& x, LstmState& state) const {
   LstmState next{Tensor::empty_like(state.h), Tensor::empty_like(state.c)};
   auto run = [&](const Var& in, int64_t i, bool reverse) {
     Tensor h = entry(state.h, i), c = entry(state.c, i);
-    const Var out = lstm_layer(tape, in, weights_[static_cast<size_t>(i)], h, c, reverse);
+    Var out = lstm_layer(tape, in, weights_[static_cast<size_t>(i)], h, c, reverse);
     entry(next.h, i).copy_from(h);
     entry(next.c, i).copy_from(c);
     return out;

@@ -33,8 +33,8 @@ struct LstmState {
 };
 
 // One layer in one direction. x (T, B, I) f32 or bf16; h, c f32 (B, H), the state before the first
-// step, which the state behind the last step replaces -> (T, B, H) of x's type. `reverse` runs from
-// the last time step to the first.
+// step, which the state behind the last step (a view) replaces -> (T, B, H) of x's type. `reverse`
+// runs from the last time step to the first.
 Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& weights, Tensor& h, Tensor& c,
                bool reverse = false);
 
