@@ -107,6 +107,10 @@ void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
         incoming.push_back({begin, end, false, s < p - 2, true});
       });
 
+  Tensor scratch;  // before anything is sent: if there is no memory, nobody holds a message of ours
+  if (reductions > 0)
+    scratch = Tensor::empty_on(Device{}, {static_cast<int64_t>(kWindow), options_.segment_bytes},
+                               DType::u8);
   std::vector<uint64_t> partial, summed;  // tickets of what was sent
   auto pass_on = [&](int64_t begin, int64_t end, bool is_summed) {
     (is_summed ? summed : partial)
@@ -115,10 +119,6 @@ void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
   for_segments(ring.reduce ? wrap(rank() + ring.shift) : rank(),
                [&](int64_t begin, int64_t end) { pass_on(begin, end, !ring.reduce); });
 
-  Tensor scratch;
-  if (reductions > 0)
-    scratch = Tensor::empty_on(Device{}, {static_cast<int64_t>(kWindow), options_.segment_bytes},
-                               DType::u8);
   std::vector<uint64_t> tickets;
   for (size_t done = 0; done < incoming.size(); ++done) {
     // Gathered values land in the tensor itself, over partial sums that were sent before: those

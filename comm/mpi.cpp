@@ -7,12 +7,10 @@
 #include <map>
 #include <thread>
 
+#include "core/trace.h"
+
 namespace heddle {
 namespace {
-
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 void check_mpi(int status, const char* what) {
   if (status == MPI_SUCCESS) return;

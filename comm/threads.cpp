@@ -7,14 +7,12 @@
 #include <deque>
 #include <map>
 
+#include "core/trace.h"
+
 namespace heddle {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double steady_seconds() {
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
 
 // A send that waits in the receiver's mailbox.
 struct Message {

@@ -20,6 +20,8 @@ std::string quoted(const std::string& text) {
 
 }  // namespace
 
+double steady_seconds() { return Trace::now() * 1e-6; }
+
 double Trace::now() {
   using namespace std::chrono;
   return duration<double, std::micro>(steady_clock::now().time_since_epoch()).count();

@@ -13,6 +13,8 @@
 
 namespace heddle {
 
+double steady_seconds();  // of the steady clock
+
 class Trace {
  public:
   void start() { enabled_.store(true, std::memory_order_relaxed); }

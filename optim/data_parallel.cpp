@@ -5,16 +5,11 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "core/trace.h"
 
 namespace heddle {
 namespace {
-
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // The sum over ranks becomes the mean by the factor that averages micro-steps.
 OptimizerOptions averaging(const OptimizerOptions& options, int ranks) {
