@@ -11,35 +11,11 @@
 #include "core/context.h"
 #include "core/kernels.h"
 #include "tests/comm_suite.h"
+#include "tests/ranks.h"
 
 using namespace heddle;
 
 namespace {
-
-// Runs a body as each of P ranks; returns what they threw, by rank.
-std::vector<std::string> run_ranks(int p, const ThreadsOptions& options,
-                                   const std::function<void(Communicator&)>& body) {
-  auto comms = make_threads(p, options);
-  std::vector<std::string> errors(static_cast<size_t>(p));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < p; ++r)
-    threads.emplace_back([&, r] {
-      Context context({.threads = 1});
-      Communicator& comm = *comms[static_cast<size_t>(r)];
-      try {
-        body(comm);
-      } catch (const std::exception& error) {
-        errors[static_cast<size_t>(r)] = error.what();
-        comm.abort(concat("rank ", r, " failed: ", error.what()));
-      }
-    });
-  for (std::thread& t : threads) t.join();
-  return errors;
-}
-
-void expect_none(const std::vector<std::string>& errors) {
-  for (const std::string& e : errors) CHECK(e == "");
-}
 
 Tensor ramp(int64_t n, float scale) {
   const Tensor x = Tensor::empty_on(Device{}, {n});
@@ -63,12 +39,13 @@ TEST_CASE("collectives: solo, and 2 to 8 threads, all sizes and types, bytes as 
       CAPTURE(segment);
       std::mutex mutex;
       const int64_t large = segment == 64 ? 3001 : 200003;
-      expect_none(run_ranks(p, {.collectives = {.segment_bytes = segment, .tree_bytes = 512}},
+      expect_none(run_ranks(p,
                             [&](Communicator& comm) {
                               const auto failures = check_collectives(comm, large);
                               std::lock_guard lock(mutex);
                               for (const std::string& f : failures) FAIL_CHECK(f);
-                            }));
+                            },
+                            {.collectives = {.segment_bytes = segment, .tree_bytes = 512}}));
     }
 }
 
@@ -78,16 +55,18 @@ TEST_CASE("all_reduce: the same bits on all ranks, for every segment length; bf1
     for (int64_t segment : {int64_t{128}, int64_t{65536}})
       for (int repeat = 0; repeat < 2; ++repeat) {
         std::vector<std::vector<float>> by_rank(static_cast<size_t>(p));
-        expect_none(
-            run_ranks(p, {.collectives = {.segment_bytes = segment}}, [&](Communicator& comm) {
-              const Tensor x = ramp(20011, 0.1f + static_cast<float>(comm.rank()));
-              comm.all_reduce(x);
-              by_rank[static_cast<size_t>(comm.rank())] = x.to_vector();
-              const Tensor half = converted(x, DType::bf16, Layout::plain);
-              comm.all_reduce(half);
-              for (float v : half.to_vector())
-                by_rank[static_cast<size_t>(comm.rank())].push_back(v);
-            }));
+        expect_none(run_ranks(p,
+                              [&](Communicator& comm) {
+                                const Tensor x =
+                                    ramp(20011, 0.1f + static_cast<float>(comm.rank()));
+                                comm.all_reduce(x);
+                                by_rank[static_cast<size_t>(comm.rank())] = x.to_vector();
+                                const Tensor half = converted(x, DType::bf16, Layout::plain);
+                                comm.all_reduce(half);
+                                for (float v : half.to_vector())
+                                  by_rank[static_cast<size_t>(comm.rank())].push_back(v);
+                              },
+                              {.collectives = {.segment_bytes = segment}}));
         for (const auto& values : by_rank) results.push_back(values);
       }
     for (const auto& values : results) CHECK(values == results[0]);
@@ -120,13 +99,16 @@ TEST_CASE("virtual time: collectives take what the alpha-beta model says, for ma
     options.collectives.segment_bytes = segment;
     std::mutex mutex;
     double slowest = 0;
-    expect_none(run_ranks(p, options, [&](Communicator& comm) {
-      const Tensor x = Tensor::zeros({n});
-      const double begin = comm.now();
-      comm.all_reduce(x);
-      std::lock_guard lock(mutex);
-      slowest = std::max(slowest, comm.now() - begin);
-    }));
+    expect_none(run_ranks(
+        p,
+        [&](Communicator& comm) {
+          const Tensor x = Tensor::zeros({n});
+          const double begin = comm.now();
+          comm.all_reduce(x);
+          std::lock_guard lock(mutex);
+          slowest = std::max(slowest, comm.now() - begin);
+        },
+        options));
     // 2 (P - 1) messages of n / P bytes behind each other, each with its latency, which segments
     // hide but for one segment's time per hop at the pipeline's ends.
     const double bytes = 4.0 * static_cast<double>(n);
@@ -139,18 +121,21 @@ TEST_CASE("virtual time: collectives take what the alpha-beta model says, for ma
 TEST_CASE("real time: a slow link takes at least its time") {
   ThreadsOptions options;
   options.net = {.bytes_per_s = 50e6, .latency_s = 2e-3};
-  expect_none(run_ranks(2, options, [](Communicator& comm) {
-    const Tensor x = Tensor::zeros({250000});
-    const double begin = comm.now();
-    comm.all_reduce(x);  // 1 MB: two halves of 0.5 MB, 10 ms each, plus latency
-    const double seconds = comm.now() - begin;
-    if (seconds < 0.022) throw Error(concat("too fast: ", seconds, " s"));
-  }));
+  expect_none(run_ranks(
+      2,
+      [](Communicator& comm) {
+        const Tensor x = Tensor::zeros({250000});
+        const double begin = comm.now();
+        comm.all_reduce(x);  // 1 MB: two halves of 0.5 MB, 10 ms each, plus latency
+        const double seconds = comm.now() - begin;
+        if (seconds < 0.022) throw Error(concat("too fast: ", seconds, " s"));
+      },
+      options));
 }
 
 TEST_CASE("failures: a rank that throws, that never comes, or that brings another shape") {
   // One rank throws outside of a collective: all others end with its reason.
-  auto errors = run_ranks(4, {}, [](Communicator& comm) {
+  auto errors = run_ranks(4, [](Communicator& comm) {
     const Tensor x = Tensor::zeros({100000});
     comm.all_reduce(x);
     if (comm.rank() == 2) throw Error("out of luck");
@@ -163,31 +148,35 @@ TEST_CASE("failures: a rank that throws, that never comes, or that brings anothe
     CHECK(e.find(concat("rank ", r, " of 4, all_reduce")) == 0);
   }
   // One rank never comes: a time-out that names whom it waited for.
-  errors = run_ranks(3, {.timeout_s = 0.2}, [](Communicator& comm) {
-    if (comm.rank() == 1) return;
-    comm.set_tag("layer3.weight");
-    comm.set_step(17);
-    comm.all_reduce(Tensor::zeros({1000}));
-  });
+  errors = run_ranks(3,
+                     [](Communicator& comm) {
+                       if (comm.rank() == 1) return;
+                       comm.set_tag("layer3.weight");
+                       comm.set_step(17);
+                       comm.all_reduce(Tensor::zeros({1000}));
+                     },
+                     {.timeout_s = 0.2});
   CHECK(errors[1] == "");
   CHECK(errors[2].find("rank 2 of 3, all_reduce of layer3.weight, step 17: ") == 0);
   CHECK(errors[2].find("no answer from rank 1") != std::string::npos);
   CHECK(errors[0] != "");
   // Different sizes are found out.
-  errors = run_ranks(2, {.timeout_s = 5}, [](Communicator& comm) {
-    comm.all_reduce(Tensor::zeros({comm.rank() == 0 ? 1000 : 1004}));
-  });
+  errors = run_ranks(
+      2,
+      [](Communicator& comm) { comm.all_reduce(Tensor::zeros({comm.rank() == 0 ? 1000 : 1004})); },
+      {.timeout_s = 5});
   CHECK((errors[0] + errors[1]).find("bytes where") != std::string::npos);
   // Again and again, at different places, with much in flight.
   for (int place = 0; place < 30; ++place) {
-    errors = run_ranks(4, {.timeout_s = 20, .collectives = {.segment_bytes = 4096}},
+    errors = run_ranks(4,
                        [&](Communicator& comm) {
                          for (int i = 0;; ++i) {
                            const Tensor x = ramp(5000 + 1000 * i, 1.0f);
                            if (i == place % 5 && comm.rank() == place % 4) throw Error("stop");
                            comm.all_reduce(x);
                          }
-                       });
+                       },
+                       {.timeout_s = 20, .collectives = {.segment_bytes = 4096}});
     for (const std::string& e : errors) CHECK(e.find("stop") != std::string::npos);
   }
 }

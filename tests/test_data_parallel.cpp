@@ -16,34 +16,11 @@
 #include "layers/loss.h"
 #include "layers/lstm_lm.h"
 #include "optim/data_parallel.h"
+#include "tests/ranks.h"
 
 using namespace heddle;
 
 namespace {
-
-std::vector<std::string> run_ranks(int p, const std::function<void(Communicator&)>& body,
-                                   const ThreadsOptions& options = {.timeout_s = 30}) {
-  auto comms = make_threads(p, options);
-  std::vector<std::string> errors(static_cast<size_t>(p));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < p; ++r)
-    threads.emplace_back([&, r] {
-      Context context({.threads = 1});
-      Communicator& comm = *comms[static_cast<size_t>(r)];
-      try {
-        body(comm);
-      } catch (const std::exception& error) {
-        errors[static_cast<size_t>(r)] = error.what();
-        comm.abort(error.what());
-      }
-    });
-  for (std::thread& t : threads) t.join();
-  return errors;
-}
-
-void expect_none(const std::vector<std::string>& errors) {
-  for (const std::string& e : errors) CHECK(e == "");
-}
 
 // Three layers without batch norm, and one parameter that only some batches use.
 struct Net {
