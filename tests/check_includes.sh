@@ -10,7 +10,7 @@ core:     core
 layers:   core layers
 data:     core data
 comm:     core comm
-compress: core compress comm/communicator.h
+compress: core compress comm/communicator.h comm/ledger.h
 optim:    core comm compress optim
 apps:     core layers data comm compress optim apps
 tests:    core layers data comm compress optim apps tests'

@@ -1,0 +1,78 @@
+#include "comm/ledger.h"
+
+#include "core/error.h"
+
+namespace heddle {
+namespace {
+
+void add(Ledger::Entry& into, const Ledger::Entry& from) {
+  into.payload += from.payload;
+  into.sent += from.sent;
+  into.received += from.received;
+}
+
+// The share of `bytes` that falls on the stretch [begin, end) of `total`.
+int64_t share(int64_t bytes, int64_t begin, int64_t end, int64_t total) {
+  const auto at = [&](int64_t x) {
+    return static_cast<int64_t>(static_cast<__int128>(bytes) * x / total);
+  };
+  return at(end) - at(begin);
+}
+
+}  // namespace
+
+const char* kind_name(PayloadKind kind) {
+  switch (kind) {
+    case PayloadKind::values:
+      return "values";
+    case PayloadKind::indices:
+      return "indices";
+    case PayloadKind::scales:
+      return "scales";
+    case PayloadKind::control:
+      return "control";
+  }
+  return "?";
+}
+
+void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
+                  const std::function<void()>& call) {
+  check(!parts.empty(), "ledger: expected at least one part of a payload");
+  const Traffic before = comm.total_traffic();
+  const auto close = [&] {
+    const Traffic after = comm.total_traffic();
+    const int64_t sent = after.sent - before.sent, received = after.received - before.received;
+    int64_t total = 0, begin = 0;
+    for (const PayloadPart& part : parts) total += part.bytes;
+    const int64_t even = total == 0;  // every part counts as one byte then
+    if (even) total = std::ssize(parts);
+    for (const PayloadPart& part : parts) {
+      const int64_t end = begin + (even ? 1 : part.bytes);
+      add(entries_[{part.layer, part.kind}],
+          {part.bytes, share(sent, begin, end, total), share(received, begin, end, total)});
+      begin = end;
+    }
+  };
+  try {
+    call();
+  } catch (...) {
+    close();
+    throw;
+  }
+  close();
+}
+
+Ledger::Entry Ledger::total() const {
+  Entry sum;
+  for (const auto& [key, entry] : entries_) add(sum, entry);
+  return sum;
+}
+
+Ledger::Entry Ledger::total(PayloadKind kind) const {
+  Entry sum;
+  for (const auto& [key, entry] : entries_)
+    if (key.second == kind) add(sum, entry);
+  return sum;
+}
+
+}  // namespace heddle

@@ -1,0 +1,38 @@
+// Reducer: sums the gradients of one bucket over the ranks, in place, by whatever collectives its
+// algorithm needs, and owns what the algorithm remembers from step to step (residuals). Plain
+// blocking code on the calling thread; one object for each rank.
+//
+//   auto reducer = make_reducer(parse_compress("scalecom:rate=100,beta=1"), {...});
+//   const bool finite = reducer->reduce({flat, parameters, step}, comm, ledger);
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/ledger.h"
+#include "core/parameters.h"
+
+namespace heddle {
+
+struct GradientBucket {
+  Tensor flat;                         // of the flat gradient buffer; padding is zero and stays so
+  std::vector<Parameter*> parameters;  // those inside, in the order of memory
+  int64_t step = 0;                    // updates that the optimizer has made: the same on all ranks
+};
+
+class Reducer {
+ public:
+  virtual ~Reducer() = default;
+  virtual const char* name() const = 0;
+  // Every p.grad becomes the sum over ranks of what the ranks delivered, the same bits on all of
+  // them. False when a rank's gradients held NaN or Inf: then the bucket must not be applied, its
+  // contents mean nothing, and the residuals are as if nothing had been sent.
+  virtual bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) = 0;
+  // What a checkpoint keeps of this rank, as views to copy from and into, keyed by parameter.
+  virtual std::vector<std::pair<std::string, Tensor>> named_state() const { return {}; }
+};
+
+}  // namespace heddle
