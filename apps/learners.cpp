@@ -1,5 +1,8 @@
 #include "apps/learners.h"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -79,6 +82,19 @@ int run_mpi(const CommonOptions& o, const std::function<int(Communicator&)>& bod
 }
 #endif
 
+// How many ranks divide what this process may run on: one, where the launcher has bound each to
+// cores of its own or the user has said OMP_NUM_THREADS, which counts for each process.
+int ranks_sharing_cores() {
+  cpu_set_t cores;
+  const bool bound = sched_getaffinity(0, sizeof cores, &cores) == 0 &&
+                     CPU_COUNT(&cores) < sysconf(_SC_NPROCESSORS_ONLN);
+  if (bound || std::getenv("OMP_NUM_THREADS") != nullptr) return 1;
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+                           "SLURM_STEP_TASKS_PER_NODE"})  // "4" or "4(x2),3"
+    if (const char* text = std::getenv(name)) return std::max(1, std::atoi(text));
+  return 1;
+}
+
 }  // namespace
 
 LearnerPlan plan_learners(const CommonOptions& o) {
@@ -97,11 +113,11 @@ LearnerPlan plan_learners(const CommonOptions& o) {
                             "and build again"));
 #endif
     check(o.learners <= 1, "--learners ", o.learners,
-          ": under a launcher every process is one learner");
+          launched ? ": under a launcher every process is one learner"
+                   : ": with --comm mpi each learner is a process that mpirun or srun starts");
     check(o.net.empty(), "--net ", o.net, ": only between learners of one process (--learners)");
     plan.size = launch.size;
-    const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-    plan.on_machine = local == nullptr ? 1 : std::max(1, std::atoi(local));
+    plan.on_machine = ranks_sharing_cores();
     return plan;
   }
   check(o.learners > 1 || o.net.empty(), "--net ", o.net, ": needs --learners above 1");

@@ -16,7 +16,7 @@ namespace heddle {
 struct LearnerPlan {
   std::string kind;    // "solo", "threads", "mpi"
   int size = 1;        // ranks; under a launcher what it says
-  int on_machine = 1;  // of these on this machine
+  int on_machine = 1;  // of these that share this machine's cores
 };
 // From --learners, --comm and the launcher's environment. Throws InputError for what cannot be: a
 // launcher without MPI in this build, learners under a launcher, --net over a real network.

@@ -47,6 +47,7 @@ class MessageCommunicator : public Communicator {
   void do_reduce_scatter(const Tensor& all, const Tensor& mine) override;
   void do_all_to_all(const Tensor& sent, const Tensor& received) override;
   void do_barrier() override;
+  void withdraw() noexcept override { transport_->withdraw(); }
 
  private:
   struct Ring {

@@ -34,9 +34,13 @@ void Communicator::run(const char* collective, const Call& call) {
   try {
     call();
   } catch (const CommError& error) {
+    withdraw();
     throw CommError(
         concat("rank ", rank(), " of ", size(), ", ", collective, tag_.empty() ? "" : " of ", tag_,
                step_ < 0 ? std::string() : concat(", step ", step_), ": ", error.what()));
+  } catch (...) {
+    withdraw();
+    throw;
   }
 }
 

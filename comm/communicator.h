@@ -61,6 +61,7 @@ class Communicator {
   virtual void do_all_to_all(const Tensor& sent, const Tensor& received) = 0;
   virtual void do_barrier() = 0;
 
+  virtual void withdraw() noexcept {}         // a call has failed: forget its open messages
   Traffic& counting() { return *counting_; }  // of the call that is running
 
  private:

@@ -11,11 +11,10 @@ void add(Ledger::Entry& into, const Ledger::Entry& from) {
   into.received += from.received;
 }
 
-// The share of `bytes` that falls on the stretch [begin, end) of `total`.
+// The share of `bytes` that falls on the stretch [begin, end) of `total`; stretches that cover the
+// whole get all of it. For payloads below 3 GB.
 int64_t share(int64_t bytes, int64_t begin, int64_t end, int64_t total) {
-  const auto at = [&](int64_t x) {
-    return static_cast<int64_t>(static_cast<__int128>(bytes) * x / total);
-  };
+  const auto at = [&](int64_t x) { return bytes / total * x + bytes % total * x / total; };
   return at(end) - at(begin);
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <limits>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "core/trace.h"
@@ -57,6 +58,9 @@ class MpiTransport : public Transport {
     return next_ticket_++;
   }
 
+  // Open MPI cannot take back a message that has begun; the ranks are about to be ended.
+  void withdraw() noexcept override {}
+
   // Open MPI makes progress only inside of its calls, so this polls: closely at first, because most
   // answers are near, then with naps that leave the core to those who compute.
   void wait(uint64_t ticket) override {
@@ -64,7 +68,7 @@ class MpiTransport : public Transport {
     if (found == requests_.end()) throw Error("a message was waited for twice");
     Open& open = found->second;
     constexpr int kPolls = 200;
-    double since = 0;
+    std::optional<Patience> patience;
     for (int polls = 0;; ++polls) {
       int done = 0;
       MPI_Status status;
@@ -74,9 +78,8 @@ class MpiTransport : public Transport {
         break;
       }
       if (polls < kPolls) continue;
-      const double now = steady_seconds();
-      if (since == 0) since = now;
-      if (now - since > timeout_s_)
+      if (!patience) patience.emplace(timeout_s_);
+      if (patience->over())
         throw CommError(concat("no answer from rank ", open.peer, " for ", timeout_s_, " s"));
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }

@@ -72,7 +72,8 @@ double NetClock::arrival(int from, int to, size_t bytes, double now) {
   double& down = down_free_[static_cast<size_t>(to)];
   up = std::max(up, now) + duration;
   down = std::max(up, down + duration);
-  const float u = Philox(0, stream_id(Stream::selection, 1)).uniform(messages_++);
+  const auto link = static_cast<uint64_t>(from) * up_free_.size() + static_cast<uint64_t>(to);
+  const float u = Philox(0, stream_id(Stream::selection, link)).uniform(messages_[{from, to}]++);
   return down + model_.latency_s + model_.jitter_s * (2.0 * static_cast<double>(u) - 1.0);
 }
 

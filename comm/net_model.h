@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace heddle {
@@ -28,7 +30,9 @@ struct NetModel {
 // one way (us, ms, s). Throws InputError.
 NetModel parse_net(const std::string& text);
 
-// When messages arrive. Thread-safe.
+// When messages arrive. Thread-safe. Links are taken in the order of the calls, which is that of
+// virtual time where a rank receives from one other, as in a ring; where several send to one at the
+// same time, the threads' order decides who goes first.
 class NetClock {
  public:
   NetClock(const NetModel& model, int ranks);
@@ -38,8 +42,8 @@ class NetClock {
  private:
   NetModel model_;
   std::mutex mutex_;
-  std::vector<double> up_free_, down_free_;  // when each rank's link is idle again
-  uint64_t messages_ = 0;
+  std::vector<double> up_free_, down_free_;           // when each rank's link is idle again
+  std::map<std::pair<int, int>, uint64_t> messages_;  // so far, from one to another
 };
 
 }  // namespace heddle

@@ -27,13 +27,11 @@ struct World {
   struct Mailbox {
     std::mutex mutex;
     std::condition_variable changed;
-    std::vector<std::deque<Message>> from;  // by sender
+    std::map<int, std::deque<Message>> from;  // by sender
   };
 
   World(int size, const ThreadsOptions& options)
-      : options_(options), net_(options.net, size), boxes_(static_cast<size_t>(size)) {
-    for (Mailbox& box : boxes_) box.from.resize(static_cast<size_t>(size));
-  }
+      : options_(options), net_(options.net, size), boxes_(static_cast<size_t>(size)) {}
 
   Mailbox& box(int rank) { return boxes_[static_cast<size_t>(rank)]; }
 
@@ -82,19 +80,19 @@ class ThreadsTransport : public Transport {
     Request& request = requests_[next_ticket_];
     request.peer = peer;
     request.taken = std::make_shared<std::atomic<bool>>(false);
-    const double arrival =
-        world_->options_.net.active() ? world_->net_.arrival(rank_, peer, bytes, now()) : 0;
+    if (world_->options_.net.active())
+      request.arrival = world_->net_.arrival(rank_, peer, bytes, now());
     World::Mailbox& box = world_->box(peer);
     {
       std::lock_guard lock(box.mutex);
-      box.from[static_cast<size_t>(rank_)].push_back({data, bytes, arrival, request.taken});
+      box.from[rank_].push_back({data, bytes, request.arrival, request.taken});
     }
     box.changed.notify_all();
     return next_ticket_++;
   }
 
   uint64_t post_receive(int peer, void* data, size_t bytes) override {
-    requests_[next_ticket_] = {peer, data, bytes, nullptr, false};
+    requests_[next_ticket_] = {.peer = peer, .data = data, .bytes = bytes};
     waiting_[peer].push_back(next_ticket_);
     return next_ticket_++;
   }
@@ -103,16 +101,23 @@ class ThreadsTransport : public Transport {
     const auto found = requests_.find(ticket);
     if (found == requests_.end()) throw Error("a message was waited for twice");
     Request& request = found->second;
-    try {
-      if (request.taken != nullptr)
-        wait_taken(request);
-      else
-        while (!request.done) take_next(request.peer);
-    } catch (...) {
-      withdraw();
-      throw;
-    }
+    if (request.taken != nullptr)
+      wait_taken(request);
+    else
+      while (!request.done) take_next(request.peer);
     requests_.erase(found);
+  }
+
+  void withdraw() noexcept override {
+    for (auto& [ticket, request] : requests_) {
+      if (request.taken == nullptr) continue;
+      World::Mailbox& box = world_->box(request.peer);
+      std::lock_guard lock(box.mutex);
+      const auto mine = [taken = request.taken](const Message& m) { return m.taken == taken; };
+      std::erase_if(box.from[rank_], mine);
+    }
+    requests_.clear();
+    waiting_.clear();
   }
 
  private:
@@ -120,21 +125,23 @@ class ThreadsTransport : public Transport {
     int peer = 0;
     void* data = nullptr;
     size_t bytes = 0;
-    std::shared_ptr<std::atomic<bool>> taken;  // of a send
-    bool done = false;                         // of a receive
+    std::shared_ptr<std::atomic<bool>> taken = nullptr;  // of a send
+    double arrival = 0;                                  // of a send, by the network model
+    bool done = false;                                   // of a receive
   };
 
   // Serves the oldest receive that is open for this peer. The copy is made under the mailbox's
   // lock, so that a sender that fails can take back what nobody has read.
   void take_next(int peer) {
     World::Mailbox& box = world_->box(rank_);
-    std::deque<Message>& queue = box.from[static_cast<size_t>(peer)];
     const Request open = requests_.at(waiting_[peer].front());
     Message message;
     {
       std::unique_lock lock(box.mutex);
+      std::deque<Message>& queue = box.from[peer];
       await(box, lock, peer, [&] { return !queue.empty(); });
-      if (!world_->options_.net.virtual_time) sleep_until(box, lock, queue.front().arrival);
+      if (!world_->options_.net.virtual_time)
+        sleep_until(box, lock, queue.front().arrival, [] { return false; });
       world_->check_alive();
       message = queue.front();
       queue.pop_front();
@@ -154,42 +161,34 @@ class ThreadsTransport : public Transport {
     sender.changed.notify_all();
   }
 
-  // After a failure the memory of open sends is about to go: nobody may read it any more.
-  void withdraw() {
-    for (auto& [ticket, request] : requests_) {
-      if (request.taken == nullptr) continue;
-      World::Mailbox& box = world_->box(request.peer);
-      std::lock_guard lock(box.mutex);
-      const auto mine = [taken = request.taken](const Message& m) { return m.taken == taken; };
-      std::erase_if(box.from[static_cast<size_t>(rank_)], mine);
-    }
-    requests_.clear();
-    waiting_.clear();
-  }
-
   void wait_taken(const Request& request) {
     World::Mailbox& box = world_->box(rank_);
     std::unique_lock lock(box.mutex);
+    // The receiver sleeps until the message is there: so long it owes no answer.
+    if (!world_->options_.net.virtual_time)
+      sleep_until(box, lock, request.arrival, [&] { return request.taken->load(); });
     await(box, lock, request.peer, [&] { return request.taken->load(); });
   }
 
   template <class Ready>
   void await(World::Mailbox& box, std::unique_lock<std::mutex>& lock, int peer, Ready ready) {
-    const auto deadline =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                           std::chrono::duration<double>(world_->options_.timeout_s));
+    Patience patience(world_->options_.timeout_s);
     while (!ready()) {
       world_->check_alive();
-      if (box.changed.wait_until(lock, deadline) == std::cv_status::timeout && !ready())
+      box.changed.wait_for(lock, std::chrono::duration<double>(patience.nap_s()));
+      if (patience.over() && !ready())
         throw CommError(
             concat("no answer from rank ", peer, " for ", world_->options_.timeout_s, " s"));
     }
   }
 
-  void sleep_until(World::Mailbox& box, std::unique_lock<std::mutex>& lock, double arrival) {
+  // Until then, or until it is done.
+  template <class Done>
+  void sleep_until(World::Mailbox& box, std::unique_lock<std::mutex>& lock, double arrival,
+                   Done done) {
     const auto when = Clock::time_point(
         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(arrival)));
-    while (Clock::now() < when) {
+    while (!done() && Clock::now() < when) {
       world_->check_alive();
       box.changed.wait_until(lock, when);
     }
@@ -213,6 +212,7 @@ class SoloTransport : public Transport {
   uint64_t post_send(int, const void*, size_t) override { throw Error("nobody to send to"); }
   uint64_t post_receive(int, void*, size_t) override { throw Error("nobody to receive from"); }
   void wait(uint64_t) override {}
+  void withdraw() noexcept override {}
 };
 
 }  // namespace

@@ -53,6 +53,10 @@ std::shared_ptr<Pool> Context::pool(Device device) {
 
 ContextScope::ContextScope(Context& context)
     : previous_(current_context), previous_threads_(omp_get_max_threads()) {
+#ifdef HEDDLE_CUDA
+  if (context.device().is_cuda() && cudaSetDevice(context.device().index) != cudaSuccess)
+    throw Error(concat(to_string(context.device()), " cannot be used on another thread"));
+#endif
   current_context = &context;
   omp_set_num_threads(context.threads());
 }

@@ -18,7 +18,7 @@ CommWorker::~CommWorker() {
 void CommWorker::post(std::function<void()> job) {
   {
     std::lock_guard lock(mutex_);
-    if (failure_ != nullptr) return;
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
     jobs_.push_back(std::move(job));
   }
   changed_.notify_all();

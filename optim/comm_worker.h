@@ -27,7 +27,7 @@ class CommWorker {
   CommWorker(const CommWorker&) = delete;
   CommWorker& operator=(const CommWorker&) = delete;
 
-  // After a failure, jobs are dropped.
+  // Rethrows what an earlier job has thrown.
   void post(std::function<void()> job);
   // Waits until the queue is empty. Rethrows the first exception of a job, and from then on always.
   void drain();

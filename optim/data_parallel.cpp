@@ -114,7 +114,7 @@ StepReport DataParallelOptimizer::finish_step() {
       ready(p);
     }
     flush();
-    TraceRange range("comm", "wait for exchanges");
+    TraceRange range("wait", "exchanges");
     const double begin = steady_seconds();
     worker_->drain();
     exposed_seconds_ += steady_seconds() - begin;
