@@ -160,7 +160,8 @@ struct Range {
 
 // The ranges of a trace, in the order of their beginnings.
 std::vector<Range> read_trace(const Trace& trace) {
-  const nlohmann::json events = nlohmann::json::parse(trace.json()).at("traceEvents");
+  const nlohmann::json events =
+      nlohmann::json::parse(Trace::json(trace.events())).at("traceEvents");
   std::map<int, std::string> tracks;
   for (const auto& e : events)
     if (e.at("ph") == "M" && e.at("name") == "thread_name")

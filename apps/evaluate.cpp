@@ -36,8 +36,7 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
     const Tensor loss = Tensor::from({static_cast<float>(out.loss)});
     int64_t* c = counts.data<int64_t>();
     c[0] = out.samples, c[1] = first, c[2] = five;
-    learners->collective([&](Communicator& comm) {
-      comm.set_tag("evaluation");
+    learners->collective("evaluation", [&](Communicator& comm) {
       comm.all_reduce(counts);
       comm.all_reduce(loss);
     });
@@ -54,8 +53,7 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
 
 void average_buffers(ParameterStore& store, DataParallelOptimizer& learners) {
   if (learners.learners() == 1) return;
-  learners.collective([&](Communicator& comm) {
-    comm.set_tag("batch norm");
+  learners.collective("batch norm", [&](Communicator& comm) {
     for (Buffer& buffer : store.buffers()) {
       if (buffer.value.dtype() != DType::f32) continue;
       comm.all_reduce(buffer.value);

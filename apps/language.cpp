@@ -65,16 +65,13 @@ TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>
   // A sign of life now and then: who waits gives up after a time without an answer.
   const auto sign = [&](int64_t window) {
     if (window % kWindowsPerSign == 0)
-      learners.collective([](Communicator& comm) {
-        comm.set_tag("evaluation");
-        comm.barrier();
-      });
+      learners.collective("evaluation", [](Communicator& comm) { comm.barrier(); });
   };
   TextEvaluation out;
   const Tensor loss = Tensor::from({0.0f}), tokens = Tensor::empty_on(Device{}, {1}, DType::i64);
   tokens.fill_zero();
   int rank = 0;
-  learners.collective([&](Communicator& comm) { rank = comm.rank(); });
+  learners.collective("evaluation", [&](Communicator& comm) { rank = comm.rank(); });
   if (rank == 0) {
     out = read_text(model, text, sign);
     loss.data<float>()[0] = static_cast<float>(out.loss);
@@ -85,7 +82,7 @@ TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>
     for (int64_t i = 0; i < windows.size(); ++i) sign(i);
     out.seconds = wall_clock() - begin;
   }
-  learners.collective([&](Communicator& comm) {
+  learners.collective("evaluation", [&](Communicator& comm) {
     comm.broadcast(loss, 0);
     comm.broadcast(tokens, 0);
   });

@@ -63,6 +63,8 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             {.value = "WHEN",
              .help = "on: exchange gradients while backward runs; off: behind it; same bits",
              .choices = {"on", "off"}});
+  flags.add("ledger", &o.ledger,
+            {.help = "at the end, a table of the bytes sent by layer and kind", .replay = false});
 }
 
 void add_training_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {

@@ -20,6 +20,7 @@ struct CommonOptions {
   // learners
   int64_t learners = 1;
   std::string comm = "auto", net, overlap = "on";
+  bool ledger = false;
   double comm_timeout = 60, bucket_mb = 4;
   // how long and how much
   int64_t epochs = 0, steps = 0, batch_size = 0, accumulate = 1;

@@ -76,6 +76,7 @@ class Trainer {
       if (log_.healthy()) validate();
       if (folder_ != nullptr) folder_->flush();
     }
+    log_.finish();
     if (log_.healthy() && best_.defined()) store_.values().copy_from(best_);
     return {.run = log_.result(), .valid = valid_, .test = {}, .generated = ""};
   }
@@ -227,23 +228,25 @@ Outcome train(const TrainLmOptions& o, const FlagTable& flags, const Arguments& 
               Context& context, Communicator& comm, const LstmLm& model, ParameterStore& store,
               const Corpus& corpus, std::unique_ptr<RunFolder>& folder) {
   const int64_t total = plan_steps(o, make_batches(o, corpus, comm)).total_steps;
-  if (comm.rank() > 0) {
-    Trainer trainer(o, context, comm, model, store, corpus, nullptr, nullptr);
+  const auto run = [&](Trainer trainer, RunFolder* files) {
     Outcome out = trainer.run();
+    if (out.run.status == "done" && files != nullptr)
+      save_lm(files->file("model.safetensors"), model, corpus.level, corpus.vocabulary);
     if (out.run.status == "done") out.test = trainer.test();
+    return out;
+  };
+  if (comm.rank() > 0) {
+    Outcome out = run({o, context, comm, model, store, corpus, nullptr, nullptr}, nullptr);
+    finish_trace(o, {}, context, comm);
     return out;
   }
   RunFiles files = open_run(o, config_text(o, flags), arguments, context);
   Progress progress(
       {.total_steps = total, .print_freq = o.print_freq, .quiet = o.quiet, .unit = "tokens"});
   progress.note("run folder " + files.folder->path());
-  Trainer trainer(o, context, comm, model, store, corpus, files.folder.get(), &progress);
-  Outcome out = trainer.run();
-  if (out.run.status == "done") {
-    save_lm(files.folder->file("model.safetensors"), model, corpus.level, corpus.vocabulary);
-    out.test = trainer.test();
-  }
-  finish_trace(files, context);
+  RunFolder* place = files.folder.get();
+  Outcome out = run({o, context, comm, model, store, corpus, place, &progress}, place);
+  finish_trace(o, files, context, comm);
   folder = std::move(files.folder);
   return out;
 }

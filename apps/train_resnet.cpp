@@ -59,6 +59,7 @@ class Trainer {
       if (log_.healthy()) valid = validate();
       if (folder_ != nullptr) folder_->flush();
     }
+    log_.finish();
     return {log_.result(), valid, {}};
   }
 
@@ -192,9 +193,12 @@ Outcome train(const TrainResnetOptions& o, const FlagTable& flags, const Argumen
   const Loader train_loader = make_loader(o, data, true, &comm),
                valid_loader = make_loader(o, valid, false, &comm);
   const int64_t total = plan_steps(o, train_loader).total_steps;
-  if (comm.rank() > 0)
-    return Trainer(o, context, comm, model, store, train_loader, valid_loader, nullptr, nullptr)
-        .run();
+  if (comm.rank() > 0) {
+    Outcome out =
+        Trainer(o, context, comm, model, store, train_loader, valid_loader, nullptr, nullptr).run();
+    finish_trace(o, {}, context, comm);
+    return out;
+  }
   RunFiles files = open_run(o, config_text(o, flags), arguments, context);
   Progress progress({.total_steps = total, .print_freq = o.print_freq, .quiet = o.quiet});
   progress.note("run folder " + files.folder->path());
@@ -202,7 +206,7 @@ Outcome train(const TrainResnetOptions& o, const FlagTable& flags, const Argumen
                         files.folder.get(), &progress)
                     .run();
   if (out.run.status == "done") save_resnet(files.folder->file("model.safetensors"), store, card);
-  finish_trace(files, context);
+  finish_trace(o, files, context, comm);
   folder = std::move(files.folder);
   return out;
 }

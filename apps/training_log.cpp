@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "apps/ledger_report.h"
 #include "core/error.h"
 
 namespace heddle {
@@ -41,7 +42,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   units_ += facts.units * result_.world_size;
   seconds_ += t.data + t.forward + t.backward + t.update;
   result_.rate = static_cast<double>(units_) / std::max(seconds_, 1e-9);
-  pending_.push_back(facts);
+  pending_.push_back({facts, exchange_since_last()});
   if (result_.world_size == 1 || result_.step % o_.print_freq == 0) flush();
   trace_step(result_.step + 1);
 
@@ -54,22 +55,31 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   return healthy();
 }
 
+ExchangeFacts TrainingLog::exchange_since_last() {
+  const DataParallelOptimizer::Totals last = seen_;
+  seen_ = optimizer_.totals();
+  const double exchange_s = seen_.exchange_s - last.exchange_s;
+  const double comm_s = seen_.collective_s - last.collective_s;
+  return {.sent = seen_.traffic.sent - last.traffic.sent,
+          .received = seen_.traffic.received - last.traffic.received,
+          .comm_s = comm_s,
+          .compress_s = std::max(0.0, exchange_s - comm_s),
+          .exposed_s = seen_.exposed_s - last.exposed_s};
+}
+
 // Averages the losses of the pending steps over the ranks and writes them down.
 void TrainingLog::flush() {
   const auto count = std::ssize(pending_);
   const Tensor sums = Tensor::empty_on(Device{}, {2, count});
   for (int64_t i = 0; i < count; ++i) {
-    const StepFacts& facts = pending_[static_cast<size_t>(i)];
+    const StepFacts& facts = pending_[static_cast<size_t>(i)].facts;
     sums.data<float>()[i] = static_cast<float>(facts.loss * static_cast<double>(facts.units));
     sums.data<float>()[count + i] = static_cast<float>(facts.units);
   }
   if (result_.world_size > 1)
-    optimizer_.collective([&](Communicator& comm) {
-      comm.set_tag("losses");
-      comm.all_reduce(sums);
-    });
+    optimizer_.collective("losses", [&](Communicator& comm) { comm.all_reduce(sums); });
   for (int64_t i = 0; i < count; ++i) {
-    const StepFacts& facts = pending_[static_cast<size_t>(i)];
+    const auto& [facts, exchange] = pending_[static_cast<size_t>(i)];
     const double units = sums.data<float>()[count + i];
     const double total = result_.world_size == 1 ? facts.loss * static_cast<double>(facts.units)
                                                  : static_cast<double>(sums.data<float>()[i]);
@@ -92,6 +102,13 @@ void TrainingLog::flush() {
                  {"t_forward", t.forward},
                  {"t_backward", t.backward},
                  {"t_update", t.update}});
+    if (result_.world_size > 1)
+      line.update({{"bytes_sent", exchange.sent},
+                   {"bytes_received", exchange.received},
+                   {"bytes_dense", optimizer_.dense_bytes()},
+                   {"t_comm", exchange.comm_s},
+                   {"t_compress", exchange.compress_s},
+                   {"t_exposed", exchange.exposed_s}});
     folder_->metric(line);
     progress_->step(result_.step - count + i + 1, result_.epoch + 1, loss, facts.lr,
                     static_cast<int64_t>(units));
@@ -104,13 +121,20 @@ void TrainingLog::finish_epoch() {
   ++result_.epoch;
   if (healthy()) result_.train_loss = loss_sum_ / loss_units_;
   loss_sum_ = loss_units_ = 0;
-  optimizer_.collective([&](Communicator& comm) {
-    const Traffic traffic = comm.total_traffic();
-    result_.bytes_sent = traffic.sent;
-    result_.bytes_received = traffic.received;
-  });
+  const DataParallelOptimizer::Totals& totals = optimizer_.totals();
+  result_.bytes_sent = totals.traffic.sent;
+  result_.bytes_received = totals.traffic.received;
   result_.bytes_dense = optimizer_.dense_bytes() * result_.step;
-  result_.exposed_comm_s = optimizer_.exposed_seconds();
+  result_.exposed_comm_s = totals.exposed_s;
+}
+
+void TrainingLog::finish() {
+  if (folder_ == nullptr || result_.world_size == 1) return;
+  const DataParallelOptimizer::Totals& totals = optimizer_.totals();
+  folder_->metric(ledger_json(optimizer_.ledger()));
+  if (!o_.ledger) return;
+  progress_->clear();
+  std::fprintf(stderr, "%s", ledger_table(optimizer_.ledger(), totals.traffic).c_str());
 }
 
 void TrainingLog::evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
@@ -151,9 +175,32 @@ RunFiles open_run(const CommonOptions& o, const std::string& config,
   return files;
 }
 
-void finish_trace(const RunFiles& files, Context& context) {
+void finish_trace(const CommonOptions& o, const RunFiles& files, Context& context,
+                  Communicator& comm) {
+  if (o.trace.empty()) return;
+  comm.set_tag("trace");
+  // The clocks of other machines count from elsewhere; after the barrier it is now for all of them.
+  constexpr double kSameClock = 1e5;  // microseconds: ranks of one machine keep their times
+  comm.barrier();
+  const double now = Trace::now();
+  const Tensor clock = Tensor::empty_on(Device{}, {1}, DType::i64);
+  clock.data<int64_t>()[0] = static_cast<int64_t>(now);
+  comm.broadcast(clock, 0);
+  const double difference = static_cast<double>(clock.data<int64_t>()[0]) - now;
+  std::string all =
+      context.trace().events(comm.rank(), std::abs(difference) > kSameClock ? difference : 0.0);
+  // One rank after the other, so that nobody holds more than two texts; only the first keeps them.
+  for (int rank = 1; rank < comm.size(); ++rank) {
+    const Tensor length = Tensor::empty_on(Device{}, {1}, DType::i64);
+    length.data<int64_t>()[0] = std::ssize(all);
+    comm.broadcast(length, rank);
+    const Tensor text = Tensor::empty_on(Device{}, {length.data<int64_t>()[0]}, DType::u8);
+    if (comm.rank() == rank) std::copy(all.begin(), all.end(), text.data<uint8_t>());
+    comm.broadcast(text, rank);
+    if (comm.rank() == 0) all.append(static_cast<const char*>(text.raw()), text.size());
+  }
   if (files.trace == nullptr) return;
-  files.trace->write(context.trace().json());
+  files.trace->write(Trace::json(all));
   files.trace->commit();
 }
 

@@ -54,6 +54,12 @@ struct StepFacts {
   StepTimes times;
 };
 
+// What exchanging gradients took in one step.
+struct ExchangeFacts {
+  int64_t sent = 0, received = 0;
+  double comm_s = 0, compress_s = 0, exposed_s = 0;
+};
+
 struct TrainingLogOptions {
   std::string program;
   std::string rate_key;  // "samples_per_s", "tokens_per_s"
@@ -81,13 +87,20 @@ class TrainingLog {
   bool check_loss(double loss, double lr);
   // Closes the epoch; its mean loss is the result's train_loss from then on.
   void finish_epoch();
+  // After the last epoch: the ledger as a line of metrics, and as a table when it was asked for.
+  void finish();
   // A line of metrics and one for people on what the network, as it is now, is worth on a split:
   // "valid" or "test".
   void evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
                  const std::string& line);
 
  private:
+  struct Pending {
+    StepFacts facts;
+    ExchangeFacts exchange;
+  };
   void trace_step(int64_t step);
+  ExchangeFacts exchange_since_last();
   void flush();
   // Ends the run: says why, in one line on stderr, once.
   void diverge(int64_t step, double lr, const std::string& why);
@@ -99,7 +112,8 @@ class TrainingLog {
   RunFolder* folder_;
   Progress* progress_;
   TrainingResult result_;
-  std::vector<StepFacts> pending_;        // steps whose loss is not averaged yet
+  std::vector<Pending> pending_;          // steps whose loss is not averaged yet
+  DataParallelOptimizer::Totals seen_;    // of all exchanges, at the last step
   double loss_sum_ = 0, loss_units_ = 0;  // of the epoch, over all ranks
   int64_t units_ = 0, skipped_ = 0;
   double seconds_ = 0;
@@ -116,7 +130,9 @@ struct RunFiles {
 };
 RunFiles open_run(const CommonOptions& o, const std::string& config,
                   const std::vector<std::string>& arguments, Context& context);
-void finish_trace(const RunFiles& files, Context& context);
+// Every rank calls it when nothing else communicates any more; the first writes what all recorded.
+void finish_trace(const CommonOptions& o, const RunFiles& files, Context& context,
+                  Communicator& comm);
 
 // The final JSON object: first the keys that both programs begin with, then, behind their own
 // results, those that both end with.

@@ -40,12 +40,15 @@ class Ledger {
     int64_t sent = 0, received = 0;  // bytes of this rank
   };
   const std::map<std::pair<std::string, PayloadKind>, Entry>& entries() const { return entries_; }
+  // Spent in the gradients' collectives (booked with any other kind than control alone).
+  double seconds() const { return seconds_; }
   // Over all entries, or those of one kind.
   Entry total() const;
   Entry total(PayloadKind kind) const;
 
  private:
   std::map<std::pair<std::string, PayloadKind>, Entry> entries_;
+  double seconds_ = 0;
 };
 
 }  // namespace heddle

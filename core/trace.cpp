@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "core/context.h"
+#include "core/error.h"
 
 namespace heddle {
 namespace {
@@ -27,12 +28,23 @@ double Trace::now() {
   return duration<double, std::micro>(steady_clock::now().time_since_epoch()).count();
 }
 
-void Trace::add(std::string name, const char* track, double begin, double end) {
+void Trace::push(Event event) {
   std::lock_guard lock(mutex_);
-  events_.push_back({std::move(name), track, begin, end});
+  if (events_.size() < kMaxEvents)
+    events_.push_back(std::move(event));
+  else
+    ++dropped_;
 }
 
-std::string Trace::json(int rank) const {
+void Trace::add(std::string name, const char* track, double begin, double end) {
+  push({std::move(name), track, begin, end});
+}
+
+void Trace::flow(Flow point, const char* track, int64_t id) {
+  if (enabled()) push({"", track, now(), 0, id, point});
+}
+
+std::string Trace::events(int rank, double shift) const {
   std::lock_guard lock(mutex_);
   std::vector<std::string> tracks;
   auto track_number = [&](const std::string& name) {
@@ -41,20 +53,35 @@ std::string Trace::json(int rank) const {
     tracks.push_back(name);
     return tracks.size() - 1;
   };
-  std::string out = "{\"traceEvents\":[\n";
-  char number[160];
+  std::string out;
+  char text[200];
   for (const Event& e : events_) {
-    std::snprintf(number, sizeof number,
-                  ",\"ph\":\"X\",\"pid\":%d,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f},\n", rank,
-                  track_number(e.track), e.begin, e.end - e.begin);
-    out += "{\"name\":" + quoted(e.name) + number;
+    const size_t track = track_number(e.track);
+    if (e.flow < 0)
+      std::snprintf(text, sizeof text,
+                    ",\"ph\":\"X\",\"pid\":%d,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f},\n", rank,
+                    track, e.begin + shift, e.end - e.begin);
+    else  // an arrow's id must be unique over all ranks
+      std::snprintf(text, sizeof text,
+                    ",\"cat\":\"gradient\",\"ph\":\"%c\",\"id\":\"%d.%lld\",\"pid\":%d,\"tid\":%zu,"
+                    "\"ts\":%.3f},\n",
+                    "stf"[static_cast<int>(e.point)], rank, static_cast<long long>(e.flow), rank,
+                    track, e.begin + shift);
+    out += "{\"name\":" + quoted(e.flow < 0 ? e.name : "gradient") + text;
   }
-  for (size_t i = 0; i < tracks.size(); ++i)
-    out += "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":" + std::to_string(rank) +
-           ",\"tid\":" + std::to_string(i) + ",\"args\":{\"name\":" + quoted(tracks[i]) + "}},\n";
-  out += "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":" + std::to_string(rank) +
-         ",\"args\":{\"name\":\"rank " + std::to_string(rank) + "\"}}\n]}\n";
+  const auto label = [&](const char* what, size_t track, const std::string& name) {
+    std::snprintf(text, sizeof text, "{\"name\":\"%s\",\"ph\":\"M\",\"pid\":%d,\"tid\":%zu,", what,
+                  rank, track);
+    out += text + ("\"args\":{\"name\":" + quoted(name) + "}},\n");
+  };
+  for (size_t i = 0; i < tracks.size(); ++i) label("thread_name", i, tracks[i]);
+  label("process_name", 0,
+        concat("rank ", rank, dropped_ > 0 ? concat(", ", dropped_, " events left out") : ""));
   return out;
+}
+
+std::string Trace::json(const std::string& events) {
+  return "{\"traceEvents\":[\n" + events.substr(0, events.rfind(',')) + "\n]}\n";
 }
 
 TraceRange::TraceRange(const char* track, std::string_view name) {

@@ -1,5 +1,6 @@
-// Trace ranges: what ran when, on which track, written as Chrome/Perfetto JSON. Off, a range costs
-// one load and a branch.
+// Trace ranges: what ran when, on which track, written as Chrome/Perfetto JSON, and arrows that
+// follow one thing from range to range (a bucket of gradients from backward to its exchange to its
+// update). Off, a range costs one load and a branch.
 //
 //   TraceRange range("forward", "layer1.0.conv1");
 #pragma once
@@ -21,10 +22,21 @@ class Trace {
   void stop() { enabled_.store(false, std::memory_order_relaxed); }
   bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
 
-  // begin and end in microseconds of the steady clock.
+  // begin and end in microseconds of the steady clock. What goes beyond kMaxEvents is only counted.
   void add(std::string name, const char* track, double begin, double end);
-  // The JSON text of everything recorded: one process, one track per name in `track`.
-  std::string json(int rank = 0) const;
+  // A point on the way of the thing `id`: at first in the range that is open on this track now,
+  // then in the range that is opened there next. Arrows lead from point to point. Does nothing
+  // while the trace is off.
+  enum class Flow : uint8_t { begin, pass, end };
+  void flow(Flow point, const char* track, int64_t id);
+
+  // Everything recorded as one process of a trace, one track per name in `track`: JSON objects that
+  // end in commas. `shift` is added to all times (microseconds), for another machine's clock.
+  std::string events(int rank = 0, double shift = 0) const;
+  // The JSON text of one or several of these.
+  static std::string json(const std::string& events);
+
+  static constexpr size_t kMaxEvents = 200000;  // about 30 MB of text
 
   static double now();  // microseconds
 
@@ -33,14 +45,18 @@ class Trace {
     std::string name;
     const char* track;
     double begin, end;
+    int64_t flow = -1;  // of a point of an arrow, which has no length
+    Flow point = Flow::begin;
   };
+  void push(Event event);
   std::atomic<bool> enabled_ = false;
   mutable std::mutex mutex_;
   std::vector<Event> events_;
+  int64_t dropped_ = 0;
 };
 
 // Records its own lifetime in the trace of the thread's Context. Tracks: data, forward, backward,
-// compress, comm, update.
+// compress, comm, update; wait: for exchanges that backward did not hide.
 class TraceRange {
  public:
   TraceRange(const char* track, std::string_view name);

@@ -23,20 +23,21 @@ OptimizerOptions averaging(const OptimizerOptions& options, int ranks) {
 DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
                                              std::unique_ptr<UpdateRule> rule, Communicator& comm,
                                              const OptimizerOptions& options,
-                                             const DataParallelOptions& parallel)
+                                             const DataParallelOptions& parallel,
+                                             std::unique_ptr<Reducer> reducer)
     : store_(store),
       comm_(comm),
       parallel_(parallel),
       log_(options.log),
       accumulate_(options.accumulate),
+      reducer_(std::move(reducer)),
       optimizer_(store, std::move(rule), averaging(options, comm.size())) {
   check(parallel.bucket_bytes > 0, "bucket size: expected at least one byte, found ",
         parallel.bucket_bytes);
-  if (alone()) return;
+  if (comm.size() == 1 && reducer_ == nullptr) return;
   make_buckets(parallel.bucket_bytes);
-  comm_.set_tag("parameters");
-  comm_.broadcast(store.values(), 0);
   worker_ = std::make_unique<CommWorker>(Context::current());
+  collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
 }
 
 void DataParallelOptimizer::make_buckets(int64_t bytes) {
@@ -46,12 +47,19 @@ void DataParallelOptimizer::make_buckets(int64_t bytes) {
             [](const Parameter* a, const Parameter* b) { return a->offset < b->offset; });
   for (Parameter* p : order) {
     if (buckets_.empty() || (buckets_.back().end - buckets_.back().begin) * 4 >= bytes)
-      buckets_.push_back({p->offset, p->offset, {}});
+      buckets_.push_back({p->offset, p->offset, {}, {}});
     Bucket& bucket = buckets_.back();
     bucket.end = p->offset + p->size();
     bucket.parameters.push_back(p);
+    bucket.parts.push_back({p->name, PayloadKind::values, p->size() * 4});
     bucket_of_[p] = buckets_.size() - 1;
   }
+}
+
+// A point on a bucket's way through the trace, at the range that follows or, at first, is open.
+void DataParallelOptimizer::arrow(Trace::Flow point, const char* track, size_t bucket) {
+  const auto index = static_cast<int64_t>(bucket);
+  Context::current().trace().flow(point, track, step_ * std::ssize(buckets_) + index);
 }
 
 void DataParallelOptimizer::event(const char* what, size_t bucket) {
@@ -72,7 +80,7 @@ void DataParallelOptimizer::ready(Parameter& p) {
   if (!last_micro_step() || !p.written || !ready_.insert(&p).second) return;
   const size_t index = bucket_of_.at(&p);
   event("ready", index);
-  --buckets_[index].open;
+  if (--buckets_[index].open == 0) arrow(Trace::Flow::begin, "backward", index);
   if (parallel_.overlap) flush();
 }
 
@@ -86,15 +94,35 @@ void DataParallelOptimizer::flush() {
 void DataParallelOptimizer::exchange(size_t index) {
   const Bucket& bucket = buckets_[index];
   event("exchange", index);
-  comm_.set_tag(concat("bucket ", index));
-  comm_.set_step(step_);
-  comm_.all_reduce(store_.grads().slice(bucket.begin, bucket.end));
+  const double begin = steady_seconds();
+  arrow(Trace::Flow::pass, "comm", index);
+  const bool finite = sum(bucket);
+  exchange_s_ += steady_seconds() - begin;
+  rejected_ += !finite;
   event("reduced", index);
   std::lock_guard lock(mutex_);
+  arrow(Trace::Flow::end, "update", index);
   for (Parameter* p : bucket.parameters) {
     p->touched_rows.reset();  // other ranks had other rows
-    optimizer_.ready(*p);
+    if (finite)
+      optimizer_.ready(*p);
+    else
+      optimizer_.reject(*p);
   }
+}
+
+// False when a rank's gradients are not finite and the algorithm has noticed: a dense sum leaves
+// that to the optimizer, which sees NaN.
+bool DataParallelOptimizer::sum(const Bucket& bucket) {
+  const Tensor flat = store_.grads().slice(bucket.begin, bucket.end);
+  comm_.set_tag(concat("bucket ", &bucket - buckets_.data()));
+  comm_.set_step(step_);
+  if (reducer_ != nullptr && step_ >= parallel_.compress_start) {
+    TraceRange range("compress", comm_.tag());
+    return reducer_->reduce({flat, bucket.parameters, step_}, comm_, ledger_);
+  }
+  ledger_.book(comm_, bucket.parts, [&] { comm_.all_reduce(flat); });
+  return true;
 }
 
 void DataParallelOptimizer::weights_free(Parameter& p) {
@@ -116,8 +144,8 @@ StepReport DataParallelOptimizer::finish_step() {
     flush();
     TraceRange range("wait", "exchanges");
     const double begin = steady_seconds();
-    worker_->drain();
-    exposed_seconds_ += steady_seconds() - begin;
+    wait();
+    totals_.exposed_s += steady_seconds() - begin;
   }
   micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;
   const StepReport report = optimizer_.finish_step();
@@ -133,10 +161,23 @@ int64_t DataParallelOptimizer::dense_bytes() const {
   return 2 * store_.count() * 4 * (comm_.size() - 1) / comm_.size();
 }
 
-void DataParallelOptimizer::collective(const std::function<void(Communicator&)>& call) {
-  if (alone()) return call(comm_);
-  worker_->post([this, &call] { call(comm_); });
+// Until the worker is idle: then its books may be read.
+void DataParallelOptimizer::wait() {
   worker_->drain();
+  totals_.traffic = comm_.total_traffic();
+  totals_.exchange_s = exchange_s_;
+  totals_.collective_s = ledger_.seconds();
+  totals_.rejected = rejected_;
+}
+
+void DataParallelOptimizer::collective(const std::string& what,
+                                       const std::function<void(Communicator&)>& call) {
+  if (alone()) return call(comm_);
+  worker_->post([this, &what, &call] {
+    comm_.set_tag(what);
+    ledger_.book(comm_, {{what, PayloadKind::control, 0}}, [&] { call(comm_); });
+  });
+  wait();
 }
 
 void DataParallelOptimizer::check_replicas() {
@@ -150,10 +191,7 @@ void DataParallelOptimizer::check_replicas() {
     mine.data<int64_t>()[i] =
         static_cast<int64_t>(XXH64(values.raw(), static_cast<size_t>(values.bytes()), 0));
   }
-  collective([&](Communicator& comm) {
-    comm.set_tag("replica check");
-    comm.all_gather(mine, all);
-  });
+  collective("replica check", [&](Communicator& comm) { comm.all_gather(mine, all); });
   for (int64_t i = 0; i < count; ++i)
     for (int r = 1; r < comm_.size(); ++r)
       if (all.data<int64_t>()[r * count + i] != all.data<int64_t>()[i])

@@ -8,7 +8,7 @@
 //                 [&](Parameter& p) { optimizer.weights_free(p); });
 //   optimizer.finish_step();
 //
-// With one rank nothing is exchanged, and no thread is started.
+// With one rank and no reducer nothing is exchanged, and no thread is started.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/ledger.h"
+#include "compress/reducer.h"
 #include "optim/comm_worker.h"
 #include "optim/optimizer.h"
 
@@ -30,6 +32,7 @@ struct DataParallelOptions {
   int64_t bucket_bytes = 4 << 20;  // a bucket is closed when it holds so much
   bool overlap = true;             // false: all exchanges begin when backward has ended; same bits
   int64_t check_every = 100;       // steps between two comparisons of the replicas; 0: never
+  int64_t compress_start = 0;      // steps that are exchanged densely before a reducer takes over
   // Told what happens, in order, for tests: "ready", "exchange", "reduced", with the bucket's
   // number.
   std::function<void(const char*, int)> on_event = {};
@@ -42,7 +45,8 @@ class DataParallelOptimizer {
   // collective() only.
   DataParallelOptimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule, Communicator& comm,
                         const OptimizerOptions& options = {},
-                        const DataParallelOptions& parallel = {});
+                        const DataParallelOptions& parallel = {},
+                        std::unique_ptr<Reducer> reducer = nullptr);  // null: dense sums
 
   // As Optimizer's.
   void begin_step(double lr);
@@ -50,8 +54,9 @@ class DataParallelOptimizer {
   void weights_free(Parameter& p);
   StepReport finish_step();
 
-  // Runs a collective of the main thread (metrics, evaluation) in its turn, and waits for it.
-  void collective(const std::function<void(Communicator&)>& call);
+  // Runs collectives of the main thread in their turn, and waits for them. `what` they are about
+  // (losses, evaluation) is their tag, and control in the ledger.
+  void collective(const std::string& what, const std::function<void(Communicator&)>& call);
   // Throws Error that names the first parameter whose values differ between ranks.
   void check_replicas();
 
@@ -60,21 +65,34 @@ class DataParallelOptimizer {
   int64_t dense_bytes() const;
   const Optimizer& optimizer() const { return optimizer_; }
   size_t buckets() const { return buckets_.size(); }
-  double exposed_seconds() const { return exposed_seconds_; }  // waited for exchanges, in all
+  // Over the run, up to the last finish_step or collective; sent and received by this rank.
+  struct Totals {
+    Traffic traffic;
+    double exchange_s = 0;    // the worker was busy with buckets
+    double collective_s = 0;  // of these, in collectives
+    double exposed_s = 0;     // the main thread waited for exchanges
+    int64_t rejected = 0;     // buckets that some rank's gradients made unfit
+  };
+  const Totals& totals() const { return totals_; }
+  const Ledger& ledger() const { return ledger_; }  // between steps only
 
  private:
   struct Bucket {
     int64_t begin, end;  // elements of the flat buffers
     std::vector<Parameter*> parameters;
-    size_t open = 0;  // parameters that are not ready
+    std::vector<PayloadPart> parts;  // of a dense exchange
+    size_t open = 0;                 // parameters that are not ready
   };
 
-  bool alone() const { return comm_.size() == 1; }
+  bool alone() const { return worker_ == nullptr; }
   bool last_micro_step() const { return micro_step_ + 1 == accumulate_; }
   void make_buckets(int64_t bytes);
   void flush();
   void exchange(size_t index);
+  bool sum(const Bucket& bucket);
+  void wait();
   void event(const char* what, size_t bucket);
+  void arrow(Trace::Flow point, const char* track, size_t bucket);
 
   ParameterStore& store_;
   Communicator& comm_;
@@ -86,7 +104,11 @@ class DataParallelOptimizer {
   size_t next_ = 0;  // the first bucket that has not left
   int micro_step_ = 0;
   int64_t step_ = 0;
-  double exposed_seconds_ = 0;
+  Ledger ledger_;  // the worker's
+  Totals totals_;
+  double exchange_s_ = 0;  // the worker's, as rejected_
+  int64_t rejected_ = 0;
+  std::unique_ptr<Reducer> reducer_;
   std::set<std::string> named_missing_;
   std::set<const Parameter*> ready_;
   std::mutex mutex_;  // of optimizer_, which both threads tell what happened

@@ -57,6 +57,11 @@ void Optimizer::ready(Parameter& p) {
   update_if_allowed(p, progress);
 }
 
+void Optimizer::reject(Parameter& p) {
+  progress_[&p].updated = true;
+  ++not_finite_;
+}
+
 void Optimizer::weights_free(Parameter& p) {
   Progress& progress = progress_[&p];
   progress.free = true;
@@ -92,7 +97,8 @@ void Optimizer::zero_missing_gradients() {
 }
 
 void Optimizer::finish_deferred(StepReport& report) {
-  report.grad_norm = global_norm(store_) / averaged_;
+  report.grad_norm =
+      not_finite_ > 0 ? std::numeric_limits<double>::quiet_NaN() : global_norm(store_) / averaged_;
   if (std::isfinite(report.grad_norm)) {
     TraceRange range("update", "all");
     const double clip =
@@ -107,7 +113,8 @@ void Optimizer::finish_deferred(StepReport& report) {
   } else if (options_.on_nonfinite == OnNonfinite::bucket && options_.clip_grad_norm == 0) {
     for (Parameter& p : store_.parameters()) update_one(p);
   } else {
-    for (const Parameter& p : store_.parameters()) not_finite_ += !all_finite(p.grad);
+    for (const Parameter& p : store_.parameters())
+      not_finite_ += !progress_[&p].updated && !all_finite(p.grad);
   }
 }
 

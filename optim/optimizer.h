@@ -56,6 +56,8 @@ class Optimizer {
   void begin_step(double lr);
   // p.grad is complete for this backward pass.
   void ready(Parameter& p);
+  // p.grad must not be applied in this step: some rank's gradient was not finite.
+  void reject(Parameter& p);
   // No closure of this backward pass will read p.value again. Never called: finish_step updates.
   void weights_free(Parameter& p);
   // Updates what is left. Parameters without a gradient get zero (weight decay and momentum still
@@ -71,7 +73,7 @@ class Optimizer {
 
  private:
   struct Progress {
-    bool ready = false, free = false, updated = false;
+    bool ready = false, free = false, updated = false;  // updated: or left alone, for this step
   };
   struct Range {  // neighbours in the flat buffers with the same weight decay
     int64_t begin, end;

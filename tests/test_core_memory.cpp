@@ -178,7 +178,7 @@ TEST_CASE("Trace: the text is JSON, whatever the names") {
     TraceRange range("data", "batch 1");
   }).join();
   context.trace().stop();
-  const auto parsed = nlohmann::json::parse(context.trace().json(3));
+  const auto parsed = nlohmann::json::parse(Trace::json(context.trace().events(3)));
   int ranges = 0;
   for (const auto& event : parsed["traceEvents"]) {
     CHECK(event["pid"] == 3);

@@ -311,7 +311,7 @@ TEST_CASE("learners: main thread and worker communicate at once, in the program'
         const Tensor sum = Tensor::zeros({3}, DType::i64);
         for (int64_t i = 0; i < 3; ++i) sum.data<int64_t>()[i] = comm.rank() + ++calls;
         const int64_t expected = 3 + 3 * (calls - 2);
-        optimizer.collective([&](Communicator& c) { c.all_reduce(sum); });
+        optimizer.collective("sum", [&](Communicator& c) { c.all_reduce(sum); });
         if (sum.data<int64_t>()[0] != expected) throw Error("a sum of another collective");
       });
       optimizer.finish_step();
