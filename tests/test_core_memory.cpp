@@ -3,8 +3,10 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -187,4 +189,32 @@ TEST_CASE("Trace: the text is JSON, whatever the names") {
     CHECK(event["dur"].get<double>() >= 0);
   }
   CHECK(ranges == 3);
+}
+
+TEST_CASE("Trace: arrows, ranks in one text, and a bound on what is kept") {
+  Context context;
+  Trace& trace = context.trace();
+  trace.flow(Trace::Flow::begin, "backward", 7);  // off: nothing
+  trace.start();
+  for (const auto point : {Trace::Flow::begin, Trace::Flow::pass, Trace::Flow::end})
+    trace.flow(point, "comm", 7);
+  const auto parsed = nlohmann::json::parse(Trace::json(trace.events(0) + trace.events(1, 1e6)));
+  std::string points;
+  std::set<std::string> ids;
+  double first = 0;
+  for (const auto& event : parsed["traceEvents"]) {
+    const std::string phase = event["ph"];
+    if (phase == "M") continue;
+    points += phase;
+    ids.insert(event["id"]);
+    if (first == 0) first = event["ts"];
+    if (event["pid"] == 1) CHECK(event["ts"].get<double>() > first + 9e5);  // shifted
+  }
+  CHECK(points == "stfstf");
+  CHECK(ids.size() == 2);  // one arrow for each rank
+  for (size_t i = 0; i < Trace::kMaxEvents; ++i) trace.add("x", "comm", 0, 1);
+  const std::string text = trace.events();
+  CHECK(text.find("rank 0, 3 events left out") != std::string::npos);
+  CHECK(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) ==
+        Trace::kMaxEvents + 2);  // and the names of a track and of the process
 }

@@ -294,6 +294,43 @@ TEST_CASE("learners: language model with tied weights, row-sparse gradients of d
   }
 }
 
+TEST_CASE("learners: the ledger has every byte that the communicator counted") {
+  expect_none(run_ranks(3, [](Communicator& comm) {
+    Net net(1);
+    DataParallelOptimizer optimizer(net.store, make_sgd({}), comm, {},
+                                    {.bucket_bytes = 1000, .check_every = 2});
+    for (int step = 0; step < 4; ++step) {
+      optimizer.begin_step(0.1);
+      for (Parameter& p : net.store.parameters()) {
+        p.next_beta();
+        fill(p.grad, 1.0f);
+        optimizer.ready(p);
+        optimizer.weights_free(p);
+      }
+      optimizer.finish_step();
+      const Tensor x = Tensor::zeros({7});
+      optimizer.collective("losses", [&](Communicator& c) { c.all_reduce(x); });
+    }
+    const auto& totals = optimizer.totals();
+    const Ledger::Entry all = optimizer.ledger().total();
+    if (totals.traffic.sent != all.sent || totals.traffic.received != all.received)
+      throw Error(concat("counted ", totals.traffic.sent, ", in the ledger ", all.sent));
+    // Of the weights: the formula of a ring, to a few elements for each bucket and step.
+    const Ledger::Entry weight =
+        optimizer.ledger().entries().at({"second.weight", PayloadKind::values});
+    const int64_t formula = 4 * 2 * (30 * 40 * 4) * 2 / 3;
+    if (weight.payload != 4 * 30 * 40 * 4 || std::abs(weight.sent - formula) > 4 * 2 * 3 * 8 * 4)
+      throw Error(concat("expected about ", formula, " bytes, found ", weight.sent));
+    const auto control = [&](const char* what) {
+      return optimizer.ledger().entries().at({what, PayloadKind::control}).sent;
+    };
+    if (control("replica check") == 0 || control("losses") == 0) throw Error("nothing booked");
+    if (comm.rank() == 0 && control("parameters") == 0) throw Error("no weights sent");
+    if (totals.exchange_s < totals.collective_s || totals.collective_s <= 0)
+      throw Error("seconds of exchanges");
+  }));
+}
+
 TEST_CASE("learners: main thread and worker communicate at once, in the program's order") {
   expect_none(run_ranks(3, [](Communicator& comm) {
     Net net(1);

@@ -40,6 +40,16 @@ same four net 'on a slow network'
 [ "$(json four.json bytes_sent)" -gt "$(json four.json bytes_dense)" ] || fail "bytes: $(cat four.json)"
 [ "$(grep -c '"split":"train"' four/metrics.jsonl)" = 6 ] || fail 'one line for every step'
 [ -s four/model.safetensors ] || fail 'no weights'
+grep -q '"t_exposed":' four/metrics.jsonl || fail 'no seconds of the exchange'
+loud=(); for flag in "${images[@]}"; do [ "$flag" = --quiet ] || loud+=("$flag"); done
+"$resnet" "${loud[@]}" --batch-size 4 --learners 3 --bucket-mb 0.2 --trace t.json --trace-steps 3:4 --ledger \
+  --output-dir seen >/dev/null 2>seen.err || fail 'ledger and trace'
+grep -q '^layer3.0.conv1.weight  *[1-9]' seen.err || fail "no table of bytes: $(tail -5 seen.err)"
+grep -q 'not in the ledger' seen.err && fail "bytes are missing: $(tail -2 seen.err)"
+grep -q '^{"ledger":{' seen/metrics.jsonl || fail 'no ledger in the metrics'
+for event in '"ph":"s".*"pid":2' '"ph":"t".*"pid":0' '"ph":"f".*"pid":1' '"comm"' '"wait"' '"rank 2"'; do
+  grep -q "$event" t.json || fail "not in the trace: $event"
+done
 
 # ------------------------------------------------------------------------------------------- text
 for i in {1..400}; do echo "line $((i % 7)): the cat saw the dog"; done >a.txt

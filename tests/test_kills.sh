@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# A rank that dies, stops or leaves brings all others down: every process ends, with a failure, and
+# none is left behind. A death is noticed by mpirun, the rest by our own time-out, whose message names
+# rank, step and collective.
+#   tests/test_kills.sh build/faulty_rank [mpirun]      KILLS=20 for the long form
+set -u
+program=$(realpath "$1") || exit 2
+mpirun=${2:-}
+work=$(mktemp -d) || exit 2
+trap 'pkill -KILL -f "$work/" ; rm -rf "$work"' EXIT
+export OMP_WAIT_POLICY=passive COMM_TIMEOUT=${COMM_TIMEOUT:-10}
+failures=0
+fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
+
+# Starts four ranks of a program of its own name, so that what is left of them can be found, and waits
+# until they train.
+start() {  # NAME ARGUMENT…
+  name=$1; shift
+  mkdir "$work/$name" && cp "$program" "$work/$name/rank" || exit 2
+  "$mpirun" -n 4 --allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 "$work/$name/rank" "$@" \
+    >"$work/$name.out" 2>"$work/$name.err" &
+  launcher=$!
+  for _ in {1..600}; do
+    grep -qs training "$work/$name.err" && return 0
+    kill -0 "$launcher" 2>/dev/null || break
+    sleep 0.1
+  done
+  fail "$name: no training after 60 s: $(head -c 400 "$work/$name.err")"
+}
+ranks_of() { pgrep -f "^$work/$1/rank"; }
+# Waits for the end: not 0, no process left, and the message when one is expected.
+expect_end() {  # NAME LAUNCHER SECONDS [PATTERN]
+  local code i
+  for ((i = 0; i < $3 * 10; i++)); do kill -0 "$2" 2>/dev/null || break; sleep 0.1; done
+  kill -0 "$2" 2>/dev/null && { fail "$1: still there after $3 s"; kill -KILL "$2"; }
+  wait "$2"; code=$?
+  [ $code != 0 ] || fail "$1: exit code 0"
+  for i in {1..50}; do [ -z "$(ranks_of "$1")" ] && break; sleep 0.1; done
+  [ -z "$(ranks_of "$1")" ] || { fail "$1: processes are left: $(ranks_of "$1" | tr '\n' ' ')"; pkill -KILL -f "$work/$1/"; }
+  [ -z "${4:-}" ] || grep -Eq "$4" "$work/$1.err" || fail "$1: '$4' is not in: $(head -c 800 "$work/$1.err")"
+}
+silence='rank [0-3] of 4, all_reduce of bucket [0-9]+, step [0-9]+: no answer from rank [0-3] for'
+
+# An exception in one learner's thread ends the process.
+"$program" throw 2 50 4 2>"$work/threads.err" && fail 'threads: exit code 0'
+grep -q 'bad luck in' "$work/threads.err" || fail "threads: $(cat "$work/threads.err")"
+
+if [ -n "$mpirun" ]; then
+  for ((i = 0; i < ${KILLS:-3}; i++)); do
+    start "kill$i" none
+    mapfile -t pids < <(ranks_of "kill$i")
+    [ ${#pids[@]} = 4 ] || fail "kill$i: ${#pids[@]} ranks"
+    sleep "0.$((RANDOM % 900 + 100))"
+    kill -KILL "${pids[RANDOM % 4]}"
+    expect_end "kill$i" $launcher 30
+  done
+  # mpirun notices nothing of these.
+  start stopped none; stopped=$launcher
+  kill -STOP "$(ranks_of stopped | sed -n 3p)"
+  start left return 2 50; left=$launcher
+  start thrown throw 1 50; thrown=$launcher
+  expect_end thrown $thrown 30 '\[rank 1\].*bad luck in'
+  expect_end stopped $stopped $((COMM_TIMEOUT + 30)) "$silence"
+  expect_end left $left $((COMM_TIMEOUT + 30)) "$silence"
+else
+  echo 'no mpirun: its part is skipped'
+fi
+[ $failures = 0 ] && echo 'kills: all well'
+exit $((failures > 0))
