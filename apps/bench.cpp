@@ -23,6 +23,8 @@ namespace {
 constexpr const char* kSummary = R"(Measures. WHAT is one of these, in front of the flags:
   resnet20 resnet18 resnet50  a whole training step, with PyTorch's beside it (default: all five)
   lstm char                   the same for language models: Zaremba's medium one, and characters
+  comm                        collectives: over threads, over MPI beside Open MPI's own, and over
+                              a slow network (--net) beside its formula
   loader                      images per second and CPU time of the loader, against resnet20's step
   first-step                  seconds from process start to the end of train_resnet's first step
   ops [CASE…]                 where the time of a step goes, layer by layer (default: resnet20)
@@ -54,6 +56,21 @@ FlagTable make_flags(Options& o) {
             {.value = "DIR",
              .help = "folder of CIFAR-10, for loader and first-step",
              .default_text = "../shared/data beside the sources, else shapes"});
+  flags.add("learners", &o.learners,
+            {.value = "N", .help = "ranks, for comm and overlap", .min = 1, .max = 1024});
+  flags.add("net", &o.net,
+            {.value = "SPEC", .help = "the slow network of comm, as train_resnet's"});
+  flags.add(
+      "collective", &o.collective,
+      {.value = "NAME",
+       .help = "only this one",
+       .choices = {"", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"}});
+  flags.add("bytes", &o.bytes, {.value = "N", .help = "only this payload", .max = 1e9});
+  flags.add("segment", &o.segment,
+            {.value = "N",
+             .help = "bytes of a piece in which payloads travel, for comm",
+             .max = 1e9,
+             .default_text = "the communicator's"});
   flags.add("json", &o.json, {.value = "FILE", .help = "also write the steps' table as JSON"});
   flags.add("help", &o.help, {.help = "this text", .replay = false});
   flags.add("version", &o.version, {.help = "what was built, and how", .replay = false});
@@ -71,6 +88,7 @@ void run_child(const Options& o, const std::vector<std::string>& words) {
   if (what == "step") return child_step(o, find_case(words.at(2)));
   if (what == "peak") return child_peak(o);
   if (what == "loader") return child_loader(o);
+  if (what == "comm") return child_comm(o);
   throw InputError("--child " + what + ": unknown");
 }
 
@@ -79,6 +97,7 @@ void run(Options& o, const std::vector<std::string>& words) {
   if (!words.empty() && words[0] == "--child") return run_child(o, words);
   const std::string what = words.empty() ? "" : words[0];
   if (words.size() == 1) {
+    if (what == "comm") return measure_comm(o);
     if (what == "loader") return measure_loader(o);
     if (what == "first-step") return measure_first_step(o);
     if (what == "tune-table") return print_tune_table(o);

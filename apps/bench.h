@@ -37,6 +37,8 @@ struct Options {
   int64_t threads = 0, rounds = 3, steps = 0, warmup = 2;
   std::string precision = "all", clock = "wall", device = "cpu";
   std::string json, python, python_new, data;
+  int64_t learners = 4, bytes = 0, segment = 0;  // of collectives
+  std::string collective, net = "100mbit,1ms";
   bool torch = true, help = false, version = false;
 };
 
@@ -76,10 +78,12 @@ nlohmann::json run_own_step(const Options& o, const Case& c, const std::string& 
 void child_step(const Options& o, const Case& c);
 void child_peak(const Options& o);
 void child_loader(const Options& o);
+void child_comm(const Options& o);  // bench_comm.cpp; under mpirun
 
 // ---- what a user calls; the tables go to stdout
 
 void compare_steps(const Options& o, const std::vector<Case>& cases);  // bench_steps.cpp
+void measure_comm(const Options& o);                                   // bench_comm.cpp
 void measure_loader(const Options& o);                                 // bench_tools.cpp
 void measure_first_step(const Options& o);                             // bench_tools.cpp
 void break_down_step(const Options& o, const Case& c);                 // bench_child.cpp

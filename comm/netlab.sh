@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Several hosts on one machine with links as slow as you like: network namespaces on a bridge, every
+# link shaped both ways, real MPI over real TCP between them.
+#   ./run netlab up 4 100mbit           four hosts, 10.77.0.1 …; a rate as tc takes it, or none
+#   ./run netlab rate 10mbit            shapes the links that are up anew
+#   ./run netlab run build/train_resnet …   mpirun with one rank on each host
+#   ./run netlab bytes                  what each host's interface has sent and received
+#   ./run netlab down
+# Needs root, ip, tc, ethtool and Open MPI. Nothing leaves the machine. There is no added delay: netem
+# is a kernel module that many machines lack.
+set -euo pipefail
+state=${NETLAB_STATE:-/tmp/heddle-netlab}
+fail() { printf 'netlab: %s\n' "$*" >&2; exit "${code:-2}"; }
+usage() { sed -n '4,8p' "$0" | sed 's/^# *//' >&2; exit 2; }
+
+hosts() { [ -f "$state/hosts" ] && wc -l <"$state/hosts" || echo 0; }
+need_hosts() { [ "$(hosts)" -gt 0 ] || fail 'no hosts are up: ./run netlab up 4 100mbit'; }
+
+# A token bucket on both ends of every link. Super-packets of 16 to 64 KiB and a burst of about one of
+# them keep the shaping's own load at a few percent of the machine; headers are charged all the same.
+# The burst is what an idle link may send at once: 20 kB are 1.6 ms at 100 Mbit/s.
+shape() {  # RATE
+  local i end host device gso=16384 burst=20kb queue=20ms
+  case $1 in none | *gbit) gso=65536 burst=128kb queue=10ms ;; esac
+  for ((i = 0; i < $(hosts); i++)); do
+    ip netns exec "hl$i" ethtool -K e0 tso on gso on gro on >/dev/null
+    ip -n "hl$i" link set e0 gso_max_size $gso
+    for end in "hl$i e0" "hlsw p$i"; do
+      read -r host device <<<"$end"
+      ip netns exec "$host" tc qdisc del dev "$device" root 2>/dev/null || true
+      [ "$1" = none ] && continue
+      ip netns exec "$host" tc qdisc add dev "$device" root tbf rate "$1" burst $burst latency $queue ||
+        fail "tc does not take the rate '$1' (10mbit, 100mbit, 1gbit, none)"
+    done
+  done
+}
+
+down() {
+  local i
+  for ((i = 0; i < $(hosts); i++)); do ip netns del "hl$i" 2>/dev/null || true; done
+  ip netns del hlsw 2>/dev/null || true
+  rm -rf "$state"
+}
+
+up() {  # N RATE
+  local i n=$1
+  [[ $n =~ ^[1-9][0-9]?$ ]] || fail "expected 1 to 99 hosts, found '$n'"
+  [ "$(id -u)" = 0 ] || fail 'network namespaces need root'
+  for i in ip tc ethtool mpirun; do
+    command -v "$i" >/dev/null || fail "$i is missing: apt-get install iproute2 ethtool openmpi-bin"
+  done
+  [ "$(hosts)" = 0 ] || down
+  mkdir -p "$state"
+  ip netns add hlsw || { code=1; rm -rf "$state"; fail 'this kernel or container makes no network namespaces'; }
+  ip -n hlsw link add br0 type bridge && ip -n hlsw link set br0 up
+  for ((i = 0; i < n; i++)); do
+    ip netns add "hl$i"
+    echo "10.77.0.$((i + 1)) slots=1" >>"$state/hosts"
+    ip link add e0 netns "hl$i" type veth peer name "p$i" netns hlsw
+    ip -n hlsw link set "p$i" master br0 && ip -n hlsw link set "p$i" up
+    ip -n "hl$i" link set lo up
+    ip -n "hl$i" addr add "10.77.0.$((i + 1))/24" dev e0 && ip -n "hl$i" link set e0 up
+  done
+  shape "$2"
+}
+
+run() {  # COMMAND…
+  need_hosts
+  # Stands in for ssh: the last number of an address names the namespace; each has a host name of its
+  # own, so that Open MPI sees different machines.
+  cat >"$state/agent" <<'AGENT'
+#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+i=$((${1##*.} - 1)); shift
+exec ip netns exec hl$i unshare --uts sh -c "hostname hl$i; $*"
+AGENT
+  chmod +x "$state/agent"
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  exec ip netns exec hl0 unshare --uts sh -c 'hostname hl0; exec "$@"' sh \
+    mpirun -n "$(hosts)" --hostfile "$state/hosts" --map-by node --bind-to none \
+    --mca mpi_yield_when_idle 1 --mca plm_rsh_agent "$state/agent" --mca plm_rsh_no_tree_spawn 1 \
+    --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include 10.77.0.0/24 \
+    --mca oob_tcp_if_include 10.77.0.0/24 -x "OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}" "$@"
+}
+
+bytes() {
+  need_hosts
+  local i
+  for ((i = 0; i < $(hosts); i++)); do
+    ip -n "hl$i" -s -j link show e0 |
+      sed "s/.*\"rx\":{\"bytes\":\([0-9]*\).*\"tx\":{\"bytes\":\([0-9]*\).*/hl$i sent \2 received \1/"
+  done
+}
+
+case ${1:-} in
+  up) [ $# = 3 ] || usage; up "$2" "$3" ;;
+  rate) [ $# = 2 ] || usage; need_hosts; shape "$2" ;;
+  run) [ $# -gt 1 ] || usage; shift; run "$@" ;;
+  bytes) bytes ;;
+  down) down ;;
+  *) usage ;;
+esac
