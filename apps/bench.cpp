@@ -25,6 +25,8 @@ constexpr const char* kSummary = R"(Measures. WHAT is one of these, in front of 
   lstm char                   the same for language models: Zaremba's medium one, and characters
   comm                        collectives: over threads, over MPI beside Open MPI's own, and over
                               a slow network (--net) beside its formula
+  overlap                     how much of an exchange backward hides, and what data parallel training
+                              costs where nothing is slow
   loader                      images per second and CPU time of the loader, against resnet20's step
   first-step                  seconds from process start to the end of train_resnet's first step
   ops [CASE…]                 where the time of a step goes, layer by layer (default: resnet20)
@@ -98,6 +100,7 @@ void run(Options& o, const std::vector<std::string>& words) {
   const std::string what = words.empty() ? "" : words[0];
   if (words.size() == 1) {
     if (what == "comm") return measure_comm(o);
+    if (what == "overlap") return measure_overlap(o);
     if (what == "loader") return measure_loader(o);
     if (what == "first-step") return measure_first_step(o);
     if (what == "tune-table") return print_tune_table(o);

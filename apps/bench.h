@@ -52,6 +52,19 @@ double process_cpu_seconds();
 
 // ---- processes (bench_process.cpp)
 
+// A folder of our own that goes with its owner.
+class ScratchFolder {
+ public:
+  ScratchFolder();
+  ~ScratchFolder();
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
 // Runs a program to its end and returns what it wrote on stdout. `environment` holds NAME=value to
 // add; quiet: its stderr goes nowhere. Throws Error unless it exits with 0.
 std::string run_process(const std::vector<std::string>& command,
@@ -84,6 +97,7 @@ void child_comm(const Options& o);  // bench_comm.cpp; under mpirun
 
 void compare_steps(const Options& o, const std::vector<Case>& cases);  // bench_steps.cpp
 void measure_comm(const Options& o);                                   // bench_comm.cpp
+void measure_overlap(const Options& o);                                // bench_overlap.cpp
 void measure_loader(const Options& o);                                 // bench_tools.cpp
 void measure_first_step(const Options& o);                             // bench_tools.cpp
 void break_down_step(const Options& o, const Case& c);                 // bench_child.cpp

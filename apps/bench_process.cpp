@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <spawn.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -46,6 +47,17 @@ std::optional<std::string> torch_version(const std::string& python) {
 }
 
 }  // namespace
+
+ScratchFolder::ScratchFolder() {
+  std::string name = std::filesystem::temp_directory_path() / "heddle-bench-XXXXXX";
+  if (mkdtemp(name.data()) == nullptr) throw Error(concat(name, ": cannot be made"));
+  path_ = name;
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
 
 std::string run_process(const std::vector<std::string>& command,
                         const std::vector<std::string>& environment, bool quiet) {

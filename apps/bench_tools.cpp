@@ -1,6 +1,4 @@
 // The loader against what a training step eats, and the time to the first step of train_resnet.
-#include <stdlib.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -22,26 +20,6 @@ std::string find_data(const Options& o) {
   check(o.data.empty(), "--data: ", o.data, " holds no CIFAR-10 in its binary version");
   return "";
 }
-
-// A folder of our own that goes with its owner.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name = std::filesystem::temp_directory_path() / "heddle-bench-XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) throw Error(concat(name, ": cannot be made"));
-    path_ = name;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 }  // namespace
 
