@@ -12,6 +12,9 @@
 
 #include "comm/mpi.h"
 #include "comm/threads.h"
+#ifdef HEDDLE_CUDA
+#include "comm/nccl.h"
+#endif
 #include "core/error.h"
 
 namespace heddle {
@@ -102,7 +105,11 @@ LearnerPlan plan_learners(const CommonOptions& o) {
   const bool launched = launch.size > 1 || (!launch.launcher.empty() && o.comm == "mpi");
   LearnerPlan plan;
   plan.kind = o.comm;
-  if (o.comm == "auto") plan.kind = launched ? "mpi" : (o.learners > 1 ? "threads" : "solo");
+  plan.nccl = o.comm == "nccl";
+  if (plan.nccl)
+    check(cuda_device_count() > 0, "--comm nccl: needs a GPU for each learner, found none");
+  if (o.comm == "auto" || plan.nccl)
+    plan.kind = launched ? "mpi" : (o.learners > 1 ? "threads" : "solo");
   if (launched)
     check(plan.kind == "mpi", "--comm ", o.comm, ": ", launch.launcher, " has started ",
           launch.size, " processes, which would run on their own");
@@ -134,6 +141,26 @@ int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>
   if (plan.size > 1) return run_threads(o, plan.size, body);
   const auto solo = make_solo();
   return body(*solo);
+}
+
+Device learner_device(const CommonOptions& o, const Communicator& comm) {
+  Device device = parse_device(o.device);
+  if (o.comm != "nccl") return device;
+  check(device.is_cuda(), "--comm nccl: expected --device cuda, found ", to_string(device));
+  const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+  if (comm.size() > 1) device.index = local == nullptr ? comm.rank() : std::atoi(local);
+  const int count = cuda_device_count();
+  check(device.index < count, "--comm nccl: learner ", comm.rank(), " needs GPU ", device.index,
+        " of its own, found ", count);
+  return device;
+}
+
+std::unique_ptr<Communicator> make_gpu_communicator([[maybe_unused]] const CommonOptions& o,
+                                                    [[maybe_unused]] Communicator& comm) {
+#ifdef HEDDLE_CUDA
+  if (o.comm == "nccl") return make_nccl(comm, {.timeout_s = o.comm_timeout});
+#endif
+  return nullptr;
 }
 
 DataParallelOptions parallel_options(const CommonOptions& o) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "apps/options.h"
@@ -16,6 +17,7 @@ namespace heddle {
 struct LearnerPlan {
   std::string kind;    // "solo", "threads", "mpi"
   int size = 1;        // ranks; under a launcher what it says
+  bool nccl = false;   // gradients go over NCCL, which `kind` starts
   int on_machine = 1;  // of these that share this machine's cores
 };
 // From --learners, --comm and the launcher's environment. Throws InputError for what cannot be: a
@@ -28,6 +30,11 @@ LearnerPlan plan_learners(const CommonOptions& o);
 int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body);
 
 DataParallelOptions parallel_options(const CommonOptions& o);
+
+// The device of one learner: with NCCL the GPU of its number on this machine.
+Device learner_device(const CommonOptions& o, const Communicator& comm);
+// NCCL's communicator for the current Context, or null: gradients go over `comm` itself.
+std::unique_ptr<Communicator> make_gpu_communicator(const CommonOptions& o, Communicator& comm);
 
 // "4 learners (threads), ": for the first line of a run; empty for one.
 std::string describe_learners(const Communicator& comm);

@@ -40,10 +40,11 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
              .help = "ranks as threads of this process; under mpirun or srun every process is one",
              .min = 1,
              .max = 4096});
-  flags.add("comm", &o.comm,
-            {.value = "NAME",
-             .help = "how they talk; auto takes mpi under a launcher, else threads",
-             .choices = {"auto", "threads", "mpi"}});
+  flags.add(
+      "comm", &o.comm,
+      {.value = "NAME",
+       .help = "how they talk; auto takes mpi under a launcher, else threads; nccl: a GPU each",
+       .choices = {"auto", "threads", "mpi", "nccl"}});
   flags.add("net", &o.net,
             {.value = "MODEL",
              .help = "treat the threads' messages as a network would, 100mbit,20ms,jitter=2ms: "

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "apps/run_folder.h"
+#include "comm/mpi.h"
 #include "core/device.h"
 #include "core/error.h"
 
@@ -18,6 +19,16 @@ std::string version_text() {
   return concat("heddle ", HEDDLE_VERSION, " (", describe_build(), ")\n", library_versions(), "\n");
 }
 
+// "[rank 3] train_lm" for a process that a launcher has started beside others.
+std::string speaker(const char* name) {
+  try {
+    const LaunchInfo launch = detect_launch();
+    if (launch.size > 1) return concat("[rank ", launch.rank, "] ", name);
+  } catch (const Error&) {  // which the program has met itself
+  }
+  return name;
+}
+
 }  // namespace
 
 int run_program(const char* name, int argc, char** argv,
@@ -27,12 +38,12 @@ int run_program(const char* name, int argc, char** argv,
     for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
     return run({argv, argv + argc}, environment);
   } catch (const Error& error) {
-    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    std::fprintf(stderr, "%s: %s\n", speaker(name).c_str(), error.what());
     return static_cast<int>(error.exit_code());
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "%s: out of memory\n", name);
+    std::fprintf(stderr, "%s: out of memory\n", speaker(name).c_str());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    std::fprintf(stderr, "%s: %s\n", speaker(name).c_str(), error.what());
   }
   return static_cast<int>(ExitCode::runtime);
 }

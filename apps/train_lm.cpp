@@ -272,11 +272,13 @@ LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
 
 // The run of one learner.
 int run_rank(const TrainLmOptions& o, const FlagTable& flags, const Arguments& arguments,
-             Communicator& comm, bool training, const Corpus& corpus,
+             Communicator& started, bool training, const Corpus& corpus,
              const Vocabulary& vocabulary) {
-  Context context({.device = parse_device(o.device),
+  Context context({.device = learner_device(o, started),
                    .threads = static_cast<int>(o.threads),
                    .deterministic = o.deterministic});
+  const auto gpus = make_gpu_communicator(o, started);
+  Communicator& comm = gpus == nullptr ? started : *gpus;
   ParameterStore store;
   const LstmLm model(store, network_options(o, vocabulary.size()));
   store.finalize(static_cast<uint64_t>(o.seed));

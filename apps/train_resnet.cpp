@@ -225,17 +225,18 @@ ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags) {
 
 // What --init, --predict and --evaluate ask for.
 struct Task {
-  Device device;
   bool only_predict, training;
 };
 
 // The run of one learner.
 int run_rank(const TrainResnetOptions& o, const FlagTable& flags, const Arguments& arguments,
-             Communicator& comm, const Task& task, const Data& data, const Data& valid,
+             Communicator& started, const Task& task, const Data& data, const Data& valid,
              const ResnetCard& card) {
-  const Device device = task.device;
+  const Device device = learner_device(o, started);
   Context context(
       {.device = device, .threads = static_cast<int>(o.threads), .deterministic = o.deterministic});
+  const auto gpus = make_gpu_communicator(o, started);
+  Communicator& comm = gpus == nullptr ? started : *gpus;
   ParameterStore store;
   const ResNet model(store, network_options(o, card));
   store.finalize(static_cast<uint64_t>(o.seed));
@@ -277,7 +278,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   const bool training = !only_predict && !o.evaluate;
   const int learners = plan_learners(o).size;
   if (!training) check(learners == 1, "several learners: only for training");
-  const Device device = parse_device(o.device);
+  (void)parse_device(o.device);
   Data data, valid;  // read by all learners
   if (training) {
     data = open_data(o, Split::train);
@@ -287,7 +288,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   if (!only_predict) valid = open_data(o, Split::valid);
   const ResnetCard card = make_card(o, loaded, valid.set.get());
   return run_learners(o, [&](Communicator& comm) {
-    return run_rank(o, flags, arguments, comm, {device, only_predict, training}, data, valid, card);
+    return run_rank(o, flags, arguments, comm, {only_predict, training}, data, valid, card);
   });
 }
 }  // namespace

@@ -81,6 +81,7 @@ fi
 refuse 'expected RATE' "$resnet" --learners 2 --net 1mbi
 refuse 'needs --learners' "$resnet" --net 1mbit
 refuse '--learners' "$resnet" --learners 0
+refuse 'needs a GPU\|expected --device cuda' "$resnet" --learners 2 --comm nccl --device cpu
 pixel=iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==
 for i in 1 2 3; do mkdir -p images/{train,valid}/$i; base64 -d <<<$pixel | tee images/train/$i/a.png >images/valid/$i/a.png; done
 refuse 'more than the 3' "$resnet" --learners 4 --data images --image-size 16 --batch-size 1 --steps 1
