@@ -5,8 +5,11 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "core/kernels.h"
 #include "core/trace.h"
+#include "optim/clip.h"
 
 namespace heddle {
 namespace {
@@ -81,7 +84,7 @@ void DataParallelOptimizer::ready(Parameter& p) {
   const size_t index = bucket_of_.at(&p);
   event("ready", index);
   if (--buckets_[index].open == 0) arrow(Trace::Flow::begin, "backward", index);
-  if (parallel_.overlap) flush();
+  if (parallel_.overlap && parallel_.local_clip == 0) flush();
 }
 
 // Sends off every complete bucket whose turn it is.
@@ -117,12 +120,16 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   const Tensor flat = store_.grads().slice(bucket.begin, bucket.end);
   comm_.set_tag(concat("bucket ", &bucket - buckets_.data()));
   comm_.set_step(step_);
-  if (reducer_ != nullptr && step_ >= parallel_.compress_start) {
+  const int64_t before = comm_.total_traffic().sent;
+  bool finite = true;
+  if (compressing()) {
     TraceRange range("compress", comm_.tag());
-    return reducer_->reduce({flat, bucket.parameters, step_}, comm_, ledger_);
+    finite = reducer_->reduce({flat, bucket.parameters, step_}, comm_, ledger_);
+  } else {
+    ledger_.book(comm_, bucket.parts, [&] { comm_.all_reduce(flat); });
   }
-  ledger_.book(comm_, bucket.parts, [&] { comm_.all_reduce(flat); });
-  return true;
+  (compressing() ? compressed_sent_ : dense_sent_) += comm_.total_traffic().sent - before;
+  return finite;
 }
 
 void DataParallelOptimizer::weights_free(Parameter& p) {
@@ -141,6 +148,7 @@ StepReport DataParallelOptimizer::finish_step() {
       }
       ready(p);
     }
+    if (parallel_.local_clip > 0) clip_locally();
     flush();
     TraceRange range("wait", "exchanges");
     const double begin = steady_seconds();
@@ -150,6 +158,7 @@ StepReport DataParallelOptimizer::finish_step() {
   micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;
   const StepReport report = optimizer_.finish_step();
   if (report.due) {
+    ++(compressing() ? totals_.compressed_steps : totals_.dense_steps);
     ++step_;
     if (!alone() && parallel_.check_every > 0 && step_ % parallel_.check_every == 0)
       check_replicas();
@@ -161,6 +170,13 @@ int64_t DataParallelOptimizer::dense_bytes() const {
   return 2 * store_.count() * 4 * (comm_.size() - 1) / comm_.size();
 }
 
+void DataParallelOptimizer::clip_locally() {
+  const double norm = global_norm(store_) / accumulate_;
+  if (!std::isfinite(norm)) return;  // such a gradient is not applied anyway
+  const double limit = parallel_.local_clip / std::sqrt(static_cast<double>(comm_.size()));
+  if (norm > limit) scale(store_.grads(), static_cast<float>(clip_factor(norm, limit)));
+}
+
 // Until the worker is idle: then its books may be read.
 void DataParallelOptimizer::wait() {
   worker_->drain();
@@ -168,6 +184,8 @@ void DataParallelOptimizer::wait() {
   totals_.exchange_s = exchange_s_;
   totals_.collective_s = ledger_.seconds();
   totals_.rejected = rejected_;
+  totals_.dense_sent = dense_sent_;
+  totals_.compressed_sent = compressed_sent_;
 }
 
 void DataParallelOptimizer::collective(const std::string& what,

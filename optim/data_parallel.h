@@ -33,6 +33,9 @@ struct DataParallelOptions {
   bool overlap = true;             // false: all exchanges begin when backward has ended; same bits
   int64_t check_every = 100;       // steps between two comparisons of the replicas; 0: never
   int64_t compress_start = 0;      // steps that are exchanged densely before a reducer takes over
+  // Largest norm of the mean gradient of one rank is this / sqrt(ranks), before it is compressed
+  // (Lin et al. 2018, section 3.2); exchanges then wait for the end of backward. 0: none.
+  double local_clip = 0;
   // Told what happens, in order, for tests: "ready", "exchange", "reduced", with the bucket's
   // number.
   std::function<void(const char*, int)> on_event = {};
@@ -71,7 +74,9 @@ class DataParallelOptimizer {
     double exchange_s = 0;    // the worker was busy with buckets
     double collective_s = 0;  // of these, in collectives
     double exposed_s = 0;     // the main thread waited for exchanges
-    int64_t rejected = 0;     // buckets that some rank's gradients made unfit
+    int64_t dense_steps = 0, compressed_steps = 0;
+    int64_t dense_sent = 0, compressed_sent = 0;  // bytes of gradients, in these steps
+    int64_t rejected = 0;                         // buckets that some rank's gradients made unfit
   };
   const Totals& totals() const { return totals_; }
   const Ledger& ledger() const { return ledger_; }  // between steps only
@@ -90,6 +95,8 @@ class DataParallelOptimizer {
   void flush();
   void exchange(size_t index);
   bool sum(const Bucket& bucket);
+  bool compressing() const { return reducer_ != nullptr && step_ >= parallel_.compress_start; }
+  void clip_locally();
   void wait();
   void event(const char* what, size_t bucket);
   void arrow(Trace::Flow point, const char* track, size_t bucket);
@@ -108,6 +115,7 @@ class DataParallelOptimizer {
   Totals totals_;
   double exchange_s_ = 0;  // the worker's, as rejected_
   int64_t rejected_ = 0;
+  int64_t dense_sent_ = 0, compressed_sent_ = 0;
   std::unique_ptr<Reducer> reducer_;
   std::set<std::string> named_missing_;
   std::set<const Parameter*> ready_;
