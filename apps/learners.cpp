@@ -163,13 +163,6 @@ std::unique_ptr<Communicator> make_gpu_communicator([[maybe_unused]] const Commo
   return nullptr;
 }
 
-DataParallelOptions parallel_options(const CommonOptions& o) {
-  DataParallelOptions options;
-  options.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
-  options.overlap = o.overlap == "on";
-  return options;
-}
-
 std::string describe_learners(const Communicator& comm) {
   if (comm.size() == 1) return "";
   return concat(comm.size(), " learners (", comm.name(), "), ");

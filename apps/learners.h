@@ -10,7 +10,7 @@
 
 #include "apps/options.h"
 #include "comm/communicator.h"
-#include "optim/data_parallel.h"
+#include "core/device.h"
 
 namespace heddle {
 
@@ -28,8 +28,6 @@ LearnerPlan plan_learners(const CommonOptions& o);
 // several, and returns the largest of their results. What one throws brings the others down and is
 // thrown again; under MPI it ends all processes.
 int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body);
-
-DataParallelOptions parallel_options(const CommonOptions& o);
 
 // The device of one learner: with NCCL the GPU of its number on this machine.
 Device learner_device(const CommonOptions& o, const Communicator& comm);

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "apps/exchange.h"
 #include "apps/learners.h"
 #include "core/error.h"
 #include "core/parallel.h"
@@ -64,6 +65,20 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             {.value = "WHEN",
              .help = "on: exchange gradients while backward runs; off: behind it; same bits",
              .choices = {"on", "off"}});
+  flags.add("compress", &o.compress,
+            {.value = "SPEC",
+             .help = "how gradients travel: none, bf16, fp16, topk:density=0.01, "
+                     "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk, "
+                     "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4"});
+  flags.add("compress-start", &o.compress_start,
+            {.value = "STEPS",
+             .help = "steps that are exchanged densely before",
+             .min = -1,
+             .default_text = "one epoch, at most 5 % of the run, at least 100 steps"});
+  flags.add("dense-layers", &o.dense_layers,
+            {.value = "REGEX", .help = "parameters that always travel dense, by name"});
+  flags.add("min-compress", &o.min_compress,
+            {.value = "N", .help = "elements below which a parameter travels dense", .min = 0});
   flags.add("ledger", &o.ledger,
             {.help = "at the end, a table of the bytes sent by layer and kind", .replay = false});
 }
@@ -119,6 +134,14 @@ void add_training_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& tex
                      "norm",
              .min_open = true,
              .default_text = texts.clip_default});
+  flags.add(
+      "clip-mode", &o.clip_mode,
+      {.value = "MODE",
+       .help = "what --clip-grad-norm looks at: global or aggregate, the mean over the learners; "
+               "local, each learner's own gradient before it is compressed, against X / "
+               "sqrt(learners)",
+       .choices = {"", "global", "local", "aggregate"},
+       .default_text = "local where compression keeps residuals, else global"});
   flags.add("lr-scheduler", &o.lr_scheduler,
             {.value = "NAME",
              .help = "learning rate over time",
@@ -218,6 +241,8 @@ void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string&
   const LearnerPlan learners = plan_learners(o);
   set_default(flags, "threads", o.threads,
               std::max(1, omp_get_max_threads() / learners.on_machine));
+
+  check_exchange(o);
 
   // The configuration of a run is read again from other folders.
   for (std::string* path : {&o.data, &o.init}) {

@@ -21,6 +21,9 @@ struct CommonOptions {
   int64_t learners = 1;
   std::string comm = "auto", net, overlap = "on";
   bool ledger = false;
+  // what is sent
+  std::string compress = "none", dense_layers, clip_mode;
+  int64_t compress_start = -1, min_compress = 1024;
   double comm_timeout = 60, bucket_mb = 4;
   // how long and how much
   int64_t epochs = 0, steps = 0, batch_size = 0, accumulate = 1;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "apps/exchange.h"
 #include "apps/language.h"
 #include "apps/learners.h"
 #include "apps/lm_card.h"
@@ -61,8 +62,7 @@ class Trainer {
         windows_(make_batches(o, corpus, comm)),
         plan_(plan_steps(o, windows_)),
         schedule_(make_schedule(o, plan_)),
-        optimizer_(store, make_rule(o), comm, optimizer_options(o, noting(progress)),
-                   parallel_options(o)),
+        optimizer_(make_optimizer(o, store, comm, plan_, noting(progress))),
         log_({.program = "train_lm",
               .rate_key = kRateKey,
               .metrics = [&o](double loss) -> nlohmann::ordered_json {
@@ -76,7 +76,7 @@ class Trainer {
       if (log_.healthy()) validate();
       if (folder_ != nullptr) folder_->flush();
     }
-    log_.finish();
+    log_.finish(store_);
     if (log_.healthy() && best_.defined()) store_.values().copy_from(best_);
     return {.run = log_.result(), .valid = valid_, .test = {}, .generated = ""};
   }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/evaluate.h"
+#include "apps/exchange.h"
 #include "apps/learners.h"
 #include "apps/program.h"
 #include "apps/resnet_card.h"
@@ -47,8 +48,7 @@ class Trainer {
         progress_(progress),
         plan_(plan_steps(o, train)),
         schedule_(schedule_options(o, plan_.total_steps, plan_.steps_per_epoch)),
-        optimizer_(store, make_rule(o), comm, optimizer_options(o, noting(progress)),
-                   parallel_options(o)),
+        optimizer_(make_optimizer(o, store, comm, plan_, noting(progress))),
         log_({.program = "train_resnet", .rate_key = kRateKey}, o, context, optimizer_, folder,
              progress) {}
 
@@ -59,7 +59,7 @@ class Trainer {
       if (log_.healthy()) valid = validate();
       if (folder_ != nullptr) folder_->flush();
     }
-    log_.finish();
+    log_.finish(store_);
     return {log_.result(), valid, {}};
   }
 

@@ -128,7 +128,8 @@ void TrainingLog::finish_epoch() {
   result_.exposed_comm_s = totals.exposed_s;
 }
 
-void TrainingLog::finish() {
+void TrainingLog::finish(const ParameterStore& store) {
+  result_.ratios = ratios(optimizer_, store);
   if (folder_ == nullptr || result_.world_size == 1) return;
   const DataParallelOptimizer::Totals& totals = optimizer_.totals();
   folder_->metric(ledger_json(optimizer_.ledger()));
@@ -221,6 +222,10 @@ void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
                   {"bytes_sent", result.bytes_sent},
                   {"bytes_received", result.bytes_received},
                   {"bytes_dense", result.bytes_dense},
+                  {"ratio_layers", result.ratios.layers},
+                  {"ratio_values", result.ratios.values},
+                  {"ratio_wire", result.ratios.wire},
+                  {"ratio_run", result.ratios.run},
                   {"exposed_comm_s", result.exposed_comm_s},
                   {"seed", seed}});
   if (folder != nullptr) summary["run_folder"] = folder->path();

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/exchange.h"
 #include "apps/options.h"
 #include "apps/progress.h"
 #include "apps/run_folder.h"
@@ -35,6 +36,7 @@ struct TrainingResult {
   int world_size = 1;
   // Of rank 0, over the run; dense: what a plain exchange of all gradients would have sent.
   int64_t bytes_sent = 0, bytes_received = 0, bytes_dense = 0;
+  Ratios ratios;
   double exposed_comm_s = 0;  // waited for exchanges that backward did not hide
 };
 
@@ -87,8 +89,9 @@ class TrainingLog {
   bool check_loss(double loss, double lr);
   // Closes the epoch; its mean loss is the result's train_loss from then on.
   void finish_epoch();
-  // After the last epoch: the ledger as a line of metrics, and as a table when it was asked for.
-  void finish();
+  // After the last epoch: the ratios of the result, the ledger as a line of metrics, and as a table
+  // when it was asked for.
+  void finish(const ParameterStore& store);
   // A line of metrics and one for people on what the network, as it is now, is worth on a split:
   // "valid" or "test".
   void evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,

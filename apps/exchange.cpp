@@ -1,0 +1,87 @@
+#include "apps/exchange.h"
+
+#include <algorithm>
+
+#include "compress/families.h"
+#include "core/error.h"
+
+namespace heddle {
+namespace {
+
+// One epoch, but no more than a twentieth of the run, and a hundred steps at least.
+int64_t first_compressed_step(const CommonOptions& o, const StepPlan& plan) {
+  if (o.compress_start >= 0) return o.compress_start;
+  return std::max<int64_t>(100, std::min(plan.steps_per_epoch, plan.total_steps / 20));
+}
+
+double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.0; }
+
+}  // namespace
+
+void check_exchange(const CommonOptions& o) {
+  (void)parse_compress(o.compress);
+  check(o.compress != "none" || (o.compress_start < 0 && o.dense_layers.empty()),
+        "--compress-start and --dense-layers need --compress");
+  check(o.clip_mode.empty() || o.clip_grad_norm > 0, "--clip-mode ", o.clip_mode,
+        ": needs --clip-grad-norm");
+}
+
+DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
+                                     Communicator& comm, const StepPlan& plan,
+                                     const std::function<void(const std::string&)>& log) {
+  const CompressSpec spec = parse_compress(o.compress);
+  std::unique_ptr<Reducer> reducer;
+  DataParallelOptions parallel;
+  parallel.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
+  parallel.overlap = o.overlap == "on";
+  if (spec.family != "none") {
+    reducer = make_reducer(spec,
+                           {.seed = static_cast<uint64_t>(o.seed),
+                            .dense_layers = o.dense_layers,
+                            .min_compress = o.min_compress},
+                           store);
+    parallel.compress_start = first_compressed_step(o, plan);
+    if (log)
+      log(concat("gradients: ", to_string(spec), ", dense for the first ", parallel.compress_start,
+                 " of ", plan.total_steps, " steps"));
+  }
+  OptimizerOptions options = optimizer_options(o, log);
+  // What a residual holds back must not be clipped away after it was sent: then clip before.
+  const bool local = o.clip_mode.empty() ? reducer != nullptr && reducer->keeps_residuals()
+                                         : o.clip_mode == "local";
+  if (local && (comm.size() > 1 || reducer != nullptr)) {
+    parallel.local_clip = o.clip_grad_norm;
+    options.clip_grad_norm = 0;
+  }
+  return {store, make_rule(o), comm, options, parallel, std::move(reducer)};
+}
+
+Ratios ratios(const DataParallelOptimizer& optimizer, const ParameterStore& store) {
+  const DataParallelOptimizer::Totals& totals = optimizer.totals();
+  Ratios out;
+  if (totals.compressed_steps == 0) return out;
+  const auto steps = static_cast<double>(totals.compressed_steps);
+  double dense_all = 0, sent_all = 0, dense_layers = 0, sent_layers = 0;
+  for (const Parameter& p : store.parameters()) {
+    const auto entry = optimizer.ledger().entries().find({p.name, PayloadKind::values});
+    if (entry == optimizer.ledger().entries().end()) continue;
+    const double dense = static_cast<double>(p.size()) * 4;
+    const double sent = (static_cast<double>(entry->second.payload) -
+                         dense * static_cast<double>(totals.dense_steps)) /
+                        steps;
+    dense_all += dense;
+    sent_all += sent;
+    if (sent >= dense) continue;
+    dense_layers += dense;
+    sent_layers += sent;
+  }
+  out.layers = quotient(dense_layers, sent_layers);
+  out.values = quotient(dense_all, sent_all);
+  const auto dense_bytes = static_cast<double>(optimizer.dense_bytes());
+  out.wire = quotient(dense_bytes * steps, static_cast<double>(totals.compressed_sent));
+  out.run = quotient(dense_bytes * (steps + static_cast<double>(totals.dense_steps)),
+                     static_cast<double>(totals.compressed_sent + totals.dense_sent));
+  return out;
+}
+
+}  // namespace heddle

@@ -1,0 +1,35 @@
+// How gradients are exchanged: from the options to a data parallel optimizer with its reducer, and
+// what the exchange was worth.
+//
+//   DataParallelOptimizer optimizer = make_optimizer(o, store, comm, plan, log);
+#pragma once
+
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "apps/options.h"
+#include "apps/setup.h"
+#include "comm/communicator.h"
+#include "optim/data_parallel.h"
+
+namespace heddle {
+
+// Throws InputError for options of compression that cannot be.
+void check_exchange(const CommonOptions& o);
+
+// Says on `log`, on the first rank, what is compressed and from when on.
+DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
+                                     Communicator& comm, const StepPlan& plan,
+                                     const std::function<void(const std::string&)>& log);
+
+// Dense over compressed, of this rank's payloads or bytes sent; 1 where nothing is compressed.
+struct Ratios {
+  double layers = 1;  // values of the compressed tensors, as papers print
+  double values = 1;  // values of the whole model
+  double wire = 1;    // bytes on the wire, indices, scales and flags included
+  double run = 1;     // the same over the whole run, the dense beginning included
+};
+Ratios ratios(const DataParallelOptimizer& optimizer, const ParameterStore& store);
+
+}  // namespace heddle

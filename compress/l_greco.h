@@ -1,0 +1,45 @@
+// L-GreCo (Alimohammadi, Markov, Frantar and Alistarh 2024, arXiv 2210.17357): a setting for each
+// layer, so that the bytes are fewest while the sum of the layers' errors stays within a budget:
+// what the same setting everywhere would cost, times alpha. A knapsack over rounded errors, solved
+// exactly; then looked at in real numbers.
+//
+//   const LayerPlan plan = plan_layers(choices, {.alpha = 1});
+//   for (size_t i = 0; i < choices.size(); ++i) use(choices[i].settings[plan.chosen[i]]);
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace heddle {
+
+// What is known of one layer: its candidates, and which of them is the uniform default.
+struct LayerChoices {
+  std::string name;
+  std::vector<double> settings;  // rate, density, bits or rank
+  std::vector<double> errors;    // norm of what is lost, not squared, of each
+  std::vector<int64_t> bytes;    // or another cost: microseconds
+  size_t uniform = 0;
+};
+
+struct LayerPlanOptions {
+  double alpha = 1;     // budget over the uniform default's error
+  double budget = 0;    // instead of that, when above 0
+  int buckets = 10000;  // steps into which errors are rounded, upwards
+};
+
+struct LayerPlan {
+  std::vector<size_t> chosen;  // a candidate for each layer
+  double error = 0, budget = 0;
+  int64_t bytes = 0, uniform_bytes = 0;
+  std::string fallback;  // why it is the uniform default; empty when it was solved for
+};
+
+// Deterministic: of plans with equal bytes that with the least rounded error, then the first
+// candidates. The uniform default where the budget is zero or not a number, where no plan keeps it,
+// and, for alpha >= 1 and no budget of its own, where the plan would be larger. Throws Error for
+// lists of unequal length.
+LayerPlan plan_layers(const std::vector<LayerChoices>& layers,
+                      const LayerPlanOptions& options = {});
+
+}  // namespace heddle
