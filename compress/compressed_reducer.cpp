@@ -28,10 +28,8 @@ class Dense : public Reducer {
 }  // namespace
 
 void Reducer::set_choice(const std::string& parameter, double) {
-  throw InputError(concat(parameter, ": ", name(), " has no setting of a single layer"));
+  throw InputError(concat(parameter, ": ", name(), " has no setting for this layer"));
 }
-
-double Reducer::choice(const std::string&) const { return 0; }
 
 CompressedReducer::CompressedReducer(const ReducerSetup& setup) : family_(setup.family) {
   const ReducerOptions& options = setup.options;
@@ -60,10 +58,11 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
     Layer& layer = layers_.at(p->name);
     const bool compressed = layer.compressed && pays(layer);
     const Tensor x = flat.slice(p->offset - begin, p->offset - begin + p->size());
-    const Item item{&layer, x, x.data<float>(), x.size()};
-    (compressed ? e.compressed : e.dense).push_back(item);
-    if (feedback_ && (compressed || feedback_->holds(p->name)))
-      feedback_->compensate(p->name, item.x, item.n);
+    if (feedback_ && (compressed || feedback_->holds(p->name))) feedback_->compensate(p->name, x);
+    if (compressed)
+      e.compressed.push_back({&layer, x});
+    else
+      e.dense.emplace_back(p->name, x);
   }
   bool accepted;
   if (e.compressed.empty()) {
@@ -74,63 +73,55 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
     accepted = exchange(e);
   }
   if (accepted && feedback_)
-    for (const Item& item : e.dense) feedback_->clear(item.name());
+    for (const auto& [name, x] : e.dense) feedback_->clear(name);
   if (bucket.flat.device().is_cuda()) bucket.flat.copy_from(flat);
   return accepted;
 }
 
-void CompressedReducer::set_choice(const std::string& parameter, double value) {
-  const auto found = layers_.find(parameter);
-  check(found != layers_.end(), "no parameter is called ", parameter);
-  check(found->second.compressed, parameter, ": travels dense and has no setting");
-  if (family_.keys.empty()) return Reducer::set_choice(parameter, value);
-  check_value(family_.keys[0], value, parameter);
-  found->second.choice = value;
-}
-
-double CompressedReducer::choice(const std::string& parameter) const {
-  const auto found = layers_.find(parameter);
-  check(found != layers_.end(), "no parameter is called ", parameter);
-  return found->second.choice;
-}
-
-std::vector<std::pair<std::string, Tensor>> CompressedReducer::named_state() const {
-  std::vector<std::pair<std::string, Tensor>> state;
-  if (!feedback_) return state;
+std::map<std::string, double> CompressedReducer::choices() const {
+  std::map<std::string, double> choices;
   for (const auto& [name, layer] : layers_)
-    if (layer.compressed && (pays(layer) || feedback_->holds(name)))
+    if (layer.compressed && !family_.keys.empty()) choices[name] = layer.choice;
+  return choices;
+}
+
+void CompressedReducer::set_choice(const std::string& parameter, double value) {
+  if (!choices().contains(parameter)) return Reducer::set_choice(parameter, value);
+  check_value(family_.keys[0], value, parameter);
+  layers_.at(parameter).choice = value;
+}
+
+NamedTensors CompressedReducer::named_state() const {
+  NamedTensors state;
+  for (const auto& [name, layer] : layers_)
+    if (feedback_ && layer.compressed && (pays(layer) || feedback_->holds(name)))
       state.emplace_back("residual." + name, feedback_->residual(name, layer.parameter->size()));
   return state;
 }
 
-SumPayload::SumPayload(const std::vector<CompressedReducer::Item>& dense, int64_t values)
-    : dense_(dense) {
-  for (const auto& item : dense) values += item.n;
-  data_ = Tensor::empty_on(Device{}, {values + 1});
-  for (const auto& item : dense) add(item.name(), {item.n}).copy_from(item.tensor);
-}
-
-Tensor SumPayload::add(const std::string& layer, const Shape& shape) {
-  const int64_t n = shape.elements();
-  parts_.push_back({layer, PayloadKind::values, n * 4});
-  used_ += n;
-  return data_.slice(used_ - n, used_).reshape(shape);
-}
-
-bool SumPayload::all_reduce(const CompressedReducer::Exchange& e) {
-  float* flag = data_.data<float>() + used_;
-  *flag = e.finite ? 0.0f : 1.0f;
-  parts_.push_back({"flag", PayloadKind::control, 4});
-  e.ledger.book(e.comm, parts_, [&] { e.comm.all_reduce(data_); });
-  return *flag == 0.0f && summable(data_.data<float>(), used_);
-}
-
-void SumPayload::take_dense() const {
-  int64_t begin = 0;
-  for (const auto& item : dense_) {
-    item.tensor.copy_from(data_.slice(begin, begin + item.n));
-    begin += item.n;
+bool CompressedReducer::all_reduce(Exchange& e, const NamedTensors& tensors) {
+  std::vector<PayloadPart> parts;
+  int64_t n = 0;
+  for (const auto& [name, x] : tensors) {
+    parts.push_back({name, PayloadKind::values, x.bytes()});
+    n += x.size();
   }
+  parts.push_back({"flag", PayloadKind::control, 4});
+  const Tensor payload = Tensor::empty_on(Device{}, {n + 1});
+  float* flag = payload.data<float>() + n;
+  *flag = e.finite ? 0.0f : 1.0f;
+  const auto for_all = [&](const auto& each) {
+    float* at = payload.data<float>();
+    for (const auto& [name, x] : tensors) {
+      each(x.template data<float>(), at, x.size());
+      at += x.size();
+    }
+  };
+  for_all([](const float* x, float* at, int64_t size) { std::copy_n(x, size, at); });
+  e.ledger.book(e.comm, parts, [&] { e.comm.all_reduce(payload); });
+  if (*flag != 0 || !summable(payload.data<float>(), n)) return false;
+  for_all([](float* x, const float* at, int64_t size) { std::copy_n(at, size, x); });
+  return true;
 }
 
 bool sum_dense(const GradientBucket& bucket, const Tensor& flat, Communicator& comm,

@@ -21,23 +21,20 @@ Tensor ErrorFeedback::residual(const std::string& name, int64_t n) {
   return m;
 }
 
-void ErrorFeedback::compensate(const std::string& name, float* x, int64_t n) {
-  const float* m = residual(name, n).data<float>();
-  parallel_for(n, 8192, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) x[i] += m[i];
-  });
+void ErrorFeedback::compensate(const std::string& name, const Tensor& x) {
+  axpy(1, residual(name, x.size()), x);
 }
 
-void ErrorFeedback::keep_unsent(const std::string& name, float* x, int64_t n, const Indices& sent) {
-  float* m = residual(name, n).data<float>();
-  for (const uint32_t i : sent) x[i] = 0;
+void ErrorFeedback::keep_unsent(const std::string& name, const Tensor& x, const Indices& sent) {
+  float* m = residual(name, x.size()).data<float>();
+  float* unsent = x.data<float>();
+  for (const uint32_t i : sent) unsent[i] = 0;
   const auto beta = static_cast<float>(beta_), rest = static_cast<float>(1 - beta_);
-  parallel_for(n, 8192, [=](int64_t begin, int64_t end) {
+  parallel_for(x.size(), 8192, [=](int64_t begin, int64_t end) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) {
-      m[i] = rest == 0 ? x[i] : rest * m[i] + beta * x[i];
-      x[i] = 0;
+      m[i] = rest == 0 ? unsent[i] : rest * m[i] + beta * unsent[i];
+      unsent[i] = 0;
     }
   });
 }

@@ -5,8 +5,8 @@
 //   sum of what was sent + m / beta = sum of the gradients.
 //
 //   ErrorFeedback feedback(0.1);
-//   feedback.compensate(name, x, n);            // x = m + g
-//   feedback.keep_unsent(name, x, n, indices);  // once it is known that the step counts
+//   feedback.compensate(name, x);            // x = m + g
+//   feedback.keep_unsent(name, x, indices);  // once it is known that the step counts
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,9 @@ class ErrorFeedback {
   // (n) f32 on the host, zero at first use.
   Tensor residual(const std::string& name, int64_t n);
   // x += m.
-  void compensate(const std::string& name, float* x, int64_t n);
+  void compensate(const std::string& name, const Tensor& x);
   // The residual after x, compensated, was sent at the indices. Leaves zeros in x.
-  void keep_unsent(const std::string& name, float* x, int64_t n, const Indices& sent);
+  void keep_unsent(const std::string& name, const Tensor& x, const Indices& sent);
   // The residual after all of it was sent.
   void clear(const std::string& name);
 

@@ -8,7 +8,7 @@
 #include "compress/compressed_reducer.h"
 #include "compress/low_rank.h"
 #include "core/gemm.h"
-#include "core/parallel.h"
+#include "core/kernels.h"
 
 namespace heddle {
 namespace {
@@ -20,7 +20,7 @@ class PowerSgd : public CompressedReducer {
     feedback_.emplace();
   }
 
-  std::vector<std::pair<std::string, Tensor>> named_state() const override {
+  NamedTensors named_state() const override {
     auto state = CompressedReducer::named_state();
     for (const auto& [name, layer] : layers_)
       if (layer.compressed && pays(layer)) state.emplace_back("factor." + name, factor(layer));
@@ -34,33 +34,25 @@ class PowerSgd : public CompressedReducer {
   }
 
   bool exchange(Exchange& e) override {
-    int64_t rows = 0, columns = 0;
+    NamedTensors p = e.dense, q;
     for (const Item& item : e.compressed) {
       const Matrix m = matrix(*item.layer);
-      rows += m.rank * m.rows;
-      columns += m.rank * m.columns;
-    }
-    const std::vector<Item> none;
-    SumPayload p_sums(e.dense, rows), q_sums(none, columns);
-    std::vector<Tensor> p, q;
-    for (const Item& item : e.compressed) {
-      const Matrix m = matrix(*item.layer);
-      p.push_back(p_sums.add(item.name(), {m.rank, m.rows}));
-      gemm(factor(*item.layer), item.tensor.reshape({m.rows, m.columns}), p.back(),
+      p.emplace_back(item.name(), Tensor::empty_on(Device{}, {m.rank, m.rows}));
+      gemm(factor(*item.layer), item.tensor.reshape({m.rows, m.columns}), p.back().second,
            {.transpose_b = true});
     }
-    if (!p_sums.all_reduce(e)) return false;
-    for (size_t i = 0; i < e.compressed.size(); ++i) {
+    if (!all_reduce(e, p)) return false;
+    p.erase(p.begin(), p.begin() + std::ssize(e.dense));
+    for (size_t i = 0; i < p.size(); ++i) {
       const Item& item = e.compressed[i];
       const Matrix m = matrix(*item.layer);
-      orthogonalize(p[i].data<float>(), m.rank, m.rows);
-      q.push_back(q_sums.add(item.name(), {m.rank, m.columns}));
-      gemm(p[i], item.tensor.reshape({m.rows, m.columns}), q.back());
+      orthogonalize(p[i].second.data<float>(), m.rank, m.rows);
+      q.emplace_back(item.name(), Tensor::empty_on(Device{}, {m.rank, m.columns}));
+      gemm(p[i].second, item.tensor.reshape({m.rows, m.columns}), q.back().second);
     }
-    if (!q_sums.all_reduce(e)) return false;
-    p_sums.take_dense();
-    for (size_t i = 0; i < e.compressed.size(); ++i)
-      finish(e.compressed[i], p[i].data<float>(), q[i].data<float>(), e.comm.size());
+    if (!all_reduce(e, q)) return false;
+    for (size_t i = 0; i < p.size(); ++i)
+      finish(e.compressed[i], p[i].second.data<float>(), q[i].second.data<float>(), e.comm.size());
     return true;
   }
 
@@ -89,15 +81,11 @@ class PowerSgd : public CompressedReducer {
   // p orthonormal, q the sum over ranks.
   void finish(const Item& item, const float* p, const float* q, int ranks) {
     const Matrix m = matrix(*item.layer);
-    float* residual = feedback_->residual(item.name(), item.n).data<float>();
-    float* x = item.x;
-    std::copy_n(x, item.n, residual);
-    multiply_factors(p, q, x, m.rows, m.columns, m.rank);
+    const Tensor residual = feedback_->residual(item.name(), item.n());
     const auto share = static_cast<float>(1.0 / ranks);
-    parallel_for(item.n, 8192, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) residual[i] -= share * x[i];
-    });
+    residual.copy_from(item.tensor);
+    multiply_factors(p, q, item.x(), m.rows, m.columns, m.rank);
+    axpy(-share, item.tensor, residual);
     // A direction in which there was nothing is tried again.
     const Tensor next = factor(*item.layer);
     for (int64_t k = 0; k < m.rank; ++k) {

@@ -10,7 +10,7 @@
 namespace heddle {
 
 void quantize(const float* x, int64_t n, int bits, const std::optional<Philox>& noise,
-              uint64_t first, uint8_t* bytes) {
+              int64_t first, uint8_t* bytes) {
   const int levels = (1 << (bits - 1)) - 1;
   const uint32_t largest = largest_magnitude(x, n);
   const auto scale = std::bit_cast<float>(largest), s = static_cast<float>(levels);
@@ -21,7 +21,7 @@ void quantize(const float* x, int64_t n, int bits, const std::optional<Philox>& 
     std::vector<float> thresholds(static_cast<size_t>(n + 3), 0.5f);
     if (noise)
       for (int64_t i = 0; i < n; i += 4) {
-        const Philox::Block block = noise->block((first + static_cast<uint64_t>(i)) / 4);
+        const Philox::Block block = noise->block(static_cast<uint64_t>(first + i / 4));
         for (int64_t j = 0; j < 4; ++j)
           thresholds[static_cast<size_t>(i + j)] = Philox::unit(block.word[j]);
       }

@@ -17,10 +17,10 @@ namespace heddle {
 
 constexpr int64_t quantized_bytes(int64_t n, int bits) { return 4 + packed_bytes(n, bits); }
 
-// bits from 2 to 8. Noise: random numbers `first` to first + n, first a multiple of 4; without it
-// values are rounded to the nearest level.
+// bits from 2 to 8. Noise: blocks of four random numbers from block `first` on; without it values
+// are rounded to the nearest level.
 void quantize(const float* x, int64_t n, int bits, const std::optional<Philox>& noise,
-              uint64_t first, uint8_t* bytes);
+              int64_t first, uint8_t* bytes);
 void dequantize(const uint8_t* bytes, int64_t n, int bits, float* x);
 
 }  // namespace heddle

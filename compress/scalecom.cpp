@@ -23,22 +23,20 @@ class SharedIndices : public CompressedReducer {
 
   bool exchange(Exchange& e) override {
     const std::vector<Indices> chosen = choose(e);
-    int64_t values = 0;
-    for (const Indices& indices : chosen) values += std::ssize(indices);
-    SumPayload payload(e.dense, values);
-    std::vector<const float*> sums;
+    NamedTensors sums = e.dense;
     for (size_t i = 0; i < chosen.size(); ++i) {
       const Item& item = e.compressed[i];
-      auto* sent = payload.add(item.name(), {std::ssize(chosen[i])}).data<float>();
-      for (size_t j = 0; j < chosen[i].size(); ++j) sent[j] = item.x[chosen[i][j]];
-      sums.push_back(sent);
+      const Tensor values = Tensor::empty_on(Device{}, {std::ssize(chosen[i])});
+      for (size_t j = 0; j < chosen[i].size(); ++j)
+        values.data<float>()[j] = item.x()[chosen[i][j]];
+      sums.emplace_back(item.name(), values);
     }
-    if (!payload.all_reduce(e)) return false;
-    payload.take_dense();
+    if (!all_reduce(e, sums)) return false;
     for (size_t i = 0; i < chosen.size(); ++i) {
       const Item& item = e.compressed[i];
-      feedback_->keep_unsent(item.name(), item.x, item.n, chosen[i]);
-      for (size_t j = 0; j < chosen[i].size(); ++j) item.x[chosen[i][j]] = sums[i][j];
+      feedback_->keep_unsent(item.name(), item.tensor, chosen[i]);
+      const float* values = sums[e.dense.size() + i].second.data<float>();
+      for (const uint32_t index : chosen[i]) item.x()[index] = *values++;
     }
     return true;
   }
@@ -88,10 +86,10 @@ class ScaleCom : public SharedIndices {
     double& rate = item.layer->choice;
     if (rate == 0) rate = automatic_rate(item.layer->parameter->uses_per_sample);
     const auto chunk = static_cast<int64_t>(rate);
-    return {item.n, (item.n + chunk - 1) / chunk, exact_ ? 0 : chunk};
+    return {item.n(), (item.n() + chunk - 1) / chunk, exact_ ? 0 : chunk};
   }
   Indices select(const Item& item, const IndexCode& code) const {
-    const std::span<const float> x(item.x, static_cast<size_t>(item.n));
+    const std::span<const float> x(item.x(), static_cast<size_t>(item.n()));
     return exact_ ? select_top(x, code.k) : select_chunks(x, code.chunk);
   }
 
@@ -110,7 +108,7 @@ class RandomK : public SharedIndices {
     for (const Item& item : e.compressed) {
       const uint64_t key = static_cast<uint64_t>(e.step) << 20 | item.layer->index;
       const Philox rng(seed_, stream_id(Stream::selection, key));
-      chosen.push_back(select_random(item.n, kept_elements(item.layer->choice, item.n), rng));
+      chosen.push_back(select_random(item.n(), kept_elements(item.layer->choice, item.n()), rng));
     }
     return chosen;
   }

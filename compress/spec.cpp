@@ -83,8 +83,8 @@ CompressSpec parse_compress(const std::string& text) {
     for (const std::string& item : split(text.substr(colon + 1), ',')) {
       const size_t equals = std::min(item.find('='), item.size());
       const SpecKey& key = find_row(family.keys, item.substr(0, equals), where);
-      check(equals < item.size(), where, ": ", key.name, ": expected a value");
-      const double value = parse_value(key, item.substr(equals + 1), where + ": " + key.name);
+      const std::string given = item.substr(std::min(equals + 1, item.size()));
+      const double value = parse_value(key, given, where + ": " + key.name);
       check(spec.values.emplace(key.name, value).second, where, ": ", key.name, ": given twice");
     }
   for (const SpecKey& key : family.keys) spec.values.emplace(key.name, key.initial);

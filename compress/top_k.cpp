@@ -21,13 +21,13 @@ class TopK : public CompressedReducer {
     std::vector<Sparse> mine;
     int64_t bytes = 1;
     for (const Item& item : e.compressed) {
-      codes.push_back({item.n, kept_elements(item.layer->choice, item.n)});
+      codes.push_back({item.n(), kept_elements(item.layer->choice, item.n())});
       const IndexCode& code = codes.back();
       parts.push_back({item.name(), PayloadKind::values, code.k * 4});
       parts.push_back({item.name(), PayloadKind::indices, code.bytes()});
       bytes += code.k * 4 + code.bytes();
-      mine.push_back({select_top({item.x, static_cast<size_t>(item.n)}, code.k), {}});
-      for (const uint32_t i : mine.back().indices) mine.back().values.push_back(item.x[i]);
+      mine.push_back({select_top({item.x(), static_cast<size_t>(item.n())}, code.k), {}});
+      for (const uint32_t i : mine.back().indices) mine.back().values.push_back(item.x()[i]);
     }
     const Tensor message = Tensor::empty_on(Device{}, {bytes}, DType::u8);
     const Tensor all = Tensor::empty_on(Device{}, {e.comm.size(), bytes}, DType::u8);
@@ -54,15 +54,13 @@ class TopK : public CompressedReducer {
         accepted &= summable(sparse.values.data(), code.k);
       }
     }
-    SumPayload payload(e.dense, 0);
-    if (!accepted || (!e.dense.empty() && !payload.all_reduce(e))) return false;
-    payload.take_dense();
+    if (!accepted || (!e.dense.empty() && !all_reduce(e, e.dense))) return false;
     for (size_t i = 0; i < codes.size(); ++i) {
       const Item& item = e.compressed[i];
-      feedback_->keep_unsent(item.name(), item.x, item.n, mine[i].indices);
+      feedback_->keep_unsent(item.name(), item.tensor, mine[i].indices);
       for (size_t at = i; at < received.size(); at += codes.size())
         for (size_t j = 0; j < received[at].indices.size(); ++j)
-          item.x[received[at].indices[j]] += received[at].values[j];
+          item.x()[received[at].indices[j]] += received[at].values[j];
     }
     return true;
   }

@@ -17,28 +17,26 @@ class RowMeans : public CompressedReducer {
   // The items hold gradient plus residual. All ranks take the same way through this function: what
   // they decide by must be the same on all of them.
   bool exchange(Exchange& e) override {
-    int64_t rows = 0;
-    for (const Item& item : e.compressed) rows += item.layer->parameter->shape()[0];
-    SumPayload payload(e.dense, rows);
-    std::vector<Tensor> mine, sums;
+    NamedTensors sums = e.dense;
+    std::vector<Tensor> means;
     for (const Item& item : e.compressed) {
-      const int64_t n = item.layer->parameter->shape()[0], width = item.n / n;
-      sums.push_back(payload.add(item.name(), {n}));
-      for (int64_t i = 0; i < item.n; ++i) {
-        float& mean = sums.back().data<float>()[i / width];
-        mean = (i % width == 0 ? 0.0f : mean) + item.x[i] / static_cast<float>(width);
-      }
-      mine.push_back(sums.back().clone());
+      const int64_t rows = item.layer->parameter->shape()[0], width = item.n() / rows;
+      const Tensor mean = Tensor::zeros({rows});
+      for (int64_t i = 0; i < item.n(); ++i)
+        mean.data<float>()[i / width] += item.x()[i] / static_cast<float>(width);
+      means.push_back(mean);
+      sums.emplace_back(item.name(), mean.clone());
     }
-    if (!payload.all_reduce(e)) return false;  // residuals are as they were
-    payload.take_dense();
-    for (size_t k = 0; k < sums.size(); ++k) {
+    if (!all_reduce(e, sums)) return false;  // residuals are as they were
+    for (size_t k = 0; k < means.size(); ++k) {
       const Item& item = e.compressed[k];
-      const int64_t width = item.n / sums[k].size();
-      auto* residual = feedback_->residual(item.name(), item.n).data<float>();
-      for (int64_t i = 0; i < item.n; ++i) {
-        residual[i] = item.x[i] - mine[k].data<float>()[i / width];
-        item.x[i] = sums[k].data<float>()[i / width];
+      const int64_t width = item.n() / means[k].size();
+      const float* mine = means[k].data<float>();
+      const float* sum = sums[e.dense.size() + k].second.data<float>();
+      auto* residual = feedback_->residual(item.name(), item.n()).data<float>();
+      for (int64_t i = 0; i < item.n(); ++i) {
+        residual[i] = item.x()[i] - mine[i / width];
+        item.x()[i] = sum[i / width];
       }
     }
     return true;

@@ -205,7 +205,7 @@ TEST_CASE("scalecom: automatic rates by multiply-accumulates per weight") {
     const auto reducer = make_reducer(parse_compress("scalecom:rate=auto"), {}, model.store);
     Ledger ledger;
     CHECK(reducer->reduce(model.bucket(0), *comm, ledger));
-    CHECK(reducer->choice("conv2.weight") == rate);
+    CHECK(reducer->choices().at("conv2.weight") == rate);
     CHECK(support(model.store.find("conv2.weight")->grad.to_vector()).size() ==
           static_cast<size_t>(std::ceil(1152 / rate)));
   }
