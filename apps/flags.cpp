@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/names.h"
 
 namespace heddle {
 
@@ -221,24 +222,6 @@ ConfigLine read_config_line(const std::string& line, const std::string& where) {
 
 }  // namespace
 
-int edit_distance(const std::string& a, const std::string& b) {
-  const size_t columns = b.size() + 1;
-  std::vector<int> before(columns), last(columns), row(columns);
-  for (size_t j = 0; j < columns; ++j) last[j] = static_cast<int>(j);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    row[0] = static_cast<int>(i);
-    for (size_t j = 1; j < columns; ++j) {
-      const int change = a[i - 1] == b[j - 1] ? 0 : 1;
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + change});
-      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-      if (swapped) row[j] = std::min(row[j], before[j - 2] + 1);
-    }
-    before.swap(last);
-    last.swap(row);
-  }
-  return last.back();
-}
-
 std::string format_number(double value) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
@@ -277,18 +260,9 @@ FlagSource FlagTable::source(const std::string& name) const {
 }
 
 std::string FlagTable::nearest(const std::string& name) const {
-  std::string best;
-  int best_distance = std::numeric_limits<int>::max();
-  for (const Flag& flag : flags_) {
-    // The beginning of a name is closer than its length says.
-    const bool prefix = name.size() >= 3 && flag.name.starts_with(name);
-    const int distance = prefix ? 1 : edit_distance(name, flag.name);
-    if (distance < best_distance) {
-      best = flag.name;
-      best_distance = distance;
-    }
-  }
-  return best;
+  Strings known;
+  for (const Flag& flag : flags_) known.push_back(flag.name);
+  return nearest_name(name, known);
 }
 
 // Sets the variables that the arguments name, and no others.

@@ -90,9 +90,6 @@ class FlagTable {
   std::vector<std::string> warnings_;
 };
 
-// Insertions, deletions, replacements and swaps of neighbours that turn one text into the other.
-int edit_distance(const std::string& a, const std::string& b);
-
 // The shortest decimal text that reads back as the same number.
 std::string format_number(double value);
 

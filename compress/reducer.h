@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,11 @@ class Reducer {
   // them. False when a rank's gradients held NaN or Inf: then the bucket must not be applied, its
   // contents mean nothing, and the residuals are as if nothing had been sent.
   virtual bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) = 0;
+  // The setting that may differ from layer to layer (rate, density, bits or rank, by family): what
+  // it is for the layers that have one, and what it shall be from the next step on, on all ranks.
+  // Residuals stay. Throws InputError for a layer without a setting and an impossible value.
+  virtual std::map<std::string, double> choices() const { return {}; }
+  virtual void set_choice(const std::string& parameter, double value);
   // What a checkpoint keeps of this rank, as views to copy from and into, keyed by parameter.
   virtual std::vector<std::pair<std::string, Tensor>> named_state() const { return {}; }
 };

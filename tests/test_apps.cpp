@@ -9,6 +9,7 @@
 #include "apps/resnet_options.h"
 #include "apps/run_folder.h"
 #include "core/error.h"
+#include "core/names.h"
 #include "tests/app_helpers.h"
 
 using namespace heddle;

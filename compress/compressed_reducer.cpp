@@ -1,0 +1,140 @@
+#include "compress/compressed_reducer.h"
+
+#include <algorithm>
+#include <regex>
+
+#include "compress/magnitude.h"
+#include "core/kernels.h"
+
+namespace heddle {
+namespace {
+
+// Of the parameters with four axes the one that was added first, and so lies last.
+const Parameter* first_convolution(const ParameterStore& store) {
+  for (const Parameter& p : store.parameters())
+    if (p.shape().rank() == 4) return &p;
+  return nullptr;
+}
+
+// Family "none".
+class Dense : public Reducer {
+ public:
+  const char* name() const override { return "none"; }
+  bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) override {
+    return sum_dense(bucket, bucket.flat, comm, ledger);
+  }
+};
+
+}  // namespace
+
+void Reducer::set_choice(const std::string& parameter, double) {
+  throw InputError(concat(parameter, ": ", name(), " has no setting for this layer"));
+}
+
+CompressedReducer::CompressedReducer(const ReducerSetup& setup) : family_(setup.family) {
+  const ReducerOptions& options = setup.options;
+  std::regex dense;
+  try {
+    dense = std::regex(options.dense_layers);
+  } catch (const std::regex_error& error) {
+    throw InputError(
+        concat("dense layers: \"", options.dense_layers, "\" is no expression: ", error.what()));
+  }
+  const double choice = family_.keys.empty() ? 0 : setup.spec.values.at(family_.keys[0].name);
+  const Parameter* first = first_convolution(setup.store);
+  for (const Parameter& p : setup.store.parameters()) {
+    const bool named = !options.dense_layers.empty() && std::regex_search(p.name, dense);
+    const bool compressed =
+        p.shape().rank() > 1 && p.size() >= options.min_compress && &p != first && !named;
+    layers_[p.name] = {&p, layers_.size(), compressed, compressed ? choice : 0};
+  }
+}
+
+bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) {
+  const Tensor flat = bucket.flat.to(Device{});
+  Exchange e{{}, {}, true, bucket.step, comm, ledger};
+  const int64_t begin = bucket.parameters.front()->offset;
+  for (const Parameter* p : bucket.parameters) {
+    Layer& layer = layers_.at(p->name);
+    const bool compressed = layer.compressed && pays(layer);
+    const Tensor x = flat.slice(p->offset - begin, p->offset - begin + p->size());
+    if (feedback_ && (compressed || feedback_->holds(p->name))) feedback_->compensate(p->name, x);
+    if (compressed)
+      e.compressed.push_back({&layer, x});
+    else
+      e.dense.emplace_back(p->name, x);
+  }
+  bool accepted;
+  if (e.compressed.empty()) {
+    accepted = sum_dense(bucket, flat, comm, ledger);
+  } else {
+    e.finite = all_finite(flat);
+    if (!e.finite) flat.fill_zero();
+    accepted = exchange(e);
+  }
+  if (accepted && feedback_)
+    for (const auto& [name, x] : e.dense) feedback_->clear(name);
+  if (bucket.flat.device().is_cuda()) bucket.flat.copy_from(flat);
+  return accepted;
+}
+
+std::map<std::string, double> CompressedReducer::choices() const {
+  std::map<std::string, double> choices;
+  for (const auto& [name, layer] : layers_)
+    if (layer.compressed && !family_.keys.empty()) choices[name] = layer.choice;
+  return choices;
+}
+
+void CompressedReducer::set_choice(const std::string& parameter, double value) {
+  if (!choices().contains(parameter)) return Reducer::set_choice(parameter, value);
+  check_value(family_.keys[0], value, parameter);
+  layers_.at(parameter).choice = value;
+}
+
+NamedTensors CompressedReducer::named_state() const {
+  NamedTensors state;
+  for (const auto& [name, layer] : layers_)
+    if (feedback_ && layer.compressed && (pays(layer) || feedback_->holds(name)))
+      state.emplace_back("residual." + name, feedback_->residual(name, layer.parameter->size()));
+  return state;
+}
+
+bool CompressedReducer::all_reduce(Exchange& e, const NamedTensors& tensors) {
+  std::vector<PayloadPart> parts;
+  int64_t n = 0;
+  for (const auto& [name, x] : tensors) {
+    parts.push_back({name, PayloadKind::values, x.bytes()});
+    n += x.size();
+  }
+  parts.push_back({"flag", PayloadKind::control, 4});
+  const Tensor payload = Tensor::empty_on(Device{}, {n + 1});
+  float* flag = payload.data<float>() + n;
+  *flag = e.finite ? 0.0f : 1.0f;
+  const auto for_all = [&](const auto& each) {
+    float* at = payload.data<float>();
+    for (const auto& [name, x] : tensors) {
+      each(x.template data<float>(), at, x.size());
+      at += x.size();
+    }
+  };
+  for_all([](const float* x, float* at, int64_t size) { std::copy_n(x, size, at); });
+  e.ledger.book(e.comm, parts, [&] { e.comm.all_reduce(payload); });
+  if (*flag != 0 || !summable(payload.data<float>(), n)) return false;
+  for_all([](float* x, const float* at, int64_t size) { std::copy_n(at, size, x); });
+  return true;
+}
+
+bool sum_dense(const GradientBucket& bucket, const Tensor& flat, Communicator& comm,
+               Ledger& ledger) {
+  std::vector<PayloadPart> parts;
+  for (const Parameter* p : bucket.parameters)
+    parts.push_back({p->name, PayloadKind::values, p->size() * 4});
+  ledger.book(comm, parts, [&] { comm.all_reduce(flat); });
+  return all_finite(flat);  // NaN and Inf on one rank are not finite in the sum either
+}
+
+std::unique_ptr<Reducer> make_dense(const ReducerSetup& /*setup*/) {
+  return std::make_unique<Dense>();
+}
+
+}  // namespace heddle

@@ -1,0 +1,85 @@
+// What the compressing reducers share: which layers they compress and with which setting,
+// residuals, gradients that are not finite, and the staging of several layers' values for one
+// collective. An algorithm derives from it and writes exchange().
+//
+//   bool exchange(Exchange& e) override {
+//     NamedTensors sums = e.dense;            // and what is to be sent of e.compressed
+//     if (!all_reduce(e, sums)) return false;  // a rank had NaN: residuals stay as they were
+//     ...
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compress/error_feedback.h"
+#include "compress/families.h"
+#include "compress/reducer.h"
+
+namespace heddle {
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+class CompressedReducer : public Reducer {
+ public:
+  explicit CompressedReducer(const ReducerSetup& setup);
+
+  const char* name() const override { return family_.name.c_str(); }
+  bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) final;
+  std::map<std::string, double> choices() const override;
+  void set_choice(const std::string& parameter, double value) override;
+  // The residuals, as "residual.<parameter>"; zero before the first step.
+  NamedTensors named_state() const override;
+  ErrorFeedback* feedback() { return feedback_ ? &*feedback_ : nullptr; }
+
+ protected:
+  struct Layer {
+    const Parameter* parameter;
+    uint64_t index;   // in the order of creation: a key of random numbers
+    bool compressed;  // false: travels dense whatever is set
+    double choice;
+  };
+  struct Item {
+    Layer* layer;
+    Tensor tensor;  // (n)
+    const std::string& name() const { return layer->parameter->name; }
+    float* x() const { return tensor.data<float>(); }
+    int64_t n() const { return tensor.size(); }
+  };
+  // A bucket's layers in the order of memory, on the host: gradients, with the residual where there
+  // is one. At least one of them is compressed.
+  struct Exchange {
+    std::vector<Item> compressed;
+    NamedTensors dense;
+    bool finite;  // false: this rank's gradients were not, and are zero now
+    int64_t step;
+    Communicator& comm;
+    Ledger& ledger;
+  };
+
+  // Puts the sums over the ranks into all tensors, commits residuals, and returns true; or returns
+  // false, on all ranks alike, with the residuals as they were.
+  virtual bool exchange(Exchange& e) = 0;
+  // Whether the setting makes the layer smaller; else it travels dense for now.
+  virtual bool pays(const Layer& /*layer*/) const { return true; }
+
+  // Sums tensors, named for the ledger, by one all-reduce, together with a flag of the ranks whose
+  // gradients were not finite. Where there is one, and where a sum is beyond 1e36: false on all
+  // ranks, and the tensors are as they were.
+  static bool all_reduce(Exchange& e, const NamedTensors& tensors);
+
+  mutable std::optional<ErrorFeedback> feedback_;  // set by algorithms that use it
+  std::map<std::string, Layer> layers_;
+
+ private:
+  const Family& family_;
+};
+
+// Sums a bucket's gradients as they are; false when a sum is not finite.
+bool sum_dense(const GradientBucket& bucket, const Tensor& flat, Communicator& comm,
+               Ledger& ledger);
+
+}  // namespace heddle

@@ -1,0 +1,44 @@
+// Error feedback: what was not sent is kept in a residual and added to the next gradient (Seide et
+// al. 2014; Karimireddy et al. 2019), here with ScaleCom's low-pass filter (arXiv 2104.11125,
+// equation 3):  m <- (1 - beta) m + beta (m + g - sent).  An element that was not sent gains
+// beta g, one that was sent keeps (1 - beta) m, and at any time, for constant beta,
+//   sum of what was sent + m / beta = sum of the gradients.
+//
+//   ErrorFeedback feedback(0.1);
+//   feedback.compensate(name, x);            // x = m + g
+//   feedback.keep_unsent(name, x, indices);  // once it is known that the step counts
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "compress/select.h"
+#include "core/tensor.h"
+
+namespace heddle {
+
+class ErrorFeedback {
+ public:
+  explicit ErrorFeedback(double beta = 1) : beta_(beta) {}  // in (0, 1]
+
+  double beta() const { return beta_; }
+  // Multiplies the residuals by new / old, so that m / beta, what is still owed, stays.
+  void set_beta(double beta);
+
+  bool holds(const std::string& name) const { return residuals_.contains(name); }
+  // (n) f32 on the host, zero at first use.
+  Tensor residual(const std::string& name, int64_t n);
+  // x += m.
+  void compensate(const std::string& name, const Tensor& x);
+  // The residual after x, compensated, was sent at the indices. Leaves zeros in x.
+  void keep_unsent(const std::string& name, const Tensor& x, const Indices& sent);
+  // The residual after all of it was sent.
+  void clear(const std::string& name);
+
+ private:
+  double beta_;
+  std::map<std::string, Tensor> residuals_;
+};
+
+}  // namespace heddle

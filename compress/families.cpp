@@ -1,0 +1,45 @@
+#include "compress/families.h"
+
+namespace heddle {
+
+// One line for each algorithm; its file holds the rest.
+std::unique_ptr<Reducer> make_dense(const ReducerSetup& setup);
+std::unique_ptr<Reducer> make_cast(const ReducerSetup& setup);
+std::unique_ptr<Reducer> make_top_k(const ReducerSetup& setup);
+std::unique_ptr<Reducer> make_random_k(const ReducerSetup& setup);
+std::unique_ptr<Reducer> make_scalecom(const ReducerSetup& setup);
+std::unique_ptr<Reducer> make_qsgd(const ReducerSetup& setup);
+std::unique_ptr<Reducer> make_power_sgd(const ReducerSetup& setup);
+
+const std::vector<Family>& families() {
+  static const SpecKey kDensity{.name = "density", .initial = 0.01, .low = 1e-6, .high = 1};
+  static const std::vector<Family> kFamilies = {
+      {"none", {}, make_dense},
+      {"bf16", {}, make_cast},
+      {"fp16", {}, make_cast},
+      {"topk", {kDensity}, make_top_k},
+      {"randomk", {kDensity}, make_random_k},
+      {"scalecom",
+       {{.name = "rate", .initial = 100, .low = 1, .high = 1e6, .whole = true, .words = {"auto"}},
+        {.name = "beta", .initial = 1, .low = 0.001, .high = 1},
+        {.name = "select", .initial = 0, .words = {"chunk", "exact"}}},
+       make_scalecom},
+      {"qsgd",
+       {{.name = "bits", .initial = 4, .low = 2, .high = 8, .whole = true},
+        {.name = "bucket", .initial = 512, .low = 8, .high = 1 << 20, .whole = true},
+        {.name = "rounding", .initial = 0, .words = {"stochastic", "nearest"}}},
+       make_qsgd},
+      {"powersgd",
+       {{.name = "rank", .initial = 4, .low = 1, .high = 256, .whole = true}},
+       make_power_sgd},
+  };
+  return kFamilies;
+}
+
+std::unique_ptr<Reducer> make_reducer(const CompressSpec& spec, const ReducerOptions& options,
+                                      const ParameterStore& store) {
+  const Family& family = find_family(spec.family);
+  return family.make({family, spec, options, store});
+}
+
+}  // namespace heddle

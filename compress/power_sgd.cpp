@@ -1,0 +1,109 @@
+// PowerSGD (Vogels et al. 2019, arXiv 1905.13727, algorithm 1): a layer (O, ...) is a matrix M of O
+// rows, residual included, and travels as two factors of low rank, by one step of power iteration
+// from the factor of the step before. Two all-reduces for a bucket: all P = M Q with the dense
+// layers, then, with P orthonormal, all Q = M^T P. As in the paper each rank's residual is its own
+// M less the mean over ranks of P Q^T, not less its own approximation.
+#include <algorithm>
+
+#include "compress/compressed_reducer.h"
+#include "compress/low_rank.h"
+#include "core/gemm.h"
+#include "core/kernels.h"
+
+namespace heddle {
+namespace {
+
+class PowerSgd : public CompressedReducer {
+ public:
+  explicit PowerSgd(const ReducerSetup& setup)
+      : CompressedReducer(setup), seed_(setup.options.seed) {
+    feedback_.emplace();
+  }
+
+  NamedTensors named_state() const override {
+    auto state = CompressedReducer::named_state();
+    for (const auto& [name, layer] : layers_)
+      if (layer.compressed && pays(layer)) state.emplace_back("factor." + name, factor(layer));
+    return state;
+  }
+
+ protected:
+  bool pays(const Layer& layer) const override {
+    const Matrix m = matrix(layer);
+    return m.rank * (m.rows + m.columns) * 2 < m.rows * m.columns;
+  }
+
+  bool exchange(Exchange& e) override {
+    NamedTensors p = e.dense, q;
+    for (const Item& item : e.compressed) {
+      const Matrix m = matrix(*item.layer);
+      p.emplace_back(item.name(), Tensor::empty_on(Device{}, {m.rank, m.rows}));
+      gemm(factor(*item.layer), item.tensor.reshape({m.rows, m.columns}), p.back().second,
+           {.transpose_b = true});
+    }
+    if (!all_reduce(e, p)) return false;
+    p.erase(p.begin(), p.begin() + std::ssize(e.dense));
+    for (size_t i = 0; i < p.size(); ++i) {
+      const Item& item = e.compressed[i];
+      const Matrix m = matrix(*item.layer);
+      orthogonalize(p[i].second.data<float>(), m.rank, m.rows);
+      q.emplace_back(item.name(), Tensor::empty_on(Device{}, {m.rank, m.columns}));
+      gemm(p[i].second, item.tensor.reshape({m.rows, m.columns}), q.back().second);
+    }
+    if (!all_reduce(e, q)) return false;
+    for (size_t i = 0; i < p.size(); ++i)
+      finish(e.compressed[i], p[i].second.data<float>(), q[i].second.data<float>(), e.comm.size());
+    return true;
+  }
+
+ private:
+  struct Matrix {
+    int64_t rows, columns, rank;
+  };
+  static Matrix matrix(const Layer& layer) {
+    const int64_t rows = layer.parameter->shape()[0];
+    return {rows, layer.parameter->size() / rows, static_cast<int64_t>(layer.choice)};
+  }
+
+  // The factor (rank, columns) that the next step begins with; the same random numbers on all ranks
+  // at first and after a change of rank.
+  Tensor factor(const Layer& layer) const {
+    const Matrix m = matrix(layer);
+    Tensor& q = factors_[layer.parameter->name];
+    if (!q.defined() || q.shape()[0] != m.rank) {
+      q = Tensor::empty_on(Device{}, {m.rank, m.columns});
+      normal_init(1)(q.data<float>(), q.size(),
+                     Philox(seed_, stream_id(Stream::codec, layer.index)));
+    }
+    return q;
+  }
+
+  // p orthonormal, q the sum over ranks.
+  void finish(const Item& item, const float* p, const float* q, int ranks) {
+    const Matrix m = matrix(*item.layer);
+    const Tensor residual = feedback_->residual(item.name(), item.n());
+    const auto share = static_cast<float>(1.0 / ranks);
+    residual.copy_from(item.tensor);
+    multiply_factors(p, q, item.x(), m.rows, m.columns, m.rank);
+    axpy(-share, item.tensor, residual);
+    // A direction in which there was nothing is tried again.
+    const Tensor next = factor(*item.layer);
+    for (int64_t k = 0; k < m.rank; ++k) {
+      const float* row = q + k * m.columns;
+      if (std::any_of(row, row + m.columns, [](float v) { return v != 0; }))
+        std::transform(row, row + m.columns, next.data<float>() + k * m.columns,
+                       [=](float v) { return share * v; });
+    }
+  }
+
+  uint64_t seed_;
+  mutable std::map<std::string, Tensor> factors_;
+};
+
+}  // namespace
+
+std::unique_ptr<Reducer> make_power_sgd(const ReducerSetup& setup) {
+  return std::make_unique<PowerSgd>(setup);
+}
+
+}  // namespace heddle

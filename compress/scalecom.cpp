@@ -1,0 +1,130 @@
+// Sparse exchange in which all ranks send the elements at the same indices, so that the sum over
+// ranks of what is sent is what is sent of the sum, and one all-reduce of the values will do: the
+// traffic of a learner does not grow with their number. How the indices come about:
+//
+// ScaleCom (Chen et al. 2020, arXiv 2104.11125), CLT-k: the leader of a step, rank step mod P,
+// picks the largest elements of its own compensated gradients; a bucket's indices travel in one
+// broadcast. What is not sent stays in a low-pass filtered residual.
+//
+// Random-k (Stich et al. 2018, arXiv 1809.07599): every rank draws the same indices from random
+// numbers that depend on seed, step and layer alone, so that nothing but values travels.
+#include "compress/compressed_reducer.h"
+
+namespace heddle {
+namespace {
+
+class SharedIndices : public CompressedReducer {
+ public:
+  using CompressedReducer::CompressedReducer;
+
+ protected:
+  // For each compressed item; the same on all ranks.
+  virtual std::vector<Indices> choose(Exchange& e) = 0;
+
+  bool exchange(Exchange& e) override {
+    const std::vector<Indices> chosen = choose(e);
+    NamedTensors sums = e.dense;
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      const Item& item = e.compressed[i];
+      const Tensor values = Tensor::empty_on(Device{}, {std::ssize(chosen[i])});
+      for (size_t j = 0; j < chosen[i].size(); ++j)
+        values.data<float>()[j] = item.x()[chosen[i][j]];
+      sums.emplace_back(item.name(), values);
+    }
+    if (!all_reduce(e, sums)) return false;
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      const Item& item = e.compressed[i];
+      feedback_->keep_unsent(item.name(), item.tensor, chosen[i]);
+      const float* values = sums[e.dense.size() + i].second.data<float>();
+      for (const uint32_t index : chosen[i]) item.x()[index] = *values++;
+    }
+    return true;
+  }
+};
+
+// The rate of a layer for rate=auto. The bins are ScaleCom's (section 5); that they count
+// multiply-accumulates per weight and sample, and which bin holds 196, is reconstructed from the
+// rates that the paper prints, not read in it.
+double automatic_rate(double uses_per_sample) {
+  if (uses_per_sample > 196) return 25;
+  return uses_per_sample >= 128 ? 50 : 400;
+}
+
+class ScaleCom : public SharedIndices {
+ public:
+  explicit ScaleCom(const ReducerSetup& setup)
+      : SharedIndices(setup), exact_(setup.spec.values.at("select") == 1) {
+    feedback_.emplace(setup.spec.values.at("beta"));
+  }
+
+ protected:
+  std::vector<Indices> choose(Exchange& e) override {
+    const int leader = static_cast<int>(e.step % e.comm.size());
+    std::vector<IndexCode> codes;
+    std::vector<PayloadPart> parts;
+    int64_t bytes = 0;
+    for (const Item& item : e.compressed) {
+      codes.push_back(code(item));
+      parts.push_back({item.name(), PayloadKind::indices, codes.back().bytes()});
+      bytes += parts.back().bytes;
+    }
+    const Tensor message = Tensor::empty_on(Device{}, {bytes}, DType::u8);
+    auto* at = message.data<uint8_t>();
+    if (e.comm.rank() == leader)
+      for (size_t i = 0; i < codes.size(); at += parts[i++].bytes)
+        codes[i].encode(select(e.compressed[i], codes[i]), at);
+    e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
+    std::vector<Indices> chosen;
+    at = message.data<uint8_t>();
+    for (size_t i = 0; i < codes.size(); at += parts[i++].bytes)
+      chosen.push_back(codes[i].decode(at));
+    return chosen;
+  }
+
+ private:
+  IndexCode code(const Item& item) const {
+    double& rate = item.layer->choice;
+    if (rate == 0) rate = automatic_rate(item.layer->parameter->uses_per_sample);
+    const auto chunk = static_cast<int64_t>(rate);
+    return {item.n(), (item.n() + chunk - 1) / chunk, exact_ ? 0 : chunk};
+  }
+  Indices select(const Item& item, const IndexCode& code) const {
+    const std::span<const float> x(item.x(), static_cast<size_t>(item.n()));
+    return exact_ ? select_top(x, code.k) : select_chunks(x, code.chunk);
+  }
+
+  bool exact_;
+};
+
+class RandomK : public SharedIndices {
+ public:
+  explicit RandomK(const ReducerSetup& setup) : SharedIndices(setup), seed_(setup.options.seed) {
+    feedback_.emplace();
+  }
+
+ protected:
+  std::vector<Indices> choose(Exchange& e) override {
+    std::vector<Indices> chosen;
+    for (const Item& item : e.compressed) {
+      const uint64_t key = static_cast<uint64_t>(e.step) << 20 | item.layer->index;
+      const Philox rng(seed_, stream_id(Stream::selection, key));
+      chosen.push_back(select_random(item.n(), kept_elements(item.layer->choice, item.n()), rng));
+    }
+    return chosen;
+  }
+
+ private:
+  uint64_t seed_;
+};
+
+}  // namespace
+
+std::unique_ptr<Reducer> make_scalecom(const ReducerSetup& setup) {
+  return std::make_unique<ScaleCom>(setup);
+}
+
+std::unique_ptr<Reducer> make_random_k(const ReducerSetup& setup) {
+  return std::make_unique<RandomK>(setup);
+}
+
+}  // namespace heddle

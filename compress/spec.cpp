@@ -1,0 +1,105 @@
+#include "compress/spec.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "compress/families.h"
+#include "core/error.h"
+#include "core/names.h"
+
+namespace heddle {
+namespace {
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0;;) {
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    if (end == text.size()) return parts;
+    begin = end + 1;
+  }
+}
+
+// The row of that name; throws with the nearest name.
+template <class Row>
+const Row& find_row(const std::vector<Row>& table, const std::string& name,
+                    const std::string& where) {
+  std::vector<std::string> known;
+  for (const Row& row : table) {
+    if (row.name == name) return row;
+    known.push_back(row.name);
+  }
+  throw InputError(concat(
+      where, ": \"", name, "\" is not known; ",
+      known.empty() ? "nothing is expected here" : "the nearest is " + nearest_name(name, known)));
+}
+
+std::string allowed(const SpecKey& key) {
+  std::string text;
+  if (key.low <= key.high)
+    text = concat(key.whole ? "a whole number" : "a number", " from ", key.low, " to ", key.high);
+  for (const std::string& word : key.words) text += (text.empty() ? "" : " or ") + word;
+  return text;
+}
+
+// The shortest text that reads back as the same number.
+std::string number_text(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+bool is_allowed(const SpecKey& key, double value) {
+  return value >= key.low && value <= key.high && (!key.whole || value == std::floor(value));
+}
+
+double parse_value(const SpecKey& key, const std::string& text, const std::string& where) {
+  if (auto word = std::ranges::find(key.words, text); word != key.words.end())
+    return static_cast<double>(word - key.words.begin());
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  check(error == std::errc() && end == text.data() + text.size() && is_allowed(key, value), where,
+        ": expected ", allowed(key), ", found \"", text, "\"");
+  return value;
+}
+
+}  // namespace
+
+const Family& find_family(const std::string& name) {
+  return find_row(families(), name, "compress");
+}
+
+void check_value(const SpecKey& key, double value, const std::string& where) {
+  check(is_allowed(key, value), where, ": ", key.name, ": expected ", allowed(key), ", found ",
+        value);
+}
+
+CompressSpec parse_compress(const std::string& text) {
+  const size_t colon = text.find(':');
+  const Family& family = find_family(text.substr(0, colon));
+  CompressSpec spec{family.name};
+  const std::string where = "compress " + family.name;
+  if (colon != std::string::npos)
+    for (const std::string& item : split(text.substr(colon + 1), ',')) {
+      const size_t equals = std::min(item.find('='), item.size());
+      const SpecKey& key = find_row(family.keys, item.substr(0, equals), where);
+      const std::string given = item.substr(std::min(equals + 1, item.size()));
+      const double value = parse_value(key, given, where + ": " + key.name);
+      check(spec.values.emplace(key.name, value).second, where, ": ", key.name, ": given twice");
+    }
+  for (const SpecKey& key : family.keys) spec.values.emplace(key.name, key.initial);
+  return spec;
+}
+
+std::string to_string(const CompressSpec& spec) {
+  std::string text = spec.family;
+  for (const SpecKey& key : find_family(spec.family).keys) {
+    const double value = spec.values.at(key.name);
+    const bool word = !is_allowed(key, value);
+    text += (text == spec.family ? ":" : ",") + key.name + "=" +
+            (word ? key.words.at(static_cast<size_t>(value)) : number_text(value));
+  }
+  return text;
+}
+
+}  // namespace heddle

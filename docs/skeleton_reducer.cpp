@@ -1,0 +1,80 @@
+// A compression algorithm to copy: a layer (O, ...) travels as the mean of each of its O rows, and
+// what the means leave out stays in a residual. It shows what every algorithm of heddle has: a
+// class with exchange(), a function that makes it, and a row in the table of families.
+// docs/new_reducer.md goes through it. Compiled and run by the tests.
+#include "compress/compressed_reducer.h"
+#include "tests/compress_helpers.h"
+
+namespace {
+
+using namespace heddle;
+
+class RowMeans : public CompressedReducer {
+ public:
+  explicit RowMeans(const ReducerSetup& setup) : CompressedReducer(setup) { feedback_.emplace(); }
+
+ protected:
+  // The items hold gradient plus residual. All ranks take the same way through this function: what
+  // they decide by must be the same on all of them.
+  bool exchange(Exchange& e) override {
+    NamedTensors sums = e.dense;
+    std::vector<Tensor> means;
+    for (const Item& item : e.compressed) {
+      const int64_t rows = item.layer->parameter->shape()[0], width = item.n() / rows;
+      const Tensor mean = Tensor::zeros({rows});
+      for (int64_t i = 0; i < item.n(); ++i)
+        mean.data<float>()[i / width] += item.x()[i] / static_cast<float>(width);
+      means.push_back(mean);
+      sums.emplace_back(item.name(), mean.clone());
+    }
+    if (!all_reduce(e, sums)) return false;  // residuals are as they were
+    for (size_t k = 0; k < means.size(); ++k) {
+      const Item& item = e.compressed[k];
+      const int64_t width = item.n() / means[k].size();
+      const float* mine = means[k].data<float>();
+      const float* sum = sums[e.dense.size() + k].second.data<float>();
+      auto* residual = feedback_->residual(item.name(), item.n()).data<float>();
+      for (int64_t i = 0; i < item.n(); ++i) {
+        residual[i] = item.x()[i] - mine[i / width];
+        item.x()[i] = sum[i / width];
+      }
+    }
+    return true;
+  }
+};
+
+std::unique_ptr<Reducer> make_row_means(const ReducerSetup& setup) {
+  return std::make_unique<RowMeans>(setup);
+}
+
+// The row that the table in compress/families.cpp would have.
+const Family kRowMeans = {"rowmeans", {}, make_row_means};
+
+}  // namespace
+
+TEST_CASE("the reducer to copy: what was delivered and what is kept are the gradients") {
+  std::vector<double> missing(10000);  // by place in the flat buffer
+  std::mutex mutex;
+  expect_none(run_ranks(3, [&](Communicator& comm) {
+    CompressModel model;
+    const CompressSpec spec{"rowmeans"};
+    const auto reducer = kRowMeans.make({kRowMeans, spec, {}, model.store});
+    Ledger ledger;
+    std::vector<double> mine(missing.size());
+    const auto count = [&](const Tensor& x, int64_t offset, double sign) {
+      for (int64_t i = 0; i < x.size(); ++i)
+        mine[static_cast<size_t>(offset + i)] += sign * x.data<float>()[i];
+    };
+    for (int64_t step = 0; step < 4; ++step) {
+      model.fill_random(comm.rank(), step);
+      count(model.store.grads(), 0, 1);
+      if (!reducer->reduce(model.bucket(step), comm, ledger)) throw Error("not accepted");
+      if (comm.rank() == 0) count(model.store.grads(), 0, -1);
+    }
+    for (const auto& [name, residual] : reducer->named_state())
+      count(residual, model.store.find(name.substr(std::string("residual.").size()))->offset, -1);
+    const std::lock_guard lock(mutex);
+    for (size_t i = 0; i < mine.size(); ++i) missing[i] += mine[i];
+  }));
+  for (const double m : missing) CHECK(std::abs(m) < 1e-4);
+}

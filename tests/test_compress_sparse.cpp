@@ -1,0 +1,212 @@
+// ScaleCom, random-k and top-k: conservation, commutativity, leaders, traffic.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/compress_helpers.h"
+
+using namespace heddle;
+
+namespace {
+
+const std::vector<std::string> kSparse = {
+    "topk:density=0.02",         "randomk:density=0.02",
+    "scalecom:rate=50",          "scalecom:rate=50,select=exact",
+    "scalecom:rate=40,beta=0.3", "scalecom:rate=40,beta=0.3,select=exact",
+    "scalecom:rate=40,beta=0.1", "scalecom:rate=40,beta=0.1,select=exact"};
+
+double beta_of(const std::string& spec) {
+  const auto values = parse_compress(spec).values;
+  return values.contains("beta") ? values.at("beta") : 1;
+}
+
+// The indices that are not zero.
+Indices support(const Values& x) {
+  Indices out;
+  for (uint32_t i = 0; i < x.size(); ++i)
+    if (x[i] != 0) out.push_back(i);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("error feedback: sum of what was sent + m / beta = sum of the gradients, for any P") {
+  for (const std::string& spec : kSparse)
+    for (int p = 1; p <= 4; ++p) {
+      CAPTURE(spec);
+      CAPTURE(p);
+      const auto runs = reduce_ranks(p, spec, {.steps = 25});
+      for (const std::string layer : {"conv2.weight", "fc.weight"}) {
+        const auto [offset, size] = place_of(layer);
+        double worst = 0, owed = 0;
+        for (int64_t i = 0; i < size; ++i) {
+          const auto at = static_cast<size_t>(offset + i);
+          double balance = 0;
+          for (const RankRun& run : runs) {
+            for (const Values& g : run.given) balance += g[at];
+            const double m = run.states.back().at("residual." + layer)[static_cast<size_t>(i)];
+            balance -= m / beta_of(spec);
+            owed += std::abs(m);
+          }
+          for (const Values& sum : runs[0].sums) balance -= sum[at];
+          worst = std::max(worst, std::abs(balance));
+        }
+        CHECK(worst < 2e-4);
+        CHECK(owed > 100);  // much was not sent
+      }
+    }
+}
+
+TEST_CASE("scalecom: what is sent of the sum is the sum of what is sent, at the leader's places") {
+  // P is larger than the number of layers in one case; steps are left out, as by skipped updates.
+  for (int p : {2, 3, 7})
+    for (const std::string select : {"chunk", "exact"}) {
+      CAPTURE(p);
+      CAPTURE(select);
+      const RunOptions o{.step_numbers = {0, 1, 2, 5, 6, 13}};
+      const auto runs = reduce_ranks(p, "scalecom:rate=50,beta=0.3,select=" + select, o);
+      for (const std::string layer : {"conv2.weight", "fc.weight"})
+        for (size_t s = 0; s < o.step_numbers.size(); ++s) {
+          std::vector<Values> compensated;
+          for (const RankRun& run : runs) {
+            compensated.push_back(part_of(run.given[s], layer));
+            for (size_t i = 0; s > 0 && i < compensated.back().size(); ++i)
+              compensated.back()[i] += run.states[s - 1].at("residual." + layer)[i];
+          }
+          const Values& led = compensated[static_cast<size_t>(o.step_numbers[s] % p)];
+          const auto k = static_cast<int64_t>((led.size() + 49) / 50);
+          const Indices expected = select == "chunk" ? select_chunks(led, 50) : select_top(led, k);
+          const Values got = part_of(runs[0].sums[s], layer);
+          CHECK(std::ssize(expected) == k);
+          CHECK(support(got) == expected);
+          for (const uint32_t i : expected) {
+            double sum = 0;
+            for (const Values& x : compensated) sum += x[i];
+            CHECK(got[i] == doctest::Approx(sum).epsilon(1e-5));
+          }
+        }
+    }
+}
+
+TEST_CASE("scalecom: alone it is local top-k with filtered feedback, written out in double") {
+  for (const double beta : {1.0, 0.1}) {
+    const auto runs =
+        reduce_ranks(1, concat("scalecom:rate=50,select=exact,beta=", beta), {.steps = 12});
+    std::vector<double> m(1750);
+    for (size_t s = 0; s < 12; ++s) {
+      const Values g = part_of(runs[0].given[s], "fc.weight");
+      std::vector<size_t> order(g.size());
+      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+      std::ranges::stable_sort(
+          order, [&](size_t a, size_t b) { return std::abs(g[a] + m[a]) > std::abs(g[b] + m[b]); });
+      std::vector<double> sent(g.size());
+      for (size_t j = 0; j < 35; ++j) sent[order[j]] = g[order[j]] + m[order[j]];
+      for (size_t i = 0; i < m.size(); ++i)
+        m[i] = (1 - beta) * m[i] + beta * (m[i] + g[i] - sent[i]);
+      const Values got = part_of(runs[0].sums[s], "fc.weight");
+      double worst = 0;
+      for (size_t i = 0; i < m.size(); ++i) worst = std::max(worst, std::abs(got[i] - sent[i]));
+      CHECK(worst < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("identical learners behave as one") {
+  const auto fill = [](CompressModel& m, int, int64_t step) { m.fill_random(0, step); };
+  for (const std::string& spec : kSparse)
+    for (int p : {2, 4}) {
+      CAPTURE(spec);
+      const auto alone = reduce_ranks(1, spec, {.fill = fill});
+      const auto runs = reduce_ranks(p, spec, {.fill = fill});
+      for (size_t s = 0; s < alone[0].sums.size(); ++s) {
+        Values expected = alone[0].sums[s];
+        for (float& v : expected) v *= static_cast<float>(p);
+        CHECK(runs[0].sums[s] == expected);
+        CHECK(runs[static_cast<size_t>(p) - 1].states[s] == alone[0].states[s]);
+      }
+    }
+}
+
+TEST_CASE("a constant gradient is delivered in full in the long run") {
+  const auto fill = [](CompressModel& m, int, int64_t) {
+    m.fill([](uint64_t i) { return 1.0f + static_cast<float>(i % 7) * 0.1f; });
+  };
+  for (const std::string spec : {"topk:density=0.1", "randomk:density=0.1", "scalecom:rate=10",
+                                 "scalecom:rate=10,beta=0.5", "powersgd:rank=2"}) {
+    CAPTURE(spec);
+    const auto runs = reduce_ranks(2, spec, {.steps = 200, .fill = fill});
+    double given = 0, got = 0;
+    for (size_t s = 0; s < 200; ++s)
+      for (const float v : part_of(runs[0].sums[s], "fc.weight")) got += v;
+    for (const float v : part_of(runs[0].given[0], "fc.weight")) given += v;
+    CHECK(got / (200 * 2 * given) > 0.85);
+    CHECK(got / (200 * 2 * given) < 1.01);
+  }
+}
+
+TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top-k by all-gather") {
+  // The mean over P steps of one learner is the mean over the learners of one step.
+  const auto sent = [](int p, const std::string& spec) {
+    int64_t bytes = 0, indices = 0;
+    for (const RankRun& run : reduce_ranks(p, spec, {.steps = 1})) {
+      bytes += run.traffic.sent;
+      indices += run.ledger.total(PayloadKind::indices).sent;
+    }
+    return std::pair{static_cast<double>(bytes) / p, static_cast<double>(indices) / p};
+  };
+  // conv1 and the parameters of one axis travel dense; of 1152 and 1750 elements 24 and 35 chunks
+  // of 50, whose indices take 6 bits each; a flag.
+  const double values = 4.0 * (1080 + 40 + 35 + 24 + 35 + 1), indices = 18 + 27;
+  // Top-k: 11 bits an index, a flag; the dense layers beside them in a ring, with a flag.
+  const double message = 1 + 4 * (23 + 35) + 32 + 49;
+  const double dense = 4.0 * (1080 + 40 + 35 + 1);
+  for (int p : {2, 4, 8, 16, 32, 64}) {
+    CAPTURE(p);
+    const double ring = 2.0 * (p - 1) / p;
+    const auto [all, of_indices] = sent(p, "scalecom:rate=50");
+    CHECK(all == doctest::Approx(ring * values + ring / 2 * indices).epsilon(1e-3));
+    CHECK(of_indices == doctest::Approx(ring / 2 * indices).epsilon(1e-9));
+    const double gathered = sent(p, "topk:density=0.02").first;
+    CHECK(gathered == doctest::Approx((p - 1) * message + ring * dense).epsilon(1e-3));
+  }
+}
+
+TEST_CASE("scalecom: a change of beta keeps what is owed; settings of single layers") {
+  // The last step of 12 with another beta: the balance holds with the new one.
+  const RunOptions o{.steps = 12, .before = [](Reducer& reducer, int64_t step) {
+                       if (step != 11) return;
+                       dynamic_cast<CompressedReducer&>(reducer).feedback()->set_beta(0.2);
+                       reducer.set_choice("fc.weight", 7);
+                     }};
+  const auto runs = reduce_ranks(2, "scalecom:rate=50,beta=0.8", o);
+  const auto [offset, size] = place_of("fc.weight");
+  for (int64_t i = 0; i < size; ++i) {
+    const auto at = static_cast<size_t>(offset + i);
+    double balance = 0;
+    for (const RankRun& run : runs) {
+      for (const Values& g : run.given) balance += g[at];
+      balance -= run.states.back().at("residual.fc.weight")[static_cast<size_t>(i)] / 0.2;
+    }
+    for (const Values& sum : runs[0].sums) balance -= sum[at];
+    CHECK(std::abs(balance) < 2e-4);
+  }
+  CHECK(support(part_of(runs[0].sums[10], "fc.weight")).size() == 35);
+  CHECK(support(part_of(runs[0].sums[11], "fc.weight")).size() == 250);
+  CHECK(support(part_of(runs[0].sums[11], "conv2.weight")).size() == 24);
+}
+
+TEST_CASE("scalecom: automatic rates by multiply-accumulates per weight") {
+  for (const auto& [uses, rate] : std::vector<std::pair<double, double>>{
+           {3136, 25}, {197, 25}, {196, 50}, {128, 50}, {127, 400}, {1, 400}}) {
+    Context context;
+    const auto comm = make_solo();
+    CompressModel model;
+    model.fill_random(0, 0);
+    model.store.find("conv2.weight")->uses_per_sample = uses;
+    const auto reducer = make_reducer(parse_compress("scalecom:rate=auto"), {}, model.store);
+    Ledger ledger;
+    CHECK(reducer->reduce(model.bucket(0), *comm, ledger));
+    CHECK(reducer->choices().at("conv2.weight") == rate);
+    CHECK(support(model.store.find("conv2.weight")->grad.to_vector()).size() ==
+          static_cast<size_t>(std::ceil(1152 / rate)));
+  }
+}
