@@ -31,6 +31,7 @@ class CompressedReducer : public Reducer {
   bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) final;
   std::map<std::string, double> choices() const override;
   void set_choice(const std::string& parameter, double value) override;
+  bool keeps_residuals() const override { return feedback_.has_value(); }
   // The residuals, as "residual.<parameter>"; zero before the first step.
   NamedTensors named_state() const override;
   ErrorFeedback* feedback() { return feedback_ ? &*feedback_ : nullptr; }

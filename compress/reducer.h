@@ -37,6 +37,8 @@ class Reducer {
   // Residuals stay. Throws InputError for a layer without a setting and an impossible value.
   virtual std::map<std::string, double> choices() const { return {}; }
   virtual void set_choice(const std::string& parameter, double value);
+  // Whether something of a gradient is kept for later steps.
+  virtual bool keeps_residuals() const { return false; }
   // What a checkpoint keeps of this rank, as views to copy from and into, keyed by parameter.
   virtual std::vector<std::pair<std::string, Tensor>> named_state() const { return {}; }
 };

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "comm/threads.h"
+#include "compress/families.h"
 #include "core/context.h"
 #include "core/kernels.h"
 #include "layers/activation.h"
@@ -55,6 +56,7 @@ struct RunOptions {
   double clip = 0;
   DataParallelOptions parallel = {};
   bool spare_on_rank_one_only = false;
+  std::string compress = {};
 };
 
 // Values after some steps, and the losses' sum over ranks of the last one.
@@ -63,8 +65,11 @@ std::vector<float> train(Communicator& comm, const RunOptions& o,
   Net net(static_cast<uint64_t>(comm.rank()) + 1);  // rank 0's values must win
   OptimizerOptions options{.accumulate = o.accumulate, .clip_grad_norm = o.clip};
   if (log != nullptr) options.log = [log](const std::string& line) { log->push_back(line); };
+  std::unique_ptr<Reducer> reducer;
+  if (!o.compress.empty())
+    reducer = make_reducer(parse_compress(o.compress), {.seed = 5, .min_compress = 100}, net.store);
   DataParallelOptimizer optimizer(net.store, make_sgd({.momentum = 0.9, .weight_decay = 0.01}),
-                                  comm, options, o.parallel);
+                                  comm, options, o.parallel, std::move(reducer));
   const int64_t mine = o.batch / comm.size() / o.accumulate;
   const Tensor x = Tensor::zeros({mine, 20}), y = Tensor::zeros({mine}, DType::i32);
   for (int64_t step = 0; step < o.steps; ++step)
@@ -292,6 +297,56 @@ TEST_CASE("learners: language model with tied weights, row-sparse gradients of d
     for (const auto& values : ranks) CHECK(values == ranks[0]);
     CHECK(distance(ranks[0], alone) < 1e-5);
   }
+}
+
+TEST_CASE("learners: compressed, overlapped or not, the same bits; replicas equal; a dense start") {
+  for (const char* spec : {"none", "bf16", "fp16", "topk:density=0.1", "randomk:density=0.1",
+                           "scalecom:rate=10,beta=0.3", "scalecom:rate=10,select=exact",
+                           "qsgd:bits=4,bucket=64", "powersgd:rank=2"})
+    for (double local_clip : {0.0, 0.2}) {
+      CAPTURE(spec);
+      CAPTURE(local_clip);
+      RunOptions o{.batch = 8, .steps = 6, .compress = spec};
+      o.parallel = {.bucket_bytes = 2000, .compress_start = 2, .local_clip = local_clip};
+      const auto on = train_ranks(4, o);
+      for (const auto& values : on) CHECK(values == on[0]);
+      o.parallel.overlap = false;
+      CHECK(train_ranks(4, o)[3] == on[0]);
+      // It does something, and no more than it should.
+      const bool dense = spec == std::string("none");
+      RunOptions plain{.batch = 8, .steps = 6};
+      plain.parallel = {.bucket_bytes = 2000, .local_clip = local_clip};
+      const double d = distance(train_ranks(4, plain)[0], on[0]);
+      CHECK((d == 0) == dense);
+      CHECK(d < 0.2);
+      // Before compress_start it is the dense run.
+      o.steps = plain.steps = 2;
+      CHECK(train_ranks(4, o)[0] == train_ranks(4, plain)[0]);
+    }
+}
+
+TEST_CASE("learners: one rank compresses too") {
+  RunOptions o{.batch = 8, .steps = 4, .compress = "scalecom:rate=10"};
+  const auto alone = train_ranks(1, o)[0];
+  CHECK(distance(alone, train_ranks(1, {.batch = 8, .steps = 4})[0]) > 0);
+}
+
+TEST_CASE("learners: local clipping holds each rank's own gradient within limit / sqrt(P)") {
+  expect_none(run_ranks(4, [](Communicator& comm) {
+    ParameterStore store;
+    Parameter& w = store.add("w", {100}, constant_init(0.0f));
+    store.finalize(1);
+    DataParallelOptimizer optimizer(store, make_sgd({}), comm, {}, {.local_clip = 3});
+    optimizer.begin_step(1.0);
+    w.next_beta();
+    // Norms 10, 0.1, 10, 0.1 against 1.5: the sum is 1.5 / 10 + .01 + .15 + .01 in each element.
+    fill(w.grad, comm.rank() % 2 == 0 ? 1.0f : 0.01f);
+    optimizer.ready(w);
+    optimizer.weights_free(w);
+    optimizer.finish_step();
+    for (float v : w.value.to_vector())
+      if (std::abs(v + 0.32f / 4) > 1e-6f) throw Error(concat("found ", v));
+  }));
 }
 
 TEST_CASE("learners: the ledger has every byte that the communicator counted") {

@@ -51,6 +51,13 @@ for event in '"ph":"s".*"pid":2' '"ph":"t".*"pid":0' '"ph":"f".*"pid":1' '"comm"
   grep -q "$event" t.json || fail "not in the trace: $event"
 done
 
+packed=(--batch-size 4 --compress-start 2 --compress)
+"$resnet" "${images[@]}" "${packed[@]}" scalecom:rate=50 --learners 4 --output-dir scalecom >scalecom.json || fail 'scalecom'
+"$resnet" "${images[@]}" "${packed[@]}" qsgd --learners 4 --output-dir qsgd >qsgd.json || fail 'qsgd'
+awk -v a="$(json scalecom.json ratio_layers)" -v b="$(json scalecom.json ratio_wire)" -v c="$(json qsgd.json ratio_wire)" \
+  -v d="$(json four.json ratio_wire)" 'BEGIN { exit !(a > 45 && a <= 50.5 && b > 25 && b < a && c > 5 && c < 8 && d == 1) }' ||
+  fail "ratios: $(cat scalecom.json qsgd.json)"
+
 # ------------------------------------------------------------------------------------------- text
 for i in {1..400}; do echo "line $((i % 7)): the cat saw the dog"; done >a.txt
 text=(--data a.txt --emsize 12 --nhid 12 --nlayers 1 --dropout 0.1 --bptt 8 --epochs 1 --optimizer sgd --lr 1
@@ -67,6 +74,9 @@ if [ -n "$mpirun" ]; then
   same four mpi 'threads and MPI'
   [ "$(wc -l <mpi.json)" = 1 ] || fail "one rank speaks: $(cat mpi.json)"
   [ "$(json mpi.json bytes_sent)" = "$(json four.json bytes_sent)" ] || fail 'bytes of threads and MPI differ'
+  ranks 4 "$resnet" "${images[@]}" "${packed[@]}" scalecom:rate=50 --output-dir scalecom_mpi >/dev/null 2>&1 ||
+    fail 'scalecom under mpirun'
+  same scalecom scalecom_mpi 'threads and MPI, compressed'
   ranks 3 "$lm" "${text[@]}" --batch-size 2 --output-dir lm_mpi >/dev/null 2>&1 || fail 'mpirun train_lm'
   same three lm_mpi 'threads and MPI, text'
   refuse 'under a launcher' ranks 2 "$resnet" --learners 2
@@ -81,6 +91,10 @@ fi
 refuse 'expected RATE' "$resnet" --learners 2 --net 1mbi
 refuse 'needs --learners' "$resnet" --net 1mbit
 refuse '--learners' "$resnet" --learners 0
+refuse 'qsgd' "$resnet" --learners 2 --compress qsdg
+refuse 'bits' "$resnet" --learners 2 --compress qsgd:bits=9
+refuse 'need --compress' "$resnet" --learners 2 --dense-layers fc
+refuse 'no expression' "$resnet" --learners 2 --compress topk --dense-layers '('
 refuse 'needs a GPU\|expected --device cuda' "$resnet" --learners 2 --comm nccl --device cpu
 pixel=iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==
 for i in 1 2 3; do mkdir -p images/{train,valid}/$i; base64 -d <<<$pixel | tee images/train/$i/a.png >images/valid/$i/a.png; done
