@@ -104,6 +104,20 @@ TEST_CASE(
         }
 }
 
+TEST_CASE("not finite in a bucket of a single layer, which has no dense ones beside it") {
+  for (const std::string& spec : kAllSpecs) {
+    CAPTURE(spec);
+    const auto fill = [](CompressModel& m, int rank, int64_t step) {
+      m.fill_random(rank, step);
+      if (step == 1 && rank == 1) m.store.find("fc.weight")->grad.data<float>()[20] = NAN;
+    };
+    for (RankRun& run : reduce_ranks(2, spec, {.steps = 3, .fill = fill, .single_layers = true})) {
+      CHECK(run.accepted == std::vector<bool>{true, false, true});
+      CHECK(run.states[1]["residual.fc.weight"] == run.states[0]["residual.fc.weight"]);
+    }
+  }
+}
+
 TEST_CASE("finite gradients whose sum is not: nobody accepts, residuals stay") {
   for (const std::string& spec : kAllSpecs) {
     CAPTURE(spec);

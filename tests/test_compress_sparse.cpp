@@ -194,6 +194,15 @@ TEST_CASE("scalecom: a change of beta keeps what is owed; settings of single lay
   CHECK(support(part_of(runs[0].sums[11], "conv2.weight")).size() == 24);
 }
 
+TEST_CASE("scalecom: everything, and one element of a layer") {
+  for (const std::string select : {"chunk", "exact"}) {
+    const auto all = reduce_ranks(2, "scalecom:rate=1,select=" + select);
+    CHECK(all[0].sums == reduce_ranks(2, "none")[0].sums);
+    const auto one = reduce_ranks(2, "scalecom:rate=1000000,select=" + select);
+    for (const Values& sum : one[0].sums) CHECK(support(part_of(sum, "fc.weight")).size() == 1);
+  }
+}
+
 TEST_CASE("scalecom: automatic rates by multiply-accumulates per weight") {
   for (const auto& [uses, rate] : std::vector<std::pair<double, double>>{
            {3136, 25}, {197, 25}, {196, 50}, {128, 50}, {127, 400}, {1, 400}}) {
