@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/layer_plan.h"
 #include "compress/families.h"
 #include "core/error.h"
 
@@ -19,7 +20,7 @@ double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.
 }  // namespace
 
 void check_exchange(const CommonOptions& o) {
-  (void)parse_compress(o.compress);
+  check_layerwise(o);
   check(o.compress != "none" || (o.compress_start < 0 && o.dense_layers.empty()),
         "--compress-start and --dense-layers need --compress");
   check(o.clip_mode.empty() || o.clip_grad_norm > 0, "--clip-mode ", o.clip_mode,
@@ -28,6 +29,7 @@ void check_exchange(const CommonOptions& o) {
 
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
                                      Communicator& comm, const StepPlan& plan,
+                                     const RunFolder* folder,
                                      const std::function<void(const std::string&)>& log) {
   const CompressSpec spec = parse_compress(o.compress);
   std::unique_ptr<Reducer> reducer;
@@ -41,9 +43,13 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
                             .min_compress = o.min_compress},
                            store);
     parallel.compress_start = first_compressed_step(o, plan);
+    parallel.planner = planner_options(o, plan, store, comm.size(), folder, log);
+    if (!o.plan.empty())
+      apply_layer_plan(o, store, comm.size(), dynamic_cast<CompressedReducer&>(*reducer));
     if (log)
       log(concat("gradients: ", to_string(spec), ", dense for the first ", parallel.compress_start,
-                 " of ", plan.total_steps, " steps"));
+                 " of ", plan.total_steps, " steps",
+                 o.plan.empty() ? "" : ", by layer: " + o.plan));
   }
   OptimizerOptions options = optimizer_options(o, log);
   // What a residual holds back must not be clipped away after it was sent: then clip before.

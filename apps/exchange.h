@@ -1,7 +1,7 @@
 // How gradients are exchanged: from the options to a data parallel optimizer with its reducer, and
 // what the exchange was worth.
 //
-//   DataParallelOptimizer optimizer = make_optimizer(o, store, comm, plan, log);
+//   DataParallelOptimizer optimizer = make_optimizer(o, store, comm, plan, folder, log);
 #pragma once
 
 #include <functional>
@@ -9,6 +9,7 @@
 #include <string>
 
 #include "apps/options.h"
+#include "apps/run_folder.h"
 #include "apps/setup.h"
 #include "comm/communicator.h"
 #include "optim/data_parallel.h"
@@ -18,9 +19,11 @@ namespace heddle {
 // Throws InputError for options of compression that cannot be.
 void check_exchange(const CommonOptions& o);
 
-// Says on `log`, on the first rank, what is compressed and from when on.
+// Says on `log`, on the first rank, what is compressed and from when on, and leaves layer plans in
+// its folder; both are null on the others.
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
                                      Communicator& comm, const StepPlan& plan,
+                                     const RunFolder* folder,
                                      const std::function<void(const std::string&)>& log);
 
 // Dense over compressed, of this rank's payloads or bytes sent; 1 where nothing is compressed.

@@ -79,6 +79,17 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             {.value = "REGEX", .help = "parameters that always travel dense, by name"});
   flags.add("min-compress", &o.min_compress,
             {.value = "N", .help = "elements below which a parameter travels dense", .min = 0});
+  flags.add("layerwise", &o.layerwise,
+            {.value = "HOW",
+             .help = "uniform: every layer with the setting of --compress; lgreco: plans a setting "
+                     "for each, with fewer bytes and no larger error",
+             .choices = {"uniform", "lgreco"}});
+  flags.add("lgreco", &o.lgreco,
+            {.value = "KEYS",
+             .help = "of its plans: error over that of the uniform setting, steps from plan to "
+                     "plan, steps that each looks at, what is made small"});
+  flags.add("plan", &o.plan,
+            {.value = "FILE", .help = "settings by layer from a run's plan-<step>.json"});
   flags.add("ledger", &o.ledger,
             {.help = "at the end, a table of the bytes sent by layer and kind", .replay = false});
 }
@@ -243,9 +254,11 @@ void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string&
               std::max(1, omp_get_max_threads() / learners.on_machine));
 
   check_exchange(o);
+  check(o.layerwise == "lgreco" || flags.source("lgreco") <= FlagSource::config,
+        "--lgreco needs --layerwise lgreco");
 
   // The configuration of a run is read again from other folders.
-  for (std::string* path : {&o.data, &o.init}) {
+  for (std::string* path : {&o.data, &o.init, &o.plan}) {
     const bool is_path = !path->empty() && !(path == &o.data && *path == embedded);
     if (is_path) *path = std::filesystem::absolute(*path).lexically_normal().string();
   }

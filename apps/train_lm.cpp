@@ -62,7 +62,7 @@ class Trainer {
         windows_(make_batches(o, corpus, comm)),
         plan_(plan_steps(o, windows_)),
         schedule_(make_schedule(o, plan_)),
-        optimizer_(make_optimizer(o, store, comm, plan_, noting(progress))),
+        optimizer_(make_optimizer(o, store, comm, plan_, folder, noting(progress))),
         log_({.program = "train_lm",
               .rate_key = kRateKey,
               .metrics = [&o](double loss) -> nlohmann::ordered_json {

@@ -48,7 +48,7 @@ class Trainer {
         progress_(progress),
         plan_(plan_steps(o, train)),
         schedule_(schedule_options(o, plan_.total_steps, plan_.steps_per_epoch)),
-        optimizer_(make_optimizer(o, store, comm, plan_, noting(progress))),
+        optimizer_(make_optimizer(o, store, comm, plan_, folder, noting(progress))),
         log_({.program = "train_resnet", .rate_key = kRateKey}, o, context, optimizer_, folder,
              progress) {}
 

@@ -6,6 +6,7 @@
 //
 // In fp16 values from 65520 on are infinite, and the bucket counts as not finite.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "compress/compressed_reducer.h"
@@ -133,6 +134,30 @@ class BlockExchange : public CompressedReducer {
     return std::ranges::all_of(plan.blocks, [](const Block& b) {
       return largest_magnitude(b.x, b.n) < kInfinite;  // beyond fp16, or beyond fp32 in the sum
     });
+  }
+
+  std::vector<double> settings(const Layer& /*layer*/) const override {
+    return {2, 3, 4, 5, 6, 7, 8};
+  }
+  int64_t bytes(const Layer& layer, double bits) const override {
+    const int64_t n = layer.parameter->size(), rest = n % block_;
+    const auto encoded = [&](int64_t m) {
+      return encoded_bytes(coding_, static_cast<int>(bits), m);
+    };
+    return n / block_ * encoded(block_) + (rest > 0 ? encoded(rest) : 0);
+  }
+  // Of the rank's own encoding, not of the sum's.
+  std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
+                                 const std::vector<double>& bits) const override {
+    std::vector<double> lost;
+    for (const double b : bits) {
+      double squares = 0;
+      for (int64_t begin = 0; begin < x.size(); begin += block_)
+        squares += quantization_loss(x.data<float>() + begin, std::min(block_, x.size() - begin),
+                                     static_cast<int>(b), stochastic_);
+      lost.push_back(std::sqrt(squares));
+    }
+    return lost;
   }
 
  private:

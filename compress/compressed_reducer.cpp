@@ -1,7 +1,9 @@
 #include "compress/compressed_reducer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <regex>
+#include <set>
 
 #include "compress/magnitude.h"
 #include "core/kernels.h"
@@ -70,12 +72,63 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   } else {
     e.finite = all_finite(flat);
     if (!e.finite) flat.fill_zero();
+    NamedTensors seen;
+    if (window_)
+      for (const Item& item : e.compressed) seen.emplace_back(item.name(), item.tensor.clone());
     accepted = exchange(e);
+    if (accepted) add_to_window(seen);
   }
   if (accepted && feedback_)
     for (const auto& [name, x] : e.dense) feedback_->clear(name);
   if (bucket.flat.device().is_cuda()) bucket.flat.copy_from(flat);
   return accepted;
+}
+
+void CompressedReducer::add_to_window(const NamedTensors& seen) {
+  for (const auto& [name, x] : seen) {
+    const auto [sum, first] = window_->emplace(name, x);
+    if (!first) axpy(1, x, sum->second);
+  }
+}
+
+std::map<std::string, Tensor> CompressedReducer::close_window() {
+  std::map<std::string, Tensor> sums;
+  if (window_) sums.swap(*window_);
+  window_.reset();
+  return sums;
+}
+
+std::vector<LayerChoices> CompressedReducer::candidates() const {
+  std::vector<LayerChoices> layers;
+  for (const auto& [name, layer] : layers_) {
+    if (!layer.compressed || family_.keys.empty() || !pays(layer)) continue;
+    LayerChoices& choices = layers.emplace_back();
+    choices.name = name;
+    choices.settings = settings(layer);
+    for (const double setting : choices.settings) choices.bytes.push_back(bytes(layer, setting));
+    const auto uniform = std::ranges::find(choices.settings, layer.choice);
+    choices.uniform = static_cast<size_t>(uniform - choices.settings.begin());
+  }
+  return layers;
+}
+
+std::vector<double> CompressedReducer::errors(const LayerChoices& layer, const Tensor& x) const {
+  return lost_norms(layers_.at(layer.name), x, layer.settings);
+}
+
+std::vector<double> CompressedReducer::settings(const Layer& layer) const {
+  const SpecKey& key = family_.keys[0];
+  std::set<double> around;
+  for (int i = -4; i <= 4; ++i) {
+    const double setting = layer.choice * std::exp2(i / 2.0);
+    around.insert(std::clamp(key.whole ? std::round(setting) : setting, key.low, key.high));
+  }
+  return {around.begin(), around.end()};
+}
+
+std::vector<double> CompressedReducer::lost_norms(const Layer& /*layer*/, const Tensor& /*x*/,
+                                                  const std::vector<double>& /*settings*/) const {
+  throw InputError(concat(name(), " does not say what it loses: no plan of its settings"));
 }
 
 std::map<std::string, double> CompressedReducer::choices() const {

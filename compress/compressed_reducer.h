@@ -17,6 +17,7 @@
 
 #include "compress/error_feedback.h"
 #include "compress/families.h"
+#include "compress/l_greco.h"
 #include "compress/reducer.h"
 
 namespace heddle {
@@ -35,6 +36,19 @@ class CompressedReducer : public Reducer {
   // The residuals, as "residual.<parameter>"; zero before the first step.
   NamedTensors named_state() const override;
   ErrorFeedback* feedback() { return feedback_ ? &*feedback_ : nullptr; }
+
+  // For a planner of settings (layer_planner.h): the layers that are compressed at present, each
+  // with the settings that it may have instead, ascending, and the bytes of its values, indices and
+  // scales at each, encoded once. The present setting is the uniform one; no errors.
+  std::vector<LayerChoices> candidates() const;
+  // What is lost at each of them, as a norm, when this rank encodes x (n) f32. May be called while
+  // another thread reduces.
+  std::vector<double> errors(const LayerChoices& layer, const Tensor& x) const;
+  // From now on the gradients of compressed layers are summed up, residual included, of the buckets
+  // that no rank's NaN made unfit. Between steps only.
+  void open_window() { window_.emplace(); }
+  // The sums, (n) f32 on the host; without the layers of which there were none.
+  std::map<std::string, Tensor> close_window();
 
  protected:
   struct Layer {
@@ -67,6 +81,15 @@ class CompressedReducer : public Reducer {
   // Whether the setting makes the layer smaller; else it travels dense for now.
   virtual bool pays(const Layer& /*layer*/) const { return true; }
 
+  // What candidates() and errors() are made from. Settings: nine from a quarter to four times the
+  // layer's, evenly in their logarithms, where they are allowed.
+  virtual std::vector<double> settings(const Layer& layer) const;
+  virtual int64_t bytes(const Layer& layer, double /*setting*/) const {
+    return layer.parameter->size() * 4;
+  }
+  virtual std::vector<double> lost_norms(const Layer& layer, const Tensor& x,
+                                         const std::vector<double>& settings) const;
+
   // Sums tensors, named for the ledger, by one all-reduce, together with a flag of the ranks whose
   // gradients were not finite. Where there is one, and where a sum is beyond 1e36: false on all
   // ranks, and the tensors are as they were.
@@ -76,7 +99,10 @@ class CompressedReducer : public Reducer {
   std::map<std::string, Layer> layers_;
 
  private:
+  void add_to_window(const NamedTensors& seen);
+
   const Family& family_;
+  std::optional<std::map<std::string, Tensor>> window_;
 };
 
 // Sums a bucket's gradients as they are; false when a sum is not finite.

@@ -67,7 +67,9 @@ std::vector<size_t> solve(const std::vector<LayerChoices>& layers,
   return chosen;
 }
 
-void measure(const std::vector<LayerChoices>& layers, LayerPlan& plan) {
+}  // namespace
+
+void measure_plan(const std::vector<LayerChoices>& layers, LayerPlan& plan) {
   plan.error = 0, plan.bytes = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
     plan.error += layers[l].errors[plan.chosen[l]];
@@ -75,13 +77,11 @@ void measure(const std::vector<LayerChoices>& layers, LayerPlan& plan) {
   }
 }
 
-}  // namespace
-
 LayerPlan plan_layers(const std::vector<LayerChoices>& layers, const LayerPlanOptions& options) {
   check_layers(layers);
   LayerPlan uniform;
   for (const LayerChoices& layer : layers) uniform.chosen.push_back(layer.uniform);
-  measure(layers, uniform);
+  measure_plan(layers, uniform);
   uniform.uniform_bytes = uniform.bytes;
   uniform.budget = options.budget > 0 ? options.budget : options.alpha * uniform.error;
   const auto fall_back = [&](const std::string& why) {
@@ -100,7 +100,7 @@ LayerPlan plan_layers(const std::vector<LayerChoices>& layers, const LayerPlanOp
   for (int limit = options.buckets; limit > 0; --limit) {
     plan.chosen = solve(layers, errors, limit);
     if (plan.chosen.empty()) break;
-    measure(layers, plan);
+    measure_plan(layers, plan);
     if (plan.error <= plan.budget) break;
   }
   if (plan.chosen.empty() || plan.error > plan.budget) return fall_back("no plan keeps the budget");

@@ -35,6 +35,9 @@ struct LayerPlan {
   std::string fallback;  // why it is the uniform default; empty when it was solved for
 };
 
+// Adds up error and bytes of the chosen candidates.
+void measure_plan(const std::vector<LayerChoices>& layers, LayerPlan& plan);
+
 // Deterministic: of plans with equal bytes that with the least rounded error, then the first
 // candidates. The uniform default where the budget is zero or not a number, where no plan keeps it,
 // and, for alpha >= 1 and no budget of its own, where the plan would be larger. Throws Error for

@@ -4,6 +4,7 @@
 // layers, then, with P orthonormal, all Q = M^T P. As in the paper each rank's residual is its own
 // M less the mean over ranks of P Q^T, not less its own approximation.
 #include <algorithm>
+#include <cmath>
 
 #include "compress/compressed_reducer.h"
 #include "compress/low_rank.h"
@@ -12,6 +13,8 @@
 
 namespace heddle {
 namespace {
+
+constexpr int kIterations = 5;  // to find out what a rank loses, as L-GreCo's authors do
 
 class PowerSgd : public CompressedReducer {
  public:
@@ -30,7 +33,42 @@ class PowerSgd : public CompressedReducer {
  protected:
   bool pays(const Layer& layer) const override {
     const Matrix m = matrix(layer);
-    return m.rank * (m.rows + m.columns) * 2 < m.rows * m.columns;
+    return bytes(layer, layer.choice) * 2 < m.rows * m.columns * 4;
+  }
+
+  // From half the rank to twice it, as long as they pay.
+  std::vector<double> settings(const Layer& layer) const override {
+    std::vector<double> ranks;
+    Layer other = layer;
+    other.choice = std::max(1.0, std::floor(layer.choice / 2));
+    for (; other.choice <= 2 * layer.choice && pays(other); ++other.choice)
+      ranks.push_back(other.choice);
+    return ranks;
+  }
+  int64_t bytes(const Layer& layer, double rank) const override {
+    const Matrix m = matrix(layer);
+    return static_cast<int64_t>(rank) * (m.rows + m.columns) * 4;
+  }
+  // By a few steps of the power iteration from the first factor. The leading rows of orthonormal
+  // factors are those of an iteration with fewer rows, so that one iteration serves all ranks.
+  std::vector<double> lost_norms(const Layer& layer, const Tensor& x,
+                                 const std::vector<double>& ranks) const override {
+    const auto [rows, columns, rank] = matrix(layer);
+    const auto most = static_cast<int64_t>(ranks.back());
+    const Tensor m = x.reshape({rows, columns}), q = first_factor(layer, most);
+    const Tensor p = Tensor::empty_on(Device{}, {most, rows});
+    for (int i = 0; i < kIterations; ++i) {
+      gemm(q, m, p, {.transpose_b = true});
+      orthogonalize(p.data<float>(), most, rows);
+      gemm(p, m, q);
+    }
+    std::vector<double> lost;
+    double rest = squared_norm(x);
+    for (int64_t k = 0; k < most; ++k) {
+      rest -= squared_norm(q.slice(k, k + 1));
+      if (k + 1 == ranks[lost.size()]) lost.push_back(std::sqrt(std::max(0.0, rest)));
+    }
+    return lost;
   }
 
   bool exchange(Exchange& e) override {
@@ -70,11 +108,12 @@ class PowerSgd : public CompressedReducer {
   Tensor factor(const Layer& layer) const {
     const Matrix m = matrix(layer);
     Tensor& q = factors_[layer.parameter->name];
-    if (!q.defined() || q.shape()[0] != m.rank) {
-      q = Tensor::empty_on(Device{}, {m.rank, m.columns});
-      normal_init(1)(q.data<float>(), q.size(),
-                     Philox(seed_, stream_id(Stream::codec, layer.index)));
-    }
+    if (!q.defined() || q.shape()[0] != m.rank) q = first_factor(layer, m.rank);
+    return q;
+  }
+  Tensor first_factor(const Layer& layer, int64_t rank) const {
+    const Tensor q = Tensor::empty_on(Device{}, {rank, matrix(layer).columns});
+    normal_init(1)(q.data<float>(), q.size(), Philox(seed_, stream_id(Stream::codec, layer.index)));
     return q;
   }
 

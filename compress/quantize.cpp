@@ -38,6 +38,22 @@ void quantize(const float* x, int64_t n, int bits, const std::optional<Philox>& 
   pack_bits(codes.data(), n, bits, bytes + 4);
 }
 
+double quantization_loss(const float* x, int64_t n, int bits, bool stochastic) {
+  const uint32_t largest = largest_magnitude(x, n);
+  if (largest == 0) return 0;
+  if (largest >= kInfinite) return NAN;
+  const auto scale = std::bit_cast<float>(largest);
+  const auto s = static_cast<float>((1 << (bits - 1)) - 1);
+  double loss = 0;  // in squares of the distance of two levels
+  for (int64_t i = 0; i < n; ++i) {
+    const double exact = std::fabs(x[i]) / scale * s, above = exact - std::floor(exact);
+    const double nearest = std::min(above, 1 - above);
+    loss += stochastic ? above * (1 - above) : nearest * nearest;
+  }
+  const double step = static_cast<double>(scale) / s;
+  return loss * step * step;
+}
+
 void dequantize(const uint8_t* bytes, int64_t n, int bits, float* x) {
   const int levels = (1 << (bits - 1)) - 1;
   float scale;

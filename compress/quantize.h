@@ -21,6 +21,9 @@ constexpr int64_t quantized_bytes(int64_t n, int bits) { return 4 + packed_bytes
 // are rounded to the nearest level.
 void quantize(const float* x, int64_t n, int bits, const std::optional<Philox>& noise,
               int64_t first, uint8_t* bytes);
+// The square of what that loses, ||x - dequantize(quantize(x))||^2: for stochastic rounding its
+// mean over the noise. NaN for a block with NaN or Inf.
+double quantization_loss(const float* x, int64_t n, int bits, bool stochastic);
 void dequantize(const uint8_t* bytes, int64_t n, int bits, float* x);
 
 }  // namespace heddle

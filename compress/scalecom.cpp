@@ -8,7 +8,10 @@
 //
 // Random-k (Stich et al. 2018, arXiv 1809.07599): every rank draws the same indices from random
 // numbers that depend on seed, step and layer alone, so that nothing but values travels.
+#include <cmath>
+
 #include "compress/compressed_reducer.h"
+#include "core/kernels.h"
 
 namespace heddle {
 namespace {
@@ -64,7 +67,9 @@ class ScaleCom : public SharedIndices {
     std::vector<PayloadPart> parts;
     int64_t bytes = 0;
     for (const Item& item : e.compressed) {
-      codes.push_back(code(item));
+      double& rate = item.layer->choice;
+      if (rate == 0) rate = automatic_rate(item.layer->parameter->uses_per_sample);
+      codes.push_back(code(item.n(), rate));
       parts.push_back({item.name(), PayloadKind::indices, codes.back().bytes()});
       bytes += parts.back().bytes;
     }
@@ -72,7 +77,7 @@ class ScaleCom : public SharedIndices {
     auto* at = message.data<uint8_t>();
     if (e.comm.rank() == leader)
       for (size_t i = 0; i < codes.size(); at += parts[i++].bytes)
-        codes[i].encode(select(e.compressed[i], codes[i]), at);
+        codes[i].encode(select(e.compressed[i].tensor, codes[i]), at);
     e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
     std::vector<Indices> chosen;
     at = message.data<uint8_t>();
@@ -81,16 +86,26 @@ class ScaleCom : public SharedIndices {
     return chosen;
   }
 
- private:
-  IndexCode code(const Item& item) const {
-    double& rate = item.layer->choice;
-    if (rate == 0) rate = automatic_rate(item.layer->parameter->uses_per_sample);
-    const auto chunk = static_cast<int64_t>(rate);
-    return {item.n(), (item.n() + chunk - 1) / chunk, exact_ ? 0 : chunk};
+  int64_t bytes(const Layer& layer, double rate) const override {
+    const IndexCode indices = code(layer.parameter->size(), rate);
+    return indices.k * 4 + indices.bytes();
   }
-  Indices select(const Item& item, const IndexCode& code) const {
-    const std::span<const float> x(item.x(), static_cast<size_t>(item.n()));
-    return exact_ ? select_top(x, code.k) : select_chunks(x, code.chunk);
+  // By the rank's own selection: what it would lose as the leader. Under another leader it loses
+  // more, by how much less alike the gradients are.
+  std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
+                                 const std::vector<double>& rates) const override {
+    std::vector<double> lost;
+    for (const double rate : rates) lost.push_back(unsent_norm(x, select(x, code(x.size(), rate))));
+    return lost;
+  }
+
+ private:
+  IndexCode code(int64_t n, double rate) const {
+    const auto chunk = static_cast<int64_t>(rate);
+    return {n, (n + chunk - 1) / chunk, exact_ ? 0 : chunk};
+  }
+  Indices select(const Tensor& x, const IndexCode& code) const {
+    return exact_ ? select_top(elements(x), code.k) : select_chunks(elements(x), code.chunk);
   }
 
   bool exact_;
@@ -111,6 +126,20 @@ class RandomK : public SharedIndices {
       chosen.push_back(select_random(item.n(), kept_elements(item.layer->choice, item.n()), rng));
     }
     return chosen;
+  }
+
+  int64_t bytes(const Layer& layer, double density) const override {
+    return kept_elements(density, layer.parameter->size()) * 4;
+  }
+  // The root of the mean square over all selections: any element is as likely to be sent.
+  std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
+                                 const std::vector<double>& densities) const override {
+    const double all = squared_norm(x), n = static_cast<double>(x.size());
+    std::vector<double> lost;
+    for (const double density : densities)
+      lost.push_back(
+          std::sqrt(all * (1 - static_cast<double>(kept_elements(density, x.size())) / n)));
+    return lost;
   }
 
  private:

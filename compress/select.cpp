@@ -6,6 +6,7 @@
 #include "compress/bits.h"
 #include "compress/magnitude.h"
 #include "core/error.h"
+#include "core/kernels.h"
 #include "core/parallel.h"
 
 namespace heddle {
@@ -85,6 +86,12 @@ double kept_energy(std::span<const float> x, const Indices& indices) {
   for (const float v : x) all += static_cast<double>(v) * v;
   for (const uint32_t i : indices) kept += static_cast<double>(x[i]) * x[i];
   return all == 0 ? 1 : kept / all;
+}
+
+double unsent_norm(const Tensor& x, const Indices& indices) {
+  double unsent = squared_norm(x);
+  for (const uint32_t i : indices) unsent -= static_cast<double>(elements(x)[i]) * elements(x)[i];
+  return std::sqrt(std::max(0.0, unsent));
 }
 
 int IndexCode::width() const { return bits_below(chunk > 0 ? std::min(chunk, n) : n); }

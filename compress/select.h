@@ -9,10 +9,16 @@
 #include <vector>
 
 #include "core/random.h"
+#include "core/tensor.h"
 
 namespace heddle {
 
 using Indices = std::vector<uint32_t>;
+
+// Of a tensor f32 on the host.
+inline std::span<const float> elements(const Tensor& x) {
+  return {x.data<float>(), static_cast<size_t>(x.size())};
+}
 
 // The largest |x| of every chunk, a shorter last chunk included: ScaleCom's one pass in place of a
 // sort (arXiv 2104.11125, section 4). chunk >= 1.
@@ -26,6 +32,8 @@ Indices select_random(int64_t n, int64_t k, const Philox& rng);
 int64_t kept_elements(double density, int64_t n);
 // The share of ||x||^2 that the selected elements hold; 1 where x is zero.
 double kept_energy(std::span<const float> x, const Indices& indices);
+// The norm of the elements that were not selected.
+double unsent_norm(const Tensor& x, const Indices& indices);
 
 // How the indices of k elements of n travel. The number of bytes is known to the receiver.
 struct IndexCode {

@@ -74,20 +74,29 @@ void check_value(const SpecKey& key, double value, const std::string& where) {
         value);
 }
 
+std::map<std::string, double> parse_settings(const std::string& text,
+                                             const std::vector<SpecKey>& keys,
+                                             const std::string& where) {
+  std::map<std::string, double> values;
+  for (const std::string& item : split(text, ',')) {
+    const size_t equals = std::min(item.find('='), item.size());
+    const SpecKey& key = find_row(keys, item.substr(0, equals), where);
+    const std::string given = item.substr(std::min(equals + 1, item.size()));
+    const double value = parse_value(key, given, where + ": " + key.name);
+    check(values.emplace(key.name, value).second, where, ": ", key.name, ": given twice");
+  }
+  for (const SpecKey& key : keys) values.emplace(key.name, key.initial);
+  return values;
+}
+
 CompressSpec parse_compress(const std::string& text) {
   const size_t colon = text.find(':');
   const Family& family = find_family(text.substr(0, colon));
   CompressSpec spec{family.name};
-  const std::string where = "compress " + family.name;
-  if (colon != std::string::npos)
-    for (const std::string& item : split(text.substr(colon + 1), ',')) {
-      const size_t equals = std::min(item.find('='), item.size());
-      const SpecKey& key = find_row(family.keys, item.substr(0, equals), where);
-      const std::string given = item.substr(std::min(equals + 1, item.size()));
-      const double value = parse_value(key, given, where + ": " + key.name);
-      check(spec.values.emplace(key.name, value).second, where, ": ", key.name, ": given twice");
-    }
-  for (const SpecKey& key : family.keys) spec.values.emplace(key.name, key.initial);
+  if (colon == std::string::npos)
+    for (const SpecKey& key : family.keys) spec.values[key.name] = key.initial;
+  else
+    spec.values = parse_settings(text.substr(colon + 1), family.keys, "compress " + family.name);
   return spec;
 }
 

@@ -27,6 +27,10 @@ struct CompressSpec {
 // "topk", "qsgd:bits=4,rounding=nearest". Throws InputError for an unknown family or key, naming
 // the nearest known one, and for a value that is not allowed.
 CompressSpec parse_compress(const std::string& text);
+// "rate=50,beta=0.1": the value of every key. `where` begins the messages.
+std::map<std::string, double> parse_settings(const std::string& text,
+                                             const std::vector<SpecKey>& keys,
+                                             const std::string& where);
 // The text with all keys, in the order of the table.
 std::string to_string(const CompressSpec& spec);
 

@@ -26,7 +26,7 @@ class TopK : public CompressedReducer {
       parts.push_back({item.name(), PayloadKind::values, code.k * 4});
       parts.push_back({item.name(), PayloadKind::indices, code.bytes()});
       bytes += code.k * 4 + code.bytes();
-      mine.push_back({select_top({item.x(), static_cast<size_t>(item.n())}, code.k), {}});
+      mine.push_back({select_top(elements(item.tensor), code.k), {}});
       for (const uint32_t i : mine.back().indices) mine.back().values.push_back(item.x()[i]);
     }
     const Tensor message = Tensor::empty_on(Device{}, {bytes}, DType::u8);
@@ -63,6 +63,18 @@ class TopK : public CompressedReducer {
           item.x()[received[at].indices[j]] += received[at].values[j];
     }
     return true;
+  }
+
+  int64_t bytes(const Layer& layer, double density) const override {
+    const int64_t n = layer.parameter->size(), k = kept_elements(density, n);
+    return k * 4 + IndexCode{n, k}.bytes();
+  }
+  std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
+                                 const std::vector<double>& densities) const override {
+    std::vector<double> lost;
+    for (const double density : densities)
+      lost.push_back(unsent_norm(x, select_top(elements(x), kept_elements(density, x.size()))));
+    return lost;
   }
 
  private:

@@ -41,6 +41,10 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
   make_buckets(parallel.bucket_bytes);
   worker_ = std::make_unique<CommWorker>(Context::current());
   collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
+  if (parallel.planner.every == 0) return;
+  auto* compressed = dynamic_cast<CompressedReducer*>(reducer_.get());
+  check(compressed != nullptr, "layer plans need a reducer with settings");
+  planner_ = std::make_unique<LayerPlanner>(*compressed, parallel.planner, parallel.compress_start);
 }
 
 void DataParallelOptimizer::make_buckets(int64_t bytes) {
@@ -160,6 +164,9 @@ StepReport DataParallelOptimizer::finish_step() {
   if (report.due) {
     ++(compressing() ? totals_.compressed_steps : totals_.dense_steps);
     ++step_;
+    if (planner_ != nullptr)
+      planner_->finish_step(step_,
+                            [this](const auto& what, const auto& call) { collective(what, call); });
     if (!alone() && parallel_.check_every > 0 && step_ % parallel_.check_every == 0)
       check_replicas();
   }

@@ -22,6 +22,7 @@
 
 #include "comm/communicator.h"
 #include "comm/ledger.h"
+#include "compress/layer_planner.h"
 #include "compress/reducer.h"
 #include "optim/comm_worker.h"
 #include "optim/optimizer.h"
@@ -36,6 +37,9 @@ struct DataParallelOptions {
   // Largest norm of the mean gradient of one rank is this / sqrt(ranks), before it is compressed
   // (Lin et al. 2018, section 3.2); exchanges then wait for the end of backward. 0: none.
   double local_clip = 0;
+  // Of the reducer's settings by layer, where `every` is above 0: then it must be a
+  // CompressedReducer.
+  LayerPlannerOptions planner = {};
   // Told what happens, in order, for tests: "ready", "exchange", "reduced", with the bucket's
   // number.
   std::function<void(const char*, int)> on_event = {};
@@ -117,6 +121,7 @@ class DataParallelOptimizer {
   int64_t rejected_ = 0;
   int64_t dense_sent_ = 0, compressed_sent_ = 0;
   std::unique_ptr<Reducer> reducer_;
+  std::unique_ptr<LayerPlanner> planner_;
   std::set<std::string> named_missing_;
   std::set<const Parameter*> ready_;
   std::mutex mutex_;  // of optimizer_, which both threads tell what happened

@@ -1,0 +1,127 @@
+#include "apps/layer_plan.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/files.h"
+
+namespace heddle {
+namespace {
+
+const std::vector<SpecKey> kKeys = {
+    {.name = "alpha", .initial = 1, .low = 0.01, .high = 100},
+    {.name = "every", .initial = 0, .low = 1, .high = 1e12, .whole = true, .words = {"epoch"}},
+    {.name = "window", .initial = 10, .low = 1, .high = 1e6, .whole = true},
+    {.name = "objective", .initial = 0, .words = {"bytes", "time"}}};
+
+int64_t elements_of(const ParameterStore& store, const std::string& name) {
+  for (const Parameter& p : store.parameters())
+    if (p.name == name) return p.size();
+  return 0;
+}
+
+// "step 400: layer plan: 12345 bytes of gradients a step, uniform 16000; 0.97 of the budget".
+std::string summary(const PlanReport& report) {
+  const LayerPlan& plan = report.plan;
+  return concat("step ", report.step, ": layer plan", report.changed ? "" : ", as before", ": ",
+                plan.bytes, " bytes of gradients a step, uniform ", plan.uniform_bytes, "; ",
+                std::round(1000 * plan.error / plan.budget) / 1000, " of the error budget");
+}
+
+}  // namespace
+
+void check_layerwise(const CommonOptions& o) {
+  const Family& family = find_family(parse_compress(o.compress).family);
+  const bool planned = o.layerwise == "lgreco";
+  check(!planned || o.plan.empty(), "--layerwise lgreco makes plans, --plan uses one: not both");
+  check((!planned && o.plan.empty()) || !family.keys.empty(),
+        planned ? "--layerwise lgreco" : "--plan", ": --compress ", family.name,
+        " has no setting that could differ from layer to layer");
+  check(parse_settings(o.lgreco, kKeys, "lgreco").at("objective") == 0,
+        "--lgreco objective=time: not yet; there is objective=bytes");
+}
+
+LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan,
+                                    const ParameterStore& store, int learners,
+                                    const RunFolder* folder,
+                                    const std::function<void(const std::string&)>& log) {
+  if (o.layerwise != "lgreco") return {};
+  const auto values = parse_settings(o.lgreco, kKeys, "lgreco");
+  const auto every = static_cast<int64_t>(values.at("every"));
+  LayerPlannerOptions options{.every = every > 0 ? every : plan.steps_per_epoch,
+                              .window = static_cast<int64_t>(values.at("window")),
+                              .alpha = values.at("alpha"),
+                              .log = log};
+  if (folder != nullptr)
+    options.on_plan = [&o, &store, learners, folder, log](const PlanReport& report) {
+      folder->write(concat("plan-", report.step, ".json"),
+                    describe_layer_plan(report, o, store, learners));
+      if (log) log(summary(report));
+    };
+  return options;
+}
+
+std::string describe_layer_plan(const PlanReport& report, const CommonOptions& o,
+                                const ParameterStore& store, int learners) {
+  using Json = nlohmann::ordered_json;
+  const LayerPlan& plan = report.plan;
+  Json layers = Json::array();
+  double uniform_error = 0;
+  for (size_t l = 0; l < report.layers.size(); ++l) {
+    const LayerChoices& layer = report.layers[l];
+    const size_t c = plan.chosen[l], u = layer.uniform;
+    uniform_error += layer.errors[u];
+    layers.push_back({{"name", layer.name},
+                      {"elements", elements_of(store, layer.name)},
+                      {"setting", layer.settings[c]},
+                      {"uniform", layer.settings[u]},
+                      {"error", layer.errors[c]},
+                      {"uniform_error", layer.errors[u]},
+                      {"bytes", layer.bytes[c]},
+                      {"uniform_bytes", layer.bytes[u]},
+                      {"share", layer.errors[c] / plan.budget}});
+  }
+  const CompressSpec spec = parse_compress(o.compress);
+  const Json json = {{"step", report.step},
+                     {"family", spec.family},
+                     {"compress", to_string(spec)},
+                     {"learners", learners},
+                     {"alpha", parse_settings(o.lgreco, kKeys, "lgreco").at("alpha")},
+                     {"budget", plan.budget},
+                     {"error", plan.error},
+                     {"uniform_error", uniform_error},
+                     {"bytes", plan.bytes},
+                     {"uniform_bytes", plan.uniform_bytes},
+                     {"changed", report.changed},
+                     {"fallback", plan.fallback},
+                     {"layers", layers}};
+  return json.dump(2) + '\n';
+}
+
+void apply_layer_plan(const CommonOptions& o, const ParameterStore& store, int learners,
+                      CompressedReducer& reducer) {
+  const std::string where = "--plan " + o.plan + ": ";
+  std::map<std::string, double> settings;
+  try {
+    const auto plan = nlohmann::json::parse(read_text_file(o.plan));
+    const auto family = plan.at("family").get<std::string>();
+    check(family == reducer.name(), where, "of --compress ", family, ", not ", reducer.name());
+    const int ranks = plan.at("learners").get<int>();
+    check(ranks == learners, where, "of ", ranks, " learners, not ", learners);
+    for (const auto& layer : plan.at("layers")) {
+      const auto name = layer.at("name").get<std::string>();
+      const auto elements = layer.at("elements").get<int64_t>();
+      check(elements == elements_of(store, name), where, "of another network: ", name, " has ",
+            elements, " elements there, ", elements_of(store, name), " here");
+      settings[name] = layer.at("setting").get<double>();
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw InputError(concat(where, "is no plan: ", printable(error.what(), 200)));
+  }
+  for (const LayerChoices& layer : reducer.candidates())
+    check(settings.contains(layer.name), where, "has no setting for ", layer.name);
+  for (const auto& [name, setting] : settings) reducer.set_choice(name, setting);
+}
+
+}  // namespace heddle

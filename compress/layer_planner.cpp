@@ -1,0 +1,134 @@
+#include "compress/layer_planner.h"
+
+#include <omp.h>
+
+#define XXH_INLINE_ALL
+#define XXH_NO_XXH3
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "core/context.h"
+
+namespace heddle {
+namespace {
+
+constexpr int64_t kDelay = 10;       // steps for the background to compute a table in
+constexpr double kLeastGain = 0.02;  // of the bytes, for which a plan is changed,
+constexpr double kTolerance = 0.05;  // unless the one before is so far beyond the budget
+
+// The same bytes of every rank, one after the other.
+std::vector<uint8_t> gather(const void* mine, size_t bytes,
+                            const LayerPlanner::Collective& collective) {
+  const auto size = static_cast<int64_t>(bytes);
+  const Tensor message = Tensor::empty_on(Device{}, {size}, DType::u8);
+  std::memcpy(message.raw(), mine, bytes);
+  std::vector<uint8_t> all;
+  collective("layer plan", [&](Communicator& comm) {
+    const Tensor received = Tensor::empty_on(Device{}, {comm.size(), size}, DType::u8);
+    comm.all_gather(message, received);
+    all.assign(received.data<uint8_t>(), received.data<uint8_t>() + received.size());
+  });
+  return all;
+}
+
+void check_same(const std::vector<size_t>& chosen, int64_t step,
+                const LayerPlanner::Collective& collective) {
+  const uint64_t hash = XXH64(chosen.data(), chosen.size() * sizeof(size_t), 0);
+  const std::vector<uint8_t> all = gather(&hash, sizeof hash, collective);
+  for (size_t at = 0; at < all.size(); at += sizeof hash)
+    if (std::memcmp(all.data() + at, &hash, sizeof hash) != 0)
+      throw Error(concat("step ", step, ": the layer plan of rank ", at / sizeof hash,
+                         " is not what it is on this rank"));
+}
+
+}  // namespace
+
+LayerPlanner::LayerPlanner(CompressedReducer& reducer, const LayerPlannerOptions& options,
+                           int64_t start)
+    : reducer_(reducer), options_(options), start_(start) {
+  check(options.every > 0 && options.window > 0 && options.alpha > 0,
+        "layer plans: expected every, window and alpha above 0, found ", options.every, ", ",
+        options.window, ", ", options.alpha);
+  check(!reducer.candidates().empty(), "layer plans: ", reducer.name(),
+        " has no layer with a setting here");
+  options_.window = std::min(options.window, options.every);
+  if (closes_at(options_.window)) reducer_.open_window();
+}
+
+bool LayerPlanner::closes_at(int64_t step) const {
+  return step % options_.every == 0 && step >= start_ + options_.window;
+}
+
+void LayerPlanner::finish_step(int64_t step, const Collective& collective) {
+  if (closes_at(step)) close_window(step);
+  if (step == due_) adopt(step, collective);
+  if (closes_at(step + options_.window)) reducer_.open_window();
+}
+
+void LayerPlanner::close_window(int64_t step) {
+  if (layers_.empty()) {  // the settings are still the uniform ones
+    layers_ = reducer_.candidates();
+    for (const LayerChoices& layer : layers_) current_.push_back(layer.uniform);
+  }
+  due_ = step + std::min(kDelay, options_.every - options_.window);
+  const auto compute = [this, sums = reducer_.close_window(), &context = Context::current()] {
+    const ContextScope scope(context);
+    omp_set_num_threads(1);  // the learner's threads are busy with the next steps
+    const TraceRange range("plan", "error table");
+    Table table;
+    for (const LayerChoices& layer : layers_) {
+      const auto sum = sums.find(layer.name);
+      // A layer that was never fit to be summed up is not known: then there is no plan.
+      const Table errors =
+          sum == sums.end() ? Table(layer.settings.size(), std::numeric_limits<double>::infinity())
+                            : reducer_.errors(layer, sum->second);
+      table.insert(table.end(), errors.begin(), errors.end());
+    }
+    return table;
+  };
+  table_ = std::async(std::launch::async, compute);
+}
+
+// The mean over the ranks, added in their order, so that it has the same bits on all of them.
+void LayerPlanner::average(Table& table, const Collective& collective) const {
+  const size_t bytes = table.size() * sizeof(double);
+  const std::vector<uint8_t> all = gather(table.data(), bytes, collective);
+  const size_t ranks = all.size() / bytes;
+  Table part(table.size());
+  std::ranges::fill(table, 0.0);
+  for (size_t r = 0; r < ranks; ++r) {
+    std::memcpy(part.data(), all.data() + r * bytes, bytes);
+    for (size_t i = 0; i < table.size(); ++i) table[i] += part[i] / static_cast<double>(ranks);
+  }
+}
+
+void LayerPlanner::adopt(int64_t step, const Collective& collective) {
+  Table table = table_.get();
+  average(table, collective);
+  auto at = table.begin();
+  for (LayerChoices& layer : layers_) {
+    layer.errors.assign(at, at + std::ssize(layer.settings));
+    at += std::ssize(layer.settings);
+  }
+  LayerPlan plan = plan_layers(layers_, {.alpha = options_.alpha});
+  LayerPlan before = plan;
+  before.chosen = current_;
+  measure_plan(layers_, before);
+  const bool keeps_budget = before.error <= (1 + kTolerance) * plan.budget;
+  const bool gains =
+      static_cast<double>(plan.bytes) <= (1 - kLeastGain) * static_cast<double>(before.bytes);
+  if (plan.fallback.empty() && keeps_budget && !gains) plan = before;
+  check_same(plan.chosen, step, collective);
+  for (size_t l = 0; l < layers_.size(); ++l)
+    reducer_.set_choice(layers_[l].name, layers_[l].settings[plan.chosen[l]]);
+  const bool changed = plan.chosen != current_;
+  current_ = plan.chosen;
+  if (!plan.fallback.empty() && options_.log && said_.insert(plan.fallback).second)
+    options_.log(concat("step ", step, ": layers keep their uniform settings: ", plan.fallback));
+  if (options_.on_plan) options_.on_plan({step, layers_, plan, changed});
+}
+
+}  // namespace heddle

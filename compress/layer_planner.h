@@ -1,0 +1,74 @@
+// L-GreCo on the way of the gradients (arXiv 2210.17357): every so many steps a new setting for
+// each layer. Over a window of steps each rank sums up its gradients, residual included and with
+// their signs, so that layers whose gradients agree from step to step weigh more. From the sums a
+// thread in the background finds out what each setting would lose. At a step that is fixed when the
+// window closes the ranks exchange their tables and average them, solve for a plan (l_greco.h), and
+// use it from the next step on. Between these windows nothing is computed or copied.
+//
+//   LayerPlanner planner(reducer, {.every = 390}, compress_start);
+//   planner.finish_step(step, collective);   // after every step, on all ranks
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "compress/compressed_reducer.h"
+#include "compress/l_greco.h"
+
+namespace heddle {
+
+// What came out at a step.
+struct PlanReport {
+  int64_t step;  // steps that were made before the plan
+  std::vector<LayerChoices> layers;
+  LayerPlan plan;  // that is used from now on
+  bool changed;    // false: it is the one before, for which no better was found
+};
+
+struct LayerPlannerOptions {
+  int64_t every = 0;    // steps from window to window; 0: no plans
+  int64_t window = 10;  // steps, at most `every`
+  double alpha = 1;     // error of a plan over that of the uniform settings
+  std::function<void(const PlanReport&)> on_plan = {};
+  std::function<void(const std::string&)> log = {};  // told once for each reason to stay uniform
+};
+
+class LayerPlanner {
+ public:
+  // Runs a collective in its turn, named for the ledger, and waits for it.
+  using Collective =
+      std::function<void(const std::string& what, const std::function<void(Communicator&)>& call)>;
+
+  // The reducer, which compresses from step `start` on with uniform settings, must outlive the
+  // planner, as must the current Context. Throws InputError for options that cannot be and where no
+  // layer has a setting.
+  LayerPlanner(CompressedReducer& reducer, const LayerPlannerOptions& options, int64_t start);
+
+  // `step` steps have been made. Windows close at multiples of `every`; a plan takes effect ten
+  // steps later, or before the next window opens. Throws Error when the ranks' plans differ.
+  void finish_step(int64_t step, const Collective& collective);
+
+ private:
+  // All errors of all layers on this rank, in order.
+  using Table = std::vector<double>;
+
+  bool closes_at(int64_t step) const;
+  void close_window(int64_t step);
+  void average(Table& table, const Collective& collective) const;
+  void adopt(int64_t step, const Collective& collective);
+
+  CompressedReducer& reducer_;
+  LayerPlannerOptions options_;
+  int64_t start_, due_ = -1;
+  std::vector<LayerChoices> layers_;  // with the errors of the last table
+  std::vector<size_t> current_;       // a candidate for each of them
+  std::set<std::string> said_;
+  std::future<Table> table_;  // last: its thread uses the above
+};
+
+}  // namespace heddle

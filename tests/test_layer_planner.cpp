@@ -1,0 +1,392 @@
+// L-GreCo on the way of the gradients: tables against what the codecs do, windows, and plans that
+// are the same on all ranks, hold, and can be replayed.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "compress/low_rank.h"
+#include "compress/quantize.h"
+#include "optim/data_parallel.h"
+#include "tests/compress_helpers.h"
+
+using namespace heddle;
+
+namespace {
+
+const std::vector<std::string> kPlanned = {
+    "topk:density=0.05",      "randomk:density=0.05",
+    "scalecom:rate=20",       "scalecom:rate=20,beta=0.3,select=exact",
+    "qsgd:bits=4,bucket=100", "qsgd:bits=4,rounding=nearest",
+    "powersgd:rank=3"};
+
+// Layers whose gradients are of different sizes and differently peaked.
+struct Model {
+  ParameterStore store;
+  Model() {
+    for (int64_t i = 0; i < 6; ++i)
+      store.add(concat("layer", i, ".weight"), {40 + 10 * i, 30 + 7 * i}, constant_init(0));
+    store.add("bias", {50}, constant_init(0));
+    store.finalize(1);
+  }
+  // What rank and step decide about a mean that all share; `shift` changes which layer is how.
+  void fill(uint64_t rank, int64_t step, size_t shift) {
+    auto& all = store.parameters();
+    for (size_t i = 0; i < all.size(); ++i) {
+      const Philox common(1, i), own(2 + rank, static_cast<uint64_t>(step) * 100 + i);
+      const double peaks = 1 + static_cast<double>((i + shift) % 3);
+      const double size = std::exp2(-2 * static_cast<double>((i + shift) % 4));
+      for (int64_t j = 0; j < all[i].size(); ++j) {
+        const auto at = static_cast<uint64_t>(j);
+        const double x = common.normal(at) + 0.3 * own.normal(at);
+        all[i].grad.data<float>()[j] =
+            static_cast<float>(std::copysign(std::pow(std::abs(x), peaks), x) * size);
+      }
+    }
+  }
+};
+
+std::unique_ptr<Reducer> reducer_of(const std::string& spec, const ParameterStore& store) {
+  return make_reducer(parse_compress(spec), {.seed = 5, .min_compress = 100}, store);
+}
+
+struct TrainOptions {
+  std::string spec = "scalecom:rate=20";
+  int64_t steps = 45;
+  bool identical = false, overlap = true;
+  LayerPlannerOptions planner = {.every = 20, .window = 5};
+  std::map<std::string, double> replay = {};  // set when `replay_at` steps are made
+  int64_t replay_at = -1;
+  size_t (*shift)(int64_t step) = [](int64_t) -> size_t { return 0; };
+  void (*spoil)(Model&, int rank, int64_t step) = [](Model&, int, int64_t) {};
+};
+
+struct TrainRun {
+  std::vector<PlanReport> plans;
+  std::vector<std::string> log;
+  Values values;
+  std::vector<int64_t> payload;  // of the planned layers, by step
+};
+
+int64_t payload_of(const Ledger& ledger, const std::vector<LayerChoices>& layers) {
+  int64_t bytes = 0;
+  for (const LayerChoices& layer : layers)
+    for (const auto kind : {PayloadKind::values, PayloadKind::indices, PayloadKind::scales})
+      if (const auto entry = ledger.entries().find({layer.name, kind});
+          entry != ledger.entries().end())
+        bytes += entry->second.payload;
+  return bytes;
+}
+
+std::vector<TrainRun> train(int p, const TrainOptions& o) {
+  std::vector<TrainRun> runs(static_cast<size_t>(p));
+  expect_none(run_ranks(p, [&](Communicator& comm) {
+    TrainRun& run = runs[static_cast<size_t>(comm.rank())];
+    Model model;
+    auto reducer = reducer_of(o.spec, model.store);
+    auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
+    const std::vector<LayerChoices> layers = compressed.candidates();
+    DataParallelOptions parallel{.bucket_bytes = 20000, .overlap = o.overlap, .compress_start = 3};
+    parallel.planner = o.planner;
+    parallel.planner.on_plan = [&](const PlanReport& report) { run.plans.push_back(report); };
+    parallel.planner.log = [&](const std::string& line) { run.log.push_back(line); };
+    DataParallelOptimizer optimizer(model.store, make_sgd({}), comm, {}, parallel,
+                                    std::move(reducer));
+    int64_t before = 0;
+    for (int64_t step = 0; step < o.steps; ++step) {
+      if (step == o.replay_at)
+        for (const auto& [name, setting] : o.replay) compressed.set_choice(name, setting);
+      optimizer.begin_step(0.1);
+      model.fill(o.identical ? 0 : static_cast<uint64_t>(comm.rank()), step, o.shift(step));
+      o.spoil(model, comm.rank(), step);
+      auto& all = model.store.parameters();
+      for (size_t i = all.size(); i-- > 0;) {
+        all[i].next_beta();
+        optimizer.ready(all[i]);
+        optimizer.weights_free(all[i]);
+      }
+      optimizer.finish_step();
+      const int64_t bytes = payload_of(optimizer.ledger(), layers);
+      run.payload.push_back(bytes - before);
+      before = bytes;
+    }
+    optimizer.check_replicas();
+    run.values = flat_values(model.store.values());
+  }));
+  return runs;
+}
+
+double norm_of(const Values& x) {
+  double squares = 0;
+  for (const float v : x) squares += static_cast<double>(v) * v;
+  return std::sqrt(squares);
+}
+
+Tensor random_tensor(int64_t n, uint64_t seed) {
+  const Tensor x = Tensor::empty_on(Device{}, {n});
+  for (int64_t i = 0; i < n; ++i) {
+    const float v = Philox(seed, 7).normal(static_cast<uint64_t>(i));
+    x.data<float>()[i] = v * v * v;
+  }
+  return x;
+}
+
+// What one encoding of x loses, by the plainest means there are.
+double lost(const std::string& family, const Values& x, double setting, uint64_t draw) {
+  Values rest = x;
+  const auto n = std::ssize(x);
+  const auto drop_largest = [&](int64_t begin, int64_t end, int64_t k) {
+    std::sort(rest.begin() + begin, rest.begin() + end,
+              [](float a, float b) { return std::abs(a) > std::abs(b); });
+    std::fill_n(rest.begin() + begin, k, 0.0f);
+  };
+  const auto rate = static_cast<int64_t>(setting);
+  if (family == "chunk") {
+    for (int64_t c = 0; c < n; c += rate) drop_largest(c, std::min(n, c + rate), 1);
+  } else if (family == "exact") {
+    drop_largest(0, n, (n + rate - 1) / rate);
+  } else if (family == "topk") {
+    drop_largest(0, n, std::llround(setting * static_cast<double>(n)));
+  } else if (family == "randomk") {
+    const int64_t k = std::llround(setting * static_cast<double>(n));
+    for (const uint32_t i : select_random(n, k, Philox(draw, 3))) rest[i] = 0;
+  } else {
+    const int64_t block = family == "nearest" ? 512 : 100;
+    for (int64_t b = 0; b < n; b += block) {
+      const int64_t m = std::min(block, n - b);
+      const int bits = static_cast<int>(setting);
+      std::vector<uint8_t> bytes(static_cast<size_t>(quantized_bytes(m, bits)));
+      const auto noise = family == "nearest" ? std::nullopt : std::optional<Philox>({draw, 9});
+      quantize(x.data() + b, m, bits, noise, b, bytes.data());
+      dequantize(bytes.data(), m, bits, rest.data() + b);
+    }
+    for (int64_t i = 0; i < n; ++i) rest[static_cast<size_t>(i)] -= x[static_cast<size_t>(i)];
+  }
+  return norm_of(rest);
+}
+
+}  // namespace
+
+TEST_CASE("planner: error tables are what encoding and decoding loses") {
+  Context context({.threads = 2});
+  Model model;
+  const std::vector<std::string> families = {"topk",  "randomk", "chunk",
+                                             "exact", "noise",   "nearest"};
+  for (size_t f = 0; f < families.size(); ++f) {
+    const auto reducer = reducer_of(kPlanned[f], model.store);
+    const auto& compressed = dynamic_cast<const CompressedReducer&>(*reducer);
+    for (const LayerChoices& layer : compressed.candidates()) {
+      const Tensor x = random_tensor(model.store.find(layer.name)->size(), f);
+      const std::vector<double> errors = compressed.errors(layer, x);
+      REQUIRE(errors.size() == layer.settings.size());
+      for (size_t c = 0; c < errors.size(); ++c) {
+        CAPTURE(kPlanned[f]);
+        CAPTURE(layer.settings[c]);
+        const bool random = families[f] == "randomk" || families[f] == "noise";
+        double squares = 0;
+        const uint64_t draws = random ? 300 : 1;
+        for (uint64_t draw = 0; draw < draws; ++draw)
+          squares += std::pow(lost(families[f], x.to_vector(), layer.settings[c], draw), 2);
+        const double expected = std::sqrt(squares / static_cast<double>(draws));
+        CHECK(errors[c] == doctest::Approx(expected).epsilon(random ? 0.01 : 1e-5));
+      }
+    }
+  }
+}
+
+TEST_CASE("planner: PowerSGD's table comes close to the singular values that a rank leaves out") {
+  Context context({.threads = 2});
+  Model model;
+  const auto reducer = reducer_of("powersgd:rank=3", model.store);
+  const auto& compressed = dynamic_cast<const CompressedReducer&>(*reducer);
+  const LayerChoices layer = compressed.candidates()[0];
+  CHECK(layer.settings == std::vector<double>{1, 2, 3, 4, 5, 6});
+  CHECK(layer.uniform == 2);
+  const Shape shape = model.store.find(layer.name)->shape();
+  const int64_t rows = shape[0], columns = shape[1], rank = 12;
+  const Tensor u = random_tensor(rank * rows, 1), v = random_tensor(rank * columns, 2);
+  orthogonalize(u.data<float>(), rank, rows);
+  orthogonalize(v.data<float>(), rank, columns);
+  for (int64_t k = 0; k < rank; ++k)
+    for (int64_t i = 0; i < rows; ++i)
+      u.data<float>()[k * rows + i] *= static_cast<float>(std::pow(0.6, k));
+  const Tensor x = Tensor::empty_on(Device{}, {rows * columns});
+  multiply_factors(u.data<float>(), v.data<float>(), x.data<float>(), rows, columns, rank);
+  const std::vector<double> errors = compressed.errors(layer, x);
+  for (size_t r = 1; r <= errors.size(); ++r) {
+    double tail = 0;
+    for (int64_t k = static_cast<int64_t>(r); k < rank; ++k) tail += std::pow(0.36, k);
+    CHECK(errors[r - 1] >= std::sqrt(tail) * 0.9999);
+    CHECK(errors[r - 1] <= std::sqrt(tail) * 1.05);
+  }
+}
+
+TEST_CASE("planner: the bytes of each setting are those that the ledger counts") {
+  for (const std::string& spec : kPlanned) {
+    Context context({.threads = 1});
+    Model model;
+    const auto made = reducer_of(spec, model.store);
+    const auto layers = dynamic_cast<const CompressedReducer&>(*made).candidates();
+    CHECK(layers.size() == 6);
+    for (size_t c = 0; c < 9; ++c) {
+      TrainOptions o{.spec = spec, .steps = 4, .planner = {}, .replay_at = 3};
+      int64_t expected = 0;
+      for (const LayerChoices& layer : layers) {
+        const size_t i = std::min(c, layer.settings.size() - 1);
+        o.replay[layer.name] = layer.settings[i];
+        expected += layer.bytes[i];
+      }
+      CAPTURE(spec);
+      CAPTURE(c);
+      const int times = spec.starts_with("qsgd") ? 2 : 1;  // each rank's blocks, then the sums'
+      CHECK(train(2, o)[1].payload[3] == times * expected);
+    }
+  }
+}
+
+TEST_CASE("planner: a window has the signed sums of what was to be sent, without unfit steps") {
+  for (const char* spec : {"topk:density=0.05", "qsgd:bits=4"})
+    expect_none(run_ranks(2, [&](Communicator& comm) {
+      CompressModel model;
+      const auto reducer = make_reducer(parse_compress(spec), {.seed = 5}, model.store);
+      auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
+      Ledger ledger;
+      Values expected(static_cast<size_t>(model.store.find("fc.weight")->size()));
+      for (int64_t step = 0; step < 8; ++step) {
+        if (step == 2) compressed.open_window();
+        model.fill_random(comm.rank(), step);
+        const Tensor& grad = model.store.find("fc.weight")->grad;
+        const Values g = grad.to_vector(), m = state_of(*reducer)["residual.fc.weight"];
+        if (step == 4 && comm.rank() == 1) grad.data<float>()[3] = NAN;
+        if (step == 5 && comm.rank() == 0)
+          model.store.find("conv2.weight")->grad.data<float>()[0] = INFINITY;
+        const bool accepted = reducer->reduce(model.bucket(step), comm, ledger);
+        if (accepted == (step == 4 || step == 5)) throw Error("accepted or not");
+        for (size_t i = 0; i < expected.size() && step >= 2 && accepted; ++i)
+          expected[i] += g[i] + (m.empty() ? 0 : m[i]);
+      }
+      const auto sums = compressed.close_window();
+      if (sums.size() != 2) throw Error(concat(sums.size(), " layers"));
+      const Values sum = sums.at("fc.weight").to_vector();
+      for (size_t i = 0; i < sum.size(); ++i)
+        if (!(std::abs(sum[i] - expected[i]) < 1e-4)) throw Error(concat("sum at ", i));
+      (void)reducer->reduce(model.bucket(8), comm, ledger);
+      if (!compressed.close_window().empty()) throw Error("copied without a window");
+    }));
+}
+
+TEST_CASE("planner: identical learners have the same plan for any number of them") {
+  for (const std::string& spec : kPlanned) {
+    CAPTURE(spec);
+    const TrainOptions o{.spec = spec, .steps = 31, .identical = true};
+    const auto alone = train(1, o)[0].plans;
+    REQUIRE(alone.size() == 1);
+    CHECK(alone[0].step == 30);
+    CHECK(alone[0].plan.fallback == "");
+    for (const int p : {2, 4}) {
+      const auto plans = train(p, o)[0].plans;
+      REQUIRE(plans.size() == 1);
+      CHECK(plans[0].plan.chosen == alone[0].plan.chosen);
+      CHECK(plans[0].plan.error == alone[0].plan.error);
+    }
+  }
+}
+
+TEST_CASE("planner: different learners agree; the bytes fall; a replay is the same, bit for bit") {
+  for (const std::string& spec : kPlanned) {
+    CAPTURE(spec);
+    TrainOptions o{.spec = spec};
+    const auto runs = train(3, o);
+    REQUIRE(runs[0].plans.size() == 1);
+    const auto& [step, layers, plan, changed] = runs[0].plans[0];
+    CHECK(step == 30);
+    for (const TrainRun& run : runs) CHECK(run.plans[0].plan.chosen == plan.chosen);
+    CHECK(plan.error <= plan.budget);
+    const int times = spec.starts_with("qsgd") ? 2 : 1;
+    CHECK(runs[0].payload[29] == times * plan.uniform_bytes);
+    CHECK(runs[0].payload[30] == times * plan.bytes);
+    CHECK(runs[0].payload[44] == times * plan.bytes);
+    CHECK(changed == (plan.bytes < plan.uniform_bytes));
+    if (spec != "randomk:density=0.05") CHECK(changed);
+
+    o.overlap = false;
+    CHECK(train(3, o)[2].values == runs[0].values);
+    o.overlap = true;
+    o.planner = {};
+    for (size_t l = 0; l < layers.size(); ++l)
+      o.replay[layers[l].name] = layers[l].settings[plan.chosen[l]];
+    o.replay_at = step;
+    CHECK(train(3, o)[1].values == runs[0].values);
+    o.replay_at = -1;
+    CHECK((train(3, o)[0].values == runs[0].values) == !changed);
+  }
+}
+
+TEST_CASE("planner: windows close where they should; little gain is no reason to change") {
+  TrainOptions o{.spec = "qsgd:bits=4", .steps = 71};
+  auto plans = train(2, o)[0].plans;
+  REQUIRE(plans.size() == 3);
+  for (size_t i = 0; i < 3; ++i) CHECK(plans[i].step == 30 + 20 * static_cast<int64_t>(i));
+  CHECK(plans[0].changed);
+  for (const size_t i : {1, 2}) {
+    CHECK(!plans[i].changed);
+    CHECK(plans[i].plan.chosen == plans[0].plan.chosen);
+    CHECK(plans[i].plan.error <= 1.05 * plans[i].plan.budget);
+  }
+  // Other layers are peaked now: what was within the budget no longer is.
+  o.shift = [](int64_t step) -> size_t { return step < 30 ? 0 : 1; };
+  plans = train(2, o)[0].plans;
+  CHECK(plans[1].changed);
+  CHECK(plans[1].plan.chosen != plans[0].plan.chosen);
+  CHECK(plans[1].plan.error <= plans[1].plan.budget);
+  // A window as long as the interval, and no time for the background.
+  o = {.steps = 13, .planner = {.every = 6, .window = 10}};
+  plans = train(2, o)[0].plans;
+  REQUIRE(plans.size() == 1);  // compressed from step 3 on: 9 steps are the first whole window
+  CHECK(plans[0].step == 12);
+  o.planner.window = 3;
+  plans = train(2, o)[0].plans;
+  REQUIRE(plans.size() == 1);
+  CHECK(plans[0].step == 9);
+}
+
+TEST_CASE("planner: NaN in a window, zero gradients, plans that differ") {
+  TrainOptions o{.steps = 51};
+  o.spoil = [](Model& model, int rank, int64_t step) {
+    if (step == 17 && rank == 1) model.store.find("layer2.weight")->grad.data<float>()[5] = NAN;
+  };
+  for (const auto& run : train(2, o)) {
+    REQUIRE(run.plans.size() == 2);
+    CHECK(run.plans[0].plan.fallback == "");
+    CHECK(std::isfinite(run.plans[0].plan.error));
+    CHECK(run.log.empty());
+  }
+  // Nothing but NaN in a layer's window: nothing is known of it, and the plan says so, once.
+  o.spoil = [](Model& model, int rank, int64_t step) {
+    if (step > 10 && rank == 1) model.store.find("layer2.weight")->grad.data<float>()[5] = NAN;
+  };
+  auto run = train(2, o)[0];
+  CHECK(run.plans[1].plan.fallback == "an error is not a number");
+  CHECK(run.log.size() == 1);
+  o.spoil = [](Model& model, int, int64_t) { model.store.grads().fill_zero(); };
+  run = train(2, o)[0];
+  CHECK(run.plans[0].plan.fallback == "the budget is zero");
+  CHECK(!run.plans[0].changed);
+
+  const auto errors = run_ranks(2, [](Communicator& comm) {
+    Model model;
+    auto reducer = reducer_of("scalecom:rate=20", model.store);
+    LayerPlanner planner(dynamic_cast<CompressedReducer&>(*reducer),
+                         {.every = 2, .window = 2, .alpha = comm.rank() == 0 ? 1.0 : 2.0}, 0);
+    Ledger ledger;
+    for (int64_t step = 0; step < 2; ++step) {
+      model.fill(0, step, 0);
+      auto& all = model.store.parameters();
+      GradientBucket bucket{model.store.grads(), {}, step};
+      for (size_t i = all.size(); i-- > 0;) bucket.parameters.push_back(&all[i]);
+      (void)reducer->reduce(bucket, comm, ledger);
+      planner.finish_step(step + 1, [&](const auto&, const auto& call) { call(comm); });
+    }
+  });
+  CHECK(errors[0].find("the layer plan of rank 1") != std::string::npos);
+}
