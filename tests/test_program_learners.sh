@@ -58,6 +58,24 @@ awk -v a="$(json scalecom.json ratio_layers)" -v b="$(json scalecom.json ratio_w
   -v d="$(json four.json ratio_wire)" 'BEGIN { exit !(a > 45 && a <= 50.5 && b > 25 && b < a && c > 5 && c < 8 && d == 1) }' ||
   fail "ratios: $(cat scalecom.json qsgd.json)"
 
+planned=(--image-size 16 --steps 15 --threads 1 --print-freq 4 --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
+  --lgreco every=8,window=4)
+"$resnet" "${planned[@]}" --output-dir planned >/dev/null 2>planned.err || fail 'layer plans'
+grep -q 'step 12: layer plan: [1-9]' planned.err || fail "no word of a plan: $(cat planned.err)"
+grep -q '"name": "layer3.0.conv1.weight"' planned/plan-12.json || fail "plan: $(head -c 600 planned/plan-12.json)"
+awk -v a="$(sed -n 's/^  "bytes": \(.*\),/\1/p' planned/plan-12.json)" -v b="$(sed -n 's/^  "uniform_bytes": \(.*\),/\1/p' planned/plan-12.json)" \
+  'BEGIN { exit !(a > 0 && a < b) }' || fail "a plan that saves nothing: $(head -12 planned/plan-12.json)"
+"$resnet" "${planned[@]}" --quiet --overlap off --output-dir planned_off >/dev/null || fail 'layer plans, overlap off'
+same planned planned_off 'layer plans, overlap on and off'
+cmp -s planned/plan-12.json planned_off/plan-12.json || fail 'plans of two runs differ'
+sed 's/"setting": .*/"setting": 50.0,/' planned/plan-12.json >uniform.json
+plan=("${images[@]}" "${packed[@]}" scalecom:rate=50 --learners 3)
+"$resnet" "${plan[@]}" --output-dir plain >/dev/null && "$resnet" "${plan[@]}" --plan uniform.json --output-dir uniform >/dev/null &&
+  "$resnet" "${plan[@]}" --plan planned/plan-12.json --output-dir replay >/dev/null || fail 'plans that are replayed'
+same plain uniform 'a plan of uniform settings'
+[ "$(losses replay)" != "$(losses plain)" ] || fail 'a plan that changes nothing'
+[ -z "$(ls replay | grep plan-)" ] || fail 'a plan of a run that makes none'
+
 # ------------------------------------------------------------------------------------------- text
 for i in {1..400}; do echo "line $((i % 7)): the cat saw the dog"; done >a.txt
 text=(--data a.txt --emsize 12 --nhid 12 --nlayers 1 --dropout 0.1 --bptt 8 --epochs 1 --optimizer sgd --lr 1
@@ -77,6 +95,10 @@ if [ -n "$mpirun" ]; then
   ranks 4 "$resnet" "${images[@]}" "${packed[@]}" scalecom:rate=50 --output-dir scalecom_mpi >/dev/null 2>&1 ||
     fail 'scalecom under mpirun'
   same scalecom scalecom_mpi 'threads and MPI, compressed'
+  mpi_planned=(); for flag in "${planned[@]}"; do [ "$flag" = --learners ] || [ "$flag" = 3 ] || mpi_planned+=("$flag"); done
+  ranks 3 "$resnet" "${mpi_planned[@]}" --quiet --output-dir planned_mpi >/dev/null 2>&1 || fail 'layer plans under mpirun'
+  same planned planned_mpi 'threads and MPI, layer plans'
+  cmp -s planned/plan-12.json planned_mpi/plan-12.json || fail 'plans of threads and MPI differ'
   ranks 3 "$lm" "${text[@]}" --batch-size 2 --output-dir lm_mpi >/dev/null 2>&1 || fail 'mpirun train_lm'
   same three lm_mpi 'threads and MPI, text'
   refuse 'under a launcher' ranks 2 "$resnet" --learners 2
@@ -95,6 +117,23 @@ refuse 'qsgd' "$resnet" --learners 2 --compress qsdg
 refuse 'bits' "$resnet" --learners 2 --compress qsgd:bits=9
 refuse 'need --compress' "$resnet" --learners 2 --dense-layers fc
 refuse 'no expression' "$resnet" --learners 2 --compress topk --dense-layers '('
+for spec in none bf16 fp16; do refuse 'no setting' "$resnet" --learners 2 --compress $spec --layerwise lgreco; done
+refuse 'no setting' "$resnet" --learners 2 --compress bf16 --plan planned/plan-12.json
+refuse 'not both' "$resnet" --learners 2 --compress topk --layerwise lgreco --plan planned/plan-12.json
+refuse 'nearest is alpha' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco aplha=2
+refuse 'expected a number from' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco alpha=0
+refuse 'not yet' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco objective=time
+refuse 'needs --layerwise' "$resnet" --learners 2 --compress topk --lgreco every=5
+replay() { refuse "$1" "$resnet" --learners "${4:-3}" --image-size 16 --steps 1 --batch-size 4 --arch "$2" --compress scalecom --plan "$3"; }
+refuse 'of --compress scalecom' "$resnet" --learners 3 --image-size 16 --steps 1 --batch-size 4 --compress topk --plan planned/plan-12.json
+replay 'another network' resnet18 planned/plan-12.json
+replay 'no setting for' resnet32 planned/plan-12.json
+replay 'of 3 learners, not 2' resnet20 planned/plan-12.json 2
+replay 'is no plan' resnet20 a.txt
+replay 'no such' resnet20 nowhere.json
+sed 's/"setting": .*/"setting": 0.5,/' planned/plan-12.json >half.json && replay 'whole number' resnet20 half.json
+sed 's/"name": "layer3.0.conv1/"name": "layer9.conv/' planned/plan-12.json >other.json && replay 'another network' resnet20 other.json
+[ "$(wc -l <stderr)" = 1 ] || fail "one line for a bad plan: $(cat stderr)"
 refuse 'needs a GPU\|expected --device cuda' "$resnet" --learners 2 --comm nccl --device cpu
 pixel=iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==
 for i in 1 2 3; do mkdir -p images/{train,valid}/$i; base64 -d <<<$pixel | tee images/train/$i/a.png >images/valid/$i/a.png; done
