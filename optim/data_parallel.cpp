@@ -70,7 +70,6 @@ void DataParallelOptimizer::event(const char* what, size_t bucket) {
 }
 
 void DataParallelOptimizer::begin_step(double lr) {
-  std::lock_guard lock(mutex_);
   optimizer_.begin_step(lr);
   next_ = 0;
   ready_.clear();
@@ -103,7 +102,6 @@ void DataParallelOptimizer::exchange(size_t index) {
   exchange_s_ += steady_seconds() - begin;
   rejected_ += !finite;
   event("reduced", index);
-  std::lock_guard lock(mutex_);
   arrow(Trace::Flow::end, "update", index);
   for (Parameter* p : bucket.parameters) {
     p->touched_rows.reset();  // other ranks had other rows
@@ -132,10 +130,7 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   return finite;
 }
 
-void DataParallelOptimizer::weights_free(Parameter& p) {
-  std::lock_guard lock(mutex_);
-  optimizer_.weights_free(p);
-}
+void DataParallelOptimizer::weights_free(Parameter& p) { optimizer_.weights_free(p); }
 
 StepReport DataParallelOptimizer::finish_step() {
   if (!alone() && last_micro_step()) {

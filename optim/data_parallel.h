@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -119,7 +118,6 @@ class DataParallelOptimizer {
   std::unique_ptr<Reducer> reducer_;
   std::set<std::string> named_missing_;
   std::set<const Parameter*> ready_;
-  std::mutex mutex_;  // of optimizer_, which both threads tell what happened
   Optimizer optimizer_;
   std::unique_ptr<CommWorker> worker_;  // last: its jobs use all of the above
 };
