@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/kernels.h"
 #include "core/trace.h"
@@ -101,6 +102,7 @@ void DataParallelOptimizer::exchange(size_t index) {
   const bool finite = sum(bucket);
   exchange_s_ += steady_seconds() - begin;
   rejected_ += !finite;
+  buckets_[index].accepted = finite;
   event("reduced", index);
   arrow(Trace::Flow::end, "update", index);
   for (Parameter* p : bucket.parameters) {
@@ -122,7 +124,7 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   bool finite = true;
   if (compressing()) {
     TraceRange range("compress", comm_.tag());
-    finite = reducer_->reduce({flat, bucket.parameters, step_}, comm_, ledger_);
+    finite = reducer_->reduce(bucket_gradients(bucket), comm_, ledger_);
   } else {
     ledger_.book(comm_, bucket.parts, [&] { comm_.all_reduce(flat); });
   }
@@ -153,6 +155,9 @@ StepReport DataParallelOptimizer::finish_step() {
   micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;
   const StepReport report = optimizer_.finish_step();
   if (report.due) {
+    if (report.skipped && compressing())
+      for (const Bucket& bucket : buckets_)
+        if (bucket.accepted) reducer_->take_back(bucket_gradients(bucket), comm_.size());
     ++(compressing() ? totals_.compressed_steps : totals_.dense_steps);
     ++step_;
     if (!alone() && parallel_.check_every > 0 && step_ % parallel_.check_every == 0)
@@ -165,10 +170,17 @@ int64_t DataParallelOptimizer::dense_bytes() const {
   return 2 * store_.count() * 4 * (comm_.size() - 1) / comm_.size();
 }
 
+GradientBucket DataParallelOptimizer::bucket_gradients(const Bucket& bucket) const {
+  return {store_.grads().slice(bucket.begin, bucket.end), bucket.parameters, step_};
+}
+
 void DataParallelOptimizer::clip_locally() {
   const double norm = global_norm(store_) / accumulate_;
-  if (!std::isfinite(norm)) return;  // such a gradient is not applied anyway
-  const double limit = parallel_.local_clip / std::sqrt(static_cast<double>(comm_.size()));
+  if (!std::isfinite(norm)) {  // then nothing of this step can be trusted: every bucket is refused
+    for (Parameter& p : store_.parameters()) fill(p.grad, std::numeric_limits<float>::quiet_NaN());
+    return;
+  }
+  const double limit = parallel_.local_clip * std::sqrt(static_cast<double>(comm_.size()));
   if (norm > limit) scale(store_.grads(), static_cast<float>(clip_factor(norm, limit)));
 }
 
