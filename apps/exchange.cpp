@@ -58,6 +58,9 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
   if (local && (comm.size() > 1 || reducer != nullptr)) {
     parallel.local_clip = o.clip_grad_norm;
     options.clip_grad_norm = 0;
+  } else if (log && o.clip_grad_norm > 0 && reducer != nullptr && reducer->keeps_residuals()) {
+    log("--clip-mode " + o.clip_mode +
+        " clips what has been sent: what it cuts off is in no residual, and lost");
   }
   return {store, make_rule(o), comm, options, parallel, std::move(reducer)};
 }

@@ -149,7 +149,7 @@ void add_training_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& tex
       "clip-mode", &o.clip_mode,
       {.value = "MODE",
        .help = "what --clip-grad-norm looks at: global or aggregate, the mean over the learners; "
-               "local, each learner's own gradient before it is compressed, against X / "
+               "local, each learner's own gradient before it is compressed, against X * "
                "sqrt(learners)",
        .choices = {"", "global", "local", "aggregate"},
        .default_text = "local where compression keeps residuals, else global"});

@@ -126,11 +126,15 @@ void TrainingLog::finish_epoch() {
   result_.bytes_received = totals.traffic.received;
   result_.bytes_dense = optimizer_.dense_bytes() * result_.step;
   result_.exposed_comm_s = totals.exposed_s;
+  result_.rejected_buckets = totals.rejected;
 }
 
 void TrainingLog::finish(const ParameterStore& store) {
   result_.ratios = ratios(optimizer_, store);
   if (folder_ == nullptr || result_.world_size == 1) return;
+  if (result_.rejected_buckets > 0)
+    progress_->note(concat(result_.rejected_buckets,
+                           " exchanges held gradients that were not finite, and were not applied"));
   const DataParallelOptimizer::Totals& totals = optimizer_.totals();
   folder_->metric(ledger_json(optimizer_.ledger()));
   if (!o_.ledger) return;
@@ -226,6 +230,7 @@ void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
                   {"ratio_values", result.ratios.values},
                   {"ratio_wire", result.ratios.wire},
                   {"ratio_run", result.ratios.run},
+                  {"rejected_buckets", result.rejected_buckets},
                   {"exposed_comm_s", result.exposed_comm_s},
                   {"seed", seed}});
   if (folder != nullptr) summary["run_folder"] = folder->path();

@@ -37,7 +37,8 @@ struct TrainingResult {
   // Of rank 0, over the run; dense: what a plain exchange of all gradients would have sent.
   int64_t bytes_sent = 0, bytes_received = 0, bytes_dense = 0;
   Ratios ratios;
-  double exposed_comm_s = 0;  // waited for exchanges that backward did not hide
+  int64_t rejected_buckets = 0;  // exchanges that some rank's gradients made unfit
+  double exposed_comm_s = 0;     // waited for exchanges that backward did not hide
 };
 
 // Seconds of one update, by what they went into; lap() gives the time since the last call.

@@ -36,7 +36,7 @@ const char* kind_name(PayloadKind kind) {
 }
 
 void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
-                  const std::function<void()>& call) {
+                  const std::function<void()>& call, bool again) {
   check(!parts.empty(), "ledger: expected at least one part of a payload");
   const Traffic before = comm.total_traffic();
   const double begin_s = steady_seconds();
@@ -52,7 +52,8 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
     for (const PayloadPart& part : parts) {
       const int64_t end = begin + (even ? 1 : part.bytes);
       add(entries_[{part.layer, part.kind}],
-          {part.bytes, share(sent, begin, end, total), share(received, begin, end, total)});
+          {again ? 0 : part.bytes, share(sent, begin, end, total),
+           share(received, begin, end, total)});
       begin = end;
     }
   };

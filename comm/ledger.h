@@ -30,10 +30,11 @@ struct PayloadPart {
 
 class Ledger {
  public:
-  // Runs the call and books what it sent and received, even when it throws. Parts of no bytes at
-  // all share alike.
+  // Runs the call and books what it sent and received, even when it throws. A payload that travels
+  // twice, to its owner and back, counts as payload once: `again` is the second time. Parts of no
+  // bytes at all share alike.
   void book(Communicator& comm, const std::vector<PayloadPart>& parts,
-            const std::function<void()>& call);
+            const std::function<void()>& call, bool again = false);
 
   struct Entry {
     int64_t payload = 0;             // bytes of payload, once for each collective

@@ -98,10 +98,15 @@ class BlockExchange : public CompressedReducer {
     const int p = e.comm.size(), me = e.comm.rank();
     Plan plan;
     plan.used.assign(static_cast<size_t>(p), 4);
+    // Short enough that the owners' shares of a small bucket are alike.
+    int64_t elements = 0;
+    for (const Item& item : e.compressed) elements += item.n();
+    for (const auto& [name, x] : e.dense) elements += x.size();
+    const int64_t length = std::clamp<int64_t>(elements / (4 * p) / 64 * 64, 64, kBlock);
     for (const Item& item : e.compressed)
       plan.add(item.name(), item.tensor, coding_, static_cast<int>(item.layer->choice),
-               item.layer->index, block_);
-    for (const auto& [name, x] : e.dense) plan.add(name, x, Coding::fp32, 0, 0, kBlock);
+               item.layer->index, coding_ == Coding::levels ? block_ : length);
+    for (const auto& [name, x] : e.dense) plan.add(name, x, Coding::fp32, 0, 0, length);
     const int64_t slot = std::ranges::max(plan.used);
     int64_t rest = p * slot;  // flags, and what fills the slots up
     for (const PayloadPart& part : plan.parts) rest -= part.bytes;
@@ -128,7 +133,8 @@ class BlockExchange : public CompressedReducer {
       }
       encode(b, sum.data(), noise_of(b, e, 1), sums.data<uint8_t>() + b.place);
     });
-    e.ledger.book(e.comm, plan.parts, [&] { e.comm.all_gather(sums, theirs); });
+    e.ledger.book(
+        e.comm, plan.parts, [&] { e.comm.all_gather(sums, theirs); }, true);
     for_blocks(plan.blocks,
                [&](const Block& b) { decode(b, slot_of(theirs, b.owner) + b.place, b.x); });
     return std::ranges::all_of(plan.blocks, [](const Block& b) {

@@ -70,7 +70,9 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   if (e.compressed.empty()) {
     accepted = sum_dense(bucket, flat, comm, ledger);
   } else {
-    e.finite = all_finite(flat);
+    // What a rank may add to a sum leaves room for others: a residual beyond it could never be
+    // sent.
+    e.finite = largest_magnitude(flat.data<float>(), flat.size()) <= magnitude(1e30f);
     if (!e.finite) flat.fill_zero();
     NamedTensors seen;
     if (window_)
@@ -129,6 +131,13 @@ std::vector<double> CompressedReducer::settings(const Layer& layer) const {
 std::vector<double> CompressedReducer::lost_norms(const Layer& /*layer*/, const Tensor& /*x*/,
                                                   const std::vector<double>& /*settings*/) const {
   throw InputError(concat(name(), " does not say what it loses: no plan of its settings"));
+}
+
+void CompressedReducer::take_back(const GradientBucket& bucket, int ranks) {
+  if (!feedback_) return;
+  for (const Parameter* p : bucket.parameters)
+    if (feedback_->holds(p->name))
+      feedback_->owe(p->name, p->grad.to(Device{}).reshape({p->size()}), 1.0 / ranks);
 }
 
 std::map<std::string, double> CompressedReducer::choices() const {

@@ -30,6 +30,7 @@ class CompressedReducer : public Reducer {
 
   const char* name() const override { return family_.name.c_str(); }
   bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) final;
+  void take_back(const GradientBucket& bucket, int ranks) override;
   std::map<std::string, double> choices() const override;
   void set_choice(const std::string& parameter, double value) override;
   bool keeps_residuals() const override { return feedback_.has_value(); }

@@ -39,6 +39,10 @@ void ErrorFeedback::keep_unsent(const std::string& name, const Tensor& x, const 
   });
 }
 
+void ErrorFeedback::owe(const std::string& name, const Tensor& x, double share) {
+  axpy(static_cast<float>(beta_ * share), x, residual(name, x.size()));
+}
+
 void ErrorFeedback::clear(const std::string& name) {
   if (holds(name)) residuals_.at(name).fill_zero();
 }

@@ -33,6 +33,8 @@ class ErrorFeedback {
   void compensate(const std::string& name, const Tensor& x);
   // The residual after x, compensated, was sent at the indices. Leaves zeros in x.
   void keep_unsent(const std::string& name, const Tensor& x, const Indices& sent);
+  // More is owed: m += beta * share * x.
+  void owe(const std::string& name, const Tensor& x, double share);
   // The residual after all of it was sent.
   void clear(const std::string& name);
 

@@ -32,6 +32,9 @@ class Reducer {
   // them. False when a rank's gradients held NaN or Inf: then the bucket must not be applied, its
   // contents mean nothing, and the residuals are as if nothing had been sent.
   virtual bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) = 0;
+  // The sums that reduce() has left in the bucket are not going to be applied: to each rank returns
+  // an equal part of what was delivered, so that all of it is still owed.
+  virtual void take_back(const GradientBucket& /*bucket*/, int /*ranks*/) {}
   // The setting that may differ from layer to layer (rate, density, bits or rank, by family): what
   // it is for the layers that have one, and what it shall be from the next step on, on all ranks.
   // Residuals stay. 0: the family's rule will decide (rate=auto). Throws InputError for a layer

@@ -8,6 +8,7 @@
 //
 // Random-k (Stich et al. 2018, arXiv 1809.07599): every rank draws the same indices from random
 // numbers that depend on seed, step and layer alone, so that nothing but values travels.
+#include <algorithm>
 #include <cmath>
 
 #include "compress/compressed_reducer.h"
@@ -62,14 +63,13 @@ class ScaleCom : public SharedIndices {
 
  protected:
   std::vector<Indices> choose(Exchange& e) override {
+    agree_on_rates(e);
     const int leader = static_cast<int>(e.step % e.comm.size());
     std::vector<IndexCode> codes;
     std::vector<PayloadPart> parts;
     int64_t bytes = 0;
     for (const Item& item : e.compressed) {
-      double& rate = item.layer->choice;
-      if (rate == 0) rate = automatic_rate(item.layer->parameter->uses_per_sample);
-      codes.push_back(code(item.n(), rate));
+      codes.push_back(code(item.n(), item.layer->choice));
       parts.push_back({item.name(), PayloadKind::indices, codes.back().bytes()});
       bytes += parts.back().bytes;
     }
@@ -100,6 +100,20 @@ class ScaleCom : public SharedIndices {
   }
 
  private:
+  // rate=auto is settled when a layer is first sent, by the first rank: another one may have used a
+  // layer less often, or not at all.
+  static void agree_on_rates(Exchange& e) {
+    const auto open = [](const Item& item) { return item.layer->choice == 0; };
+    if (std::none_of(e.compressed.begin(), e.compressed.end(), open)) return;
+    const Tensor rates = Tensor::empty_on(Device{}, {std::ssize(e.compressed)});
+    for (size_t i = 0; i < e.compressed.size(); ++i)
+      rates.data<float>()[i] =
+          static_cast<float>(automatic_rate(e.compressed[i].layer->parameter->uses_per_sample));
+    e.ledger.book(e.comm, {{"rates", PayloadKind::control, rates.bytes()}},
+                  [&] { e.comm.broadcast(rates, 0); });
+    for (size_t i = 0; i < e.compressed.size(); ++i)
+      if (open(e.compressed[i])) e.compressed[i].layer->choice = rates.data<float>()[i];
+  }
   IndexCode code(int64_t n, double rate) const {
     const auto chunk = static_cast<int64_t>(rate);
     return {n, (n + chunk - 1) / chunk, exact_ ? 0 : chunk};

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/kernels.h"
 #include "core/trace.h"
@@ -74,7 +75,6 @@ void DataParallelOptimizer::event(const char* what, size_t bucket) {
 }
 
 void DataParallelOptimizer::begin_step(double lr) {
-  std::lock_guard lock(mutex_);
   optimizer_.begin_step(lr);
   next_ = 0;
   ready_.clear();
@@ -106,8 +106,8 @@ void DataParallelOptimizer::exchange(size_t index) {
   const bool finite = sum(bucket);
   exchange_s_ += steady_seconds() - begin;
   rejected_ += !finite;
+  buckets_[index].accepted = finite;
   event("reduced", index);
-  std::lock_guard lock(mutex_);
   arrow(Trace::Flow::end, "update", index);
   for (Parameter* p : bucket.parameters) {
     p->touched_rows.reset();  // other ranks had other rows
@@ -128,7 +128,7 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   bool finite = true;
   if (compressing()) {
     TraceRange range("compress", comm_.tag());
-    finite = reducer_->reduce({flat, bucket.parameters, step_}, comm_, ledger_);
+    finite = reducer_->reduce(bucket_gradients(bucket), comm_, ledger_);
   } else {
     ledger_.book(comm_, bucket.parts, [&] { comm_.all_reduce(flat); });
   }
@@ -136,10 +136,7 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   return finite;
 }
 
-void DataParallelOptimizer::weights_free(Parameter& p) {
-  std::lock_guard lock(mutex_);
-  optimizer_.weights_free(p);
-}
+void DataParallelOptimizer::weights_free(Parameter& p) { optimizer_.weights_free(p); }
 
 StepReport DataParallelOptimizer::finish_step() {
   if (!alone() && last_micro_step()) {
@@ -162,6 +159,9 @@ StepReport DataParallelOptimizer::finish_step() {
   micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;
   const StepReport report = optimizer_.finish_step();
   if (report.due) {
+    if (report.skipped && compressing())
+      for (const Bucket& bucket : buckets_)
+        if (bucket.accepted) reducer_->take_back(bucket_gradients(bucket), comm_.size());
     ++(compressing() ? totals_.compressed_steps : totals_.dense_steps);
     ++step_;
     if (planner_ != nullptr)
@@ -177,10 +177,17 @@ int64_t DataParallelOptimizer::dense_bytes() const {
   return 2 * store_.count() * 4 * (comm_.size() - 1) / comm_.size();
 }
 
+GradientBucket DataParallelOptimizer::bucket_gradients(const Bucket& bucket) const {
+  return {store_.grads().slice(bucket.begin, bucket.end), bucket.parameters, step_};
+}
+
 void DataParallelOptimizer::clip_locally() {
   const double norm = global_norm(store_) / accumulate_;
-  if (!std::isfinite(norm)) return;  // such a gradient is not applied anyway
-  const double limit = parallel_.local_clip / std::sqrt(static_cast<double>(comm_.size()));
+  if (!std::isfinite(norm)) {  // then nothing of this step can be trusted: every bucket is refused
+    for (Parameter& p : store_.parameters()) fill(p.grad, std::numeric_limits<float>::quiet_NaN());
+    return;
+  }
+  const double limit = parallel_.local_clip * std::sqrt(static_cast<double>(comm_.size()));
   if (norm > limit) scale(store_.grads(), static_cast<float>(clip_factor(norm, limit)));
 }
 

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -34,8 +33,9 @@ struct DataParallelOptions {
   bool overlap = true;             // false: all exchanges begin when backward has ended; same bits
   int64_t check_every = 100;       // steps between two comparisons of the replicas; 0: never
   int64_t compress_start = 0;      // steps that are exchanged densely before a reducer takes over
-  // Largest norm of the mean gradient of one rank is this / sqrt(ranks), before it is compressed
-  // (Lin et al. 2018, section 3.2); exchanges then wait for the end of backward. 0: none.
+  // Largest norm of the mean gradient of one rank is this * sqrt(ranks), before it is compressed;
+  // exchanges then wait for the end of backward. 0: none. Lin et al. 2018 (arXiv 1712.01887,
+  // section 3.2) clip at threshold / sqrt(ranks) what is divided by the number of ranks already.
   double local_clip = 0;
   // Of the reducer's settings by layer, where `every` is above 0: then it must be a
   // CompressedReducer.
@@ -91,6 +91,7 @@ class DataParallelOptimizer {
     std::vector<Parameter*> parameters;
     std::vector<PayloadPart> parts;  // of a dense exchange
     size_t open = 0;                 // parameters that are not ready
+    bool accepted = false;           // by the reducer, in this step
   };
 
   bool alone() const { return worker_ == nullptr; }
@@ -100,6 +101,7 @@ class DataParallelOptimizer {
   void exchange(size_t index);
   bool sum(const Bucket& bucket);
   bool compressing() const { return reducer_ != nullptr && step_ >= parallel_.compress_start; }
+  GradientBucket bucket_gradients(const Bucket& bucket) const;
   void clip_locally();
   void wait();
   void event(const char* what, size_t bucket);
@@ -124,7 +126,6 @@ class DataParallelOptimizer {
   std::unique_ptr<LayerPlanner> planner_;
   std::set<std::string> named_missing_;
   std::set<const Parameter*> ready_;
-  std::mutex mutex_;  // of optimizer_, which both threads tell what happened
   Optimizer optimizer_;
   std::unique_ptr<CommWorker> worker_;  // last: its jobs use all of the above
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/kernels.h"
 #include "core/trace.h"
@@ -51,40 +52,42 @@ UpdateInput Optimizer::input(double clip) const {
   return {.lr = lr_, .grad_scale = clip / averaged_, .step = steps() + 1};
 }
 
-void Optimizer::ready(Parameter& p) {
-  Progress& progress = progress_[&p];
-  progress.ready = true;
-  update_if_allowed(p, progress);
-}
+void Optimizer::ready(Parameter& p) { signal(p, &Progress::ready); }
+
+void Optimizer::weights_free(Parameter& p) { signal(p, &Progress::free); }
 
 void Optimizer::reject(Parameter& p) {
+  std::lock_guard lock(mutex_);
   progress_[&p].updated = true;
   ++not_finite_;
 }
 
-void Optimizer::weights_free(Parameter& p) {
-  Progress& progress = progress_[&p];
-  progress.free = true;
-  update_if_allowed(p, progress);
-}
-
-void Optimizer::update_if_allowed(Parameter& p, const Progress& progress) {
-  // A gradient that nobody wrote is stale memory; finish_step sets it to zero.
-  if (progress.ready && progress.free && p.written && !deferred_ && last_micro_step())
-    update_one(p);
+void Optimizer::signal(Parameter& p, bool Progress::*what) {
+  {
+    std::lock_guard lock(mutex_);
+    Progress& progress = progress_[&p];
+    progress.*what = true;
+    // A gradient that nobody wrote is stale memory; finish_step sets it to zero.
+    if (!progress.ready || !progress.free || progress.updated || !p.written || deferred_ ||
+        !last_micro_step())
+      return;
+    progress.updated = true;
+  }
+  update_one(p);
 }
 
 void Optimizer::update_one(Parameter& p) {
-  Progress& progress = progress_[&p];
-  if (progress.updated) return;
-  progress.updated = true;
   TraceRange range("update", p.name);
-  if (all_finite(p.grad)) {
-    rule_->update(p, input());
-    ++updated_;
-  } else {
-    ++not_finite_;
-  }
+  const bool finite = all_finite(p.grad);
+  if (finite) rule_->update(p, input());
+  std::lock_guard lock(mutex_);
+  ++(finite ? updated_ : not_finite_);
+}
+
+// At the end of a step, when no other thread signals any more.
+void Optimizer::update_rest() {
+  for (Parameter& p : store_.parameters())
+    if (!std::exchange(progress_[&p].updated, true)) update_one(p);
 }
 
 void Optimizer::zero_missing_gradients() {
@@ -111,7 +114,7 @@ void Optimizer::finish_deferred(StepReport& report) {
       for (const Range& r : ranges_) rule_->update_range(r.begin, r.end, r.decay, input(clip));
     updated_ = std::ssize(store_.parameters());
   } else if (options_.on_nonfinite == OnNonfinite::bucket && options_.clip_grad_norm == 0) {
-    for (Parameter& p : store_.parameters()) update_one(p);
+    update_rest();
   } else {
     for (const Parameter& p : store_.parameters())
       not_finite_ += !progress_[&p].updated && !all_finite(p.grad);
@@ -129,7 +132,7 @@ StepReport Optimizer::finish_step() {
   if (deferred_)
     finish_deferred(report);
   else
-    for (Parameter& p : store_.parameters()) update_one(p);
+    update_rest();
   report.due = true;
   report.skipped = updated_ == 0 && not_finite_ > 0;
   report.skipped_parameters = not_finite_;

@@ -2,7 +2,8 @@
 // A parameter's update waits for two signals: ready (its gradient is final) and weights_free (the
 // last closure that reads its value has returned). Clipping by the global norm and skipping whole
 // steps need all gradients first: then everything happens in finish_step. Both ways give the same
-// bits.
+// bits. ready, reject and weights_free may come from several threads; an update runs on the thread
+// that brought the second signal, and two updates may run at once.
 //
 //   optimizer.begin_step(schedule.lr(step));
 //   tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
@@ -14,6 +15,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -82,7 +84,8 @@ class Optimizer {
 
   bool last_micro_step() const { return micro_step_ + 1 == options_.accumulate; }
   UpdateInput input(double clip = 1) const;
-  void update_if_allowed(Parameter& p, const Progress& progress);
+  void signal(Parameter& p, bool Progress::*what);
+  void update_rest();
   void update_one(Parameter& p);
   void zero_missing_gradients();
   void finish_deferred(StepReport& report);
@@ -94,6 +97,7 @@ class Optimizer {
   bool deferred_;
   double lr_ = 0;
   int micro_step_ = 0;
+  std::mutex mutex_;                      // of the next two lines
   int64_t updated_ = 0, not_finite_ = 0;  // parameters in this step
   std::unordered_map<const Parameter*, Progress> progress_;
   std::vector<Range> ranges_;
