@@ -330,12 +330,13 @@ TEST_CASE("planner: windows close where they should; little gain is no reason to
     CHECK(!plans[i].changed);
     CHECK(plans[i].plan.chosen == plans[0].plan.chosen);
     CHECK(plans[i].plan.error <= 1.05 * plans[i].plan.budget);
+    CHECK(plans[i].plan.uniform_bytes == plans[0].plan.uniform_bytes);
   }
   // Other layers are peaked now: what was within the budget no longer is.
-  o.shift = [](int64_t step) -> size_t { return step < 30 ? 0 : 1; };
+  o.shift = [](int64_t step) -> size_t { return step < 30 ? 1 : 0; };
   plans = train(2, o)[0].plans;
   CHECK(plans[1].changed);
-  CHECK(plans[1].plan.chosen != plans[0].plan.chosen);
+  CHECK(plans[1].plan.bytes > plans[0].plan.bytes);
   CHECK(plans[1].plan.error <= plans[1].plan.budget);
   // A window as long as the interval, and no time for the background.
   o = {.steps = 13, .planner = {.every = 6, .window = 10}};

@@ -130,7 +130,7 @@ replay 'another network' resnet18 planned/plan-12.json
 replay 'no setting for' resnet32 planned/plan-12.json
 replay 'of 3 learners, not 2' resnet20 planned/plan-12.json 2
 replay 'is no plan' resnet20 a.txt
-replay 'no such' resnet20 nowhere.json
+replay 'No such file' resnet20 nowhere.json
 sed 's/"setting": .*/"setting": 0.5,/' planned/plan-12.json >half.json && replay 'whole number' resnet20 half.json
 sed 's/"name": "layer3.0.conv1/"name": "layer9.conv/' planned/plan-12.json >other.json && replay 'another network' resnet20 other.json
 [ "$(wc -l <stderr)" = 1 ] || fail "one line for a bad plan: $(cat stderr)"
