@@ -112,7 +112,7 @@ class PowerSgd : public CompressedReducer {
     return q;
   }
   Tensor first_factor(const Layer& layer, int64_t rank) const {
-    const Tensor q = Tensor::empty_on(Device{}, {rank, matrix(layer).columns});
+    Tensor q = Tensor::empty_on(Device{}, {rank, matrix(layer).columns});
     normal_init(1)(q.data<float>(), q.size(), Philox(seed_, stream_id(Stream::codec, layer.index)));
     return q;
   }

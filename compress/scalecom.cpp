@@ -95,6 +95,7 @@ class ScaleCom : public SharedIndices {
   std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
                                  const std::vector<double>& rates) const override {
     std::vector<double> lost;
+    lost.reserve(rates.size());
     for (const double rate : rates) lost.push_back(unsent_norm(x, select(x, code(x.size(), rate))));
     return lost;
   }
@@ -150,6 +151,7 @@ class RandomK : public SharedIndices {
                                  const std::vector<double>& densities) const override {
     const double all = squared_norm(x), n = static_cast<double>(x.size());
     std::vector<double> lost;
+    lost.reserve(densities.size());
     for (const double density : densities)
       lost.push_back(
           std::sqrt(all * (1 - static_cast<double>(kept_elements(density, x.size())) / n)));

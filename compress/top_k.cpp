@@ -72,6 +72,7 @@ class TopK : public CompressedReducer {
   std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
                                  const std::vector<double>& densities) const override {
     std::vector<double> lost;
+    lost.reserve(densities.size());
     for (const double density : densities)
       lost.push_back(unsent_norm(x, select_top(elements(x), kept_elements(density, x.size()))));
     return lost;

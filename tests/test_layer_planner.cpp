@@ -123,7 +123,7 @@ double norm_of(const Values& x) {
 }
 
 Tensor random_tensor(int64_t n, uint64_t seed) {
-  const Tensor x = Tensor::empty_on(Device{}, {n});
+  Tensor x = Tensor::empty_on(Device{}, {n});
   for (int64_t i = 0; i < n; ++i) {
     const float v = Philox(seed, 7).normal(static_cast<uint64_t>(i));
     x.data<float>()[i] = v * v * v;
