@@ -34,8 +34,8 @@ class Reducer {
   virtual bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) = 0;
   // The setting that may differ from layer to layer (rate, density, bits or rank, by family): what
   // it is for the layers that have one, and what it shall be from the next step on, on all ranks.
-  // Residuals stay. 0: the family's rule will decide (rate=auto). Throws InputError for a layer
-  // without a setting and an impossible value.
+  // Residuals stay. 0 stands for a rule that will decide (rate=auto). Throws InputError for a layer
+  // without a setting and for an impossible value.
   virtual std::map<std::string, double> choices() const { return {}; }
   virtual void set_choice(const std::string& parameter, double value);
   // What a checkpoint keeps of this rank, as views to copy from and into, keyed by parameter.
