@@ -1,5 +1,6 @@
 // Collectives: time, bandwidth and correctness of every one, over threads, over MPI with Open MPI's
 // own beside it, and over a modelled network beside its formula.
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -179,6 +180,7 @@ void run_trials(Communicator& comm, const Options& o) {
       const Tensor wrong = Tensor::empty_on(Device{}, {1}, DType::i64);
       wrong.data<int64_t>()[0] = trial.wrong();
       comm.all_reduce(wrong);
+      if (wrong.data<int64_t>()[0] > 0) throw Error(trial.name + ": wrong results");
       if (comm.rank() > 0) continue;
       const double rate = static_cast<double>(trial.bytes) / ms * 1e-6;
       std::printf("%-16s %-8s %5d %10lld %10.3f %9.3f %9.3f %7lld", trial.name.c_str(), comm.name(),
@@ -202,17 +204,20 @@ template <class Body>
 void as_threads(const Options& o, const ThreadsOptions& options, const Body& body) {
   auto comms = make_threads(static_cast<int>(o.learners), options);
   std::vector<std::thread> threads;
+  std::atomic<bool> failed = false;
   for (auto& comm : comms)
-    threads.emplace_back([&body, &comm] {
+    threads.emplace_back([&body, &comm, &failed] {
       Context context({.threads = 1});
       try {
         body(*comm);
       } catch (const std::exception& error) {
         std::fprintf(stderr, "bench: %s\n", error.what());
+        failed = true;
         comm->abort(error.what());
       }
     });
   for (std::thread& t : threads) t.join();
+  if (failed) throw Error("a rank has failed");
 }
 
 // GB/s at which `threads` threads copy from memory to memory, bytes counted once.

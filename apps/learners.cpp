@@ -85,16 +85,19 @@ int run_mpi(const CommonOptions& o, const std::function<int(Communicator&)>& bod
 }
 #endif
 
-// How many ranks divide what this process may run on: one, where the launcher has bound each to
-// cores of its own or the user has said OMP_NUM_THREADS, which counts for each process.
+// How many ranks divide the cores that this process may run on: its share of those of its launcher,
+// which may have bound it to some of them. One, where the user has said OMP_NUM_THREADS, which
+// counts for each process.
 int ranks_sharing_cores() {
-  cpu_set_t cores;
-  const bool bound = sched_getaffinity(0, sizeof cores, &cores) == 0 &&
-                     CPU_COUNT(&cores) < sysconf(_SC_NPROCESSORS_ONLN);
-  if (bound || std::getenv("OMP_NUM_THREADS") != nullptr) return 1;
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return 1;
+  cpu_set_t mine, launchers;
+  const bool known = sched_getaffinity(0, sizeof mine, &mine) == 0 &&
+                     sched_getaffinity(getppid(), sizeof launchers, &launchers) == 0;
+  const int cores = known ? CPU_COUNT(&mine) : 1, all = known ? CPU_COUNT(&launchers) : 1;
   for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
                            "SLURM_STEP_TASKS_PER_NODE"})  // "4" or "4(x2),3"
-    if (const char* text = std::getenv(name)) return std::max(1, std::atoi(text));
+    if (const char* text = std::getenv(name))
+      return std::max(1, std::atoi(text) * cores / std::max(1, all));
   return 1;
 }
 
@@ -106,8 +109,10 @@ LearnerPlan plan_learners(const CommonOptions& o) {
   LearnerPlan plan;
   plan.kind = o.comm;
   plan.nccl = o.comm == "nccl";
-  if (plan.nccl)
+  if (plan.nccl) {
     check(cuda_device_count() > 0, "--comm nccl: needs a GPU for each learner, found none");
+    check(o.net.empty(), "--net ", o.net, ": NCCL's network is what it is");
+  }
   if (o.comm == "auto" || plan.nccl)
     plan.kind = launched ? "mpi" : (o.learners > 1 ? "threads" : "solo");
   if (launched)
@@ -147,11 +152,12 @@ Device learner_device(const CommonOptions& o, const Communicator& comm) {
   Device device = parse_device(o.device);
   if (o.comm != "nccl") return device;
   check(device.is_cuda(), "--comm nccl: expected --device cuda, found ", to_string(device));
-  const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK");
-  if (comm.size() > 1) device.index = local == nullptr ? comm.rank() : std::atoi(local);
-  const int count = cuda_device_count();
-  check(device.index < count, "--comm nccl: learner ", comm.rank(), " needs GPU ", device.index,
-        " of its own, found ", count);
+  if (o.device.find(':') != std::string::npos || comm.size() == 1) return device;
+  int local = comm.rank();
+  if (comm.name() == std::string("mpi"))
+    for (const char* name : {"SLURM_LOCALID", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"})
+      if (const char* text = std::getenv(name)) local = std::atoi(text);
+  device.index = local % cuda_device_count();  // who shares one is told so by make_nccl
   return device;
 }
 

@@ -116,11 +116,7 @@ void TrainingLog::flush() {
   pending_.clear();
 }
 
-void TrainingLog::finish_epoch() {
-  flush();
-  ++result_.epoch;
-  if (healthy()) result_.train_loss = loss_sum_ / loss_units_;
-  loss_sum_ = loss_units_ = 0;
+void TrainingLog::take_totals() {
   const DataParallelOptimizer::Totals& totals = optimizer_.totals();
   result_.bytes_sent = totals.traffic.sent;
   result_.bytes_received = totals.traffic.received;
@@ -129,7 +125,16 @@ void TrainingLog::finish_epoch() {
   result_.rejected_buckets = totals.rejected;
 }
 
+void TrainingLog::finish_epoch() {
+  flush();
+  ++result_.epoch;
+  if (healthy()) result_.train_loss = loss_sum_ / loss_units_;
+  loss_sum_ = loss_units_ = 0;
+  take_totals();
+}
+
 void TrainingLog::finish(const ParameterStore& store) {
+  take_totals();
   result_.ratios = ratios(optimizer_, store);
   if (folder_ == nullptr || result_.world_size == 1) return;
   if (result_.rejected_buckets > 0)
@@ -185,7 +190,7 @@ void finish_trace(const CommonOptions& o, const RunFiles& files, Context& contex
   if (o.trace.empty()) return;
   comm.set_tag("trace");
   // The clocks of other machines count from elsewhere; after the barrier it is now for all of them.
-  constexpr double kSameClock = 1e5;  // microseconds: ranks of one machine keep their times
+  constexpr double kSameClock = 10e6;  // microseconds: ranks of one machine keep their times
   comm.barrier();
   const double now = Trace::now();
   const Tensor clock = Tensor::empty_on(Device{}, {1}, DType::i64);

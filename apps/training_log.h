@@ -105,6 +105,7 @@ class TrainingLog {
   };
   void trace_step(int64_t step);
   ExchangeFacts exchange_since_last();
+  void take_totals();
   void flush();
   // Ends the run: says why, in one line on stderr, once.
   void diverge(int64_t step, double lr, const std::string& why);

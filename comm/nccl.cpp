@@ -62,7 +62,14 @@ class NcclCommunicator : public Communicator {
     await_call("start");
   }
   ~NcclCommunicator() override {
-    if (comm_ != nullptr) (void)ncclCommAbort(comm_);  // idle: nothing is lost
+    if (comm_ == nullptr || failed_) return;  // ncclCommAbort may hang where a rank is gone
+    if (const ncclResult_t s = ncclCommFinalize(comm_); s != ncclSuccess && s != ncclInProgress)
+      return;
+    try {
+      await_call("end");
+      (void)ncclCommDestroy(comm_);
+    } catch (const CommError&) {
+    }
   }
 
   int rank() const override { return control_.rank(); }
@@ -70,7 +77,7 @@ class NcclCommunicator : public Communicator {
   const char* name() const override { return "nccl"; }
   double now() const override { return steady_seconds(); }
   void abort(const std::string& why, int exit_code) noexcept override {
-    drop();
+    failed_ = true;
     control_.abort(why, exit_code);
   }
 
@@ -126,7 +133,7 @@ class NcclCommunicator : public Communicator {
     });
   }
   void do_barrier() override { do_all_reduce(Tensor::empty_on(gpu(), {1}, DType::i32)); }
-  void withdraw() noexcept override { drop(); }
+  void withdraw() noexcept override { failed_ = true; }
 
  private:
   static size_t elements(const Tensor& x) { return static_cast<size_t>(x.size()); }
@@ -179,11 +186,6 @@ class NcclCommunicator : public Communicator {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 
-  void drop() noexcept {
-    if (comm_ != nullptr) (void)ncclCommAbort(comm_);
-    comm_ = nullptr;
-  }
-
   // NCCL says only "invalid usage" here.
   void refuse_shared_gpus() {
     const GpuName name = own_gpu();
@@ -204,6 +206,7 @@ class NcclCommunicator : public Communicator {
   Communicator& control_;
   NcclOptions options_;
   ncclComm_t comm_ = nullptr;
+  bool failed_ = false;  // left to the end of the process
 };
 
 }  // namespace

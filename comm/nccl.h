@@ -5,7 +5,9 @@
 //   auto control = mpi.make_communicator();                 // or threads: carries NCCL's id
 //   auto comm = make_nccl(*control, {.timeout_s = 60});
 //
-// Never run with more than one rank so far: two ranks need two GPUs.
+// Collectives run on the Context's only stream, behind what backward has put there: they do not
+// overlap with it on the GPU yet. Never run with more than one rank so far: two ranks need two
+// GPUs.
 #pragma once
 
 #include <memory>

@@ -9,7 +9,7 @@
 # Needs root, ip, tc, ethtool and Open MPI. Nothing leaves the machine. There is no added delay: netem
 # is a kernel module that many machines lack.
 set -euo pipefail
-state=${NETLAB_STATE:-/tmp/heddle-netlab}
+state=/run/heddle-netlab  # root's alone
 fail() { printf 'netlab: %s\n' "$*" >&2; exit "${code:-2}"; }
 usage() { sed -n '4,8p' "$0" | sed 's/^# *//' >&2; exit 2; }
 
@@ -27,10 +27,12 @@ shape() {  # RATE
     ip -n "hl$i" link set e0 gso_max_size $gso
     for end in "hl$i e0" "hlsw p$i"; do
       read -r host device <<<"$end"
-      ip netns exec "$host" tc qdisc del dev "$device" root 2>/dev/null || true
-      [ "$1" = none ] && continue
-      ip netns exec "$host" tc qdisc add dev "$device" root tbf rate "$1" burst $burst latency $queue ||
-        fail "tc does not take the rate '$1' (10mbit, 100mbit, 1gbit, none)"
+      if [ "$1" = none ]; then
+        ip netns exec "$host" tc qdisc del dev "$device" root 2>/dev/null || true
+      else
+        ip netns exec "$host" tc qdisc replace dev "$device" root tbf rate "$1" burst $burst latency $queue ||
+          fail "tc does not take the rate '$1' (10mbit, 100mbit, 1gbit, none)"
+      fi
     done
   done
 }
@@ -39,7 +41,8 @@ down() {
   local i
   for ((i = 0; i < $(hosts); i++)); do ip netns del "hl$i" 2>/dev/null || true; done
   ip netns del hlsw 2>/dev/null || true
-  rm -rf "$state"
+  rm -f "$state/hosts" "$state/agent"
+  rmdir "$state" 2>/dev/null || true
 }
 
 up() {  # N RATE
@@ -50,8 +53,10 @@ up() {  # N RATE
     command -v "$i" >/dev/null || fail "$i is missing: apt-get install iproute2 ethtool openmpi-bin"
   done
   [ "$(hosts)" = 0 ] || down
-  mkdir -p "$state"
-  ip netns add hlsw || { code=1; rm -rf "$state"; fail 'this kernel or container makes no network namespaces'; }
+  mkdir -p -m 700 "$state"
+  [ -O "$state" ] || fail "$state belongs to somebody else"
+  trap down EXIT  # half a lab is none
+  ip netns add hlsw || { code=1; fail 'no network namespaces here (or one named hlsw is left: ip netns del hlsw)'; }
   ip -n hlsw link add br0 type bridge && ip -n hlsw link set br0 up
   for ((i = 0; i < n; i++)); do
     ip netns add "hl$i"
@@ -62,6 +67,7 @@ up() {  # N RATE
     ip -n "hl$i" addr add "10.77.0.$((i + 1))/24" dev e0 && ip -n "hl$i" link set e0 up
   done
   shape "$2"
+  trap - EXIT
 }
 
 run() {  # COMMAND…

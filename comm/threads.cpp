@@ -139,9 +139,11 @@ class ThreadsTransport : public Transport {
     {
       std::unique_lock lock(box.mutex);
       std::deque<Message>& queue = box.from[peer];
-      await(box, lock, peer, [&] { return !queue.empty(); });
-      if (!world_->options_.net.virtual_time)
-        sleep_until(box, lock, queue.front().arrival, [] { return false; });
+      do {  // while this rank sleeps, the sender may fail and take its messages back
+        await(box, lock, peer, [&] { return !queue.empty(); });
+        if (!world_->options_.net.virtual_time)
+          sleep_until(box, lock, queue.front().arrival, [&] { return queue.empty(); });
+      } while (queue.empty());
       world_->check_alive();
       message = queue.front();
       queue.pop_front();

@@ -37,8 +37,8 @@ class Reducer {
   virtual void take_back(const GradientBucket& /*bucket*/, int /*ranks*/) {}
   // The setting that may differ from layer to layer (rate, density, bits or rank, by family): what
   // it is for the layers that have one, and what it shall be from the next step on, on all ranks.
-  // Residuals stay. 0: the family's rule will decide (rate=auto). Throws InputError for a layer
-  // without a setting and an impossible value.
+  // Residuals stay. 0 stands for a rule that will decide (rate=auto). Throws InputError for a layer
+  // without a setting and for an impossible value.
   virtual std::map<std::string, double> choices() const { return {}; }
   virtual void set_choice(const std::string& parameter, double value);
   // Whether something of a gradient is kept for later steps.

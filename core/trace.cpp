@@ -1,5 +1,6 @@
 #include "core/trace.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 
@@ -46,27 +47,43 @@ void Trace::flow(Flow point, const char* track, int64_t id) {
 
 std::string Trace::events(int rank, double shift) const {
   std::lock_guard lock(mutex_);
-  std::vector<std::string> tracks;
-  auto track_number = [&](const std::string& name) {
-    for (size_t i = 0; i < tracks.size(); ++i)
-      if (tracks[i] == name) return i;
-    tracks.push_back(name);
-    return tracks.size() - 1;
+  std::vector<Track> tracks;
+  std::vector<std::vector<double>> begins;  // of the ranges of each track, ascending
+  const auto track_number = [&](const Event& e) {
+    const auto found = std::find(tracks.begin(), tracks.end(), Track(e.track, e.thread));
+    const auto number = static_cast<size_t>(found - tracks.begin());
+    if (found == tracks.end()) tracks.emplace_back(e.track, e.thread), begins.emplace_back();
+    return number;
+  };
+  for (const Event& e : events_)
+    if (e.flow < 0) begins[track_number(e)].push_back(e.begin);
+  for (auto& times : begins) std::sort(times.begin(), times.end());
+  // A point lies just behind the begin of its range: viewers bind it to the range that is open
+  // there.
+  const auto time_of = [&](const Event& point, size_t track) {
+    constexpr double kBehind = 0.001;
+    const auto& times = begins[track];
+    const auto next = std::upper_bound(times.begin(), times.end(), point.begin);
+    if (point.point == Flow::pass && next != times.end()) return *next + kBehind;
+    if (point.point == Flow::end && next != times.begin()) return *(next - 1) + kBehind;
+    return point.begin;
   };
   std::string out;
   char text[200];
   for (const Event& e : events_) {
-    const size_t track = track_number(e.track);
+    const size_t track = track_number(e);
     if (e.flow < 0)
       std::snprintf(text, sizeof text,
                     ",\"ph\":\"X\",\"pid\":%d,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f},\n", rank,
                     track, e.begin + shift, e.end - e.begin);
-    else  // an arrow's id must be unique over all ranks
-      std::snprintf(text, sizeof text,
-                    ",\"cat\":\"gradient\",\"ph\":\"%c\",\"id\":\"%d.%lld\",\"pid\":%d,\"tid\":%zu,"
-                    "\"ts\":%.3f},\n",
-                    "stf"[static_cast<int>(e.point)], rank, static_cast<long long>(e.flow), rank,
-                    track, e.begin + shift);
+    else  // an arrow's id is a hexadecimal number, unique over all ranks
+      std::snprintf(
+          text, sizeof text,
+          ",\"cat\":\"gradient\",\"ph\":\"%c\",\"id\":\"0x%llx\",\"pid\":%d,\"tid\":%zu,"
+          "\"ts\":%.3f,\"bp\":\"e\"},\n",
+          "stf"[static_cast<int>(e.point)],
+          static_cast<unsigned long long>(rank) << 40 | static_cast<unsigned long long>(e.flow),
+          rank, track, time_of(e, track) + shift);
     out += "{\"name\":" + quoted(e.flow < 0 ? e.name : "gradient") + text;
   }
   const auto label = [&](const char* what, size_t track, const std::string& name) {
@@ -74,7 +91,11 @@ std::string Trace::events(int rank, double shift) const {
                   rank, track);
     out += text + ("\"args\":{\"name\":" + quoted(name) + "}},\n");
   };
-  for (size_t i = 0; i < tracks.size(); ++i) label("thread_name", i, tracks[i]);
+  for (size_t i = 0; i < tracks.size(); ++i) {
+    size_t before = 0;
+    for (size_t j = 0; j < i; ++j) before += tracks[j].first == tracks[i].first;
+    label("thread_name", i, tracks[i].first + (before > 0 ? concat(" ", before + 1) : ""));
+  }
   label("process_name", 0,
         concat("rank ", rank, dropped_ > 0 ? concat(", ", dropped_, " events left out") : ""));
   return out;

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace heddle {
@@ -24,14 +26,15 @@ class Trace {
 
   // begin and end in microseconds of the steady clock. What goes beyond kMaxEvents is only counted.
   void add(std::string name, const char* track, double begin, double end);
-  // A point on the way of the thing `id`: at first in the range that is open on this track now,
-  // then in the range that is opened there next. Arrows lead from point to point. Does nothing
-  // while the trace is off.
+  // A point on the way of the thing `id` (below 2^40), in a range of this thread on this track.
+  // begin: the one that is open; pass: the one that it opens next; end: the one that it opened
+  // last. Arrows lead from point to point. Does nothing while the trace is off.
   enum class Flow : uint8_t { begin, pass, end };
   void flow(Flow point, const char* track, int64_t id);
 
-  // Everything recorded as one process of a trace, one track per name in `track`: JSON objects that
-  // end in commas. `shift` is added to all times (microseconds), for another machine's clock.
+  // Everything recorded as one process of a trace, one track per name in `track` and per thread
+  // that used it ("update", "update 2"): JSON objects that end in commas. `shift` is added to all
+  // times (microseconds), for another machine's clock.
   std::string events(int rank = 0, double shift = 0) const;
   // The JSON text of one or several of these.
   static std::string json(const std::string& events);
@@ -47,7 +50,9 @@ class Trace {
     double begin, end;
     int64_t flow = -1;  // of a point of an arrow, which has no length
     Flow point = Flow::begin;
+    std::thread::id thread = std::this_thread::get_id();
   };
+  using Track = std::pair<std::string, std::thread::id>;
   void push(Event event);
   std::atomic<bool> enabled_ = false;
   mutable std::mutex mutex_;

@@ -28,7 +28,7 @@ def main():
     ranges = [(names[e["tid"]], (e["ts"] - origin) / 1e3, e["dur"] / 1e3, e["name"]) for e in events if e["ph"] == "X"]
     begin = o.from_ms if o.from_ms is not None else 0
     end = o.to_ms if o.to_ms is not None else max(r[1] + r[2] for r in ranges)
-    tracks = [t for t in TRACKS if any(r[0] == t for r in ranges)]
+    tracks = sorted({r[0] for r in ranges}, key=lambda t: (TRACKS.index(t.split()[0]), t))
     height = TOP + ROW * len(tracks) + 30
 
     def x(ms):
@@ -49,18 +49,13 @@ def main():
         if at > end or at + length < begin:
             continue
         wide = max(x(at + length) - x(at), 0.5)
-        out.append(f'<rect x="{x(at):.1f}" y="{y(track)}" width="{wide:.1f}" height="30" fill="{COLORS[track]}" '
+        out.append(f'<rect x="{x(at):.1f}" y="{y(track)}" width="{wide:.1f}" height="30" fill="{COLORS[track.split()[0]]}" '
                    f'stroke="white" stroke-width="0.4"><title>{html.escape(name)}: {length:.2f} ms</title></rect>')
         if wide > 7 * len(name) + 6:
             out.append(f'<text x="{x(at) + 4:.1f}" y="{y(track) + 19}" fill="white">{html.escape(name)}</text>')
 
     def point(event):
-        """Where an arrow touches: the range open at its time, or for later points the next one."""
-        ms, track = (event["ts"] - origin) / 1e3, names[event["tid"]]
-        if event["ph"] != "s":
-            later = [r[1] for r in ranges if r[0] == track and r[1] >= ms]
-            ms = min(later) if later else ms
-        return ms, track
+        return (event["ts"] - origin) / 1e3, names[event["tid"]]
 
     arrows = {}
     for event in events:

@@ -2,6 +2,8 @@
 
 #include <omp.h>
 
+#include <optional>
+
 namespace heddle {
 
 CommWorker::CommWorker(Context& context) : thread_([this, &context] { run(context); }) {}
@@ -31,9 +33,15 @@ void CommWorker::drain() {
 }
 
 void CommWorker::run(Context& context) {
-  const ContextScope scope(context);
-  omp_set_num_threads(1);  // the learner's threads are busy with backward
+  std::optional<ContextScope> scope;
   std::unique_lock lock(mutex_);
+  try {
+    scope.emplace(context);
+  } catch (...) {  // a GPU that cannot be used from here
+    failure_ = std::current_exception();
+    return;
+  }
+  omp_set_num_threads(1);  // the learner's threads are busy with backward
   for (;;) {
     changed_.wait(lock, [&] { return stop_ || !jobs_.empty(); });
     if (jobs_.empty()) return;

@@ -64,7 +64,7 @@ void DataParallelOptimizer::make_buckets(int64_t bytes) {
   }
 }
 
-// A point on a bucket's way through the trace, at the range that follows or, at first, is open.
+// A point on a bucket's way through the trace.
 void DataParallelOptimizer::arrow(Trace::Flow point, const char* track, size_t bucket) {
   const auto index = static_cast<int64_t>(bucket);
   Context::current().trace().flow(point, track, step_ * std::ssize(buckets_) + index);
@@ -82,7 +82,7 @@ void DataParallelOptimizer::begin_step(double lr) {
 }
 
 void DataParallelOptimizer::ready(Parameter& p) {
-  if (alone()) return optimizer_.ready(p);
+  if (alone()) return void(optimizer_.ready(p));
   // Announced without a gradient (a branch that the loss does not reach): finish_step sets it to 0.
   if (!last_micro_step() || !p.written || !ready_.insert(&p).second) return;
   const size_t index = bucket_of_.at(&p);
@@ -108,13 +108,12 @@ void DataParallelOptimizer::exchange(size_t index) {
   rejected_ += !finite;
   buckets_[index].accepted = finite;
   event("reduced", index);
-  arrow(Trace::Flow::end, "update", index);
   for (Parameter* p : bucket.parameters) {
     p->touched_rows.reset();  // other ranks had other rows
-    if (finite)
-      optimizer_.ready(*p);
-    else
+    if (!finite)
       optimizer_.reject(*p);
+    else if (optimizer_.ready(*p))
+      finish_arrow(*p);
   }
 }
 
@@ -136,7 +135,15 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   return finite;
 }
 
-void DataParallelOptimizer::weights_free(Parameter& p) { optimizer_.weights_free(p); }
+void DataParallelOptimizer::weights_free(Parameter& p) {
+  if (optimizer_.weights_free(p) && !alone()) finish_arrow(p);
+}
+
+// On the thread that has updated p: a bucket's arrow ends at its first parameter's update.
+void DataParallelOptimizer::finish_arrow(const Parameter& p) {
+  const size_t index = bucket_of_.at(&p);
+  if (buckets_[index].parameters.front() == &p) arrow(Trace::Flow::end, "update", index);
+}
 
 StepReport DataParallelOptimizer::finish_step() {
   if (!alone() && last_micro_step()) {

@@ -105,6 +105,7 @@ class DataParallelOptimizer {
   void clip_locally();
   void wait();
   void event(const char* what, size_t bucket);
+  void finish_arrow(const Parameter& p);
   void arrow(Trace::Flow point, const char* track, size_t bucket);
 
   ParameterStore& store_;

@@ -52,9 +52,9 @@ UpdateInput Optimizer::input(double clip) const {
   return {.lr = lr_, .grad_scale = clip / averaged_, .step = steps() + 1};
 }
 
-void Optimizer::ready(Parameter& p) { signal(p, &Progress::ready); }
+bool Optimizer::ready(Parameter& p) { return signal(p, &Progress::ready); }
 
-void Optimizer::weights_free(Parameter& p) { signal(p, &Progress::free); }
+bool Optimizer::weights_free(Parameter& p) { return signal(p, &Progress::free); }
 
 void Optimizer::reject(Parameter& p) {
   std::lock_guard lock(mutex_);
@@ -62,7 +62,7 @@ void Optimizer::reject(Parameter& p) {
   ++not_finite_;
 }
 
-void Optimizer::signal(Parameter& p, bool Progress::*what) {
+bool Optimizer::signal(Parameter& p, bool Progress::*what) {
   {
     std::lock_guard lock(mutex_);
     Progress& progress = progress_[&p];
@@ -70,10 +70,11 @@ void Optimizer::signal(Parameter& p, bool Progress::*what) {
     // A gradient that nobody wrote is stale memory; finish_step sets it to zero.
     if (!progress.ready || !progress.free || progress.updated || !p.written || deferred_ ||
         !last_micro_step())
-      return;
+      return false;
     progress.updated = true;
   }
   update_one(p);
+  return true;
 }
 
 void Optimizer::update_one(Parameter& p) {

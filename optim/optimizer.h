@@ -57,11 +57,12 @@ class Optimizer {
   // is negative or not finite.
   void begin_step(double lr);
   // p.grad is complete for this backward pass.
-  void ready(Parameter& p);
+  // True when this call has updated it.
+  bool ready(Parameter& p);
   // p.grad must not be applied in this step: some rank's gradient was not finite.
   void reject(Parameter& p);
   // No closure of this backward pass will read p.value again. Never called: finish_step updates.
-  void weights_free(Parameter& p);
+  bool weights_free(Parameter& p);
   // Updates what is left. Parameters without a gradient get zero (weight decay and momentum still
   // apply) and are named once in the log.
   StepReport finish_step();
@@ -84,7 +85,7 @@ class Optimizer {
 
   bool last_micro_step() const { return micro_step_ + 1 == options_.accumulate; }
   UpdateInput input(double clip = 1) const;
-  void signal(Parameter& p, bool Progress::*what);
+  bool signal(Parameter& p, bool Progress::*what);
   void update_rest();
   void update_one(Parameter& p);
   void zero_missing_gradients();

@@ -3,6 +3,8 @@
 //   mpirun -n 4 faulty_rank return 2 50     rank 2 leaves the loop before step 50, as if all were
 //   well mpirun -n 4 faulty_rank throw 2 50      rank 2 throws in the backward pass of step 50
 //   faulty_rank throw 2 50 4                the same with four learners as threads
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -13,6 +15,7 @@
 #include "layers/activation.h"
 #include "layers/linear.h"
 #include "layers/loss.h"
+#include "optim/data_parallel.h"
 
 namespace {
 
@@ -23,7 +26,8 @@ int train(Communicator& comm, const std::string& fault, int64_t rank, int64_t at
   ParameterStore store;
   const Linear first(store, "first", 64, 512), second(store, "second", 512, 10);
   store.finalize(1);
-  DataParallelOptimizer optimizer(store, make_sgd({}), comm, {}, {.bucket_bytes = 4096});
+  DataParallelOptimizer optimizer(store, make_sgd({}), comm, {},
+                                  {.bucket_bytes = 4096, .check_every = 0});
   const Tensor x = Tensor::zeros({8, 64}), y = Tensor::zeros({8}, DType::i32);
   for (int64_t step = 0;; ++step) {
     const bool mine = comm.rank() == rank && step == at;
@@ -45,6 +49,7 @@ int train(Communicator& comm, const std::string& fault, int64_t rank, int64_t at
 }
 
 int run(const Arguments& arguments, const Arguments&) {
+  alarm(600);  // whoever was to stop it is gone
   check(arguments.size() >= 2, "usage: faulty_rank none|return|throw [RANK STEP [LEARNERS]]");
   const auto number = [&](size_t i, int64_t missing) {
     return i < arguments.size() ? std::atoll(arguments[i].c_str()) : missing;

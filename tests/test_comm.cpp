@@ -147,6 +147,19 @@ TEST_CASE("failures: a rank that throws, that never comes, or that brings anothe
     CHECK(e.find("out of luck") != std::string::npos);
     CHECK(e.find(concat("rank ", r, " of 4, all_reduce")) == 0);
   }
+  // One rank brings another length while the others' messages are on their way over a slow network.
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    ThreadsOptions slow{.timeout_s = 10};
+    slow.net = {.bytes_per_s = 4e6, .latency_s = 5e-3};
+    slow.collectives.segment_bytes = 4096;
+    errors = run_ranks(
+        4,
+        [](Communicator& comm) {
+          comm.all_reduce(Tensor::zeros({comm.rank() == 1 ? 9000 : 40000}));
+        },
+        slow);
+    for (const std::string& e : errors) CHECK(e != "");
+  }
   // One rank never comes: a time-out that names whom it waited for.
   errors = run_ranks(3,
                      [](Communicator& comm) {

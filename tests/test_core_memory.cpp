@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -196,25 +197,55 @@ TEST_CASE("Trace: arrows, ranks in one text, and a bound on what is kept") {
   Trace& trace = context.trace();
   trace.flow(Trace::Flow::begin, "backward", 7);  // off: nothing
   trace.start();
-  for (const auto point : {Trace::Flow::begin, Trace::Flow::pass, Trace::Flow::end})
-    trace.flow(point, "comm", 7);
+  // A point lies in the range that is open, that comes next, that came last on its track and
+  // thread.
+  {
+    TraceRange open("backward", "a");
+    trace.flow(Trace::Flow::begin, "backward", 7);
+  }
+  trace.flow(Trace::Flow::pass, "comm", 7);
+  { TraceRange other("update", "before"); }
+  { TraceRange next("comm", "b"); }
+  { TraceRange last("update", "c"); }
+  trace.flow(Trace::Flow::end, "update", 7);
+  std::thread([&] {
+    ContextScope scope(context);
+    TraceRange other("update", "another thread's");
+  }).join();
   const auto parsed = nlohmann::json::parse(Trace::json(trace.events(0) + trace.events(1, 1e6)));
   std::string points;
+  std::map<std::string, nlohmann::json> ranges, points_at;  // of rank 1 in the end
+  std::set<std::string> tracks;
   std::set<std::string> ids;
   double first = 0;
   for (const auto& event : parsed["traceEvents"]) {
     const std::string phase = event["ph"];
+    if (phase == "M") tracks.insert(event["args"]["name"]);
     if (phase == "M") continue;
+    if (phase == "X") {
+      ranges[event["name"]] = event;
+      continue;
+    }
+    points_at[phase] = event;
     points += phase;
     ids.insert(event["id"]);
     if (first == 0) first = event["ts"];
     if (event["pid"] == 1) CHECK(event["ts"].get<double>() > first + 9e5);  // shifted
   }
   CHECK(points == "stfstf");
-  CHECK(ids.size() == 2);  // one arrow for each rank
+  CHECK(ids == std::set<std::string>{"0x7", "0x10000000007"});  // one arrow for each rank
+  for (const auto& [phase, range] :
+       std::map<std::string, std::string>{{"s", "a"}, {"t", "b"}, {"f", "c"}}) {
+    CAPTURE(phase);
+    const auto &point = points_at[phase], &r = ranges[range];
+    CHECK(point["tid"] == r["tid"]);
+    CHECK(point["ts"].get<double>() >= r["ts"].get<double>());
+    CHECK(point["ts"].get<double>() <= r["ts"].get<double>() + r["dur"].get<double>() + 0.002);
+  }
+  CHECK(tracks.contains("update 2"));
   for (size_t i = 0; i < Trace::kMaxEvents; ++i) trace.add("x", "comm", 0, 1);
   const std::string text = trace.events();
-  CHECK(text.find("rank 0, 3 events left out") != std::string::npos);
+  CHECK(text.find("rank 0, 8 events left out") != std::string::npos);
   CHECK(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) ==
-        Trace::kMaxEvents + 2);  // and the names of a track and of the process
+        Trace::kMaxEvents + 5);  // and the names of four tracks and of the process
 }
