@@ -86,7 +86,7 @@ std::vector<std::string> environment() {
 }
 
 void run_child(const Options& o, const std::vector<std::string>& words) {
-  const std::string what = words.at(1);
+  const std::string& what = words.at(1);
   if (what == "step") return child_step(o, find_case(words.at(2)));
   if (what == "peak") return child_peak(o);
   if (what == "loader") return child_loader(o);

@@ -204,6 +204,7 @@ template <class Body>
 void as_threads(const Options& o, const ThreadsOptions& options, const Body& body) {
   auto comms = make_threads(static_cast<int>(o.learners), options);
   std::vector<std::thread> threads;
+  threads.reserve(comms.size());
   std::atomic<bool> failed = false;
   for (auto& comm : comms)
     threads.emplace_back([&body, &comm, &failed] {
