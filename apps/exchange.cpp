@@ -66,7 +66,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
 }
 
 Ratios ratios(const DataParallelOptimizer& optimizer, const ParameterStore& store) {
-  const DataParallelOptimizer::Totals& totals = optimizer.totals();
+  const DataParallelOptimizer::Totals totals = optimizer.totals();
   Ratios out;
   if (totals.compressed_steps == 0) return out;
   const auto steps = static_cast<double>(totals.compressed_steps);

@@ -117,7 +117,7 @@ void TrainingLog::flush() {
 }
 
 void TrainingLog::take_totals() {
-  const DataParallelOptimizer::Totals& totals = optimizer_.totals();
+  const DataParallelOptimizer::Totals totals = optimizer_.totals();
   result_.bytes_sent = totals.traffic.sent;
   result_.bytes_received = totals.traffic.received;
   result_.bytes_dense = optimizer_.dense_bytes() * result_.step;
@@ -140,7 +140,7 @@ void TrainingLog::finish(const ParameterStore& store) {
   if (result_.rejected_buckets > 0)
     progress_->note(concat(result_.rejected_buckets,
                            " exchanges held gradients that were not finite, and were not applied"));
-  const DataParallelOptimizer::Totals& totals = optimizer_.totals();
+  const DataParallelOptimizer::Totals totals = optimizer_.totals();
   folder_->metric(ledger_json(optimizer_.ledger()));
   if (!o_.ledger) return;
   progress_->clear();

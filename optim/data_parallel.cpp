@@ -104,8 +104,8 @@ void DataParallelOptimizer::exchange(size_t index) {
   const double begin = steady_seconds();
   arrow(Trace::Flow::pass, "comm", index);
   const bool finite = sum(bucket);
-  exchange_s_ += steady_seconds() - begin;
-  rejected_ += !finite;
+  totals_.exchange_s += steady_seconds() - begin;
+  totals_.rejected += !finite;
   buckets_[index].accepted = finite;
   event("reduced", index);
   for (Parameter* p : bucket.parameters) {
@@ -131,7 +131,8 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   } else {
     ledger_.book(comm_, bucket.parts, [&] { comm_.all_reduce(flat); });
   }
-  (compressing() ? compressed_sent_ : dense_sent_) += comm_.total_traffic().sent - before;
+  (compressing() ? totals_.compressed_sent : totals_.dense_sent) +=
+      comm_.total_traffic().sent - before;
   return finite;
 }
 
@@ -160,7 +161,7 @@ StepReport DataParallelOptimizer::finish_step() {
     flush();
     TraceRange range("wait", "exchanges");
     const double begin = steady_seconds();
-    wait();
+    worker_->drain();
     totals_.exposed_s += steady_seconds() - begin;
   }
   micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;
@@ -198,15 +199,11 @@ void DataParallelOptimizer::clip_locally() {
   if (norm > limit) scale(store_.grads(), static_cast<float>(clip_factor(norm, limit)));
 }
 
-// Until the worker is idle: then its books may be read.
-void DataParallelOptimizer::wait() {
-  worker_->drain();
-  totals_.traffic = comm_.total_traffic();
-  totals_.exchange_s = exchange_s_;
-  totals_.collective_s = ledger_.seconds();
-  totals_.rejected = rejected_;
-  totals_.dense_sent = dense_sent_;
-  totals_.compressed_sent = compressed_sent_;
+DataParallelOptimizer::Totals DataParallelOptimizer::totals() const {
+  Totals totals = totals_;
+  totals.traffic = comm_.total_traffic();
+  totals.collective_s = ledger_.seconds();
+  return totals;
 }
 
 void DataParallelOptimizer::collective(const std::string& what,
@@ -216,7 +213,7 @@ void DataParallelOptimizer::collective(const std::string& what,
     comm_.set_tag(what);
     ledger_.book(comm_, {{what, PayloadKind::control, 0}}, [&] { call(comm_); });
   });
-  wait();
+  worker_->drain();
 }
 
 void DataParallelOptimizer::check_replicas() {

@@ -72,7 +72,8 @@ class DataParallelOptimizer {
   int64_t dense_bytes() const;
   const Optimizer& optimizer() const { return optimizer_; }
   size_t buckets() const { return buckets_.size(); }
-  // Over the run, up to the last finish_step or collective; sent and received by this rank.
+  // Over the run; sent and received by this rank. As the ledger between steps only, when the worker
+  // is idle.
   struct Totals {
     Traffic traffic;
     double exchange_s = 0;    // the worker was busy with buckets
@@ -82,8 +83,8 @@ class DataParallelOptimizer {
     int64_t dense_sent = 0, compressed_sent = 0;  // bytes of gradients, in these steps
     int64_t rejected = 0;                         // buckets that some rank's gradients made unfit
   };
-  const Totals& totals() const { return totals_; }
-  const Ledger& ledger() const { return ledger_; }  // between steps only
+  Totals totals() const;
+  const Ledger& ledger() const { return ledger_; }
 
  private:
   struct Bucket {
@@ -103,7 +104,6 @@ class DataParallelOptimizer {
   bool compressing() const { return reducer_ != nullptr && step_ >= parallel_.compress_start; }
   GradientBucket bucket_gradients(const Bucket& bucket) const;
   void clip_locally();
-  void wait();
   void event(const char* what, size_t bucket);
   void finish_arrow(const Parameter& p);
   void arrow(Trace::Flow point, const char* track, size_t bucket);
@@ -118,11 +118,8 @@ class DataParallelOptimizer {
   size_t next_ = 0;  // the first bucket that has not left
   int micro_step_ = 0;
   int64_t step_ = 0;
-  Ledger ledger_;  // the worker's
-  Totals totals_;
-  double exchange_s_ = 0;  // the worker's, as rejected_
-  int64_t rejected_ = 0;
-  int64_t dense_sent_ = 0, compressed_sent_ = 0;
+  Ledger ledger_;
+  Totals totals_;  // without what the communicator and the ledger count
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<LayerPlanner> planner_;
   std::set<std::string> named_missing_;

@@ -1,0 +1,187 @@
+// Learners that exchange compressed gradients: equality of the replicas, steps that are not
+// applied, the leader, the rates, local clipping.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "core/kernels.h"
+#include "tests/learner_net.h"
+
+using namespace heddle;
+
+namespace {
+
+// One update with a gradient that has the same value everywhere.
+void make_step(DataParallelOptimizer& optimizer, Parameter& w, float value) {
+  optimizer.begin_step(0.1);
+  w.next_beta();
+  fill(w.grad, value);
+  optimizer.ready(w);
+  optimizer.weights_free(w);
+  optimizer.finish_step();
+}
+
+}  // namespace
+
+TEST_CASE("learners: compressed, overlapped or not, the same bits; replicas equal; a dense start") {
+  for (const char* spec : {"none", "bf16", "fp16", "topk:density=0.1", "randomk:density=0.1",
+                           "scalecom:rate=10,beta=0.3", "scalecom:rate=10,select=exact",
+                           "qsgd:bits=4,bucket=64", "powersgd:rank=2"})
+    for (double local_clip : {0.0, 0.2}) {
+      CAPTURE(spec);
+      CAPTURE(local_clip);
+      const int accumulate = local_clip > 0 ? 2 : 1;
+      RunOptions o{.batch = 8, .steps = 6, .accumulate = accumulate, .compress = spec};
+      o.parallel = {.bucket_bytes = 2000, .compress_start = 2, .local_clip = local_clip};
+      const auto on = train_ranks(4, o);
+      for (const auto& values : on) CHECK(values == on[0]);
+      o.parallel.overlap = false;
+      CHECK(train_ranks(4, o)[3] == on[0]);
+      // It does something, and no more than it should.
+      const bool dense = spec == std::string("none");
+      RunOptions plain{.batch = 8, .steps = 6, .accumulate = accumulate};
+      plain.parallel = {.bucket_bytes = 2000, .local_clip = local_clip};
+      const double d = distance(train_ranks(4, plain)[0], on[0]);
+      CHECK((d == 0) == dense);
+      CHECK(d < 0.2);
+      // Before compress_start it is the dense run.
+      o.steps = plain.steps = 2;
+      CHECK(train_ranks(4, o)[0] == train_ranks(4, plain)[0]);
+    }
+}
+
+TEST_CASE("learners: one rank compresses too") {
+  RunOptions o{.batch = 8, .steps = 4, .compress = "scalecom:rate=10"};
+  const auto alone = train_ranks(1, o)[0];
+  CHECK(distance(alone, train_ranks(1, {.batch = 8, .steps = 4})[0]) > 0);
+}
+
+TEST_CASE(
+    "learners: a gradient that is not finite on one rank is applied on none, compressed too") {
+  for (const char* spec : {"none", "bf16", "topk:density=0.1", "randomk:density=0.1",
+                           "scalecom:rate=10,beta=0.3", "qsgd", "powersgd:rank=2"})
+    for (int way = 0; way < 3; ++way) {
+      CAPTURE(spec);
+      CAPTURE(way);  // updates at once; whole steps; clipped before the exchange
+      std::vector<std::vector<float>> values(3);
+      expect_none(run_ranks(3, [&](Communicator& comm) {
+        Net net(1);
+        const auto reducer = parse_compress(spec);
+        DataParallelOptimizer optimizer(
+            net.store, make_sgd({}), comm,
+            {.on_nonfinite = way == 1 ? OnNonfinite::step : OnNonfinite::bucket},
+            {.bucket_bytes = 64, .local_clip = way == 2 ? 1.0 : 0.0},
+            make_reducer(reducer, {.min_compress = 100}, net.store));
+        const std::vector<float> before = net.store.values().to_vector();
+        const std::vector<float> second = net.second.weight->value.to_vector();
+        for (int step = 0; step < 4; ++step) {
+          const bool bad = step == 1 && comm.rank() == 1;
+          const std::vector<float> all = net.store.values().to_vector(),
+                                   own = net.second.weight->value.to_vector();
+          optimizer.begin_step(0.1);
+          for (Parameter& p : net.store.parameters()) {
+            p.next_beta();
+            for (int64_t i = 0; i < p.size(); ++i)
+              p.grad.data<float>()[i] = Philox(1, p.offset).normal(4 * i + step) + comm.rank();
+            if (bad && p.name == "second.weight") p.grad.data<float>()[7] = NAN;
+            optimizer.ready(p);
+            optimizer.weights_free(p);
+          }
+          const StepReport report = optimizer.finish_step();
+          if ((report.skipped_parameters > 0) != (step == 1)) throw Error("skipped or not");
+          if (step == 1 && way == 0 && net.second.weight->value.to_vector() != own)
+            throw Error("applied");
+          if (step == 1 && way > 0 && net.store.values().to_vector() != all)
+            throw Error("a part was applied");
+          for (float v : net.store.values().to_vector())
+            if (!std::isfinite(v)) throw Error("weights that are no numbers");
+        }
+        optimizer.check_replicas();
+        values[static_cast<size_t>(comm.rank())] = net.store.values().to_vector();
+        if (values[static_cast<size_t>(comm.rank())] == before) throw Error("nothing was applied");
+      }));
+      CHECK(values[0] == values[1]);
+      CHECK(values[0] == values[2]);
+    }
+}
+
+TEST_CASE("learners: what was sent in a step that is not applied stays owed") {
+  expect_none(run_ranks(2, [](Communicator& comm) {
+    ParameterStore store;
+    Parameter& a = store.add("a", {32, 8}, constant_init(0.0f));
+    Parameter& b = store.add("b", {32, 8}, constant_init(0.0f));
+    store.finalize(1);
+    DataParallelOptimizer optimizer(
+        store, make_sgd({}), comm, {.on_nonfinite = OnNonfinite::step}, {.bucket_bytes = 64},
+        make_reducer(parse_compress("scalecom:rate=4"), {.min_compress = 10}, store));
+    for (int step = 0; step < 6; ++step) {
+      optimizer.begin_step(1.0);
+      for (Parameter* p : {&b, &a}) {
+        p->next_beta();
+        fill(p->grad, 0.0f);
+        if (step == 0)
+          for (int64_t i = 0; i < p->size(); ++i)
+            p->grad.data<float>()[i] = static_cast<float>(1 + i % 5);
+        if (step == 0 && p == &b && comm.rank() == 1) fill(p->grad, NAN);
+        optimizer.ready(*p);
+        optimizer.weights_free(*p);
+      }
+      if (optimizer.finish_step().skipped != (step == 0)) throw Error("skipped or not");
+    }
+    for (int64_t i = 0; i < a.size(); ++i)
+      if (std::abs(a.value.data<float>()[i] + static_cast<float>(1 + i % 5)) > 1e-5f)
+        throw Error(concat("element ", i, ": ", a.value.data<float>()[i], " has arrived"));
+  }));
+}
+
+TEST_CASE("learners: the leader changes with every step") {
+  expect_none(run_ranks(2, [](Communicator& comm) {
+    ParameterStore store;
+    Parameter& w = store.add("w", {64, 64}, constant_init(0.0f));
+    store.finalize(1);
+    DataParallelOptimizer optimizer(store, make_sgd({}), comm, {}, {},
+                                    make_reducer(parse_compress("scalecom:rate=64"), {}, store));
+    for (int step = 0; step < 4; ++step) {
+      const auto indices = [&] {
+        const auto& entries = optimizer.ledger().entries();
+        const auto found = entries.find({"w", PayloadKind::indices});
+        return found == entries.end() ? 0 : found->second.sent;
+      };
+      const int64_t before = indices();
+      make_step(optimizer, w, 1.0f);
+      if ((indices() > before) != (step % 2 == comm.rank())) throw Error("another leader");
+    }
+  }));
+}
+
+TEST_CASE("learners: rate=auto is the same on all ranks, whatever they have counted") {
+  expect_none(run_ranks(2, [](Communicator& comm) {
+    ParameterStore store;
+    Parameter& w = store.add("w", {64, 64}, constant_init(0.0f));
+    store.finalize(1);
+    w.uses_per_sample = comm.rank() == 0 ? 200 : 0;
+    auto reducer = make_reducer(parse_compress("scalecom:rate=auto"), {}, store);
+    const Reducer& settings = *reducer;
+    DataParallelOptimizer optimizer(store, make_sgd({}), comm, {}, {}, std::move(reducer));
+    make_step(optimizer, w, 1.0f);
+    if (settings.choices().at("w") != 25) throw Error("another rate");
+  }));
+}
+
+TEST_CASE("learners: local clipping holds each rank's own gradient within limit * sqrt(P)") {
+  expect_none(run_ranks(4, [](Communicator& comm) {
+    ParameterStore store;
+    Parameter& w = store.add("w", {100}, constant_init(0.0f));
+    store.finalize(1);
+    DataParallelOptimizer optimizer(store, make_sgd({}), comm, {}, {.local_clip = 3});
+    optimizer.begin_step(1.0);
+    w.next_beta();
+    // Norms 10, 0.1, 10, 0.1 against 6: the sum is 0.6 + 0.01 + 0.6 + 0.01 in each element.
+    fill(w.grad, comm.rank() % 2 == 0 ? 1.0f : 0.01f);
+    optimizer.ready(w);
+    optimizer.weights_free(w);
+    optimizer.finish_step();
+    for (float v : w.value.to_vector())
+      if (std::abs(v + 1.22f / 4) > 1e-6f) throw Error(concat("found ", v));
+  }));
+}
