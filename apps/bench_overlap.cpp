@@ -6,7 +6,11 @@
 #include <fstream>
 
 #include "apps/bench.h"
+#include "apps/bench_trainer.h"
+#include "comm/threads.h"
+#include "core/context.h"
 #include "core/error.h"
+#include "core/trace.h"
 
 namespace heddle::bench {
 namespace {
@@ -50,6 +54,28 @@ Steps run_training(const Options& o, const std::string& arch, int64_t batch, int
           median(columns[4]), median(columns[5]), median(columns[6])};
 }
 
+// One learner of the data parallel optimizer beside the plain optimizer, step by step in turns.
+void measure_frame(const Options& o) {
+  Context context({.threads = static_cast<int>(o.threads)});
+  const auto solo = make_solo();
+  std::printf("\n# One learner, and no learners at all: medians of steps in turns\n");
+  for (const char* name : {"resnet20", "lstm"}) {
+    Trainer plain(find_case(name), DType::f32, Device{});
+    Trainer learner(find_case(name), DType::f32, Device{}, solo.get());
+    std::vector<double> plain_ms, learner_ms;
+    const int64_t steps = 20 * o.rounds;
+    for (int64_t i = -o.warmup; i < steps; ++i)
+      for (const bool is_plain : {true, false}) {
+        const double begin = steady_seconds();
+        (void)(is_plain ? plain : learner).step();
+        if (i >= 0) (is_plain ? plain_ms : learner_ms).push_back(1e3 * (steady_seconds() - begin));
+      }
+    std::printf("%-22s plain %.2f ms, one learner %.2f ms, ratio %.3f\n", name, median(plain_ms),
+                median(learner_ms), median(learner_ms) / median(plain_ms));
+    std::fflush(stdout);
+  }
+}
+
 }  // namespace
 
 void measure_overlap(const Options& o) {
@@ -81,6 +107,7 @@ void measure_overlap(const Options& o) {
     const Steps whole = run_training(o, "resnet18", kBatch, o.learners, {"--net=" + net});
     print("overlap on, default", whole, off.exposed);
   }
+  measure_frame(o);
   std::printf("\n# The same global batch of 128 on the same cores, no network model\n");
   for (const char* arch : {"resnet20", "resnet18"})
     for (int64_t round = 0; round < o.rounds; ++round) {

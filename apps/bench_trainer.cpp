@@ -57,27 +57,35 @@ std::function<Var(Tape&)> make_text(const Case& c, DType dtype, ParameterStore& 
 
 }  // namespace
 
-Trainer::Trainer(const Case& c, DType dtype, Device device) : batch_(c.batch) {
+Trainer::Trainer(const Case& c, DType dtype, Device device, Communicator* comm) : batch_(c.batch) {
   loss_ = c.is_text() ? make_text(c, dtype, store_) : make_images(c, dtype, device, store_);
   store_.finalize(1);
   const SgdOptions rule{.momentum = c.momentum, .weight_decay = c.weight_decay};
-  optimizer_ = std::make_unique<Optimizer>(store_, make_sgd(rule),
-                                           OptimizerOptions{.clip_grad_norm = c.clip});
+  const OptimizerOptions options{.clip_grad_norm = c.clip};
+  if (comm != nullptr)
+    parallel_ = std::make_unique<DataParallelOptimizer>(store_, make_sgd(rule), *comm, options);
+  else
+    optimizer_ = std::make_unique<Optimizer>(store_, make_sgd(rule), options);
 }
 
 float Trainer::step(const std::function<void(Parameter&)>& on_final) {
+  return parallel_ != nullptr ? step_with(*parallel_, on_final) : step_with(*optimizer_, on_final);
+}
+
+template <class AnyOptimizer>
+float Trainer::step_with(AnyOptimizer& optimizer, const std::function<void(Parameter&)>& on_final) {
   Tape tape({.seed = 1, .step = steps_++});
   const Var loss = loss_(tape);
   const float value = loss.value().item();
-  optimizer_->begin_step(kRate);
+  optimizer.begin_step(kRate);
   tape.backward(
       loss,
       [&](Parameter& p) {
         if (on_final) on_final(p);
-        optimizer_->ready(p);
+        optimizer.ready(p);
       },
-      [&](Parameter& p) { optimizer_->weights_free(p); });
-  optimizer_->finish_step();
+      [&](Parameter& p) { optimizer.weights_free(p); });
+  optimizer.finish_step();
   return value;
 }
 

@@ -9,13 +9,14 @@
 
 #include "apps/bench.h"
 #include "core/tape.h"
-#include "optim/optimizer.h"
+#include "optim/data_parallel.h"
 
 namespace heddle::bench {
 
 class Trainer {
  public:
-  Trainer(const Case& c, DType dtype, Device device);
+  // With a communicator, which must outlive this, as one of its learners.
+  Trainer(const Case& c, DType dtype, Device device, Communicator* comm = nullptr);
 
   // Forward, loss, backward, update. on_final hears of every parameter's last contribution.
   float step(const std::function<void(Parameter&)>& on_final = {});
@@ -26,11 +27,15 @@ class Trainer {
   int64_t batch() const { return batch_; }
 
  private:
+  template <class AnyOptimizer>
+  float step_with(AnyOptimizer& optimizer, const std::function<void(Parameter&)>& on_final);
+
   int64_t batch_;
   uint64_t steps_ = 0;
   ParameterStore store_;
-  std::function<Var(Tape&)> loss_;  // forward; holds the model and the batch
-  std::unique_ptr<Optimizer> optimizer_;
+  std::function<Var(Tape&)> loss_;        // forward; holds the model and the batch
+  std::unique_ptr<Optimizer> optimizer_;  // one of the two
+  std::unique_ptr<DataParallelOptimizer> parallel_;
 };
 
 }  // namespace heddle::bench

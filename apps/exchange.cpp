@@ -21,8 +21,8 @@ double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.
 
 void check_exchange(const CommonOptions& o) {
   check_layerwise(o);
-  check(o.compress != "none" || (o.compress_start < 0 && o.dense_layers.empty()),
-        "--compress-start and --dense-layers need --compress");
+  check(o.compress != "none" || (o.compress_start < 0 && o.dense_layers.empty() && o.shadow == 0),
+        "--compress-start, --dense-layers and --shadow need --compress");
   check(o.clip_mode.empty() || o.clip_grad_norm > 0, "--clip-mode ", o.clip_mode,
         ": needs --clip-grad-norm");
 }
@@ -43,6 +43,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
                             .min_compress = o.min_compress},
                            store);
     parallel.compress_start = first_compressed_step(o, plan);
+    parallel.shadow_every = o.shadow;
     parallel.planner = planner_options(o, plan, store, comm.size(), folder, log);
     if (!o.plan.empty())
       apply_layer_plan(o, store, comm.size(), dynamic_cast<CompressedReducer&>(*reducer));

@@ -90,6 +90,11 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
                      "plan, steps that each looks at, what is made small"});
   flags.add("plan", &o.plan,
             {.value = "FILE", .help = "settings by layer from a run's plan-<step>.json"});
+  flags.add("shadow", &o.shadow,
+            {.value = "N",
+             .help = "every N steps also sum gradients densely, and report what compression does "
+                     "to each layer (0: never)",
+             .min = 0});
   flags.add("ledger", &o.ledger,
             {.help = "at the end, a table of the bytes sent by layer and kind", .replay = false});
 }

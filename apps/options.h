@@ -23,7 +23,7 @@ struct CommonOptions {
   bool ledger = false;
   // what is sent
   std::string compress = "none", dense_layers, clip_mode;
-  int64_t compress_start = -1, min_compress = 1024;
+  int64_t compress_start = -1, min_compress = 1024, shadow = 0;
   std::string layerwise = "uniform", lgreco = "alpha=1,every=epoch,window=10,objective=bytes", plan;
   double comm_timeout = 60, bucket_mb = 4;
   // how long and how much

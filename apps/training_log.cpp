@@ -15,7 +15,8 @@ TrainingLog::TrainingLog(const TrainingLogOptions& names, const CommonOptions& o
       context_(context),
       optimizer_(optimizer),
       folder_(folder),
-      progress_(progress) {
+      progress_(progress),
+      quality_(noting(progress)) {
   result_.world_size = optimizer.learners();
   trace_step(1);
 }
@@ -45,6 +46,8 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   pending_.push_back({facts, exchange_since_last()});
   if (result_.world_size == 1 || result_.step % o_.print_freq == 0) flush();
   trace_step(result_.step + 1);
+  if (quality_.add(result_.step, optimizer_.take_quality()) && folder_ != nullptr)
+    folder_->metric(quality_.json());
 
   skipped_ = report.skipped_parameters > 0 ? skipped_ + 1 : 0;
   if (skipped_ > o_.max_skipped) {
@@ -136,7 +139,12 @@ void TrainingLog::finish_epoch() {
 void TrainingLog::finish(const ParameterStore& store) {
   take_totals();
   result_.ratios = ratios(optimizer_, store);
-  if (folder_ == nullptr || result_.world_size == 1) return;
+  if (folder_ == nullptr) return;
+  if (const std::string table = quality_.table(); !table.empty() && !o_.quiet) {
+    progress_->clear();
+    std::fprintf(stderr, "%s", table.c_str());
+  }
+  if (result_.world_size == 1) return;
   if (result_.rejected_buckets > 0)
     progress_->note(concat(result_.rejected_buckets,
                            " exchanges held gradients that were not finite, and were not applied"));

@@ -19,6 +19,7 @@
 #include "apps/exchange.h"
 #include "apps/options.h"
 #include "apps/progress.h"
+#include "apps/quality_report.h"
 #include "apps/run_folder.h"
 #include "core/context.h"
 #include "core/files.h"
@@ -117,6 +118,7 @@ class TrainingLog {
   RunFolder* folder_;
   Progress* progress_;
   TrainingResult result_;
+  QualityReport quality_;
   std::vector<Pending> pending_;          // steps whose loss is not averaged yet
   DataParallelOptimizer::Totals seen_;    // of all exchanges, at the last step
   double loss_sum_ = 0, loss_units_ = 0;  // of the epoch, over all ranks

@@ -133,6 +133,11 @@ std::vector<double> CompressedReducer::lost_norms(const Layer& /*layer*/, const 
   throw InputError(concat(name(), " does not say what it loses: no plan of its settings"));
 }
 
+bool CompressedReducer::compresses(const std::string& parameter) const {
+  const Layer& layer = layers_.at(parameter);
+  return layer.compressed && pays(layer);
+}
+
 void CompressedReducer::take_back(const GradientBucket& bucket, int ranks) {
   if (!feedback_) return;
   for (const Parameter* p : bucket.parameters)

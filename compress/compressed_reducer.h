@@ -36,6 +36,12 @@ class CompressedReducer : public Reducer {
   bool keeps_residuals() const override { return feedback_.has_value(); }
   // The residuals, as "residual.<parameter>"; zero before the first step.
   NamedTensors named_state() const override;
+  // Whether the layer is compressed at present.
+  bool compresses(const std::string& parameter) const;
+  // Where one rank selects for all: what it would select from x (n) f32. Elsewhere nothing.
+  virtual Indices selection(const std::string& /*parameter*/, const Tensor& /*x*/) const {
+    return {};
+  }
   ErrorFeedback* feedback() { return feedback_ ? &*feedback_ : nullptr; }
 
   // For a planner of settings (layer_planner.h): the layers that are compressed at present, each

@@ -61,6 +61,10 @@ class ScaleCom : public SharedIndices {
     feedback_.emplace(setup.spec.values.at("beta"));
   }
 
+  Indices selection(const std::string& parameter, const Tensor& x) const override {
+    return select(x, code(x.size(), layers_.at(parameter).choice));
+  }
+
  protected:
   std::vector<Indices> choose(Exchange& e) override {
     agree_on_rates(e);

@@ -42,10 +42,13 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
   make_buckets(parallel.bucket_bytes);
   worker_ = std::make_unique<CommWorker>(Context::current());
   collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
-  if (parallel.planner.every == 0) return;
+  if (parallel.planner.every == 0 && parallel.shadow_every == 0) return;
   auto* compressed = dynamic_cast<CompressedReducer*>(reducer_.get());
-  check(compressed != nullptr, "layer plans need a reducer with settings");
-  planner_ = std::make_unique<LayerPlanner>(*compressed, parallel.planner, parallel.compress_start);
+  check(compressed != nullptr, "layer plans and the quality meter need a reducer that compresses");
+  if (parallel.planner.every > 0)
+    planner_ =
+        std::make_unique<LayerPlanner>(*compressed, parallel.planner, parallel.compress_start);
+  if (parallel.shadow_every > 0) meter_ = std::make_unique<QualityMeter>(*compressed);
 }
 
 void DataParallelOptimizer::make_buckets(int64_t bytes) {
@@ -123,6 +126,9 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   const Tensor flat = store_.grads().slice(bucket.begin, bucket.end);
   comm_.set_tag(concat("bucket ", &bucket - buckets_.data()));
   comm_.set_step(step_);
+  const bool metered =
+      meter_ != nullptr && compressing() && (step_ + 1) % parallel_.shadow_every == 0;
+  if (metered) meter_->before(bucket_gradients(bucket), comm_, ledger_);
   const int64_t before = comm_.total_traffic().sent;
   bool finite = true;
   if (compressing()) {
@@ -133,6 +139,7 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   }
   (compressing() ? totals_.compressed_sent : totals_.dense_sent) +=
       comm_.total_traffic().sent - before;
+  if (metered) meter_->after(comm_, ledger_, finite);
   return finite;
 }
 
@@ -179,6 +186,10 @@ StepReport DataParallelOptimizer::finish_step() {
       check_replicas();
   }
   return report;
+}
+
+std::vector<LayerQuality> DataParallelOptimizer::take_quality() {
+  return meter_ == nullptr ? std::vector<LayerQuality>{} : meter_->take();
 }
 
 int64_t DataParallelOptimizer::dense_bytes() const {

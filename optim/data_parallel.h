@@ -22,6 +22,7 @@
 #include "comm/communicator.h"
 #include "comm/ledger.h"
 #include "compress/layer_planner.h"
+#include "compress/quality.h"
 #include "compress/reducer.h"
 #include "optim/comm_worker.h"
 #include "optim/optimizer.h"
@@ -37,6 +38,9 @@ struct DataParallelOptions {
   // exchanges then wait for the end of backward. 0: none. Lin et al. 2018 (arXiv 1712.01887,
   // section 3.2) clip at threshold / sqrt(ranks) what is divided by the number of ranks already.
   double local_clip = 0;
+  // Steps between two looks of a quality meter at what is compressed; 0: none. The reducer must be
+  // a CompressedReducer.
+  int64_t shadow_every = 0;
   // Of the reducer's settings by layer, where `every` is above 0: then it must be a
   // CompressedReducer.
   LayerPlannerOptions planner = {};
@@ -85,6 +89,8 @@ class DataParallelOptimizer {
   };
   Totals totals() const;
   const Ledger& ledger() const { return ledger_; }
+  // What the meter has seen since the last call; between steps only. The same on all ranks.
+  std::vector<LayerQuality> take_quality();
 
  private:
   struct Bucket {
@@ -122,6 +128,7 @@ class DataParallelOptimizer {
   Totals totals_;  // without what the communicator and the ledger count
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<LayerPlanner> planner_;
+  std::unique_ptr<QualityMeter> meter_;
   std::set<std::string> named_missing_;
   std::set<const Parameter*> ready_;
   Optimizer optimizer_;

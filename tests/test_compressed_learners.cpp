@@ -50,6 +50,36 @@ TEST_CASE("learners: compressed, overlapped or not, the same bits; replicas equa
     }
 }
 
+TEST_CASE("learners: a quality meter changes no bit, and is not counted as compressed traffic") {
+  for (const char* spec : {"scalecom:rate=10,beta=0.3", "qsgd:bits=4,bucket=64"}) {
+    RunOptions o{.batch = 8, .steps = 6, .compress = spec};
+    o.parallel = {.bucket_bytes = 2000, .compress_start = 2};
+    const auto plain = train_ranks(4, o);
+    o.parallel.shadow_every = 2;
+    CHECK(train_ranks(4, o) == plain);
+  }
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    const auto run = [&](int64_t every) {
+      ParameterStore store;
+      Parameter& w = store.add("w", {50, 40}, constant_init(0));
+      store.finalize(1);
+      DataParallelOptimizer optimizer(
+          store, make_sgd({}), comm, {}, {.shadow_every = every},
+          make_reducer(parse_compress("scalecom:rate=10"), {.min_compress = 100}, store));
+      std::vector<size_t> looks;
+      for (int step = 0; step < 5; ++step) {
+        make_step(optimizer, w, static_cast<float>(comm.rank()));
+        looks.push_back(optimizer.take_quality().size());
+      }
+      CHECK(looks == (every == 0 ? std::vector<size_t>(5) : std::vector<size_t>{0, 1, 0, 1, 0}));
+      return optimizer.totals();
+    };
+    const auto without = run(0), with = run(2);
+    CHECK(with.compressed_sent == without.compressed_sent);
+    CHECK(with.traffic.sent > without.traffic.sent);
+  }));
+}
+
 TEST_CASE("learners: one rank compresses too") {
   RunOptions o{.batch = 8, .steps = 4, .compress = "scalecom:rate=10"};
   const auto alone = train_ranks(1, o)[0];

@@ -59,9 +59,11 @@ awk -v a="$(json scalecom.json ratio_layers)" -v b="$(json scalecom.json ratio_w
   fail "ratios: $(cat scalecom.json qsgd.json)"
 
 planned=(--image-size 16 --steps 15 --threads 1 --print-freq 4 --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
-  --lgreco every=8,window=4)
+  --lgreco every=8,window=4 --shadow 5)
 "$resnet" "${planned[@]}" --output-dir planned >/dev/null 2>planned.err || fail 'layer plans'
 grep -q 'step 12: layer plan: [1-9]' planned.err || fail "no word of a plan: $(cat planned.err)"
+[ "$(grep -c '^{"step":[0-9]*,"quality":{"' planned/metrics.jsonl)" = 3 ] || fail 'a line of quality for each look'
+grep -q '^layer3.0.conv1.weight  *0\.[0-9]* .*0\.[0-9]*$' planned.err || fail "no table of quality: $(tail -30 planned.err)"
 grep -q '"name": "layer3.0.conv1.weight"' planned/plan-12.json || fail "plan: $(head -c 600 planned/plan-12.json)"
 awk -v a="$(sed -n 's/^  "bytes": \(.*\),/\1/p' planned/plan-12.json)" -v b="$(sed -n 's/^  "uniform_bytes": \(.*\),/\1/p' planned/plan-12.json)" \
   'BEGIN { exit !(a > 0 && a < b) }' || fail "a plan that saves nothing: $(head -12 planned/plan-12.json)"
@@ -116,6 +118,7 @@ refuse '--learners' "$resnet" --learners 0
 refuse 'qsgd' "$resnet" --learners 2 --compress qsdg
 refuse 'bits' "$resnet" --learners 2 --compress qsgd:bits=9
 refuse 'need --compress' "$resnet" --learners 2 --dense-layers fc
+refuse 'need --compress' "$resnet" --learners 2 --shadow 5
 refuse 'no expression' "$resnet" --learners 2 --compress topk --dense-layers '('
 for spec in none bf16 fp16; do refuse 'no setting' "$resnet" --learners 2 --compress $spec --layerwise lgreco; done
 refuse 'no setting' "$resnet" --learners 2 --compress bf16 --plan planned/plan-12.json

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""The runs behind docs/results.md. Runs what has no result yet, one after the other, and keeps what
+came out of each as docs/results/NAME.json: the command, the revision, curves, ratios, plans.
+
+  ./run reproduce                 all that is missing
+  ./run reproduce headline ptb    what begins with these names
+  ./run reproduce --list          every run, and whether it has a result
+  ./run reproduce --again NAME    runs it although it has one
+
+The data sets are looked for in HEDDLE_DATA, else in ../shared/data.
+"""
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+DATA = pathlib.Path(os.environ.get("HEDDLE_DATA", ROOT.parent / "shared" / "data"))
+
+RESNET = "train_resnet --data DATA/cifar-10-batches-bin --arch resnet20 --learners 4 --batch-size 32 --lr 0.2"
+PTB = "train_lm --data DATA/ptb --preset zaremba-small --learners 4 --batch-size 5"
+LGRECO = " --layerwise lgreco"
+SCALECOM = " --compress scalecom:rate=100"
+QSGD = " --compress qsgd:bits=4"
+
+
+def experiments():
+    """Name -> what is typed behind ./run; "netlab" in front: across four hosts at 100 Mbit/s."""
+    runs = {}
+    for seed in 1, 2, 3:
+        for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("lgreco-scalecom", SCALECOM + LGRECO)):
+            runs[f"headline-{name}-{seed}"] = f"{RESNET} --epochs 16 --seed {seed}{flags}"
+    for name, flags in (
+        ("dense", ""),
+        ("topk", " --compress topk:density=0.01"),
+        ("scalecom-beta", " --compress scalecom:rate=100,beta=0.1"),
+        ("scalecom-exact", " --compress scalecom:rate=100,select=exact"),
+        ("qsgd", QSGD),
+        ("powersgd", " --compress powersgd:rank=2"),
+        ("lgreco-qsgd", QSGD + LGRECO),
+        ("lgreco-powersgd", " --compress powersgd:rank=2" + LGRECO),
+        ("lgreco-scalecom-accordion", SCALECOM + LGRECO + " --lgreco budget=accordion"),
+    ):
+        runs[f"ablation-{name}"] = f"{RESNET} --epochs 8{flags}"
+    # The linear rule: 0.1 for 64 images, so 1.6 for 1024, after a warm-up.
+    large = RESNET.replace("--learners 4 --batch-size 32 --lr 0.2", "--learners 16 --batch-size 64 --lr 1.6")
+    for name, flags in (("dense", ""), ("beta-1", SCALECOM), ("beta-0.1", " --compress scalecom:rate=100,beta=0.1")):
+        runs[f"large-{name}"] = f"{large} --epochs 8 --lr-warmup-epochs 2{flags}"
+    for name, flags in (
+        ("dense", ""),
+        ("scalecom-100", SCALECOM),
+        ("scalecom-400", " --compress scalecom:rate=400"),
+        ("scalecom-100-aggregate", SCALECOM + " --clip-mode aggregate"),
+    ):
+        runs[f"ptb-{name}"] = PTB + flags
+    for learners in 4, 16, 64:
+        for name, flags in (("scalecom", SCALECOM), ("topk", " --compress topk:density=0.01")):
+            runs[f"scaling-{name}-{learners}"] = (
+                f"{RESNET.replace('--learners 4 --batch-size 32', f'--learners {learners} --batch-size 8')}"
+                f" --steps 100 --compress-start 0 --shadow 10{flags}")
+    # 30 steps; a plan is made after ten and used from step 15 on, so that the last twelve are measured.
+    plan = " --layerwise lgreco --lgreco every=10,window=5"
+    nets = {
+        "resnet18": "train_resnet --data DATA/cifar-10-batches-bin --arch resnet18 --batch-size 32",
+        "lstm": "train_lm --data DATA/ptb --preset zaremba-medium --batch-size 5 --clip-mode aggregate",
+    }
+    for net, command in nets.items():
+        for name, flags in (("dense", ""), ("qsgd", QSGD), ("lgreco-qsgd", QSGD + plan), ("scalecom", SCALECOM),
+                            ("lgreco-scalecom", SCALECOM + plan)):
+            flags += " --compress-start 0" if flags else ""
+            if not flags:
+                command_here = command.replace(" --clip-mode aggregate", "")
+            else:
+                command_here = command
+            for overlap in "on", "off":
+                base = f"{command_here} --steps 30 --overlap {overlap}{flags}"
+                runs[f"time-model-{net}-{name}-{overlap}"] = base + " --learners 4 --net 100mbit,1ms"
+                runs[f"time-hosts-{net}-{name}-{overlap}"] = "netlab " + base
+    runs["whole-model-resnet18"] = (nets["resnet18"] + " --learners 4 --steps 20 --compress-start 0" + SCALECOM)
+    return runs
+
+
+def median(lines, *keys):
+    """Over the last twelve steps, of the sum of these seconds."""
+    last = [sum(line[key] for key in keys) for line in lines[-12:] if all(key in line for key in keys)]
+    return round(statistics.median(last), 5) if last else None
+
+
+def digest(folder, metrics, summary):
+    """What is kept of a run folder."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [line for line in lines if line.get("split") == "train"]
+    curve = [{k: line[k] for k in ("epoch", "step", "loss", "acc1", "ppl") if k in line}
+             for line in lines if line.get("split") in ("valid", "test")]
+    out = {"curve": curve, "summary": summary}
+    out["train_loss"] = [round(statistics.fmean(x["loss"] for x in steps if x["epoch"] == e), 5)
+                         for e in sorted({x["epoch"] for x in steps})]
+    out["step_s"] = median(steps, "t_data", "t_forward", "t_backward", "t_update")
+    for key in "t_exposed", "t_comm", "t_compress":
+        out[key] = median(steps, key)
+    sent = [x["bytes_sent"] for x in steps if "bytes_sent" in x]
+    if sent:
+        out["bytes_per_step"] = round(statistics.fmean(sent[-64:]))
+        out["bytes_dense"] = steps[-1]["bytes_dense"]
+    looks = [line for line in lines if "quality" in line]
+    if looks:
+        layers = {name: {key: round(statistics.fmean(look["quality"][name][key] for look in looks), 5)
+                         for key in looks[-1]["quality"][name]} for name in looks[-1]["quality"]}
+        out["quality"] = {"looks": len(looks), "alike": round(statistics.fmean(x["alike"] for x in looks), 5),
+                          "layers": layers}
+    plans = {}
+    for file in sorted(folder.glob("plan-*.json"), key=lambda f: int(f.stem.split("-")[1])):
+        plan = json.loads(file.read_text())
+        settings = json.dumps([[layer["name"], layer["setting"]] for layer in plan["layers"]])
+        plans[plan["step"]] = {"hash": hashlib.sha256(settings.encode()).hexdigest()[:16], "bytes": plan["bytes"],
+                               "uniform_bytes": plan["uniform_bytes"],
+                               "budget_used": round(plan["error"] / plan["budget"], 4) if plan["budget"] else None}
+    if plans:
+        out["plans"] = plans
+    return out
+
+
+def run(name, typed):
+    words = typed.replace("DATA", str(DATA)).split()
+    hosts = words[0] == "netlab"
+    program, flags = (words[1], words[2:]) if hosts else (words[0], words[1:])
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch) / "run"
+        flags = flags + ["--json", "--quiet", "--output-dir", str(folder)]
+        if hosts:
+            subprocess.run([ROOT / "run", "netlab", "up", "4", "100mbit"], check=True)
+            command = [ROOT / "run", "netlab", "run", ROOT / "build" / program, *flags]
+        else:
+            command = [ROOT / "run", program, *flags]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        finally:
+            if hosts:
+                subprocess.run([ROOT / "run", "netlab", "down"], check=True)
+        if done.returncode != 0:
+            sys.exit(f"reproduce: {name} ended with exit code {done.returncode}")
+        summary = json.loads(done.stdout.splitlines()[-1])
+        summary.pop("run", None)  # a folder that is about to go
+        about = json.loads((folder / "run.json").read_text())
+        result = {"name": name, "command": "./run " + typed.replace("DATA", "…"),
+                  "revision": about["build"]["git_revision"],
+                  "machine": f"{about['machine']['cpu']}, {about['machine']['cores']} cores"}
+        result.update(digest(folder, folder / "metrics.jsonl", summary))
+    RESULTS.mkdir(exist_ok=True)
+    part = RESULTS / f"{name}.json.part"
+    part.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    part.replace(RESULTS / f"{name}.json")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="./run reproduce", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="beginning of a run's name")
+    parser.add_argument("--list", action="store_true", help="say what there is")
+    parser.add_argument("--again", action="store_true", help="also what has a result")
+    o = parser.parse_args()
+    runs = experiments()
+    chosen = [name for name in runs if not o.names or any(name.startswith(part) for part in o.names)]
+    if not chosen:
+        parser.error(f"no run's name begins with {' or '.join(o.names)}")
+    done = {name for name in chosen if (RESULTS / f"{name}.json").exists()}
+    if o.list:
+        for name in chosen:
+            print(f"{'done' if name in done else '    '}  {name:42} ./run {runs[name].replace('DATA', '…')}")
+        return
+    for name in chosen:
+        if name not in done or o.again:
+            print(f"reproduce: {name}", file=sys.stderr, flush=True)
+            run(name, runs[name])
+
+
+if __name__ == "__main__":
+    main()
