@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 
 #include "apps/ledger_report.h"
 #include "core/error.h"
@@ -70,22 +71,39 @@ ExchangeFacts TrainingLog::exchange_since_last() {
           .exposed_s = seen_.exposed_s - last.exposed_s};
 }
 
+// Of the pending steps, over the ranks, added in their order: the same bits however many steps are
+// summed at once.
+std::vector<TrainingLog::LossSum> TrainingLog::sum_losses() {
+  std::vector<LossSum> sums;
+  for (const Pending& step : pending_) {
+    const auto units = static_cast<double>(step.facts.units);
+    sums.push_back({step.facts.loss * units, units});
+  }
+  if (result_.world_size == 1) return sums;
+  const auto bytes = static_cast<int64_t>(sums.size() * sizeof(LossSum));
+  const Tensor mine = Tensor::empty_on(Device{}, {bytes}, DType::u8);
+  const Tensor all = Tensor::empty_on(Device{}, {result_.world_size, bytes}, DType::u8);
+  std::memcpy(mine.raw(), sums.data(), static_cast<size_t>(bytes));
+  optimizer_.collective("losses", [&](Communicator& comm) { comm.all_gather(mine, all); });
+  std::vector<LossSum> of_rank(sums.size());
+  std::ranges::fill(sums, LossSum{});
+  for (int r = 0; r < result_.world_size; ++r) {
+    std::memcpy(of_rank.data(), all.data<uint8_t>() + r * bytes, static_cast<size_t>(bytes));
+    for (size_t i = 0; i < sums.size(); ++i) {
+      sums[i].loss += of_rank[i].loss;
+      sums[i].units += of_rank[i].units;
+    }
+  }
+  return sums;
+}
+
 // Averages the losses of the pending steps over the ranks and writes them down.
 void TrainingLog::flush() {
   const auto count = std::ssize(pending_);
-  const Tensor sums = Tensor::empty_on(Device{}, {2, count});
-  for (int64_t i = 0; i < count; ++i) {
-    const StepFacts& facts = pending_[static_cast<size_t>(i)].facts;
-    sums.data<float>()[i] = static_cast<float>(facts.loss * static_cast<double>(facts.units));
-    sums.data<float>()[count + i] = static_cast<float>(facts.units);
-  }
-  if (result_.world_size > 1)
-    optimizer_.collective("losses", [&](Communicator& comm) { comm.all_reduce(sums); });
+  const std::vector<LossSum> sums = sum_losses();
   for (int64_t i = 0; i < count; ++i) {
     const auto& [facts, exchange] = pending_[static_cast<size_t>(i)];
-    const double units = sums.data<float>()[count + i];
-    const double total = result_.world_size == 1 ? facts.loss * static_cast<double>(facts.units)
-                                                 : static_cast<double>(sums.data<float>()[i]);
+    const auto [total, units] = sums[static_cast<size_t>(i)];
     const double loss = total / units;
     loss_sum_ += total;
     loss_units_ += units;

@@ -104,6 +104,10 @@ class TrainingLog {
     StepFacts facts;
     ExchangeFacts exchange;
   };
+  struct LossSum {
+    double loss = 0, units = 0;
+  };
+  std::vector<LossSum> sum_losses();
   void trace_step(int64_t step);
   ExchangeFacts exchange_since_last();
   void take_totals();

@@ -34,6 +34,8 @@ images=(--image-size 16 --steps 6 --threads 1 --print-freq 4 --quiet --json)
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --output-dir four >four.json || fail 'four learners'
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --overlap off --bucket-mb 4 --output-dir off >/dev/null || fail 'overlap off'
 same four off 'exchange behind backward'
+"$resnet" "${images[@]/4/5}" --batch-size 4 --learners 4 --output-dir seldom >/dev/null || fail 'print-freq'
+same four seldom 'losses averaged for other numbers of steps at once'
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --net 500mbit,1ms --output-dir net >/dev/null || fail 'slow network'
 same four net 'on a slow network'
 [ "$(json four.json world_size)" = 4 ] || fail "world_size: $(cat four.json)"
