@@ -41,24 +41,30 @@ int64_t count_missed(const Indices& right, const Tensor& all, const Tensor& sent
 
 void QualityMeter::before(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) {
   bucket_.clear();
+  int64_t n = 0;
+  for (const Parameter* p : bucket.parameters)
+    if (reducer_.compresses(p->name)) n += p->size();
+  if (n == 0) return;
+  // All layers' gradients, then, where there are residuals, gradients with these: one sum.
+  const bool residuals = reducer_.keeps_residuals();
+  const Tensor payload = Tensor::empty_on(Device{}, {residuals ? 2 * n : n});
+  int64_t at = 0;
   for (const Parameter* p : bucket.parameters) {
     if (!reducer_.compresses(p->name)) continue;
-    Seen seen{p, host_gradient(*p).clone(), {}, 0, 0};
-    seen.all = seen.gradients.clone();
-    if (ErrorFeedback* feedback = reducer_.feedback()) feedback->compensate(p->name, seen.all);
+    Seen seen{p, payload.slice(at, at + p->size()), {}, 0, 0};
+    seen.all = residuals ? payload.slice(n + at, n + at + p->size()) : seen.gradients;
+    seen.gradients.copy_from(host_gradient(*p));
+    if (residuals) {
+      seen.all.copy_from(seen.gradients);
+      reducer_.feedback()->compensate(p->name, seen.all);
+    }
     seen.own_gradient = squared_norm(seen.gradients);
     seen.own = squared_norm(seen.all);
-    const auto sum = [&](const Tensor& x) {
-      ledger.book(comm, {{"quality", PayloadKind::control, x.bytes()}},
-                  [&] { comm.all_reduce(x); });
-    };
-    sum(seen.gradients);
-    if (reducer_.keeps_residuals())
-      sum(seen.all);
-    else
-      seen.all = seen.gradients;
     bucket_.push_back(std::move(seen));
+    at += p->size();
   }
+  ledger.book(comm, {{"quality", PayloadKind::control, payload.bytes()}},
+              [&] { comm.all_reduce(payload); });
 }
 
 void QualityMeter::after(Communicator& comm, Ledger& ledger, bool accepted) {
