@@ -146,7 +146,7 @@ def run(name, typed):
         if done.returncode != 0:
             sys.exit(f"reproduce: {name} ended with exit code {done.returncode}")
         summary = json.loads(done.stdout.splitlines()[-1])
-        summary.pop("run", None)  # a folder that is about to go
+        summary.pop("run_folder", None)  # a folder that is about to go
         about = json.loads((folder / "run.json").read_text())
         result = {"name": name, "command": "./run " + typed.replace("DATA", "…"),
                   "revision": about["build"]["git_revision"],
