@@ -99,6 +99,7 @@ std::vector<TrainingLog::LossSum> TrainingLog::sum_losses() {
 
 // Averages the losses of the pending steps over the ranks and writes them down.
 void TrainingLog::flush() {
+  if (pending_.empty()) return;  // on all ranks
   const auto count = std::ssize(pending_);
   const std::vector<LossSum> sums = sum_losses();
   for (int64_t i = 0; i < count; ++i) {
