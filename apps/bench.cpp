@@ -13,6 +13,7 @@
 
 #include "apps/build_info.h"
 #include "apps/flags.h"
+#include "apps/progress.h"
 #include "core/error.h"
 
 extern char** environ;
@@ -27,6 +28,8 @@ constexpr const char* kSummary = R"(Measures. WHAT is one of these, in front of 
                               a slow network (--net) beside its formula
   overlap                     how much of an exchange backward hides, and what data parallel training
                               costs where nothing is slow
+  compress                    what codecs save, lose and take, on gradients that are made up in the
+                              shapes of --arch, or those of --gradients
   loader                      images per second and CPU time of the loader, against resnet20's step
   first-step                  seconds from process start to the end of train_resnet's first step
   ops [CASE…]                 where the time of a step goes, layer by layer (default: resnet20)
@@ -73,6 +76,16 @@ FlagTable make_flags(Options& o) {
              .help = "bytes of a piece in which payloads travel, for comm",
              .max = 1e9,
              .default_text = "the communicator's"});
+  flags.add("arch", &o.arch, {.value = "NAME", .help = "a ResNet, for compress"});
+  flags.add("gradients", &o.gradients,
+            {.value = "FILE", .help = "fp32 tensors in safetensors format instead, for compress"});
+  flags.add("compress", &o.compress,
+            {.value = "SPEC", .help = "only this one, as train_resnet's, for compress"});
+  flags.add("seed", &o.seed, {.value = "N", .help = "of gradients and codecs, for compress"});
+  flags.add("step-ms", &o.step_ms,
+            {.value = "MS",
+             .help = "a training step to compare with, for compress",
+             .default_text = "measured"});
   flags.add("json", &o.json, {.value = "FILE", .help = "also write the steps' table as JSON"});
   flags.add("help", &o.help, {.help = "this text", .replay = false});
   flags.add("version", &o.version, {.help = "what was built, and how", .replay = false});
@@ -101,6 +114,7 @@ void run(Options& o, const std::vector<std::string>& words) {
   if (words.size() == 1) {
     if (what == "comm") return measure_comm(o);
     if (what == "overlap") return measure_overlap(o);
+    if (what == "compress") return measure_compression(o);
     if (what == "loader") return measure_loader(o);
     if (what == "first-step") return measure_first_step(o);
     if (what == "tune-table") return print_tune_table(o);
@@ -182,8 +196,9 @@ const std::vector<Case>& all_cases() {
 const Case& find_case(const std::string& name) {
   for (const Case& c : all_cases())
     if (c.name == name) return c;
-  throw InputError(concat("expected resnet20, resnet18, resnet50, lstm, char, loader, first-step, ",
-                          "ops or tune-table; found '", name, "'"));
+  throw InputError(
+      concat("expected resnet20, resnet18, resnet50, lstm, char, comm, overlap, compress, ",
+             "loader, first-step, ops or tune-table; found '", name, "'"));
 }
 
 double median(std::vector<double> values) {
@@ -226,6 +241,8 @@ double process_cpu_seconds() {
   };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
+
+Clock clock_of(const Options& o) { return o.clock == "cpu" ? process_cpu_seconds : wall_clock; }
 
 }  // namespace heddle::bench
 

@@ -39,6 +39,9 @@ struct Options {
   std::string json, python, python_new, data;
   int64_t learners = 4, bytes = 0, segment = 0;  // of collectives
   std::string collective, net = "100mbit,1ms";
+  std::string arch = "resnet18", gradients, compress;  // of compress: where from, and how
+  int64_t seed = 1;
+  double step_ms = 0;
   bool torch = true, help = false, version = false;
 };
 
@@ -49,6 +52,11 @@ bool cpu_has(const std::string& feature);
 std::string cpu_name();
 // CPU seconds that this process has used, all threads together.
 double process_cpu_seconds();
+// Seconds by wall clock, or used by this process, by --clock.
+using Clock = double (*)();
+Clock clock_of(const Options& o);
+// GB/s at which `threads` threads copy from memory to memory at best, bytes counted once.
+double copy_rate(int64_t threads, Clock clock);
 
 // ---- processes (bench_process.cpp)
 
@@ -98,6 +106,7 @@ void child_comm(const Options& o);  // bench_comm.cpp; under mpirun
 void compare_steps(const Options& o, const std::vector<Case>& cases);  // bench_steps.cpp
 void measure_comm(const Options& o);                                   // bench_comm.cpp
 void measure_overlap(const Options& o);                                // bench_overlap.cpp
+void measure_compression(const Options& o);                            // bench_compress.cpp
 void measure_loader(const Options& o);                                 // bench_tools.cpp
 void measure_first_step(const Options& o);                             // bench_tools.cpp
 void break_down_step(const Options& o, const Case& c);                 // bench_child.cpp

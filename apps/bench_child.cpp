@@ -24,10 +24,6 @@ DType dtype_of(const std::string& precision) {
   return precision == "bf16" ? DType::bf16 : DType::f32;
 }
 
-// Seconds by wall clock, or used by this process.
-using Clock = double (*)();
-Clock clock_of(const Options& o) { return o.clock == "cpu" ? process_cpu_seconds : wall_clock; }
-
 // Best GFLOP/s of a second of passes of `gflop` each.
 template <class Pass>
 double best_rate(Clock clock, double gflop, Pass&& pass) {

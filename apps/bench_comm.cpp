@@ -221,25 +221,6 @@ void as_threads(const Options& o, const ThreadsOptions& options, const Body& bod
   if (failed) throw Error("a rank has failed");
 }
 
-// GB/s at which `threads` threads copy from memory to memory, bytes counted once.
-double copy_rate(int64_t threads) {
-  constexpr int64_t kBytes = 64 << 20;
-  Context context({.threads = static_cast<int>(threads)});
-  const Tensor from = Tensor::zeros({kBytes}, DType::u8), to = Tensor::zeros({kBytes}, DType::u8);
-  std::vector<double> seconds;
-  for (int i = 0; i < 7; ++i) {
-    const double begin = steady_seconds();
-#pragma omp parallel for num_threads(static_cast <int>(threads))
-    for (int64_t t = 0; t < threads; ++t) {
-      const int64_t at = kBytes * t / threads, end = kBytes * (t + 1) / threads;
-      std::memcpy(to.data<uint8_t>() + at, from.data<uint8_t>() + at,
-                  static_cast<size_t>(end - at));
-    }
-    seconds.push_back(steady_seconds() - begin);
-  }
-  return kBytes / median(seconds) * 1e-9;
-}
-
 // Real sleeping against the formula of Thakur et al. for a ring: 2 (P - 1) steps of the latency and
 // of n / P bytes.
 void compare_model(const Options& o) {
@@ -290,7 +271,7 @@ void child_comm(const Options& o) {
 void measure_comm(const Options& o) {
   const int64_t cores = std::min<int64_t>(o.learners, o.threads);
   std::printf("# copying with %lld threads: %.2f GB/s\n", static_cast<long long>(cores),
-              copy_rate(cores));
+              copy_rate(cores, steady_seconds));
   print_heading(o);
   ThreadsOptions options;
   if (o.segment > 0) options.collectives.segment_bytes = o.segment;

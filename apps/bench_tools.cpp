@@ -1,10 +1,14 @@
-// The loader against what a training step eats, and the time to the first step of train_resnet.
+// What copying takes, the loader against what a training step eats, and the time to the first step
+// of train_resnet.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 
 #include "apps/bench.h"
+#include "core/context.h"
 #include "core/error.h"
+#include "core/tensor.h"
 #include "data/cifar.h"
 
 namespace heddle::bench {
@@ -22,6 +26,24 @@ std::string find_data(const Options& o) {
 }
 
 }  // namespace
+
+double copy_rate(int64_t threads, Clock clock) {
+  constexpr int64_t kBytes = 64 << 20;
+  Context context({.threads = static_cast<int>(threads)});
+  const Tensor from = Tensor::zeros({kBytes}, DType::u8), to = Tensor::zeros({kBytes}, DType::u8);
+  double best = 0;
+  for (int i = 0; i < 15; ++i) {
+    const double begin = clock();
+#pragma omp parallel for num_threads(static_cast <int>(threads))
+    for (int64_t t = 0; t < threads; ++t) {
+      const int64_t at = kBytes * t / threads, end = kBytes * (t + 1) / threads;
+      std::memcpy(to.data<uint8_t>() + at, from.data<uint8_t>() + at,
+                  static_cast<size_t>(end - at));
+    }
+    best = std::max(best, kBytes / (clock() - begin) * 1e-9);
+  }
+  return best;
+}
 
 void measure_loader(const Options& o) {
   const std::string data = find_data(o);

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "compress/cast.h"
 #include "compress/compressed_reducer.h"
-#include "compress/half.h"
 #include "compress/magnitude.h"
 #include "compress/quantize.h"
 #include "core/parallel.h"
@@ -38,24 +38,19 @@ int64_t encoded_bytes(Coding coding, int bits, int64_t n) {
   return n * (coding == Coding::fp32 ? 4 : 2);
 }
 
-template <class From, class To>
-void cast(const From* from, To* to, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
-}
-
 void encode(const Block& b, const float* x, const std::optional<Philox>& noise, uint8_t* bytes) {
   if (b.coding == Coding::levels) return quantize(x, b.n, b.bits, noise, b.begin, bytes);
-  if (b.coding == Coding::fp32) return cast(x, reinterpret_cast<float*>(bytes), b.n);
-  if (b.coding == Coding::bf16) return cast(x, reinterpret_cast<bfloat16*>(bytes), b.n);
-  cast(x, reinterpret_cast<Half*>(bytes), b.n);
+  if (b.coding == Coding::fp32) return cast_elements(x, reinterpret_cast<float*>(bytes), b.n);
+  if (b.coding == Coding::bf16) return cast_elements(x, reinterpret_cast<bfloat16*>(bytes), b.n);
+  cast_elements(x, reinterpret_cast<Half*>(bytes), b.n);
 }
 
 void decode(const Block& b, const uint8_t* bytes, float* x) {
   if (b.coding == Coding::levels) return dequantize(bytes, b.n, b.bits, x);
-  if (b.coding == Coding::fp32) return cast(reinterpret_cast<const float*>(bytes), x, b.n);
-  if (b.coding == Coding::bf16) return cast(reinterpret_cast<const bfloat16*>(bytes), x, b.n);
-  cast(reinterpret_cast<const Half*>(bytes), x, b.n);
+  if (b.coding == Coding::fp32) return cast_elements(reinterpret_cast<const float*>(bytes), x, b.n);
+  if (b.coding == Coding::bf16)
+    return cast_elements(reinterpret_cast<const bfloat16*>(bytes), x, b.n);
+  cast_elements(reinterpret_cast<const Half*>(bytes), x, b.n);
 }
 
 // A bucket's blocks, each in the slot of its owner.
