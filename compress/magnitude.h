@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstring>
+
+#include "core/simd.h"
 
 namespace heddle {
 
@@ -20,6 +23,40 @@ inline uint32_t largest_magnitude(const float* x, int64_t n) {
 #pragma omp simd reduction(max : largest)
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(x[i]));
   return largest;
+}
+
+struct Largest {
+  uint32_t magnitude = 0, place = 0;
+};
+
+// The largest of n values, the first among equals; 0 at 0 for none. values<16>(i) and values<1>(i)
+// return those from i on, and are asked for each of them once, so that they may do work of their
+// own on the way. Inlined, because chunks are short.
+template <class Values>
+[[gnu::always_inline]] inline Largest find_largest(int64_t n, const Values& values) {
+  u32x16 best{}, where{}, place = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16, place += 16) {
+    const u32x16 v = reinterpret_cast<u32x16>(values.template operator()<16>(i)) & 0x7fffffffu;
+    const auto more = v > best;
+    best = more ? v : best;
+    where = more ? place : where;
+  }
+  // In one integer, larger for larger magnitudes and, among equal ones, for lower places.
+  const auto joined = [](uint32_t magnitude, uint32_t place) {
+    return uint64_t{magnitude} << 32 | ~place;
+  };
+  uint32_t magnitudes[16], places[16];
+  std::memcpy(magnitudes, &best, sizeof best);
+  std::memcpy(places, &where, sizeof where);
+  uint64_t found = joined(0, 0);
+#pragma omp simd reduction(max : found)
+  for (int lane = 0; lane < 16; ++lane)
+    found = std::max(found, joined(magnitudes[lane], places[lane]));
+  for (; i < n; ++i)
+    found = std::max(found,
+                     joined(magnitude(values.template operator()<1>(i)), static_cast<uint32_t>(i)));
+  return {static_cast<uint32_t>(found >> 32), ~static_cast<uint32_t>(found)};
 }
 
 // Whether all of them are numbers so small that sums over hundreds of ranks stay finite.

@@ -22,12 +22,12 @@ Indices select_chunks(std::span<const float> x, int64_t chunk) {
   const auto select = [&](int64_t c) {
     const float* values = x.data() + c * chunk;
     const int64_t length = std::min(chunk, n - c * chunk);
-    uint32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < length; ++i) largest = std::max(largest, rank_of(values[i]));
-    int64_t at = 0;
-    while (rank_of(values[at]) != largest) ++at;
-    indices[static_cast<size_t>(c)] = static_cast<uint32_t>(c * chunk + at);
+    const auto numbers = [=]<int kLanes>(int64_t i) {
+      const auto v = Lanes<kLanes>::load(values + i);
+      return v == v ? v : Lanes<kLanes>::all(0);
+    };
+    indices[static_cast<size_t>(c)] =
+        static_cast<uint32_t>(c * chunk) + find_largest(length, numbers).place;
   };
   parallel_for(std::ssize(indices), std::max<int64_t>(1, 16384 / chunk),
                [&](int64_t begin, int64_t end) {
