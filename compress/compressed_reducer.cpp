@@ -11,6 +11,10 @@
 namespace heddle {
 namespace {
 
+// What a rank may add to a sum leaves room for others: a residual beyond it could never be sent.
+constexpr float kLargest = 1e30f;
+constexpr int64_t kStretch = 4096;  // elements in which residuals are added where nobody asks
+
 // Of the parameters with four axes the one that was added first, and so lies last.
 const Parameter* first_convolution(const ParameterStore& store) {
   for (const Parameter& p : store.parameters())
@@ -58,32 +62,65 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   const int64_t begin = bucket.parameters.front()->offset;
   for (const Parameter* p : bucket.parameters) {
     Layer& layer = layers_.at(p->name);
-    const bool compressed = layer.compressed && pays(layer);
     const Tensor x = flat.slice(p->offset - begin, p->offset - begin + p->size());
-    if (feedback_ && (compressed || feedback_->holds(p->name))) feedback_->compensate(p->name, x);
-    if (compressed)
-      e.compressed.push_back({&layer, x});
-    else
+    if (layer.compressed && pays(layer)) {
+      e.compressed.push_back(item_of(layer, x, e));
+    } else {
+      if (feedback_ && feedback_->holds(p->name)) feedback_->compensate(p->name, x);
       e.dense.emplace_back(p->name, x);
+    }
   }
   bool accepted;
   if (e.compressed.empty()) {
     accepted = sum_dense(bucket, flat, comm, ledger);
   } else {
-    // What a rank may add to a sum leaves room for others: a residual beyond it could never be
-    // sent.
-    e.finite = largest_magnitude(flat.data<float>(), flat.size()) <= magnitude(1e30f);
-    if (!e.finite) flat.fill_zero();
+    uint32_t largest = 0;
+    for (const Item& item : e.compressed) largest = std::max(largest, item.magnitude);
+    for (const auto& [name, x] : e.dense)
+      largest = std::max(largest, largest_magnitude(x.data<float>(), x.size()));
+    e.finite = largest <= magnitude(kLargest);
+    if (!e.finite) {
+      for (const Item& item : e.compressed) item.tensor.fill_zero();
+      for (const auto& [name, x] : e.dense) x.fill_zero();
+    }
     NamedTensors seen;
     if (window_)
       for (const Item& item : e.compressed) seen.emplace_back(item.name(), item.tensor.clone());
-    accepted = exchange(e);
+    accepted = exchange_or_undo(e);
     if (accepted) add_to_window(seen);
   }
   if (accepted && feedback_)
     for (const auto& [name, x] : e.dense) feedback_->clear(name);
   if (bucket.flat.device().is_cuda()) bucket.flat.copy_from(flat);
   return accepted;
+}
+
+CompressedReducer::Item CompressedReducer::item_of(Layer& layer, const Tensor& gradient,
+                                                   const Exchange& e) {
+  if (!feedback_) {
+    const uint32_t largest = largest_magnitude(gradient.data<float>(), gradient.size());
+    return {&layer, gradient, gradient, {}, largest};
+  }
+  const int64_t asked = chunk(layer, e);
+  Absorbed all = feedback_->absorb(layer.parameter->name, gradient, asked > 0 ? asked : kStretch);
+  if (asked == 0) all.largest.clear();
+  return {&layer, all.x, gradient, std::move(all.largest), all.magnitude};
+}
+
+// Leaves the residuals as they were unless the step counts.
+bool CompressedReducer::exchange_or_undo(Exchange& e) {
+  const auto undo = [&] {
+    for (const Item& item : e.compressed)
+      if (feedback_) feedback_->undo(item.name(), item.sum);
+  };
+  try {
+    if (exchange(e)) return true;
+  } catch (...) {
+    undo();
+    throw;
+  }
+  undo();
+  return false;
 }
 
 void CompressedReducer::add_to_window(const NamedTensors& seen) {

@@ -66,13 +66,16 @@ class CompressedReducer : public Reducer {
   };
   struct Item {
     Layer* layer;
-    Tensor tensor;  // (n)
+    Tensor tensor;       // (n), what is to be sent: the gradient, and the residual if there is one
+    Tensor sum;          // (n), of the bucket: where the sum goes; without residual the same memory
+    Indices largest;     // of every chunk(), if it is above 0
+    uint32_t magnitude;  // the largest, as in magnitude.h
     const std::string& name() const { return layer->parameter->name; }
     float* x() const { return tensor.data<float>(); }
     int64_t n() const { return tensor.size(); }
   };
-  // A bucket's layers in the order of memory, on the host: gradients, with the residual where there
-  // is one. At least one of them is compressed.
+  // A bucket's layers in the order of memory, on the host; dense ones hold the gradient, with the
+  // residual where there is one, and take the sum. At least one layer is compressed.
   struct Exchange {
     std::vector<Item> compressed;
     NamedTensors dense;
@@ -82,9 +85,12 @@ class CompressedReducer : public Reducer {
     Ledger& ledger;
   };
 
-  // Puts the sums over the ranks into all tensors, commits residuals, and returns true; or returns
-  // false, on all ranks alike, with the residuals as they were.
+  // Puts the sums over the ranks into sum and into the dense tensors, leaves the residuals where
+  // they were added, and returns true; or touches neither and returns false, on all ranks alike.
   virtual bool exchange(Exchange& e) = 0;
+  // The length of the chunks whose largest elements this rank will ask its items for. They are
+  // found while the residual is added.
+  virtual int64_t chunk(const Layer& /*layer*/, const Exchange& /*e*/) const { return 0; }
   // Whether the setting makes the layer smaller; else it travels dense for now.
   virtual bool pays(const Layer& /*layer*/) const { return true; }
 
@@ -106,6 +112,8 @@ class CompressedReducer : public Reducer {
   std::map<std::string, Layer> layers_;
 
  private:
+  Item item_of(Layer& layer, const Tensor& gradient, const Exchange& e);
+  bool exchange_or_undo(Exchange& e);
   void add_to_window(const NamedTensors& seen);
 
   const Family& family_;

@@ -5,8 +5,9 @@
 //   sum of what was sent + m / beta = sum of the gradients.
 //
 //   ErrorFeedback feedback(0.1);
-//   feedback.compensate(name, x);            // x = m + g
-//   feedback.keep_unsent(name, x, indices);  // once it is known that the step counts
+//   const Tensor x = feedback.absorb(name, g, 100).x;  // m + g; the old m waits in g
+//   feedback.keep_unsent(name, g, indices);            // if the step counts
+//   feedback.undo(name, g);                            // if it does not
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,13 @@
 #include "core/tensor.h"
 
 namespace heddle {
+
+// A gradient with its residual.
+struct Absorbed {
+  Tensor x;            // (n), the residual's memory
+  Indices largest;     // of every chunk the element with the largest |x|, where x is finite
+  uint32_t magnitude;  // the largest of all, as in magnitude.h
+};
 
 class ErrorFeedback {
  public:
@@ -31,8 +39,13 @@ class ErrorFeedback {
   Tensor residual(const std::string& name, int64_t n);
   // x += m.
   void compensate(const std::string& name, const Tensor& x);
-  // The residual after x, compensated, was sent at the indices. Leaves zeros in x.
-  void keep_unsent(const std::string& name, const Tensor& x, const Indices& sent);
+  // x = m + g takes the place of m, and m that of g (n), in one pass that finds the largest of
+  // every chunk on its way. Whatever is left in x then is the residual.
+  Absorbed absorb(const std::string& name, const Tensor& g, int64_t chunk);
+  // The residual after x was sent at the indices. Leaves zeros in g, which held m.
+  void keep_unsent(const std::string& name, const Tensor& g, const Indices& sent);
+  // The residual as it was before absorb, which g holds.
+  void undo(const std::string& name, const Tensor& g);
   // More is owed: m += beta * share * x.
   void owe(const std::string& name, const Tensor& x, double share);
   // The residual after all of it was sent.

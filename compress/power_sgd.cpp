@@ -120,11 +120,9 @@ class PowerSgd : public CompressedReducer {
   // p orthonormal, q the sum over ranks.
   void finish(const Item& item, const float* p, const float* q, int ranks) {
     const Matrix m = matrix(*item.layer);
-    const Tensor residual = feedback_->residual(item.name(), item.n());
     const auto share = static_cast<float>(1.0 / ranks);
-    residual.copy_from(item.tensor);
-    multiply_factors(p, q, item.x(), m.rows, m.columns, m.rank);
-    axpy(-share, item.tensor, residual);
+    multiply_factors(p, q, item.sum.data<float>(), m.rows, m.columns, m.rank);
+    axpy(-share, item.sum, item.tensor);
     // A direction in which there was nothing is tried again.
     const Tensor next = factor(*item.layer);
     for (int64_t k = 0; k < m.rank; ++k) {

@@ -31,16 +31,18 @@ class SharedIndices : public CompressedReducer {
     for (size_t i = 0; i < chosen.size(); ++i) {
       const Item& item = e.compressed[i];
       const Tensor values = Tensor::empty_on(Device{}, {std::ssize(chosen[i])});
-      for (size_t j = 0; j < chosen[i].size(); ++j)
-        values.data<float>()[j] = item.x()[chosen[i][j]];
+      const float* x = item.x();
+      float* value = values.data<float>();
+      for (const uint32_t index : chosen[i]) *value++ = x[index];
       sums.emplace_back(item.name(), values);
     }
     if (!all_reduce(e, sums)) return false;
     for (size_t i = 0; i < chosen.size(); ++i) {
       const Item& item = e.compressed[i];
-      feedback_->keep_unsent(item.name(), item.tensor, chosen[i]);
-      const float* values = sums[e.dense.size() + i].second.data<float>();
-      for (const uint32_t index : chosen[i]) item.x()[index] = *values++;
+      feedback_->keep_unsent(item.name(), item.sum, chosen[i]);
+      const float* value = sums[e.dense.size() + i].second.data<float>();
+      float* sum = item.sum.data<float>();
+      for (const uint32_t index : chosen[i]) sum[index] = *value++;
     }
     return true;
   }
@@ -66,9 +68,14 @@ class ScaleCom : public SharedIndices {
   }
 
  protected:
+  // Chunks have been searched by the leader already, unless the rate is about to be settled.
+  int64_t chunk(const Layer& layer, const Exchange& e) const override {
+    return exact_ || e.comm.rank() != leader_of(e) ? 0 : static_cast<int64_t>(layer.choice);
+  }
+
   std::vector<Indices> choose(Exchange& e) override {
     agree_on_rates(e);
-    const int leader = static_cast<int>(e.step % e.comm.size());
+    const int leader = leader_of(e);
     std::vector<IndexCode> codes;
     std::vector<PayloadPart> parts;
     int64_t bytes = 0;
@@ -80,8 +87,10 @@ class ScaleCom : public SharedIndices {
     const Tensor message = Tensor::empty_on(Device{}, {bytes}, DType::u8);
     auto* at = message.data<uint8_t>();
     if (e.comm.rank() == leader)
-      for (size_t i = 0; i < codes.size(); at += parts[i++].bytes)
-        codes[i].encode(select(e.compressed[i].tensor, codes[i]), at);
+      for (size_t i = 0; i < codes.size(); at += parts[i++].bytes) {
+        const Item& item = e.compressed[i];
+        codes[i].encode(item.largest.empty() ? select(item.tensor, codes[i]) : item.largest, at);
+      }
     e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
     std::vector<Indices> chosen;
     at = message.data<uint8_t>();
@@ -105,6 +114,7 @@ class ScaleCom : public SharedIndices {
   }
 
  private:
+  static int leader_of(const Exchange& e) { return static_cast<int>(e.step % e.comm.size()); }
   // rate=auto is settled when a layer is first sent, by the first rank: another one may have used a
   // layer less often, or not at all.
   static void agree_on_rates(Exchange& e) {

@@ -57,10 +57,11 @@ class TopK : public CompressedReducer {
     if (!accepted || (!e.dense.empty() && !all_reduce(e, e.dense))) return false;
     for (size_t i = 0; i < codes.size(); ++i) {
       const Item& item = e.compressed[i];
-      feedback_->keep_unsent(item.name(), item.tensor, mine[i].indices);
+      feedback_->keep_unsent(item.name(), item.sum, mine[i].indices);
+      float* sum = item.sum.data<float>();
       for (size_t at = i; at < received.size(); at += codes.size())
         for (size_t j = 0; j < received[at].indices.size(); ++j)
-          item.x()[received[at].indices[j]] += received[at].values[j];
+          sum[received[at].indices[j]] += received[at].values[j];
     }
     return true;
   }

@@ -27,16 +27,15 @@ class RowMeans : public CompressedReducer {
       means.push_back(mean);
       sums.emplace_back(item.name(), mean.clone());
     }
-    if (!all_reduce(e, sums)) return false;  // residuals are as they were
+    if (!all_reduce(e, sums)) return false;  // with the residuals as they were
     for (size_t k = 0; k < means.size(); ++k) {
       const Item& item = e.compressed[k];
       const int64_t width = item.n() / means[k].size();
       const float* mine = means[k].data<float>();
       const float* sum = sums[e.dense.size() + k].second.data<float>();
-      auto* residual = feedback_->residual(item.name(), item.n()).data<float>();
       for (int64_t i = 0; i < item.n(); ++i) {
-        residual[i] = item.x()[i] - mine[i / width];
-        item.x()[i] = sum[i / width];
+        item.x()[i] -= mine[i / width];  // what is left is the residual
+        item.sum.data<float>()[i] = sum[i / width];
       }
     }
     return true;

@@ -118,6 +118,30 @@ TEST_CASE("not finite in a bucket of a single layer, which has no dense ones bes
   }
 }
 
+TEST_CASE("a collective that fails: residuals are what they were, bit for bit") {
+  for (const std::string& spec : kAllSpecs) {
+    CAPTURE(spec);
+    expect_none(run_ranks(2, [&](Communicator& comm) {
+      CompressModel model;
+      const auto reducer = make_reducer(parse_compress(spec), {.seed = 5}, model.store);
+      Ledger ledger;
+      model.fill_random(comm.rank(), 0);
+      reducer->reduce(model.bucket(0), comm, ledger);
+      if (comm.rank() == 1) return comm.abort("gone");
+      const auto before = state_of(*reducer);
+      model.fill_random(0, 1);
+      bool failed = false;
+      try {
+        reducer->reduce(model.bucket(1), comm, ledger);
+      } catch (const Error&) {
+        failed = true;
+      }
+      if (!failed) throw Error("the other rank is gone, and nothing was noticed");
+      if (state_of(*reducer) != before) throw Error("the residuals have changed");
+    }));
+  }
+}
+
 TEST_CASE("finite gradients whose sum is not: nobody accepts, residuals stay") {
   for (const std::string& spec : kAllSpecs) {
     CAPTURE(spec);

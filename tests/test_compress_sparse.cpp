@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compress/magnitude.h"
 #include "tests/compress_helpers.h"
 
 using namespace heddle;
@@ -28,6 +29,55 @@ Indices support(const Values& x) {
 }
 
 }  // namespace
+
+TEST_CASE("error feedback: one pass adds, keeps the old residual and finds the largest of chunks") {
+  Context context;
+  for (const int64_t n : {1, 5, 99, 100, 101, 1000, 40000})
+    for (const int64_t chunk : {1, 2, 25, 100, 400, 4096, 1000000}) {
+      CAPTURE(n);
+      CAPTURE(chunk);
+      ErrorFeedback feedback;
+      Values g(static_cast<size_t>(n)), m(g.size()), sum(g.size());
+      const Philox rng(1, static_cast<uint64_t>(n));
+      for (size_t i = 0; i < g.size(); ++i) g[i] = rng.normal(i), m[i] = rng.normal(i + 50000);
+      for (size_t i = 0; i < g.size(); i += 3) g[i] = g[0], m[i] = m[0];  // ties
+      for (size_t i = 0; i < g.size(); ++i) sum[i] = g[i] + m[i];
+      feedback.residual("w", n).copy_from(Tensor::from(m));
+      const Tensor gradient = Tensor::from(g);
+      const Absorbed all = feedback.absorb("w", gradient, chunk);
+      CHECK(all.x.to_vector() == sum);
+      CHECK(all.largest == select_chunks(sum, chunk));
+      CHECK(all.magnitude == largest_magnitude(sum.data(), n));
+      CHECK(gradient.to_vector() == m);
+      feedback.undo("w", gradient);
+      CHECK(feedback.residual("w", n).to_vector() == m);
+    }
+  for (const float bad : {NAN, -INFINITY, 3e38f})
+    for (const size_t at : {0, 15, 517, 999}) {
+      ErrorFeedback feedback;
+      Values g(1000, 1.0f);
+      g[at] = bad;
+      CHECK(feedback.absorb("w", Tensor::from(g), 100).magnitude == magnitude(bad));
+    }
+}
+
+TEST_CASE("error feedback: what was not sent is the residual, the gradient is empty") {
+  Context context;
+  for (const double beta : {1.0, 0.3}) {
+    ErrorFeedback feedback(beta);
+    const Values m = {1, 2, 3, 4, 5}, g = {10, 20, 30, 40, 50};
+    feedback.residual("w", 5).copy_from(Tensor::from(m));
+    const Tensor gradient = Tensor::from(g);
+    feedback.absorb("w", gradient, 5);
+    feedback.keep_unsent("w", gradient, {1, 4});
+    const Values kept = feedback.residual("w", 5).to_vector();
+    for (const size_t i : {0, 1, 2, 3, 4}) {
+      const double sent = i == 1 || i == 4 ? m[i] + g[i] : 0;
+      CHECK(kept[i] == doctest::Approx((1 - beta) * m[i] + beta * (m[i] + g[i] - sent)));
+    }
+    CHECK(gradient.to_vector() == Values(5));
+  }
+}
 
 TEST_CASE("error feedback: sum of what was sent + m / beta = sum of the gradients, for any P") {
   for (const std::string& spec : kSparse)
@@ -215,7 +265,15 @@ TEST_CASE("scalecom: automatic rates by multiply-accumulates per weight") {
     Ledger ledger;
     CHECK(reducer->reduce(model.bucket(0), *comm, ledger));
     CHECK(reducer->choices().at("conv2.weight") == rate);
-    CHECK(support(model.store.find("conv2.weight")->grad.to_vector()).size() ==
-          static_cast<size_t>(std::ceil(1152 / rate)));
+    // From the next step on the chunks are known before the exchange.
+    for (int64_t step = 0; step < 2; ++step) {
+      if (step > 0) {
+        model.fill_random(0, step);
+        CHECK(reducer->reduce(model.bucket(step), *comm, ledger));
+      }
+      const Indices sent = support(model.store.find("conv2.weight")->grad.to_vector());
+      CHECK(sent.size() == static_cast<size_t>(std::ceil(1152 / rate)));
+      for (size_t c = 0; c < sent.size(); ++c) CHECK(sent[c] / static_cast<uint32_t>(rate) == c);
+    }
   }
 }
