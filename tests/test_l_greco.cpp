@@ -1,5 +1,5 @@
 // The planner against brute force, its promises in real numbers, and what it does when there is no
-// plan.
+// plan; costs in place of bytes.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -34,18 +34,18 @@ std::vector<LayerChoices> random_layers(uint64_t seed, size_t layers, size_t can
   return out;
 }
 
-// Fewest bytes of all combinations whose rounded errors fit; -1 when none does.
+// Least cost of all combinations whose rounded errors fit; -1 when none does.
 int64_t brute_force(const std::vector<LayerChoices>& layers, double budget, int buckets) {
   int64_t best = -1;
   std::vector<size_t> at(layers.size(), 0);
   for (;;) {
-    int64_t bytes = 0;
+    int64_t cost = 0;
     double steps = 0;
     for (size_t l = 0; l < layers.size(); ++l) {
-      bytes += layers[l].bytes[at[l]];
+      cost += layers[l].cost()[at[l]];
       steps += std::ceil(layers[l].errors[at[l]] / (budget / buckets));
     }
-    if (steps <= buckets && (best < 0 || bytes < best)) best = bytes;
+    if (steps <= buckets && (best < 0 || cost < best)) best = cost;
     size_t l = 0;
     while (l < layers.size() && ++at[l] == layers[l].settings.size()) at[l++] = 0;
     if (l == layers.size()) return best;
@@ -116,4 +116,45 @@ TEST_CASE("L-GreCo: layers that are alike are treated by their order, again and 
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   MESSAGE("60 layers, 12 candidates: " << seconds.count() * 1e3 << " ms");
   CHECK(plan.bytes < plan.uniform_bytes);
+}
+
+TEST_CASE("L-GreCo: costs in place of bytes decide, and never exceed those of the default") {
+  LayerChoices layer{
+      .name = "a", .settings = {1, 2, 3}, .errors = {3, 2, 1}, .bytes = {10, 20, 30}};
+  layer.uniform = 1;
+  CHECK(plan_layers({layer}).chosen[0] == 1);
+  layer.costs = {9, 8, 7};
+  const LayerPlan plan = plan_layers({layer});
+  CHECK(plan.chosen[0] == 2);
+  CHECK(plan.bytes == 30);
+  CHECK(plan.uniform_bytes == 20);
+  CHECK(plan.cost == 7);
+  CHECK(plan.uniform_cost == 8);
+  layer.costs.pop_back();
+  CHECK_THROWS_AS(plan_layers({layer}), Error);
+
+  int solved = 0, larger = 0, refused = 0;
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    CAPTURE(seed);
+    auto layers = random_layers(seed, 1 + seed % 5, 2 + seed % 3);
+    uint64_t i = 0;
+    for (LayerChoices& l : layers)
+      for (size_t c = 0; c < l.settings.size(); ++c)
+        l.costs.push_back(1 + Philox(seed, 2).below(i++, 1000));
+    const int buckets = seed % 2 == 0 ? 7 : 10000;
+    const LayerPlan best = plan_layers(layers, {.buckets = buckets});
+    CHECK(best.error <= best.budget);
+    CHECK(best.cost <= best.uniform_cost);
+    const int64_t least = brute_force(layers, best.budget, buckets);
+    if (best.fallback.empty())
+      CHECK(best.cost == least);
+    else
+      CHECK((least < 0 || least > best.uniform_cost));
+    solved += best.fallback.empty();
+    refused += !best.fallback.empty();
+    larger += best.bytes > best.uniform_bytes;
+  }
+  CHECK(solved > 2000);
+  CHECK(refused > 50);
+  CHECK(larger > 500);
 }
