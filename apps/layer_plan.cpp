@@ -1,5 +1,6 @@
 #include "apps/layer_plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -13,7 +14,14 @@ const std::vector<SpecKey> kKeys = {
     {.name = "alpha", .initial = 1, .low = 0.01, .high = 100},
     {.name = "every", .initial = 0, .low = 1, .high = 1e12, .whole = true, .words = {"epoch"}},
     {.name = "window", .initial = 10, .low = 1, .high = 1e6, .whole = true},
-    {.name = "objective", .initial = 0, .words = {"bytes", "time"}}};
+    {.name = "objective", .initial = 0, .words = {"bytes", "time"}},
+    {.name = "budget", .initial = 0, .words = {"uniform", "accordion"}}};
+
+using Values = std::map<std::string, double>;
+
+Values lgreco_values(const CommonOptions& o) { return parse_settings(o.lgreco, kKeys, "lgreco"); }
+bool by_time(const Values& values) { return values.at("objective") == 1; }
+bool by_accordion(const Values& values) { return values.at("budget") == 1; }
 
 int64_t elements_of(const ParameterStore& store, const std::string& name) {
   for (const Parameter& p : store.parameters())
@@ -21,12 +29,25 @@ int64_t elements_of(const ParameterStore& store, const std::string& name) {
   return 0;
 }
 
-// "step 400: layer plan: 12345 bytes of gradients a step, uniform 16000; 0.97 of the budget".
-std::string summary(const PlanReport& report) {
+// "step 400: layer plan: 12345 bytes of gradients a step, uniform 16000; 0.97 of the budget", and
+// where there are such things, "; 3.1 ms of encoding and exchange, uniform 4; 2 of 20 layers are
+// critical".
+std::string summary(const PlanReport& report, const Values& values) {
   const LayerPlan& plan = report.plan;
-  return concat("step ", report.step, ": layer plan", report.changed ? "" : ", as before", ": ",
-                plan.bytes, " bytes of gradients a step, uniform ", plan.uniform_bytes, "; ",
-                std::round(1000 * plan.error / plan.budget) / 1000, " of the error budget");
+  std::string text =
+      concat("step ", report.step, ": layer plan", report.changed ? "" : ", as before", ": ",
+             plan.bytes, " bytes of gradients a step, uniform ", plan.uniform_bytes, "; ",
+             std::round(1000 * plan.error / plan.budget) / 1000, " of the error budget");
+  const auto ms = [](int64_t nanoseconds) {
+    return std::round(static_cast<double>(nanoseconds) / 1e3) / 1e3;
+  };
+  if (by_time(values))
+    text += concat("; ", ms(plan.cost), " ms of encoding and exchange, uniform ",
+                   ms(plan.uniform_cost));
+  if (by_accordion(values))
+    text += concat("; ", std::ranges::count(report.critical, true), " of ", report.critical.size(),
+                   " layers are critical");
+  return text;
 }
 
 }  // namespace
@@ -38,8 +59,10 @@ void check_layerwise(const CommonOptions& o) {
   check((!planned && o.plan.empty()) || !family.keys.empty(),
         planned ? "--layerwise lgreco" : "--plan", ": --compress ", family.name,
         " has no setting that could differ from layer to layer");
-  check(parse_settings(o.lgreco, kKeys, "lgreco").at("objective") == 0,
-        "--lgreco objective=time: not yet; there is objective=bytes");
+  const bool timed = by_time(lgreco_values(o));
+  check(!planned || !timed || !o.deterministic,
+        "--lgreco objective=time: its plans depend on measured times, which --deterministic "
+        "excludes");
 }
 
 LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan,
@@ -47,17 +70,19 @@ LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan
                                     const RunFolder* folder,
                                     const std::function<void(const std::string&)>& log) {
   if (o.layerwise != "lgreco") return {};
-  const auto values = parse_settings(o.lgreco, kKeys, "lgreco");
+  const Values values = lgreco_values(o);
   const auto every = static_cast<int64_t>(values.at("every"));
   LayerPlannerOptions options{.every = every > 0 ? every : plan.steps_per_epoch,
                               .window = static_cast<int64_t>(values.at("window")),
                               .alpha = values.at("alpha"),
+                              .accordion = by_accordion(values),
+                              .time = by_time(values),
                               .log = log};
   if (folder != nullptr)
-    options.on_plan = [&o, &store, learners, folder, log](const PlanReport& report) {
+    options.on_plan = [&o, &store, values, learners, folder, log](const PlanReport& report) {
       folder->write(concat("plan-", report.step, ".json"),
                     describe_layer_plan(report, o, store, learners));
-      if (log) log(summary(report));
+      if (log) log(summary(report, values));
     };
   return options;
 }
@@ -66,36 +91,45 @@ std::string describe_layer_plan(const PlanReport& report, const CommonOptions& o
                                 const ParameterStore& store, int learners) {
   using Json = nlohmann::ordered_json;
   const LayerPlan& plan = report.plan;
+  const Values values = lgreco_values(o);
   Json layers = Json::array();
   double uniform_error = 0;
   for (size_t l = 0; l < report.layers.size(); ++l) {
     const LayerChoices& layer = report.layers[l];
     const size_t c = plan.chosen[l], u = layer.uniform;
     uniform_error += layer.errors[u];
-    layers.push_back({{"name", layer.name},
-                      {"elements", elements_of(store, layer.name)},
-                      {"setting", layer.settings[c]},
-                      {"uniform", layer.settings[u]},
-                      {"error", layer.errors[c]},
-                      {"uniform_error", layer.errors[u]},
-                      {"bytes", layer.bytes[c]},
-                      {"uniform_bytes", layer.bytes[u]},
-                      {"share", layer.errors[c] / plan.budget}});
+    Json row = {{"name", layer.name},           {"elements", elements_of(store, layer.name)},
+                {"setting", layer.settings[c]}, {"uniform", layer.settings[u]},
+                {"error", layer.errors[c]},     {"uniform_error", layer.errors[u]},
+                {"bytes", layer.bytes[c]},      {"uniform_bytes", layer.bytes[u]}};
+    if (by_time(values)) {
+      row["cost"] = layer.cost()[c];
+      row["uniform_cost"] = layer.cost()[u];
+    }
+    row["share"] = layer.errors[c] / plan.budget;
+    if (by_accordion(values)) row["critical"] = static_cast<bool>(report.critical[l]);
+    layers.push_back(row);
   }
   const CompressSpec spec = parse_compress(o.compress);
-  const Json json = {{"step", report.step},
-                     {"family", spec.family},
-                     {"compress", to_string(spec)},
-                     {"learners", learners},
-                     {"alpha", parse_settings(o.lgreco, kKeys, "lgreco").at("alpha")},
-                     {"budget", plan.budget},
-                     {"error", plan.error},
-                     {"uniform_error", uniform_error},
-                     {"bytes", plan.bytes},
-                     {"uniform_bytes", plan.uniform_bytes},
-                     {"changed", report.changed},
-                     {"fallback", plan.fallback},
-                     {"layers", layers}};
+  Json json = {{"step", report.step},
+               {"family", spec.family},
+               {"compress", to_string(spec)},
+               {"learners", learners},
+               {"objective", by_time(values) ? "time" : "bytes"},
+               {"alpha", values.at("alpha")},
+               {"budget_from", by_accordion(values) ? "accordion" : "uniform"},
+               {"budget", plan.budget},
+               {"error", plan.error},
+               {"uniform_error", uniform_error},
+               {"bytes", plan.bytes},
+               {"uniform_bytes", plan.uniform_bytes}};
+  if (by_time(values)) {
+    json["cost"] = plan.cost;
+    json["uniform_cost"] = plan.uniform_cost;
+  }
+  json["changed"] = report.changed;
+  json["fallback"] = plan.fallback;
+  json["layers"] = layers;
   return json.dump(2) + '\n';
 }
 

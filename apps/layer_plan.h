@@ -26,7 +26,8 @@ LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan
                                     const std::function<void(const std::string&)>& log);
 
 // The content of a plan-<step>.json. Errors are norms of a window's sum of gradients; bytes are of
-// one step's gradients, encoded once; a share is of the budget.
+// one step's gradients, encoded once; costs are nanoseconds of their encoding and exchange; a share
+// is of the budget.
 std::string describe_layer_plan(const PlanReport& report, const CommonOptions& o,
                                 const ParameterStore& store, int learners);
 

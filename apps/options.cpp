@@ -31,7 +31,7 @@ void add_run_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
   flags.add("seed", &o.seed, {.value = "N", .help = "of everything random"});
   flags.add("deterministic", &o.deterministic,
             {.help = "same bits in every run with equal --threads; "
-                     "on the CPU that holds anyway"});
+                     "on the CPU that holds anyway, but for --lgreco objective=time"});
 }
 
 void add_learner_flags(FlagTable& flags, CommonOptions& o) {
@@ -87,7 +87,8 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("lgreco", &o.lgreco,
             {.value = "KEYS",
              .help = "of its plans: error over that of the uniform setting, steps from plan to "
-                     "plan, steps that each looks at, what is made small"});
+                     "plan, steps that each looks at, what is made small (bytes or, as measured, "
+                     "time), whether layers whose gradients are steady may err more (accordion)"});
   flags.add("plan", &o.plan,
             {.value = "FILE", .help = "settings by layer from a run's plan-<step>.json"});
   flags.add("shadow", &o.shadow,

@@ -24,7 +24,8 @@ struct CommonOptions {
   // what is sent
   std::string compress = "none", dense_layers, clip_mode;
   int64_t compress_start = -1, min_compress = 1024, shadow = 0;
-  std::string layerwise = "uniform", lgreco = "alpha=1,every=epoch,window=10,objective=bytes", plan;
+  std::string layerwise = "uniform", plan;
+  std::string lgreco = "alpha=1,every=epoch,window=10,objective=bytes,budget=uniform";
   double comm_timeout = 60, bucket_mb = 4;
   // how long and how much
   int64_t epochs = 0, steps = 0, batch_size = 0, accumulate = 1;

@@ -1,7 +1,6 @@
 #include "comm/ledger.h"
 
 #include "core/error.h"
-#include "core/trace.h"
 
 namespace heddle {
 namespace {
@@ -39,12 +38,11 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
                   const std::function<void()>& call, bool again) {
   check(!parts.empty(), "ledger: expected at least one part of a payload");
   const Traffic before = comm.total_traffic();
-  const double begin_s = steady_seconds();
+  const double begin_s = comm.now();
   const auto close = [&] {
     const Traffic after = comm.total_traffic();
     const int64_t sent = after.sent - before.sent, received = after.received - before.received;
-    if (parts.size() > 1 || parts[0].kind != PayloadKind::control)
-      seconds_ += steady_seconds() - begin_s;
+    if (parts.size() > 1 || parts[0].kind != PayloadKind::control) seconds_ += comm.now() - begin_s;
     int64_t total = 0, begin = 0;
     for (const PayloadPart& part : parts) total += part.bytes;
     const int64_t even = total == 0;  // every part counts as one byte then

@@ -41,7 +41,8 @@ class Ledger {
     int64_t sent = 0, received = 0;  // bytes of this rank
   };
   const std::map<std::pair<std::string, PayloadKind>, Entry>& entries() const { return entries_; }
-  // Spent in the gradients' collectives (booked with any other kind than control alone).
+  // Spent in the gradients' collectives (booked with any other kind than control alone), by the
+  // communicator's clock.
   double seconds() const { return seconds_; }
   // Over all entries, or those of one kind.
   Entry total() const;

@@ -22,6 +22,13 @@ const Parameter* first_convolution(const ParameterStore& store) {
   return nullptr;
 }
 
+void add_up(const NamedTensors& seen, std::map<std::string, Tensor>& sums) {
+  for (const auto& [name, x] : seen) {
+    const auto [sum, first] = sums.emplace(name, x);
+    if (!first) axpy(1, x, sum->second);
+  }
+}
+
 // Family "none".
 class Dense : public Reducer {
  public:
@@ -60,10 +67,12 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   const Tensor flat = bucket.flat.to(Device{});
   Exchange e{{}, {}, true, bucket.step, comm, ledger};
   const int64_t begin = bucket.parameters.front()->offset;
+  NamedTensors gradients;  // for a window, as they are before residuals
   for (const Parameter* p : bucket.parameters) {
     Layer& layer = layers_.at(p->name);
     const Tensor x = flat.slice(p->offset - begin, p->offset - begin + p->size());
     if (layer.compressed && pays(layer)) {
+      if (window_ && window_has_gradients_ && feedback_) gradients.emplace_back(p->name, x.clone());
       e.compressed.push_back(item_of(layer, x, e));
     } else {
       if (feedback_ && feedback_->holds(p->name)) feedback_->compensate(p->name, x);
@@ -83,11 +92,7 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
       for (const Item& item : e.compressed) item.tensor.fill_zero();
       for (const auto& [name, x] : e.dense) x.fill_zero();
     }
-    NamedTensors seen;
-    if (window_)
-      for (const Item& item : e.compressed) seen.emplace_back(item.name(), item.tensor.clone());
-    accepted = exchange_or_undo(e);
-    if (accepted) add_to_window(seen);
+    accepted = window_ ? exchange_in_window(e, gradients) : exchange_or_undo(e);
   }
   if (accepted && feedback_)
     for (const auto& [name, x] : e.dense) feedback_->clear(name);
@@ -123,18 +128,29 @@ bool CompressedReducer::exchange_or_undo(Exchange& e) {
   return false;
 }
 
-void CompressedReducer::add_to_window(const NamedTensors& seen) {
-  for (const auto& [name, x] : seen) {
-    const auto [sum, first] = window_->emplace(name, x);
-    if (!first) axpy(1, x, sum->second);
-  }
+bool CompressedReducer::exchange_in_window(Exchange& e, const NamedTensors& gradients) {
+  NamedTensors seen;
+  for (const Item& item : e.compressed) seen.emplace_back(item.name(), item.tensor.clone());
+  const int64_t payload = e.ledger.total().payload;
+  const double seconds = e.ledger.seconds();
+  if (!exchange_or_undo(e)) return false;
+  window_->exchanges.push_back({e.ledger.total().payload - payload, e.ledger.seconds() - seconds});
+  add_up(seen, window_->sums);
+  add_up(gradients, window_->gradients);
+  return true;
 }
 
-std::map<std::string, Tensor> CompressedReducer::close_window() {
-  std::map<std::string, Tensor> sums;
-  if (window_) sums.swap(*window_);
+void CompressedReducer::open_window(bool gradients) {
+  window_.emplace();
+  window_has_gradients_ = gradients;
+}
+
+GradientWindow CompressedReducer::close_window() {
+  GradientWindow window;
+  if (window_) window = std::move(*window_);
+  if (window_has_gradients_ && !feedback_) window.gradients = window.sums;
   window_.reset();
-  return sums;
+  return window;
 }
 
 std::vector<LayerChoices> CompressedReducer::candidates() const {
@@ -153,6 +169,17 @@ std::vector<LayerChoices> CompressedReducer::candidates() const {
 
 std::vector<double> CompressedReducer::errors(const LayerChoices& layer, const Tensor& x) const {
   return lost_norms(layers_.at(layer.name), x, layer.settings);
+}
+
+std::vector<double> CompressedReducer::seconds(const LayerChoices& layer, const Tensor& x) const {
+  std::vector<double> seconds;
+  for (const double setting : layer.settings)
+    seconds.push_back(codec_seconds(layers_.at(layer.name), x, setting));
+  return seconds;
+}
+
+double CompressedReducer::codec_seconds(const Layer& layer, const Tensor& x, double setting) const {
+  return timed([&] { (void)lost_norms(layer, x, {setting}); });
 }
 
 std::vector<double> CompressedReducer::settings(const Layer& layer) const {

@@ -16,13 +16,22 @@
 #include <vector>
 
 #include "compress/error_feedback.h"
+#include "compress/exchange_time.h"
 #include "compress/families.h"
 #include "compress/l_greco.h"
 #include "compress/reducer.h"
+#include "core/trace.h"
 
 namespace heddle {
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+// What a window of steps has seen, without the buckets that some rank's NaN made unfit.
+struct GradientWindow {
+  std::map<std::string, Tensor> sums;       // of what was to be sent: residual included
+  std::map<std::string, Tensor> gradients;  // of the gradients alone, where they were asked for
+  std::vector<TimedExchange> exchanges;     // of buckets
+};
 
 class CompressedReducer : public Reducer {
  public:
@@ -51,11 +60,14 @@ class CompressedReducer : public Reducer {
   // What is lost at each of them, as a norm, when this rank encodes x (n) f32. May be called while
   // another thread reduces.
   std::vector<double> errors(const LayerChoices& layer, const Tensor& x) const;
-  // From now on the gradients of compressed layers are summed up, residual included, of the buckets
-  // that no rank's NaN made unfit. Between steps only.
-  void open_window() { window_.emplace(); }
-  // The sums, (n) f32 on the host; without the layers of which there were none.
-  std::map<std::string, Tensor> close_window();
+  // What encoding and decoding x takes this thread at each of them, seconds; for PowerSGD and QSGD
+  // both, for the others, where decoding is little, what finds the elements. Call errors() before.
+  std::vector<double> seconds(const LayerChoices& layer, const Tensor& x) const;
+  // From now on the gradients of compressed layers are summed up and exchanges timed; `gradients`:
+  // also without residuals, in memory of their own. Between steps only.
+  void open_window(bool gradients);
+  // Sums are (n) f32 on the host; layers of which there were none are missing.
+  GradientWindow close_window();
 
  protected:
   struct Layer {
@@ -102,6 +114,14 @@ class CompressedReducer : public Reducer {
   }
   virtual std::vector<double> lost_norms(const Layer& layer, const Tensor& x,
                                          const std::vector<double>& settings) const;
+  // One setting of seconds(). Without it the time of lost_norms().
+  virtual double codec_seconds(const Layer& layer, const Tensor& x, double setting) const;
+  template <class Call>
+  static double timed(const Call& call) {
+    const double begin = thread_seconds();
+    call();
+    return thread_seconds() - begin;
+  }
 
   // Sums tensors, named for the ledger, by one all-reduce, together with a flag of the ranks whose
   // gradients were not finite. Where there is one, and where a sum is beyond 1e36: false on all
@@ -114,10 +134,11 @@ class CompressedReducer : public Reducer {
  private:
   Item item_of(Layer& layer, const Tensor& gradient, const Exchange& e);
   bool exchange_or_undo(Exchange& e);
-  void add_to_window(const NamedTensors& seen);
+  bool exchange_in_window(Exchange& e, const NamedTensors& gradients);
 
   const Family& family_;
-  std::optional<std::map<std::string, Tensor>> window_;
+  std::optional<GradientWindow> window_;
+  bool window_has_gradients_ = false;
 };
 
 // Sums a bucket's gradients as they are; false when a sum is not finite.

@@ -14,9 +14,10 @@ constexpr int64_t kNone = std::numeric_limits<int64_t>::max() / 2;  // and sums 
 void check_layers(const std::vector<LayerChoices>& layers) {
   for (const LayerChoices& layer : layers)
     check(!layer.settings.empty() && layer.settings.size() == layer.errors.size() &&
-              layer.settings.size() == layer.bytes.size() && layer.uniform < layer.settings.size(),
+              layer.settings.size() == layer.bytes.size() &&
+              layer.settings.size() == layer.cost().size() && layer.uniform < layer.settings.size(),
           layer.name, ": ", layer.settings.size(), " settings, ", layer.errors.size(), " errors, ",
-          layer.bytes.size(), " sizes, uniform ", layer.uniform);
+          layer.bytes.size(), " sizes, ", layer.cost().size(), " costs, uniform ", layer.uniform);
 }
 
 // Errors in steps of budget / buckets, rounded up; more than `buckets` for what never fits.
@@ -33,11 +34,11 @@ std::vector<std::vector<int>> rounded_errors(const std::vector<LayerChoices>& la
   return out;
 }
 
-// The plan of fewest bytes whose rounded errors sum to at most `limit`; empty when there is none.
+// The plan of least cost whose rounded errors sum to at most `limit`; empty when there is none.
 std::vector<size_t> solve(const std::vector<LayerChoices>& layers,
                           const std::vector<std::vector<int>>& errors, int limit) {
   const auto states = static_cast<size_t>(limit) + 1;
-  // least[l][b]: fewest bytes of the first l layers with errors of exactly b steps.
+  // least[l][b]: least cost of the first l layers with errors of exactly b steps.
   std::vector<std::vector<int64_t>> least(1, std::vector<int64_t>(states, kNone));
   least[0][0] = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
@@ -45,10 +46,10 @@ std::vector<size_t> solve(const std::vector<LayerChoices>& layers,
     for (size_t c = 0; c < errors[l].size(); ++c) {
       if (errors[l][c] > limit) continue;
       const auto step = static_cast<size_t>(errors[l][c]);
-      const int64_t bytes = layers[l].bytes[c];
+      const int64_t cost = layers[l].cost()[c];
       const int64_t* from = least[l].data();
       int64_t* into = least[l + 1].data() + step;
-      for (size_t b = 0; b < states - step; ++b) into[b] = std::min(into[b], from[b] + bytes);
+      for (size_t b = 0; b < states - step; ++b) into[b] = std::min(into[b], from[b] + cost);
     }
   }
   size_t best = 0;
@@ -59,7 +60,7 @@ std::vector<size_t> solve(const std::vector<LayerChoices>& layers,
   for (size_t l = layers.size(); l-- > 0;) {
     const auto leads_here = [&](size_t c) {
       const auto step = static_cast<size_t>(errors[l][c]);
-      return step <= best && least[l][best - step] + layers[l].bytes[c] == least[l + 1][best];
+      return step <= best && least[l][best - step] + layers[l].cost()[c] == least[l + 1][best];
     };
     while (!leads_here(chosen[l])) ++chosen[l];
     best -= static_cast<size_t>(errors[l][chosen[l]]);
@@ -70,10 +71,11 @@ std::vector<size_t> solve(const std::vector<LayerChoices>& layers,
 }  // namespace
 
 void measure_plan(const std::vector<LayerChoices>& layers, LayerPlan& plan) {
-  plan.error = 0, plan.bytes = 0;
+  plan.error = 0, plan.bytes = 0, plan.cost = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
     plan.error += layers[l].errors[plan.chosen[l]];
     plan.bytes += layers[l].bytes[plan.chosen[l]];
+    plan.cost += layers[l].cost()[plan.chosen[l]];
   }
 }
 
@@ -83,6 +85,7 @@ LayerPlan plan_layers(const std::vector<LayerChoices>& layers, const LayerPlanOp
   for (const LayerChoices& layer : layers) uniform.chosen.push_back(layer.uniform);
   measure_plan(layers, uniform);
   uniform.uniform_bytes = uniform.bytes;
+  uniform.uniform_cost = uniform.cost;
   uniform.budget = options.budget > 0 ? options.budget : options.alpha * uniform.error;
   const auto fall_back = [&](const std::string& why) {
     uniform.fallback = why;
@@ -104,7 +107,7 @@ LayerPlan plan_layers(const std::vector<LayerChoices>& layers, const LayerPlanOp
     if (plan.error <= plan.budget) break;
   }
   if (plan.chosen.empty() || plan.error > plan.budget) return fall_back("no plan keeps the budget");
-  if (options.budget <= 0 && options.alpha >= 1 && plan.bytes > uniform.bytes)
+  if (uniform.error <= plan.budget && plan.cost > uniform.cost)
     return fall_back("rounded errors leave nothing smaller");
   return plan;
 }

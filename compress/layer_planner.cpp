@@ -7,16 +7,18 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "core/context.h"
+#include "core/kernels.h"
 
 namespace heddle {
 namespace {
 
 constexpr int64_t kDelay = 10;       // steps for the background to compute a table in
-constexpr double kLeastGain = 0.02;  // of the bytes, for which a plan is changed,
+constexpr double kLeastGain = 0.02;  // of the cost, for which a plan is changed,
 constexpr double kTolerance = 0.05;  // unless the one before is so far beyond the budget
 
 // The same bytes of every rank, one after the other.
@@ -55,17 +57,17 @@ LayerPlanner::LayerPlanner(CompressedReducer& reducer, const LayerPlannerOptions
   check(!reducer.candidates().empty(), "layer plans: ", reducer.name(),
         " has no layer with a setting here");
   options_.window = std::min(options.window, options.every);
-  if (closes_at(options_.window)) reducer_.open_window();
+  if (closes_at(options_.window)) reducer_.open_window(options_.accordion);
 }
 
 bool LayerPlanner::closes_at(int64_t step) const {
   return step % options_.every == 0 && step >= start_ + options_.window;
 }
 
-void LayerPlanner::finish_step(int64_t step, const Collective& collective) {
+void LayerPlanner::finish_step(int64_t step, double lr, const Collective& collective) {
   if (closes_at(step)) close_window(step);
-  if (step == due_) adopt(step, collective);
-  if (closes_at(step + options_.window)) reducer_.open_window();
+  if (step == due_) adopt(step, lr, collective);
+  if (closes_at(step + options_.window)) reducer_.open_window(options_.accordion);
 }
 
 void LayerPlanner::close_window(int64_t step) {
@@ -74,22 +76,37 @@ void LayerPlanner::close_window(int64_t step) {
     for (const LayerChoices& layer : layers_) current_.push_back(layer.uniform);
   }
   due_ = step + std::min(kDelay, options_.every - options_.window);
-  const auto compute = [this, sums = reducer_.close_window(), &context = Context::current()] {
+  const auto compute = [this, window = reducer_.close_window(), &context = Context::current()] {
     const ContextScope scope(context);
     omp_set_num_threads(1);  // the learner's threads are busy with the next steps
     const TraceRange range("plan", "error table");
+    const double per_byte = seconds_per_byte(window.exchanges);
     Table table;
     for (const LayerChoices& layer : layers_) {
-      const auto sum = sums.find(layer.name);
-      // A layer that was never fit to be summed up is not known: then there is no plan.
-      const Table errors =
-          sum == sums.end() ? Table(layer.settings.size(), std::numeric_limits<double>::infinity())
-                            : reducer_.errors(layer, sum->second);
-      table.insert(table.end(), errors.begin(), errors.end());
+      const Table row = describe(layer, window, per_byte);
+      table.insert(table.end(), row.begin(), row.end());
     }
     return table;
   };
   table_ = std::async(std::launch::async, compute);
+}
+
+LayerPlanner::Table LayerPlanner::describe(const LayerChoices& layer, const GradientWindow& window,
+                                           double per_byte) const {
+  // A layer that was never fit to be summed up is not known: then there is no plan.
+  constexpr double kUnknown = std::numeric_limits<double>::infinity();
+  const auto sum = window.sums.find(layer.name);
+  const bool known = sum != window.sums.end();
+  const Table unknown(layer.settings.size(), kUnknown);
+  Table row = known ? reducer_.errors(layer, sum->second) : unknown;
+  if (options_.time) {
+    const Table seconds = known ? reducer_.seconds(layer, sum->second) : unknown;
+    for (size_t c = 0; c < seconds.size(); ++c)
+      row.push_back(seconds[c] + per_byte * static_cast<double>(layer.bytes[c]));
+  }
+  if (options_.accordion)
+    row.push_back(known ? std::sqrt(squared_norm(window.gradients.at(layer.name))) : kUnknown);
+  return row;
 }
 
 // The mean over the ranks, added in their order, so that it has the same bits on all of them.
@@ -105,22 +122,52 @@ void LayerPlanner::average(Table& table, const Collective& collective) const {
   }
 }
 
-void LayerPlanner::adopt(int64_t step, const Collective& collective) {
-  Table table = table_.get();
-  average(table, collective);
+// Keeps errors and costs, and returns the norms.
+std::vector<double> LayerPlanner::take(const Table& table) {
+  std::vector<double> norms;
   auto at = table.begin();
   for (LayerChoices& layer : layers_) {
-    layer.errors.assign(at, at + std::ssize(layer.settings));
-    at += std::ssize(layer.settings);
+    const auto settings = std::ssize(layer.settings);
+    layer.errors.assign(at, at + settings);
+    at += settings;
+    if (options_.time) {
+      layer.costs.clear();
+      for (const auto end = at + settings; at != end; ++at)
+        layer.costs.push_back(std::isfinite(*at) ? std::llround(1e9 * *at) : 0);
+    }
+    if (options_.accordion) norms.push_back(*at++);
   }
-  LayerPlan plan = plan_layers(layers_, {.alpha = options_.alpha});
+  return norms;
+}
+
+// The best plan, or the one before where that is nearly as good.
+LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
+  LayerPlanOptions options{.alpha = options_.alpha};
+  if (options_.accordion) {
+    LayerPlan basis;
+    basis.chosen = accordion_settings(layers_, critical);
+    measure_plan(layers_, basis);
+    options.budget = options_.alpha * basis.error;
+  }
+  LayerPlan plan = plan_layers(layers_, options);
   LayerPlan before = plan;
   before.chosen = current_;
   measure_plan(layers_, before);
   const bool keeps_budget = before.error <= (1 + kTolerance) * plan.budget;
   const bool gains =
-      static_cast<double>(plan.bytes) <= (1 - kLeastGain) * static_cast<double>(before.bytes);
-  if (plan.fallback.empty() && keeps_budget && !gains) plan = before;
+      static_cast<double>(plan.cost) <= (1 - kLeastGain) * static_cast<double>(before.cost);
+  // Times are measured anew: what was cheaper than the uniform settings may not be any more.
+  const bool too_dear = plan.cost <= plan.uniform_cost && before.cost > plan.uniform_cost;
+  return plan.fallback.empty() && keeps_budget && !gains && !too_dear ? before : plan;
+}
+
+void LayerPlanner::adopt(int64_t step, double lr, const Collective& collective) {
+  Table table = table_.get();
+  average(table, collective);
+  const std::vector<double> norms = take(table);
+  std::vector<bool> critical;
+  if (options_.accordion) critical = accordion_.judge(norms, lr);
+  const LayerPlan plan = choose(critical);
   check_same(plan.chosen, step, collective);
   for (size_t l = 0; l < layers_.size(); ++l)
     reducer_.set_choice(layers_[l].name, layers_[l].settings[plan.chosen[l]]);
@@ -128,7 +175,7 @@ void LayerPlanner::adopt(int64_t step, const Collective& collective) {
   current_ = plan.chosen;
   if (!plan.fallback.empty() && options_.log && said_.insert(plan.fallback).second)
     options_.log(concat("step ", step, ": layers keep their uniform settings: ", plan.fallback));
-  if (options_.on_plan) options_.on_plan({step, layers_, plan, changed});
+  if (options_.on_plan) options_.on_plan({step, layers_, plan, changed, critical});
 }
 
 }  // namespace heddle

@@ -5,8 +5,12 @@
 // window closes the ranks exchange their tables and average them, solve for a plan (l_greco.h), and
 // use it from the next step on. Between these windows nothing is computed or copied.
 //
+// The budget is the error of the uniform settings, or of those that Accordion chooses (accordion.h)
+// by the norms of the windows' gradients without residuals. What plans make small is bytes, or the
+// time of encoding and exchange, as measured in the window.
+//
 //   LayerPlanner planner(reducer, {.every = 390}, compress_start);
-//   planner.finish_step(step, collective);   // after every step, on all ranks
+//   planner.finish_step(step, lr, collective);   // after every step, on all ranks
 #pragma once
 
 #include <cstdint>
@@ -17,6 +21,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "compress/accordion.h"
 #include "compress/compressed_reducer.h"
 #include "compress/l_greco.h"
 
@@ -26,14 +31,17 @@ namespace heddle {
 struct PlanReport {
   int64_t step;  // steps that were made before the plan
   std::vector<LayerChoices> layers;
-  LayerPlan plan;  // that is used from now on
-  bool changed;    // false: it is the one before, for which no better was found
+  LayerPlan plan;              // that is used from now on
+  bool changed;                // false: it is the one before, for which no better was found
+  std::vector<bool> critical;  // by layer, where Accordion sets the budget
 };
 
 struct LayerPlannerOptions {
-  int64_t every = 0;    // steps from window to window; 0: no plans
-  int64_t window = 10;  // steps, at most `every`
-  double alpha = 1;     // error of a plan over that of the uniform settings
+  int64_t every = 0;       // steps from window to window; 0: no plans
+  int64_t window = 10;     // steps, at most `every`
+  double alpha = 1;        // error of a plan over that of the settings which set the budget:
+  bool accordion = false;  // the uniform ones, or Accordion's
+  bool time = false;       // plans make nanoseconds small, not bytes
   std::function<void(const PlanReport&)> on_plan = {};
   std::function<void(const std::string&)> log = {};  // told once for each reason to stay uniform
 };
@@ -49,24 +57,30 @@ class LayerPlanner {
   // layer has a setting.
   LayerPlanner(CompressedReducer& reducer, const LayerPlannerOptions& options, int64_t start);
 
-  // `step` steps have been made. Windows close at multiples of `every`; a plan takes effect ten
-  // steps later, or before the next window opens. Throws Error when the ranks' plans differ.
-  void finish_step(int64_t step, const Collective& collective);
+  // `step` steps have been made, the last at rate `lr`. Windows close at multiples of `every`; a
+  // plan takes effect ten steps later, or before the next window opens. Throws Error when the
+  // ranks' plans differ.
+  void finish_step(int64_t step, double lr, const Collective& collective);
 
  private:
-  // All errors of all layers on this rank, in order.
+  // What a rank knows of the layers, one after the other: the errors of all settings, then what the
+  // options ask for, the seconds of all settings and the norm of the gradients.
   using Table = std::vector<double>;
 
   bool closes_at(int64_t step) const;
   void close_window(int64_t step);
+  Table describe(const LayerChoices& layer, const GradientWindow& window, double per_byte) const;
   void average(Table& table, const Collective& collective) const;
-  void adopt(int64_t step, const Collective& collective);
+  std::vector<double> take(const Table& table);
+  LayerPlan choose(const std::vector<bool>& critical) const;
+  void adopt(int64_t step, double lr, const Collective& collective);
 
   CompressedReducer& reducer_;
   LayerPlannerOptions options_;
   int64_t start_, due_ = -1;
   std::vector<LayerChoices> layers_;  // with the errors of the last table
   std::vector<size_t> current_;       // a candidate for each of them
+  Accordion accordion_;
   std::set<std::string> said_;
   std::future<Table> table_;  // last: its thread uses the above
 };

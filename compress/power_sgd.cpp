@@ -71,6 +71,24 @@ class PowerSgd : public CompressedReducer {
     return lost;
   }
 
+  // A step's work with this layer, but for the residual.
+  double codec_seconds(const Layer& layer, const Tensor& x, double rank) const override {
+    const Matrix now = matrix(layer);
+    const auto r = static_cast<int64_t>(rank);
+    const Tensor m = x.reshape({now.rows, now.columns}), q = first_factor(layer, r);
+    const Tensor p = Tensor::empty_on(Device{}, {r, now.rows});
+    const Tensor product = Tensor::empty_on(Device{}, {x.size()});
+    const auto work = [&] {
+      gemm(q, m, p, {.transpose_b = true});
+      orthogonalize(p.data<float>(), r, now.rows);
+      gemm(p, m, q);
+      multiply_factors(p.data<float>(), q.data<float>(), product.data<float>(), now.rows,
+                       now.columns, r);
+    };
+    work();  // a product of new sizes first has its kernel made
+    return timed(work);
+  }
+
   bool exchange(Exchange& e) override {
     NamedTensors p = e.dense, q;
     for (const Item& item : e.compressed) {

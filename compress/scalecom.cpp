@@ -171,6 +171,10 @@ class RandomK : public SharedIndices {
           std::sqrt(all * (1 - static_cast<double>(kept_elements(density, x.size())) / n)));
     return lost;
   }
+  double codec_seconds(const Layer& layer, const Tensor& x, double density) const override {
+    const Philox rng(seed_, stream_id(Stream::selection, layer.index));
+    return timed([&] { (void)select_random(x.size(), kept_elements(density, x.size()), rng); });
+  }
 
  private:
   uint64_t seed_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 
 #include "core/context.h"
 #include "core/error.h"
@@ -23,6 +24,12 @@ std::string quoted(const std::string& text) {
 }  // namespace
 
 double steady_seconds() { return Trace::now() * 1e-6; }
+
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 double Trace::now() {
   using namespace std::chrono;

@@ -17,6 +17,7 @@
 namespace heddle {
 
 double steady_seconds();  // of the steady clock
+double thread_seconds();  // that this thread has computed so far
 
 class Trace {
  public:

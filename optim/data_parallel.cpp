@@ -180,7 +180,7 @@ StepReport DataParallelOptimizer::finish_step() {
     ++(compressing() ? totals_.compressed_steps : totals_.dense_steps);
     ++step_;
     if (planner_ != nullptr)
-      planner_->finish_step(step_,
+      planner_->finish_step(step_, optimizer_.lr(),
                             [this](const auto& what, const auto& call) { collective(what, call); });
     if (!alone() && parallel_.check_every > 0 && step_ % parallel_.check_every == 0)
       check_replicas();

@@ -67,6 +67,7 @@ class Optimizer {
   // apply) and are named once in the log.
   StepReport finish_step();
 
+  double lr() const { return lr_; }                                       // of the last begin_step
   int64_t steps() const { return counters_.data<int64_t>()[0]; }          // applied
   int64_t skipped_steps() const { return counters_.data<int64_t>()[1]; }  // not applied
   const UpdateRule& rule() const { return *rule_; }

@@ -1,11 +1,13 @@
 // The planner against brute force, its promises in real numbers, and what it does when there is no
-// plan.
+// plan; budgets from Accordion, and costs from times.
 #include <doctest/doctest.h>
 
 #include <chrono>
 #include <cmath>
 #include <limits>
 
+#include "compress/accordion.h"
+#include "compress/exchange_time.h"
 #include "compress/l_greco.h"
 #include "core/error.h"
 #include "core/random.h"
@@ -34,18 +36,18 @@ std::vector<LayerChoices> random_layers(uint64_t seed, size_t layers, size_t can
   return out;
 }
 
-// Fewest bytes of all combinations whose rounded errors fit; -1 when none does.
+// Least cost of all combinations whose rounded errors fit; -1 when none does.
 int64_t brute_force(const std::vector<LayerChoices>& layers, double budget, int buckets) {
   int64_t best = -1;
   std::vector<size_t> at(layers.size(), 0);
   for (;;) {
-    int64_t bytes = 0;
+    int64_t cost = 0;
     double steps = 0;
     for (size_t l = 0; l < layers.size(); ++l) {
-      bytes += layers[l].bytes[at[l]];
+      cost += layers[l].cost()[at[l]];
       steps += std::ceil(layers[l].errors[at[l]] / (budget / buckets));
     }
-    if (steps <= buckets && (best < 0 || bytes < best)) best = bytes;
+    if (steps <= buckets && (best < 0 || cost < best)) best = cost;
     size_t l = 0;
     while (l < layers.size() && ++at[l] == layers[l].settings.size()) at[l++] = 0;
     if (l == layers.size()) return best;
@@ -116,4 +118,116 @@ TEST_CASE("L-GreCo: layers that are alike are treated by their order, again and 
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   MESSAGE("60 layers, 12 candidates: " << seconds.count() * 1e3 << " ms");
   CHECK(plan.bytes < plan.uniform_bytes);
+}
+
+TEST_CASE("L-GreCo: costs in place of bytes decide, and never exceed those of the default") {
+  LayerChoices layer{
+      .name = "a", .settings = {1, 2, 3}, .errors = {3, 2, 1}, .bytes = {10, 20, 30}};
+  layer.uniform = 1;
+  CHECK(plan_layers({layer}).chosen[0] == 1);
+  layer.costs = {9, 8, 7};
+  const LayerPlan plan = plan_layers({layer});
+  CHECK(plan.chosen[0] == 2);
+  CHECK(plan.bytes == 30);
+  CHECK(plan.uniform_bytes == 20);
+  CHECK(plan.cost == 7);
+  CHECK(plan.uniform_cost == 8);
+  layer.costs.pop_back();
+  CHECK_THROWS_AS(plan_layers({layer}), Error);
+
+  int solved = 0, larger = 0, refused = 0;
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    CAPTURE(seed);
+    auto layers = random_layers(seed, 1 + seed % 5, 2 + seed % 3);
+    uint64_t i = 0;
+    for (LayerChoices& l : layers)
+      for (size_t c = 0; c < l.settings.size(); ++c)
+        l.costs.push_back(1 + Philox(seed, 2).below(i++, 1000));
+    const int buckets = seed % 2 == 0 ? 7 : 10000;
+    const LayerPlan best = plan_layers(layers, {.buckets = buckets});
+    CHECK(best.error <= best.budget);
+    CHECK(best.cost <= best.uniform_cost);
+    const int64_t least = brute_force(layers, best.budget, buckets);
+    if (best.fallback.empty())
+      CHECK(best.cost == least);
+    else
+      CHECK((least < 0 || least > best.uniform_cost));
+    solved += best.fallback.empty();
+    refused += !best.fallback.empty();
+    larger += best.bytes > best.uniform_bytes;
+  }
+  CHECK(solved > 2000);
+  CHECK(refused > 50);
+  CHECK(larger > 500);
+}
+
+TEST_CASE("Accordion: critical at first, when a norm changes by half, and after a decay to half") {
+  using Judged = std::vector<bool>;
+  Accordion accordion;
+  CHECK(accordion.judge({1, 4, 0}, 0.1) == Judged{true, true, true});
+  // What was zero, changes by all there is.
+  CHECK(accordion.judge({1.25, 2.25, 0}, 0.1) == Judged{false, false, true});
+  CHECK(accordion.judge({1.875, 1.125, 5}, 0.1) == Judged{true, true, true});
+  CHECK(accordion.judge({1.875, 1.125, 5}, 0.1) == Judged{false, false, false});
+  CHECK(accordion.judge({0.9, 1.125, 5}, 0.1) == Judged{true, false, false});
+  CHECK(accordion.judge({0.9, 1.125, 5}, 0.06) == Judged{false, false, false});
+  // Half of what it was at the last look, not of what it once was.
+  CHECK(accordion.judge({0.9, 1.125, 5}, 0.04) == Judged{false, false, false});
+  CHECK(accordion.judge({0.9, 1.125, 5}, 0.02) == Judged{true, true, true});
+  CHECK(accordion.judge({0.9, 1.125, 5}, 0.02) == Judged{false, false, false});
+  CHECK(accordion.judge({0.9, 1.125, 5}, 0.2) == Judged{false, false, false});
+  CHECK(accordion.judge({NAN, INFINITY, 5}, 0.2) == Judged{true, true, false});
+  CHECK(accordion.judge({0.9, 1.125, 5}, 0.2) == Judged{true, true, false});
+  CHECK(accordion.judge({0.9, 1.125, 5}, 0) == Judged{true, true, true});
+  CHECK(accordion.judge({0.9, 1.125, 5}, 0) == Judged{false, false, false});
+}
+
+TEST_CASE("Accordion: what is not critical has the setting with about half of the uniform bytes") {
+  LayerChoices layer{
+      .name = "a", .settings = {4, 3, 2, 1}, .errors = {1, 2, 3, 4}, .bytes = {100, 53, 48, 20}};
+  CHECK(accordion_settings({layer, layer}, {true, false}) == std::vector<size_t>{0, 2});
+  layer.uniform = 2;
+  CHECK(accordion_settings({layer, layer}, {true, false}) == std::vector<size_t>{2, 3});
+  layer.uniform = 3;  // there is nothing smaller
+  CHECK(accordion_settings({layer, layer}, {true, false}) == std::vector<size_t>{3, 3});
+}
+
+TEST_CASE("Accordion: plans keep its budget and are never larger than the default") {
+  int smaller = 0, refused = 0;
+  for (uint64_t seed = 0; seed < 4000; ++seed) {
+    CAPTURE(seed);
+    const auto layers = random_layers(seed, 1 + seed % 5, 2 + seed % 3);
+    std::vector<bool> critical;
+    for (size_t l = 0; l < layers.size(); ++l) critical.push_back(Philox(seed, 3).below(l, 2) == 0);
+    LayerPlan basis;
+    basis.chosen = accordion_settings(layers, critical);
+    measure_plan(layers, basis);
+    const int buckets = seed % 2 == 0 ? 7 : 10000;
+    const LayerPlan plan = plan_layers(layers, {.budget = basis.error, .buckets = buckets});
+    CHECK(plan.budget == basis.error);
+    CHECK(plan.error <= plan.budget);
+    CHECK(plan.bytes <= plan.uniform_bytes);
+    const int64_t best = brute_force(layers, plan.budget, buckets);
+    if (plan.fallback.empty())
+      CHECK(plan.bytes == best);
+    else
+      CHECK((best < 0 || best > plan.uniform_bytes));
+    refused += !plan.fallback.empty();
+    smaller += plan.bytes < plan_layers(layers, {.buckets = buckets}).bytes;
+  }
+  CHECK(refused > 50);
+  CHECK(smaller > 1000);
+}
+
+TEST_CASE("a byte's time: the slope of a line, or all by all where there is no such line") {
+  const auto slope = [](const std::vector<TimedExchange>& e) { return seconds_per_byte(e); };
+  CHECK(slope({}) == 0);
+  CHECK(slope({{0, 0.5}, {0, 0.25}}) == 0);
+  CHECK(slope({{100, 3}, {300, 7}}) == doctest::Approx(0.02));
+  // 1 + 0.02 x, and something beside it.
+  CHECK(slope({{100, 3.1}, {200, 4.9}, {300, 6.9}, {400, 9.1}}) == doctest::Approx(0.02));
+  CHECK(1000000007 * slope({{1000000007, 3}, {1000000007, 5}, {1000000007, 4}}) ==
+        doctest::Approx(4));
+  CHECK(slope({{100, 7}, {300, 3}}) == doctest::Approx(0.025));  // falling
+  CHECK(slope({{100, 1}, {300, 9}}) == doctest::Approx(0.025));  // from below zero
 }

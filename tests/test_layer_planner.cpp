@@ -7,8 +7,7 @@
 
 #include "compress/low_rank.h"
 #include "compress/quantize.h"
-#include "optim/data_parallel.h"
-#include "tests/compress_helpers.h"
+#include "tests/planner_helpers.h"
 
 using namespace heddle;
 
@@ -19,102 +18,6 @@ const std::vector<std::string> kPlanned = {
     "scalecom:rate=20",       "scalecom:rate=20,beta=0.3,select=exact",
     "qsgd:bits=4,bucket=100", "qsgd:bits=4,rounding=nearest",
     "powersgd:rank=3"};
-
-// Layers whose gradients are of different sizes and differently peaked.
-struct Model {
-  ParameterStore store;
-  Model() {
-    for (int64_t i = 0; i < 6; ++i)
-      store.add(concat("layer", i, ".weight"), {40 + 10 * i, 30 + 7 * i}, constant_init(0));
-    store.add("bias", {50}, constant_init(0));
-    store.finalize(1);
-  }
-  // What rank and step decide about a mean that all share; `shift` changes which layer is how.
-  void fill(uint64_t rank, int64_t step, size_t shift) {
-    auto& all = store.parameters();
-    for (size_t i = 0; i < all.size(); ++i) {
-      const Philox common(1, i), own(2 + rank, static_cast<uint64_t>(step) * 100 + i);
-      const double peaks = 1 + static_cast<double>((i + shift) % 3);
-      const double size = std::exp2(-2 * static_cast<double>((i + shift) % 4));
-      for (int64_t j = 0; j < all[i].size(); ++j) {
-        const auto at = static_cast<uint64_t>(j);
-        const double x = common.normal(at) + 0.3 * own.normal(at);
-        all[i].grad.data<float>()[j] =
-            static_cast<float>(std::copysign(std::pow(std::abs(x), peaks), x) * size);
-      }
-    }
-  }
-};
-
-std::unique_ptr<Reducer> reducer_of(const std::string& spec, const ParameterStore& store) {
-  return make_reducer(parse_compress(spec), {.seed = 5, .min_compress = 100}, store);
-}
-
-struct TrainOptions {
-  std::string spec = "scalecom:rate=20";
-  int64_t steps = 45;
-  bool identical = false, overlap = true;
-  LayerPlannerOptions planner = {.every = 20, .window = 5};
-  std::map<std::string, double> replay = {};  // set when `replay_at` steps are made
-  int64_t replay_at = -1;
-  size_t (*shift)(int64_t step) = [](int64_t) -> size_t { return 0; };
-  void (*spoil)(Model&, int rank, int64_t step) = [](Model&, int, int64_t) {};
-};
-
-struct TrainRun {
-  std::vector<PlanReport> plans;
-  std::vector<std::string> log;
-  Values values;
-  std::vector<int64_t> payload;  // of the planned layers, by step
-};
-
-int64_t payload_of(const Ledger& ledger, const std::vector<LayerChoices>& layers) {
-  int64_t bytes = 0;
-  for (const LayerChoices& layer : layers)
-    for (const auto kind : {PayloadKind::values, PayloadKind::indices, PayloadKind::scales})
-      if (const auto entry = ledger.entries().find({layer.name, kind});
-          entry != ledger.entries().end())
-        bytes += entry->second.payload;
-  return bytes;
-}
-
-std::vector<TrainRun> train(int p, const TrainOptions& o) {
-  std::vector<TrainRun> runs(static_cast<size_t>(p));
-  expect_none(run_ranks(p, [&](Communicator& comm) {
-    TrainRun& run = runs[static_cast<size_t>(comm.rank())];
-    Model model;
-    auto reducer = reducer_of(o.spec, model.store);
-    auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
-    const std::vector<LayerChoices> layers = compressed.candidates();
-    DataParallelOptions parallel{.bucket_bytes = 20000, .overlap = o.overlap, .compress_start = 3};
-    parallel.planner = o.planner;
-    parallel.planner.on_plan = [&](const PlanReport& report) { run.plans.push_back(report); };
-    parallel.planner.log = [&](const std::string& line) { run.log.push_back(line); };
-    DataParallelOptimizer optimizer(model.store, make_sgd({}), comm, {}, parallel,
-                                    std::move(reducer));
-    int64_t before = 0;
-    for (int64_t step = 0; step < o.steps; ++step) {
-      if (step == o.replay_at)
-        for (const auto& [name, setting] : o.replay) compressed.set_choice(name, setting);
-      optimizer.begin_step(0.1);
-      model.fill(o.identical ? 0 : static_cast<uint64_t>(comm.rank()), step, o.shift(step));
-      o.spoil(model, comm.rank(), step);
-      auto& all = model.store.parameters();
-      for (size_t i = all.size(); i-- > 0;) {
-        all[i].next_beta();
-        optimizer.ready(all[i]);
-        optimizer.weights_free(all[i]);
-      }
-      optimizer.finish_step();
-      const int64_t bytes = payload_of(optimizer.ledger(), layers);
-      run.payload.push_back(bytes - before);
-      before = bytes;
-    }
-    optimizer.check_replicas();
-    run.values = flat_values(model.store.values());
-  }));
-  return runs;
-}
 
 double norm_of(const Values& x) {
   double squares = 0;
@@ -169,7 +72,7 @@ double lost(const std::string& family, const Values& x, double setting, uint64_t
 
 TEST_CASE("planner: error tables are what encoding and decoding loses") {
   Context context({.threads = 2});
-  Model model;
+  PlannedModel model;
   const std::vector<std::string> families = {"topk",  "randomk", "chunk",
                                              "exact", "noise",   "nearest"};
   for (size_t f = 0; f < families.size(); ++f) {
@@ -196,7 +99,7 @@ TEST_CASE("planner: error tables are what encoding and decoding loses") {
 
 TEST_CASE("planner: PowerSGD's table comes close to the singular values that a rank leaves out") {
   Context context({.threads = 2});
-  Model model;
+  PlannedModel model;
   const auto reducer = reducer_of("powersgd:rank=3", model.store);
   const auto& compressed = dynamic_cast<const CompressedReducer&>(*reducer);
   const LayerChoices layer = compressed.candidates()[0];
@@ -224,12 +127,12 @@ TEST_CASE("planner: PowerSGD's table comes close to the singular values that a r
 TEST_CASE("planner: the bytes of each setting are those that the ledger counts") {
   for (const std::string& spec : kPlanned) {
     Context context({.threads = 1});
-    Model model;
+    PlannedModel model;
     const auto made = reducer_of(spec, model.store);
     const auto layers = dynamic_cast<const CompressedReducer&>(*made).candidates();
     CHECK(layers.size() == 6);
     for (size_t c = 0; c < 9; ++c) {
-      TrainOptions o{.spec = spec, .steps = 4, .planner = {}, .replay_at = 3};
+      PlannedTraining o{.spec = spec, .steps = 4, .planner = {}, .replay_at = 3};
       int64_t expected = 0;
       for (const LayerChoices& layer : layers) {
         const size_t i = std::min(c, layer.settings.size() - 1);
@@ -251,33 +154,52 @@ TEST_CASE("planner: a window has the signed sums of what was to be sent, without
       auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
       Ledger ledger;
       Values expected(static_cast<size_t>(model.store.find("fc.weight")->size()));
+      Values gradients(expected.size());
+      std::vector<TimedExchange> exchanges;
       for (int64_t step = 0; step < 8; ++step) {
-        if (step == 2) compressed.open_window();
+        if (step == 2) compressed.open_window(true);
         model.fill_random(comm.rank(), step);
         const Tensor& grad = model.store.find("fc.weight")->grad;
         const Values g = grad.to_vector(), m = state_of(*reducer)["residual.fc.weight"];
         if (step == 4 && comm.rank() == 1) grad.data<float>()[3] = NAN;
         if (step == 5 && comm.rank() == 0)
           model.store.find("conv2.weight")->grad.data<float>()[0] = INFINITY;
+        const int64_t payload = ledger.total().payload;
+        const double seconds = ledger.seconds();
         const bool accepted = reducer->reduce(model.bucket(step), comm, ledger);
+        if (step >= 2 && accepted)
+          exchanges.push_back({ledger.total().payload - payload, ledger.seconds() - seconds});
         if (accepted == (step == 4 || step == 5)) throw Error("accepted or not");
-        for (size_t i = 0; i < expected.size() && step >= 2 && accepted; ++i)
+        for (size_t i = 0; i < expected.size() && step >= 2 && accepted; ++i) {
           expected[i] += g[i] + (m.empty() ? 0 : m[i]);
+          gradients[i] += g[i];
+        }
       }
-      const auto sums = compressed.close_window();
-      if (sums.size() != 2) throw Error(concat(sums.size(), " layers"));
-      const Values sum = sums.at("fc.weight").to_vector();
+      const GradientWindow window = compressed.close_window();
+      if (window.sums.size() != 2 || window.gradients.size() != 2)
+        throw Error(concat(window.sums.size(), " layers"));
+      const Values sum = window.sums.at("fc.weight").to_vector();
+      const Values alone = window.gradients.at("fc.weight").to_vector();
       for (size_t i = 0; i < sum.size(); ++i)
-        if (!(std::abs(sum[i] - expected[i]) < 1e-4)) throw Error(concat("sum at ", i));
+        if (!(std::abs(sum[i] - expected[i]) < 1e-4 && std::abs(alone[i] - gradients[i]) < 1e-4))
+          throw Error(concat("sum at ", i));
+      if (window.exchanges.size() != 4) throw Error("exchanges");
+      for (size_t i = 0; i < 4; ++i)
+        if (window.exchanges[i].bytes != exchanges[i].bytes || exchanges[i].bytes <= 0 ||
+            window.exchanges[i].seconds != exchanges[i].seconds || exchanges[i].seconds <= 0)
+          throw Error(concat("exchange ", i));
       (void)reducer->reduce(model.bucket(8), comm, ledger);
-      if (!compressed.close_window().empty()) throw Error("copied without a window");
+      if (!compressed.close_window().sums.empty()) throw Error("copied without a window");
+      compressed.open_window(false);
+      (void)reducer->reduce(model.bucket(9), comm, ledger);
+      if (!compressed.close_window().gradients.empty()) throw Error("gradients unasked for");
     }));
 }
 
 TEST_CASE("planner: identical learners have the same plan for any number of them") {
   for (const std::string& spec : kPlanned) {
     CAPTURE(spec);
-    const TrainOptions o{.spec = spec, .steps = 31, .identical = true};
+    const PlannedTraining o{.spec = spec, .steps = 31, .identical = true};
     const auto alone = train(1, o)[0].plans;
     REQUIRE(alone.size() == 1);
     CHECK(alone[0].step == 30);
@@ -294,12 +216,13 @@ TEST_CASE("planner: identical learners have the same plan for any number of them
 TEST_CASE("planner: different learners agree; the bytes fall; a replay is the same, bit for bit") {
   for (const std::string& spec : kPlanned) {
     CAPTURE(spec);
-    TrainOptions o{.spec = spec};
+    PlannedTraining o{.spec = spec};
     const auto runs = train(3, o);
     REQUIRE(runs[0].plans.size() == 1);
-    const auto& [step, layers, plan, changed] = runs[0].plans[0];
+    const auto& [step, layers, plan, changed, critical] = runs[0].plans[0];
+    CHECK(critical.empty());
     CHECK(step == 30);
-    for (const TrainRun& run : runs) CHECK(run.plans[0].plan.chosen == plan.chosen);
+    for (const PlannedRun& run : runs) CHECK(run.plans[0].plan.chosen == plan.chosen);
     CHECK(plan.error <= plan.budget);
     CHECK(runs[0].payload[29] == plan.uniform_bytes);
     CHECK(runs[0].payload[30] == plan.bytes);
@@ -321,7 +244,7 @@ TEST_CASE("planner: different learners agree; the bytes fall; a replay is the sa
 }
 
 TEST_CASE("planner: windows close where they should; little gain is no reason to change") {
-  TrainOptions o{.spec = "qsgd:bits=4", .steps = 71};
+  PlannedTraining o{.spec = "qsgd:bits=4", .steps = 71};
   auto plans = train(2, o)[0].plans;
   REQUIRE(plans.size() == 3);
   for (size_t i = 0; i < 3; ++i) CHECK(plans[i].step == 30 + 20 * static_cast<int64_t>(i));
@@ -350,8 +273,8 @@ TEST_CASE("planner: windows close where they should; little gain is no reason to
 }
 
 TEST_CASE("planner: NaN in a window, zero gradients, plans that differ") {
-  TrainOptions o{.steps = 51};
-  o.spoil = [](Model& model, int rank, int64_t step) {
+  PlannedTraining o{.steps = 51};
+  o.spoil = [](PlannedModel& model, int rank, int64_t step) {
     if (step == 17 && rank == 1) model.store.find("layer2.weight")->grad.data<float>()[5] = NAN;
   };
   for (const auto& run : train(2, o)) {
@@ -361,19 +284,19 @@ TEST_CASE("planner: NaN in a window, zero gradients, plans that differ") {
     CHECK(run.log.empty());
   }
   // Nothing but NaN in a layer's window: nothing is known of it, and the plan says so, once.
-  o.spoil = [](Model& model, int rank, int64_t step) {
+  o.spoil = [](PlannedModel& model, int rank, int64_t step) {
     if (step > 10 && rank == 1) model.store.find("layer2.weight")->grad.data<float>()[5] = NAN;
   };
   auto run = train(2, o)[0];
   CHECK(run.plans[1].plan.fallback == "an error is not a number");
   CHECK(run.log.size() == 1);
-  o.spoil = [](Model& model, int, int64_t) { model.store.grads().fill_zero(); };
+  o.spoil = [](PlannedModel& model, int, int64_t) { model.store.grads().fill_zero(); };
   run = train(2, o)[0];
   CHECK(run.plans[0].plan.fallback == "the budget is zero");
   CHECK(!run.plans[0].changed);
 
   const auto errors = run_ranks(2, [](Communicator& comm) {
-    Model model;
+    PlannedModel model;
     auto reducer = reducer_of("scalecom:rate=20", model.store);
     LayerPlanner planner(dynamic_cast<CompressedReducer&>(*reducer),
                          {.every = 2, .window = 2, .alpha = comm.rank() == 0 ? 1.0 : 2.0}, 0);
@@ -384,7 +307,7 @@ TEST_CASE("planner: NaN in a window, zero gradients, plans that differ") {
       GradientBucket bucket{model.store.grads(), {}, step};
       for (size_t i = all.size(); i-- > 0;) bucket.parameters.push_back(&all[i]);
       (void)reducer->reduce(bucket, comm, ledger);
-      planner.finish_step(step + 1, [&](const auto&, const auto& call) { call(comm); });
+      planner.finish_step(step + 1, 0.1, [&](const auto&, const auto& call) { call(comm); });
     }
   });
   CHECK(errors[0].find("the layer plan of rank 1") != std::string::npos);

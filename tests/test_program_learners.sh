@@ -79,6 +79,18 @@ plan=("${images[@]}" "${packed[@]}" scalecom:rate=50 --learners 3)
 same plain uniform 'a plan of uniform settings'
 [ "$(losses replay)" != "$(losses plain)" ] || fail 'a plan that changes nothing'
 [ -z "$(ls replay | grep plan-)" ] || fail 'a plan of a run that makes none'
+"$resnet" "${planned[@]}" --lgreco every=4,window=2,budget=accordion --output-dir adaptive >/dev/null 2>adaptive.err ||
+  fail "budget=accordion: $(tail -1 adaptive.err)"
+grep -q '^  "budget_from": "accordion"' adaptive/plan-6.json || fail "plan: $(head -20 adaptive/plan-6.json)"
+grep -q '"critical": false' adaptive/plan-6.json && fail 'a layer that is not critical at the first look'
+grep -q 'step 6: .* \([1-9][0-9]*\) of \1 layers are critical' adaptive.err || fail "critical layers: $(cat adaptive.err)"
+[ -s adaptive/plan-14.json ] || fail "plans: $(ls adaptive)"
+"$resnet" "${planned[@]}" --lgreco every=8,window=4,objective=time --output-dir timed >/dev/null 2>timed.err ||
+  fail "objective=time: $(tail -1 timed.err)"
+grep -q 'ms of encoding and exchange' timed.err || fail "no word of times: $(cat timed.err)"
+awk -v a="$(sed -n 's/^  "cost": \(.*\),/\1/p' timed/plan-12.json)" -v b="$(sed -n 's/^  "uniform_cost": \(.*\),/\1/p' timed/plan-12.json)" \
+  'BEGIN { exit !(a > 0 && a <= b) }' || fail "a plan that takes longer: $(head -20 timed/plan-12.json)"
+"$resnet" "${plan[@]}" --plan timed/plan-12.json --output-dir timed_replay >/dev/null || fail 'a plan by time that is replayed'
 
 # ------------------------------------------------------------------------------------------- text
 for i in {1..400}; do echo "line $((i % 7)): the cat saw the dog"; done >a.txt
@@ -127,7 +139,9 @@ refuse 'no setting' "$resnet" --learners 2 --compress bf16 --plan planned/plan-1
 refuse 'not both' "$resnet" --learners 2 --compress topk --layerwise lgreco --plan planned/plan-12.json
 refuse 'nearest is alpha' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco aplha=2
 refuse 'expected a number from' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco alpha=0
-refuse 'not yet' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco objective=time
+refuse 'objective: expected bytes or time, found "speed"' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco objective=speed
+refuse 'budget: expected uniform or accordion, found "harp"' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco budget=harp
+refuse 'which --deterministic excludes' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco objective=time --deterministic
 refuse 'needs --layerwise' "$resnet" --learners 2 --compress topk --lgreco every=5
 replay() { refuse "$1" "$resnet" --learners "${4:-3}" --image-size 16 --steps 1 --batch-size 4 --arch "$2" --compress scalecom --plan "$3"; }
 refuse 'of --compress scalecom' "$resnet" --learners 3 --image-size 16 --steps 1 --batch-size 4 --compress topk --plan planned/plan-12.json
