@@ -1,0 +1,81 @@
+#include "comm/link_cost.h"
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include "core/error.h"
+
+namespace heddle {
+namespace {
+
+constexpr int kCalls = 7;  // whose median counts
+
+// Around the ring in `steps`: a rank passes a chunk on when its first segment is there and its link
+// is free again.
+double ring_seconds(double bytes, int ranks, int steps, const LinkCost& link) {
+  const double chunk = bytes / ranks, beta = link.seconds_per_byte;
+  const double segment = std::min(chunk, static_cast<double>(link.collectives.segment_bytes));
+  const double step = std::max(chunk * beta, segment * beta + link.latency_s);
+  return (steps - 1) * step + chunk * beta + link.latency_s;
+}
+
+double broadcast_seconds(double bytes, int ranks, const LinkCost& link) {
+  const double beta = link.seconds_per_byte;
+  if (bytes <= static_cast<double>(link.collectives.tree_bytes))
+    return std::bit_width(static_cast<unsigned>(ranks - 1)) * (bytes * beta + link.latency_s);
+  const double segment = std::min(bytes, static_cast<double>(link.collectives.segment_bytes));
+  return (ranks - 1) * (segment * beta + link.latency_s) + (bytes - segment) * beta;
+}
+
+// The median of calls on `floats` for each rank, the mean over ranks.
+double time_all_reduce(Communicator& comm, int64_t floats) {
+  const Tensor x = Tensor::zeros({floats * comm.size()});
+  std::vector<double> seconds;
+  for (int i = 0; i < kCalls; ++i) {
+    comm.barrier();
+    const double begin = comm.now();
+    comm.all_reduce(x);
+    seconds.push_back(comm.now() - begin);
+  }
+  std::ranges::nth_element(seconds, seconds.begin() + kCalls / 2);
+  const Tensor sum = Tensor::empty_on(Device{}, {1});
+  sum.data<float>()[0] = static_cast<float>(seconds[kCalls / 2]);
+  comm.all_reduce(sum);
+  return static_cast<double>(sum.item()) / comm.size();
+}
+
+}  // namespace
+
+double collective_seconds(const std::string& collective, double bytes, int ranks,
+                          const LinkCost& link) {
+  if (ranks < 2) return 0;
+  if (collective == "all_reduce") return ring_seconds(bytes, ranks, 2 * (ranks - 1), link);
+  if (collective == "reduce_scatter" || collective == "all_gather")
+    return ring_seconds(bytes, ranks, ranks - 1, link);
+  if (collective == "broadcast") return broadcast_seconds(bytes, ranks, link);
+  if (collective == "all_to_all")
+    return (ranks - 1) * (bytes / ranks * link.seconds_per_byte + link.latency_s);
+  if (collective == "barrier")
+    return std::bit_width(static_cast<unsigned>(ranks - 1)) * link.latency_s;
+  throw InputError("no collective: " + collective);
+}
+
+double payload_of_sent(const std::string& collective, double sent, int ranks) {
+  const double payload = ranks < 2 ? 0.0 : sent * ranks / (ranks - 1);
+  return collective == "all_reduce" ? payload / 2 : payload;
+}
+
+LinkCost measure_link(Communicator& comm) {
+  LinkCost link;
+  if (comm.size() < 2) return link;
+  // Chunks no longer than a segment: every step of the ring takes alpha and its bytes.
+  const int64_t floats = link.collectives.segment_bytes / 4;
+  const double steps = 2.0 * (comm.size() - 1);
+  link.latency_s = time_all_reduce(comm, 1) / steps;
+  link.seconds_per_byte = std::max(0.0, time_all_reduce(comm, floats) / steps - link.latency_s) /
+                          static_cast<double>(link.collectives.segment_bytes);
+  return link;
+}
+
+}  // namespace heddle

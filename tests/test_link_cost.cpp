@@ -1,0 +1,94 @@
+// The alpha-beta model against the communicator's own virtual time, which moves every message.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "comm/link_cost.h"
+#include "core/error.h"
+#include "tests/ranks.h"
+
+namespace heddle {
+namespace {
+
+constexpr double kRate = 12.5e6, kLatency = 1e-3;
+
+ThreadsOptions slow_network() {
+  ThreadsOptions options;
+  options.net = {.bytes_per_s = kRate, .latency_s = kLatency, .virtual_time = true};
+  return options;
+}
+
+void call(Communicator& comm, const std::string& collective, int64_t share) {
+  const int64_t p = comm.size();
+  const Tensor all = Tensor::zeros({p, share}), mine = Tensor::zeros({share}),
+               other = Tensor::zeros({p, share});
+  if (collective == "all_reduce") comm.all_reduce(all);
+  if (collective == "reduce_scatter") comm.reduce_scatter(all, mine);
+  if (collective == "all_gather") comm.all_gather(mine, all);
+  if (collective == "broadcast") comm.broadcast(all, 0);
+  if (collective == "all_to_all") comm.all_to_all(all, other);
+  if (collective == "barrier") comm.barrier();
+}
+
+// Seconds until the slowest rank is done, and what a rank sends on average.
+struct Seen {
+  double seconds = 0, sent = 0;
+};
+
+Seen run_collective(const std::string& collective, int p, int64_t share) {
+  Seen seen;
+  std::mutex mutex;
+  expect_none(run_ranks(
+      p,
+      [&](Communicator& comm) {
+        const double begin = comm.now();
+        call(comm, collective, share);
+        const std::lock_guard lock(mutex);
+        seen.seconds = std::max(seen.seconds, comm.now() - begin);
+        seen.sent += static_cast<double>(comm.total_traffic().sent) / p;
+      },
+      slow_network()));
+  return seen;
+}
+
+}  // namespace
+
+TEST_CASE("link cost: every collective takes what the model says, and its payload is found again") {
+  const LinkCost link{.latency_s = kLatency, .seconds_per_byte = 1 / kRate};
+  for (const std::string collective :
+       {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"})
+    for (const int p : {2, 4, 8, 16})
+      for (const int64_t share : {1, 1000, 50000, 300000}) {
+        CAPTURE(collective);
+        CAPTURE(p);
+        CAPTURE(share);
+        const Seen seen = run_collective(collective, p, share);
+        const double payload = collective == "barrier" ? 0.0 : 4.0 * share * p;
+        const double said = collective_seconds(collective, payload, p, link);
+        CHECK(seen.seconds > 0.9 * said);
+        // Where several send to one rank, links are taken in the order of the threads (NetClock).
+        CHECK(seen.seconds < (collective == "all_to_all" ? 2.5 : 1.1) * said);
+        CHECK(payload_of_sent(collective, seen.sent, p) == doctest::Approx(payload).epsilon(1e-9));
+      }
+  CHECK(collective_seconds("all_reduce", 1e6, 1, link) == 0);
+  CHECK_THROWS_AS(collective_seconds("all_reduced", 1e6, 2, link), InputError);
+}
+
+TEST_CASE("link cost: latency and bandwidth are measured, the same on all ranks") {
+  for (const int p : {1, 2, 5}) {
+    std::vector<LinkCost> links(static_cast<size_t>(p));
+    expect_none(run_ranks(
+        p,
+        [&](Communicator& comm) { links[static_cast<size_t>(comm.rank())] = measure_link(comm); },
+        slow_network()));
+    for (const LinkCost& link : links) {
+      CHECK(link.latency_s == doctest::Approx(p > 1 ? kLatency : 0.0).epsilon(0.02));
+      CHECK(link.seconds_per_byte == doctest::Approx(p > 1 ? 1 / kRate : 0.0).epsilon(0.02));
+      CHECK(link.latency_s == links[0].latency_s);
+      CHECK(link.seconds_per_byte == links[0].seconds_per_byte);
+    }
+  }
+}
+
+}  // namespace heddle
