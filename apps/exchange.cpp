@@ -30,10 +30,11 @@ void check_exchange(const CommonOptions& o) {
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
                                      Communicator& comm, const StepPlan& plan,
                                      const RunFolder* folder,
-                                     const std::function<void(const std::string&)>& log) {
+                                     const std::function<void(const std::string&)>& log,
+                                     const DataParallelOptions& others) {
   const CompressSpec spec = parse_compress(o.compress);
   std::unique_ptr<Reducer> reducer;
-  DataParallelOptions parallel;
+  DataParallelOptions parallel = others;
   parallel.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
   parallel.overlap = o.overlap == "on";
   if (spec.family != "none") {

@@ -20,11 +20,12 @@ namespace heddle {
 void check_exchange(const CommonOptions& o);
 
 // Says on `log`, on the first rank, what is compressed and from when on, and leaves layer plans in
-// its folder; both are null on the others.
+// its folder; both are null on the others. `others`: what the options do not say.
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
                                      Communicator& comm, const StepPlan& plan,
                                      const RunFolder* folder,
-                                     const std::function<void(const std::string&)>& log);
+                                     const std::function<void(const std::string&)>& log,
+                                     const DataParallelOptions& others = {});
 
 // Dense over compressed, of this rank's payloads or bytes sent; 1 where nothing is compressed.
 struct Ratios {

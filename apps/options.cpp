@@ -232,6 +232,13 @@ void add_action_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts
   flags.add("evaluate", &o.evaluate, {.help = texts.evaluate, .replay = false});
   flags.add("dry-run", &o.dry_run,
             {.help = "print the plan: parameters, memory, steps, bytes", .replay = false});
+  flags.add("headroom", &o.headroom,
+            {.value = "S",
+             .help = "instead of training, measure for about S seconds what the learners' exchange "
+                     "costs, and what compression can win",
+             .max = 1e6,
+             .default_text = "0: train",
+             .replay = false});
   flags.add("config", &o.config,
             {.value = "FILE",
              .help = "read flags from TOML, one per line, without "
@@ -260,6 +267,8 @@ void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string&
               std::max(1, omp_get_max_threads() / learners.on_machine));
 
   check_exchange(o);
+  check(o.headroom == 0 || learners.size > 1,
+        "--headroom: one learner exchanges nothing; give --learners N or start with mpirun");
   check(o.layerwise == "lgreco" || flags.source("lgreco") <= FlagSource::config,
         "--lgreco needs --layerwise lgreco");
 

@@ -44,6 +44,7 @@ struct CommonOptions {
   int64_t print_freq = 50;
   bool json = false, quiet = false;
   // instead of training
+  double headroom = 0;
   bool evaluate = false, dry_run = false, dump_config = false, list = false, version = false;
   bool help = false;
   std::string config;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "apps/exchange.h"
+#include "apps/headroom.h"
 #include "apps/language.h"
 #include "apps/learners.h"
 #include "apps/lm_card.h"
@@ -270,6 +271,28 @@ LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
   return card;
 }
 
+// Steps on one window, again and again, at a learning rate of 0.
+int show_headroom(const TrainLmOptions& o, Communicator& comm, const LstmLm& model,
+                  ParameterStore& store, const TokenBatches& windows) {
+  const TokenWindow window = windows.window(0);
+  return run_headroom(o, store, comm, plan_steps(o, windows),
+                      [&](DataParallelOptimizer& optimizer, const auto& backward_ended) {
+                        for (int64_t micro = 0; micro < o.accumulate; ++micro) {
+                          LstmState state = model.zero_state(o.batch_size);
+                          Tape tape({.training = true, .seed = static_cast<uint64_t>(o.seed)});
+                          const Var loss =
+                              softmax_cross_entropy(tape, model.forward(tape, window.inputs, state),
+                                                    window.targets, {.overwrite_logits = true});
+                          optimizer.begin_step(0);
+                          tape.backward(
+                              loss, [&](Parameter& p) { optimizer.ready(p); },
+                              [&](Parameter& p) { optimizer.weights_free(p); });
+                          backward_ended();
+                          (void)optimizer.finish_step();
+                        }
+                      });
+}
+
 // The run of one learner.
 int run_rank(const TrainLmOptions& o, const FlagTable& flags, const Arguments& arguments,
              Communicator& started, bool training, const Corpus& corpus,
@@ -292,6 +315,7 @@ int run_rank(const TrainLmOptions& o, const FlagTable& flags, const Arguments& a
   if (o.dry_run) {
     return print(describe_plan(o, context, model, store, make_batches(o, corpus, comm))), 0;
   }
+  if (o.headroom > 0) return show_headroom(o, comm, model, store, make_batches(o, corpus, comm));
   (void)encode_prompt(o, vocabulary);  // complains before the training, not behind it
 
   Outcome out;

@@ -7,6 +7,7 @@
 
 #include "apps/evaluate.h"
 #include "apps/exchange.h"
+#include "apps/headroom.h"
 #include "apps/learners.h"
 #include "apps/program.h"
 #include "apps/resnet_card.h"
@@ -211,6 +212,29 @@ Outcome train(const TrainResnetOptions& o, const FlagTable& flags, const Argumen
   return out;
 }
 
+// Steps on one batch, again and again, at a learning rate of 0.
+int show_headroom(const TrainResnetOptions& o, Context& context, Communicator& comm,
+                  const ResNet& model, ParameterStore& store, const Loader& train) {
+  auto epoch = train.epoch(0);
+  const Batch& batch = *epoch.begin();
+  const Var images = network_input(batch.images, context.device(), activation_type(o));
+  return run_headroom(o, store, comm, plan_steps(o, train),
+                      [&](DataParallelOptimizer& optimizer, const auto& backward_ended) {
+                        for (int64_t micro = 0; micro < o.accumulate; ++micro) {
+                          Tape tape({.training = true, .seed = static_cast<uint64_t>(o.seed)});
+                          const Var loss = softmax_cross_entropy(
+                              tape, model.forward(tape, images), batch.labels,
+                              {.label_smoothing = static_cast<float>(o.label_smoothing)});
+                          optimizer.begin_step(0);
+                          tape.backward(
+                              loss, [&](Parameter& p) { optimizer.ready(p); },
+                              [&](Parameter& p) { optimizer.weights_free(p); });
+                          backward_ended();
+                          (void)optimizer.finish_step();
+                        }
+                      });
+}
+
 // --init may name a run folder or a file that says what it holds: no flag has to be repeated.
 ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags) {
   if (o.init.empty()) return {};
@@ -247,6 +271,8 @@ int run_rank(const TrainResnetOptions& o, const FlagTable& flags, const Argument
   if (o.dry_run && comm.rank() > 0) return 0;
   if (o.dry_run)
     return print(describe_plan(o, context, model, store, make_loader(o, data, true, &comm))), 0;
+  if (o.headroom > 0)
+    return show_headroom(o, context, comm, model, store, make_loader(o, data, true, &comm));
 
   Outcome out;
   std::unique_ptr<RunFolder> folder;

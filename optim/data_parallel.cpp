@@ -41,7 +41,8 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
   if (comm.size() == 1 && reducer_ == nullptr) return;
   make_buckets(parallel.bucket_bytes);
   worker_ = std::make_unique<CommWorker>(Context::current());
-  collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
+  if (parallel.broadcast)
+    collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
   if (parallel.planner.every == 0 && parallel.shadow_every == 0) return;
   auto* compressed = dynamic_cast<CompressedReducer*>(reducer_.get());
   check(compressed != nullptr, "layer plans and the quality meter need a reducer that compresses");

@@ -32,6 +32,7 @@ namespace heddle {
 struct DataParallelOptions {
   int64_t bucket_bytes = 4 << 20;  // a bucket is closed when it holds so much
   bool overlap = true;             // false: all exchanges begin when backward has ended; same bits
+  bool broadcast = true;           // parameters from rank 0; false: they are the same already
   int64_t check_every = 100;       // steps between two comparisons of the replicas; 0: never
   int64_t compress_start = 0;      // steps that are exchanged densely before a reducer takes over
   // Largest norm of the mean gradient of one rank is this * sqrt(ranks), before it is compressed;
@@ -51,9 +52,9 @@ struct DataParallelOptions {
 
 class DataParallelOptimizer {
  public:
-  // The ranks' stores hold the same parameters. Values are broadcast from rank 0. The communicator
-  // and the current Context must outlive this object; from now on the communicator is used through
-  // collective() only.
+  // The ranks' stores hold the same parameters. Values are broadcast from rank 0, if so wanted. The
+  // communicator and the current Context must outlive this object; from now on the communicator is
+  // used through collective() only.
   DataParallelOptimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule, Communicator& comm,
                         const OptimizerOptions& options = {},
                         const DataParallelOptions& parallel = {},

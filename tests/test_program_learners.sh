@@ -53,6 +53,18 @@ for event in '"ph":"s".*"pid":2' '"ph":"t".*"pid":0' '"ph":"f".*"pid":1' '"comm"
   grep -q "$event" t.json || fail "not in the trace: $event"
 done
 
+# On links of 20 Mbit/s two learners talk most of the time, and fewer bytes are a win.
+"$resnet" --image-size 16 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --headroom 1 --json --quiet >headroom.json ||
+  fail 'headroom'
+awk -v share="$(json headroom.json communication_share)" -v most="$(json headroom.json most)" \
+  -v rate="$(json headroom.json mbit_per_s)" 'BEGIN { exit !(share > 0.3 && most > 1.5 && rate > 5 && rate < 22) }' ||
+  fail "headroom: $(cat headroom.json)"
+case $(json headroom.json best) in '"none"' | '"bf16"') fail "headroom: $(cat headroom.json)" ;; esac
+[ -e runs ] && fail 'headroom leaves a run folder behind'
+"$lm" --batch-size 2 --bptt 8 --nhid 16 --emsize 16 --threads 1 --learners 2 --headroom 1 --quiet --json | grep -q '"best":' ||
+  fail 'headroom of a language model'
+refuse '--headroom: one learner' "$resnet" --headroom 5
+
 packed=(--batch-size 4 --compress-start 2 --compress)
 "$resnet" "${images[@]}" "${packed[@]}" scalecom:rate=50 --learners 4 --output-dir scalecom >scalecom.json || fail 'scalecom'
 "$resnet" "${images[@]}" "${packed[@]}" qsgd --learners 4 --output-dir qsgd >qsgd.json || fail 'qsgd'

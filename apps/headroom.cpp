@@ -1,0 +1,254 @@
+#include "apps/headroom.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "apps/exchange.h"
+#include "apps/program.h"
+#include "comm/threads.h"
+#include "core/error.h"
+#include "core/trace.h"
+
+namespace heddle {
+namespace {
+
+constexpr int kRounds = 2;
+constexpr int kMostSteps = 25;  // of one exchange in a round
+const std::vector<std::string> kCandidates = {"bf16", "qsgd:bits=4", "powersgd:rank=4",
+                                              "scalecom:rate=100"};
+
+// Every rank's values, by rank.
+std::vector<std::vector<double>> gather(Communicator& comm, const std::vector<double>& values) {
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(double));
+  const Tensor mine = Tensor::empty_on(Device{}, {bytes}, DType::u8);
+  const Tensor all = Tensor::empty_on(Device{}, {comm.size(), bytes}, DType::u8);
+  std::memcpy(mine.raw(), values.data(), static_cast<size_t>(bytes));
+  comm.all_gather(mine, all);
+  std::vector<std::vector<double>> out(static_cast<size_t>(comm.size()),
+                                       std::vector<double>(values.size()));
+  for (size_t r = 0; r < out.size(); ++r)
+    std::memcpy(out[r].data(), all.data<uint8_t>() + static_cast<int64_t>(r) * bytes,
+                static_cast<size_t>(bytes));
+  return out;
+}
+
+double slowest(Communicator& comm, double seconds) {
+  double out = 0;
+  for (const auto& of_rank : gather(comm, {seconds})) out = std::max(out, of_rank[0]);
+  return out;
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+// When things happen within a step. Ready is said by the main thread, the others by the worker; the
+// end of a step is behind both.
+class StepRecorder {
+ public:
+  void use(const DataParallelOptimizer& optimizer) {
+    optimizer_ = &optimizer;
+    buckets_.resize(optimizer.buckets());
+    begin();
+  }
+  void begin() { begin_ = steady_seconds(); }
+  double now() const { return steady_seconds() - begin_; }
+  void event(const char* what, int bucket) {
+    if (optimizer_ == nullptr) return;  // within the constructor
+    BucketProfile& b = buckets_[static_cast<size_t>(bucket)];
+    if (std::strcmp(what, "ready") == 0) {
+      b.ready_s = now();
+    } else if (std::strcmp(what, "exchange") == 0) {
+      if (bucket == 0) first_exchange_ = now();
+      exchange_ = now();
+      collective_ = optimizer_->ledger().seconds();
+    } else {
+      reduced_ = now();
+      b.comm_s = optimizer_->ledger().seconds() - collective_;
+      b.code_s = std::max(0.0, reduced_ - exchange_ - b.comm_s);
+    }
+  }
+  // Adds up the step that has ended.
+  void add_to(ExchangeProfile& sum, double backward_s, double step_s) {
+    // Where all exchanges wait for the end of backward, that is when buckets are ready.
+    const bool deferred = !buckets_.empty() && first_exchange_ >= buckets_.back().ready_s;
+    for (size_t i = 0; i < buckets_.size(); ++i) {
+      sum.buckets[i].ready_s += deferred ? backward_s : buckets_[i].ready_s;
+      sum.buckets[i].code_s += buckets_[i].code_s;
+      sum.buckets[i].comm_s += buckets_[i].comm_s;
+    }
+    sum.backward_s += backward_s;
+    sum.rest_s += std::max(0.0, step_s - std::max(backward_s, reduced_));
+  }
+
+ private:
+  const DataParallelOptimizer* optimizer_ = nullptr;
+  std::vector<BucketProfile> buckets_;  // of this step
+  double begin_ = 0, exchange_ = 0, first_exchange_ = 0, collective_ = 0, reduced_ = 0;
+};
+
+// What the collectives of each bucket have sent so far.
+std::vector<std::vector<BucketProfile::Collective>> sent_by_bucket(const Communicator& comm,
+                                                                   size_t buckets) {
+  std::vector<std::vector<BucketProfile::Collective>> out(buckets);
+  for (size_t i = 0; i < buckets; ++i)
+    for (const auto& [key, traffic] : comm.traffic())
+      if (key.second == concat("bucket ", i))
+        out[i].push_back(
+            {key.first, static_cast<double>(traffic.calls), static_cast<double>(traffic.sent)});
+  return out;
+}
+
+class Measurement {
+ public:
+  Measurement(const CommonOptions& o, ParameterStore& store, Communicator& comm,
+              const StepPlan& plan, const HeadroomStep& step)
+      : o_(o), store_(store), comm_(comm), plan_(plan), step_(step) {}
+
+  Headroom run() {
+    Headroom out;
+    out.learners = comm_.size();
+    out.link = measure_link(comm_);
+    std::vector<std::string> names = {"", "none"};
+    if (o_.compress != "none") names.push_back(o_.compress);
+    for (const std::string& name : kCandidates)
+      if (name != o_.compress) names.push_back(name);
+    // The first steps make the kernels' plans, and tell how many fit into the time.
+    ExchangeProfile dense{.compress = "none"};
+    measure(dense, 1);
+    double all = 0;
+    for (const std::string& name : names) {
+      out.profiles.push_back({.compress = name});
+      ExchangeProfile trial = out.profiles.back();
+      measure(trial, 1);
+      all += slowest(comm_, trial.step_s);
+    }
+    const double fitting = o_.headroom / all / kRounds - 1;  // one step of each counts for nobody
+    const int steps = static_cast<int>(std::clamp<double>(fitting, 1, kMostSteps));
+    seconds_.clear();
+    for (int round = 0; round < kRounds; ++round)
+      for (ExchangeProfile& profile : out.profiles) measure(profile, steps);
+    out.steps = kRounds * steps;
+    for (ExchangeProfile& profile : out.profiles) finish(profile, kRounds * steps);
+    return out;
+  }
+
+ private:
+  // Adds steps to sums and medians, after one that nobody counts.
+  void measure(ExchangeProfile& sum, int steps) {
+    const std::unique_ptr<Communicator> solo = sum.compress.empty() ? make_solo() : nullptr;
+    Communicator& comm = solo == nullptr ? comm_ : *solo;
+    CommonOptions o = o_;
+    o.compress = sum.compress.empty() ? "none" : sum.compress;
+    o.compress_start = 0;
+    o.shadow = 0;
+    if (o.compress != o_.compress) o.plan.clear();
+    o.layerwise = "uniform";
+    StepRecorder recorder;
+    DataParallelOptimizer optimizer = make_optimizer(
+        o, store_, comm, plan_, nullptr, {},
+        {.broadcast = false,
+         .on_event = [&](const char* what, int bucket) { recorder.event(what, bucket); }});
+    if (solo == nullptr) recorder.use(optimizer);
+    sum.buckets.resize(solo == nullptr ? optimizer.buckets() : 0);
+    std::vector<double>& times = seconds_[sum.compress];
+    DataParallelOptimizer::Totals before;
+    std::vector<std::vector<BucketProfile::Collective>> sent;
+    comm_.barrier();
+    for (int i = -1; i < steps; ++i) {
+      if (i == 0) {
+        before = optimizer.totals();
+        sent = sent_by_bucket(comm, sum.buckets.size());
+      }
+      double backward_s = 0;
+      recorder.begin();
+      step_(optimizer, [&] { backward_s = recorder.now(); });
+      const double step_s = recorder.now();
+      if (i < 0) continue;
+      times.push_back(step_s);
+      recorder.add_to(sum, backward_s, step_s);
+    }
+    const DataParallelOptimizer::Totals after = optimizer.totals();
+    sum.exposed_s += after.exposed_s - before.exposed_s;
+    sum.sent_bytes += static_cast<double>(after.traffic.sent - before.traffic.sent);
+    const auto now_sent = sent_by_bucket(comm, sum.buckets.size());
+    for (size_t i = 0; i < sum.buckets.size(); ++i) add_sent(sum.buckets[i], now_sent[i], sent[i]);
+    sum.step_s = median(times);
+  }
+
+  static void add_sent(BucketProfile& bucket, const std::vector<BucketProfile::Collective>& now,
+                       const std::vector<BucketProfile::Collective>& before) {
+    for (const BucketProfile::Collective& c : now) {
+      const auto same = [&](const BucketProfile::Collective& x) { return x.name == c.name; };
+      const auto old = std::ranges::find_if(before, same);
+      auto sum = std::ranges::find_if(bucket.collectives, same);
+      if (sum == bucket.collectives.end())
+        sum = bucket.collectives.insert(sum, {.name = c.name, .calls = 0, .sent = 0});
+      sum->calls += c.calls - (old == before.end() ? 0 : old->calls);
+      sum->sent += c.sent - (old == before.end() ? 0 : old->sent);
+    }
+  }
+
+  // Sums of this rank's steps become means over steps and ranks.
+  void finish(ExchangeProfile& profile, int steps) {
+    std::vector<double*> means = {&profile.exposed_s, &profile.backward_s, &profile.rest_s,
+                                  &profile.sent_bytes};
+    for (BucketProfile& b : profile.buckets) {
+      means.insert(means.end(), {&b.ready_s, &b.code_s, &b.comm_s});
+      for (auto& c : b.collectives) means.insert(means.end(), {&c.calls, &c.sent});
+    }
+    std::vector<double> values = {profile.step_s};
+    for (const double* x : means) values.push_back(*x / steps);
+    profile.step_s = 0;
+    for (double* x : means) *x = 0;
+    for (const auto& of_rank : gather(comm_, values)) {
+      profile.step_s = std::max(profile.step_s, of_rank[0]);
+      for (size_t i = 0; i < means.size(); ++i) *means[i] += of_rank[i + 1] / comm_.size();
+    }
+  }
+
+  const CommonOptions& o_;
+  ParameterStore& store_;
+  Communicator& comm_;
+  const StepPlan& plan_;
+  const HeadroomStep& step_;
+  std::map<std::string, std::vector<double>> seconds_;  // of each kind of step
+};
+
+}  // namespace
+
+double Headroom::share() const {
+  return std::max(0.0, 1 - profiles[0].step_s / profiles[1].step_s);
+}
+double Headroom::most() const { return gain(0); }
+double Headroom::gain(size_t index) const { return profiles[1].step_s / profiles[index].step_s; }
+size_t Headroom::best() const {
+  const auto best =
+      std::ranges::min_element(profiles.begin() + 1, profiles.end(), {}, &ExchangeProfile::step_s);
+  return static_cast<size_t>(best - profiles.begin());
+}
+
+Headroom measure_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
+                          const StepPlan& plan, const HeadroomStep& step) {
+  check(comm.size() > 1,
+        "--headroom: one learner exchanges nothing; give --learners N or start with mpirun");
+  return Measurement(o, store, comm, plan, step).run();
+}
+
+int run_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
+                 const StepPlan& plan, const HeadroomStep& step) {
+  const Headroom headroom = measure_headroom(o, store, comm, plan, step);
+  if (comm.rank() > 0) return 0;
+  if (o.layerwise == "lgreco" && !o.quiet)
+    std::fprintf(stderr, "--layerwise lgreco: measured with the uniform setting\n");
+  print(o.json ? headroom_json(headroom) : describe_headroom(headroom));
+  return 0;
+}
+
+}  // namespace heddle

@@ -1,0 +1,37 @@
+#include "apps/headroom_model.h"
+
+#include <algorithm>
+
+namespace heddle {
+
+double comm_seconds(const BucketProfile& bucket, int measured_ranks, int ranks,
+                    const LinkCost& link) {
+  double seconds = 0;
+  for (const BucketProfile::Collective& c : bucket.collectives) {
+    if (c.calls == 0) continue;
+    double payload = payload_of_sent(c.name, c.sent / c.calls, measured_ranks);
+    // Everybody's share is what stays the same when there are more to gather from.
+    if (c.name == "all_gather") payload *= static_cast<double>(ranks) / measured_ranks;
+    seconds += c.calls * collective_seconds(c.name, payload, ranks, link);
+  }
+  return seconds;
+}
+
+double step_seconds(const ExchangeProfile& profile, const std::vector<double>& comm_s) {
+  double worker_free = 0;
+  for (size_t i = 0; i < profile.buckets.size(); ++i) {
+    const BucketProfile& bucket = profile.buckets[i];
+    worker_free = std::max(worker_free, bucket.ready_s) + bucket.code_s + comm_s[i];
+  }
+  return std::max(profile.backward_s, worker_free) + profile.rest_s;
+}
+
+double step_seconds(const ExchangeProfile& profile, int measured_ranks, int ranks,
+                    const LinkCost& link) {
+  std::vector<double> comm_s;
+  for (const BucketProfile& bucket : profile.buckets)
+    comm_s.push_back(comm_seconds(bucket, measured_ranks, ranks, link));
+  return step_seconds(profile, comm_s);
+}
+
+}  // namespace heddle

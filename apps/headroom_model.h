@@ -1,0 +1,45 @@
+// A step's time from what was measured of its parts: the worker takes one bucket after the other as
+// they become ready, encodes, exchanges and decodes it, and the step ends when backward and the
+// last bucket have ended. With other links or another number of learners the collectives take what
+// comm/link_cost.h says; everything else stays as it was measured. A model, not a measurement.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/link_cost.h"
+
+namespace heddle {
+
+// Means over steps and ranks; seconds count from the beginning of a step.
+struct BucketProfile {
+  double ready_s = 0;  // backward has made its last gradient
+  double code_s = 0;   // of its exchange, what is not in collectives
+  double comm_s = 0;   // in collectives
+  struct Collective {
+    std::string name;  // as in Communicator::traffic()
+    double calls = 0, sent = 0;
+  };
+  std::vector<Collective> collectives = {};  // of this bucket in a step
+};
+
+struct ExchangeProfile {
+  std::string compress = {};  // "none", "scalecom:rate=100"; empty: no exchange
+  double step_s = 0;          // of the slowest rank, the median
+  double exposed_s = 0;       // of it, waiting for exchanges
+  double backward_s = 0;      // when backward has ended
+  double rest_s = 0;          // behind backward and the last exchange
+  double sent_bytes = 0;      // by a rank in a step
+  std::vector<BucketProfile> buckets = {};
+};
+
+// What the collectives of a bucket take, for what was measured with `measured_ranks`.
+double comm_seconds(const BucketProfile& bucket, int measured_ranks, int ranks,
+                    const LinkCost& link);
+
+// A step of `profile`, whose every exchange i takes comm_s[i] in collectives.
+double step_seconds(const ExchangeProfile& profile, const std::vector<double>& comm_s);
+double step_seconds(const ExchangeProfile& profile, int measured_ranks, int ranks,
+                    const LinkCost& link);
+
+}  // namespace heddle

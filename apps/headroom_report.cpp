@@ -1,0 +1,126 @@
+// What --headroom prints: the measured steps, a verdict, and a model of other networks.
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "apps/headroom.h"
+#include "apps/run_folder.h"
+#include "comm/net_model.h"
+
+namespace heddle {
+namespace {
+
+constexpr int kLearners[] = {8, 32, 128, 1024};
+const std::vector<std::string> kNets = {"100mbit,1ms", "1gbit,200us", "10gbit,50us"};
+constexpr double kWorthIt = 1.03;  // gains below are within what such a measurement scatters
+
+std::string format(const char* text, ...) {
+  char line[256];
+  va_list arguments;
+  va_start(arguments, text);
+  std::vsnprintf(line, sizeof line, text, arguments);
+  va_end(arguments);
+  return line;
+}
+
+LinkCost link_of(const std::string& net) {
+  const NetModel model = parse_net(net);
+  return {.latency_s = model.latency_s, .seconds_per_byte = 1 / model.bytes_per_s};
+}
+
+double mbit(const LinkCost& link) {
+  return link.seconds_per_byte > 0 ? 8e-6 / link.seconds_per_byte : 0.0;
+}
+
+std::string title(const ExchangeProfile& p) {
+  if (p.compress.empty()) return "no exchange";
+  return p.compress == "none" ? "dense" : p.compress;
+}
+
+double modelled(const Headroom& h, size_t i, int ranks, const LinkCost& link) {
+  return step_seconds(h.profiles[i], h.learners, ranks, link);
+}
+
+std::string measured_table(const Headroom& h) {
+  std::string out = format("%-24s %10s %12s %10s %14s %10s\n", "", "step ms", "waiting ms",
+                           "sent MB", "against dense", "model ms");
+  for (size_t i = 0; i < h.profiles.size(); ++i) {
+    const ExchangeProfile& p = h.profiles[i];
+    out += format("%-24s %10.1f %12.1f %10.3f %13.2fx", title(p).c_str(), 1e3 * p.step_s,
+                  1e3 * p.exposed_s, 1e-6 * p.sent_bytes, h.gain(i));
+    out += i == 0 ? "\n" : format(" %10.1f\n", 1e3 * modelled(h, i, h.learners, h.link));
+  }
+  return out;
+}
+
+std::string verdict(const Headroom& h) {
+  std::string out = format("Communication is %.0f %% of a step: nothing can win more than %.2fx.",
+                           100 * h.share(), std::max(1.0, h.most()));
+  const size_t best = h.best();
+  if (std::min(h.gain(best), h.most()) < kWorthIt) return out + " Stay with --compress none.\n";
+  return out + format(" The best of these is --compress %s, %.2fx.\n",
+                      h.profiles[best].compress.c_str(), h.gain(best));
+}
+
+std::string model_table(const Headroom& h) {
+  std::string out =
+      "A model of other networks and numbers of learners that compute as fast as these: a dense\n"
+      "step in ms, and how many times faster the others are.\n\n";
+  for (const std::string& net : kNets) {
+    const LinkCost link = link_of(net);
+    out += format("%-24s", net.c_str());
+    for (const int p : kLearners) out += format(" %12s", concat("P = ", p).c_str());
+    out += '\n';
+    for (size_t i = 1; i < h.profiles.size(); ++i) {
+      out += format("  %-22s", title(h.profiles[i]).c_str());
+      for (const int p : kLearners) {
+        const double dense = modelled(h, 1, p, link);
+        out += i == 1 ? format(" %9.1f ms", 1e3 * dense)
+                      : format(" %11.2fx", dense / modelled(h, i, p, link));
+      }
+      out += '\n';
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string describe_headroom(const Headroom& h) {
+  return format(
+             "%d learners; links of %.3f ms and %.0f Mbit/s as all-reduces see them; %lld steps "
+             "of each\n\n",
+             h.learners, 1e3 * h.link.latency_s, mbit(h.link), static_cast<long long>(h.steps)) +
+         measured_table(h) + '\n' + verdict(h) + '\n' + model_table(h);
+}
+
+std::string headroom_json(const Headroom& h) {
+  nlohmann::ordered_json json = {{"learners", h.learners},
+                                 {"steps", h.steps},
+                                 {"latency_s", h.link.latency_s},
+                                 {"mbit_per_s", mbit(h.link)},
+                                 {"communication_share", h.share()},
+                                 {"most", std::max(1.0, h.most())},
+                                 {"best", h.profiles[h.best()].compress}};
+  for (size_t i = 0; i < h.profiles.size(); ++i) {
+    const ExchangeProfile& p = h.profiles[i];
+    nlohmann::ordered_json row = {{"exchange", title(p)},
+                                  {"step_s", p.step_s},
+                                  {"exposed_s", p.exposed_s},
+                                  {"sent_bytes", p.sent_bytes},
+                                  {"gain", h.gain(i)}};
+    if (i > 0) row["model_step_s"] = modelled(h, i, h.learners, h.link);
+    json["measured"].push_back(row);
+  }
+  for (const std::string& net : kNets)
+    for (const int p : kLearners)
+      for (size_t i = 1; i < h.profiles.size(); ++i)
+        json["model"].push_back({{"net", net},
+                                 {"learners", p},
+                                 {"exchange", title(h.profiles[i])},
+                                 {"step_s", modelled(h, i, p, link_of(net))}});
+  return json_line(json);
+}
+
+}  // namespace heddle

@@ -1,0 +1,69 @@
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "apps/headroom.h"
+
+namespace heddle {
+namespace {
+
+// Two buckets: of 1000 and of 3000 bytes; backward ends at 10 s, the second bucket with it.
+ExchangeProfile two_buckets(const std::string& compress) {
+  ExchangeProfile profile{.compress = compress, .backward_s = 10, .rest_s = 0.5};
+  profile.buckets.push_back({.ready_s = 4, .code_s = 1, .comm_s = 3});
+  profile.buckets.push_back({.ready_s = 10, .code_s = 1, .comm_s = 2});
+  return profile;
+}
+
+}  // namespace
+
+TEST_CASE("step model: buckets wait for backward and for each other") {
+  const ExchangeProfile profile = two_buckets("none");
+  CHECK(step_seconds(profile, {3, 2}) ==
+        doctest::Approx(10 + 1 + 2 + 0.5));  // hidden: only the last
+  CHECK(step_seconds(profile, {8, 2}) == doctest::Approx(4 + 9 + 3 + 0.5));  // the first is late
+  CHECK(step_seconds({.backward_s = 10, .rest_s = 1}, {}) == doctest::Approx(11));
+}
+
+TEST_CASE("step model: payloads are those that were measured, shares grow with the ranks") {
+  const LinkCost link{.latency_s = 1e-3, .seconds_per_byte = 1e-6};
+  // Two of four ranks' all-reduces of 1000 bytes: each sends 2 * 1000 * 3 / 4 in a call.
+  const BucketProfile reduced{.collectives = {{"all_reduce", 2, 2 * 1500.0}}};
+  for (const int p : {2, 4, 64})
+    CHECK(comm_seconds(reduced, 4, p, link) ==
+          doctest::Approx(2 * collective_seconds("all_reduce", 1000, p, link)));
+  // Every rank's share of 100 bytes went to three others.
+  const BucketProfile gathered{.collectives = {{"all_gather", 1, 300.0}}};
+  for (const int p : {2, 4, 64})
+    CHECK(comm_seconds(gathered, 4, p, link) ==
+          doctest::Approx(collective_seconds("all_gather", 100.0 * p, p, link)));
+}
+
+TEST_CASE("headroom: the verdict follows from the steps") {
+  Headroom h{.learners = 4, .steps = 6, .link = {.latency_s = 1e-3, .seconds_per_byte = 1e-7}};
+  h.profiles = {{.compress = "", .step_s = 1.0, .backward_s = 1.0},
+                two_buckets("none"),
+                two_buckets("scalecom:rate=100")};
+  h.profiles[1].step_s = 4.0;
+  h.profiles[2].step_s = 1.25;
+  CHECK(h.share() == doctest::Approx(0.75));
+  CHECK(h.most() == doctest::Approx(4));
+  CHECK(h.gain(2) == doctest::Approx(3.2));
+  CHECK(h.best() == 2);
+  const std::string text = describe_headroom(h);
+  CHECK(text.find("Communication is 75 % of a step: nothing can win more than 4.00x. The best of "
+                  "these is --compress scalecom:rate=100, 3.20x.") != std::string::npos);
+  const auto json = nlohmann::json::parse(headroom_json(h));
+  CHECK(json["best"] == "scalecom:rate=100");
+  CHECK(json["measured"].size() == 3);
+  CHECK(json["measured"][2]["gain"] == doctest::Approx(3.2));
+
+  h.profiles[2].step_s = 3.95;  // no more than such a measurement scatters
+  CHECK(describe_headroom(h).find("Stay with --compress none.") != std::string::npos);
+  h.profiles[2].step_s = 3.5;
+  h.profiles[0].step_s = 4.1;  // and noise may make dense look faster than no exchange
+  CHECK(describe_headroom(h).find("Communication is 0 % of a step: nothing can win more than "
+                                  "1.00x. Stay with --compress none.") != std::string::npos);
+}
+
+}  // namespace heddle
