@@ -64,6 +64,10 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
   close();
 }
 
+void Ledger::restore(const std::map<std::pair<std::string, PayloadKind>, Entry>& entries) {
+  for (const auto& [key, entry] : entries) add(entries_[key], entry);
+}
+
 Ledger::Entry Ledger::total() const {
   Entry sum;
   for (const auto& [key, entry] : entries_) add(sum, entry);

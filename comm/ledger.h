@@ -44,6 +44,8 @@ class Ledger {
   // Spent in the gradients' collectives (booked with any other kind than control alone), by the
   // communicator's clock.
   double seconds() const { return seconds_; }
+  // What an earlier process has booked comes on top.
+  void restore(const std::map<std::pair<std::string, PayloadKind>, Entry>& entries);
   // Over all entries, or those of one kind.
   Entry total() const;
   Entry total(PayloadKind kind) const;

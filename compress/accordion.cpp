@@ -22,15 +22,14 @@ size_t half_of_uniform(const LayerChoices& layer) {
 }  // namespace
 
 std::vector<bool> Accordion::judge(const std::vector<double>& norms, double lr) {
-  const bool all = norms_.empty() || (lr < lr_ && lr <= kDecay * lr_);
+  const bool all = last_.norms.empty() || (lr < last_.lr && lr <= kDecay * last_.lr);
   std::vector<bool> critical;
   for (size_t l = 0; l < norms.size(); ++l) {
     // Written so that NaN and Inf, of which nothing is known, are critical too.
-    const bool steady = !all && std::abs(norms_[l] - norms[l]) < kEta * norms_[l];
+    const bool steady = !all && std::abs(last_.norms[l] - norms[l]) < kEta * last_.norms[l];
     critical.push_back(!steady);
   }
-  norms_ = norms;
-  lr_ = lr;
+  last_ = {norms, lr};
   return critical;
 }
 

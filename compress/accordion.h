@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "compress/l_greco.h"
@@ -21,9 +22,16 @@ class Accordion {
   // look; then those whose norm has changed by half or more, was zero, or is not known.
   std::vector<bool> judge(const std::vector<double>& norms, double lr);
 
+  // What a checkpoint keeps: the last look, whose norms are empty before the first.
+  struct Look {
+    std::vector<double> norms;
+    double lr = 0;
+  };
+  const Look& last() const { return last_; }
+  void restore(Look last) { last_ = std::move(last); }
+
  private:
-  std::vector<double> norms_;  // of the last look; empty before the first
-  double lr_ = 0;
+  Look last_;
 };
 
 // A candidate for each layer: for a critical one the uniform setting, for another that whose bytes

@@ -73,7 +73,8 @@ struct Plan {
       scales += scale;
       values += bytes - scale;
     }
-    parts.push_back({name, PayloadKind::values, values});
+    parts.push_back(
+        {name, name == kControlWords ? PayloadKind::control : PayloadKind::values, values});
     if (scale > 0) parts.push_back({name, PayloadKind::scales, scales});
   }
 };

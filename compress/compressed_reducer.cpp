@@ -29,6 +29,10 @@ void add_up(const NamedTensors& seen, std::map<std::string, Tensor>& sums) {
   }
 }
 
+PayloadKind kind_of(const std::string& name) {
+  return name == kControlWords ? PayloadKind::control : PayloadKind::values;
+}
+
 // Family "none".
 class Dense : public Reducer {
  public:
@@ -83,6 +87,8 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   if (e.compressed.empty()) {
     accepted = sum_dense(bucket, flat, comm, ledger);
   } else {
+    if (bucket.control > 0)
+      e.dense.emplace_back(kControlWords, flat.slice(flat.size() - bucket.control, flat.size()));
     uint32_t largest = 0;
     for (const Item& item : e.compressed) largest = std::max(largest, item.magnitude);
     for (const auto& [name, x] : e.dense)
@@ -234,7 +240,7 @@ bool CompressedReducer::all_reduce(Exchange& e, const NamedTensors& tensors) {
   std::vector<PayloadPart> parts;
   int64_t n = 0;
   for (const auto& [name, x] : tensors) {
-    parts.push_back({name, PayloadKind::values, x.bytes()});
+    parts.push_back({name, kind_of(name), x.bytes()});
     n += x.size();
   }
   parts.push_back({"flag", PayloadKind::control, 4});
@@ -260,6 +266,8 @@ bool sum_dense(const GradientBucket& bucket, const Tensor& flat, Communicator& c
   std::vector<PayloadPart> parts;
   for (const Parameter* p : bucket.parameters)
     parts.push_back({p->name, PayloadKind::values, p->size() * 4});
+  if (bucket.control > 0)
+    parts.push_back({kControlWords, PayloadKind::control, bucket.control * 4});
   ledger.book(comm, parts, [&] { comm.all_reduce(flat); });
   return all_finite(flat);  // NaN and Inf on one rank are not finite in the sum either
 }

@@ -68,6 +68,10 @@ class CompressedReducer : public Reducer {
   void open_window(bool gradients);
   // Sums are (n) f32 on the host; layers of which there were none are missing.
   GradientWindow close_window();
+  // The one that is open, for a checkpoint: its tensors still grow. Null when none is.
+  const GradientWindow* window() const { return window_ ? &*window_ : nullptr; }
+  // What an earlier process has seen of the window that is open now.
+  void restore_window(GradientWindow seen) { window_ = std::move(seen); }
 
  protected:
   struct Layer {

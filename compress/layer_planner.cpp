@@ -91,6 +91,52 @@ void LayerPlanner::close_window(int64_t step) {
   table_ = std::async(std::launch::async, compute);
 }
 
+LayerPlannerState LayerPlanner::state() {
+  LayerPlannerState state{.due = due_,
+                          .layers = layers_,
+                          .current = current_,
+                          .look = accordion_.last(),
+                          .table = {},
+                          .window = {}};
+  for (LayerChoices& layer : state.layers) layer.errors.clear(), layer.costs.clear();
+  if (table_.valid()) {
+    state.table = table_.get();
+    put_table(state.table);
+  }
+  if (reducer_.window() != nullptr) state.window = *reducer_.window();
+  if (!options_.time) state.window.exchanges.clear();
+  return state;
+}
+
+void LayerPlanner::restore(int64_t step, LayerPlannerState state) {
+  layers_ = std::move(state.layers);
+  current_ = std::move(state.current);
+  accordion_.restore(std::move(state.look));
+  due_ = -1;
+  if (state.due > step && !layers_.empty() && state.table.size() == table_size()) {
+    due_ = state.due;
+    put_table(std::move(state.table));
+  }
+  (void)reducer_.close_window();
+  const int64_t next = (step / options_.every + 1) * options_.every;
+  if (!closes_at(next) || step < next - options_.window) return;
+  reducer_.open_window(options_.accordion);
+  reducer_.restore_window(std::move(state.window));
+}
+
+// As if the background had just found it out.
+void LayerPlanner::put_table(Table table) {
+  std::promise<Table> made;
+  made.set_value(std::move(table));
+  table_ = made.get_future();
+}
+
+size_t LayerPlanner::table_size() const {
+  size_t size = options_.accordion ? layers_.size() : 0;
+  for (const LayerChoices& layer : layers_) size += layer.settings.size() * (options_.time ? 2 : 1);
+  return size;
+}
+
 LayerPlanner::Table LayerPlanner::describe(const LayerChoices& layer, const GradientWindow& window,
                                            double per_byte) const {
   // A layer that was never fit to be summed up is not known: then there is no plan.

@@ -46,6 +46,19 @@ struct LayerPlannerOptions {
   std::function<void(const std::string&)> log = {};  // told once for each reason to stay uniform
 };
 
+// What a checkpoint keeps of a planner.
+struct LayerPlannerState {
+  // The same on all ranks.
+  int64_t due = -1;                  // steps after which the table becomes a plan
+  std::vector<LayerChoices> layers;  // without errors; empty before the first window has closed
+  std::vector<size_t> current;
+  Accordion::Look look;
+  // Of one rank: what its background has found out, empty when nothing is due, and the window that
+  // is open, whose tensors may still grow.
+  std::vector<double> table;
+  GradientWindow window;
+};
+
 class LayerPlanner {
  public:
   // Runs a collective in its turn, named for the ledger, and waits for it.
@@ -62,12 +75,20 @@ class LayerPlanner {
   // ranks' plans differ.
   void finish_step(int64_t step, double lr, const Collective& collective);
 
+  // Between steps; waits for the background.
+  LayerPlannerState state();
+  // `step` steps have been made by an earlier process, with these options or, where the state is
+  // empty, with others. Without the table of the last window it gives no plan.
+  void restore(int64_t step, LayerPlannerState state);
+
  private:
   // What a rank knows of the layers, one after the other: the errors of all settings, then what the
   // options ask for, the seconds of all settings and the norm of the gradients.
   using Table = std::vector<double>;
 
   bool closes_at(int64_t step) const;
+  size_t table_size() const;
+  void put_table(Table table);
   void close_window(int64_t step);
   Table describe(const LayerChoices& layer, const GradientWindow& window, double per_byte) const;
   void average(Table& table, const Collective& collective) const;

@@ -22,7 +22,11 @@ struct GradientBucket {
   Tensor flat;                         // of the flat gradient buffer; padding is zero and stays so
   std::vector<Parameter*> parameters;  // those inside, in the order of memory
   int64_t step = 0;                    // updates that the optimizer has made: the same on all ranks
+  int64_t control = 0;  // elements at the end of flat that are summed as they are, in any algorithm
 };
+
+// What those elements are called in the ledger.
+inline constexpr const char* kControlWords = "control words";
 
 class Reducer {
  public:

@@ -78,7 +78,8 @@ void ParameterStore::finalize(uint64_t seed) {
   }
   values_ = Tensor::empty({total});
   values_.copy_from(host);
-  grads_ = Tensor::zeros({total});
+  grads_and_extra_ = Tensor::zeros({total + kExtra});
+  grads_ = grads_and_extra_.slice(0, total);
   for (Parameter& p : parameters_) {
     const int64_t n = p.shape_.elements();
     p.value = values_.slice(p.offset, p.offset + n).reshape(p.shape_);

@@ -88,6 +88,10 @@ class ParameterStore {
 
   const Tensor& values() const { return values_; }  // flat, padding included
   const Tensor& grads() const { return grads_; }
+  // The gradients and, right behind them, a few elements for what an exchange sums along with them;
+  // zero in between.
+  const Tensor& grads_and_extra() const { return grads_and_extra_; }
+  static constexpr int64_t kExtra = 4;
   int64_t count() const;  // of trainable values, padding excluded
 
   // Forgets the gradients: the next contributions overwrite. The counts of uses are the tapes'
@@ -107,7 +111,7 @@ class ParameterStore {
   std::deque<Parameter> parameters_;
   std::deque<Buffer> buffers_;
   std::vector<Entry> order_;
-  Tensor values_, grads_;
+  Tensor values_, grads_, grads_and_extra_;
 };
 
 }  // namespace heddle

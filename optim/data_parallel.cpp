@@ -66,6 +66,9 @@ void DataParallelOptimizer::make_buckets(int64_t bytes) {
     bucket.parts.push_back({p->name, PayloadKind::values, p->size() * 4});
     bucket_of_[p] = buckets_.size() - 1;
   }
+  if (parallel_.control_words)
+    buckets_.back().parts.push_back(
+        {kControlWords, PayloadKind::control, ParameterStore::kExtra * 4});
 }
 
 // A point on a bucket's way through the trace.
@@ -124,7 +127,8 @@ void DataParallelOptimizer::exchange(size_t index) {
 // False when a rank's gradients are not finite and the algorithm has noticed: a dense sum leaves
 // that to the optimizer, which sees NaN.
 bool DataParallelOptimizer::sum(const Bucket& bucket) {
-  const Tensor flat = store_.grads().slice(bucket.begin, bucket.end);
+  if (has_control(bucket)) write_control_words();
+  const Tensor flat = bucket_gradients(bucket).flat;
   comm_.set_tag(concat("bucket ", &bucket - buckets_.data()));
   comm_.set_step(step_);
   const bool metered =
@@ -141,6 +145,7 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   (compressing() ? totals_.compressed_sent : totals_.dense_sent) +=
       comm_.total_traffic().sent - before;
   if (metered) meter_->after(comm_, ledger_, finite);
+  if (has_control(bucket)) read_control_words(finite);
   return finite;
 }
 
@@ -174,6 +179,7 @@ StepReport DataParallelOptimizer::finish_step() {
   }
   micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;
   const StepReport report = optimizer_.finish_step();
+  if (report.due && alone()) std::copy(own_words_.begin(), own_words_.end(), words_.begin());
   if (report.due) {
     if (report.skipped && compressing())
       for (const Bucket& bucket : buckets_)
@@ -198,7 +204,25 @@ int64_t DataParallelOptimizer::dense_bytes() const {
 }
 
 GradientBucket DataParallelOptimizer::bucket_gradients(const Bucket& bucket) const {
-  return {store_.grads().slice(bucket.begin, bucket.end), bucket.parameters, step_};
+  if (!has_control(bucket))
+    return {store_.grads().slice(bucket.begin, bucket.end), bucket.parameters, step_};
+  const Tensor& all = store_.grads_and_extra();
+  return {all.slice(bucket.begin, all.size()), bucket.parameters, step_, ParameterStore::kExtra};
+}
+
+void DataParallelOptimizer::write_control_words() {
+  const Tensor words = Tensor::empty_on(Device{}, {ParameterStore::kExtra});
+  std::copy(own_words_.begin(), own_words_.end(), words.data<float>());
+  const Tensor& all = store_.grads_and_extra();
+  all.slice(all.size() - ParameterStore::kExtra, all.size()).copy_from(words);
+}
+
+void DataParallelOptimizer::read_control_words(bool accepted) {
+  const Tensor& all = store_.grads_and_extra();
+  const Tensor words = all.slice(all.size() - ParameterStore::kExtra, all.size());
+  const Tensor host = words.to(Device{});
+  for (size_t i = 0; i < kWords; ++i) words_[i] = accepted ? host.data<float>()[i] : 0.0f;
+  words.fill_zero();
 }
 
 void DataParallelOptimizer::clip_locally() {
@@ -214,8 +238,36 @@ void DataParallelOptimizer::clip_locally() {
 DataParallelOptimizer::Totals DataParallelOptimizer::totals() const {
   Totals totals = totals_;
   totals.traffic = comm_.total_traffic();
-  totals.collective_s = ledger_.seconds();
+  totals.traffic.sent += before_.traffic.sent;
+  totals.traffic.received += before_.traffic.received;
+  totals.traffic.calls += before_.traffic.calls;
+  totals.collective_s = before_.collective_s + ledger_.seconds();
   return totals;
+}
+
+DataParallelOptimizer::State DataParallelOptimizer::state() {
+  State state{.steps = step_,
+              .totals = totals(),
+              .ledger = ledger_.entries(),
+              .settings = {},
+              .planner = {}};
+  if (reducer_ != nullptr) state.settings = reducer_->choices();
+  if (planner_ != nullptr) state.planner = planner_->state();
+  return state;
+}
+
+void DataParallelOptimizer::restore(const State& state) {
+  step_ = state.steps;
+  totals_ = before_ = state.totals;
+  ledger_.restore(state.ledger);
+  if (reducer_ != nullptr)
+    for (const auto& [parameter, setting] : state.settings)
+      if (setting != 0) reducer_->set_choice(parameter, setting);
+  if (planner_ != nullptr) planner_->restore(step_, state.planner.value_or(LayerPlannerState{}));
+}
+
+NamedTensors DataParallelOptimizer::named_state() const {
+  return reducer_ == nullptr ? NamedTensors{} : reducer_->named_state();
 }
 
 void DataParallelOptimizer::collective(const std::string& what,

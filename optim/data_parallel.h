@@ -11,9 +11,12 @@
 // With one rank and no reducer nothing is exchanged, and no thread is started.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -45,6 +48,8 @@ struct DataParallelOptions {
   // Of the reducer's settings by layer, where `every` is above 0: then it must be a
   // CompressedReducer.
   LayerPlannerOptions planner = {};
+  // Lets set_control() and control() work, for a few bytes more in the last bucket of a step.
+  bool control_words = false;
   // Told what happens, in order, for tests: "ready", "exchange", "reduced", with the bucket's
   // number.
   std::function<void(const char*, int)> on_event = {};
@@ -65,6 +70,14 @@ class DataParallelOptimizer {
   void ready(Parameter& p);
   void weights_free(Parameter& p);
   StepReport finish_step();
+
+  // What the ranks agree on without a collective of its own: small numbers, kWords of them, that
+  // each rank may set at any time, from any thread. They are summed over the ranks with the
+  // gradients of each update, and the sums are there after it: zero when the last bucket's
+  // gradients were unfit.
+  static constexpr size_t kWords = ParameterStore::kExtra;
+  void set_control(size_t word, float value) { own_words_.at(word) = value; }
+  float control(size_t word) const { return words_.at(word); }
 
   // Runs collectives of the main thread in their turn, and waits for them. `what` they are about
   // (losses, evaluation) is their tag, and control in the ledger.
@@ -90,6 +103,19 @@ class DataParallelOptimizer {
   };
   Totals totals() const;
   const Ledger& ledger() const { return ledger_; }
+  // What a checkpoint keeps: numbers that are the same on all ranks but for the bytes, and this
+  // rank's tensors, as views to copy from and into. Between steps only, and restore() before the
+  // first and before the tensors.
+  struct State {
+    int64_t steps = 0;
+    Totals totals;
+    std::map<std::pair<std::string, PayloadKind>, Ledger::Entry> ledger;
+    std::map<std::string, double> settings;  // of the reducer, by layer
+    std::optional<LayerPlannerState> planner;
+  };
+  State state();
+  void restore(const State& state);
+  NamedTensors named_state() const;
   // What the meter has seen since the last call; between steps only. The same on all ranks.
   std::vector<LayerQuality> take_quality();
 
@@ -108,6 +134,11 @@ class DataParallelOptimizer {
   void flush();
   void exchange(size_t index);
   bool sum(const Bucket& bucket);
+  bool has_control(const Bucket& bucket) const {
+    return parallel_.control_words && &bucket == &buckets_.back();
+  }
+  void write_control_words();
+  void read_control_words(bool accepted);
   bool compressing() const { return reducer_ != nullptr && step_ >= parallel_.compress_start; }
   GradientBucket bucket_gradients(const Bucket& bucket) const;
   void clip_locally();
@@ -127,9 +158,12 @@ class DataParallelOptimizer {
   int64_t step_ = 0;
   Ledger ledger_;
   Totals totals_;  // without what the communicator and the ledger count
+  Totals before_;  // what these counted in an earlier process
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<LayerPlanner> planner_;
   std::unique_ptr<QualityMeter> meter_;
+  std::array<std::atomic<float>, kWords> own_words_{};
+  std::array<float, kWords> words_{};
   std::set<std::string> named_missing_;
   std::set<const Parameter*> ready_;
   Optimizer optimizer_;

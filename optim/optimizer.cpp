@@ -43,6 +43,7 @@ void Optimizer::begin_step(double lr) {
   lr_ = lr;
   progress_.clear();
   updated_ = not_finite_ = 0;
+  first_not_finite_.clear();
   if (micro_step_ > 0) return;
   // Only this: use counts are the tape's, and forward has run already.
   for (Parameter& p : store_.parameters()) p.written = false;
@@ -59,7 +60,12 @@ bool Optimizer::weights_free(Parameter& p) { return signal(p, &Progress::free); 
 void Optimizer::reject(Parameter& p) {
   std::lock_guard lock(mutex_);
   progress_[&p].updated = true;
-  ++not_finite_;
+  count_not_finite(p);
+}
+
+// With the mutex held, or when no other thread signals any more.
+void Optimizer::count_not_finite(const Parameter& p) {
+  if (not_finite_++ == 0) first_not_finite_ = p.name;
 }
 
 bool Optimizer::signal(Parameter& p, bool Progress::*what) {
@@ -82,7 +88,10 @@ void Optimizer::update_one(Parameter& p) {
   const bool finite = all_finite(p.grad);
   if (finite) rule_->update(p, input());
   std::lock_guard lock(mutex_);
-  ++(finite ? updated_ : not_finite_);
+  if (finite)
+    ++updated_;
+  else
+    count_not_finite(p);
 }
 
 // At the end of a step, when no other thread signals any more.
@@ -117,8 +126,9 @@ void Optimizer::finish_deferred(StepReport& report) {
   } else if (options_.on_nonfinite == OnNonfinite::bucket && options_.clip_grad_norm == 0) {
     update_rest();
   } else {
-    for (const Parameter& p : store_.parameters())
-      not_finite_ += !progress_[&p].updated && !all_finite(p.grad);
+    auto& all = store_.parameters();  // backward comes to the last first
+    for (auto p = all.rbegin(); p != all.rend(); ++p)
+      if (!progress_[&*p].updated && !all_finite(p->grad)) count_not_finite(*p);
   }
 }
 
@@ -137,6 +147,7 @@ StepReport Optimizer::finish_step() {
   report.due = true;
   report.skipped = updated_ == 0 && not_finite_ > 0;
   report.skipped_parameters = not_finite_;
+  report.first_skipped = first_not_finite_;
   ++counters_.data<int64_t>()[report.skipped ? 1 : 0];
   return report;
 }

@@ -43,6 +43,7 @@ struct StepReport {
   bool due = false;                // false: a micro-step, more gradients are to come
   bool skipped = false;            // nothing was applied: the gradients were not finite
   int64_t skipped_parameters = 0;  // those with a gradient that is not finite, where known
+  std::string first_skipped;       // of these the one that backward, or an exchange, came to first
   // Global norm of the mean gradient before clipping; NaN where updates did not wait for it.
   double grad_norm = std::numeric_limits<double>::quiet_NaN();
 };
@@ -89,6 +90,7 @@ class Optimizer {
   bool signal(Parameter& p, bool Progress::*what);
   void update_rest();
   void update_one(Parameter& p);
+  void count_not_finite(const Parameter& p);
   void zero_missing_gradients();
   void finish_deferred(StepReport& report);
 
@@ -99,8 +101,9 @@ class Optimizer {
   bool deferred_;
   double lr_ = 0;
   int micro_step_ = 0;
-  std::mutex mutex_;                      // of the next two lines
+  std::mutex mutex_;                      // of the next three lines
   int64_t updated_ = 0, not_finite_ = 0;  // parameters in this step
+  std::string first_not_finite_;
   std::unordered_map<const Parameter*, Progress> progress_;
   std::vector<Range> ranges_;
   std::set<std::string> named_missing_;

@@ -80,6 +80,56 @@ TEST_CASE("learners: a quality meter changes no bit, and is not counted as compr
   }));
 }
 
+TEST_CASE("learners: control words are summed with the gradients, whatever the algorithm") {
+  for (const char* spec : {"", "none", "bf16", "topk:density=0.1", "randomk:density=0.1",
+                           "scalecom:rate=10", "qsgd:bits=4,bucket=64", "powersgd:rank=2"})
+    for (const int p : {1, 3}) {
+      CAPTURE(spec);
+      CAPTURE(p);
+      expect_none(run_ranks(p, [&](Communicator& comm) {
+        ParameterStore store;
+        // The last bucket is that of the parameter which was added first; all of it is compressed.
+        Parameter& w = store.add("w", {64, 40}, constant_init(0));
+        Parameter& v = store.add("v", {50}, constant_init(0));
+        store.finalize(1);
+        std::unique_ptr<Reducer> reducer;
+        if (*spec != 0) reducer = make_reducer(parse_compress(spec), {.min_compress = 100}, store);
+        DataParallelOptimizer optimizer(store, make_sgd({}), comm, {},
+                                        {.bucket_bytes = 64, .control_words = true},
+                                        std::move(reducer));
+        const auto step = [&](float value) {
+          optimizer.begin_step(0.1);
+          for (Parameter* each : {&v, &w}) {
+            each->next_beta();
+            fill(each->grad, value);
+            optimizer.ready(*each);
+            optimizer.weights_free(*each);
+          }
+          optimizer.finish_step();
+        };
+        const float rank = static_cast<float>(comm.rank());
+        for (int i = 1; i <= 3; ++i) {
+          optimizer.set_control(0, static_cast<float>(i) * (rank + 1));
+          optimizer.set_control(3, rank == 0 ? 1 : 0);
+          step(1);
+          CHECK(optimizer.control(0) == static_cast<float>(i * p * (p + 1) / 2));
+          CHECK(optimizer.control(1) == 0);
+          CHECK(optimizer.control(3) == 1);
+        }
+        const std::vector<float> extra = store.grads_and_extra()
+                                             .slice(store.grads().size(), store.grads().size() + 4)
+                                             .to_vector();
+        CHECK(extra == std::vector<float>(4));  // else they would be part of a norm
+        if (p > 1 && *spec != 0 && spec != std::string("none")) {
+          step(comm.rank() == 1 ? NAN : 1.0f);
+          CHECK(optimizer.control(0) == 0);
+        }
+        if (p > 1)
+          CHECK(optimizer.ledger().entries().contains({kControlWords, PayloadKind::control}));
+      }));
+    }
+}
+
 TEST_CASE("learners: one rank compresses too") {
   RunOptions o{.batch = 8, .steps = 4, .compress = "scalecom:rate=10"};
   const auto alone = train_ranks(1, o)[0];
