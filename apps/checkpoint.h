@@ -1,0 +1,113 @@
+// Checkpoints: folders that hold all that a run needs to go on as if it had never stopped.
+//
+//   checkpoints/step-400/
+//     model.safetensors      weights; running statistics averaged over the ranks
+//     optimizer.safetensors  momentum and the like, the same on all ranks
+//     rank-<r>.safetensors   what rank r alone has: residuals, its statistics, its network's state
+//     state.json             step, epoch, schedule, plan, configuration, format version
+//     manifest.json          size and xxh64 of each of these; written last
+//
+// A folder comes into being under a name that ends in .part, is synced, and renamed: one without
+// .part is whole. Files are written in the background while training goes on.
+//
+//   CheckpointWriter writer(run_folder, rank, {.keep = 2});
+//   writer.begin(400, files);                           // every rank, its own files
+//   if (writer.progress() == Writing::written) ...      // on every rank
+//   writer.commit();                                    // the first rank, when all have written
+//   Checkpoint checkpoint = open_checkpoint(path);
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace heddle {
+
+inline constexpr int kCheckpointVersion = 1;
+
+struct Checkpoint {
+  std::string path;
+  int64_t step = 0;
+  nlohmann::json state;
+  std::string file(const std::string& name) const { return path + "/" + name; }
+};
+
+// Checks every file against the manifest. Throws InputError that names the first that does not
+// hold: missing, of another size or content, or a version that this program does not know.
+Checkpoint open_checkpoint(const std::string& path);
+// The same without a look at the files but state.json: for the other ranks, when one has checked.
+Checkpoint read_checkpoint(const std::string& path);
+
+struct FoundCheckpoint {
+  std::optional<Checkpoint> newest;
+  std::vector<std::string> skipped;  // why, one line for each newer one that does not hold
+};
+// Of a run folder; nothing where there is none.
+FoundCheckpoint find_checkpoint(const std::string& run_folder);
+
+// One rank's part of a checkpoint, as copies that nobody changes any more.
+struct CheckpointFiles {
+  std::map<std::string, std::vector<std::pair<std::string, Tensor>>> tensors = {};  // by file
+  std::map<std::string, std::map<std::string, std::string>> metadata = {};  // of these files
+  std::map<std::string, std::string> texts = {};
+};
+
+std::string rank_file(int rank);  // "rank-3.safetensors"
+
+enum class Writing : uint8_t { nothing, busy, written, failed };
+
+struct CheckpointWriterOptions {
+  int64_t keep = 2;   // newest ones; the one with the least "valid_loss" in its state stays too
+  int ranks = 1;      // whose files belong to a checkpoint
+  int64_t begin = 0;  // the step at which the run begins or goes on
+  // Told what was written, in order: file names, "manifest.json", "renamed"; for tests.
+  std::function<void(const std::string&)> on_event = {};
+};
+
+class CheckpointWriter {
+ public:
+  // The first rank also removes what an earlier process left half done, and sets aside, as
+  // "step-<n>.aside", checkpoints of later steps than the one at which the run begins.
+  CheckpointWriter(const std::string& run_folder, int rank,
+                   const CheckpointWriterOptions& options = {});
+  ~CheckpointWriter();  // waits for what is being written
+
+  // Starts writing this rank's files of a checkpoint. One at a time: after commit() or abandon().
+  void begin(int64_t step, CheckpointFiles files);
+  int64_t step() const { return step_; }  // of the one begun; -1: none
+  Writing progress();                     // does not wait
+  Writing wait();
+  // Why it has failed.
+  const std::string& error() const { return error_; }
+  // All ranks have written theirs. The first rank hashes, writes the manifest, renames, and removes
+  // old checkpoints, in the background; on others it only ends this one.
+  void commit();
+  // Some rank has failed: as if it had never begun.
+  void abandon();
+  // Until everything that was committed is in its place. False when that has failed.
+  bool finish();
+
+ private:
+  std::string part_folder(int64_t step) const;
+  void write_files(int64_t step, const CheckpointFiles& files);
+  void seal(int64_t step);
+  void remove_old() const;
+  void event(const std::string& what) const;
+
+  std::string folder_;  // of all checkpoints
+  int rank_;
+  CheckpointWriterOptions options_;
+  int64_t step_ = -1;
+  std::string error_;
+  std::future<void> writing_, sealing_;  // last: their threads use the above
+};
+
+}  // namespace heddle

@@ -1,0 +1,186 @@
+// Checkpoints on disk: what was written comes back, nothing that is not whole is ever taken, old
+// ones go.
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "apps/checkpoint.h"
+#include "core/context.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/safetensors.h"
+
+using namespace heddle;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Folder {
+  std::string path;
+  Folder() {
+    char name[] = "/tmp/heddle-checkpoint-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~Folder() { fs::remove_all(path); }
+  std::string at(int64_t step) const { return concat(path, "/checkpoints/step-", step); }
+};
+
+std::string state_text(int64_t step, double valid_loss) {
+  return nlohmann::json{{"version", kCheckpointVersion}, {"step", step}, {"valid_loss", valid_loss}}
+      .dump();
+}
+
+// Rank `rank` of a checkpoint whose tensors hold its step.
+CheckpointFiles files_of(int rank, int64_t step, double valid_loss = 1) {
+  const Tensor x = Tensor::from(std::vector<float>(100, static_cast<float>(step + rank)), {100});
+  CheckpointFiles files{.tensors = {{concat("rank-", rank, ".safetensors"), {{"x", x}}}}};
+  if (rank == 0) {
+    files.tensors["model.safetensors"] = {{"w", x}};
+    files.texts["state.json"] = state_text(step, valid_loss);
+  }
+  return files;
+}
+
+void save(CheckpointWriter& writer, int64_t step, double valid_loss = 1) {
+  writer.begin(step, files_of(0, step, valid_loss));
+  REQUIRE(writer.wait() == Writing::written);
+  writer.commit();
+  REQUIRE(writer.finish());
+}
+
+std::vector<std::string> names_in(const std::string& path) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(path))
+    names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+std::string why_not(const std::string& path) {
+  try {
+    (void)open_checkpoint(path);
+    return "";
+  } catch (const InputError& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("checkpoint: two ranks write, the first seals, and all of it comes back") {
+  Context context;
+  const Folder run;
+  std::vector<std::string> events;
+  CheckpointWriter first(run.path, 0, {.on_event = [&](const auto& e) { events.push_back(e); }});
+  CheckpointWriter second(run.path, 1);
+  CHECK(first.progress() == Writing::nothing);
+  first.begin(40, files_of(0, 40));
+  second.begin(40, files_of(1, 40));
+  CHECK(first.wait() == Writing::written);
+  CHECK(second.wait() == Writing::written);
+  CHECK(first.progress() == Writing::written);
+  CHECK(!find_checkpoint(run.path).newest);  // not yet under its name
+  second.commit();
+  first.commit();
+  CHECK(first.step() == -1);
+  REQUIRE(first.finish());
+  CHECK(events == std::vector<std::string>{"model.safetensors", "rank-0.safetensors", "state.json",
+                                           "manifest.json", "renamed"});
+  CHECK(names_in(run.path + "/checkpoints") == std::vector<std::string>{"step-40"});
+
+  const FoundCheckpoint found = find_checkpoint(run.path);
+  REQUIRE(found.newest);
+  CHECK(found.skipped.empty());
+  CHECK(found.newest->step == 40);
+  CHECK(found.newest->path == run.at(40));
+  for (int rank : {0, 1}) {
+    const auto file =
+        SafetensorsFile::open(found.newest->file(concat("rank-", rank, ".safetensors")));
+    CHECK(file.load("x").to_vector() == std::vector<float>(100, static_cast<float>(40 + rank)));
+  }
+}
+
+TEST_CASE("checkpoint: one that does not hold is named and passed over for an older one") {
+  Context context;
+  const Folder run;
+  CheckpointWriter writer(run.path, 0, {.keep = 9});
+  for (const int64_t step : {10, 20}) save(writer, step);
+  const std::string broken = run.at(20);
+  const auto expect_skipped = [&](const std::string& word) {
+    CAPTURE(word);
+    CHECK(why_not(broken).find(word) != std::string::npos);
+    const FoundCheckpoint found = find_checkpoint(run.path);
+    REQUIRE(found.newest);
+    CHECK(found.newest->step == 10);
+    REQUIRE(found.skipped.size() == 1);
+    CHECK(found.skipped[0].find(word) != std::string::npos);
+  };
+  CHECK(find_checkpoint(run.path).newest->step == 20);
+  for (const std::string& name : names_in(broken)) {
+    CAPTURE(name);
+    const std::string path = broken + "/" + name, content = read_text_file(path);
+    for (const size_t at : {size_t{0}, content.size() / 2, content.size() - 2}) {
+      std::string flipped = content;
+      flipped[at] = static_cast<char>(flipped[at] ^ 1);
+      write_file_atomically(path, flipped);
+      CHECK(why_not(broken).find(broken) == 0);
+      CHECK(find_checkpoint(run.path).newest->step == 10);
+    }
+    write_file_atomically(path, content.substr(0, content.size() / 2));
+    expect_skipped(broken);
+    fs::remove(path);
+    expect_skipped(name);
+    write_file_atomically(path, content);
+    CHECK(find_checkpoint(run.path).newest->step == 20);
+  }
+  const std::string manifest = read_text_file(broken + "/manifest.json");
+  std::string text = manifest;
+  text.replace(text.find("\"version\": 1"), 12, "\"version\": 9");
+  write_file_atomically(broken + "/manifest.json", text);
+  expect_skipped("version 9");
+  for (const char* nonsense :
+       {"", "[]", "{\"version\":1}", "{\"version\":1,\"files\":{\"../x\":{}}}",
+        "{\"version\":1,\"files\":{}}", "{\"version\":\"a\"}", "\xff{"}) {
+    write_file_atomically(broken + "/manifest.json", nonsense);
+    expect_skipped(broken);
+  }
+  CHECK(why_not(run.at(30)).find("no such folder") != std::string::npos);
+}
+
+TEST_CASE("checkpoint: the newest and the best are kept, what was half done goes") {
+  Context context;
+  const Folder run;
+  const std::string left = run.path + "/checkpoints/step-5.part";
+  fs::create_directories(left);
+  std::ofstream(left + "/.model.tmp-1") << "half";
+  CheckpointWriter writer(run.path, 0, {.keep = 2});
+  CHECK(!fs::exists(left));
+  const std::vector<double> losses = {3, 1, 2, 1, 4, 5};
+  for (size_t i = 0; i < losses.size(); ++i) save(writer, static_cast<int64_t>(i), losses[i]);
+  CHECK(names_in(run.path + "/checkpoints") ==
+        std::vector<std::string>{"step-1", "step-4", "step-5"});
+  save(writer, 5, 7);  // again, by a run that was continued from before it
+  CHECK(find_checkpoint(run.path).newest->state.at("valid_loss") == 7);
+}
+
+TEST_CASE("checkpoint: a failure is told, leaves nothing, and the next one works") {
+  Context context;
+  const Folder run;
+  CheckpointWriter writer(run.path, 0);
+  std::ofstream(run.path + "/checkpoints") << "in the way";
+  writer.begin(1, files_of(0, 1));
+  CHECK(writer.wait() == Writing::failed);
+  CHECK(writer.error().find("cannot make the folder") != std::string::npos);
+  writer.abandon();
+  CHECK(writer.progress() == Writing::nothing);
+  fs::remove(run.path + "/checkpoints");
+  CHECK(!find_checkpoint(run.path).newest);
+  save(writer, 2);
+  writer.begin(3, files_of(0, 3));  // another rank has failed
+  writer.abandon();
+  CHECK(names_in(run.path + "/checkpoints") == std::vector<std::string>{"step-2"});
+  writer.begin(4, files_of(0, 4));
+  CHECK_THROWS_AS(writer.begin(5, files_of(0, 5)), Error);
+}
