@@ -37,6 +37,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
   DataParallelOptions parallel = others;
   parallel.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
   parallel.overlap = o.overlap == "on";
+  parallel.control_words = true;
   if (spec.family != "none") {
     reducer = make_reducer(spec,
                            {.seed = static_cast<uint64_t>(o.seed),

@@ -84,18 +84,22 @@ LmCard read_lm_card(const std::string& path) {
   return card;
 }
 
+std::map<std::string, std::string> lm_metadata(const LstmLm& model, TextLevel level,
+                                               const Vocabulary& vocabulary) {
+  const LstmLmOptions& o = model.options();
+  return {{"format", "pt"},
+          {"model", "lstm_lm"},
+          {"level", text_level_name(level)},
+          {"vocabulary", format_vocabulary(vocabulary, level)},
+          {"emsize", std::to_string(o.emsize)},
+          {"nhid", std::to_string(o.nhid)},
+          {"nlayers", std::to_string(o.nlayers)},
+          {"tied", o.tied ? "true" : "false"}};
+}
+
 void save_lm(const std::string& path, const LstmLm& model, TextLevel level,
              const Vocabulary& vocabulary) {
-  const LstmLmOptions& o = model.options();
-  save_safetensors(path, model.named_tensors(),
-                   {{"format", "pt"},
-                    {"model", "lstm_lm"},
-                    {"level", text_level_name(level)},
-                    {"vocabulary", format_vocabulary(vocabulary, level)},
-                    {"emsize", std::to_string(o.emsize)},
-                    {"nhid", std::to_string(o.nhid)},
-                    {"nlayers", std::to_string(o.nlayers)},
-                    {"tied", o.tied ? "true" : "false"}});
+  save_safetensors(path, model.named_tensors(), lm_metadata(model, level, vocabulary));
 }
 
 void check_same_vocabulary(const Vocabulary& corpus, const std::string& corpus_name,

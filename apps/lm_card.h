@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "data/text.h"
@@ -26,6 +27,10 @@ struct LmCard {
 
 // Throws InputError for a card that cannot be, or that contradicts the tensors.
 LmCard read_lm_card(const std::string& path);
+
+// The metadata that say it.
+std::map<std::string, std::string> lm_metadata(const LstmLm& model, TextLevel level,
+                                               const Vocabulary& vocabulary);
 
 // Throws Error when the file cannot be written; nothing is left under its name then.
 void save_lm(const std::string& path, const LstmLm& model, TextLevel level,

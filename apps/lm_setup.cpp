@@ -1,10 +1,16 @@
 #include "apps/lm_setup.h"
 
+#define XXH_INLINE_ALL
+#define XXH_NO_XXH3
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "apps/learners.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "layers/loss.h"
 
 namespace heddle {
@@ -57,6 +63,42 @@ TokenBatches make_batches(const TrainLmOptions& o, const Corpus& corpus, const C
 StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train) {
   return plan_updates(o, train.size(),
                       concat("windows of ", o.bptt, " times ", o.batch_size, " tokens"));
+}
+
+int64_t units_per_batch(const TrainLmOptions& o, int learners) {
+  return o.batch_size * o.bptt * learners;
+}
+
+nlohmann::ordered_json identity(const TrainLmOptions& o, const Corpus& corpus) {
+  const auto hash = [](const void* bytes, size_t size) {
+    return static_cast<int64_t>(XXH64(bytes, size, 0) >> 1);
+  };
+  const std::string vocabulary = format_vocabulary(corpus.vocabulary, corpus.level);
+  return {{"program", "train_lm"},
+          {"level", o.level},
+          {"emsize", o.emsize},
+          {"nhid", o.nhid},
+          {"nlayers", o.nlayers},
+          {"tied", o.tied},
+          {"data", corpus.name},
+          {"tokens", corpus.train.size()},
+          {"vocabulary", corpus.vocabulary.size()},
+          {"vocabulary's hash", hash(vocabulary.data(), vocabulary.size())},
+          {"text's hash", hash(corpus.train.data(), corpus.train.size() * sizeof(int32_t))},
+          {"optimizer", o.optimizer}};
+}
+
+TextEvaluation parse_text_evaluation(const Checkpoint& checkpoint) {
+  TextEvaluation valid;
+  try {
+    const nlohmann::json& own = checkpoint.state.at("own");
+    if (!own.at("valid_loss").is_number()) return valid;
+    valid.loss = own["valid_loss"].get<double>();
+    valid.tokens = own.at("tokens").get<int64_t>();
+  } catch (const nlohmann::json::exception& error) {
+    throw InputError(concat(checkpoint.file("state.json"), ": ", printable(error.what(), 200)));
+  }
+  return valid;
 }
 
 Schedule make_schedule(const TrainLmOptions& o, const StepPlan& plan) {

@@ -1,9 +1,12 @@
 // From the options of train_lm to text and network, and to the plan that --dry-run prints.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
+#include "apps/checkpoint.h"
+#include "apps/language.h"
 #include "apps/lm_card.h"
 #include "apps/lm_options.h"
 #include "apps/setup.h"
@@ -22,6 +25,12 @@ TokenBatches make_batches(const TrainLmOptions& o, const Corpus& corpus, const C
 // Updates of an epoch and of the run. Throws InputError when an epoch has fewer than --accumulate
 // windows.
 StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train);
+// Tokens of a window, over all learners.
+int64_t units_per_batch(const TrainLmOptions& o, int learners);
+// What must be equal where a run goes on from a checkpoint: network, vocabulary and text.
+nlohmann::ordered_json identity(const TrainLmOptions& o, const Corpus& corpus);
+// The last validation, or the best one, that a checkpoint keeps. Throws InputError.
+TextEvaluation parse_text_evaluation(const Checkpoint& checkpoint);
 // Plateau lowers the rate after every epoch that is not better than all before it, as
 // word_language_model does.
 Schedule make_schedule(const TrainLmOptions& o, const StepPlan& plan);

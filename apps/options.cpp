@@ -5,6 +5,7 @@
 
 #include "apps/exchange.h"
 #include "apps/learners.h"
+#include "apps/saver.h"
 #include "core/error.h"
 #include "core/parallel.h"
 
@@ -198,10 +199,27 @@ void add_training_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& tex
              .help = "such steps in a row before the run "
                      "counts as diverged",
              .max = 1e9});
+  flags.add("max-loss", &o.max_loss,
+            {.value = "X",
+             .help = "a step's loss above which the run counts as diverged",
+             .min_open = true,
+             .default_text = "none"});
 }
 
 void add_output_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
   flags.group("Output");
+  flags.add("save-every", &o.save_every,
+            {.value = "N", .help = "checkpoint every N steps, or Nepochs; 0: only at a signal"});
+  flags.add("keep", &o.keep,
+            {.value = "N", .help = "newest checkpoints to keep; the best one stays too", .min = 1});
+  flags.add("resume", &o.resume,
+            {.value = "PATH",
+             .help = "goes on from a checkpoint, or from the newest one of a run folder; auto: of "
+                     "--output-dir, and from the beginning where there is none",
+             .replay = false});
+  flags.add("resume-anyway", &o.resume_anyway,
+            {.help = "--resume although network, data or compression differ, as far as tensors fit",
+             .replay = false});
   flags.add("output-dir", &o.output_dir,
             {.value = "DIR",
              .help = "run folder; must be new or empty",
@@ -294,6 +312,9 @@ void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string&
   check(!flags.given("lr-step-size") || o.lr_scheduler == "step",
         "--lr-step-size belongs to --lr-scheduler step, found ", o.lr_scheduler);
   check(!flags.given("trace-steps") || flags.given("trace"), "--trace-steps needs --trace FILE");
+  (void)parse_save_every(o.save_every, 1);
+  check(o.resume.empty() || !o.evaluate, "--resume goes on training; with --evaluate use --init");
+  check(!o.resume_anyway || !o.resume.empty(), "--resume-anyway needs --resume");
   if (o.trace_steps.empty()) o.trace_steps = "2:6";
   (void)parse_step_range(o.trace_steps);
 }

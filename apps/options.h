@@ -39,10 +39,15 @@ struct CommonOptions {
   int64_t lr_step_size = 0;
   std::string on_nonfinite = "bucket";
   int64_t max_skipped = 10;
+  double max_loss = 0;
   // what is written
   std::string output_dir, name, trace, trace_steps;
   int64_t print_freq = 50;
   bool json = false, quiet = false;
+  // checkpoints
+  std::string save_every = "1epoch", resume;
+  int64_t keep = 2;
+  bool resume_anyway = false;
   // instead of training
   double headroom = 0;
   bool evaluate = false, dry_run = false, dump_config = false, list = false, version = false;

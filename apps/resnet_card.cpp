@@ -64,17 +64,20 @@ ResnetCard read_resnet_card(const std::string& path) {
   return card;
 }
 
-void save_resnet(const std::string& path, const ParameterStore& store, const ResnetCard& card) {
+std::map<std::string, std::string> resnet_metadata(const ResnetCard& card) {
   std::string classes;
   for (const std::string& name : card.classes) classes += (classes.empty() ? "" : "\n") + name;
-  save_safetensors(path, store.named_tensors(),
-                   {{"format", "pt"},
-                    {"arch", card.arch},
-                    {"stem", card.stem},
-                    {"image_size", std::to_string(card.image_size)},
-                    {"classes", classes},
-                    {"mean", join_three(card.normalization.mean)},
-                    {"std", join_three(card.normalization.std)}});
+  return {{"format", "pt"},
+          {"arch", card.arch},
+          {"stem", card.stem},
+          {"image_size", std::to_string(card.image_size)},
+          {"classes", classes},
+          {"mean", join_three(card.normalization.mean)},
+          {"std", join_three(card.normalization.std)}};
+}
+
+void save_resnet(const std::string& path, const ParameterStore& store, const ResnetCard& card) {
+  save_safetensors(path, store.named_tensors(), resnet_metadata(card));
 }
 
 }  // namespace heddle

@@ -5,6 +5,7 @@
 //   ResnetCard card = read_resnet_card("runs/a");
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct ResnetCard {
 };
 
 ResnetCard read_resnet_card(const std::string& path);
+
+// The metadata that say it.
+std::map<std::string, std::string> resnet_metadata(const ResnetCard& card);
 
 // Throws Error when the file cannot be written; nothing is left under its name then.
 void save_resnet(const std::string& path, const ParameterStore& store, const ResnetCard& card);

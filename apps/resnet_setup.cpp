@@ -1,10 +1,12 @@
 #include "apps/resnet_setup.h"
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "apps/evaluate.h"
 #include "apps/learners.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "layers/loss.h"
 
 namespace heddle {
@@ -106,6 +108,41 @@ std::string describe(const TrainResnetOptions& o, const ParameterStore& store, c
     out += concat(valid.set->size(), " images of ", o.image_size, " px");
   }
   return out + " | " + describe_learners(comm) + describe_machine_use(o, store);
+}
+
+nlohmann::ordered_json identity(const TrainResnetOptions& o, const ResnetCard& card,
+                                const ImageDataset& train) {
+  return {{"program", "train_resnet"},
+          {"arch", o.arch},
+          {"stem", o.stem},
+          {"image-size", o.image_size},
+          {"data", train.info().name},
+          {"images", train.size()},
+          {"classes", card.classes},
+          {"optimizer", o.optimizer}};
+}
+
+nlohmann::ordered_json evaluation_json(const Evaluation& valid) {
+  if (valid.samples == 0) return {{"valid_loss", nullptr}};
+  return {{"valid_loss", valid.loss},
+          {"acc1", valid.acc1},
+          {"acc5", valid.acc5},
+          {"samples", valid.samples}};
+}
+
+Evaluation parse_evaluation(const Checkpoint& checkpoint) {
+  Evaluation valid;
+  try {
+    const nlohmann::json& own = checkpoint.state.at("own");
+    if (!own.at("valid_loss").is_number()) return valid;
+    valid.loss = own["valid_loss"].get<double>();
+    valid.acc1 = own.at("acc1").get<double>();
+    valid.acc5 = own.at("acc5").get<double>();
+    valid.samples = own.at("samples").get<int64_t>();
+  } catch (const nlohmann::json::exception& error) {
+    throw InputError(concat(checkpoint.file("state.json"), ": ", printable(error.what(), 200)));
+  }
+  return valid;
 }
 
 std::string describe_plan(const TrainResnetOptions& o, Context& context, const ResNet& model,

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "apps/checkpoint.h"
+#include "apps/evaluate.h"
 #include "apps/resnet_card.h"
 #include "apps/resnet_options.h"
 #include "apps/setup.h"
@@ -37,6 +40,13 @@ StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train);
 // The first line of every run: network, data, device, threads, precision, seed.
 std::string describe(const TrainResnetOptions& o, const ParameterStore& store, const Data& train,
                      const Data& valid, const Communicator& comm);
+
+// What must be equal where a run goes on from a checkpoint: network and data.
+nlohmann::ordered_json identity(const TrainResnetOptions& o, const ResnetCard& card,
+                                const ImageDataset& train);
+// The last validation, as a checkpoint keeps it, with "valid_loss"; none yet: null.
+nlohmann::ordered_json evaluation_json(const Evaluation& valid);
+Evaluation parse_evaluation(const Checkpoint& checkpoint);  // throws InputError
 
 // The text of --dry-run, or one JSON object with --json. The memory of activations is measured on
 // two small batches and extrapolated.

@@ -62,6 +62,11 @@ std::string make_default_folder(const std::string& name) {
   return path;
 }
 
+// What AtomicFile leaves behind when its process is killed.
+bool is_temporary(const std::string& name) {
+  return name.starts_with('.') && name.find(".tmp-") != std::string::npos;
+}
+
 }  // namespace
 
 std::string json_line(const nlohmann::ordered_json& value) {
@@ -70,7 +75,7 @@ std::string json_line(const nlohmann::ordered_json& value) {
 
 RunFolder RunFolder::create(const std::string& folder, const std::string& name) {
   try {
-    if (folder.empty()) return RunFolder(make_default_folder(name));
+    if (folder.empty()) return {make_default_folder(name), 0};
     std::error_code ignored;
     check(!fs::exists(folder) || fs::is_directory(folder), "--output-dir ", folder,
           ": expected a folder, found a file");
@@ -79,20 +84,41 @@ RunFolder RunFolder::create(const std::string& folder, const std::string& name) 
           std::distance(fs::directory_iterator(folder, ignored), fs::directory_iterator()),
           " entries");
     fs::create_directories(folder);
-    return RunFolder(folder);
+    return {folder, 0};
   } catch (const fs::filesystem_error& error) {
     const std::string path = error.path1().empty() ? folder : error.path1().string();
     throw Error(concat("run folder ", path, ": ", error.code().message()));
   }
 }
 
-RunFolder::RunFolder(std::string path)
+RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (is_temporary(name)) fs::remove(entry.path(), error);
+  }
+  const std::string metrics = folder + "/metrics.jsonl";
+  int64_t kept = 0;
+  if (bytes > 0 && fs::exists(metrics, error)) {
+    // Shorter than it was: the machine went down before all of it was on disk.
+    const std::string text = read_text_file(metrics).substr(0, static_cast<size_t>(bytes));
+    kept = static_cast<int64_t>(text.rfind('\n') + 1);
+    fs::resize_file(metrics, static_cast<uintmax_t>(kept), error);
+    if (error) throw Error(concat(metrics, ": cannot be cut: ", error.message()));
+  }
+  return {folder, kept};
+}
+
+RunFolder::RunFolder(std::string path, int64_t kept_bytes)
     : path_(std::move(path)),
-      metrics_(std::fopen(file("metrics.jsonl").c_str(), "wb"), std::fclose) {
+      metrics_(std::fopen(file("metrics.jsonl").c_str(), kept_bytes > 0 ? "ab" : "wb"),
+               std::fclose) {
   if (metrics_ == nullptr) {
     throw Error(concat(file("metrics.jsonl"), ": cannot be written: ", std::strerror(errno)));
   }
-  metric({{"schema", kMetricsSchema}, {"program", "heddle " HEDDLE_VERSION}});
+  std::fseek(metrics_.get(), 0, SEEK_END);
+  if (kept_bytes == 0) metric({{"schema", kMetricsSchema}, {"program", "heddle " HEDDLE_VERSION}});
   flush();
 }
 
@@ -107,10 +133,11 @@ void RunFolder::metric(const nlohmann::ordered_json& line) {
   }
 }
 
-void RunFolder::flush() {
+int64_t RunFolder::flush() {
   if (std::fflush(metrics_.get()) != 0) {
     throw Error(concat(file("metrics.jsonl"), ": write failed: ", std::strerror(errno)));
   }
+  return std::ftell(metrics_.get());
 }
 
 std::string describe_build() {

@@ -27,17 +27,22 @@ class RunFolder {
   // something already, Error when it cannot be made or written.
   static RunFolder create(const std::string& folder, const std::string& name);
 
+  // A folder that a run was in, to go on in it: of metrics.jsonl the first `bytes` are kept; 0: as
+  // if new. Removes what a killed process has left half written. Throws Error.
+  static RunFolder reopen(const std::string& folder, int64_t bytes);
+
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
   void write(const std::string& name, const std::string& content) const;
 
   // Appends a line to metrics.jsonl. Throws Error when it cannot be written.
   void metric(const nlohmann::ordered_json& line);
-  // Hands the lines to the system; called at the end of an epoch and of the run.
-  void flush();
+  // Hands the lines to the system; called at the end of an epoch and of the run, and before a
+  // checkpoint. Returns the bytes of metrics.jsonl.
+  int64_t flush();
 
  private:
-  explicit RunFolder(std::string path);
+  RunFolder(std::string path, int64_t kept_bytes);
 
   std::string path_;
   std::unique_ptr<FILE, int (*)(FILE*)> metrics_;

@@ -15,7 +15,10 @@
 #include "apps/lm_options.h"
 #include "apps/lm_setup.h"
 #include "apps/program.h"
+#include "apps/saver.h"
+#include "apps/signals.h"
 #include "apps/training_log.h"
+#include "apps/training_state.h"
 #include "apps/weights.h"
 #include "core/context.h"
 #include "layers/loss.h"
@@ -53,7 +56,8 @@ class Trainer {
  public:
   // Folder and progress are null on all ranks but the first.
   Trainer(const TrainLmOptions& o, Context& context, Communicator& comm, const LstmLm& model,
-          ParameterStore& store, const Corpus& corpus, RunFolder* folder, Progress* progress)
+          ParameterStore& store, const Corpus& corpus, const std::string& config,
+          const Start& start, RunFolder* folder, Progress* progress)
       : o_(o),
         model_(model),
         store_(store),
@@ -69,15 +73,39 @@ class Trainer {
               .metrics = [&o](double loss) -> nlohmann::ordered_json {
                 return {{score_key(o), score(o, loss)}};
               }},
-             o, context, optimizer_, folder, progress) {}
+             o, context, store, optimizer_, folder, progress),
+        saver_(o,
+               {.folder = folder == nullptr ? "" : folder->path(),
+                .rank = comm.rank(),
+                .steps_per_epoch = plan_.steps_per_epoch,
+                .start = start.checkpoint ? &*start.checkpoint : nullptr},
+               optimizer_, noting(progress)),
+        parts_{.o = o,
+               .store = store,
+               .optimizer = optimizer_,
+               .schedule = schedule_,
+               .log = log_,
+               .rank = comm.rank(),
+               .units = units_per_batch(o, comm.size()),
+               .identity = identity(o, corpus),
+               .config = config,
+               .model = model.named_tensors(),
+               .metadata = lm_metadata(model, corpus.level, corpus.vocabulary)},
+        batch_(start.batch),
+        ahead_(start.ahead),
+        state_(model.zero_state(o.batch_size)) {
+    if (start.checkpoint) restore(*start.checkpoint);
+  }
 
   Outcome run() {
-    while (log_.step() < plan_.total_steps && log_.healthy()) {
+    while (log_.step() < plan_.total_steps + ahead_ && log_.healthy()) {
       train_epoch();
       if (log_.healthy()) validate();
       if (folder_ != nullptr) folder_->flush();
+      if (log_.healthy() && batch_ == 0) (void)after_step();
     }
-    log_.finish(store_);
+    saver_.finish();
+    log_.finish(saver_.last());
     if (log_.healthy() && best_.defined()) store_.values().copy_from(best_);
     return {.run = log_.result(), .valid = valid_, .test = {}, .generated = ""};
   }
@@ -92,19 +120,20 @@ class Trainer {
  private:
   // The inner loop. The state of the network is carried from window to window; the gradient is not.
   void train_epoch() {
-    LstmState state = model_.zero_state(o_.batch_size);
+    const int64_t batches = plan_.steps_per_epoch * o_.accumulate;
+    if (batch_ == 0) state_ = model_.zero_state(o_.batch_size);
     double step_loss = 0;  // sum over tokens
     int64_t step_tokens = 0;
     StepTimes t;
-    for (int64_t i = 0; i < plan_.steps_per_epoch * o_.accumulate; ++i) {
-      const TokenWindow window = windows_.window(i);
+    while (batch_ < batches) {
+      const TokenWindow window = windows_.window(batch_);
       t.data += t.lap();
-      const int64_t micro = i % o_.accumulate;
+      const int64_t micro = batch_++ % o_.accumulate;
       Tape tape({.training = true,
                  .seed = static_cast<uint64_t>(o_.seed),
                  .step = static_cast<uint64_t>(log_.step() * o_.accumulate + micro),
                  .first_sample = window.first_column});
-      const Var logits = model_.forward(tape, window.inputs, state);
+      const Var logits = model_.forward(tape, window.inputs, state_);
       const Var loss =
           softmax_cross_entropy(tape, logits, window.targets, {.overwrite_logits = true});
       const auto count = static_cast<double>(window.targets.size());
@@ -112,7 +141,7 @@ class Trainer {
       step_loss += window_loss * count;
       step_tokens += window.targets.size();
       t.forward += t.lap();
-      const double lr = schedule_.lr(log_.step());
+      const double lr = schedule_.lr(log_.step() - ahead_);
       // Saturated gates keep a loss finite that is far beyond hope.
       if (!log_.check_loss(std::isfinite(perplexity(window_loss)) ? window_loss : NAN, lr)) return;
 
@@ -135,12 +164,41 @@ class Trainer {
                             {.loss = hopeful, .lr = lr, .units = step_tokens, .times = t})) {
         return;
       }
-      if (log_.step() == plan_.total_steps) break;
+      if (batch_ == batches || log_.step() == plan_.total_steps + ahead_) break;
+      if (!after_step()) return;
       step_loss = 0;
       step_tokens = 0;
       t = StepTimes{};
     }
+    if (batch_ == batches) batch_ = 0;
     log_.finish_epoch();
+  }
+
+  // Between two updates. False: a signal ends the run here, or it has diverged.
+  bool after_step() {
+    if (!saver_.after_step(log_.step(), [&] { return save_training(parts_, batch_, own_state()); }))
+      log_.stop();
+    return log_.healthy();
+  }
+
+  // The network's state, and the values of the best validation under the plateau schedule.
+  OwnState own_state() const {
+    OwnState own;
+    own.rank = {{"state.h", state_.h}, {"state.c", state_.c}};
+    if (best_.defined()) own.shared = {{"best", best_}};
+    const bool known = valid_.tokens > 0;
+    own.json = {{"valid_loss", known ? nlohmann::ordered_json(valid_.loss) : nullptr},
+                {"tokens", valid_.tokens}};
+    return own;
+  }
+
+  void restore(const Checkpoint& checkpoint) {
+    valid_ = parse_text_evaluation(checkpoint);
+    if (o_.lr_scheduler == "plateau" && valid_.tokens > 0) {
+      best_loss_ = valid_.loss;
+      best_ = store_.values().clone();
+    }
+    restore_training(parts_, checkpoint, own_state(), noting(progress_));
   }
 
   void validate() {
@@ -149,7 +207,7 @@ class Trainer {
     char text[200];
     std::snprintf(text, sizeof text, "train %s, valid %s, lr %.4g",
                   score_text(o_, log_.result().train_loss).c_str(),
-                  score_text(o_, valid.loss).c_str(), schedule_.lr(log_.step() - 1));
+                  score_text(o_, valid.loss).c_str(), schedule_.lr(log_.step() - ahead_ - 1));
     record("valid", valid, text);
     schedule_.observe(valid.loss);
     if (progress_ != nullptr) progress_->resume();
@@ -181,6 +239,10 @@ class Trainer {
   Schedule schedule_;
   DataParallelOptimizer optimizer_;
   TrainingLog log_;
+  Saver saver_;
+  TrainingParts parts_;
+  int64_t batch_, ahead_;  // the next window of the epoch; as in Start
+  LstmState state_;        // behind the last window
   TextEvaluation valid_;
   double best_loss_ = std::numeric_limits<double>::infinity();
   Tensor best_;  // the values of the best validation, under the plateau schedule
@@ -228,7 +290,9 @@ void report(const TrainLmOptions& o, const Outcome& out, const RunFolder* folder
 Outcome train(const TrainLmOptions& o, const FlagTable& flags, const Arguments& arguments,
               Context& context, Communicator& comm, const LstmLm& model, ParameterStore& store,
               const Corpus& corpus, std::unique_ptr<RunFolder>& folder) {
-  const int64_t total = plan_steps(o, make_batches(o, corpus, comm)).total_steps;
+  const StepPlan plan = plan_steps(o, make_batches(o, corpus, comm));
+  const std::string config = config_text(o, flags);
+  const Start start = find_start(o, plan, units_per_batch(o, comm.size()), comm);
   const auto run = [&](Trainer trainer, RunFolder* files) {
     Outcome out = trainer.run();
     if (out.run.status == "done" && files != nullptr)
@@ -237,16 +301,20 @@ Outcome train(const TrainLmOptions& o, const FlagTable& flags, const Arguments& 
     return out;
   };
   if (comm.rank() > 0) {
-    Outcome out = run({o, context, comm, model, store, corpus, nullptr, nullptr}, nullptr);
+    Outcome out =
+        run({o, context, comm, model, store, corpus, config, start, nullptr, nullptr}, nullptr);
     finish_trace(o, {}, context, comm);
     return out;
   }
-  RunFiles files = open_run(o, config_text(o, flags), arguments, context);
-  Progress progress(
-      {.total_steps = total, .print_freq = o.print_freq, .quiet = o.quiet, .unit = "tokens"});
+  RunFiles files = open_run(o, config, arguments, context, start.checkpoint);
+  Progress progress({.total_steps = plan.total_steps + start.ahead,
+                     .print_freq = o.print_freq,
+                     .quiet = o.quiet,
+                     .unit = "tokens"});
   progress.note("run folder " + files.folder->path());
   RunFolder* place = files.folder.get();
-  Outcome out = run({o, context, comm, model, store, corpus, place, &progress}, place);
+  Outcome out =
+      run({o, context, comm, model, store, corpus, config, start, place, &progress}, place);
   finish_trace(o, files, context, comm);
   folder = std::move(files.folder);
   return out;
@@ -326,7 +394,7 @@ int run_rank(const TrainLmOptions& o, const FlagTable& flags, const Arguments& a
     out.valid = evaluate_text(model, corpus.valid);
     out.test = evaluate_text(model, corpus.test);
   }
-  const int code = static_cast<int>(out.run.status == "done" ? ExitCode::ok : ExitCode::diverged);
+  const int code = static_cast<int>(exit_code(out.run));
   if (comm.rank() > 0) return code;
   if (out.run.status == "done" && o.generate > 0) out.generated = generate(o, model, vocabulary);
   report(o, out, folder.get());
@@ -360,6 +428,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
     (void)TokenBatches(corpus.train,
                        {.batch_size = o.batch_size, .bptt = o.bptt, .world_size = learners});
   (void)parse_device(o.device);
+  const SignalScope signals;
   return run_learners(o, [&](Communicator& comm) {
     return run_rank(o, flags, arguments, comm, training, corpus, vocabulary);
   });

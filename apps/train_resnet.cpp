@@ -13,7 +13,10 @@
 #include "apps/resnet_card.h"
 #include "apps/resnet_options.h"
 #include "apps/resnet_setup.h"
+#include "apps/saver.h"
+#include "apps/signals.h"
 #include "apps/training_log.h"
+#include "apps/training_state.h"
 #include "apps/weights.h"
 #include "core/context.h"
 #include "layers/loss.h"
@@ -33,56 +36,89 @@ struct Outcome {
   nlohmann::ordered_json predictions;
 };
 
+// What a run is made of; the same for all its learners.
+struct Run {
+  const TrainResnetOptions& o;
+  const ResnetCard& card;
+  const Loader &train, &valid;
+  std::string config;  // as config.toml
+};
+
 class Trainer {
  public:
   // Folder and progress are null on all ranks but the first.
-  Trainer(const TrainResnetOptions& o, Context& context, Communicator& comm, const ResNet& model,
-          ParameterStore& store, const Loader& train, const Loader& valid, RunFolder* folder,
-          Progress* progress)
-      : o_(o),
+  Trainer(const Run& run, Context& context, Communicator& comm, const ResNet& model,
+          ParameterStore& store, const Start& start, RunFolder* folder, Progress* progress)
+      : o_(run.o),
         context_(context),
         model_(model),
         store_(store),
-        train_(train),
-        valid_(valid),
+        train_(run.train),
+        valid_loader_(run.valid),
         folder_(folder),
         progress_(progress),
-        plan_(plan_steps(o, train)),
-        schedule_(schedule_options(o, plan_.total_steps, plan_.steps_per_epoch)),
-        optimizer_(make_optimizer(o, store, comm, plan_, folder, noting(progress))),
-        log_({.program = "train_resnet", .rate_key = kRateKey}, o, context, optimizer_, folder,
-             progress) {}
+        plan_(plan_steps(o_, train_)),
+        batch_(start.batch),
+        ahead_(start.ahead),
+        schedule_(schedule_options(o_, plan_.total_steps, plan_.steps_per_epoch)),
+        optimizer_(make_optimizer(o_, store, comm, plan_, folder, noting(progress))),
+        log_({.program = "train_resnet", .rate_key = kRateKey}, o_, context, store, optimizer_,
+             folder, progress),
+        saver_(o_,
+               {.folder = folder == nullptr ? "" : folder->path(),
+                .rank = comm.rank(),
+                .steps_per_epoch = plan_.steps_per_epoch,
+                .start = start.checkpoint ? &*start.checkpoint : nullptr},
+               optimizer_, noting(progress)),
+        parts_{.o = o_,
+               .store = store,
+               .optimizer = optimizer_,
+               .schedule = schedule_,
+               .log = log_,
+               .rank = comm.rank(),
+               .units = o_.batch_size * comm.size(),
+               .identity = identity(o_, run.card, train_.dataset()),
+               .config = run.config,
+               .model = store.named_tensors(),
+               .metadata = resnet_metadata(run.card)} {
+    if (!start.checkpoint) return;
+    restore_training(parts_, *start.checkpoint, {}, noting(progress));
+    valid_ = parse_evaluation(*start.checkpoint);
+  }
 
   Outcome run() {
-    Evaluation valid;
-    while (log_.step() < plan_.total_steps && log_.healthy()) {
+    while (log_.step() < plan_.total_steps + ahead_ && log_.healthy()) {
       train_epoch();
-      if (log_.healthy()) valid = validate();
+      if (log_.healthy()) validate();
       if (folder_ != nullptr) folder_->flush();
+      if (log_.healthy() && batch_ == 0) (void)after_step();
     }
-    log_.finish(store_);
-    return {log_.result(), valid, {}};
+    saver_.finish();
+    log_.finish(saver_.last());
+    return {log_.result(), valid_, {}};
   }
 
  private:
   // The inner loop.
   void train_epoch() {
+    const int64_t batches = plan_.steps_per_epoch * o_.accumulate;
     double step_loss = 0;
-    int64_t micro = 0, epoch_steps = 0, step_samples = 0;
+    int64_t step_samples = 0;
     StepTimes t;
-    for (auto& batch : train_.epoch(log_.epoch())) {
+    for (auto& batch : train_.epoch(log_.epoch(), batch_)) {
       t.data += t.lap();
-      Tape tape({.training = true,
-                 .seed = static_cast<uint64_t>(o_.seed),
-                 .step = static_cast<uint64_t>(log_.step() * o_.accumulate + micro % o_.accumulate),
-                 .first_sample = batch.first_sample});
+      Tape tape(
+          {.training = true,
+           .seed = static_cast<uint64_t>(o_.seed),
+           .step = static_cast<uint64_t>(log_.step() * o_.accumulate + batch_ % o_.accumulate),
+           .first_sample = batch.first_sample});
       const Var x = network_input(batch.images, context_.device(), activation_type(o_));
       const Var loss =
           softmax_cross_entropy(tape, model_.forward(tape, x), batch.labels,
                                 {.label_smoothing = static_cast<float>(o_.label_smoothing)});
       step_loss += static_cast<double>(loss.value().item()) / static_cast<double>(o_.accumulate);
       t.forward += t.lap();
-      const double lr = schedule_.lr(log_.step());
+      const double lr = schedule_.lr(log_.step() - ahead_);
       if (!log_.check_loss(step_loss, lr)) return;
 
       optimizer_.begin_step(lr);
@@ -93,26 +129,36 @@ class Trainer {
       const StepReport report = optimizer_.finish_step();
       t.update += t.lap();
       step_samples += batch.count;
-      if (++micro % o_.accumulate != 0) continue;
+      if (++batch_ % o_.accumulate != 0) continue;
 
-      ++epoch_steps;
       if (!log_.finish_step(report,
                             {.loss = step_loss, .lr = lr, .units = step_samples, .times = t})) {
         return;
       }
-      if (epoch_steps == plan_.steps_per_epoch || log_.step() == plan_.total_steps) break;
+      if (batch_ == batches || log_.step() == plan_.total_steps + ahead_) break;
+      if (!after_step()) return;
       step_loss = 0;
       step_samples = 0;
       t = StepTimes{};
     }
+    if (batch_ == batches) batch_ = 0;
     log_.finish_epoch();
   }
 
-  Evaluation validate() {
+  // Between two updates. False: a signal ends the run here, or it has diverged.
+  bool after_step() {
+    const auto save = [&] {
+      return save_training(parts_, batch_, {.json = evaluation_json(valid_)});
+    };
+    if (!saver_.after_step(log_.step(), save)) log_.stop();
+    return log_.healthy();
+  }
+
+  void validate() {
     if (progress_ != nullptr) progress_->pause();
     average_buffers(store_, optimizer_);
     const Evaluation valid =
-        evaluate(model_, valid_, context_.device(), activation_type(o_), &optimizer_);
+        evaluate(model_, valid_loader_, context_.device(), activation_type(o_), &optimizer_);
     schedule_.observe(valid.loss);
     char text[160];
     std::snprintf(text, sizeof text,
@@ -124,20 +170,24 @@ class Trainer {
                     {kRateKey, static_cast<double>(valid.samples) / valid.seconds}},
                    text);
     if (progress_ != nullptr) progress_->resume();
-    return valid;
+    valid_ = valid;
   }
 
   const TrainResnetOptions& o_;
   Context& context_;
   const ResNet& model_;
   ParameterStore& store_;
-  const Loader &train_, &valid_;
+  const Loader &train_, &valid_loader_;
   RunFolder* folder_;
   Progress* progress_;
   StepPlan plan_;
+  int64_t batch_, ahead_;  // the next of the epoch; as in Start
   Schedule schedule_;
   DataParallelOptimizer optimizer_;
   TrainingLog log_;
+  Saver saver_;
+  TrainingParts parts_;
+  Evaluation valid_;  // the last
 };
 
 // Best classes of each image: lines on stdout, or JSON for the final object.
@@ -193,19 +243,21 @@ Outcome train(const TrainResnetOptions& o, const FlagTable& flags, const Argumen
               std::unique_ptr<RunFolder>& folder) {
   const Loader train_loader = make_loader(o, data, true, &comm),
                valid_loader = make_loader(o, valid, false, &comm);
-  const int64_t total = plan_steps(o, train_loader).total_steps;
+  const StepPlan plan = plan_steps(o, train_loader);
+  const Run run{o, card, train_loader, valid_loader, config_text(o, flags)};
+  const Start start = find_start(o, plan, o.batch_size * comm.size(), comm);
   if (comm.rank() > 0) {
-    Outcome out =
-        Trainer(o, context, comm, model, store, train_loader, valid_loader, nullptr, nullptr).run();
+    Outcome out = Trainer(run, context, comm, model, store, start, nullptr, nullptr).run();
     finish_trace(o, {}, context, comm);
     return out;
   }
-  RunFiles files = open_run(o, config_text(o, flags), arguments, context);
-  Progress progress({.total_steps = total, .print_freq = o.print_freq, .quiet = o.quiet});
+  RunFiles files = open_run(o, run.config, arguments, context, start.checkpoint);
+  Progress progress({.total_steps = plan.total_steps + start.ahead,
+                     .print_freq = o.print_freq,
+                     .quiet = o.quiet});
   progress.note("run folder " + files.folder->path());
-  Outcome out = Trainer(o, context, comm, model, store, train_loader, valid_loader,
-                        files.folder.get(), &progress)
-                    .run();
+  Outcome out =
+      Trainer(run, context, comm, model, store, start, files.folder.get(), &progress).run();
   if (out.run.status == "done") save_resnet(files.folder->file("model.safetensors"), store, card);
   finish_trace(o, files, context, comm);
   folder = std::move(files.folder);
@@ -281,7 +333,7 @@ int run_rank(const TrainResnetOptions& o, const FlagTable& flags, const Argument
   } else if (o.evaluate) {
     out.valid = evaluate(model, make_loader(o, valid, false), device, activation_type(o));
   }
-  const int code = static_cast<int>(out.run.status == "done" ? ExitCode::ok : ExitCode::diverged);
+  const int code = static_cast<int>(exit_code(out.run));
   if (comm.rank() > 0) return code;
   if (out.run.status == "done" && !o.predict.empty())
     out.predictions = predict_all(o, model, card, device);
@@ -313,6 +365,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   }
   if (!only_predict) valid = open_data(o, Split::valid);
   const ResnetCard card = make_card(o, loaded, valid.set.get());
+  const SignalScope signals;
   return run_learners(o, [&](Communicator& comm) {
     return run_rank(o, flags, arguments, comm, {only_predict, training}, data, valid, card);
   });

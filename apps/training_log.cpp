@@ -3,17 +3,21 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
 #include "apps/ledger_report.h"
 #include "core/error.h"
+#include "core/kernels.h"
 
 namespace heddle {
 
 TrainingLog::TrainingLog(const TrainingLogOptions& names, const CommonOptions& o, Context& context,
-                         DataParallelOptimizer& optimizer, RunFolder* folder, Progress* progress)
+                         const ParameterStore& store, DataParallelOptimizer& optimizer,
+                         RunFolder* folder, Progress* progress)
     : names_(names),
       o_(o),
       context_(context),
+      store_(store),
       optimizer_(optimizer),
       folder_(folder),
       progress_(progress),
@@ -29,18 +33,39 @@ void TrainingLog::trace_step(int64_t step) {
   if (step == range.last + 1) context_.trace().stop();
 }
 
+namespace {
+
+// The first layer whose weights are not finite; where all are, the one with the largest.
+std::string suspect(const ParameterStore& store) {
+  const Parameter* worst = nullptr;
+  float largest = -1;
+  for (const Parameter& p : store.parameters()) {
+    if (!all_finite(p.value)) return concat("the first weights that are not finite are ", p.name);
+    for (const float w : p.value.to_vector())
+      if (std::abs(w) > largest) largest = std::abs(w), worst = &p;
+  }
+  return worst == nullptr ? "no weights"
+                          : concat("the largest weight, ", largest, ", is in ", worst->name);
+}
+
+}  // namespace
+
 bool TrainingLog::check_loss(double loss, double lr) {
-  if (result_.world_size == 1 && !std::isfinite(loss))
-    diverge(result_.step + 1, lr, "the loss is not finite");
+  if (result_.world_size == 1 && hopeless(loss))
+    diverge(result_.step + 1, lr, concat("the loss is ", loss));
   return healthy();
+}
+
+bool TrainingLog::hopeless(double loss) const {
+  return !std::isfinite(loss) || (o_.max_loss > 0 && loss > o_.max_loss);
 }
 
 bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) {
   const StepTimes& t = facts.times;
   ++result_.step;
-  if (result_.step == 1) result_.first_step_s = seconds_since_process_start();
+  if (++steps_here_ == 1) result_.first_step_s = seconds_since_process_start();
   // The first step also makes the kernels' plans; the rate is that of the steps behind it.
-  if (result_.step <= 2) units_ = 0, seconds_ = 0;
+  if (steps_here_ <= 2) units_ = 0, seconds_ = 0;
   units_ += facts.units * result_.world_size;
   seconds_ += t.data + t.forward + t.backward + t.update;
   result_.rate = static_cast<double>(units_) / std::max(seconds_, 1e-9);
@@ -54,7 +79,8 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   if (skipped_ > o_.max_skipped) {
     if (!pending_.empty()) flush();  // all ranks count alike
     diverge(result_.step, facts.lr,
-            concat("gradients were not finite in ", skipped_, " steps in a row"));
+            concat("gradients were not finite in ", skipped_,
+                   " steps in a row, in this one that of ", report.first_skipped, " first"));
   }
   return healthy();
 }
@@ -108,8 +134,8 @@ void TrainingLog::flush() {
     const double loss = total / units;
     loss_sum_ += total;
     loss_units_ += units;
-    if (healthy() && !std::isfinite(loss))
-      diverge(result_.step - count + i + 1, facts.lr, "the loss is not finite");
+    if (healthy() && hopeless(loss))
+      diverge(result_.step - count + i + 1, facts.lr, concat("the loss is ", loss));
     if (folder_ == nullptr) continue;
     const StepTimes& t = facts.times;
     const double seconds = t.data + t.forward + t.backward + t.update;
@@ -138,6 +164,30 @@ void TrainingLog::flush() {
   pending_.clear();
 }
 
+bool TrainingLog::settle() {
+  flush();
+  return healthy();
+}
+
+nlohmann::ordered_json TrainingLog::save() {
+  return {{"loss_sum", loss_sum_},
+          {"loss_units", loss_units_},
+          {"train_loss", result_.train_loss},
+          {"skipped", skipped_},
+          {"metrics_bytes", folder_ == nullptr ? 0 : folder_->flush()}};
+}
+
+void TrainingLog::restore(int64_t step, int64_t epoch, const nlohmann::json& saved) {
+  result_.step = step;
+  result_.epoch = epoch;
+  loss_sum_ = saved.at("loss_sum").get<double>();
+  loss_units_ = saved.at("loss_units").get<double>();
+  if (saved.at("train_loss").is_number()) result_.train_loss = saved["train_loss"].get<double>();
+  skipped_ = saved.at("skipped").get<int64_t>();
+  seen_ = optimizer_.totals();
+  trace_step(step + 1);
+}
+
 void TrainingLog::take_totals() {
   const DataParallelOptimizer::Totals totals = optimizer_.totals();
   result_.bytes_sent = totals.traffic.sent;
@@ -155,10 +205,13 @@ void TrainingLog::finish_epoch() {
   take_totals();
 }
 
-void TrainingLog::finish(const ParameterStore& store) {
+void TrainingLog::finish(const std::string& last_checkpoint) {
   take_totals();
-  result_.ratios = ratios(optimizer_, store);
+  result_.ratios = ratios(optimizer_, store_);
   if (folder_ == nullptr) return;
+  if (result_.status == "diverged" && !last_checkpoint.empty())
+    std::fprintf(stderr, "%s: the last checkpoint before: %s\n", names_.program.c_str(),
+                 last_checkpoint.c_str());
   if (const std::string table = quality_.table(); !table.empty() && !o_.quiet) {
     progress_->clear();
     std::fprintf(stderr, "%s", table.c_str());
@@ -191,9 +244,10 @@ void TrainingLog::diverge(int64_t step, double lr, const std::string& why) {
   if (progress_ == nullptr) return;
   progress_->clear();
   std::fprintf(stderr,
-               "%s: diverged at step %lld, lr %g: %s; a lower --lr, --clip-grad-norm or "
+               "%s: diverged at step %lld, lr %g: %s; %s; a lower --lr, --clip-grad-norm or "
                "--lr-warmup-epochs may help\n",
-               names_.program.c_str(), static_cast<long long>(step), lr, why.c_str());
+               names_.program.c_str(), static_cast<long long>(step), lr, why.c_str(),
+               suspect(store_).c_str());
 }
 
 std::function<void(const std::string&)> noting(Progress* progress) {
@@ -201,11 +255,33 @@ std::function<void(const std::string&)> noting(Progress* progress) {
   return [progress](const std::string& line) { progress->note(line); };
 }
 
+namespace {
+
+// The folder in which a checkpoint's run was: that of checkpoints/step-400.
+bool is_run_of(const std::string& folder, const Checkpoint& checkpoint) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  return fs::equivalent(folder, fs::absolute(checkpoint.path, error).parent_path().parent_path(),
+                        error);
+}
+
+RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& checkpoint) {
+  if (checkpoint && !o.output_dir.empty() && is_run_of(o.output_dir, *checkpoint)) {
+    const auto& bytes = checkpoint->state.at("log").at("metrics_bytes");
+    return RunFolder::reopen(o.output_dir, bytes.is_number_integer() ? bytes.get<int64_t>() : 0);
+  }
+  if (o.resume == "auto") return RunFolder::reopen(o.output_dir, 0);
+  return RunFolder::create(o.output_dir, o.name);
+}
+
+}  // namespace
+
 RunFiles open_run(const CommonOptions& o, const std::string& config,
-                  const std::vector<std::string>& arguments, Context& context) {
+                  const std::vector<std::string>& arguments, Context& context,
+                  const std::optional<Checkpoint>& checkpoint) {
   RunFiles files;
   if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
-  files.folder = std::make_unique<RunFolder>(RunFolder::create(o.output_dir, o.name));
+  files.folder = std::make_unique<RunFolder>(open_folder(o, checkpoint));
   files.folder->write("config.toml", config);
   files.folder->write("run.json", describe_run({arguments, o.seed, context.threads(),
                                                 to_string(context.device()), o.precision}));
@@ -239,6 +315,11 @@ void finish_trace(const CommonOptions& o, const RunFiles& files, Context& contex
   if (files.trace == nullptr) return;
   files.trace->write(Trace::json(all));
   files.trace->commit();
+}
+
+ExitCode exit_code(const TrainingResult& result) {
+  if (result.status == "stopped") return ExitCode::stopped;
+  return result.status == "done" ? ExitCode::ok : ExitCode::diverged;
 }
 
 nlohmann::ordered_json begin_summary(const TrainingResult& result) {

@@ -13,15 +13,18 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "apps/checkpoint.h"
 #include "apps/exchange.h"
 #include "apps/options.h"
 #include "apps/progress.h"
 #include "apps/quality_report.h"
 #include "apps/run_folder.h"
 #include "core/context.h"
+#include "core/error.h"
 #include "core/files.h"
 #include "optim/data_parallel.h"
 
@@ -29,7 +32,7 @@ namespace heddle {
 
 // How a run stands; what both programs put into their final JSON object.
 struct TrainingResult {
-  std::string status = "done";
+  std::string status = "done";  // or "diverged", "stopped"
   int64_t epoch = 0, step = 0;  // complete ones
   double train_loss = NAN;      // mean over the last epoch
   double rate = NAN;            // units a second, without validation
@@ -76,7 +79,8 @@ class TrainingLog {
   // All ranks make the same calls; folder and progress are null on all but the first. Losses are
   // averaged over the ranks in one collective for many steps.
   TrainingLog(const TrainingLogOptions& names, const CommonOptions& o, Context& context,
-              DataParallelOptimizer& optimizer, RunFolder* folder, Progress* progress);
+              const ParameterStore& store, DataParallelOptimizer& optimizer, RunFolder* folder,
+              Progress* progress);
 
   const TrainingResult& result() const { return result_; }
   int64_t step() const { return result_.step; }
@@ -86,14 +90,21 @@ class TrainingLog {
   // An update has been made. False, and the run has diverged, after more than --max-skipped steps
   // in a row whose gradients were not finite.
   bool finish_step(const StepReport& report, const StepFacts& facts);
-  // False, and the run has diverged, for a loss that is not finite. Several ranks find out together
-  // when the losses are averaged.
+  // False, and the run has diverged, for a loss that is not finite or above --max-loss. Several
+  // ranks find out together when the losses are averaged.
   bool check_loss(double loss, double lr);
   // Closes the epoch; its mean loss is the result's train_loss from then on.
   void finish_epoch();
   // After the last epoch: the ratios of the result, the ledger as a line of metrics, and as a table
-  // when it was asked for.
-  void finish(const ParameterStore& store);
+  // when it was asked for. Of a run that has diverged, where its last checkpoint is, if it has one.
+  void finish(const std::string& last_checkpoint);
+  // Averages the losses that are pending, on all ranks; whether the run is healthy.
+  bool settle();
+  // What a checkpoint keeps of the books; after settle().
+  nlohmann::ordered_json save();
+  void restore(int64_t step, int64_t epoch, const nlohmann::json& saved);
+  // Ends the run at a signal.
+  void stop() { result_.status = "stopped"; }
   // A line of metrics and one for people on what the network, as it is now, is worth on a split:
   // "valid" or "test".
   void evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
@@ -112,21 +123,23 @@ class TrainingLog {
   ExchangeFacts exchange_since_last();
   void take_totals();
   void flush();
+  bool hopeless(double loss) const;
   // Ends the run: says why, in one line on stderr, once.
   void diverge(int64_t step, double lr, const std::string& why);
 
   TrainingLogOptions names_;
   const CommonOptions& o_;
   Context& context_;
+  const ParameterStore& store_;
   DataParallelOptimizer& optimizer_;
   RunFolder* folder_;
   Progress* progress_;
   TrainingResult result_;
   QualityReport quality_;
-  std::vector<Pending> pending_;          // steps whose loss is not averaged yet
-  DataParallelOptimizer::Totals seen_;    // of all exchanges, at the last step
-  double loss_sum_ = 0, loss_units_ = 0;  // of the epoch, over all ranks
-  int64_t units_ = 0, skipped_ = 0;
+  std::vector<Pending> pending_;                      // steps whose loss is not averaged yet
+  DataParallelOptimizer::Totals seen_;                // of all exchanges, at the last step
+  double loss_sum_ = 0, loss_units_ = 0;              // of the epoch, over all ranks
+  int64_t units_ = 0, skipped_ = 0, steps_here_ = 0;  // of this process
   double seconds_ = 0;
 };
 
@@ -139,11 +152,15 @@ struct RunFiles {
   std::unique_ptr<AtomicFile> trace;
   std::unique_ptr<RunFolder> folder;
 };
+// A run that goes on from a checkpoint in its own folder goes on there.
 RunFiles open_run(const CommonOptions& o, const std::string& config,
-                  const std::vector<std::string>& arguments, Context& context);
+                  const std::vector<std::string>& arguments, Context& context,
+                  const std::optional<Checkpoint>& checkpoint);
 // Every rank calls it when nothing else communicates any more; the first writes what all recorded.
 void finish_trace(const CommonOptions& o, const RunFiles& files, Context& context,
                   Communicator& comm);
+
+ExitCode exit_code(const TrainingResult& result);
 
 // The final JSON object: first the keys that both programs begin with, then, behind their own
 // results, those that both end with.

@@ -116,8 +116,8 @@ awk -v a="$a" -v b="$b" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < 1e-8) }' ||
 
 # -------------------------------------------------------------------------------------- processes
 if [ -n "$mpirun" ]; then
-  ranks 4 "$resnet" "${images[@]}" --batch-size 4 --output-dir mpi >mpi.json 2>mpi.err || fail "mpirun: $(cat mpi.err)"
-  same four mpi 'threads and MPI'
+  ranks 4 "$resnet" "${images[@]}" --batch-size 4 --output-dir mpi4 >mpi.json 2>mpi.err || fail "mpirun: $(cat mpi.err)"
+  same four mpi4 'threads and MPI'
   [ "$(wc -l <mpi.json)" = 1 ] || fail "one rank speaks: $(cat mpi.json)"
   [ "$(json mpi.json bytes_sent)" = "$(json four.json bytes_sent)" ] || fail 'bytes of threads and MPI differ'
   ranks 4 "$resnet" "${images[@]}" "${packed[@]}" scalecom:rate=50 --output-dir scalecom_mpi >/dev/null 2>&1 ||

@@ -1,0 +1,133 @@
+#include "apps/saver.h"
+
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "apps/learners.h"
+#include "apps/signals.h"
+#include "core/error.h"
+
+namespace heddle {
+namespace {
+
+constexpr size_t kStop = 0, kWritten = 1, kFailed = 2;  // control words
+constexpr int kMostFailures = 3;                        // in a row
+
+std::string tell(const SaverOptions& options, DataParallelOptimizer& optimizer) {
+  std::string folder = options.folder;
+  if (optimizer.learners() > 1)
+    optimizer.collective("run folder",
+                         [&](Communicator& comm) { folder = broadcast_text(folder, comm); });
+  return folder;
+}
+
+// For tests: behind each file of a checkpoint TEST_SAVE_PAUSE_MS milliseconds pass, and behind the
+// file number TEST_SAVE_KILL_AT that this process writes it is killed.
+std::function<void(const std::string&)> hook_for_tests() {
+  const char* pause = std::getenv("TEST_SAVE_PAUSE_MS");
+  const char* kill = std::getenv("TEST_SAVE_KILL_AT");
+  if (pause == nullptr && kill == nullptr) return {};
+  const int ms = pause == nullptr ? 0 : std::atoi(pause),
+            last = kill == nullptr ? 0 : std::atoi(kill);
+  return [ms, last](const std::string&) {
+    static std::atomic<int> written = 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+    if (++written == last) (void)std::raise(SIGKILL);
+  };
+}
+
+}  // namespace
+
+int64_t parse_save_every(const std::string& text, int64_t steps_per_epoch) {
+  int64_t number = 1;
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, number);
+  const std::string_view unit(error == std::errc() ? at : text.data(), end);
+  const bool epochs = unit == "epoch" || unit == "epochs";
+  check((unit.empty() && !text.empty()) || epochs,
+        "--save-every: expected a number of steps, or 1epoch, found '", text, "'");
+  check(number >= 0 && number <= int64_t{1} << 31,
+        "--save-every: expected a number of at least 0, found '", text, "'");
+  return epochs ? number * steps_per_epoch : number;
+}
+
+Saver::Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOptimizer& optimizer,
+             std::function<void(const std::string&)> note)
+    : optimizer_(optimizer),
+      note_(std::move(note)),
+      every_(parse_save_every(o.save_every, options.steps_per_epoch)),
+      folder_(tell(options, optimizer)),
+      last_(options.start == nullptr ? "" : options.start->path),
+      writer_(std::make_unique<CheckpointWriter>(
+          folder_, options.rank,
+          CheckpointWriterOptions{.keep = o.keep,
+                                  .ranks = optimizer.learners(),
+                                  .begin = options.start == nullptr ? 0 : options.start->step,
+                                  .on_event = hook_for_tests()})) {}
+
+bool Saver::after_step(int64_t step, const std::function<std::optional<CheckpointFiles>()>& files) {
+  if (writer_->step() >= 0) conclude(optimizer_.control(kWritten), optimizer_.control(kFailed));
+  const bool stop = optimizer_.control(kStop) > 0;
+  if (stop || (every_ > 0 && step % every_ == 0)) {
+    finish();
+    if (std::optional<CheckpointFiles> mine = files()) writer_->begin(step, std::move(*mine));
+  }
+  if (stop) {
+    const int before = failures_;
+    finish();
+    if (failures_ > before)
+      throw Error(concat("stopped by a signal behind step ", step, ", and not saved"));
+    if (note_) note_(concat("stopped by a signal behind step ", step, "; --resume auto goes on"));
+  }
+  const Writing progress = writer_->progress();
+  optimizer_.set_control(kStop, signal_received() ? 1.0f : 0.0f);
+  optimizer_.set_control(kWritten, progress == Writing::written ? 1.0f : 0.0f);
+  optimizer_.set_control(kFailed, progress == Writing::failed ? 1.0f : 0.0f);
+  return !stop;
+}
+
+void Saver::conclude(double written, double failures) {
+  if (failures > 0) {
+    const std::string why = writer_->error();
+    writer_->abandon();
+    fail(why.empty() ? "another rank could not write its files" : why);
+  } else if (written == optimizer_.learners()) {
+    end_saving();
+    sealing_ = writer_->step();
+    writer_->commit();
+  }
+}
+
+// Of the checkpoint before, which the first rank seals while the next one is written.
+void Saver::end_saving() {
+  const int64_t step = std::exchange(sealing_, -1);
+  if (step < 0) return;
+  if (!writer_->finish()) return fail(writer_->error());
+  failures_ = 0;
+  last_ = concat(folder_, "/checkpoints/step-", step);
+}
+
+void Saver::finish() {
+  if (writer_->step() >= 0) {
+    const Writing progress = writer_->wait();
+    const Tensor sums = Tensor::empty_on(Device{}, {2});
+    sums.data<float>()[0] = progress == Writing::written ? 1.0f : 0.0f;
+    sums.data<float>()[1] = progress == Writing::failed ? 1.0f : 0.0f;
+    if (optimizer_.learners() > 1)
+      optimizer_.collective("checkpoint", [&](Communicator& comm) { comm.all_reduce(sums); });
+    conclude(sums.data<float>()[0], sums.data<float>()[1]);
+  }
+  end_saving();
+}
+
+void Saver::fail(const std::string& why) {
+  if (note_) note_("checkpoint not saved: " + why);
+  if (++failures_ >= kMostFailures)
+    throw Error(concat("checkpoints could not be saved ", failures_, " times in a row: ", why));
+}
+
+}  // namespace heddle

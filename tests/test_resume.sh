@@ -1,0 +1,202 @@
+#!/usr/bin/env bash
+# A run that was stopped goes on as if it had not been: after a signal, from any of its checkpoints, in the
+# middle of an epoch, with every kind of compression; with other numbers of learners; and what does not fit,
+# or does not hold, is refused or passed over by name.
+#   tests/test_resume.sh build/train_resnet build/train_lm [mpirun]
+set -u
+resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
+mpirun=${3:-}
+work=$(mktemp -d) || exit 2
+trap 'mounted && umount "$work/disk"; rm -rf "$work"' EXIT
+cd "$work" || exit 2
+unset "${!HEDDLE_@}"  # they are flags to the programs
+export OMP_WAIT_POLICY=passive
+failures=0
+
+mounted() { grep -qs " $work/disk " /proc/mounts; }
+fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
+three_ranks=("$mpirun" -n 3 --allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1)
+json() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1" | tail -1; }
+losses() { grep -o '"step":[0-9]*.*"loss":[^,]*' "$1/metrics.jsonl"; }
+result() { grep -o '"\(status\|step\|train_loss\|[a-z]*_acc.\|[a-z]*_loss\)":[^,}]*' "$1"; }
+# same A B: equal to the last bit in weights, losses, results, and in their newest checkpoints.
+same() {
+  local file newest
+  cmp -s "$1/model.safetensors" "$2/model.safetensors" || fail "$3: the weights differ"
+  [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ] ||
+    fail "$3: the losses differ: $(diff <(losses "$1") <(losses "$2") | head -4)"
+  [ "$(result "$1.json")" = "$(result "$2.json")" ] || fail "$3: $(result "$1.json") is not $(result "$2.json")"
+  newest=$(ls "$1/checkpoints" 2>/dev/null | sort -t- -k2n | tail -1)
+  [ -n "$newest" ] || return
+  for file in "$1/checkpoints/$newest"/*.safetensors; do
+    cmp -s "$file" "$2/checkpoints/$newest/${file##*/}" || fail "$3: $newest/${file##*/} differs"
+  done
+}
+# keep_only FOLDER STEP: as if the run had been killed before the next checkpoint was in its place.
+keep_only() { find "$1/checkpoints" -mindepth 1 -maxdepth 1 ! -name "step-$2" -exec rm -r {} +; }
+# continues NAME STEP COMMAND…: a whole run, and one that goes on from its checkpoint of that step.
+continues() {
+  local name=$1 step=$2; shift 2
+  "$@" --output-dir "$name" >"$name.json" 2>"$name.err" || { fail "$name: $(tail -1 "$name.err")"; return; }
+  cp -r "$name" "${name}_on" && keep_only "${name}_on" "$step"
+  "$@" --output-dir "${name}_on" --resume auto >"${name}_on.json" 2>"$name.err" || fail "$name: $(tail -1 "$name.err")"
+  same "$name" "${name}_on" "$name from step $step"
+}
+
+# ------------------------------------------------------------------------- from any checkpoint
+image=("$resnet" --image-size 16 --batch-size 4 --threads 1 --print-freq 4 --deterministic --quiet --json --keep 99)
+three=(--learners 3 --compress-start 2 --compress)
+continues one 5 "${image[@]}" --steps 9 --save-every 5 --accumulate 2
+continues dense 4 "${image[@]}" --steps 9 --save-every 2 --learners 3
+continues scalecom 4 "${image[@]}" --steps 9 --save-every 4 "${three[@]}" scalecom:rate=50,beta=0.5 --overlap off
+continues auto 4 "${image[@]}" --steps 9 --save-every 4 "${three[@]}" scalecom:rate=auto --bucket-mb 0.2
+planned=(--layerwise lgreco --lgreco)
+for step in 6 9 12; do  # in a window, between a window and its plan, behind a plan
+  continues plan$step $step "${image[@]}" --steps 20 --save-every 3 "${three[@]}" scalecom:rate=50 "${planned[@]}" every=8,window=4
+done
+
+for i in {1..300}; do echo "line $((i % 7)): the cat saw the dog $((i * i % 13))"; done >a.txt
+text=("$lm" --data a.txt --emsize 12 --nhid 12 --nlayers 2 --dropout 0.1 --bptt 8 --epochs 3 --optimizer sgd --lr 1
+  --threads 1 --batch-size 4 --min-compress 100 --deterministic --quiet --json --keep 99)
+continues text 30 "${text[@]}" --save-every 15
+continues plateau 90 "${text[@]}" --learners 2 --save-every 1epoch --lr-scheduler plateau --lr 20
+continues powersgd 28 "${text[@]}" --save-every 7 "${three[@]}" powersgd:rank=2 "${planned[@]}" every=10,window=4,budget=accordion
+continues qsgd 28 "${text[@]}" --save-every 14 "${three[@]}" qsgd:bits=4
+continues topk 28 "${text[@]}" --save-every 14 "${three[@]}" topk:density=0.05 --optimizer adam --lr 0.01 --accumulate 2 --clip-grad-norm 1
+
+# ------------------------------------------------------------------------------------- signals
+# wait_for FILE PATTERN: until a running program has said so.
+wait_for() { local i; for i in {1..600}; do grep -qs -e "$2" "$1" && return 0; sleep 0.1; done; fail "no '$2' in $1: $(tail -3 "$1")"; }
+# stops NAME SIGNAL PROCESS COMMAND…: a run that gets a signal while it trains (PROCESS: whose name it is
+# sent to, or empty: the one that was started) ends with 75, and goes on to what the run without it gave.
+stops() {
+  local name=$1 signal=$2 process=$3 code pid target; shift 3
+  "$@" --output-dir "${name}_on" >"${name}_on.json" 2>"$name.err" & pid=$!
+  wait_for "$name.err" 'step [0-9]*/'
+  target=$pid
+  [ -z "$process" ] || target=$(pgrep -f "^$process .*--output-dir ${name}_on" | tail -1)
+  kill "-$signal" "$target"
+  wait $pid; code=$?
+  [ $code = 75 ] || fail "$name: exit code $code instead of 75: $(tail -3 "$name.err")"
+  grep -q '"status":"stopped"' "${name}_on.json" || fail "$name: $(cat "${name}_on.json")"
+  [ -e "${name}_on/model.safetensors" ] && fail "$name: it had ended before the signal"
+  "$@" --output-dir "${name}_on" --resume auto >"${name}_on.json" 2>>"$name.err" || fail "$name: $(tail -1 "$name.err")"
+  same long "${name}_on" "$name"
+}
+long=("$resnet" --image-size 16 --batch-size 4 --threads 1 --print-freq 4 --deterministic --json --save-every 0 --steps 120
+  --compress scalecom:rate=50 --compress-start 2)
+"${long[@]}" --learners 3 --output-dir long >long.json 2>long.err || fail "long: $(tail -1 long.err)"
+[ -e long/checkpoints ] && fail '--save-every 0 saves'
+stops term TERM '' "${long[@]}" --learners 3
+stops int INT '' "${long[@]}" --learners 3 --overlap off
+"${long[@]}" --learners 3 --output-dir twice >twice.json 2>twice.err & pid=$!
+wait_for twice.err 'step [0-9]*/'
+kill -TERM $pid; kill -TERM $pid  # at once: as timeout(1) does it
+wait $pid; code=$?
+[ $code = 75 ] || fail "two signals together: exit code $code instead of 75"
+TEST_SAVE_PAUSE_MS=3000 "${long[@]}" --learners 3 --output-dir twice --resume auto >twice.json 2>twice.err & pid=$!
+wait_for twice.err 'step [0-9]*/'
+kill -TERM $pid; sleep 1; kill -TERM $pid
+wait $pid; code=$?
+[ $code = 143 ] || fail "a second signal: exit code $code instead of 143"
+ls twice/checkpoints | grep -q part || fail "the second signal came too late: $(ls twice/checkpoints)"
+"${long[@]}" --learners 3 --output-dir twice --resume auto >twice.json 2>twice.err || fail "twice: $(tail -1 twice.err)"
+same long twice 'a second signal'
+[ "$(ls twice/checkpoints | wc -l)" = 1 ] || fail "left behind: $(ls twice/checkpoints)"
+if [ -n "$mpirun" ]; then
+  stops forwarded USR1 '' "${three_ranks[@]}" "${long[@]}"
+  stops one_rank TERM "$resnet" "${three_ranks[@]}" "${long[@]}"
+else
+  echo 'no mpirun: its part is skipped'
+fi
+
+# ---------------------------------------------------------------------- other numbers of learners
+# With three learners 100 updates an epoch, with two 150: half an epoch is seen, and half remains.
+continues_with() {  # LEARNERS STEP PATTERN COMMAND…
+  local learners=$1 step=$2 pattern=$3; shift 3
+  rm -rf other && cp -r "$base" other && keep_only other "$step"
+  "$@" --learners "$learners" --output-dir other --resume auto >other.json 2>other.err ||
+    fail "$learners learners: $(tail -1 other.err)"
+  grep -q 'changed: 3 learners there' other.err || fail "nothing said of learners: $(cat other.err)"
+  grep -q -e "$pattern" other.json || fail "$learners learners: '$pattern' is not in $(cat other.json)"
+}
+loud() { local out=() word; for word in "$@"; do [ "$word" = --quiet ] || out+=("$word"); done; printf '%s\n' "${out[@]}"; }
+mapfile -t loud_text < <(loud "${text[@]}")
+base=three_text
+"${loud_text[@]}" --learners 3 --save-every 14 "${three[@]:2}" topk:density=0.05 --output-dir $base >/dev/null 2>base.err || fail "$(tail -1 base.err)"
+steps=$(json qsgd.json step)
+continues_with 2 28 '"epoch":3' "${loud_text[@]}" --save-every 14 "${three[@]:2}" topk:density=0.05
+[ "$(json other.json step)" -gt "$steps" ] || fail "fewer learners need more updates: $(cat other.json)"
+[ "$(losses other | wc -l)" -gt "$(losses $base | wc -l)" ] || fail 'steps are counted on'
+continues_with 5 28 '"epoch":3' "${loud_text[@]}" --save-every 14 "${three[@]:2}" topk:density=0.05
+[ "$(json other.json step)" -lt "$steps" ] || fail "more learners need fewer updates: $(cat other.json)"
+"${loud_text[@]}" --learners 5 --save-every 14 "${three[@]:2}" topk:density=0.05 --output-dir other --resume auto --epochs 4 \
+  >again.json 2>other.err || fail "again: $(tail -1 other.err)"
+grep -q 'changed: epochs = 3 there, epochs = 4 here' other.err || fail "nothing said of epochs: $(cat other.err)"
+[ "$(json again.json step)" -gt "$(json other.json step)" ] || fail "one more epoch: $(cat again.json)"
+
+# ------------------------------------------------------------------------------- what is refused
+# refuse PATTERN COMMAND…: exit code 2 and a line that matches.
+refuse() {
+  local pattern=$1 code; shift
+  "$@" --output-dir refused >stdout 2>stderr; code=$?
+  [ "$code" = 2 ] || fail "exit code $code instead of 2: $* ($(head -c 300 stderr))"
+  grep -q -e "$pattern" stderr || fail "'$pattern' is not in: $(cat stderr) ($*)"
+  rm -rf refused
+}
+at=scalecom/checkpoints/step-8
+again=("${image[@]}" --steps 9 "${three[@]}" scalecom:rate=50,beta=0.5 --overlap off)
+refuse 'arch: "resnet20" there, "resnet32" here' "${again[@]}" --resume $at --arch resnet32
+refuse 'compress: "scalecom:rate=50,beta=0.5" there, "none" here' "${image[@]}" --steps 9 --learners 3 --resume $at
+refuse 'optimizer: "sgd" there, "adam" here' "${again[@]}" --resume $at --optimizer adam
+refuse 'train_resnet" there, "train_lm" here' "${text[@]}" --resume $at
+refuse 'there is no checkpoint\|no checkpoint there' "${again[@]}" --resume nowhere
+"${again[@]}" --resume auto 2>stderr; [ $? = 2 ] && grep -q 'needs --output-dir' stderr || fail "auto without a folder: $(cat stderr)"
+refuse 'found .often' "${again[@]}" --save-every often
+refuse 'with --evaluate use --init' "${again[@]}" --resume auto --evaluate
+sed 's/dog/pig/' a.txt >b.txt
+refuse 'vocabulary\|data: "a.txt" there' "${text[@]/a.txt/b.txt}" --resume text
+"${image[@]}" --steps 9 --learners 3 --resume $at --resume-anyway --output-dir anyway >anyway.json 2>stderr ||
+  fail "--resume-anyway: $(cat stderr)"
+[ "$(json anyway.json step)" = 9 ] || fail "--resume-anyway: $(cat anyway.json)"
+
+# --------------------------------------------------------------------------- what does not hold
+# passed_over PATTERN: the newest checkpoint of `broken` is named and passed over for the one before.
+loud_again=(); mapfile -t loud_again < <(loud "${again[@]}")
+passed_over() {
+  "${loud_again[@]}" --save-every 4 --output-dir broken --resume auto >broken.json 2>stderr || fail "$1: $(tail -1 stderr)"
+  grep -q "passed over: .*step-8.*$1" stderr || fail "'$1' is not in: $(head -3 stderr)"
+  grep -q 'goes on from broken/checkpoints/step-4' stderr || fail "$1: $(head -3 stderr)"
+  same scalecom broken "passed over: $1"
+}
+spoil() { rm -rf broken && cp -r scalecom broken; }
+flip() { printf '\x5a' | dd of="$1" bs=1 seek="$(($(stat -c %s "$1") / 2))" conv=notrunc 2>/dev/null; }
+for file in model.safetensors optimizer.safetensors rank-0.safetensors rank-2.safetensors state.json; do
+  spoil && flip broken/checkpoints/step-8/$file && passed_over "$file"
+done
+spoil && flip broken/checkpoints/step-8/manifest.json && passed_over ""
+spoil && rm broken/checkpoints/step-8/manifest.json && passed_over 'is not whole'
+spoil && cp auto/checkpoints/step-8/rank-1.safetensors broken/checkpoints/step-8/ && passed_over 'rank-1.safetensors'
+spoil && sed -i 's/"version": 1/"version": 2/' broken/checkpoints/step-8/manifest.json && passed_over 'format version 2'
+ls broken/checkpoints | grep -q 'step-8$' || fail "not saved again: $(ls broken/checkpoints)"
+spoil && rm broken/checkpoints/step-8/rank-1.safetensors && refuse 'rank-1' "${again[@]}" --resume broken/checkpoints/step-8
+
+# -------------------------------------------------------------------------------------- the disk
+mkdir disk
+if mount -t tmpfs -o size=4m tmpfs disk 2>/dev/null; then
+  small=(--image-size 16 --batch-size 4 --threads 1 --learners 2)
+  "$resnet" "${small[@]}" --steps 9 --save-every 4 --output-dir disk/run 2>stderr || fail "a save that fails: $(tail -1 stderr)"
+  grep -q 'checkpoint not saved: .*No space left' stderr || fail "no word of a full disk: $(cat stderr)"
+  [ "$(ls disk/run/checkpoints)" = step-4 ] || fail "left on the full disk: $(ls disk/run/checkpoints)"
+  rm -rf disk/run
+  "$resnet" "${small[@]}" --steps 20 --save-every 3 --output-dir disk/run --quiet 2>stderr
+  [ $? = 1 ] && grep -q '3 times in a row: .*No space left' stderr || fail "saves that fail: $(cat stderr)"
+  mount -o remount,ro disk
+  "$resnet" "${small[@]}" --steps 20 --output-dir disk/run --resume auto --quiet 2>stderr
+  [ $? = 1 ] && [ "$(wc -l <stderr)" = 1 ] && grep -q 'Read-only' stderr || fail "a read-only folder: $(cat stderr)"
+else
+  echo 'skipped: a full disk (only root can mount a small one)'
+fi
+
+[ $failures = 0 ] && echo 'resume: all well'
+exit $((failures > 0))

@@ -1,0 +1,279 @@
+// What a checkpoint holds of a training: numbers that come back bit for bit, refusals of others,
+// and what another number of learners makes of it.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <mutex>
+
+#include "apps/exchange_state.h"
+#include "apps/saver.h"
+#include "apps/training_state.h"
+#include "tests/app_helpers.h"
+#include "tests/learner_net.h"
+
+using namespace heddle;
+
+namespace {
+
+DataParallelOptimizer::State some_state() {
+  DataParallelOptimizer::State state;
+  state.steps = 42;
+  state.totals = {.traffic = {1, 2, 3}, .exchange_s = 0.1, .collective_s = 1e-300, .exposed_s = 7};
+  state.totals.dense_steps = 4;
+  state.totals.rejected = 9;
+  state.ledger[{"a.weight", PayloadKind::indices}] = {5, 6, 7};
+  state.settings = {{"a.weight", 0.1}};
+  LayerPlannerState planner;
+  planner.due = 50;
+  planner.layers = {{.name = "a.weight",
+                     .settings = {0.1, 1.0 / 3},
+                     .errors = {},
+                     .bytes = {8, 9},
+                     .uniform = 1}};
+  planner.current = {0};
+  planner.look = {{std::numeric_limits<double>::infinity()}, 0.3};
+  planner.table = {1.0 / 3, std::numeric_limits<double>::infinity()};
+  planner.window.sums["a.weight"] = Tensor::from({1.0f, 2.0f});
+  planner.window.exchanges = {{1000, 1e-3}, {2000, 2e-3}};
+  state.planner = planner;
+  return state;
+}
+
+// What one rank trains with, as the programs put it together.
+struct Learner {
+  CommonOptions o;
+  Net net{1};
+  DataParallelOptimizer optimizer;
+  Schedule schedule{{.lr = 0.1, .total_steps = 100}};
+  TrainingLog log;
+  TrainingParts parts;
+  Learner(Communicator& comm, const std::string& compress)
+      : optimizer(net.store, make_sgd({.momentum = 0.9}), comm, {}, {.control_words = true},
+                  make_reducer(parse_compress(compress), {.min_compress = 100}, net.store)),
+        log({.program = "test", .rate_key = "rows_per_s"}, options(compress), Context::current(),
+            net.store, optimizer, nullptr, nullptr),
+        parts{.o = o,
+              .store = net.store,
+              .optimizer = optimizer,
+              .schedule = schedule,
+              .log = log,
+              .rank = comm.rank(),
+              .units = 4 * comm.size(),
+              .identity = {{"net", "small"}},
+              .config = "lr = 0.1\n",
+              .model = net.store.named_tensors(),
+              .metadata = {}} {}
+  const CommonOptions& options(const std::string& compress) {
+    o.compress = compress;
+    return o;
+  }
+  void step(int64_t number, int rank) {
+    const Tensor x = Tensor::zeros({4, 20}), y = Tensor::zeros({4}, DType::i32);
+    fill_batch(number, rank * 4, x, y);
+    Tape tape;
+    const Var loss = softmax_cross_entropy(tape, net.forward(tape, Var(x), true), y);
+    optimizer.begin_step(0.1);
+    tape.backward(
+        loss, [&](Parameter& p) { optimizer.ready(p); },
+        [&](Parameter& p) { optimizer.weights_free(p); });
+    log.finish_step(optimizer.finish_step(),
+                    {.loss = loss.value().item(), .lr = 0.1, .units = 4, .times = {}});
+  }
+};
+
+using Means = std::map<std::string, std::vector<double>>;
+
+// Adds this rank's residuals, divided by the number of ranks.
+void add_residuals(const Learner& learner, int ranks, Means& means) {
+  for (const auto& [name, x] : learner.optimizer.named_state()) {
+    if (!name.starts_with("residual.")) continue;
+    std::vector<double>& mean = means[name];
+    mean.resize(static_cast<size_t>(x.size()));
+    for (size_t i = 0; i < mean.size(); ++i)
+      mean[i] += static_cast<double>(x.data<float>()[i]) / ranks;
+  }
+}
+
+// Trains three ranks for some steps and leaves a checkpoint; returns the mean of their residuals.
+Means leave_checkpoint(const std::string& folder, const std::string& compress) {
+  Means means;
+  std::mutex mutex;
+  expect_none(run_ranks(3, [&](Communicator& comm) {
+    Learner learner(comm, compress);
+    for (int64_t i = 0; i < 5; ++i) learner.step(i, comm.rank());
+    CheckpointWriter writer(folder, comm.rank(), {.ranks = 3});
+    const OwnState own{.rank = {{"rank", Tensor::from({static_cast<float>(comm.rank())})}},
+                       .json = {{"valid_loss", 2.5}}};
+    writer.begin(5, save_training(learner.parts, 6, own).value());
+    if (writer.wait() != Writing::written) throw Error(writer.error());
+    comm.barrier();
+    writer.commit();
+    if (!writer.finish()) throw Error(writer.error());
+    std::lock_guard lock(mutex);
+    add_residuals(learner, 3, means);
+  }));
+  return means;
+}
+
+}  // namespace
+
+TEST_CASE("training state: the exchange's numbers come back bit for bit") {
+  Context context;
+  const DataParallelOptimizer::State state = some_state();
+  const nlohmann::json json = nlohmann::json::parse(exchange_json(state).dump());
+  DataParallelOptimizer::State back = parse_exchange(json);
+  CHECK(exchange_json(back).dump() == exchange_json(state).dump());
+  CHECK(back.totals.collective_s == 1e-300);
+  REQUIRE(back.planner);
+  CHECK(back.planner->layers[0].settings[1] == 1.0 / 3);
+  CHECK(std::isinf(back.planner->look.norms[0]));
+
+  const TempFolder folder;
+  const auto file_of = [&](const DataParallelOptimizer::State& s, const std::string& name) {
+    save_safetensors(folder.path + name, exchange_tensors(s));
+    return SafetensorsFile::open(folder.path + name);
+  };
+  const SafetensorsFile file = file_of(state, "/a");
+  read_exchange_tensors({file}, back);
+  CHECK(back.planner->table == state.planner->table);
+  CHECK(back.planner->window.sums.at("a.weight").to_vector() == std::vector<float>{1, 2});
+  REQUIRE(back.planner->window.exchanges.size() == 2);
+  CHECK(back.planner->window.exchanges[1].bytes == 2000);
+  CHECK(back.planner->window.exchanges[1].seconds == 2e-3);
+
+  DataParallelOptimizer::State other = state;
+  other.planner->table = {1, 2};
+  back = parse_exchange(json);
+  read_exchange_tensors({file, file_of(other, "/b")}, back);  // of two ranks, for any number
+  CHECK(back.planner->table[0] == (1.0 / 3 + 1) / 2);
+  CHECK(back.planner->window.sums.empty());
+  other.planner->table = {1};
+  CHECK(message_of([&] { read_exchange_tensors({file, file_of(other, "/c")}, back); }) != "");
+}
+
+TEST_CASE("training state: numbers that cannot be are refused") {
+  Context context;
+  const nlohmann::json good = nlohmann::json::parse(exchange_json(some_state()).dump());
+  const auto refused = [&](const char* pointer, const nlohmann::json& value) {
+    nlohmann::json bad = good;
+    bad[nlohmann::json::json_pointer(pointer)] = value;
+    CAPTURE(pointer);
+    try {
+      (void)parse_exchange(bad);
+    } catch (const InputError&) {
+      return true;
+    } catch (const nlohmann::json::exception&) {
+      return true;
+    }
+    return false;
+  };
+  CHECK(!refused("/steps", 43));
+  CHECK(refused("/steps", "many"));
+  CHECK(refused("/totals", {1, 2}));
+  CHECK(refused("/ledger/0/1", 4));
+  CHECK(refused("/ledger/0", {"a"}));
+  CHECK(refused("/settings/a.weight", "fine"));
+  CHECK(refused("/planner/current/0", 2));
+  CHECK(refused("/planner/current", {0, 0}));
+  CHECK(refused("/planner/layers/0/uniform", 2));
+  CHECK(refused("/planner/layers/0/bytes", {1}));
+  CHECK(refused("/planner/norms", {1, 2}));
+}
+
+TEST_CASE("training state: fewer and more learners owe what was owed, on average") {
+  for (const char* compress : {"scalecom:rate=10,beta=0.5", "powersgd:rank=2"}) {
+    CAPTURE(compress);
+    Context context;
+    const TempFolder folder;
+    const Means before = leave_checkpoint(folder.path, compress);
+    REQUIRE(!before.empty());
+    double size = 0;
+    for (const auto& [name, mean] : before)
+      for (const double m : mean) size += m * m;
+    CHECK(size > 0);
+    const Checkpoint checkpoint = open_checkpoint(folder.path + "/checkpoints/step-5");
+    for (const int p : {1, 2, 3, 5}) {
+      CAPTURE(p);
+      Means after;
+      std::mutex mutex;
+      std::vector<std::string> notes;
+      expect_none(run_ranks(p, [&](Communicator& comm) {
+        Learner learner(comm, compress);
+        const Tensor own = Tensor::from({-1.0f});
+        restore_training(learner.parts, checkpoint, {.rank = {{"rank", own}}},
+                         [&](const std::string& line) {
+                           if (comm.rank() == 0) notes.push_back(line);
+                         });
+        const float expected = p == 3 ? static_cast<float>(comm.rank()) : -1.0f;
+        if (own.item() != expected) throw Error(concat("own state ", own.item()));
+        if (learner.log.step() != 5) throw Error(concat("step ", learner.log.step()));
+        {
+          std::lock_guard lock(mutex);
+          add_residuals(learner, p, after);
+        }
+        learner.step(5, comm.rank());
+        learner.optimizer.check_replicas();
+      }));
+      for (const auto& [name, mean] : before)
+        for (size_t i = 0; i < mean.size(); ++i)
+          CHECK(after[name].at(i) == doctest::Approx(mean[i]).epsilon(1e-5));
+      CHECK(notes.size() == (p == 3 ? 0 : 1));
+    }
+  }
+}
+
+TEST_CASE("training state: where a run goes on is a matter of what was seen") {
+  Context context;
+  const TempFolder folder;
+  (void)leave_checkpoint(folder.path, "scalecom:rate=10");
+  const auto comm = make_solo();
+  CommonOptions o;
+  o.quiet = true;
+  o.resume = folder.path;
+  const auto start = [&](int64_t steps_per_epoch, int64_t units) {
+    return find_start(o, {.steps_per_epoch = steps_per_epoch, .total_steps = 100}, units, *comm);
+  };
+  Start s = start(10, 12);  // as it was: six batches of three times four
+  CHECK(s.batch == 6);
+  CHECK(s.ahead == -1);  // five updates, as told, in the first six batches
+  s = start(20, 6);
+  CHECK(s.batch == 12);
+  CHECK(s.ahead == 5 - 12);
+  s = start(7, 20);
+  CHECK(s.batch == 3);
+  s = start(2, 12);  // an epoch that has fewer batches than were seen
+  CHECK(s.batch == 1);
+  o.accumulate = 4;
+  CHECK(start(10, 12).batch == 4);
+  o.resume = folder.path + "/checkpoints/step-5";
+  CHECK(start(10, 12).step() == 5);
+  o.resume = folder.path + "/checkpoints/step-6";
+  CHECK(message_of([&] { (void)start(10, 12); }) != "");
+  o.resume = "";
+  CHECK(!start(10, 12).checkpoint);
+}
+
+TEST_CASE("training state: a run with weights that are not finite is not saved") {
+  Context context;
+  const auto comm = make_solo();
+  Learner learner(*comm, "none");
+  learner.step(0, 0);
+  CHECK(save_training(learner.parts, 1, {}).has_value());
+  learner.net.store.parameters()[2].value.data<float>()[3] = NAN;
+  CHECK(!save_training(learner.parts, 1, {}).has_value());
+}
+
+TEST_CASE("saver: --save-every counts steps or epochs") {
+  CHECK(parse_save_every("400", 10) == 400);
+  CHECK(parse_save_every("0", 10) == 0);
+  CHECK(parse_save_every("epoch", 10) == 10);
+  CHECK(parse_save_every("1epoch", 10) == 10);
+  CHECK(parse_save_every("3epochs", 10) == 30);
+  for (const char* bad :
+       {"", "-1", "often", "1.5", "3 epochs", "99999999999999999999", "epochss"}) {
+    CAPTURE(bad);
+    CHECK(contains(message_of([&] { (void)parse_save_every(bad, 10); }), "--save-every"));
+  }
+}
