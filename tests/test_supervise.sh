@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# ./run supervise: starts again what was stopped or has crashed, and nothing else; gives up; passes signals
+# on; leaves out hosts that are gone.
+#   tests/test_supervise.sh build/train_resnet
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd) && program=$(realpath "$1") || exit 2
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 2
+unset "${!HEDDLE_@}"
+export OMP_WAIT_POLICY=passive
+failures=0
+fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
+
+# A job that notes how it was called, and does what the first line of `todo` says: exit with a code, leave a
+# checkpoint first (+CODE), die, or wait for a signal.
+cat >job <<'JOB'
+#!/usr/bin/env bash
+echo "$*" >>calls
+what=$(head -1 todo); sed -i 1d todo
+trap 'echo signalled >>calls; exit 75' USR1
+case $what in
+  die) kill -KILL $$ ;;
+  wait) echo waits; for i in {1..300}; do sleep 0.1; done ;;
+  +*) mkdir -p "out/checkpoints/step-$(wc -l <calls)"; exit "${what#+}" ;;
+  *) exit "$what" ;;
+esac
+JOB
+chmod +x job && cp job mpirun
+# expect CODE CALLS TODO…: how supervise ends, and how often the job was started.
+expect() {
+  local code=$1 calls=$2 out; shift 2
+  rm -rf calls out; printf '%s\n' "$@" >todo
+  "$root/run" supervise --restarts 3 --wait 0 -- ./job --output-dir out --x 1 2>err; out=$?
+  [ $out = "$code" ] || fail "$*: exit code $out instead of $code: $(tail -2 err)"
+  [ "$(wc -l <calls)" = "$calls" ] || fail "$*: started $(wc -l <calls) times instead of $calls"
+  [ "$(sort -u calls)" = '--output-dir out --x 1 --resume auto' ] || fail "$*: called with $(sort -u calls)"
+}
+expect 0 1 0
+expect 0 3 75 die 0
+expect 2 2 1 2 0
+expect 3 1 3 0
+expect 1 4 1 1 1 1 0
+grep -q 'given up' err || fail "no word of giving up: $(cat err)"
+expect 0 9 +1 +75 +1 +134 +1 1 1 1 0  # what has saved has earned its restarts back
+refuse() { "$root/run" supervise "${@:2}" 2>err; [ $? = 2 ] && grep -q -e "$1" err || fail "'$1' is not in $(cat err)"; }
+refuse 'and a command' --
+refuse 'needs --output-dir' -- ./job
+refuse 'is added' -- ./job --output-dir out --resume auto
+refuse 'needs a number' --restarts many -- ./job --output-dir out
+refuse 'expected' --often -- ./job --output-dir out
+
+rm -f calls; printf 'wait\n0\n' >todo
+"$root/run" supervise --wait 0 -- ./job --output-dir out >said 2>err & pid=$!
+for i in {1..100}; do grep -qs waits said && break; sleep 0.1; done
+kill -TERM $pid; wait $pid; code=$?
+[ $code = 75 ] && [ "$(tail -1 calls)" = signalled ] || fail "a signal: exit code $code, $(cat calls err)"
+
+printf '#!/usr/bin/env bash\n[ "$1" != b ]\n' >probe && chmod +x probe
+hosts() {  # EXPECTED ARGUMENT…
+  rm -f calls; echo 0 >todo
+  SUPERVISE_PROBE=./probe "$root/run" supervise -- ./mpirun "${@:2}" ./job --output-dir out 2>err || fail "hosts: $(cat err)"
+  [ "$(cat calls)" = "$1 ./job --output-dir out --resume auto" ] || fail "hosts: $(cat calls), expected $1"
+}
+hosts '-n 2 --host a:2' -n 4 --host a:2,b:2
+hosts '--host a,c -np 2' --host a,b,c -np 3
+hosts '-n 1 --host a,c' -n 1 --host a,b,c
+hosts '-n 4 --host a:2,c:2' -n 4 --host a:2,c:2
+hosts '-n 4' -n 4
+
+flags=(--image-size 16 --batch-size 4 --threads 1 --learners 2 --steps 30 --save-every 5 --deterministic)
+"$program" "${flags[@]}" --output-dir whole --quiet || fail 'train_resnet'
+TEST_SAVE_KILL_AT=11 "$root/run" supervise --wait 0 -- "$program" "${flags[@]}" --output-dir killed 2>err ||
+  fail "a program that is killed: $(tail -2 err)"
+[ "$(grep -c 'exit code 137' err)" -ge 2 ] || fail "killed too seldom: $(grep exit err)"
+cmp -s whole/model.safetensors killed/model.safetensors || fail 'the weights differ'
+
+[ $failures = 0 ] && echo 'supervise: all well'
+exit $((failures > 0))
