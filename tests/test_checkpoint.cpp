@@ -165,6 +165,39 @@ TEST_CASE("checkpoint: the newest and the best are kept, what was half done goes
   CHECK(find_checkpoint(run.path).newest->state.at("valid_loss") == 7);
 }
 
+TEST_CASE("checkpoint: files that a rank has written elsewhere are missed") {
+  Context context;
+  const Folder here, there;
+  CheckpointWriter first(here.path, 0, {.ranks = 2}), second(there.path, 1, {.ranks = 2});
+  first.begin(3, files_of(0, 3));
+  second.begin(3, files_of(1, 3));
+  CHECK(first.wait() == Writing::written);
+  CHECK(second.wait() == Writing::written);
+  second.commit();
+  first.commit();
+  CHECK(!first.finish());
+  CHECK(first.error().find("rank-1.safetensors is missing") != std::string::npos);
+  CHECK(!find_checkpoint(here.path).newest);
+}
+
+TEST_CASE("checkpoint: a run that goes on from an older one sets later ones aside") {
+  Context context;
+  const Folder run;
+  {
+    CheckpointWriter writer(run.path, 0, {.keep = 9});
+    for (const int64_t step : {2, 4, 6}) save(writer, step);
+  }
+  const CheckpointWriter other(run.path, 1, {.begin = 2});  // not the first rank's
+  CHECK(find_checkpoint(run.path).newest->step == 6);
+  CheckpointWriter writer(run.path, 0, {.keep = 9, .begin = 2});
+  CHECK(names_in(run.path + "/checkpoints") ==
+        std::vector<std::string>{"step-2", "step-4.aside", "step-6.aside"});
+  CHECK(find_checkpoint(run.path).newest->step == 2);
+  save(writer, 3);
+  CHECK(find_checkpoint(run.path).newest->step == 3);
+  CHECK(open_checkpoint(run.at(6) + ".aside").step == 6);
+}
+
 TEST_CASE("checkpoint: a failure is told, leaves nothing, and the next one works") {
   Context context;
   const Folder run;

@@ -314,6 +314,7 @@ TEST_CASE("learners: a gradient that is not finite on one rank is applied on non
     }
     const StepReport report = optimizer.finish_step();
     if (report.skipped_parameters != 1) throw Error("not skipped");
+    if (report.first_skipped != "second.weight") throw Error(report.first_skipped);
     if (net.second.weight->value.to_vector() != before) throw Error("applied");
     values[static_cast<size_t>(comm.rank())] = net.store.values().to_vector();
   }));

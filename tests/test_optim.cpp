@@ -376,6 +376,7 @@ TEST_CASE("non-finite gradients: a skipped step leaves weights and state as they
     const StepReport report = optimizer.finish_step();
     CHECK(report.skipped);
     CHECK(report.skipped_parameters == 2);
+    CHECK(report.first_skipped == toy.large.name);  // as backward goes
     CHECK(optimizer.skipped_steps() == 1);
     CHECK(optimizer.steps() == 1);
     CHECK(same_bits(values, toy.store.values()));
@@ -400,6 +401,7 @@ TEST_CASE("non-finite gradients: bucketwise, what is finite is applied") {
   const StepReport report = optimizer.finish_step();
   CHECK_FALSE(report.skipped);
   CHECK(report.skipped_parameters == 1);
+  CHECK(report.first_skipped == toy.large.name);
   CHECK(same_bits(large, toy.large.value));
   CHECK_FALSE(same_bits(small, toy.small.value));
   for (const auto& [name, tensor] : optimizer.named_state())
