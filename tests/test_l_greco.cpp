@@ -2,7 +2,7 @@
 // plan; budgets from Accordion, and costs from times.
 #include <doctest/doctest.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -11,6 +11,7 @@
 #include "compress/l_greco.h"
 #include "core/error.h"
 #include "core/random.h"
+#include "core/trace.h"
 
 using namespace heddle;
 
@@ -113,11 +114,17 @@ TEST_CASE("L-GreCo: layers that are alike are treated by their order, again and 
   const LayerPlan first = plan_layers(layers);
   for (int i = 0; i < 3; ++i) CHECK(plan_layers(layers).chosen == first.chosen);
   const auto large = random_layers(11, 60, 12);
-  const auto begin = std::chrono::steady_clock::now();
-  const LayerPlan plan = plan_layers(large);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  MESSAGE("60 layers, 12 candidates: " << seconds.count() * 1e3 << " ms");
-  CHECK(plan.bytes < plan.uniform_bytes);
+  double seconds = 1;  // of the processor, which others may need at the same time
+  for (int i = 0; i < 5; ++i) {
+    const double begin = thread_seconds();
+    const LayerPlan plan = plan_layers(large);
+    seconds = std::min(seconds, thread_seconds() - begin);
+    CHECK(plan.bytes < plan.uniform_bytes);
+  }
+  MESSAGE("60 layers, 12 candidates: " << seconds * 1e3 << " ms");
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  CHECK(seconds <= 0.02);
+#endif
 }
 
 TEST_CASE("L-GreCo: costs in place of bytes decide, and never exceed those of the default") {
