@@ -127,6 +127,31 @@ TEST_CASE("L-GreCo: layers that are alike are treated by their order, again and 
 #endif
 }
 
+TEST_CASE("L-GreCo: over the budget by the last bit of a double, and plans that are equally good") {
+  // 7 and 3 of 10 steps of the budget, but the sum is 83.00000000000001.
+  const LayerChoices a{.name = "a",
+                       .settings = {1, 2},
+                       .errors = {58.10000000000001, 1},
+                       .bytes = {10, 20},
+                       .uniform = 1};
+  const LayerChoices b{.name = "b",
+                       .settings = {1, 2},
+                       .errors = {24.900000000000002, 1},
+                       .bytes = {10, 15},
+                       .uniform = 1};
+  REQUIRE(a.errors[0] + b.errors[0] > 83);
+  const LayerPlan strict = plan_layers({a, b}, {.budget = 83, .buckets = 10});
+  CHECK(strict.chosen == std::vector<size_t>{0, 1});
+  CHECK(strict.fallback == "");
+  // Of equal bytes the least error, of equal errors, too, the first; of layers the last begins.
+  const LayerChoices even{
+      .name = "c", .settings = {1, 2, 3, 4}, .errors = {3, 2, 2, 1}, .bytes = {5, 5, 5, 9}};
+  CHECK(plan_layers({even}, {.budget = 10}).chosen == std::vector<size_t>{1});
+  const LayerChoices two{
+      .name = "d", .settings = {1, 2}, .errors = {3, 1}, .bytes = {1, 2}, .uniform = 1};
+  CHECK(plan_layers({two, two}, {.budget = 5}).chosen == std::vector<size_t>{1, 0});
+}
+
 TEST_CASE("L-GreCo: costs in place of bytes decide, and never exceed those of the default") {
   LayerChoices layer{
       .name = "a", .settings = {1, 2, 3}, .errors = {3, 2, 1}, .bytes = {10, 20, 30}};
