@@ -140,14 +140,16 @@ void apply_layer_plan(const CommonOptions& o, const ParameterStore& store, int l
   try {
     const auto plan = nlohmann::json::parse(read_text_file(o.plan));
     const auto family = plan.at("family").get<std::string>();
-    check(family == reducer.name(), where, "of --compress ", family, ", not ", reducer.name());
-    const int ranks = plan.at("learners").get<int>();
+    check(family == reducer.name(), where, "of --compress ", printable(family), ", not ",
+          reducer.name());
+    const auto ranks = plan.at("learners").get<double>();
     check(ranks == learners, where, "of ", ranks, " learners, not ", learners);
     for (const auto& layer : plan.at("layers")) {
       const auto name = layer.at("name").get<std::string>();
       const auto elements = layer.at("elements").get<int64_t>();
-      check(elements == elements_of(store, name), where, "of another network: ", name, " has ",
-            elements, " elements there, ", elements_of(store, name), " here");
+      const int64_t here = elements_of(store, name);
+      check(elements == here && here > 0, where, "of another network: ", printable(name), " has ",
+            elements, " elements there, ", here, " here");
       settings[name] = layer.at("setting").get<double>();
     }
   } catch (const nlohmann::json::exception& error) {

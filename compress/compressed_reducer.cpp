@@ -101,7 +101,7 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
     accepted = window_ ? exchange_in_window(e, gradients) : exchange_or_undo(e);
   }
   if (accepted && feedback_)
-    for (const auto& [name, x] : e.dense) feedback_->clear(name);
+    for (const auto& [name, x] : e.dense) feedback_->sent_all(name);
   if (bucket.flat.device().is_cuda()) bucket.flat.copy_from(flat);
   return accepted;
 }

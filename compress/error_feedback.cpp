@@ -79,8 +79,12 @@ void ErrorFeedback::owe(const std::string& name, const Tensor& x, double share) 
   axpy(static_cast<float>(beta_ * share), x, residual(name, x.size()));
 }
 
-void ErrorFeedback::clear(const std::string& name) {
-  if (holds(name)) residuals_.at(name).fill_zero();
+void ErrorFeedback::sent_all(const std::string& name) {
+  if (!holds(name)) return;
+  if (beta_ < 1)
+    scale(residuals_.at(name), static_cast<float>(1 - beta_));
+  else
+    residuals_.at(name).fill_zero();
 }
 
 }  // namespace heddle

@@ -48,8 +48,8 @@ class ErrorFeedback {
   void undo(const std::string& name, const Tensor& g);
   // More is owed: m += beta * share * x.
   void owe(const std::string& name, const Tensor& x, double share);
-  // The residual after all of it was sent.
-  void clear(const std::string& name);
+  // The residual after m + g was sent whole: (1 - beta) m, as of any element that was sent.
+  void sent_all(const std::string& name);
 
  private:
   double beta_;

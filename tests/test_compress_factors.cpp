@@ -210,3 +210,57 @@ TEST_CASE("powersgd: a rank that does not pay sends the residual along and trave
   CHECK(runs[0].states[2].at("residual.fc.weight") == Values(1750));
   CHECK(runs[0].states[3].at("factor.fc.weight").size() == 50);
 }
+
+TEST_CASE("powersgd: turned dense in a step that is refused, nothing is lost") {
+  for (const bool single : {false, true}) {
+    CAPTURE(single);  // with compressed layers beside it, and alone
+    const RunOptions o{.steps = 4,
+                       .fill =
+                           [](CompressModel& m, int rank, int64_t step) {
+                             m.fill_random(rank, step);
+                             if (step == 2 && rank == 1)
+                               m.store.find("fc.weight")->grad.data<float>()[20] = NAN;
+                           },
+                       .before =
+                           [](Reducer& reducer, int64_t step) {
+                             if (step == 2) reducer.set_choice("fc.weight", 20);
+                           },
+                       .single_layers = single};
+    const auto runs = reduce_ranks(2, "powersgd:rank=2", o);
+    Values expected = scaled_sum(runs, 3, "fc.weight");
+    for (const RankRun& run : runs) {
+      CHECK(run.accepted == std::vector<bool>{true, true, false, true});
+      const Values& owed = run.states[1].at("residual.fc.weight");
+      CHECK(run.states[2].at("residual.fc.weight") == owed);
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] += owed[i];
+    }
+    CHECK(worst_difference(part_of(runs[0].sums[3], "fc.weight"), expected) < 1e-5);
+  }
+}
+
+TEST_CASE(
+    "powersgd: after a change of rank what was owed is, and other layers know their factors") {
+  const RunOptions o{.steps = 9, .before = [](Reducer& reducer, int64_t step) {
+                       if (step == 3) reducer.set_choice("fc.weight", 1);
+                       if (step == 6) reducer.set_choice("fc.weight", 4);
+                     }};
+  const auto runs = reduce_ranks(2, "powersgd:rank=2", o);  // of two, sums have one order
+  const auto plain = reduce_ranks(2, "powersgd:rank=2", {.steps = 9});
+  for (const size_t s : {3, 6, 8}) {
+    CHECK(runs[0].states[s].at("factor.conv2.weight") ==
+          plain[0].states[s].at("factor.conv2.weight"));
+    for (const RankRun& run : runs)  // the same random numbers on all ranks
+      CHECK(run.states[s].at("factor.fc.weight") == runs[0].states[s].at("factor.fc.weight"));
+    CHECK(runs[0].states[s].at("factor.fc.weight").size() == (s == 3 ? 50 : 200));
+  }
+  Values missing(1750);
+  for (size_t s = 0; s < 9; ++s) {
+    const Values given = scaled_sum(runs, s, "fc.weight"),
+                 sum = part_of(runs[0].sums[s], "fc.weight");
+    for (size_t i = 0; i < missing.size(); ++i) missing[i] += given[i] - sum[i];
+  }
+  for (const RankRun& run : runs)
+    for (size_t i = 0; i < missing.size(); ++i)
+      missing[i] -= run.states[8].at("residual.fc.weight")[i];
+  CHECK(worst_difference(missing, Values(1750)) < 2e-4);
+}

@@ -79,6 +79,28 @@ TEST_CASE("error feedback: what was not sent is the residual, the gradient is em
   }
 }
 
+TEST_CASE(
+    "error feedback: a layer that travels dense for a while owes what it owed, for any beta") {
+  Context context;
+  for (const double beta : {1.0, 0.3}) {
+    CAPTURE(beta);
+    ErrorFeedback feedback(beta);
+    feedback.residual("w", 3).copy_from(Tensor::from(Values{1, -2, 3}));
+    Values owed = {1, -2, 3};  // m / beta, and the gradients since, less what was sent
+    for (float& v : owed) v /= static_cast<float>(beta);
+    for (int step = 0; step < 3; ++step) {
+      const Tensor x = Tensor::from(Values{10, 20, 30});
+      feedback.compensate("w", x);
+      feedback.sent_all("w");
+      const Values sent = x.to_vector(), kept = feedback.residual("w", 3).to_vector();
+      for (size_t i = 0; i < 3; ++i) {
+        owed[i] += 10 * static_cast<float>(i + 1) - sent[i];
+        CHECK(kept[i] / beta == doctest::Approx(owed[i]).epsilon(1e-5));
+      }
+    }
+  }
+}
+
 TEST_CASE("error feedback: sum of what was sent + m / beta = sum of the gradients, for any P") {
   for (const std::string& spec : kSparse)
     for (int p = 1; p <= 4; ++p) {

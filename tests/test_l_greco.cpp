@@ -2,7 +2,7 @@
 // plan; budgets from Accordion, and costs from times.
 #include <doctest/doctest.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -11,6 +11,7 @@
 #include "compress/l_greco.h"
 #include "core/error.h"
 #include "core/random.h"
+#include "core/trace.h"
 
 using namespace heddle;
 
@@ -113,11 +114,42 @@ TEST_CASE("L-GreCo: layers that are alike are treated by their order, again and 
   const LayerPlan first = plan_layers(layers);
   for (int i = 0; i < 3; ++i) CHECK(plan_layers(layers).chosen == first.chosen);
   const auto large = random_layers(11, 60, 12);
-  const auto begin = std::chrono::steady_clock::now();
-  const LayerPlan plan = plan_layers(large);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  MESSAGE("60 layers, 12 candidates: " << seconds.count() * 1e3 << " ms");
-  CHECK(plan.bytes < plan.uniform_bytes);
+  double seconds = 1;  // of the processor, which others may need at the same time
+  for (int i = 0; i < 5; ++i) {
+    const double begin = thread_seconds();
+    const LayerPlan plan = plan_layers(large);
+    seconds = std::min(seconds, thread_seconds() - begin);
+    CHECK(plan.bytes < plan.uniform_bytes);
+  }
+  MESSAGE("60 layers, 12 candidates: " << seconds * 1e3 << " ms");
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  CHECK(seconds <= 0.02);
+#endif
+}
+
+TEST_CASE("L-GreCo: over the budget by the last bit of a double, and plans that are equally good") {
+  // 7 and 3 of 10 steps of the budget, but the sum is 83.00000000000001.
+  const LayerChoices a{.name = "a",
+                       .settings = {1, 2},
+                       .errors = {58.10000000000001, 1},
+                       .bytes = {10, 20},
+                       .uniform = 1};
+  const LayerChoices b{.name = "b",
+                       .settings = {1, 2},
+                       .errors = {24.900000000000002, 1},
+                       .bytes = {10, 15},
+                       .uniform = 1};
+  REQUIRE(a.errors[0] + b.errors[0] > 83);
+  const LayerPlan strict = plan_layers({a, b}, {.budget = 83, .buckets = 10});
+  CHECK(strict.chosen == std::vector<size_t>{0, 1});
+  CHECK(strict.fallback == "");
+  // Of equal bytes the least error, of equal errors, too, the first; of layers the last begins.
+  const LayerChoices even{
+      .name = "c", .settings = {1, 2, 3, 4}, .errors = {3, 2, 2, 1}, .bytes = {5, 5, 5, 9}};
+  CHECK(plan_layers({even}, {.budget = 10}).chosen == std::vector<size_t>{1});
+  const LayerChoices two{
+      .name = "d", .settings = {1, 2}, .errors = {3, 1}, .bytes = {1, 2}, .uniform = 1};
+  CHECK(plan_layers({two, two}, {.budget = 5}).chosen == std::vector<size_t>{1, 0});
 }
 
 TEST_CASE("L-GreCo: costs in place of bytes decide, and never exceed those of the default") {

@@ -290,6 +290,15 @@ TEST_CASE("planner: NaN in a window, zero gradients, plans that differ") {
   auto run = train(2, o)[0];
   CHECK(run.plans[1].plan.fallback == "an error is not a number");
   CHECK(run.log.size() == 1);
+  // A plan that was in use is given up then.
+  o.spoil = [](PlannedModel& model, int rank, int64_t step) {
+    if (step > 30 && rank == 1) model.store.find("layer2.weight")->grad.data<float>()[5] = NAN;
+  };
+  run = train(2, o)[0];
+  CHECK(run.plans[0].changed);
+  CHECK(run.plans[1].changed);
+  for (size_t l = 0; l < 6; ++l)
+    CHECK(run.plans[1].plan.chosen[l] == run.plans[1].layers[l].uniform);
   o.spoil = [](PlannedModel& model, int, int64_t) { model.store.grads().fill_zero(); };
   run = train(2, o)[0];
   CHECK(run.plans[0].plan.fallback == "the budget is zero");

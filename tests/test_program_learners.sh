@@ -164,7 +164,12 @@ replay 'is no plan' resnet20 a.txt
 replay 'No such file' resnet20 nowhere.json
 sed 's/"setting": .*/"setting": 0.5,/' planned/plan-12.json >half.json && replay 'whole number' resnet20 half.json
 sed 's/"name": "layer3.0.conv1/"name": "layer9.conv/' planned/plan-12.json >other.json && replay 'another network' resnet20 other.json
-[ "$(wc -l <stderr)" = 1 ] || fail "one line for a bad plan: $(cat stderr)"
+one_line() { [ "$(wc -l <stderr)" = 1 ] || fail "one line for a bad plan: $(cat stderr)"; }
+one_line
+sed 's/"family": "/&a\\n/' planned/plan-12.json >other.json && replay 'of --compress a?scalecom' resnet20 other.json && one_line
+sed 's/"name": "layer3/"name": "layer\\n3/' planned/plan-12.json >other.json && replay 'network: layer?3' resnet20 other.json && one_line
+sed 's/"layers": \[/&{"name": "a\\nb", "elements": 0, "setting": 5},/' planned/plan-12.json >other.json && replay 'network: a?b' resnet20 other.json && one_line
+sed 's/"learners": 3/"learners": 4294967299/' planned/plan-12.json >other.json && replay 'of 4.29497e+09 learners' resnet20 other.json
 refuse 'needs a GPU\|expected --device cuda' "$resnet" --learners 2 --comm nccl --device cpu
 pixel=iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==
 for i in 1 2 3; do mkdir -p images/{train,valid}/$i; base64 -d <<<$pixel | tee images/train/$i/a.png >images/valid/$i/a.png; done
