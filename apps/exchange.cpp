@@ -1,6 +1,8 @@
 #include "apps/exchange.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "apps/layer_plan.h"
 #include "compress/families.h"
@@ -15,11 +17,54 @@ int64_t first_compressed_step(const CommonOptions& o, const StepPlan& plan) {
   return std::max<int64_t>(100, std::min(plan.steps_per_epoch, plan.total_steps / 20));
 }
 
+// "auto" and "auto:SPEC": by bucket dense or compressed, as measured.
+constexpr const char* kAutomatic = "auto";
+bool is_automatic(const CommonOptions& o) {
+  return o.compress == kAutomatic || o.compress.starts_with(concat(kAutomatic, ":"));
+}
+
+// For people, and exchange-<step>.json in the run folder.
+void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
+                 const std::function<void(const std::string&)>& log) {
+  const auto compressed = std::ranges::count(choice.compressed, true);
+  char text[200];
+  std::snprintf(
+      text, sizeof text,
+      "step %lld: %lld of %zu buckets are compressed: until the last exchange %.1f ms, if "
+      "all were dense %.1f, if all were compressed %.1f",
+      static_cast<long long>(choice.step), static_cast<long long>(compressed),
+      choice.compressed.size(), 1e3 * choice.chosen_s, 1e3 * choice.dense_s,
+      1e3 * choice.compressed_s);
+  if (log) log(text);
+  if (folder == nullptr) return;
+  nlohmann::ordered_json json = {{"step", choice.step},
+                                 {"dense_s", choice.dense_s},
+                                 {"compressed_s", choice.compressed_s},
+                                 {"chosen_s", choice.chosen_s}};
+  const auto times = [](const BucketTimes& b) -> nlohmann::ordered_json {
+    return {{"ready_s", b.ready_s}, {"code_s", b.code_s}, {"comm_s", b.comm_s}};
+  };
+  for (size_t i = 0; i < choice.compressed.size(); ++i)
+    json["buckets"].push_back({{"compressed", static_cast<bool>(choice.compressed[i])},
+                               {"dense", times(choice.dense[i])},
+                               {"packed", times(choice.packed[i])}});
+  folder->write(concat("exchange-", choice.step, ".json"), json_line(json));
+}
+
 double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.0; }
 
 }  // namespace
 
+CompressSpec compress_spec(const CommonOptions& o) {
+  if (o.compress == kAutomatic) return parse_compress("scalecom:rate=100");
+  return parse_compress(is_automatic(o) ? o.compress.substr(o.compress.find(':') + 1) : o.compress);
+}
+
 void check_exchange(const CommonOptions& o) {
+  check(!is_automatic(o) || compress_spec(o).family != "none", "--compress ", o.compress,
+        ": nothing to choose from");
+  check(!is_automatic(o) || (o.layerwise == "uniform" && o.plan.empty()),
+        "--compress auto decides by bucket: not together with --layerwise or --plan");
   check_layerwise(o);
   check(o.compress != "none" || (o.compress_start < 0 && o.dense_layers.empty() && o.shadow == 0),
         "--compress-start, --dense-layers and --shadow need --compress");
@@ -32,7 +77,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
                                      const RunFolder* folder,
                                      const std::function<void(const std::string&)>& log,
                                      const DataParallelOptions& others) {
-  const CompressSpec spec = parse_compress(o.compress);
+  const CompressSpec spec = compress_spec(o);
   std::unique_ptr<Reducer> reducer;
   DataParallelOptions parallel = others;
   parallel.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
@@ -47,6 +92,12 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     parallel.compress_start = first_compressed_step(o, plan);
     parallel.shadow_every = o.shadow;
     parallel.planner = planner_options(o, plan, store, comm.size(), folder, log);
+    if (is_automatic(o)) {
+      parallel.chooser.every = std::max<int64_t>(plan.steps_per_epoch, 500);
+      parallel.chooser.on_choice = [folder, log](const ExchangeChoice& choice) {
+        tell_choice(choice, folder, log);
+      };
+    }
     if (!o.plan.empty())
       apply_layer_plan(o, store, comm.size(), dynamic_cast<CompressedReducer&>(*reducer));
     if (log)

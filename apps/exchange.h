@@ -12,9 +12,13 @@
 #include "apps/run_folder.h"
 #include "apps/setup.h"
 #include "comm/communicator.h"
+#include "compress/spec.h"
 #include "optim/data_parallel.h"
 
 namespace heddle {
+
+// What --compress says, and behind "auto" or "auto:SPEC" what is chosen from beside dense.
+CompressSpec compress_spec(const CommonOptions& o);
 
 // Throws InputError for options of compression that cannot be.
 void check_exchange(const CommonOptions& o);

@@ -115,10 +115,12 @@ class Measurement {
     Headroom out;
     out.learners = comm_.size();
     out.link = measure_link(comm_);
+    const bool choosing = o_.compress.starts_with("auto");
+    const std::string own = choosing ? to_string(compress_spec(o_)) : o_.compress;
     std::vector<std::string> names = {"", "none"};
-    if (o_.compress != "none") names.push_back(o_.compress);
+    if (own != "none") names.push_back(own);
     for (const std::string& name : kCandidates)
-      if (name != o_.compress) names.push_back(name);
+      if (name != own) names.push_back(name);
     // The first steps make the kernels' plans, and tell how many fit into the time.
     ExchangeProfile dense{.compress = "none"};
     measure(dense, 1);

@@ -66,11 +66,13 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             {.value = "WHEN",
              .help = "on: exchange gradients while backward runs; off: behind it; same bits",
              .choices = {"on", "off"}});
-  flags.add("compress", &o.compress,
-            {.value = "SPEC",
-             .help = "how gradients travel: none, bf16, fp16, topk:density=0.01, "
-                     "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk, "
-                     "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4"});
+  flags.add(
+      "compress", &o.compress,
+      {.value = "SPEC",
+       .help = "how gradients travel: none, bf16, fp16, topk:density=0.01, "
+               "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk, "
+               "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
+               "by bucket dense or compressed, whichever is faster as measured here"});
   flags.add("compress-start", &o.compress_start,
             {.value = "STEPS",
              .help = "steps that are exchanged densely before",

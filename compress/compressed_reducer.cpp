@@ -63,7 +63,7 @@ CompressedReducer::CompressedReducer(const ReducerSetup& setup) : family_(setup.
     const bool named = !options.dense_layers.empty() && std::regex_search(p.name, dense);
     const bool compressed =
         p.shape().rank() > 1 && p.size() >= options.min_compress && &p != first && !named;
-    layers_[p.name] = {&p, layers_.size(), compressed, compressed ? choice : 0};
+    layers_[p.name] = {&p, layers_.size(), compressed, compressed ? choice : 0, false};
   }
 }
 
@@ -75,7 +75,7 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   for (const Parameter* p : bucket.parameters) {
     Layer& layer = layers_.at(p->name);
     const Tensor x = flat.slice(p->offset - begin, p->offset - begin + p->size());
-    if (layer.compressed && pays(layer)) {
+    if (layer.compressed && !layer.dense_for_now && pays(layer)) {
       if (window_ && window_has_gradients_ && feedback_) gradients.emplace_back(p->name, x.clone());
       e.compressed.push_back(item_of(layer, x, e));
     } else {
@@ -205,7 +205,11 @@ std::vector<double> CompressedReducer::lost_norms(const Layer& /*layer*/, const 
 
 bool CompressedReducer::compresses(const std::string& parameter) const {
   const Layer& layer = layers_.at(parameter);
-  return layer.compressed && pays(layer);
+  return layer.compressed && !layer.dense_for_now && pays(layer);
+}
+
+void CompressedReducer::travel_dense(const std::string& parameter, bool dense) {
+  layers_.at(parameter).dense_for_now = dense;
 }
 
 void CompressedReducer::take_back(const GradientBucket& bucket, int ranks) {

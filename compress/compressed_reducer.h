@@ -47,6 +47,8 @@ class CompressedReducer : public Reducer {
   NamedTensors named_state() const override;
   // Whether the layer is compressed at present.
   bool compresses(const std::string& parameter) const;
+  // From the next step on, on all ranks; what a residual owes goes with the first dense gradient.
+  void travel_dense(const std::string& parameter, bool dense);
   // Where one rank selects for all: what it would select from x (n) f32. Elsewhere nothing.
   virtual Indices selection(const std::string& /*parameter*/, const Tensor& /*x*/) const {
     return {};
@@ -79,6 +81,7 @@ class CompressedReducer : public Reducer {
     uint64_t index;   // in the order of creation: a key of random numbers
     bool compressed;  // false: travels dense whatever is set
     double choice;
+    bool dense_for_now = false;
   };
   struct Item {
     Layer* layer;

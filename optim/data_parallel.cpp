@@ -43,13 +43,30 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
   worker_ = std::make_unique<CommWorker>(Context::current());
   if (parallel.broadcast)
     collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
-  if (parallel.planner.every == 0 && parallel.shadow_every == 0) return;
+  watch_reducer();
+}
+
+// Whatever looks at what is compressed, or decides it.
+void DataParallelOptimizer::watch_reducer() {
+  const DataParallelOptions& parallel = parallel_;
+  if (parallel.planner.every == 0 && parallel.shadow_every == 0 && parallel.chooser.every == 0)
+    return;
   auto* compressed = dynamic_cast<CompressedReducer*>(reducer_.get());
-  check(compressed != nullptr, "layer plans and the quality meter need a reducer that compresses");
+  check(compressed != nullptr,
+        "layer plans, exchange choices and the quality meter need a reducer that compresses");
+  check(parallel.planner.every == 0 || parallel.chooser.every == 0,
+        "either layer plans or exchange choices, not both");
   if (parallel.planner.every > 0)
     planner_ =
         std::make_unique<LayerPlanner>(*compressed, parallel.planner, parallel.compress_start);
   if (parallel.shadow_every > 0) meter_ = std::make_unique<QualityMeter>(*compressed);
+  if (parallel.chooser.every == 0) return;
+  std::vector<std::vector<std::string>> names;
+  for (const Bucket& bucket : buckets_)
+    for (names.emplace_back(); const Parameter* p : bucket.parameters)
+      names.back().push_back(p->name);
+  chooser_ = std::make_unique<ExchangeChooser>(*compressed, std::move(names), parallel.chooser,
+                                               parallel.compress_start);
 }
 
 void DataParallelOptimizer::make_buckets(int64_t bytes) {
@@ -85,6 +102,7 @@ void DataParallelOptimizer::begin_step(double lr) {
   optimizer_.begin_step(lr);
   next_ = 0;
   ready_.clear();
+  if (chooser_ != nullptr) chooser_->begin_step();
   for (Bucket& bucket : buckets_) bucket.open = bucket.parameters.size();
 }
 
@@ -100,8 +118,10 @@ void DataParallelOptimizer::ready(Parameter& p) {
 
 // Sends off every complete bucket whose turn it is.
 void DataParallelOptimizer::flush() {
-  for (; next_ < buckets_.size() && buckets_[next_].open == 0; ++next_)
+  for (; next_ < buckets_.size() && buckets_[next_].open == 0; ++next_) {
+    if (chooser_ != nullptr) chooser_->ready(next_);
     worker_->post([this, index = next_] { exchange(index); });
+  }
 }
 
 // On the worker's thread.
@@ -110,8 +130,12 @@ void DataParallelOptimizer::exchange(size_t index) {
   event("exchange", index);
   const double begin = steady_seconds();
   arrow(Trace::Flow::pass, "comm", index);
+  const double thread_begin = thread_seconds(), comm_begin = ledger_.seconds();
   const bool finite = sum(bucket);
   totals_.exchange_s += steady_seconds() - begin;
+  if (chooser_ != nullptr)
+    chooser_->exchanged(index, steady_seconds() - begin, thread_seconds() - thread_begin,
+                        ledger_.seconds() - comm_begin);
   totals_.rejected += !finite;
   buckets_[index].accepted = finite;
   event("reduced", index);
@@ -161,6 +185,7 @@ void DataParallelOptimizer::finish_arrow(const Parameter& p) {
 
 StepReport DataParallelOptimizer::finish_step() {
   if (!alone() && last_micro_step()) {
+    if (chooser_ != nullptr) chooser_->backward_ended();
     for (Parameter& p : store_.parameters()) {
       if (!p.written) {  // others may have a gradient for it
         p.grad.fill_zero();
@@ -188,6 +213,9 @@ StepReport DataParallelOptimizer::finish_step() {
     ++step_;
     if (planner_ != nullptr)
       planner_->finish_step(step_, optimizer_.lr(),
+                            [this](const auto& what, const auto& call) { collective(what, call); });
+    if (chooser_ != nullptr && step_ >= parallel_.compress_start)
+      chooser_->finish_step(step_,
                             [this](const auto& what, const auto& call) { collective(what, call); });
     if (!alone() && parallel_.check_every > 0 && step_ % parallel_.check_every == 0)
       check_replicas();
@@ -263,6 +291,7 @@ void DataParallelOptimizer::restore(const State& state) {
   if (reducer_ != nullptr)
     for (const auto& [parameter, setting] : state.settings)
       if (setting != 0) reducer_->set_choice(parameter, setting);
+  if (chooser_ != nullptr) chooser_->resume(step_);
   if (planner_ != nullptr) planner_->restore(step_, state.planner.value_or(LayerPlannerState{}));
 }
 

@@ -28,6 +28,7 @@
 #include "compress/quality.h"
 #include "compress/reducer.h"
 #include "optim/comm_worker.h"
+#include "optim/exchange_chooser.h"
 #include "optim/optimizer.h"
 
 namespace heddle {
@@ -48,6 +49,8 @@ struct DataParallelOptions {
   // Of the reducer's settings by layer, where `every` is above 0: then it must be a
   // CompressedReducer.
   LayerPlannerOptions planner = {};
+  // Which buckets are compressed at all, where `every` is above 0; not together with a planner.
+  ExchangeChooserOptions chooser = {};
   // Lets set_control() and control() work, for a few bytes more in the last bucket of a step.
   bool control_words = false;
   // Told what happens, in order, for tests: "ready", "exchange", "reduced", with the bucket's
@@ -131,6 +134,7 @@ class DataParallelOptimizer {
   bool alone() const { return worker_ == nullptr; }
   bool last_micro_step() const { return micro_step_ + 1 == accumulate_; }
   void make_buckets(int64_t bytes);
+  void watch_reducer();
   void flush();
   void exchange(size_t index);
   bool sum(const Bucket& bucket);
@@ -162,6 +166,7 @@ class DataParallelOptimizer {
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<LayerPlanner> planner_;
   std::unique_ptr<QualityMeter> meter_;
+  std::unique_ptr<ExchangeChooser> chooser_;
   std::array<std::atomic<float>, kWords> own_words_{};
   std::array<float, kWords> words_{};
   std::set<std::string> named_missing_;

@@ -53,6 +53,15 @@ for event in '"ph":"s".*"pid":2' '"ph":"t".*"pid":0' '"ph":"f".*"pid":1' '"comm"
   grep -q "$event" t.json || fail "not in the trace: $event"
 done
 
+# The choice by bucket: compressed where the network is slow, and said so.
+"$resnet" --image-size 16 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --steps 20 --compress auto \
+  --compress-start 3 --bucket-mb 0.25 --print-freq 5 --output-dir auto >/dev/null 2>auto.err || fail 'auto'
+grep -q 'step 15: [1-9][0-9]* of [0-9]* buckets are compressed' auto.err || fail "auto: $(cat auto.err)"
+grep -q '"compressed":true,"dense":{"ready_s":' auto/exchange-15.json || fail "auto: $(cat auto/exchange-15.json)"
+refuse 'nothing to choose from' "$resnet" --compress auto:none
+refuse 'decides by bucket' "$resnet" --compress auto --layerwise lgreco
+refuse 'bits: expected' "$resnet" --compress auto:qsgd:bits=9
+
 # On links of 20 Mbit/s two learners talk most of the time, and fewer bytes are a win.
 "$resnet" --image-size 16 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --headroom 1 --json --quiet >headroom.json ||
   fail 'headroom'

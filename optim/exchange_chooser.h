@@ -1,0 +1,92 @@
+// --compress auto: for each bucket dense or compressed, whichever makes the step shorter here. Both
+// ways are tried for a few steps; a step's end follows from when its buckets become ready and what
+// the worker needs for each (the model that --headroom checks against measured steps). The ranks
+// decide from the same means. Tried again from time to time, rarely where the other way is dear.
+//
+//   ExchangeChooser chooser(reducer, {{"fc.weight"}, {"conv1.weight"}}, {.every = 1000}, 0);
+//   chooser.begin_step(); …ready(bucket)… …exchanged(bucket, …)… chooser.backward_ended();
+//   chooser.finish_step(step, collective);
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "compress/compressed_reducer.h"
+#include "compress/layer_planner.h"
+
+namespace heddle {
+
+// Seconds; ready counts from the beginning of the step.
+struct BucketTimes {
+  double ready_s = 0;  // backward has made its last gradient
+  double code_s = 0;   // of its exchange, what is not in collectives
+  double comm_s = 0;   // in collectives
+};
+
+// When the worker, which takes one bucket after the other, has done the last.
+double exchanges_end(const std::vector<BucketTimes>& buckets);
+
+struct ExchangeChoice {
+  int64_t step = 0;              // steps that were made before it
+  std::vector<bool> compressed;  // by bucket
+  // Until backward and all exchanges have ended: if all buckets were dense, compressed, as chosen.
+  double dense_s = 0, compressed_s = 0, chosen_s = 0;
+  std::vector<BucketTimes> dense, packed;  // what was measured of each bucket, both ways
+};
+
+// Compressed buckets must make the step shorter by `margin`, a part of it; a mixture must be better
+// than both pure ways by as much. Backward has ended at backward_s.
+ExchangeChoice choose_exchange(double backward_s, const std::vector<BucketTimes>& dense,
+                               const std::vector<BucketTimes>& packed, double margin);
+
+struct ExchangeChooserOptions {
+  int64_t every = 0;         // steps from one trial to the next, at least; 0: nothing is chosen
+  int64_t trial = 6;         // steps each way, of which the first does not count
+  double margin = 0.02;      // of a step, for which bytes are changed
+  double trial_cost = 0.01;  // of all steps' time, that trials of the dearer way may take
+  std::function<void(const ExchangeChoice&)> on_choice = {};
+};
+
+class ExchangeChooser {
+ public:
+  // `buckets`: names of their parameters. The reducer compresses from step `start` on, and must
+  // outlive this object.
+  ExchangeChooser(CompressedReducer& reducer, std::vector<std::vector<std::string>> buckets,
+                  const ExchangeChooserOptions& options, int64_t start);
+
+  // `step` have been made, by an earlier process too: a trial begins if it is time. Between steps.
+  void resume(int64_t step);
+  // Of the current step, on the main thread.
+  void begin_step();
+  void ready(size_t bucket);
+  void backward_ended();
+  // On the worker's thread: what a bucket's exchange took in all, in this thread's processor, and
+  // in collectives by the communicator's clock.
+  void exchanged(size_t bucket, double seconds, double thread_s, double comm_s);
+  // Between steps: `step` have been made.
+  void finish_step(int64_t step, const LayerPlanner::Collective& collective);
+
+ private:
+  enum class Phase { waiting, dense_trial, packed_trial };
+  struct Samples {
+    std::vector<double> ready, code, comm;
+  };
+  void start(Phase phase, const std::vector<bool>& compressed);
+  void decide(int64_t step, const LayerPlanner::Collective& collective);
+
+  CompressedReducer& reducer_;
+  std::vector<std::vector<std::string>> buckets_;
+  ExchangeChooserOptions options_;
+  int64_t next_trial_;  // the step before which it begins
+  Phase phase_ = Phase::waiting;
+  int64_t steps_ = 0;  // of this phase
+  std::vector<bool> chosen_;
+  double begin_ = 0, backward_s_ = 0;
+  std::vector<BucketTimes> now_;  // of this step
+  std::vector<double> backward_;
+  std::vector<Samples> dense_, packed_;  // by bucket
+};
+
+}  // namespace heddle
