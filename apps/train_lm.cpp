@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "apps/exchange.h"
@@ -428,7 +429,8 @@ int run(const Arguments& arguments, const Arguments& environment) {
     (void)TokenBatches(corpus.train,
                        {.batch_size = o.batch_size, .bptt = o.bptt, .world_size = learners});
   (void)parse_device(o.device);
-  const SignalScope signals;
+  std::optional<SignalScope> signals;
+  if (training && !o.dry_run && o.headroom == 0) signals.emplace();  // nothing else looks at them
   return run_learners(o, [&](Communicator& comm) {
     return run_rank(o, flags, arguments, comm, training, corpus, vocabulary);
   });

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "apps/evaluate.h"
 #include "apps/exchange.h"
@@ -365,7 +366,8 @@ int run(const Arguments& arguments, const Arguments& environment) {
   }
   if (!only_predict) valid = open_data(o, Split::valid);
   const ResnetCard card = make_card(o, loaded, valid.set.get());
-  const SignalScope signals;
+  std::optional<SignalScope> signals;
+  if (training && !o.dry_run && o.headroom == 0) signals.emplace();  // nothing else looks at them
   return run_learners(o, [&](Communicator& comm) {
     return run_rank(o, flags, arguments, comm, {only_predict, training}, data, valid, card);
   });

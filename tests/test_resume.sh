@@ -4,7 +4,7 @@
 # or does not hold, is refused or passed over by name.
 #   tests/test_resume.sh build/train_resnet build/train_lm [mpirun]
 set -u
-resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
+root=$(cd "$(dirname "$0")/.." && pwd) && resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
 mpirun=${3:-}
 work=$(mktemp -d) || exit 2
 trap 'mounted && umount "$work/disk"; rm -rf "$work"' EXIT
@@ -94,6 +94,7 @@ wait_for twice.err 'step [0-9]*/'
 kill -TERM $pid; kill -TERM $pid  # at once: as timeout(1) does it
 wait $pid; code=$?
 [ $code = 75 ] || fail "two signals together: exit code $code instead of 75"
+rm twice.err
 TEST_SAVE_PAUSE_MS=3000 "${long[@]}" --learners 3 --output-dir twice --resume auto >twice.json 2>twice.err & pid=$!
 wait_for twice.err 'step [0-9]*/'
 kill -TERM $pid; sleep 1; kill -TERM $pid
@@ -180,6 +181,19 @@ spoil && cp auto/checkpoints/step-8/rank-1.safetensors broken/checkpoints/step-8
 spoil && sed -i 's/"version": 1/"version": 2/' broken/checkpoints/step-8/manifest.json && passed_over 'format version 2'
 ls broken/checkpoints | grep -q 'step-8$' || fail "not saved again: $(ls broken/checkpoints)"
 spoil && rm broken/checkpoints/step-8/rank-1.safetensors && refuse 'rank-1' "${again[@]}" --resume broken/checkpoints/step-8
+
+# ------------------------------------------------------------------------ versions of the format
+# A checkpoint of each is kept: format <n> was written by the command in its file `command`, and the run that goes
+# on from it ends as it did then.
+for kept in "$root"/tests/golden/checkpoint-v*; do
+  name=${kept##*/}
+  cp -r "$kept" . && rm -f "$name/result.json" && (cd "$name" && mapfile -t words <command &&
+    "$lm" "${words[@]}" --output-dir . --resume auto >../$name.json 2>../$name.err) || fail "$name: $(tail -1 $name.err)"
+  grep -q 'goes on from ./checkpoints' $name.err || fail "$name: $(head -3 $name.err)"
+  [ "$(json $name.json step)" = "$(json "$kept/result.json" step)" ] || fail "$name: $(cat $name.json)"
+  awk -v a="$(json $name.json test_loss)" -v b="$(json "$kept/result.json" test_loss)" \
+    'BEGIN { exit !(b > 0 && (a / b - 1) ^ 2 < 1e-8) }' || fail "$name: $(json $name.json test_loss)"
+done
 
 # -------------------------------------------------------------------------------------- the disk
 mkdir disk
