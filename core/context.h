@@ -23,6 +23,7 @@ struct ContextOptions {
   int threads = 0;             // of this learner; 0: what OpenMP would take
   bool tune = false;           // time alternatives instead of using the committed rule
   bool deterministic = false;  // the rule only, and reductions in a fixed order
+  bool tf32 = false;           // CUDA: fp32 products may round their factors to 10 bits
 };
 
 class Context {

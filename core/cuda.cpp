@@ -8,25 +8,46 @@ namespace {
 struct CudaHandles {
   cudaStream_t stream = nullptr;
   cublasHandle_t cublas = nullptr;
+  cudnnHandle_t cudnn = nullptr;
 
-  CudaHandles() {
-    check_cuda(cudaStreamCreate(&stream), "stream");
-    if (cublasCreate(&cublas) != CUBLAS_STATUS_SUCCESS)
-      throw Error("cuBLAS: cannot be initialised");
-    if (cublasSetStream(cublas, stream) != CUBLAS_STATUS_SUCCESS)
-      throw Error("cuBLAS: cannot set the stream");
-  }
+  // A stream that the default stream waits for: plain cudaMemcpy sees finished values.
+  CudaHandles() { check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate"); }
   ~CudaHandles() {
-    (void)cublasDestroy(cublas);
+    if (cudnn != nullptr) (void)cudnnDestroy(cudnn);
+    if (cublas != nullptr) (void)cublasDestroy(cublas);
     (void)cudaStreamDestroy(stream);
   }
   CudaHandles(const CudaHandles&) = delete;
   CudaHandles& operator=(const CudaHandles&) = delete;
 };
 
+CudaHandles& handles() { return Context::current().state<CudaHandles>(); }
+
 }  // namespace
 
-cudaStream_t cuda_stream() { return Context::current().state<CudaHandles>().stream; }
-cublasHandle_t cublas_handle() { return Context::current().state<CudaHandles>().cublas; }
+cudaStream_t cuda_stream() { return handles().stream; }
+
+// The libraries' handles are made when something needs them: cuDNN alone takes a second to load.
+cublasHandle_t cublas_handle() {
+  CudaHandles& h = handles();
+  if (h.cublas == nullptr) {
+    check_cublas(cublasCreate(&h.cublas), "cublasCreate");
+    check_cublas(cublasSetStream(h.cublas, h.stream), "cublasSetStream");
+    const bool tf32 = Context::current().options().tf32;
+    check_cublas(
+        cublasSetMathMode(h.cublas, tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH),
+        "cublasSetMathMode");
+  }
+  return h.cublas;
+}
+
+cudnnHandle_t cudnn_handle() {
+  CudaHandles& h = handles();
+  if (h.cudnn == nullptr) {
+    check_cudnn(cudnnCreate(&h.cudnn), "cudnnCreate");
+    check_cudnn(cudnnSetStream(h.cudnn, h.stream), "cudnnSetStream");
+  }
+  return h.cudnn;
+}
 
 }  // namespace heddle

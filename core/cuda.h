@@ -3,18 +3,32 @@
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
+#include <cudnn.h>
 
 #include "core/error.h"
 
 namespace heddle {
 
-// Throws Error with CUDA's message.
+// Throw Error with the name of the call and the library's own words.
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw Error(concat("CUDA: ", what, ": ", cudaGetErrorString(status)));
 }
+inline void check_cublas(cublasStatus_t status, const char* what) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw Error(concat("cuBLAS: ", what, ": ", cublasGetStatusString(status)));
+}
+inline void check_cudnn(cudnnStatus_t status, const char* what) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  char detail[512] = "";
+  cudnnGetLastErrorString(detail, sizeof detail);
+  throw Error(concat("cuDNN: ", what, ": ", cudnnGetErrorString(status), " ", detail));
+}
 
-// Stream and cuBLAS handle of the calling thread's Context, made at first use.
+// Stream and library handles of the calling thread's Context, made at first use. All work of a
+// Context runs in the order of its stream, so memory that goes back to the pool may be handed out
+// again at once.
 cudaStream_t cuda_stream();
 cublasHandle_t cublas_handle();
+cudnnHandle_t cudnn_handle();
 
 }  // namespace heddle

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "core/shared_kernel.h"
-#ifdef __CUDACC__
+#ifdef HEDDLE_GPU
 #include <vector>
 
 #include "core/tensor.h"
@@ -59,6 +59,40 @@ struct RepeatRow {
   HEDDLE_HD void operator()(int64_t r, int64_t c) const { out[r * columns + c] = row[c]; }
 };
 
+template <class T>
+struct AddRow {
+  const float* row;
+  T* x;
+  int64_t columns;
+  HEDDLE_HD void operator()(int64_t r, int64_t c) const {
+    x[r * columns + c] = T(static_cast<float>(x[r * columns + c]) + row[c]);
+  }
+};
+
+template <class From, class To>
+struct ToNhwc {
+  const From* src;
+  To* dst;
+  int64_t channels, pixels;
+  HEDDLE_HD void operator()(int64_t i) const {
+    const int64_t c = i % channels, p = i / channels % pixels, n = i / channels / pixels;
+    dst[i] = To(static_cast<float>(src[(n * channels + c) * pixels + p]));
+  }
+};
+
+template <class From, class To>
+struct FromNhwc {
+  const From* src;
+  To* dst;
+  int64_t channels, pixels;
+  float beta;
+  HEDDLE_HD void operator()(int64_t i) const {
+    const int64_t p = i % pixels, c = i / pixels % channels, n = i / pixels / channels;
+    const float value = static_cast<float>(src[(n * pixels + p) * channels + c]);
+    dst[i] = To(beta == 0.0f ? value : beta * static_cast<float>(dst[i]) + value);
+  }
+};
+
 struct Identity {
   HEDDLE_HD double operator()(float v) const { return v; }
 };
@@ -71,7 +105,7 @@ struct NotFinite {
   HEDDLE_HD double operator()(float v) const { return v - v == 0.0f ? 0.0 : 1.0; }
 };
 
-#ifdef __CUDACC__
+#ifdef HEDDLE_GPU
 constexpr int kThreads = 256;
 
 // Block b adds map(x[i]) over chunk b: in order within a thread, then as a tree over threads.
@@ -82,7 +116,7 @@ __global__ void reduce_chunks(const float* x, int64_t n, int64_t chunk, double* 
   double s = 0;
   for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) s += map(x[i]);
   sums[threadIdx.x] = s;
-  for (int half = kThreads / 2; half > 0; half /= 2) {
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
@@ -96,26 +130,42 @@ double reduce(const float* x, int64_t n, Map map) {
   const int64_t chunks = (n + kChunk - 1) / kChunk;
   Tensor partial = Tensor::empty({chunks}, DType::i64);  // eight bytes per chunk, used as doubles
   double* sums = static_cast<double*>(partial.raw());
-  reduce_chunks<<<static_cast<unsigned>(chunks), kThreads, 0, cuda_stream()>>>(x, n, kChunk, sums,
-                                                                               map);
+  launch("reduce", reduce_chunks<Map>, static_cast<unsigned>(chunks), kThreads, x, n, kChunk, sums,
+         map);
   std::vector<double> host(chunks);
-  check_cuda(cudaMemcpyAsync(host.data(), sums, chunks * sizeof(double), cudaMemcpyDeviceToHost,
-                             cuda_stream()),
-             "reduce");
-  check_cuda(cudaStreamSynchronize(cuda_stream()), "reduce");
+  fetch(host.data(), sums, chunks * sizeof(double));
   double total = 0;
   for (double s : host) total += s;
   return total;
 }
 
-// One thread per column; used for bias gradients, whose rows are few.
+// Block (i, k) adds the k-th part of the rows of kStrip columns: each thread every kSlices-th row,
+// then the slices in order. The sums of part k go to row k of out.
+constexpr int kStrip = 32, kSlices = 16;
+
 template <class T>
-__global__ void sum_rows_kernel(const T* x, float* out, int64_t rows, int64_t columns, float beta) {
-  const int64_t c = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  if (c >= columns) return;
+__global__ void sum_rows_kernel(const T* x, float* out, int64_t rows, int64_t columns, int64_t part,
+                                float beta) {
+  __shared__ float sums[kSlices][kStrip];
+  const int64_t c = blockIdx.x * static_cast<int64_t>(kStrip) + threadIdx.x;
+  const int64_t begin = blockIdx.y * part, end = begin + part < rows ? begin + part : rows;
   float s = 0;
-  for (int64_t r = 0; r < rows; ++r) s += static_cast<float>(x[r * columns + c]);
-  out[c] = (beta == 0.0f ? 0.0f : beta * out[c]) + s;
+  if (c < columns)
+    for (int64_t r = begin + threadIdx.y; r < end; r += kSlices)
+      s += static_cast<float>(x[r * columns + c]);
+  sums[threadIdx.y][threadIdx.x] = s;
+  __syncthreads();
+  if (threadIdx.y > 0 || c >= columns) return;
+  for (int k = 1; k < kSlices; ++k) s += sums[k][threadIdx.x];
+  float* to = out + blockIdx.y * columns + c;
+  *to = (beta == 0.0f ? 0.0f : beta * *to) + s;
+}
+
+template <class T>
+void sum_parts(const T* x, float* out, int64_t rows, int64_t columns, int64_t parts, float beta) {
+  const auto strips = static_cast<unsigned>((columns + kStrip - 1) / kStrip);
+  launch("sum_rows", sum_rows_kernel<T>, dim3(strips, static_cast<unsigned>(parts)),
+         dim3(kStrip, kSlices), x, out, rows, columns, (rows + parts - 1) / parts, beta);
 }
 #else
 template <class Map>
@@ -157,16 +207,37 @@ void repeat_row(const float* row, float* out, int64_t rows, int64_t columns) {
   for_each_in_grid(rows, columns, RepeatRow{row, out, columns});
 }
 
+template <class T>
+void add_row(const float* row, T* x, int64_t rows, int64_t columns) {
+  for_each_in_grid(rows, columns, AddRow<T>{row, x, columns});
+}
+
+template <class From, class To>
+void to_nhwc(const From* src, To* dst, int64_t images, int64_t channels, int64_t pixels) {
+  for_each(images * channels * pixels, ToNhwc<From, To>{src, dst, channels, pixels});
+}
+
+template <class From, class To>
+void from_nhwc(const From* src, To* dst, int64_t images, int64_t channels, int64_t pixels,
+               float beta) {
+  for_each(images * channels * pixels, FromNhwc<From, To>{src, dst, channels, pixels, beta});
+}
+
 double sum(const float* x, int64_t n) { return reduce(x, n, Identity{}); }
 double squared_norm(const float* x, int64_t n) { return reduce(x, n, Square{}); }
 bool all_finite(const float* x, int64_t n) { return reduce(x, n, NotFinite{}) == 0.0; }
 
 template <class T>
 void sum_rows(const T* x, float* out, int64_t rows, int64_t columns, float beta) {
-#ifdef __CUDACC__
-  const unsigned blocks = static_cast<unsigned>((columns + kThreads - 1) / kThreads);
-  sum_rows_kernel<<<blocks, kThreads, 0, cuda_stream()>>>(x, out, rows, columns, beta);
-  check_cuda(cudaGetLastError(), "sum_rows");
+#ifdef HEDDLE_GPU
+  if (columns == 0) return;
+  // Long columns are cut into parts, as many as keep a GPU busy, whose sums are then added.
+  const int64_t strips = (columns + kStrip - 1) / kStrip;
+  const int64_t parts = std::clamp<int64_t>(rows / 256, 1, std::max<int64_t>(1, 512 / strips));
+  if (parts == 1) return sum_parts(x, out, rows, columns, 1, beta);
+  const Tensor partial = Tensor::empty({parts, columns});
+  sum_parts(x, partial.data<float>(), rows, columns, parts, 0.0f);
+  sum_parts(partial.data<float>(), out, parts, columns, 1, beta);
 #else
   parallel_for(columns, 64, [=](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) out[c] = beta == 0.0f ? 0.0f : beta * out[c];
@@ -179,10 +250,15 @@ void sum_rows(const T* x, float* out, int64_t rows, int64_t columns, float beta)
 #endif
 }
 
-#define HEDDLE_INSTANTIATE(T)                            \
-  template void fill<T>(T*, int64_t, float);             \
-  template void add<T>(const T*, const T*, T*, int64_t); \
-  template void scale<T>(T*, int64_t, float);            \
+#define HEDDLE_INSTANTIATE(T)                                                                  \
+  template void add_row<T>(const float*, T*, int64_t, int64_t);                                \
+  template void to_nhwc<T, float>(const T*, float*, int64_t, int64_t, int64_t);                \
+  template void to_nhwc<T, bfloat16>(const T*, bfloat16*, int64_t, int64_t, int64_t);          \
+  template void from_nhwc<T, float>(const T*, float*, int64_t, int64_t, int64_t, float);       \
+  template void from_nhwc<T, bfloat16>(const T*, bfloat16*, int64_t, int64_t, int64_t, float); \
+  template void fill<T>(T*, int64_t, float);                                                   \
+  template void add<T>(const T*, const T*, T*, int64_t);                                       \
+  template void scale<T>(T*, int64_t, float);                                                  \
   template void sum_rows<T>(const T*, float*, int64_t, int64_t, float);
 HEDDLE_INSTANTIATE(float)
 HEDDLE_INSTANTIATE(bfloat16)

@@ -111,13 +111,14 @@ cudaDataType_t type_of(const Tensor& x) {
 
 // cuBLAS counts columns first: the row-major product is op(b)ᵀ op(a)ᵀ there.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o, int64_t k) {
-  const auto status = cublasGemmEx(
-      cublas_handle(), o.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
-      o.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, static_cast<int>(c.shape()[1]),
-      static_cast<int>(c.shape()[0]), static_cast<int>(k), &o.alpha, b.raw(), type_of(b),
-      static_cast<int>(b.shape()[1]), a.raw(), type_of(a), static_cast<int>(a.shape()[1]), &o.beta,
-      c.raw(), type_of(c), static_cast<int>(c.shape()[1]), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-  if (status != CUBLAS_STATUS_SUCCESS) throw Error("cuBLAS: gemm failed");
+  check_cublas(
+      cublasGemmEx(cublas_handle(), o.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                   o.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, static_cast<int>(c.shape()[1]),
+                   static_cast<int>(c.shape()[0]), static_cast<int>(k), &o.alpha, b.raw(),
+                   type_of(b), static_cast<int>(b.shape()[1]), a.raw(), type_of(a),
+                   static_cast<int>(a.shape()[1]), &o.beta, c.raw(), type_of(c),
+                   static_cast<int>(c.shape()[1]), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+      "cublasGemmEx");
 }
 
 }  // namespace

@@ -15,6 +15,34 @@ void check_same(const Tensor& a, const Tensor& b, const char* name) {
         layout_name(b.layout()));
 }
 
+#ifdef HEDDLE_CUDA
+template <class From, class To>
+void reorder_on_gpu(const Tensor& src, const Tensor& dst) {
+  const Shape& s = src.shape();
+  if (dst.layout() == Layout::nhwc)
+    cuda::to_nhwc(src.data<From>(), dst.data<To>(), s[0], s[1], s[2] * s[3]);
+  else
+    cuda::from_nhwc(src.data<From>(), dst.data<To>(), s[0], s[1], s[2] * s[3], 0.0f);
+}
+#endif
+
+// dst = src in the other layout.
+void reorder(const Tensor& src, const Tensor& dst) {
+#ifdef HEDDLE_CUDA
+  if (src.device().is_cuda()) {
+    check(src.layout() != Layout::c16 && dst.layout() != Layout::c16,
+          "convert: layout c16 is the CPU's alone");
+    const bool half = dst.dtype() == DType::bf16;
+    if (src.dtype() == DType::f32)
+      return half ? reorder_on_gpu<float, bfloat16>(src, dst)
+                  : reorder_on_gpu<float, float>(src, dst);
+    return half ? reorder_on_gpu<bfloat16, bfloat16>(src, dst)
+                : reorder_on_gpu<bfloat16, float>(src, dst);
+  }
+#endif
+  cpu::reorder(src, dst);
+}
+
 }  // namespace
 
 void check_floating(const Tensor& x, const std::string& name) {
@@ -62,9 +90,7 @@ void convert(const Tensor& src, const Tensor& dst) {
   check_floating(src, "convert");
   check_floating(dst, "convert");
   if (src.layout() != dst.layout()) {
-    if (src.device().is_cuda())
-      throw Error("convert: layouts on CUDA are not supported");  // cuDNN works in one layout
-    cpu::reorder(src, dst);
+    reorder(src, dst);
   } else if (src.dtype() == dst.dtype()) {
     dst.copy_from(src);
   } else if (src.dtype() == DType::f32) {
@@ -106,6 +132,16 @@ void repeat_row(const Tensor& row, const Tensor& out) {
   auto [rows, columns] = dims<2>(out, "repeat_row");
   check_shape(row, {columns}, "repeat_row row");
   HEDDLE_DISPATCH(out.device(), repeat_row(row.data<float>(), out.data<float>(), rows, columns));
+}
+
+void add_row(const Tensor& row, const Tensor& x) {
+  auto [rows, columns] = dims<2>(x, "add_row");
+  check_shape(row, {columns}, "add_row row");
+  check_floating(x, "add_row");
+  if (x.dtype() == DType::f32)
+    HEDDLE_DISPATCH(x.device(), add_row(row.data<float>(), x.data<float>(), rows, columns));
+  else
+    HEDDLE_DISPATCH(x.device(), add_row(row.data<float>(), x.data<bfloat16>(), rows, columns));
 }
 
 }  // namespace heddle

@@ -35,5 +35,7 @@ void sum_rows(const Tensor& x, const Tensor& out, float beta);
 
 // Every row of out (N, C) = row (C), f32.
 void repeat_row(const Tensor& row, const Tensor& out);
+// Every row of x (N, C), f32 or bf16, += row (C), f32.
+void add_row(const Tensor& row, const Tensor& x);
 
 }  // namespace heddle

@@ -9,10 +9,15 @@
 #include "core/parallel.h"
 
 #ifdef __CUDACC__
-#include "core/cuda.h"
+#include "core/launch.h"
 #define HEDDLE_BACKEND cuda
+#elif defined(HEDDLE_EMULATED)  // CUDA's text on the CPU, for tests
+#define HEDDLE_BACKEND emulated
 #else
 #define HEDDLE_BACKEND cpu
+#endif
+#if defined(__CUDACC__) || defined(HEDDLE_EMULATED)
+#define HEDDLE_GPU 1
 #endif
 
 // cpu::call or cuda::call of the same name and signature, by the device of a tensor.
@@ -24,7 +29,7 @@
 
 namespace heddle {
 
-#ifdef __CUDACC__
+#ifdef HEDDLE_GPU
 template <class F>
 __global__ void for_each_kernel(int64_t n, F f) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -35,10 +40,8 @@ __global__ void for_each_kernel(int64_t n, F f) {
 template <class F>
 void for_each(int64_t n, F f) {
   if (n <= 0) return;
-  const int64_t blocks = (n + 255) / 256;
-  for_each_kernel<<<static_cast<unsigned>(blocks < 4096 ? blocks : 4096), 256, 0, cuda_stream()>>>(
-      n, f);
-  check_cuda(cudaGetLastError(), "kernel launch");
+  const int64_t blocks = std::min<int64_t>((n + 255) / 256, 4096);
+  launch("for_each", for_each_kernel<F>, static_cast<unsigned>(blocks), 256, n, f);
 }
 
 template <class F>

@@ -6,7 +6,7 @@
 #include "core/context.h"
 
 #ifdef HEDDLE_CUDA
-#include <cuda_runtime_api.h>
+#include "core/cuda.h"
 #endif
 
 namespace heddle {
@@ -105,6 +105,10 @@ namespace {
 
 void copy_bytes(void* to, Device to_device, const void* from, Device from_device, int64_t bytes) {
 #ifdef HEDDLE_CUDA
+  if (to_device.is_cuda() && from_device == to_device) {  // in the order of the stream, no wait
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream()), "copy");
+    return;
+  }
   if (to_device.is_cuda() || from_device.is_cuda()) {
     if (cudaMemcpy(to, from, bytes, cudaMemcpyDefault) != cudaSuccess)
       throw Error(concat("copy of ", bytes, " bytes from ", to_string(from_device), " to ",
@@ -231,7 +235,7 @@ void Tensor::fill_zero() const {
   if (size_ == 0) return;
 #ifdef HEDDLE_CUDA
   if (device().is_cuda()) {
-    if (cudaMemset(data_, 0, bytes()) != cudaSuccess) throw Error("cudaMemset failed");
+    check_cuda(cudaMemsetAsync(data_, 0, bytes(), cuda_stream()), "cudaMemsetAsync");
     return;
   }
 #endif

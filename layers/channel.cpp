@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "core/kernels.h"
 #include "core/parallel.h"
 #include "core/simd.h"
 
@@ -55,14 +56,18 @@ void sum_channels_of(const Tensor& x, const Tensor& out, float beta) {
     result[c] = (beta == 0.0f ? 0.0f : beta * result[c]) + static_cast<float>(total[c]);
 }
 
-void check_host(const Tensor& x, const char* name) {
-  if (x.device().is_cuda()) throw Error(concat(name, ": the CUDA backend lacks this layer"));
+// Channels last, the layout of convolutions on CUDA, as rows of pixels.
+Tensor pixel_rows(const Tensor& x) {
+  auto [n, c, h, w] = dims<4>(x, "activations");
+  check(x.layout() == Layout::nhwc, "channels on CUDA: expected layout nhwc, found ",
+        layout_name(x.layout()));
+  return Tensor::view_as(x, {n * h * w, c});
 }
 
 }  // namespace
 
 void add_channel_bias(const Tensor& x, const Tensor& bias) {
-  check_host(x, "channel bias");
+  if (x.device().is_cuda()) return add_row(bias, pixel_rows(x));
   if (x.dtype() == DType::bf16)
     add_channel_bias_of<bfloat16>(x, bias);
   else
@@ -70,7 +75,7 @@ void add_channel_bias(const Tensor& x, const Tensor& bias) {
 }
 
 void sum_channels(const Tensor& x, const Tensor& out, float beta) {
-  check_host(x, "channel sum");
+  if (x.device().is_cuda()) return sum_rows(pixel_rows(x), out, beta);
   if (x.dtype() == DType::bf16)
     sum_channels_of<bfloat16>(x, out, beta);
   else
