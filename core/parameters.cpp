@@ -85,9 +85,7 @@ void ParameterStore::finalize(uint64_t seed) {
     p.value = values_.slice(p.offset, p.offset + n).reshape(p.shape_);
     p.grad = grads_.slice(p.offset, p.offset + n).reshape(p.shape_);
   }
-  // Counters (i64) stay on the host, statistics live with the activations.
-  for (Buffer& b : buffers_)
-    if (b.value.dtype() == DType::f32) b.value = b.value.to(values_.device());
+  for (Buffer& b : buffers_) b.value = b.value.to(values_.device());
 }
 
 Parameter* ParameterStore::find(const std::string& name) {

@@ -1,49 +1,10 @@
 #include "layers/batchnorm.h"
 
-#include <cmath>
-
 #include "core/kernels.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
 
 namespace heddle {
-namespace {
-
-// Moves the running statistics towards a finite batch's.
-void update_running(const BatchNorm2d& norm, const Tensor& mean, const Tensor& variance,
-                    int64_t count) {
-  if (!all_finite(mean) || !all_finite(variance)) return;
-  const float unbiased = static_cast<float>(count) / static_cast<float>(count - 1);
-  scale(norm.running_mean->value, 1.0f - norm.momentum);
-  axpy(norm.momentum, mean, norm.running_mean->value);
-  scale(norm.running_var->value, 1.0f - norm.momentum);
-  axpy(norm.momentum * unbiased, variance, norm.running_var->value);
-  ++*norm.batches->value.data<int64_t>();
-}
-
-struct Affine {
-  Tensor invstd, scale, shift;
-};
-
-Affine make_affine(const BatchNorm2d& norm, const Tensor& mean, const Tensor& variance) {
-  const Device device = mean.device();
-  const Tensor m = mean.to(Device{}), v = variance.to(Device{});
-  const Tensor w = norm.weight->value.to(Device{}), b = norm.bias->value.to(Device{});
-  const int64_t channels = m.size();
-  Affine out;
-  for (Tensor* t : {&out.invstd, &out.scale, &out.shift})
-    *t = Tensor::empty_on(Device{}, {channels});
-  for (int64_t c = 0; c < channels; ++c) {
-    const float invstd = 1.0f / std::sqrt(v.data<float>()[c] + norm.eps);
-    const float scale = w.data<float>()[c] * invstd;
-    out.invstd.data<float>()[c] = invstd;
-    out.scale.data<float>()[c] = scale;
-    out.shift.data<float>()[c] = b.data<float>()[c] - m.data<float>()[c] * scale;
-  }
-  return {out.invstd.to(device), out.scale.to(device), out.shift.to(device)};
-}
-
-}  // namespace
 
 BatchNorm2d::BatchNorm2d(ParameterStore& store, const std::string& name, int64_t channels)
     : weight(&store.add(name + ".weight", {channels}, constant_init(1.0f), false)),
@@ -73,19 +34,35 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
     mean = Tensor::empty_on(device, {c});
     variance = Tensor::empty_on(device, {c});
     HEDDLE_DISPATCH(device, batchnorm_statistics(input, mean, variance));
-    update_running(norm, mean, variance, n * h * w);
+    const int64_t count = n * h * w;
+    HEDDLE_DISPATCH(device, batchnorm_update_running({.mean = mean,
+                                                      .variance = variance,
+                                                      .momentum = norm.momentum,
+                                                      .unbiased = static_cast<float>(count) /
+                                                                  static_cast<float>(count - 1),
+                                                      .running_mean = norm.running_mean->value,
+                                                      .running_var = norm.running_var->value,
+                                                      .batches = norm.batches->value}));
   }
-  const Affine affine = make_affine(norm, mean, variance);
+  const Tensor invstd = Tensor::empty_on(device, {c}), scale = Tensor::empty_on(device, {c}),
+               shift = Tensor::empty_on(device, {c});
+  HEDDLE_DISPATCH(device, batchnorm_affine({.mean = mean,
+                                            .variance = variance,
+                                            .weight = norm.weight->value,
+                                            .bias = norm.bias->value,
+                                            .eps = norm.eps,
+                                            .invstd = invstd,
+                                            .scale = scale,
+                                            .shift = shift}));
   Tensor output = Tensor::empty_like(input);
-  HEDDLE_DISPATCH(
-      device, batchnorm_apply(input, affine.scale, affine.shift, residual, fusion.relu, output));
+  HEDDLE_DISPATCH(device, batchnorm_apply(input, scale, shift, residual, fusion.relu, output));
   Var y(output, true);
   const Var skip = fusion.residual ? *fusion.residual : Var();
   // Without a residual the sign of ReLU's input follows from x, and y need not be kept.
   const Tensor kept = residual.defined() ? output : Tensor{};
   Parameter &weight = *norm.weight, &bias = *norm.bias;
   tape.record(weight.name, y, {&weight, &bias},
-              [x, skip, kept, mean, affine, &weight, &bias, relu = fusion.relu,
+              [x, skip, kept, mean, invstd, scale, shift, &weight, &bias, relu = fusion.relu,
                device](BackwardPass& pass) {
                 Tensor dy = std::move(pass.dy.first), dy2 = std::move(pass.dy.second);
                 if (!dy.unique() && dy2.defined()) std::swap(dy, dy2);
@@ -100,9 +77,9 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
                 HEDDLE_DISPATCH(device, batchnorm_backward({.x = x.value(),
                                                             .y = kept,
                                                             .mean = mean,
-                                                            .invstd = affine.invstd,
-                                                            .scale = affine.scale,
-                                                            .shift = affine.shift,
+                                                            .invstd = invstd,
+                                                            .scale = scale,
+                                                            .shift = shift,
                                                             .dy = dy,
                                                             .dy2 = dy2,
                                                             .dz = dz,

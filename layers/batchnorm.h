@@ -32,8 +32,19 @@ struct BatchNormFusion {
 Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm,
                 const BatchNormFusion& fusion = {});
 
-// The backends. mean, scale and shift are (C) f32 with scale = weight / sqrt(var + eps) and
-// shift = bias - mean * scale.
+// The backends. All of them (C), f32 but the counter.
+struct BatchNormAffine {
+  const Tensor &mean, &variance, &weight, &bias;
+  float eps;
+  // out: 1 / sqrt(variance + eps), weight * invstd, bias - mean * scale
+  const Tensor &invstd, &scale, &shift;
+};
+// running = (1 - momentum) * running + momentum * new, unless a new value is not finite.
+struct BatchNormRunning {
+  const Tensor &mean, &variance;
+  float momentum, unbiased;  // unbiased: factor of the variance
+  const Tensor &running_mean, &running_var, &batches;
+};
 struct BatchNormBackward {
   const Tensor &x, &y;  // input and output of forward
   const Tensor &mean, &invstd, &scale, &shift;
@@ -46,6 +57,8 @@ struct BatchNormBackward {
 };
 #define HEDDLE_BATCHNORM                                                                  \
   void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance); \
+  void batchnorm_update_running(const BatchNormRunning& a);                               \
+  void batchnorm_affine(const BatchNormAffine& a);                                        \
   void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,         \
                        const Tensor& residual, bool relu, const Tensor& y);               \
   void batchnorm_backward(const BatchNormBackward& a);

@@ -2,6 +2,7 @@
 // per run in fp32 around a shift and joined in double in a fixed order (Chan et al., 1983).
 #include <vector>
 
+#include "core/kernels.h"
 #include "layers/batchnorm.h"
 #include "layers/channel.h"
 
@@ -158,6 +159,15 @@ void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& var
     // A negative remainder of cancellation is zero variance; NaN must stay NaN.
     variance.data<float>()[c] = static_cast<float>(squares[c] < 0 ? 0.0 : squares[c] / count);
   }
+}
+
+void batchnorm_update_running(const BatchNormRunning& a) {
+  if (!heddle::all_finite(a.mean) || !heddle::all_finite(a.variance)) return;
+  heddle::scale(a.running_mean, 1.0f - a.momentum);
+  heddle::axpy(a.momentum, a.mean, a.running_mean);
+  heddle::scale(a.running_var, 1.0f - a.momentum);
+  heddle::axpy(a.momentum * a.unbiased, a.variance, a.running_var);
+  ++*a.batches.data<int64_t>();
 }
 
 void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/parallel.h"
+#include "core/kernels.h"
+#include "core/shared_kernel.h"
 #include "core/trace.h"
 #include "layers/activation.h"
 #include "layers/pooling.h"
@@ -85,7 +86,7 @@ void for_subsampled(const Tensor& large, const Tensor& small, Copy&& copy) {
 }
 
 template <class T>
-void subsample_forward(const Tensor& x, const Tensor& y) {
+void subsample(const Tensor& x, const Tensor& y) {
   const T* in = x.data<T>();
   T* out = y.data<T>();
   y.fill_zero();
@@ -95,7 +96,7 @@ void subsample_forward(const Tensor& x, const Tensor& y) {
 }
 
 template <class T>
-void subsample_backward(const Tensor& dy, const Tensor& dx) {
+void spread(const Tensor& dy, const Tensor& dx) {
   const T* in = dy.data<T>();
   T* out = dx.data<T>();
   dx.fill_zero();
@@ -105,6 +106,18 @@ void subsample_backward(const Tensor& dy, const Tensor& dx) {
 }
 
 }  // namespace
+
+namespace cpu {
+
+void subsample_forward(const Tensor& x, const Tensor& y) {
+  x.dtype() == DType::bf16 ? subsample<bfloat16>(x, y) : subsample<float>(x, y);
+}
+
+void subsample_backward(const Tensor& dy, const Tensor& dx) {
+  dy.dtype() == DType::bf16 ? spread<bfloat16>(dy, dx) : spread<float>(dy, dx);
+}
+
+}  // namespace cpu
 
 const std::vector<std::string>& resnet_archs() {
   static const std::vector<std::string> names = [] {
@@ -120,17 +133,16 @@ Var subsample_pad(Tape& tape, const Var& x, int64_t channels) {
   auto [n, c, h, w] = dims<4>(x.value(), "shortcut input");
   check(channels >= c && (channels - c) % 2 == 0, "shortcut: cannot pad ", c, " channels to ",
         channels);
-  if (x.value().device().is_cuda()) throw Error("shortcut: the CUDA backend lacks this layer");
-  const Tensor output =
-      Tensor::empty({n, channels, (h + 1) / 2, (w + 1) / 2}, x.value().dtype(), x.value().layout());
-  const bool half = x.value().dtype() == DType::bf16;
-  half ? subsample_forward<bfloat16>(x.value(), output)
-       : subsample_forward<float>(x.value(), output);
+  check_floating(x.value(), "shortcut input");
+  const Device device = x.value().device();
+  const Tensor output = Tensor::empty_on(device, {n, channels, (h + 1) / 2, (w + 1) / 2},
+                                         x.value().dtype(), x.value().layout());
+  HEDDLE_DISPATCH(device, subsample_forward(x.value(), output));
   Var y(output, true);
-  tape.record("shortcut", y, {}, [x, half](BackwardPass& pass) {
+  tape.record("shortcut", y, {}, [x, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dx = Tensor::empty_like(x.value());
-    half ? subsample_backward<bfloat16>(dy, dx) : subsample_backward<float>(dy, dx);
+    HEDDLE_DISPATCH(device, subsample_backward(dy, dx));
     x.add_grad(dx);
   });
   return y;

@@ -32,6 +32,19 @@ const std::vector<std::string>& resnet_archs();
 // (N, C, H, W) -> (N, channels, ceil(H/2), ceil(W/2)).
 Var subsample_pad(Tape& tape, const Var& x, int64_t channels);
 
+#define HEDDLE_SHORTCUT                                     \
+  void subsample_forward(const Tensor& x, const Tensor& y); \
+  void subsample_backward(const Tensor& dy, const Tensor& dx);
+namespace cpu {
+HEDDLE_SHORTCUT
+}
+#ifdef HEDDLE_CUDA
+namespace cuda {
+HEDDLE_SHORTCUT
+}
+#endif
+#undef HEDDLE_SHORTCUT
+
 class ResNet {
  public:
   // Throws InputError for an unknown arch.

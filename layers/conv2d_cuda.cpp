@@ -1,0 +1,328 @@
+// Convolution on CUDA: activations channels last, pointwise convolutions as one product (cuBLAS),
+// all others by cuDNN. The fp32 weights (OIHW) are laid out channels last, in the activations'
+// type, at each use: little beside the product, and there is no copy that could grow stale. cuDNN
+// gives weight gradients in the activations' type; the way back into OIHW adds them in fp32.
+// Algorithms are ranked by cuDNN's heuristics once per shape; with a deterministic Context only
+// deterministic ones count.
+#include <array>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/context.h"
+#include "core/cuda.h"
+#include "core/elementwise.h"
+#include "core/gemm.h"
+#include "core/kernels.h"
+#include "layers/conv2d.h"
+
+namespace heddle::cuda {
+namespace {
+
+constexpr size_t kMostWorkspace = size_t{1} << 30;
+
+template <auto kDestroy>
+struct Destroy {
+  template <class T>
+  void operator()(T* descriptor) const {
+    (void)kDestroy(descriptor);
+  }
+};
+
+using MapDescriptor = std::unique_ptr<cudnnTensorStruct, Destroy<cudnnDestroyTensorDescriptor>>;
+using FilterDescriptor = std::unique_ptr<cudnnFilterStruct, Destroy<cudnnDestroyFilterDescriptor>>;
+using ConvDescriptor =
+    std::unique_ptr<cudnnConvolutionStruct, Destroy<cudnnDestroyConvolutionDescriptor>>;
+
+// One convolution, whatever its direction: shapes of input, weight and output.
+struct Problem {
+  Shape x, w, y;
+  Conv2dOptions options;
+  DType dtype;
+};
+
+struct Candidate {
+  int algorithm;
+  cudnnMathType_t math;
+  size_t workspace;
+};
+
+struct ConvPlan {
+  MapDescriptor x, y;
+  FilterDescriptor w;
+  ConvDescriptor conv;
+  std::vector<Candidate> candidates;  // the best first; those that failed are taken out
+};
+
+struct ConvPlans {
+  std::map<std::array<int64_t, 14>, ConvPlan> plans;
+};
+
+int to_int(int64_t n) {
+  check(n <= std::numeric_limits<int>::max(), "convolution: an extent of ", n, " is too large");
+  return static_cast<int>(n);
+}
+
+cudnnDataType_t type_of(DType dtype) {
+  return dtype == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
+}
+
+cudnnTensorFormat_t format_of(Layout layout) {
+  return layout == Layout::nhwc ? CUDNN_TENSOR_NHWC : CUDNN_TENSOR_NCHW;
+}
+
+MapDescriptor describe_map(const Shape& s, DType dtype, Layout layout) {
+  cudnnTensorDescriptor_t made = nullptr;
+  check_cudnn(cudnnCreateTensorDescriptor(&made), "cudnnCreateTensorDescriptor");
+  MapDescriptor out(made);
+  check_cudnn(cudnnSetTensor4dDescriptor(made, format_of(layout), type_of(dtype), to_int(s[0]),
+                                         to_int(s[1]), to_int(s[2]), to_int(s[3])),
+              "cudnnSetTensor4dDescriptor");
+  return out;
+}
+
+FilterDescriptor describe_filter(const Shape& s, DType dtype, Layout layout) {
+  cudnnFilterDescriptor_t made = nullptr;
+  check_cudnn(cudnnCreateFilterDescriptor(&made), "cudnnCreateFilterDescriptor");
+  FilterDescriptor out(made);
+  check_cudnn(cudnnSetFilter4dDescriptor(made, type_of(dtype), format_of(layout), to_int(s[0]),
+                                         to_int(s[1]), to_int(s[2]), to_int(s[3])),
+              "cudnnSetFilter4dDescriptor");
+  return out;
+}
+
+// fp32 is multiplied as fp32 unless TF32 was asked for; sums are fp32 always.
+cudnnMathType_t math_of(DType dtype) {
+  if (dtype == DType::bf16) return CUDNN_TENSOR_OP_MATH;
+  return Context::current().options().tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
+}
+
+ConvDescriptor describe_conv(const Conv2dOptions& o, DType dtype) {
+  cudnnConvolutionDescriptor_t made = nullptr;
+  check_cudnn(cudnnCreateConvolutionDescriptor(&made), "cudnnCreateConvolutionDescriptor");
+  ConvDescriptor out(made);
+  const int padding = to_int(o.padding), stride = to_int(o.stride);
+  check_cudnn(cudnnSetConvolution2dDescriptor(made, padding, padding, stride, stride, 1, 1,
+                                              CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
+              "cudnnSetConvolution2dDescriptor");
+  check_cudnn(cudnnSetConvolutionGroupCount(made, to_int(o.groups)),
+              "cudnnSetConvolutionGroupCount");
+  check_cudnn(cudnnSetConvolutionMathType(made, math_of(dtype)), "cudnnSetConvolutionMathType");
+  return out;
+}
+
+// cuDNN's three calls for each direction, with the operands in the order (a, b) -> out.
+struct Forward {  // x, w -> y
+  static constexpr int64_t kDirection = 0;
+  static constexpr const char* kName = "cudnnConvolutionForward";
+  using Ranked = cudnnConvolutionFwdAlgoPerf_t;
+  using Algorithm = cudnnConvolutionFwdAlgo_t;
+  static cudnnStatus_t rank(const ConvPlan& p, int most, int* count, Ranked* found) {
+    return cudnnGetConvolutionForwardAlgorithm_v7(cudnn_handle(), p.x.get(), p.w.get(),
+                                                  p.conv.get(), p.y.get(), most, count, found);
+  }
+  static cudnnStatus_t workspace(const ConvPlan& p, Algorithm algorithm, size_t* bytes) {
+    return cudnnGetConvolutionForwardWorkspaceSize(cudnn_handle(), p.x.get(), p.w.get(),
+                                                   p.conv.get(), p.y.get(), algorithm, bytes);
+  }
+  static cudnnStatus_t run(const ConvPlan& p, Algorithm algorithm, const void* x, const void* w,
+                           const Tensor& space, void* y) {
+    const float one = 1, zero = 0;
+    return cudnnConvolutionForward(cudnn_handle(), &one, p.x.get(), x, p.w.get(), w, p.conv.get(),
+                                   algorithm, space.raw(), space.bytes(), &zero, p.y.get(), y);
+  }
+};
+
+struct BackwardInput {  // dy, w -> dx
+  static constexpr int64_t kDirection = 1;
+  static constexpr const char* kName = "cudnnConvolutionBackwardData";
+  using Ranked = cudnnConvolutionBwdDataAlgoPerf_t;
+  using Algorithm = cudnnConvolutionBwdDataAlgo_t;
+  static cudnnStatus_t rank(const ConvPlan& p, int most, int* count, Ranked* found) {
+    return cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnn_handle(), p.w.get(), p.y.get(),
+                                                       p.conv.get(), p.x.get(), most, count, found);
+  }
+  static cudnnStatus_t workspace(const ConvPlan& p, Algorithm algorithm, size_t* bytes) {
+    return cudnnGetConvolutionBackwardDataWorkspaceSize(cudnn_handle(), p.w.get(), p.y.get(),
+                                                        p.conv.get(), p.x.get(), algorithm, bytes);
+  }
+  static cudnnStatus_t run(const ConvPlan& p, Algorithm algorithm, const void* dy, const void* w,
+                           const Tensor& space, void* dx) {
+    const float one = 1, zero = 0;
+    return cudnnConvolutionBackwardData(cudnn_handle(), &one, p.w.get(), w, p.y.get(), dy,
+                                        p.conv.get(), algorithm, space.raw(), space.bytes(), &zero,
+                                        p.x.get(), dx);
+  }
+};
+
+struct BackwardWeight {  // x, dy -> dw
+  static constexpr int64_t kDirection = 2;
+  static constexpr const char* kName = "cudnnConvolutionBackwardFilter";
+  using Ranked = cudnnConvolutionBwdFilterAlgoPerf_t;
+  using Algorithm = cudnnConvolutionBwdFilterAlgo_t;
+  static cudnnStatus_t rank(const ConvPlan& p, int most, int* count, Ranked* found) {
+    return cudnnGetConvolutionBackwardFilterAlgorithm_v7(
+        cudnn_handle(), p.x.get(), p.y.get(), p.conv.get(), p.w.get(), most, count, found);
+  }
+  static cudnnStatus_t workspace(const ConvPlan& p, Algorithm algorithm, size_t* bytes) {
+    return cudnnGetConvolutionBackwardFilterWorkspaceSize(
+        cudnn_handle(), p.x.get(), p.y.get(), p.conv.get(), p.w.get(), algorithm, bytes);
+  }
+  static cudnnStatus_t run(const ConvPlan& p, Algorithm algorithm, const void* x, const void* dy,
+                           const Tensor& space, void* dw) {
+    const float one = 1, zero = 0;
+    return cudnnConvolutionBackwardFilter(cudnn_handle(), &one, p.x.get(), x, p.y.get(), dy,
+                                          p.conv.get(), algorithm, space.raw(), space.bytes(),
+                                          &zero, p.w.get(), dw);
+  }
+};
+
+// The algorithms that can do it, as the heuristics rank them. The workspace query is what tells
+// whether a combination is supported at all.
+template <class Calls>
+std::vector<Candidate> find_candidates(const ConvPlan& plan, DType dtype) {
+  constexpr int kMost = 16;
+  typename Calls::Ranked ranked[kMost] = {};
+  int count = 0;
+  if (Calls::rank(plan, kMost, &count, ranked) != CUDNN_STATUS_SUCCESS) return {};
+  const bool deterministic = Context::current().options().deterministic;
+  std::vector<Candidate> out;
+  for (int i = 0; i < count; ++i) {
+    const auto& r = ranked[i];
+    if (r.status != CUDNN_STATUS_SUCCESS) continue;
+    if (deterministic && r.determinism != CUDNN_DETERMINISTIC) continue;
+    const cudnnMathType_t wanted = math_of(dtype);
+    const cudnnMathType_t math = wanted == CUDNN_FMA_MATH ? wanted : r.mathType;
+    size_t bytes = 0;
+    check_cudnn(cudnnSetConvolutionMathType(plan.conv.get(), math), "cudnnSetConvolutionMathType");
+    if (Calls::workspace(plan, r.algo, &bytes) != CUDNN_STATUS_SUCCESS) continue;
+    if (bytes <= kMostWorkspace) out.push_back({static_cast<int>(r.algo), math, bytes});
+  }
+  return out;
+}
+
+template <class Calls>
+ConvPlan& conv_plan(const Problem& p, Layout layout) {
+  const std::array<int64_t, 14> key = {Calls::kDirection,
+                                       p.x[0],
+                                       p.x[1],
+                                       p.x[2],
+                                       p.x[3],
+                                       p.w[0],
+                                       p.w[1],
+                                       p.w[2],
+                                       p.w[3],
+                                       p.options.stride,
+                                       p.options.padding,
+                                       p.options.groups,
+                                       static_cast<int64_t>(p.dtype),
+                                       static_cast<int64_t>(layout)};
+  auto& plans = Context::current().state<ConvPlans>().plans;
+  if (auto found = plans.find(key); found != plans.end()) return found->second;
+  ConvPlan plan{describe_map(p.x, p.dtype, layout),
+                describe_map(p.y, p.dtype, layout),
+                describe_filter(p.w, p.dtype, layout),
+                describe_conv(p.options, p.dtype),
+                {}};
+  plan.candidates = find_candidates<Calls>(plan, p.dtype);
+  return plans.emplace(key, std::move(plan)).first->second;
+}
+
+// (a, b) -> out, written to `to` where that has the layout used, else to memory of its own. Not
+// everything is offered channels last (fp32, groups): then the plain layout does it.
+template <class Calls>
+Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape& shape,
+                const Tensor& to) {
+  cudnnStatus_t status = CUDNN_STATUS_SUCCESS;  // of the last attempt
+  for (Layout layout : {Layout::nhwc, Layout::plain}) {
+    ConvPlan& plan = conv_plan<Calls>(p, layout);
+    if (plan.candidates.empty()) continue;
+    const Tensor left = converted(a, p.dtype, layout), right = converted(b, p.dtype, layout);
+    const Tensor out = to.defined() && to.layout() == layout
+                           ? to
+                           : Tensor::empty_on(a.device(), shape, p.dtype, layout);
+    for (; !plan.candidates.empty(); plan.candidates.erase(plan.candidates.begin())) {
+      const Candidate c = plan.candidates.front();
+      const Tensor space =
+          Tensor::empty_on(a.device(), {static_cast<int64_t>(c.workspace)}, DType::u8);
+      check_cudnn(cudnnSetConvolutionMathType(plan.conv.get(), c.math),
+                  "cudnnSetConvolutionMathType");
+      status = Calls::run(plan, static_cast<typename Calls::Algorithm>(c.algorithm), left.raw(),
+                          right.raw(), space, out.raw());
+      if (status == CUDNN_STATUS_SUCCESS) return out;
+    }
+  }
+  const std::string what = concat(Calls::kName, " of ", dtype_name(p.dtype), " ", to_string(p.x),
+                                  " with ", to_string(p.w));
+  check_cudnn(status, what.c_str());
+  const bool deterministic = Context::current().options().deterministic;
+  throw Error(concat("cuDNN: ", what, ": no ", deterministic ? "deterministic " : "",
+                     "algorithm with a workspace of at most ", kMostWorkspace >> 20, " MiB"));
+}
+
+bool is_pointwise(const Shape& w, const Conv2dOptions& o) {
+  return w[2] == 1 && w[3] == 1 && o.stride == 1 && o.padding == 0 && o.groups == 1;
+}
+
+// A map as (pixels, channels), a pointwise weight as (O, C).
+Tensor pixels_of(const Tensor& x) {
+  const Shape& s = x.shape();
+  return Tensor::view_as(x, {s[0] * s[2] * s[3], s[1]});
+}
+Tensor matrix_of(const Tensor& w) { return w.reshape({w.shape()[0], w.shape()[1]}); }
+
+// dst = src + beta * dst, src in its type and layout, dst fp32 OIHW.
+template <class T>
+void accumulate(const Tensor& src, const Tensor& dst, float beta) {
+  const Shape& s = src.shape();
+  if (src.layout() == Layout::nhwc)
+    from_nhwc(src.data<T>(), dst.data<float>(), s[0], s[1], s[2] * s[3], beta);
+  else
+    from_nhwc(src.data<T>(), dst.data<float>(), src.size(), 1, 1, beta);
+}
+
+}  // namespace
+
+ConvLayouts conv2d_layouts(const Tensor&, int64_t, const Conv2dOptions&) {
+  return {Layout::nhwc, Layout::nhwc};
+}
+
+void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
+  if (y.size() == 0) return;  // cuDNN describes no empty maps
+  if (is_pointwise(w.shape(), o))
+    return gemm(pixels_of(x), converted(matrix_of(w), x.dtype(), Layout::plain), pixels_of(y),
+                {.transpose_b = true});
+  const Tensor out =
+      convolve<Forward>({x.shape(), w.shape(), y.shape(), o, x.dtype()}, x, w, y.shape(), y);
+  if (out.raw() != y.raw()) convert(out, y);
+}
+
+void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta,
+                            const Conv2dOptions& o) {
+  if (dy.size() == 0) {
+    if (beta == 0.0f) dw.fill_zero();
+    return;
+  }
+  if (is_pointwise(dw.shape(), o))
+    return gemm(pixels_of(dy), pixels_of(x), matrix_of(dw), {.transpose_a = true, .beta = beta});
+  const Tensor out = convolve<BackwardWeight>({x.shape(), dw.shape(), dy.shape(), o, x.dtype()}, x,
+                                              dy, dw.shape(), {});
+  if (x.dtype() == DType::f32)
+    accumulate<float>(out, dw, beta);
+  else
+    accumulate<bfloat16>(out, dw, beta);
+}
+
+void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
+                           const Conv2dOptions& o) {
+  if (dx.size() == 0) return;
+  if (is_pointwise(w.shape(), o))
+    return gemm(pixels_of(dy), converted(matrix_of(w), dy.dtype(), Layout::plain), pixels_of(dx));
+  const Tensor out = convolve<BackwardInput>({dx.shape(), w.shape(), dy.shape(), o, dy.dtype()}, dy,
+                                             w, dx.shape(), dx);
+  if (out.raw() != dx.raw()) convert(out, dx);
+}
+
+}  // namespace heddle::cuda

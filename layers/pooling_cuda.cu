@@ -1,0 +1,173 @@
+// Pooling's CUDA kernels. Backward gathers: each input value adds what the windows that hold it
+// send back, in the order of the windows, so there are no atomics. A plain map is read as channels
+// last with one channel.
+#include "core/shared_kernel.h"
+#include "layers/pack.h"
+#include "layers/pooling.h"
+
+namespace heddle::HEDDLE_BACKEND {
+namespace {
+
+struct Windows {
+  int64_t images, channels, height, width;  // of the input
+  int64_t out_height, out_width, kernel_h, kernel_w, stride, padding;
+  PoolKind kind;
+
+  // Values that a window at (p, q) is divided by.
+  HEDDLE_HD float count(int64_t p, int64_t q) const {
+    if (kind == PoolKind::average) return static_cast<float>(kernel_h * kernel_w);
+    const int64_t h = p * stride - padding, w = q * stride - padding;
+    const int64_t top = h < 0 ? 0 : h, left = w < 0 ? 0 : w;
+    const int64_t bottom = h + kernel_h < height ? h + kernel_h : height,
+                  right = w + kernel_w < width ? w + kernel_w : width;
+    return static_cast<float>((bottom - top) * (right - left));
+  }
+};
+
+// Image, row, column and first channel of a pack; divisions cost less with 32 bits.
+struct At {
+  int64_t n, h, w, c;
+  HEDDLE_HD At(int64_t pack, int64_t packs, int64_t height, int64_t width, int per_pack) {
+    const auto i = static_cast<uint64_t>(pack);
+    if (i >> 32 == 0) {
+      const auto k = static_cast<uint32_t>(packs), b = static_cast<uint32_t>(width),
+                 a = static_cast<uint32_t>(height), pixel = static_cast<uint32_t>(i) / k,
+                 row = pixel / b;
+      c = static_cast<int64_t>(static_cast<uint32_t>(i) - pixel * k) * per_pack;
+      w = pixel - row * b;
+      n = row / a;
+      h = row % a;
+    } else {
+      const int64_t pixel = pack / packs, row = pixel / width;
+      c = (pack - pixel * packs) * per_pack;
+      w = pixel % width;
+      n = row / height;
+      h = row % height;
+    }
+  }
+};
+
+// The place of the largest value within its map goes to `chosen`; of equal ones the first, and a
+// NaN counts only as the first value of its window, as on the CPU.
+template <class T, int kPack>
+struct MaxForward {
+  const T* x;
+  T* y;
+  int32_t* chosen;
+  Windows s;
+  HEDDLE_HD void operator()(int64_t i) const {
+    const At at(i, s.channels / kPack, s.out_height, s.out_width, kPack);
+    Pack<T, kPack> top = {};
+    Pack<int32_t, kPack> place = {};
+    bool first = true;
+    for (int64_t h = at.h * s.stride - s.padding, bottom = h + s.kernel_h; h < bottom; ++h)
+      for (int64_t w = at.w * s.stride - s.padding, right = w + s.kernel_w; w < right; ++w) {
+        if (h < 0 || h >= s.height || w < 0 || w >= s.width) continue;
+        const auto pixel = static_cast<int32_t>(h * s.width + w);
+        const auto v =
+            load_pack<kPack>(x + ((at.n * s.height * s.width + pixel) * s.channels + at.c));
+        for (int k = 0; k < kPack; ++k)
+          if (first || v[k] > top[k]) {
+            top.value[k] = v.value[k];
+            place.value[k] = pixel;
+          }
+        first = false;
+      }
+    store_pack<kPack>(y + i * kPack, top);
+    for (int k = 0; k < kPack; ++k) chosen[i * kPack + k] = place.value[k];
+  }
+};
+
+template <class T, int kPack>
+struct AverageForward {
+  const T* x;
+  T* y;
+  Windows s;
+  HEDDLE_HD void operator()(int64_t i) const {
+    const At at(i, s.channels / kPack, s.out_height, s.out_width, kPack);
+    float sum[kPack] = {};
+    for (int64_t h = at.h * s.stride - s.padding, bottom = h + s.kernel_h; h < bottom; ++h)
+      for (int64_t w = at.w * s.stride - s.padding, right = w + s.kernel_w; w < right; ++w) {
+        if (h < 0 || h >= s.height || w < 0 || w >= s.width) continue;
+        const auto v =
+            load_pack<kPack>(x + (((at.n * s.height + h) * s.width + w) * s.channels + at.c));
+        for (int k = 0; k < kPack; ++k) sum[k] += v[k];
+      }
+    const float count = s.count(at.h, at.w);
+    Pack<T, kPack> out;
+    for (int k = 0; k < kPack; ++k) out.set(k, sum[k] / count);
+    store_pack<kPack>(y + i * kPack, out);
+  }
+};
+
+// chosen is null for averages.
+template <class T, int kPack>
+struct Backward {
+  const T* dy;
+  const int32_t* chosen;
+  T* dx;
+  Windows s;
+  HEDDLE_HD void operator()(int64_t i) const {
+    const At at(i, s.channels / kPack, s.height, s.width, kPack);
+    // The windows p with p * stride - padding <= h < p * stride - padding + kernel.
+    const int64_t h = at.h + s.padding, w = at.w + s.padding;
+    const int64_t top = h < s.kernel_h ? 0 : (h - s.kernel_h) / s.stride + 1,
+                  left = w < s.kernel_w ? 0 : (w - s.kernel_w) / s.stride + 1;
+    const int64_t bottom = h / s.stride < s.out_height ? h / s.stride : s.out_height - 1,
+                  right = w / s.stride < s.out_width ? w / s.stride : s.out_width - 1;
+    const auto pixel = static_cast<int32_t>(at.h * s.width + at.w);
+    float sum[kPack] = {};
+    for (int64_t p = top; p <= bottom; ++p)
+      for (int64_t q = left; q <= right; ++q) {
+        const int64_t from = ((at.n * s.out_height + p) * s.out_width + q) * s.channels + at.c;
+        const auto g = load_pack<kPack>(dy + from);
+        if (chosen != nullptr) {
+          for (int k = 0; k < kPack; ++k) sum[k] += chosen[from + k] == pixel ? g[k] : 0.0f;
+        } else {
+          const float count = s.count(p, q);
+          for (int k = 0; k < kPack; ++k) sum[k] += g[k] / count;
+        }
+      }
+    Pack<T, kPack> out;
+    for (int k = 0; k < kPack; ++k) out.set(k, sum[k]);
+    store_pack<kPack>(dx + i * kPack, out);
+  }
+};
+
+Windows windows_of(PoolKind kind, const Tensor& x, const Tensor& y, int64_t kernel_h,
+                   int64_t kernel_w, int64_t stride, int64_t padding) {
+  auto [n, c, h, w] = dims<4>(x, "pooling input");
+  check(x.layout() != Layout::c16, "pooling on CUDA: layout c16 is the CPU's alone");
+  check(h * w < (int64_t{1} << 31), "pooling: a map of ", h, " x ", w, " is too large");
+  const bool last = x.layout() == Layout::nhwc;
+  return {last ? n : n * c, last ? c : 1, h,      w,       y.shape()[2], y.shape()[3],
+          kernel_h,         kernel_w,     stride, padding, kind};
+}
+
+}  // namespace
+
+Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, int64_t kernel_h,
+                    int64_t kernel_w, int64_t stride, int64_t padding) {
+  const Windows s = windows_of(kind, x, y, kernel_h, kernel_w, stride, padding);
+  Tensor chosen;
+  if (kind == PoolKind::max) chosen = Tensor::empty_on(x.device(), {y.size()}, DType::i32);
+  with_packs({&x, &y}, s.channels, [&]<class T, int kPack>() {
+    if (kind == PoolKind::max)
+      for_each(y.size() / kPack,
+               MaxForward<T, kPack>{x.data<T>(), y.data<T>(), chosen.data<int32_t>(), s});
+    else
+      for_each(y.size() / kPack, AverageForward<T, kPack>{x.data<T>(), y.data<T>(), s});
+  });
+  return chosen;
+}
+
+void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,
+                   int64_t kernel_h, int64_t kernel_w, int64_t stride, int64_t padding) {
+  const Windows s = windows_of(kind, dx, dy, kernel_h, kernel_w, stride, padding);
+  const int32_t* chosen = workspace.defined() ? workspace.data<int32_t>() : nullptr;
+  with_packs({&dy, &dx}, s.channels, [&]<class T, int kPack>() {
+    for_each(dx.size() / kPack, Backward<T, kPack>{dy.data<T>(), chosen, dx.data<T>(), s});
+  });
+}
+
+}  // namespace heddle::HEDDLE_BACKEND
