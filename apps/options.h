@@ -17,6 +17,7 @@ struct CommonOptions {
   std::string data, device = "auto", precision = "fp32", init;
   int64_t seed = 1, threads = 0, workers = 1;
   bool deterministic = false;
+  bool tf32 = false;
   // learners
   int64_t learners = 1;
   std::string comm = "auto", net, overlap = "on";

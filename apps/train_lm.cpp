@@ -368,7 +368,8 @@ int run_rank(const TrainLmOptions& o, const FlagTable& flags, const Arguments& a
              const Vocabulary& vocabulary) {
   Context context({.device = learner_device(o, started),
                    .threads = static_cast<int>(o.threads),
-                   .deterministic = o.deterministic});
+                   .deterministic = o.deterministic,
+                   .tf32 = o.tf32});
   const auto gpus = make_gpu_communicator(o, started);
   Communicator& comm = gpus == nullptr ? started : *gpus;
   ParameterStore store;

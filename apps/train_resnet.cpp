@@ -310,8 +310,10 @@ int run_rank(const TrainResnetOptions& o, const FlagTable& flags, const Argument
              Communicator& started, const Task& task, const Data& data, const Data& valid,
              const ResnetCard& card) {
   const Device device = learner_device(o, started);
-  Context context(
-      {.device = device, .threads = static_cast<int>(o.threads), .deterministic = o.deterministic});
+  Context context({.device = device,
+                   .threads = static_cast<int>(o.threads),
+                   .deterministic = o.deterministic,
+                   .tf32 = o.tf32});
   const auto gpus = make_gpu_communicator(o, started);
   Communicator& comm = gpus == nullptr ? started : *gpus;
   ParameterStore store;
