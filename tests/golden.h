@@ -19,6 +19,7 @@
 #include "core/safetensors.h"
 #include "core/tape.h"
 #include "core/tensor.h"
+#include "tests/device.h"
 
 namespace heddle {
 
@@ -55,12 +56,12 @@ inline std::vector<float> formula_values(std::string_view name, int64_t size, fl
 
 inline Tensor formula(std::string_view name, const Shape& shape, float scale = 1.0f,
                       double offset = 0.0) {
-  return Tensor::from(formula_values(name, shape.elements(), scale, offset), shape);
+  return here(Tensor::from(formula_values(name, shape.elements(), scale, offset), shape));
 }
 
 inline Tensor formula_labels(std::string_view name, int64_t count, int classes) {
   const uint64_t hash = formula_hash(name);
-  Tensor labels = Tensor::empty({count}, DType::i32);
+  Tensor labels = Tensor::empty_on(Device{}, {count}, DType::i32);
   for (int64_t i = 0; i < count; ++i)
     labels.data<int32_t>()[i] = static_cast<int32_t>(formula_bits(hash, i) % classes);
   return labels;

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <limits>
 
-#include "core/context.h"
 #include "core/kernels.h"
+#include "tests/device.h"
 
 namespace heddle {
 namespace {
@@ -15,13 +15,11 @@ namespace {
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // In memory order, whatever the layout.
-std::vector<float> memory_of(const Tensor& x) {
-  if (x.dtype() == DType::bf16) {
-    std::vector<float> out(x.size());
-    for (int64_t i = 0; i < x.size(); ++i) out[i] = static_cast<float>(x.data<bfloat16>()[i]);
-    return out;
-  }
-  return {x.data<float>(), x.data<float>() + x.size()};
+std::vector<float> memory_of(const Tensor& x) { return Tensor::view_as(x, {x.size()}).to_vector(); }
+
+// Writes element i in memory order.
+void set_element(const Tensor& x, int64_t i, float value) {
+  Tensor::view_as(x, {x.size()}).slice(i, i + 1).copy_from(Tensor::from({value}));
 }
 
 double rms(const std::vector<float>& v) {
@@ -47,7 +45,13 @@ Tensor random_tensor(const Shape& shape, uint64_t seed, Layout layout, float sca
     else
       out.data<float>()[i] = value;
   }
-  return out;
+  return here(out);
+}
+
+void add_constant(const Tensor& x, float value) {
+  const Tensor constant = Tensor::empty_like(x);
+  fill(constant, value);
+  add_to(constant, x);
 }
 
 void randomize(ParameterStore& store, uint64_t seed, float scale) {
@@ -56,8 +60,7 @@ void randomize(ParameterStore& store, uint64_t seed, float scale) {
     const bool centre_one = p.shape().rank() == 1 && p.name.ends_with("weight");
     p.value.copy_from(
         random_tensor(p.shape(), seed * 1000 + ++i, Layout::plain, centre_one ? 0.5f : scale));
-    if (centre_one)
-      for (int64_t k = 0; k < p.size(); ++k) p.value.data<float>()[k] += 1.0f;
+    if (centre_one) add_constant(p.value, 1.0f);
   }
 }
 
@@ -230,23 +233,23 @@ std::vector<float> GradCheck::output() {
 // show a kink: for a smooth function their gap halves with the step, across a kink it stays.
 // With outputs of size one, fp32 noise is about 1e-7 * sqrt(outputs touched) / step: the steps end
 // before it matters.
-bool GradCheck::differentiate(float* p, double scale, double* derivative) {
-  const float centre = *p;
+bool GradCheck::differentiate(const Tensor& values, int64_t i, float centre, double scale,
+                              double* derivative) {
   const std::vector<float> r = memory_of(r_), middle = output();
   double last = 0, last_gap = 0;
   bool found = false;
   int k = 0;
   for (double h = options_.first_step; h > 4e-4 && !found; h /= 2, ++k) {
-    *p = static_cast<float>(centre + h);
-    const double up = double{*p} - centre;
+    const auto above = static_cast<float>(centre + h), below = static_cast<float>(centre - h);
+    const double up = double{above} - centre, down = double{centre} - below;
+    set_element(values, i, above);
     const std::vector<float> plus = output();
-    *p = static_cast<float>(centre - h);
-    const double down = double{centre} - *p;
+    set_element(values, i, below);
     const std::vector<float> minus = output();
     double right = 0, left = 0;
-    for (size_t i = 0; i < r.size(); ++i) {
-      right += r[i] * (double{plus[i]} - middle[i]);
-      left += r[i] * (double{middle[i]} - minus[i]);
+    for (size_t j = 0; j < r.size(); ++j) {
+      right += r[j] * (double{plus[j]} - middle[j]);
+      left += r[j] * (double{middle[j]} - minus[j]);
     }
     const double central = (right + left) / (up + down);
     const double gap = std::abs(right / up - left / down);
@@ -258,13 +261,14 @@ bool GradCheck::differentiate(float* p, double scale, double* derivative) {
     last = central;
     last_gap = gap;
   }
-  *p = centre;
+  set_element(values, i, centre);
   return found;
 }
 
-void GradCheck::check_tensor(const std::string& name, float* values,
+void GradCheck::check_tensor(const std::string& name, const Tensor& values,
                              const std::vector<float>& gradient) {
   CAPTURE(name);
+  const std::vector<float> centres = memory_of(values);
   const auto size = static_cast<int64_t>(gradient.size());
   const double scale = rms(gradient);
   REQUIRE(std::isfinite(scale));
@@ -279,7 +283,7 @@ void GradCheck::check_tensor(const std::string& name, float* values,
     while (samples < size && s % 2 == 1 && gradient[i] == 0) i = (i + 1) % size;
     const double expected = gradient[i], unit = std::max(std::abs(expected), scale);
     double found = 0;
-    if (!differentiate(values + i, unit, &found)) {
+    if (!differentiate(values, i, centres[i], unit, &found)) {
       ++skipped;
       continue;
     }
@@ -299,18 +303,19 @@ void GradCheck::run() {
   const Gradients expected = analytic(DyMode::shared);
   check_accumulation(expected);
   // Many small forward passes: on one thread, so that the result of several is compared with it.
-  Context alone({.threads = 1});
+  Context alone(on_test_device({.threads = 1}));
   const Tensor& flat = store_.values();
   for (size_t i = 0; i < inputs_.size(); ++i)
-    check_tensor(concat("input ", i), inputs_[i].data<float>(), expected[i]);
+    check_tensor(concat("input ", i), inputs_[i], expected[i]);
   size_t i = inputs_.size();
   std::vector<bool> used(flat.defined() ? flat.size() : 0, false);
   for (Parameter& p : store_.parameters()) {
-    check_tensor(p.name, p.value.data<float>(), expected[i++]);
+    check_tensor(p.name, p.value, expected[i++]);
     for (int64_t k = 0; k < p.size(); ++k) used[p.offset + k] = true;
   }
+  const std::vector<float> grads = memory_of(store_.grads());
   for (size_t k = 0; k < used.size(); ++k)
-    if (!used[k]) REQUIRE(store_.grads().data<float>()[k] == 0.0f);
+    if (!used[k]) REQUIRE(grads[k] == 0.0f);
 }
 
 }  // namespace heddle

@@ -24,9 +24,13 @@
 
 namespace heddle {
 
-// Uniform in [-1, 1), times scale; a pure function of the seed and the place in memory.
+// Uniform in [-1, 1), times scale; a pure function of the seed and the place in memory. On the
+// device of the current Context.
 Tensor random_tensor(const Shape& shape, uint64_t seed, Layout layout = Layout::plain,
                      float scale = 1.0f, DType dtype = DType::f32);
+
+// x += value.
+void add_constant(const Tensor& x, float value);
 
 // Fills every parameter with uniform values around 1 (scale parameters of norms) or 0.
 void randomize(ParameterStore& store, uint64_t seed, float scale);
@@ -67,10 +71,12 @@ class GradCheck {
 
  private:
   std::vector<float> output();
-  // d loss / d p[0] by central differences; false when no step size gives a trustworthy value.
-  bool differentiate(float* p, double scale, double* derivative);
+  // d loss / d values[i] by central differences; false when no step size gives a trustworthy value.
+  bool differentiate(const Tensor& values, int64_t i, float centre, double scale,
+                     double* derivative);
   void check_accumulation(const Gradients& expected);
-  void check_tensor(const std::string& name, float* values, const std::vector<float>& gradient);
+  void check_tensor(const std::string& name, const Tensor& values,
+                    const std::vector<float>& gradient);
 
   ParameterStore& store_;
   std::vector<Tensor> inputs_;

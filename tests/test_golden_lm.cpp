@@ -2,7 +2,6 @@
 // tests/golden/make_golden.py, and weights exchanged with it as files where it is found.
 #include <doctest/doctest.h>
 
-#include "core/context.h"
 #include "layers/embedding.h"
 #include "layers/loss.h"
 #include "layers/lstm_lm.h"
@@ -132,7 +131,7 @@ void exchange(const std::string& python, bool tied) {
 }  // namespace
 
 TEST_CASE("golden: embedding of repeated tokens") {
-  Context context;
+  Context context(on_test_device());
   const Golden golden("embedding");
   ParameterStore store;
   Parameter& weight = store.add("weight", {20, 13}, constant_init(0.0f));
@@ -147,7 +146,7 @@ TEST_CASE("golden: embedding of repeated tokens") {
 }
 
 TEST_CASE("golden: LSTM") {
-  Context context;
+  Context context(on_test_device());
   const Sizes odd{.t = 5, .b = 3, .i = 7, .h = 10};
   check_lstm("lstm", odd, {});
   check_lstm("lstm_2", odd, {.layers = 2});
@@ -157,12 +156,12 @@ TEST_CASE("golden: LSTM") {
 }
 
 TEST_CASE("golden: LSTM over two windows, the state carried") {
-  Context context;
+  Context context(on_test_device());
   check_lstm("lstm_windows", {.t = 5, .b = 3, .i = 7, .h = 10}, {.layers = 2}, 2);
 }
 
 TEST_CASE("golden: ten steps of SGD on a language model") {
-  Context context;
+  Context context(on_test_device());
   LstmLmOptions options{.vocabulary = 50, .emsize = 10, .nhid = 12, .dropout = 0};
   check_steps("lm_steps", options);
   options.emsize = 12;
@@ -176,7 +175,7 @@ TEST_CASE("PyTorch reads our language models and we read PyTorch's") {
     MESSAGE("skipped: no python3 with torch");
     return;
   }
-  Context context;
+  Context context(on_test_device());
   exchange(python, false);
   exchange(python, true);
 }

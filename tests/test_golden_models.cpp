@@ -3,7 +3,6 @@
 // (tests/golden/interop.py).
 #include <doctest/doctest.h>
 
-#include "core/context.h"
 #include "layers/loss.h"
 #include "layers/resnet.h"
 #include "tests/golden.h"
@@ -81,18 +80,18 @@ void exchange(const std::string& python, const std::string& arch, Stem stem, int
 }  // namespace
 
 TEST_CASE("golden: ResNet-20") {
-  Context context;
+  Context context(on_test_device());
   check_model("resnet20", "resnet20", Stem::cifar, 4, 16);
 }
 
 TEST_CASE("golden: ResNet-18") {
-  Context context;
+  Context context(on_test_device());
   check_model("resnet18", "resnet18", Stem::cifar, 2, 16);
   check_model("resnet18_imagenet", "resnet18", Stem::imagenet, 4, 48);
 }
 
 TEST_CASE("golden: ResNet-50") {
-  Context context;
+  Context context(on_test_device());
   // Fifty layers of batch statistics over few values amplify rounding: PyTorch's own float32
   // is 2.5e-5 from float64. Winograd convolutions (6e-5 measured) get a looser bound for it.
   check_model("resnet50_imagenet", "resnet50", Stem::imagenet, 2, 128, 3e-4);
@@ -104,7 +103,7 @@ TEST_CASE("PyTorch reads our weights and we read PyTorch's") {
     MESSAGE("skipped: no python3 with torch");
     return;
   }
-  Context context;
+  Context context(on_test_device());
   exchange(python, "resnet20", Stem::cifar, 32, "resnet20");
   exchange(python, "resnet18", Stem::cifar, 32, "resnet18:cifar");
   exchange(python, "resnet50", Stem::imagenet, 64, "resnet50:imagenet");

@@ -2,7 +2,6 @@
 // tests/golden/make_golden.py.
 #include <doctest/doctest.h>
 
-#include "core/context.h"
 #include "layers/loss.h"
 #include "layers/resnet.h"
 #include "optim/optimizer.h"
@@ -77,7 +76,7 @@ void check_steps(const std::string& name, const SgdOptions& options) {
 }  // namespace
 
 TEST_CASE("golden: SGD, Adam, AdamW on a vector") {
-  Context context;
+  Context context(on_test_device());
   check_rule("sgd", make_sgd({}), 0.1);
   check_rule("sgd_weight_decay", make_sgd({.weight_decay = 0.01}), 0.1);
   check_rule("sgd_momentum", make_sgd({.momentum = 0.9}), 0.1);
@@ -90,7 +89,7 @@ TEST_CASE("golden: SGD, Adam, AdamW on a vector") {
 }
 
 TEST_CASE("golden: schedules") {
-  Context context;
+  Context context(on_test_device());
   ScheduleOptions options{.lr = 0.4, .total_steps = 30, .steps_per_epoch = 1};
   options.kind = ScheduleKind::cosine;
   check_schedule("cosine", options);
@@ -108,7 +107,7 @@ TEST_CASE("golden: schedules") {
 }
 
 TEST_CASE("golden: ten steps of SGD on ResNet-20") {
-  Context context;
+  Context context(on_test_device());
   check_steps("sgd_steps", {.momentum = 0.9, .weight_decay = 1e-4});
   check_steps("sgd_steps_nesterov", {.momentum = 0.9, .nesterov = true, .weight_decay = 1e-4});
 }

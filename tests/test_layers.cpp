@@ -5,12 +5,12 @@
 #include <cmath>
 #include <limits>
 
-#include "core/context.h"
 #include "core/kernels.h"
 #include "layers/activation.h"
 #include "layers/linear.h"
 #include "layers/loss.h"
 #include "layers/pooling.h"
+#include "tests/device.h"
 #include "tests/gradcheck.h"
 
 using namespace heddle;
@@ -19,7 +19,6 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr Layout kLayouts[] = {Layout::plain, Layout::nhwc, Layout::c16};
 
 using Network = GradCheck::Network;
 
@@ -56,14 +55,14 @@ Tensor distinct(const Shape& shape, Layout layout) {
   const Tensor out = Tensor::empty_on(Device{}, shape, DType::f32, layout);
   for (int64_t i = 0; i < out.size(); ++i)
     out.data<float>()[i] = static_cast<float>(i * 7919 % 10007) / 1000.0f;
-  return out;
+  return here(out);
 }
 
 }  // namespace
 
 TEST_CASE("relu, add, flatten: values and gradients") {
-  Context context;
-  for (Layout layout : kLayouts) {
+  Context context(on_test_device());
+  for (Layout layout : input_layouts()) {
     INFO(concat(layout_name(layout)));
     const Shape shape = {2, 16, 3, 2};
     const Tensor a = random_tensor(shape, 1, layout), b = random_tensor(shape, 2, layout);
@@ -89,7 +88,9 @@ TEST_CASE("relu, add, flatten: values and gradients") {
   }
   Tape tape;
   const std::vector<float> y =
-      relu(tape, Var(Tensor::from({-1, 0, 2, kNaN, -kInfinity, kInfinity}))).value().to_vector();
+      relu(tape, Var(here(Tensor::from({-1, 0, 2, kNaN, -kInfinity, kInfinity}))))
+          .value()
+          .to_vector();
   CHECK(y[0] == 0);
   CHECK(y[2] == 2);
   CHECK(std::isnan(y[3]));
@@ -101,7 +102,7 @@ TEST_CASE("relu, add, flatten: values and gradients") {
 }
 
 TEST_CASE("pooling: values against the definition, and gradients") {
-  Context context;
+  Context context(on_test_device());
   struct Case {
     PoolOptions options;
     int64_t height, width;
@@ -112,7 +113,7 @@ TEST_CASE("pooling: values against the definition, and gradients") {
       {{.kernel = 3, .stride = 1, .padding = 1, .count_include_pad = false}, 4, 3},
       {{.kernel = 2, .stride = 3, .padding = 1, .count_include_pad = false}, 5, 5}};
   for (const Case& k : cases)
-    for (Layout layout : kLayouts)
+    for (Layout layout : input_layouts())
       for (bool maximum : {true, false}) {
         const PoolOptions o = k.options;
         INFO(concat(layout_name(layout), " kernel ", o.kernel, " stride ", o.stride, " max ",
@@ -162,8 +163,8 @@ TEST_CASE("pooling: values against the definition, and gradients") {
 }
 
 TEST_CASE("max pooling: the first of equal values gets the gradient") {
-  Context context;
-  for (Layout layout : kLayouts) {
+  Context context(on_test_device());
+  for (Layout layout : input_layouts()) {
     INFO(concat(layout_name(layout)));
     const Var x(Tensor::zeros({1, 16, 2, 2}, DType::f32, layout), true);
     Tape tape;
@@ -177,11 +178,11 @@ TEST_CASE("max pooling: the first of equal values gets the gradient") {
 }
 
 TEST_CASE("global average pooling: mean of each map, and gradients") {
-  Context context;
+  Context context(on_test_device());
   const Network network = [](Tape& t, const std::vector<Var>& in) {
     return global_average_pool(t, in[0]);
   };
-  for (Layout layout : kLayouts)
+  for (Layout layout : input_layouts())
     for (const Shape& shape : {Shape{2, 16, 3, 4}, Shape{3, 32, 1, 1}}) {
       INFO(concat(layout_name(layout), " ", to_string(shape)));
       const Tensor x = random_tensor(shape, 3, layout);
@@ -202,7 +203,7 @@ TEST_CASE("global average pooling: mean of each map, and gradients") {
 }
 
 TEST_CASE("linear: values and gradients, with and without bias, from bf16, of no samples") {
-  Context context;
+  Context context(on_test_device());
   for (bool bias : {true, false}) {
     ParameterStore store;
     Linear fc(store, "fc", 7, 5, bias);
@@ -214,9 +215,9 @@ TEST_CASE("linear: values and gradients, with and without bias, from bf16, of no
     const Tensor x = random_tensor({3, 7}, 4);
     GradCheck(store, {x}, network).run();
     const std::vector<float> y = forward_value(network, {x}).to_vector();
-    double expected = bias ? fc.bias->value.data<float>()[1] : 0.0;
-    for (int i = 0; i < 7; ++i)
-      expected += double{x.data<float>()[7 + i]} * fc.weight->value.data<float>()[7 + i];
+    double expected = bias ? fc.bias->value.to_vector()[1] : 0.0;
+    const std::vector<float> in = x.to_vector(), weight = fc.weight->value.to_vector();
+    for (int i = 0; i < 7; ++i) expected += double{in[7 + i]} * weight[7 + i];
     CHECK(y[6] == doctest::Approx(expected).epsilon(1e-5));
 
     const Tensor half = converted(x, DType::bf16, Layout::plain);
@@ -248,9 +249,9 @@ TEST_CASE("linear: values and gradients, with and without bias, from bf16, of no
 }
 
 TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
-  Context context;
+  Context context(on_test_device());
   const Tensor x = random_tensor({4, 50}, 1);
-  for (int64_t i = 0; i < x.size(); ++i) x.data<float>()[i] += 2.0f;  // no zeros of its own
+  add_constant(x, 2.0f);  // no zeros of its own
   const TapeOptions options = {.seed = 5, .step = 3};
   const Network network = [](Tape& t, const std::vector<Var>& in) {
     return dropout(t, in[0], 0.3f);
@@ -278,7 +279,7 @@ TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
   // The same along the second axis, for (T, B, H).
   const Tensor cube = random_tensor({3, 4, 6}, 2);
   auto run_cube = [&](int64_t begin, int64_t end) {
-    const Tensor part = Tensor::empty_on(Device{}, {3, end - begin, 6});
+    const Tensor part = Tensor::empty({3, end - begin, 6});
     for (int64_t t = 0; t < 3; ++t)
       part.slice(t, t + 1).copy_from(
           cube.slice(t, t + 1).reshape({4, 6}).slice(begin, end).reshape({1, end - begin, 6}));
@@ -290,13 +291,14 @@ TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
     for (size_t i = 0; i < 24; ++i)
       CHECK(whole[t * 24 + i] == (i < 6 ? low[t * 6 + i] : high[t * 18 + i - 6]));
   // The mask by its definition: a draw of its own for every place of every sample.
+  const std::vector<float> cubes = cube.to_vector();
   const Philox rng(5, stream_id(Stream::dropout, 3 << 8));
   for (size_t t = 0; t < 3; ++t)
     for (size_t b = 0; b < 4; ++b)
       for (size_t c = 0; c < 6; ++c) {
         const size_t at = (t * 4 + b) * 6 + c;
         const float keep = rng.uniform((b * 3 + t) * 8 + c) < 0.5f ? 0.0f : 2.0f;
-        CHECK(whole[at] == keep * cube.data<float>()[at]);
+        CHECK(whole[at] == keep * cubes[at]);
       }
   // 1/(1-p), or zero; the mask of backward is that of forward.
   const Var leaf(x, true);
@@ -316,10 +318,10 @@ TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
   for (float v : run(options, large)) mean += v / 200000.0;
   CHECK(mean == doctest::Approx(1.0).epsilon(0.006));  // four standard deviations
   {
-    Context one({.threads = 1});
+    Context one(on_test_device({.threads = 1}));
     CHECK(run(options, x) == y);
     const std::vector<float> alone = run(options, large);
-    Context three({.threads = 3});
+    Context three(on_test_device({.threads = 3}));
     CHECK(run(options, large) == alone);
   }
   check_half({random_tensor({4, 50}, 1, Layout::plain, 1.0f, DType::bf16)}, network, 1e-2);
@@ -333,7 +335,7 @@ TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
 }
 
 TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
-  Context context;
+  Context context(on_test_device());
   const Tensor x = random_tensor({5, 7}, 3, Layout::plain, 3.0f);
   const Tensor labels = labels_of({0, 6, 3, 3, 1});
   for (float smoothing : {0.0f, 0.1f, 0.9f}) {
@@ -348,8 +350,9 @@ TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
     };
     check_layer({random_tensor({2, 2, 7}, 4)}, cube, {.samples = 28});
     double expected = 0;
+    const std::vector<float> in = x.to_vector();
     for (int n = 0; n < 5; ++n) {
-      const float* z = x.data<float>() + n * 7;
+      const float* z = in.data() + n * 7;
       double total = 0;
       for (int c = 0; c < 7; ++c) total += std::exp(double{z[c]});
       for (int c = 0; c < 7; ++c) {
@@ -372,7 +375,7 @@ TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
   }
   CHECK(gradients[0] == gradients[1]);
   {  // only differences of logits count: large ones cost no digits
-    const Var large(Tensor::from({16000.25f, 16000.25f}, {1, 2}), true);
+    const Var large(here(Tensor::from({16000.25f, 16000.25f}, {1, 2})), true);
     Tape tape;
     tape.backward(softmax_cross_entropy(tape, large, labels_of({0})));
     CHECK(large.grad().to_vector()[0] == doctest::Approx(-0.5).epsilon(1e-6));
@@ -381,7 +384,7 @@ TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
   auto loss = [&](std::vector<float> logits, int32_t label, float smoothing = 0.0f) {
     Tape tape;
     const auto n = static_cast<int64_t>(logits.size());
-    return softmax_cross_entropy(tape, Var(Tensor::from(logits, {1, n})), labels_of({label}),
+    return softmax_cross_entropy(tape, Var(here(Tensor::from(logits, {1, n}))), labels_of({label}),
                                  {.label_smoothing = smoothing})
         .value()
         .item();
@@ -412,8 +415,8 @@ TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
 }
 
 TEST_CASE("count_top_k: ties and NaN count against the sample") {
-  Context context;
-  const Tensor z = Tensor::from({1, 2, 3, 2, 2, 2, kNaN, 1, 0}, {3, 3});
+  Context context(on_test_device());
+  const Tensor z = here(Tensor::from({1, 2, 3, 2, 2, 2, kNaN, 1, 0}, {3, 3}));
   CHECK(count_top_k(z, labels_of({2, 0, 1}), 1) == 1);
   CHECK(count_top_k(z, labels_of({1, 0, 1}), 2) == 1 + 0 + 1);
   CHECK(count_top_k(z, labels_of({0, 0, 0}), 3) == 3);

@@ -1,9 +1,9 @@
 // Convolution: against a direct sum in every layout, and its gradients.
 #include <doctest/doctest.h>
 
-#include "core/context.h"
 #include "core/kernels.h"
 #include "layers/conv2d.h"
+#include "tests/device.h"
 #include "tests/gradcheck.h"
 
 using namespace heddle;
@@ -81,17 +81,14 @@ struct ConvFixture {
 bool fits(const ConvCase& c, Layout layout) { return layout != Layout::c16 || c.in % 16 == 0; }
 
 // Rounds to bfloat16 and back, so that both precisions start from the same numbers.
-void round_to_half(const Tensor& x) {
-  for (int64_t i = 0; i < x.size(); ++i)
-    x.data<float>()[i] = static_cast<float>(bfloat16(x.data<float>()[i]));
-}
+void round_to_half(const Tensor& x) { convert(converted(x, DType::bf16, x.layout()), x); }
 
 }  // namespace
 
 TEST_CASE("conv2d: equals the direct sum, and gradients, in every layout") {
-  Context context;
+  Context context(on_test_device());
   for (const ConvCase& c : kCases)
-    for (Layout layout : {Layout::plain, Layout::nhwc, Layout::c16}) {
+    for (Layout layout : input_layouts()) {
       if (!fits(c, layout)) continue;
       CAPTURE(c);
       INFO(concat(layout_name(layout)));
@@ -118,9 +115,10 @@ TEST_CASE("conv2d: equals the direct sum, and gradients, in every layout") {
 }
 
 TEST_CASE("conv2d: bf16 agrees with fp32 within its rounding") {
-  Context context;
+  Context context(on_test_device());
   for (const ConvCase& c : kCases)
-    for (Layout layout : {Layout::nhwc, Layout::c16}) {
+    for (Layout layout : map_layouts()) {
+      if (layout == Layout::plain) continue;
       if (!fits(c, layout)) continue;
       CAPTURE(c);
       INFO(concat(layout_name(layout)));
@@ -150,7 +148,7 @@ TEST_CASE("conv2d: bf16 agrees with fp32 within its rounding") {
 }
 
 TEST_CASE("conv2d: shapes that do not fit are refused with both shapes") {
-  Context context;
+  Context context(on_test_device());
   ParameterStore store;
   Conv2d conv(store, "stem", {.in = 4, .out = 8, .kernel = 3, .groups = 2});
   store.finalize(1);

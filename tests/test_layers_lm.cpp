@@ -3,12 +3,12 @@
 
 #include <cmath>
 
-#include "core/context.h"
 #include "core/kernels.h"
 #include "core/math.h"
 #include "layers/embedding.h"
 #include "layers/loss.h"
 #include "layers/lstm_lm.h"
+#include "tests/device.h"
 #include "tests/gradcheck.h"
 
 using namespace heddle;
@@ -69,7 +69,7 @@ TEST_CASE("exp, sigmoid and tanh: within three ulp, extremes, NaN") {
 }
 
 TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleared") {
-  Context context;
+  Context context(on_test_device());
   ParameterStore store;
   Parameter& weight = store.add("w", {9, 5}, uniform_init(1.0f));
   store.finalize(3);
@@ -80,7 +80,7 @@ TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleare
   GradCheck(store, {}, network, {.samples = 45}).run();
   const Tensor y = forward_value(network, {});
   CHECK(y.shape() == Shape{2, 3, 5});
-  CHECK(y.data<float>()[3 * 5 + 2] == weight.value.data<float>()[8 * 5 + 2]);
+  CHECK(y.to_vector()[3 * 5 + 2] == weight.value.to_vector()[8 * 5 + 2]);
 
   // Other tokens in the next step: the rows of the last one are cleared, and only those known.
   auto step = [&](const std::vector<int32_t>& row, bool begin) {
@@ -123,9 +123,10 @@ TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleare
   store.begin_step();
   Tape ordered;
   const Var same = embedding(ordered, tokens_of({6, 6, 6}, {3}), weight);
-  ordered.backward(project(
-      ordered, same, Tensor::from({1e8f, 0, 0, 0, 0, -1e8f, 0, 0, 0, 0, 1, 0, 0, 0, 0}, {3, 5})));
-  CHECK(weight.grad.data<float>()[6 * 5] == 1.0f);
+  ordered.backward(
+      project(ordered, same,
+              here(Tensor::from({1e8f, 0, 0, 0, 0, -1e8f, 0, 0, 0, 0, 1, 0, 0, 0, 0}, {3, 5}))));
+  CHECK(gradient_of(weight)[6 * 5] == 1.0f);
 
   Tape tape;
   ParameterStore odd;
@@ -140,7 +141,7 @@ TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleare
 }
 
 TEST_CASE("lstm: gradients, one and two layers, both directions, odd sizes") {
-  Context context;
+  Context context(on_test_device());
   struct Case {
     int64_t steps, batch, input, hidden, layers;
     bool bidirectional;
@@ -175,7 +176,7 @@ TEST_CASE("lstm: gradients, one and two layers, both directions, odd sizes") {
 }
 
 TEST_CASE("lstm: outputs and states by the definition, gates in PyTorch's order, both directions") {
-  Context context;
+  Context context(on_test_device());
   constexpr int64_t kSteps = 4, kBatch = 2, kIn = 3, kHidden = 5;
   ParameterStore store;
   const Lstm rnn(store, "rnn", kIn, kHidden, {.bidirectional = true});
@@ -187,6 +188,8 @@ TEST_CASE("lstm: outputs and states by the definition, gates in PyTorch's order,
   state = start;
   Tape tape({.training = false});
   const std::vector<float> y = rnn.forward(tape, Var(x), state).value().to_vector();
+  const std::vector<float> h0 = start.h.to_vector(), c0 = start.c.to_vector(),
+                           h1 = state.h.to_vector(), c1 = state.c.to_vector();
   for (const bool reverse : {false, true}) {
     CAPTURE(reverse);
     auto weight = [&](const char* kind) {
@@ -198,8 +201,8 @@ TEST_CASE("lstm: outputs and states by the definition, gates in PyTorch's order,
       const int64_t at = ((reverse ? 1 : 0) * kBatch + b) * kHidden;
       double h[kHidden], c[kHidden], gates[4 * kHidden];
       for (int64_t j = 0; j < kHidden; ++j) {
-        h[j] = start.h.data<float>()[at + j];
-        c[j] = start.c.data<float>()[at + j];
+        h[j] = h0[at + j];
+        c[j] = c0[at + j];
       }
       for (int64_t step = 0; step < kSteps; ++step) {
         const int64_t t = reverse ? kSteps - 1 - step : step;
@@ -221,15 +224,15 @@ TEST_CASE("lstm: outputs and states by the definition, gates in PyTorch's order,
         }
       }
       for (int64_t j = 0; j < kHidden; ++j) {
-        CHECK(state.h.data<float>()[at + j] == doctest::Approx(h[j]).epsilon(1e-5));
-        CHECK(state.c.data<float>()[at + j] == doctest::Approx(c[j]).epsilon(1e-5));
+        CHECK(h1[at + j] == doctest::Approx(h[j]).epsilon(1e-5));
+        CHECK(c1[at + j] == doctest::Approx(c[j]).epsilon(1e-5));
       }
     }
   }
 }
 
 TEST_CASE("lstm: the cut into windows changes no value; states are replaced, inputs are not") {
-  Context context;
+  Context context(on_test_device());
   ParameterStore store;
   const Lstm rnn(store, "rnn", 6, 10, {.layers = 2});
   store.finalize(1);
@@ -263,7 +266,7 @@ TEST_CASE("lstm: the cut into windows changes no value; states are replaced, inp
 }
 
 TEST_CASE("lstm: gradients of the upper layer are final while the lower one still runs backward") {
-  Context context;
+  Context context(on_test_device());
   ParameterStore store;
   const Lstm rnn(store, "rnn", 4, 6, {.layers = 2});
   store.finalize(1);
@@ -281,7 +284,7 @@ TEST_CASE("lstm: gradients of the upper layer are final while the lower one stil
 }
 
 TEST_CASE("lstm: shapes and values that cannot be are refused") {
-  Context context;
+  Context context(on_test_device());
   ParameterStore store;
   const Lstm rnn(store, "rnn", 4, 6);
   store.finalize(1);
@@ -300,7 +303,7 @@ TEST_CASE("lstm: shapes and values that cannot be are refused") {
 }
 
 TEST_CASE("language model: gradients of all parameters, tied and untied") {
-  Context context;
+  Context context(on_test_device());
   for (bool tied : {false, true}) {
     CAPTURE(tied);
     ParameterStore store;
@@ -324,7 +327,7 @@ TEST_CASE("language model: gradients of all parameters, tied and untied") {
 }
 
 TEST_CASE("language model: where dropout is, keyed by the sample in the global batch") {
-  Context context;
+  Context context(on_test_device());
   for (const int64_t layers : {1, 3}) {
     ParameterStore store;
     const Lstm rnn(store, "rnn", 4, 6, {.layers = layers, .dropout = 0.5f});
@@ -362,7 +365,7 @@ TEST_CASE("language model: where dropout is, keyed by the sample in the global b
 }
 
 TEST_CASE("language model: initial values as the example's, or Zaremba's") {
-  Context context;
+  Context context(on_test_device());
   for (const float init : {0.0f, 0.05f}) {
     CAPTURE(init);
     ParameterStore store;
@@ -381,7 +384,7 @@ TEST_CASE("language model: initial values as the example's, or Zaremba's") {
 }
 
 TEST_CASE("tied weights: announced once, after the last use, and equal to the sum") {
-  Context context;
+  Context context(on_test_device());
   ParameterStore store, apart;
   const LstmLmOptions options = {
       .vocabulary = 7, .emsize = 6, .nhid = 6, .nlayers = 1, .dropout = 0};
@@ -418,7 +421,7 @@ TEST_CASE("tied weights: announced once, after the last use, and equal to the su
 }
 
 TEST_CASE("language model: learns a repeating text in fp32 and bf16, the same in every run") {
-  Context context;
+  Context context(on_test_device());
   auto train = [](DType dtype) {
     ParameterStore store;
     const LstmLm model(

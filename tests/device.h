@@ -1,0 +1,37 @@
+// The device that tests of layers run on: HEDDLE_TEST_DEVICE (auto, cpu, cuda, cuda:1), the CPU by
+// default. Values are read through to_vector(), never through a pointer.
+//
+//   Context context(on_test_device());
+//   for (Layout layout : map_layouts()) …
+#pragma once
+
+#include <cstdlib>
+#include <vector>
+
+#include "core/context.h"
+#include "core/tensor.h"
+
+namespace heddle {
+
+inline ContextOptions on_test_device(ContextOptions options = {}) {
+  const char* name = std::getenv("HEDDLE_TEST_DEVICE");
+  options.device = parse_device(name == nullptr ? "cpu" : name);
+  return options;
+}
+
+// A copy where the current Context computes.
+inline Tensor here(const Tensor& x) { return x.to(Context::current().device()); }
+
+// The layouts that convolutions, pooling and elementwise layers take there.
+inline std::vector<Layout> input_layouts() {
+  if (Context::current().device().is_cuda()) return {Layout::plain, Layout::nhwc};
+  return {Layout::plain, Layout::nhwc, Layout::c16};
+}
+
+// Those in which batch norm and shortcuts, which follow a convolution, find their maps.
+inline std::vector<Layout> map_layouts() {
+  if (Context::current().device().is_cuda()) return {Layout::nhwc};
+  return {Layout::plain, Layout::nhwc, Layout::c16};
+}
+
+}  // namespace heddle
