@@ -1,0 +1,262 @@
+// CUDA's kernels against the CPU's, both on host memory: the text that a GPU would run is run by
+// tests/cuda_emulation.h. What vendor libraries do, and races, only a GPU can show (./run
+// gpu-check).
+#include "tests/cuda_emulation.h"
+// clang-format off
+#include "core/elementwise.cu"
+#include "layers/batchnorm_cuda.cu"
+#include "layers/loss_cuda.cu"
+#include "layers/pooling_cuda.cu"
+#include "layers/shortcut_cuda.cu"
+// clang-format on
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "core/context.h"
+#include "core/elementwise.h"
+#include "core/kernels.h"
+#include "tests/gradcheck.h"
+
+using namespace heddle;
+
+namespace {
+
+Tensor like(const Tensor& x) {
+  const Tensor out = Tensor::empty_like(x);
+  std::memset(out.raw(), 0xff, out.bytes());  // NaN, whatever the type
+  return out;
+}
+
+// The values in the layout that CUDA works in.
+Tensor nhwc(const Shape& shape, uint64_t seed, DType dtype, float scale = 1.0f) {
+  return random_tensor(shape, seed, Layout::nhwc, scale, dtype);
+}
+
+double distance(const Tensor& a, const Tensor& b) {
+  return relative_distance(a.to_vector(), b.to_vector());
+}
+
+double rounding(DType dtype) { return dtype == DType::f32 ? 2e-6 : 8e-3; }
+
+// Batches that give one part and many, with channels that fill packs, and that do not.
+const Shape kMaps[] = {{2, 5, 3, 4},   {3, 16, 5, 5},    {2, 64, 9, 7},  {1, 8, 1, 7},
+                       {4, 3, 40, 33}, {2, 136, 21, 10}, {2, 16, 64, 40}};
+
+struct Pair {
+  Tensor cpu, gpu;
+  explicit Pair(const Tensor& x) : cpu(like(x)), gpu(like(x)) {}
+};
+
+}  // namespace
+
+TEST_CASE("CUDA kernels: layouts, rows and reductions as on the CPU") {
+  Context context;
+  for (const auto& [rows, columns] : {std::pair{1, 7}, {3000, 1}, {2000, 70}, {517, 33}, {0, 5}}) {
+    CAPTURE(rows);
+    CAPTURE(columns);
+    const Tensor x = random_tensor({rows, columns}, 1);
+    for (float beta : {0.0f, 0.5f}) {
+      const Tensor a = random_tensor({columns}, 2), b = a.clone();
+      cpu::sum_rows(x.data<float>(), a.data<float>(), rows, columns, beta);
+      emulated::sum_rows(x.data<float>(), b.data<float>(), rows, columns, beta);
+      for (int64_t i = 0; i < columns; ++i)
+        CHECK(b.data<float>()[i] == doctest::Approx(a.data<float>()[i]).epsilon(1e-4));
+    }
+    CHECK(emulated::squared_norm(x.data<float>(), x.size()) ==
+          doctest::Approx(cpu::squared_norm(x.data<float>(), x.size())));
+  }
+  const Tensor many = random_tensor({150000}, 3);
+  CHECK(emulated::sum(many.data<float>(), many.size()) ==
+        doctest::Approx(cpu::sum(many.data<float>(), many.size())).epsilon(1e-9));
+  CHECK(emulated::all_finite(many.data<float>(), many.size()));
+  many.data<float>()[149999] = std::numeric_limits<float>::infinity();
+  CHECK_FALSE(emulated::all_finite(many.data<float>(), many.size()));
+
+  const Tensor plain = random_tensor({3, 5, 4, 2}, 4);
+  const Tensor last = converted(plain, DType::f32, Layout::nhwc), back = plain.clone();
+  const Tensor found = like(last), half = Tensor::empty({3, 5, 4, 2}, DType::bf16, Layout::nhwc);
+  emulated::to_nhwc(plain.data<float>(), found.data<float>(), 3, 5, 8);
+  CHECK(found.to_vector() == plain.to_vector());
+  emulated::to_nhwc(plain.data<float>(), half.data<bfloat16>(), 3, 5, 8);
+  CHECK(half.to_vector() == converted(plain, DType::bf16, Layout::plain).to_vector());
+  emulated::from_nhwc(last.data<float>(), back.data<float>(), 3, 5, 8, 2.0f);
+  for (int64_t i = 0; i < plain.size(); ++i)
+    CHECK(back.data<float>()[i] == doctest::Approx(3 * plain.data<float>()[i]));
+  fill(back, std::numeric_limits<float>::quiet_NaN());
+  emulated::from_nhwc(last.data<float>(), back.data<float>(), 3, 5, 8, 0.0f);
+  CHECK(back.to_vector() == plain.to_vector());
+}
+
+TEST_CASE("CUDA kernels: batch norm as on the CPU, in every form") {
+  Context context;
+  for (const Shape& shape : kMaps)
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      INFO(concat(to_string(shape), " ", dtype_name(dtype)));
+      const Shape c = {shape[1]};
+      const Tensor x = nhwc(shape, 1, dtype, 2.0f), z = nhwc(shape, 2, dtype);
+      add_constant(x, dtype == DType::f32 ? 30.0f : 4.0f);  // a mean far from zero
+      const Tensor weight = random_tensor(c, 3), bias = random_tensor(c, 4);
+      Pair mean(weight), variance(weight);
+      cpu::batchnorm_statistics(x, mean.cpu, variance.cpu);
+      emulated::batchnorm_statistics(x, mean.gpu, variance.gpu);
+      CHECK(distance(mean.gpu, mean.cpu) < 1e-6);
+      // The CPU adds pixels one by one where channels fill no vector.
+      CHECK(distance(variance.gpu, variance.cpu) < (dtype == DType::f32 ? 1e-5 : 2e-4));
+      const Tensor invstd = like(weight), scale = like(weight), shift = like(weight);
+      cpu::batchnorm_affine({mean.cpu, variance.cpu, weight, bias, 1e-5f, invstd, scale, shift});
+      for (bool relu : {false, true})
+        for (bool add : {false, true}) {
+          CAPTURE(relu);
+          CAPTURE(add);
+          Pair y(x);
+          const Tensor residual = add ? z : Tensor{};
+          cpu::batchnorm_apply(x, scale, shift, residual, relu, y.cpu);
+          emulated::batchnorm_apply(x, scale, shift, residual, relu, y.gpu);
+          CHECK(distance(y.gpu, y.cpu) < rounding(dtype));
+          const Tensor dy = nhwc(shape, 5, dtype), other = nhwc(shape, 6, dtype);
+          for (bool two : {false, true})
+            for (float beta : {0.0f, 1.0f}) {
+              Pair dz(x), dx(x), dweight(weight), dbias(weight);
+              auto run = [&](auto backward, Tensor Pair::*side) {
+                const Tensor none;
+                (dweight.*side).copy_from(weight);
+                (dbias.*side).copy_from(bias);
+                backward({.x = x,
+                          .y = add ? y.cpu : none,
+                          .mean = mean.cpu,
+                          .invstd = invstd,
+                          .scale = scale,
+                          .shift = shift,
+                          .dy = dy,
+                          .dy2 = two ? other : none,
+                          .dz = add ? dz.*side : none,
+                          .dx = dx.*side,
+                          .dweight = dweight.*side,
+                          .dbias = dbias.*side,
+                          .beta_weight = beta,
+                          .beta_bias = beta,
+                          .relu = relu,
+                          .residual = add});
+              };
+              run([](const BatchNormBackward& a) { cpu::batchnorm_backward(a); }, &Pair::cpu);
+              run([](const BatchNormBackward& a) { emulated::batchnorm_backward(a); }, &Pair::gpu);
+              CHECK(distance(dx.gpu, dx.cpu) < 10 * rounding(dtype));
+              if (add) CHECK(distance(dz.gpu, dz.cpu) < rounding(dtype));
+              CHECK(distance(dweight.gpu, dweight.cpu) < 1e-4);
+              CHECK(distance(dbias.gpu, dbias.cpu) < 1e-4);
+            }
+        }
+    }
+}
+
+TEST_CASE("CUDA kernels: running statistics take finite values only") {
+  Context context;
+  for (float bad :
+       {0.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    const Tensor mean = random_tensor({300}, 1), variance = random_tensor({300}, 2);
+    variance.data<float>()[299] += bad;
+    Pair running_mean(mean), running_var(mean), batches(Tensor::zeros({}, DType::i64));
+    for (auto side : {&Pair::cpu, &Pair::gpu}) {
+      (running_mean.*side).copy_from(random_tensor({300}, 3));
+      (running_var.*side).copy_from(random_tensor({300}, 4));
+      *(batches.*side).data<int64_t>() = 7;
+      const BatchNormRunning a = {
+          mean, variance, 0.1f, 1.5f, running_mean.*side, running_var.*side, batches.*side};
+      side == &Pair::cpu ? cpu::batchnorm_update_running(a) : emulated::batchnorm_update_running(a);
+      CHECK(*(batches.*side).data<int64_t>() == (bad == 0.0f ? 8 : 7));
+    }
+    CHECK(distance(running_mean.gpu, running_mean.cpu) < 1e-6);
+    CHECK(distance(running_var.gpu, running_var.cpu) < 1e-6);
+  }
+}
+
+TEST_CASE("CUDA kernels: pooling as on the CPU") {
+  Context context;
+  struct Window {
+    int64_t kernel_h, kernel_w, stride, padding;
+  };
+  for (const Shape& shape : {Shape{2, 16, 9, 7}, Shape{3, 5, 6, 8}, Shape{1, 24, 7, 7}})
+    for (Layout layout : {Layout::plain, Layout::nhwc})
+      for (DType dtype : {DType::f32, DType::bf16})
+        for (PoolKind kind : {PoolKind::max, PoolKind::average, PoolKind::average_exclude_pad})
+          for (const Window& k : {Window{2, 2, 2, 0},
+                                  {3, 3, 2, 1},
+                                  {3, 3, 1, 1},
+                                  {2, 2, 3, 1},
+                                  {shape[2], shape[3], 1, 0}}) {
+            INFO(concat(to_string(shape), " ", layout_name(layout), " ", dtype_name(dtype),
+                        " kind ", static_cast<int>(kind), " kernel ", k.kernel_h, " stride ",
+                        k.stride));
+            const Tensor x = random_tensor(shape, 1, layout, 1.0f, dtype);
+            const Tensor y = Tensor::empty(
+                {shape[0], shape[1], (shape[2] + 2 * k.padding - k.kernel_h) / k.stride + 1,
+                 (shape[3] + 2 * k.padding - k.kernel_w) / k.stride + 1},
+                dtype, layout);
+            Pair out(y), dx(x);
+            const Tensor dy = random_tensor(y.shape(), 2, layout, 1.0f, dtype);
+            const Tensor w =
+                cpu::pool_forward(kind, x, out.cpu, k.kernel_h, k.kernel_w, k.stride, k.padding);
+            cpu::pool_backward(kind, dy, w, dx.cpu, k.kernel_h, k.kernel_w, k.stride, k.padding);
+            const Tensor chosen = emulated::pool_forward(kind, x, out.gpu, k.kernel_h, k.kernel_w,
+                                                         k.stride, k.padding);
+            emulated::pool_backward(kind, dy, chosen, dx.gpu, k.kernel_h, k.kernel_w, k.stride,
+                                    k.padding);
+            CHECK(distance(out.gpu, out.cpu) < (kind == PoolKind::max ? 1e-9 : rounding(dtype)));
+            CHECK(distance(dx.gpu, dx.cpu) < rounding(dtype));
+          }
+}
+
+TEST_CASE("CUDA kernels: cross-entropy as on the CPU, extremes too") {
+  Context context;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (int64_t classes : {1, 10, 255, 1000})
+    for (float smoothing : {0.0f, 0.1f}) {
+      CAPTURE(classes);
+      const Tensor z = random_tensor({4, classes}, 1, Layout::plain, 8.0f);
+      const Tensor labels = Tensor::empty({4}, DType::i32);
+      for (int32_t i = 0; i < 4; ++i)
+        labels.data<int32_t>()[i] = static_cast<int32_t>((i * 37) % classes);
+      Pair sums(Tensor::empty({4, 2})), d(z);
+      const double a = cpu::softmax_cross_entropy_forward(z, labels, smoothing, sums.cpu),
+                   b = emulated::softmax_cross_entropy_forward(z, labels, smoothing, sums.gpu);
+      CHECK(b == doctest::Approx(a).epsilon(1e-6));
+      CHECK(distance(sums.gpu, sums.cpu) < 1e-6);
+      cpu::softmax_cross_entropy_backward(z, labels, sums.cpu, smoothing, 0.3f, d.cpu);
+      emulated::softmax_cross_entropy_backward(z, labels, sums.cpu, smoothing, 0.3f, d.gpu);
+      if (classes > 1) CHECK(distance(d.gpu, d.cpu) < 1e-6);
+    }
+  auto loss = [&](const std::vector<float>& logits, int32_t label) {
+    const Tensor labels = Tensor::empty({1}, DType::i32);
+    *labels.data<int32_t>() = label;
+    const Tensor z = Tensor::from(logits, {1, std::ssize(logits)});
+    return emulated::softmax_cross_entropy_forward(z, labels, 0.0f, Tensor::empty({1, 2}));
+  };
+  CHECK(loss({1e4f, 0, 0}, 0) == 0.0);
+  CHECK(loss({3e38f, -3e38f}, 0) == 0.0);
+  CHECK(loss({0, -kInfinity}, 0) == 0.0);
+  CHECK(loss({0, -kInfinity}, 1) == double{kInfinity});
+  CHECK(std::isnan(loss({0, NAN, 1}, 0)));
+  CHECK(std::isnan(loss({NAN, 0, 1}, 1)));
+  CHECK(std::isnan(loss({0, kInfinity}, 0)));
+}
+
+TEST_CASE("CUDA kernels: the padded shortcut as on the CPU") {
+  Context context;
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (const Shape& shape : {Shape{2, 16, 6, 8}, Shape{1, 3, 5, 7}}) {
+      const Tensor x = nhwc(shape, 1, dtype);
+      const Tensor y =
+          nhwc({shape[0], 2 * shape[1] + shape[1] % 2, (shape[2] + 1) / 2, (shape[3] + 1) / 2}, 2,
+               dtype);
+      Pair out(y), dx(x);
+      cpu::subsample_forward(x, out.cpu);
+      emulated::subsample_forward(x, out.gpu);
+      CHECK(out.gpu.to_vector() == out.cpu.to_vector());
+      cpu::subsample_backward(y, dx.cpu);
+      emulated::subsample_backward(y, dx.gpu);
+      CHECK(dx.gpu.to_vector() == dx.cpu.to_vector());
+    }
+}
