@@ -1,0 +1,309 @@
+#!/usr/bin/env bash
+# What ./run gpu-check does: builds for the GPU of this machine, tests, compares with the CPU and
+# times, and writes one gpu-report.md. Needs no network. A part that fails does not stop the others,
+# parts that run later replace their own section of the report only, and each stays below eight
+# minutes; --quick, all of them below five.
+#   tests/gpu_check.sh [--quick] [--part build,test,sanitize,compare,bench] [--limit SECONDS]
+# Exit codes: 0 all that ran was good, 1 something failed, 2 bad arguments, or no GPU: then only
+# the build has been tried.
+#
+# What tests/gpu_pack.sh has packed is unpacked from .carry. cuDNN, NCCL and cuBLAS are taken from
+# CUDA's own tree, else from the folder nvidia of a Python's site-packages.
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+folder=$root/build-cuda
+report=$root/gpu-report.md
+sections=$folder/report
+known=(build test sanitize compare bench)
+parts=("${known[@]}")
+quick=0 limit=470
+
+say() { printf 'gpu-check: %s\n' "$*" >&2; }
+fail() { say "$*"; exit 2; }
+
+while [ $# -gt 0 ]; do
+  case $1 in
+    --quick) quick=1 limit=100 ;;
+    --part | --limit) [ $# -gt 1 ] || fail "$1 needs a value" ;;&
+    --part) IFS=, read -ra parts <<<"$2"; shift ;;
+    --limit) limit=$2; shift ;;
+    *) fail "unknown argument '$1'; known: --quick --part LIST --limit SECONDS" ;;
+  esac
+  shift
+done
+[[ $limit =~ ^[1-9][0-9]*$ ]] || fail "--limit: expected seconds, found '$limit'"
+for part in "${parts[@]}"; do
+  case " ${known[*]} " in *" $part "*) ;; *) fail "--part $part: known are ${known[*]}" ;; esac
+done
+mkdir -p "$sections" || exit 1
+
+# ------------------------------------------------------------------------------------- what is here
+gpu=0
+command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && gpu=1
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+python=$(command -v python3 || true)
+
+# Folders nvidia/*/ of all places that this Python imports from.
+site_folders() {
+  [ -n "$python" ] || return 0
+  "$python" - <<'PY' 2>/dev/null
+import glob, site, sys
+places = set(sys.path) | set(site.getsitepackages()) | {site.getusersitepackages()}
+for place in sorted(p for p in places if p):
+    for found in sorted(glob.glob(place + "/nvidia/*/")):
+        print(found)
+PY
+}
+
+# Links to what CUDA's tree lacks, in a folder with include and lib as CMake looks for them. Python's
+# libraries come without the plain name that a linker asks for.
+link_vendor() {
+  local tree vendor=$folder/vendor place file name
+  tree=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  rm -rf "$vendor" && mkdir -p "$vendor/include" "$vendor/lib" || return 1
+  # shellcheck disable=SC2044
+  while IFS= read -r place; do
+    for file in "$place"include/*; do
+      name=${file##*/}
+      [ -e "$file" ] && [ ! -e "$tree/include/$name" ] && ln -sfn "$file" "$vendor/include/$name"
+    done
+    for file in "$place"lib/lib*.so*; do
+      [ -e "$file" ] || continue
+      name=${file##*/}
+      [ -e "$tree/lib64/${name%%.so*}.so" ] && continue
+      ln -sfn "$file" "$vendor/lib/$name"
+      ln -sfn "$file" "$vendor/lib/${name%%.so*}.so"
+    done
+  done < <(site_folders)
+  return 0
+}
+
+prepend() {  # VARIABLE FOLDER
+  [ -d "$2" ] && export "$1=$2${!1:+:${!1}}"
+  return 0
+}
+
+# Unpacks .carry once per piece and lets compiler, linker, CMake and loader find it.
+use_carried() {
+  local piece name
+  mkdir -p "$folder/deps" "$folder/data"
+  for piece in "$root"/.carry/*.tar.gz; do
+    [ -e "$piece" ] || continue
+    name=${piece##*/}
+    [ "$folder/.$name" -nt "$piece" ] && continue
+    case $name in deps*) tar -C "$folder/deps" -xzf "$piece" ;; *) tar -C "$folder/data" -xzf "$piece" ;; esac &&
+      touch "$folder/.$name" || say "$name cannot be unpacked"
+  done
+  if [ -e "$folder/deps/lib/libdnnl.so.2" ]; then ln -sfn libdnnl.so.2 "$folder/deps/lib/libdnnl.so"; fi
+  for place in "$folder/vendor" "$folder/deps"; do
+    prepend CPATH "$place/include"
+    prepend LIBRARY_PATH "$place/lib"
+    prepend LD_LIBRARY_PATH "$place/lib"
+    prepend CMAKE_PREFIX_PATH "$place"
+  done
+}
+
+data_folder() {  # NAME -> path, empty when it is nowhere
+  local place
+  for place in "$folder/data" "${HEDDLE_DATA:-$root/../shared/data}"; do
+    [ -d "$place/$1" ] && { printf '%s' "$place/$1"; return; }
+  done
+}
+
+# ------------------------------------------------------------------------------------------- report
+status=0
+deadline=0  # of the part, in seconds of this shell
+
+left() { echo $((deadline - SECONDS > 1 ? deadline - SECONDS : 1)); }
+
+# try TITLE COMMAND…: a line of the part's table, and the end of the output where it failed.
+try() {
+  local title=$1 begin=$SECONDS code=0 verdict
+  shift
+  say "$title"
+  timeout --kill-after=10 "$(left)" "$@" >"$sections/output" 2>&1 || code=$?
+  case $code in
+    0) verdict=passed ;;
+    124 | 137) verdict="**stopped** after $((SECONDS - begin)) s: no time was left" ;;
+    *) verdict="**failed** (exit code $code)" ;;
+  esac
+  printf '| %s | %s | %d |\n' "$title" "$verdict" $((SECONDS - begin)) >>"$sections/table"
+  if [ $code != 0 ]; then
+    status=1
+    say "$title: $verdict"
+    { printf '\n%s:\n\n```\n' "$title"; tail -n 60 "$sections/output"; printf '```\n'; } >>"$sections/details"
+  fi
+  return $code
+}
+
+keep() {  # TITLE: the last output as it is
+  { printf '\n%s:\n\n```\n' "$1"; cat "$sections/output"; printf '```\n'; } >>"$sections/details"
+}
+
+# part NAME TITLE FUNCTION: its section, with the table of what was tried in front.
+part() {
+  local name=$1 title=$2
+  case " ${parts[*]} " in *" $name "*) ;; *) return 0 ;; esac
+  deadline=$((SECONDS + limit))
+  : >"$sections/table"
+  : >"$sections/details"
+  local begin=$SECONDS
+  "$3"
+  {
+    printf '## %s\n\n' "$title"
+    [ -s "$sections/table" ] && { printf '| what | result | s |\n|---|---|---|\n'; cat "$sections/table"; }
+    cat "$sections/details"
+    printf '\n%s%d s in all, on %s.\n' "$([ $quick = 1 ] && echo '--quick, ')" $((SECONDS - begin)) "$(date -u +%F)"
+  } >"$sections/$name.md"
+}
+
+not_run() { printf '\nnot run: %s\n' "$1" >>"$sections/details"; }
+need_gpu() {  # says why not
+  [ $gpu = 1 ] || { not_run 'no GPU'; return 1; }
+  [ -x "$folder/$1" ] || { not_run "no $1: the build did not get so far"; status=1; return 1; }
+}
+
+# The sections of an earlier report, so that it may come from another machine or another day.
+split_report() {
+  [ -f "$report" ] || return 0
+  awk -v to="$sections" '
+    /^<!-- part [a-z]+ -->$/ { file = to "/" $3 ".md"; printf "" >file; next }
+    file != "" { print >file }' "$report"
+}
+
+write_report() {
+  local name
+  {
+    printf '# GPU report\n\n'
+    cat "$sections/machine"
+    for name in "${known[@]}"; do
+      printf '\n<!-- part %s -->\n' "$name"
+      if [ -s "$sections/$name.md" ]; then cat "$sections/$name.md"; else printf '## %s\n\nnot run\n' "$name"; fi
+    done
+  } >"$report.new" && mv "$report.new" "$report"
+}
+
+describe_machine() {
+  printf 'Command: `./run gpu-check%s`\n\n```\n' "$arguments"
+  if [ $gpu = 1 ]; then
+    nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv
+  else
+    echo 'not run: no GPU (nvidia-smi finds none)'
+  fi
+  [ -x "$nvcc" ] && "$nvcc" --version | tail -n 2
+  [ -x "$folder/train_resnet" ] && "$folder/train_resnet" --version
+  sed -n 's/^model name[^:]*: /CPU: /p' /proc/cpuinfo | head -n 1
+  printf '```\n'
+}
+
+# -------------------------------------------------------------------------------------------- parts
+kernel_tests=(test_core test_layers test_golden test_compress test_optim test_gpu)
+
+build() {
+  [ -x "$nvcc" ] || { not_run 'no nvcc: not on PATH and not in /usr/local/cuda/bin'; status=1; return; }
+  local arch=90 options=() targets=(all)
+  [ $gpu = 1 ] && arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
+  command -v mpicxx >/dev/null || options+=(-DHEDDLE_MPI=OFF)
+  [ $quick = 1 ] && targets=(train_resnet train_lm bench "${kernel_tests[@]}")
+  try "configure for sm_$arch" cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+    -DHEDDLE_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES="$arch" "${options[@]}" || return
+  # -k 0: what compiles can be tested even if something else does not.
+  try 'compile and link' ninja -k 0 -C "$folder" "${targets[@]}"
+  try 'start without asking for a GPU' "$folder/train_resnet" --version && keep 'Versions'
+}
+
+run_tests() {
+  need_gpu test_core || return
+  local choice=(-LE 'check|comm')
+  [ $quick = 1 ] && choice=(-R "^($(IFS='|'; echo "${kernel_tests[*]}"))\$")
+  HEDDLE_TEST_DEVICE=cuda try 'all tests, on the GPU where they have a device' \
+    ctest --test-dir "$folder" -j 4 --timeout "$(left)" --output-on-failure "${choice[@]}"
+  grep -E '^ *[0-9]+/[0-9]+ Test|tests passed|^\[doctest\] test cases' "$sections/output" >"$sections/short"
+  cp "$sections/short" "$sections/output"
+  keep 'Programs of tests'
+}
+
+sanitize() {
+  need_gpu test_gpu || return
+  local tool sanitizer cases='kernels*'
+  sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
+  [ -x "$sanitizer" ] || { not_run 'no compute-sanitizer'; return; }
+  for tool in memcheck racecheck synccheck; do
+    HEDDLE_TEST_DEVICE=cuda try "$tool of the kernels" "$sanitizer" --tool $tool --error-exitcode 9 \
+      "$folder/test_gpu" --test-case="$cases"
+    [ $quick = 1 ] && return
+  done
+  HEDDLE_TEST_DEVICE=cuda try 'memcheck of whole steps' "$sanitizer" --tool memcheck --error-exitcode 9 \
+    "$folder/test_gpu" --test-case='steps*'
+}
+
+# Losses of two runs, step by step: how far they are apart, relative to the first.
+losses() { sed -n 's/.*"split":"train","loss":\([^,]*\),.*/\1/p' "$1/metrics.jsonl"; }
+apart() {  # FOLDER FOLDER BOUND
+  paste <(losses "$1") <(losses "$2") | awk -v bound="$3" '
+    NF != 2 { print "the runs have different lengths"; bad = 1; exit 1 }
+    { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > most) most = d; ++n }
+    END { if (bad || !n) exit 1; printf "%d losses, at most %.2g apart, bound %g\n", n, most, bound; exit most > bound }'
+}
+
+compare_runs() {  # TITLE BOUND COMMAND…: the same run on both devices
+  local title=$1 bound=$2 device work=$folder/runs
+  shift 2
+  rm -rf "$work"
+  for device in cpu cuda; do
+    try "$title, $device" "$@" --device $device --quiet --deterministic --output-dir "$work/$device" || return
+  done
+  export -f apart losses
+  try "$title: both alike" bash -c "apart $work/cpu $work/cuda $bound" && cat "$sections/output" >>"$sections/details"
+}
+
+compare() {
+  need_gpu test_gpu || return
+  HEDDLE_TEST_DEVICE=cuda try 'every operation on both devices' "$folder/test_gpu" --test-case='compare*'
+  grep -h '^compare ' "$sections/output" >"$sections/short" && cp "$sections/short" "$sections/output" &&
+    keep 'Operation, shape, type: distance and bound'
+  local images=("$folder/train_resnet" --image-size 16 --steps 8 --print-freq 1 --batch-size 32)
+  compare_runs 'ResNet-20' 2e-2 "${images[@]}"
+  compare_runs '8 learners' 2e-2 "${images[@]}" --batch-size 4 --learners 8 --threads 1
+  [ $quick = 1 ] && return
+  local spec
+  for spec in scalecom:rate=50 topk:density=0.05 qsgd powersgd; do
+    compare_runs "4 learners, $spec" 5e-2 "${images[@]}" --batch-size 8 --learners 4 --threads 1 \
+      --compress $spec --compress-start 2
+  done
+  compare_runs 'LSTM' 2e-2 "$folder/train_lm" --emsize 64 --nhid 64 --steps 8 --print-freq 1 --batch-size 8
+  local cifar; cifar=$(data_folder cifar-10-batches-bin)
+  if [ -n "$cifar" ] && [ -e "$cifar/test_batch.bin" ] && [ -e "$cifar/data_batch_5.bin" ]; then
+    try 'ResNet-20 on CIFAR-10, 2 epochs' "$folder/train_resnet" --data "$cifar" --device cuda --epochs 2 \
+      --quiet --json --output-dir "$folder/runs/cifar" && keep 'CIFAR-10, two epochs'
+  else
+    not_run 'CIFAR-10: not at hand (tests/gpu_pack.sh packs it)'
+  fi
+}
+
+measure() {
+  need_gpu bench || return
+  local case cases=(resnet20 lstm resnet18 resnet50) flags=(--device cuda --rounds 2)
+  [ $quick = 1 ] && cases=(resnet20 lstm) && flags=(--device cuda --rounds 1 --no-torch)
+  for case in "${cases[@]}"; do
+    try "bench $case" "$folder/bench" "$case" "${flags[@]}" --json "$sections/$case.json" && keep "$case"
+  done
+}
+
+# --------------------------------------------------------------------------------------------- run
+arguments=''
+[ $quick = 1 ] && arguments+=' --quick'
+[ "${parts[*]}" = "${known[*]}" ] || arguments+=" --part $(IFS=,; echo "${parts[*]}")"
+if [ -x "$nvcc" ]; then link_vendor || say 'links to the vendors libraries could not be made'; fi
+use_carried
+split_report
+part build 'Build' build
+part test 'Tests' run_tests
+part sanitize 'Sanitizers' sanitize
+part compare 'CPU and GPU' compare
+part bench 'Speed' measure
+describe_machine >"$sections/machine"
+write_report
+say "see $report"
+[ $gpu = 1 ] || { say 'not run: no GPU'; [ $status = 0 ] && status=2; }
+exit $status
