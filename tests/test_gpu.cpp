@@ -1,0 +1,340 @@
+// Every operation on two devices: the CPU, and that of HEDDLE_TEST_DEVICE. Without a GPU the CPU is
+// compared with itself on one thread, which shows no more than that these tests run. Each
+// comparison prints a line "compare operation shape type distance bound" for gpu-report.md.
+// Cases named "kernels" need no library and are small enough for compute-sanitizer.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+
+#include "core/gemm.h"
+#include "core/kernels.h"
+#include "layers/activation.h"
+#include "layers/conv2d.h"
+#include "layers/embedding.h"
+#include "layers/loss.h"
+#include "layers/lstm_lm.h"
+#include "layers/pooling.h"
+#include "layers/resnet.h"
+#include "optim/optimizer.h"
+#include "tests/device.h"
+#include "tests/gradcheck.h"
+#include "tests/tolerances.h"
+
+using namespace heddle;
+
+namespace {
+
+using Results = std::vector<std::vector<float>>;  // in logical order
+using Job = std::function<Results()>;             // runs in the Context of a device
+using Network = std::function<Var(Tape&, const Var&)>;
+
+ContextOptions subject() {
+  ContextOptions options = on_test_device({.deterministic = true});
+  if (!options.device.is_cuda()) options.threads = 1;
+  return options;
+}
+
+void compare(const std::string& operation, const std::string& what, DType dtype, const Job& job) {
+  const auto run = [&](const ContextOptions& options) {
+    Context context(options);
+    return job();
+  };
+  const Results expected = run({.threads = 2}), found = run(subject());
+  REQUIRE(found.size() == expected.size());
+  double worst = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const double distance = relative_distance(found[i], expected[i]);
+    worst = worst >= distance ? worst : distance;  // NaN stays
+  }
+  const double bound = tolerance(operation, dtype);
+  std::printf("compare %-20s %-40s %-4s %8.1e %8.1e\n", operation.c_str(), what.c_str(),
+              dtype_name(dtype), worst, bound);
+  CAPTURE(what);
+  CHECK(worst <= bound);
+}
+
+// Output of a layer, gradients of its input and of all parameters.
+Results run_layer(ParameterStore& store, const Tensor& input, const Network& network,
+                  const TapeOptions& options = {}) {
+  Tape tape(options);
+  const Var x(input, true), y = network(tape, x);
+  Results out = {y.value().to_vector()};
+  const Tensor dy = random_tensor(y.shape(), 131, Layout::plain, 1.0f, y.value().dtype());
+  const Var loss(Tensor::from({0.0f}, {}), true);
+  tape.record("projection", loss, {}, [&](BackwardPass& pass) {
+    (void)std::move(pass.dy).sum();
+    y.add_grad(converted(dy, dy.dtype(), y.value().layout()).clone());
+  });
+  store.begin_step();
+  tape.backward(loss);
+  if (x.grad().defined()) out.push_back(x.grad().to_vector());
+  for (Parameter& p : store.parameters()) out.push_back(p.grad.to_vector());
+  return out;
+}
+
+Tensor integers(const Shape& shape, uint64_t seed, uint32_t below) {
+  const Tensor out = Tensor::empty_on(Device{}, shape, DType::i32);
+  const Philox rng(seed, stream_id(Stream::sample));
+  for (int64_t i = 0; i < out.size(); ++i)
+    out.data<int32_t>()[i] = static_cast<int32_t>(rng.below(static_cast<uint64_t>(i), below));
+  return out;
+}
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16};
+
+}  // namespace
+
+TEST_CASE("kernels, compare: elementwise") {
+  for (DType dtype : kTypes)
+    for (const Shape& shape : {Shape{1}, Shape{257}, Shape{3, 5, 7, 2}}) {
+      compare("elementwise", to_string(shape), dtype, [&]() -> Results {
+        const Tensor a = random_tensor(shape, 1, Layout::plain, 1.0f, dtype);
+        const Tensor b = random_tensor(shape, 2, Layout::plain, 1.0f, dtype);
+        const Tensor sum = Tensor::empty_like(a), filled = Tensor::empty_like(a);
+        add(a, b, sum);
+        scale(sum, 0.75f);
+        fill(filled, 1.5f);
+        Results out = {sum.to_vector(), filled.to_vector()};
+        for (DType to : kTypes) out.push_back(converted(a, to, Layout::plain).to_vector());
+        if (shape.rank() == 4)
+          out.push_back(
+              converted(converted(a, DType::bf16, Layout::nhwc), dtype, Layout::plain).to_vector());
+        return out;
+      });
+    }
+}
+
+TEST_CASE("kernels, compare: reductions") {
+  for (const auto& [rows, columns] : {std::pair{1, 1}, {513, 33}, {3, 700}})
+    for (DType dtype : kTypes)
+      compare("reductions", concat("(", rows, ", ", columns, ")"), dtype, [&]() -> Results {
+        const Tensor x = random_tensor({rows, columns}, 3);
+        add_constant(x, 1.0f);  // sums that do not cancel
+        const Tensor sums = random_tensor({columns}, 4);
+        sum_rows(converted(x, dtype, Layout::plain), sums, 0.5f);
+        return {sums.to_vector(),
+                {static_cast<float>(sum(x)), static_cast<float>(squared_norm(x))}};
+      });
+}
+
+TEST_CASE("kernels, compare: dropout, embedding and cross-entropy") {
+  for (DType dtype : kTypes) {
+    for (const Shape& shape : {Shape{5, 3, 7}, Shape{2, 4, 64}})
+      compare("dropout", to_string(shape), dtype, [&] {
+        ParameterStore store;
+        store.add("unused", {1}, constant_init(0));
+        store.finalize(1);
+        Results out = run_layer(store, random_tensor(shape, 5, Layout::plain, 1.0f, dtype),
+                                [](Tape& tape, const Var& x) { return dropout(tape, x, 0.3f, 1); },
+                                {.seed = 3, .step = 9, .first_sample = 40});
+        out.pop_back();
+        return out;
+      });
+    compare("embedding", "(11, 6) of (9, 37)", dtype, [&] {
+      ParameterStore store;
+      Parameter& weight = store.add("encoder.weight", {9, 37}, uniform_init(1));
+      store.finalize(1);
+      return run_layer(store, random_tensor({1}, 1), [&](Tape& tape, const Var&) {
+        return embedding(tape, integers({11, 6}, 7, 9), weight, dtype);
+      });
+    });
+  }
+  for (const auto& [n, classes] : {std::pair{1, 2}, {7, 10}, {3, 1003}})
+    for (float smoothing : {0.0f, 0.1f})
+      compare("cross-entropy", concat("(", n, ", ", classes, ")"), DType::f32, [&]() -> Results {
+        Tape tape;
+        const Var logits(random_tensor({n, classes}, 8, Layout::plain, 6.0f), true);
+        const Var loss =
+            softmax_cross_entropy(tape, logits, integers({n}, 9, static_cast<uint32_t>(classes)),
+                                  {.label_smoothing = smoothing});
+        Results out = {loss.value().to_vector()};
+        tape.backward(loss);
+        out.push_back(logits.grad().to_vector());
+        return out;
+      });
+}
+
+TEST_CASE("kernels, compare: batch norm and pooling") {
+  for (DType dtype : kTypes)
+    for (const Shape& shape : {Shape{3, 16, 5, 7}, Shape{2, 64, 4, 4}, Shape{1, 5, 9, 3}}) {
+      for (bool training : {true, false})
+        compare("batch norm", to_string(shape), dtype, [&] {
+          ParameterStore store;
+          const BatchNorm2d norm(store, "bn", shape[1]);
+          store.finalize(1);
+          randomize(store, 2, 0.5f);
+          const Tensor x = random_tensor(shape, 6, Layout::plain, 2.0f, dtype);
+          Results out;
+          if (training)
+            out =
+                run_layer(store, converted(x, dtype, Layout::nhwc), [&](Tape& tape, const Var& v) {
+                  return batchnorm2d(tape, v, norm, {.relu = true, .residual = &v});
+                });
+          Tape tape({.training = false});
+          out.push_back(
+              batchnorm2d(tape, Var(converted(x, dtype, Layout::nhwc)), norm).value().to_vector());
+          for (const Buffer& buffer : store.buffers()) out.push_back(buffer.value.to_vector());
+          return out;
+        });
+      for (bool largest : {true, false})
+        compare("pooling", to_string(shape), dtype, [&] {
+          ParameterStore store;
+          Parameter& unused = store.add("unused", {1}, constant_init(0));
+          store.finalize(1);
+          unused.grad.fill_zero();
+          const Tensor x = random_tensor(shape, 6, Layout::plain, 2.0f, dtype);
+          return run_layer(store, converted(x, dtype, Layout::nhwc), [&](Tape& tape, const Var& v) {
+            const PoolOptions window{.kernel = 3, .stride = 2, .padding = 1};
+            return largest ? max_pool2d(tape, v, window) : average_pool2d(tape, v, window);
+          });
+        });
+    }
+}
+
+TEST_CASE("compare: products") {
+  for (DType dtype : kTypes)
+    for (const auto& [m, n, k] : {std::tuple{1, 1, 1}, {17, 33, 65}, {128, 40, 3}})
+      for (int form = 0; form < 8; ++form)
+        compare("gemm", concat(m, " x ", n, " x ", k, ", form ", form), dtype, [&]() -> Results {
+          const bool ta = (form & 1) != 0, tb = (form & 2) != 0;
+          const Tensor a =
+              random_tensor(ta ? Shape{k, m} : Shape{m, k}, 1, Layout::plain, 1.0f, dtype);
+          const Tensor b =
+              random_tensor(tb ? Shape{n, k} : Shape{k, n}, 2, Layout::plain, 1.0f, dtype);
+          const Tensor c = random_tensor({m, n}, 3);
+          gemm(a, b, c,
+               {.transpose_a = ta, .transpose_b = tb, .beta = (form & 4) != 0 ? 1.0f : 0.0f});
+          const PackedMatrix packed(random_tensor({k, n}, 4), false, m, dtype, 1.0f);
+          const Tensor left = random_tensor({m, k}, 5, Layout::plain, 1.0f, dtype);
+          packed.multiply(left, c);
+          return {c.to_vector()};
+        });
+}
+
+TEST_CASE("compare: convolutions") {
+  struct Form {
+    Shape x;
+    int64_t out, kernel;
+    Conv2dOptions options;
+  };
+  const Form forms[] = {{{2, 3, 17, 13}, 16, 3, {.stride = 1, .padding = 1, .groups = 1}},
+                        {{2, 3, 31, 29}, 8, 7, {.stride = 2, .padding = 3, .groups = 1}},
+                        {{3, 16, 9, 7}, 24, 3, {.stride = 2, .padding = 1, .groups = 1}},
+                        {{3, 24, 9, 7}, 16, 1, {.stride = 1, .padding = 0, .groups = 1}},
+                        {{3, 24, 9, 7}, 40, 1, {.stride = 2, .padding = 0, .groups = 1}},
+                        {{1, 16, 6, 5}, 32, 3, {.stride = 1, .padding = 1, .groups = 4}}};
+  for (DType dtype : kTypes)
+    for (const Form& f : forms)
+      compare("convolution",
+              concat(to_string(f.x), " to ", f.out, " by ", f.kernel, ", stride ", f.options.stride,
+                     ", groups ", f.options.groups),
+              dtype, [&] {
+                ParameterStore store;
+                const Conv2d conv(store, "conv",
+                                  {.in = f.x[1],
+                                   .out = f.out,
+                                   .kernel = f.kernel,
+                                   .stride = f.options.stride,
+                                   .padding = f.options.padding,
+                                   .groups = f.options.groups,
+                                   .bias = true});
+                store.finalize(1);
+                return run_layer(store, random_tensor(f.x, 6, Layout::plain, 1.0f, dtype),
+                                 [&](Tape& tape, const Var& v) {
+                                   return conv2d(tape, v, *conv.weight, conv.bias, f.options);
+                                 });
+              });
+}
+
+TEST_CASE("compare: linear and LSTM") {
+  for (DType dtype : kTypes) {
+    for (const Shape& shape : {Shape{1, 3}, Shape{7, 2, 65}})
+      compare("linear", to_string(shape), dtype, [&] {
+        ParameterStore store;
+        const Linear layer(store, "fc", shape[shape.rank() - 1], 33);
+        store.finalize(1);
+        return run_layer(store, random_tensor(shape, 6, Layout::plain, 1.0f, dtype),
+                         [&](Tape& tape, const Var& v) { return layer.forward(tape, v); });
+      });
+    for (bool both : {false, true})
+      compare("lstm", both ? "(5, 3, 17), two directions" : "(5, 3, 17)", dtype, [&] {
+        ParameterStore store;
+        const Lstm lstm(store, "rnn", 17, 20, {.layers = 2, .bidirectional = both});
+        store.finalize(1);
+        return run_layer(store, random_tensor({5, 3, 17}, 6, Layout::plain, 1.0f, dtype),
+                         [&](Tape& tape, const Var& v) {
+                           LstmState state = lstm.zero_state(3);
+                           return lstm.forward(tape, v, state);
+                         });
+      });
+  }
+}
+
+namespace {
+
+// Parameters after some steps, without those that batch norm makes meaningless.
+Results train_steps(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
+                    const std::function<Var(Tape&)>& loss_of) {
+  Optimizer optimizer(store, std::move(rule), {.clip_grad_norm = 5});
+  Results out;
+  for (int step = 0; step < 3; ++step) {
+    Tape tape({.seed = 1, .step = static_cast<uint64_t>(step)});
+    const Var loss = loss_of(tape);
+    out.push_back(loss.value().to_vector());
+    optimizer.begin_step(0.05);
+    tape.backward(
+        loss, [&](Parameter& p) { optimizer.ready(p); },
+        [&](Parameter& p) { optimizer.weights_free(p); });
+    optimizer.finish_step();
+  }
+  out.push_back(store.values().to_vector());
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("kernels, compare: updates") {
+  for (int rule = 0; rule < 4; ++rule)
+    compare("update", concat("rule ", rule), DType::f32, [&]() -> Results {
+      ParameterStore store;
+      Parameter& w = store.add("w", {13, 21}, uniform_init(1));
+      store.finalize(1);
+      auto made = rule < 2 ? make_sgd({.momentum = 0.9 * (rule % 2), .weight_decay = 0.01})
+                           : make_adam({.weight_decay = 0.01, .decoupled = rule == 3});
+      made->attach(store);
+      for (int64_t step = 1; step < 4; ++step) {
+        w.grad.copy_from(random_tensor({13, 21}, static_cast<uint64_t>(step)));
+        made->update(w, {.lr = 0.1, .grad_scale = 0.5, .step = step});
+      }
+      return {w.value.to_vector()};
+    });
+}
+
+TEST_CASE("steps, compare: a ResNet and a language model") {
+  for (DType dtype : kTypes) {
+    compare("resnet step", "resnet20, (8, 3, 17, 17)", dtype, [&] {
+      ParameterStore store;
+      const ResNet model(store, {.arch = "resnet20", .classes = 5});
+      store.finalize(1);
+      const Tensor x = random_tensor({8, 3, 17, 17}, 1, Layout::plain, 1.0f, dtype);
+      return train_steps(store, make_sgd({.momentum = 0.9}), [&](Tape& tape) {
+        return softmax_cross_entropy(tape, model.forward(tape, Var(x)), integers({8}, 3, 5));
+      });
+    });
+    for (bool tied : {false, true})
+      compare("language model step", concat("2 x 32 units", tied ? ", tied" : ""), dtype, [&] {
+        ParameterStore store;
+        const LstmLm model(
+            store, {.vocabulary = 50, .emsize = 32, .nhid = 32, .tied = tied, .dtype = dtype});
+        store.finalize(1);
+        LstmState state = model.zero_state(3);
+        return train_steps(store, make_sgd({}), [&](Tape& tape) {
+          const Var logits = model.forward(tape, integers({9, 3}, 1, 50), state);
+          return softmax_cross_entropy(tape, logits, integers({9, 3}, 2, 50),
+                                       {.overwrite_logits = true});
+        });
+      });
+  }
+}
