@@ -7,51 +7,23 @@
 // In fp16 values from 65520 on are infinite, and the bucket counts as not finite.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
-#include "compress/cast.h"
+#include "compress/blocks.h"
+#include "compress/codec.h"
 #include "compress/compressed_reducer.h"
 #include "compress/magnitude.h"
-#include "compress/quantize.h"
-#include "core/parallel.h"
+#include "core/shared_kernel.h"
 
 namespace heddle {
 namespace {
 
 constexpr int64_t kBlock = 4096;  // elements, where no scale asks for fewer
 
-// How a block's elements travel: cast to a type, or as levels of so many bits.
-enum class Coding : uint8_t { fp32, bf16, fp16, levels };
-
 struct Block {
-  float* x;
-  int64_t n, begin;  // elements, and where the first lies in its layer
+  CodedBlock coded;  // at its place within the owner's slot, without noise
   uint64_t layer;    // by index
-  Coding coding;
-  int bits;
-  int owner;      // who adds it up
-  int64_t place;  // in the owner's slot, bytes, a multiple of 4
+  int owner;         // who adds it up
 };
-
-int64_t encoded_bytes(Coding coding, int bits, int64_t n) {
-  if (coding == Coding::levels) return quantized_bytes(n, bits);
-  return n * (coding == Coding::fp32 ? 4 : 2);
-}
-
-void encode(const Block& b, const float* x, const std::optional<Philox>& noise, uint8_t* bytes) {
-  if (b.coding == Coding::levels) return quantize(x, b.n, b.bits, noise, b.begin, bytes);
-  if (b.coding == Coding::fp32) return cast_elements(x, reinterpret_cast<float*>(bytes), b.n);
-  if (b.coding == Coding::bf16) return cast_elements(x, reinterpret_cast<bfloat16*>(bytes), b.n);
-  cast_elements(x, reinterpret_cast<Half*>(bytes), b.n);
-}
-
-void decode(const Block& b, const uint8_t* bytes, float* x) {
-  if (b.coding == Coding::levels) return dequantize(bytes, b.n, b.bits, x);
-  if (b.coding == Coding::fp32) return cast_elements(reinterpret_cast<const float*>(bytes), x, b.n);
-  if (b.coding == Coding::bf16)
-    return cast_elements(reinterpret_cast<const bfloat16*>(bytes), x, b.n);
-  cast_elements(reinterpret_cast<const Half*>(bytes), x, b.n);
-}
 
 // A bucket's blocks, each in the slot of its owner.
 struct Plan {
@@ -67,8 +39,14 @@ struct Plan {
       const int64_t n = std::min(length, x.size() - begin);
       const int64_t bytes = encoded_bytes(coding, bits, n);
       const auto slot = std::ranges::min_element(used);
-      blocks.push_back({x.data<float>() + begin, n, begin, layer, coding, bits,
-                        static_cast<int>(slot - used.begin()), *slot});
+      blocks.push_back({{.x = x.data<float>() + begin,
+                         .n = n,
+                         .begin = begin,
+                         .place = *slot,
+                         .coding = coding,
+                         .bits = bits},
+                        layer,
+                        static_cast<int>(slot - used.begin())});
       *slot += (bytes + 3) / 4 * 4;
       scales += scale;
       values += bytes - scale;
@@ -90,6 +68,7 @@ class BlockExchange : public CompressedReducer {
         seed_(setup.options.seed) {}
 
  protected:
+  bool works_on_devices() const override { return true; }
   bool exchange(Exchange& e) override {
     const int p = e.comm.size(), me = e.comm.rank();
     Plan plan;
@@ -107,35 +86,46 @@ class BlockExchange : public CompressedReducer {
     int64_t rest = p * slot;  // flags, and what fills the slots up
     for (const PayloadPart& part : plan.parts) rest -= part.bytes;
     plan.parts.push_back({"flag", PayloadKind::control, rest});
-    const Tensor ours = Tensor::empty_on(Device{}, {p, slot}, DType::u8);
-    const Tensor theirs = Tensor::empty_on(Device{}, {p, slot}, DType::u8);
+    const Tensor ours = Tensor::empty_on(e.device, {p, slot}, DType::u8);
+    const Tensor theirs = Tensor::empty_on(e.device, {p, slot}, DType::u8);
     ours.fill_zero();
-    const auto slot_of = [&](const Tensor& all, int r) { return all.data<uint8_t>() + r * slot; };
-    for (int r = 0; r < p; ++r) *slot_of(ours, r) = e.finite ? 0 : 1;
-    for_blocks(plan.blocks, [&](const Block& b) {
-      encode(b, b.x, noise_of(b, e, 0), slot_of(ours, b.owner) + b.place);
-    });
+    const Tensor flag = Tensor::empty_on(Device{}, {1}, DType::u8);
+    *flag.data<uint8_t>() = e.finite ? 0 : 1;
+    const auto flag_of = [](const Tensor& all, int r) {
+      return all.slice(r, r + 1).reshape({all.shape()[1]}).slice(0, 1);
+    };
+    for (int r = 0; r < p; ++r) flag_of(ours, r).copy_from(flag);
+    std::vector<CodedBlock> all, owned;
+    int64_t share = 0;  // elements that this rank adds up
+    for (const Block& b : plan.blocks) {
+      all.push_back(noisy(b, e, 0));
+      all.back().place += b.owner * slot;
+      if (b.owner == me) share += b.coded.n;
+    }
+    HEDDLE_DISPATCH(e.device, encode_blocks(e.device, all, ours.data<uint8_t>()));
     e.ledger.book(e.comm, plan.parts, [&] { e.comm.all_to_all(ours, theirs); });
-    for (int r = 0; r < p; ++r)
-      if (*slot_of(theirs, r) != 0) return false;  // every rank has got all flags
+    for (int r = 0; r < p; ++r)  // every rank has got all flags
+      if (*flag_of(theirs, r).to(Device{}).data<uint8_t>() != 0) return false;
 
+    const Tensor added = Tensor::empty_on(e.device, {share});
+    float* at = added.data<float>();
+    for (const Block& b : plan.blocks) {
+      if (b.owner != me) continue;
+      owned.push_back(noisy(b, e, 1));
+      owned.back().x = at;
+      at += b.coded.n;
+    }
     const Tensor sums = ours.slice(me, me + 1).reshape({slot});
-    for_blocks(plan.blocks, [&](const Block& b) {
-      if (b.owner != me) return;
-      std::vector<float> sum(static_cast<size_t>(b.n)), part(sum.size());
-      for (int r = 0; r < p; ++r) {
-        decode(b, slot_of(theirs, r) + b.place, part.data());
-        for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
-      }
-      encode(b, sum.data(), noise_of(b, e, 1), sums.data<uint8_t>() + b.place);
-    });
+    HEDDLE_DISPATCH(e.device, add_blocks(e.device, owned, theirs.data<uint8_t>(), slot, p));
+    HEDDLE_DISPATCH(e.device, encode_blocks(e.device, owned, sums.data<uint8_t>()));
     e.ledger.book(
         e.comm, plan.parts, [&] { e.comm.all_gather(sums, theirs); }, true);
-    for_blocks(plan.blocks,
-               [&](const Block& b) { decode(b, slot_of(theirs, b.owner) + b.place, b.x); });
-    return std::ranges::all_of(plan.blocks, [](const Block& b) {
-      return largest_magnitude(b.x, b.n) < kInfinite;  // beyond fp16, or beyond fp32 in the sum
-    });
+    HEDDLE_DISPATCH(e.device, decode_blocks(e.device, all, theirs.data<uint8_t>()));
+    uint32_t largest = 0;  // beyond fp16, or beyond fp32 in the sum
+    for (const Item& item : e.compressed)
+      largest = std::max(largest, largest_magnitude_of(item.tensor));
+    for (const auto& [name, x] : e.dense) largest = std::max(largest, largest_magnitude_of(x));
+    return largest < kInfinite;
   }
 
   std::vector<double> settings(const Layer& /*layer*/) const override {
@@ -178,21 +168,16 @@ class BlockExchange : public CompressedReducer {
   }
 
  private:
-  template <class Each>
-  void for_blocks(const std::vector<Block>& blocks, const Each& each) const {
-    parallel_for(std::ssize(blocks), std::max<int64_t>(1, 16384 / block_),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) each(blocks[static_cast<size_t>(i)]);
-                 });
-  }
-
-  // Its own random numbers for each step (28 bits), rank (12), layer (15) and round (1), so that
-  // the rounding errors of ranks are independent.
-  std::optional<Philox> noise_of(const Block& b, const Exchange& e, uint64_t round) const {
-    if (!stochastic_) return {};
-    const uint64_t key = static_cast<uint64_t>(e.step) << 28 |
-                         static_cast<uint64_t>(e.comm.rank()) << 16 | b.layer << 1 | round;
-    return Philox(seed_, stream_id(Stream::codec, key));
+  // With its own random numbers for each step (28 bits), rank (12), layer (15) and round (1), so
+  // that the rounding errors of ranks are independent.
+  CodedBlock noisy(const Block& b, const Exchange& e, uint64_t round) const {
+    CodedBlock out = b.coded;
+    out.stochastic = stochastic_;
+    out.seed = seed_;
+    out.stream = stream_id(Stream::codec, static_cast<uint64_t>(e.step) << 28 |
+                                              static_cast<uint64_t>(e.comm.rank()) << 16 |
+                                              b.layer << 1 | round);
+    return out;
   }
 
   Coding coding_;

@@ -5,6 +5,7 @@
 #include <regex>
 #include <set>
 
+#include "compress/codec.h"
 #include "compress/magnitude.h"
 #include "core/kernels.h"
 
@@ -68,8 +69,10 @@ CompressedReducer::CompressedReducer(const ReducerSetup& setup) : family_(setup.
 }
 
 bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) {
-  const Tensor flat = bucket.flat.to(Device{});
-  Exchange e{{}, {}, true, bucket.step, comm, ledger};
+  // A window sums up on the host.
+  const Device device = works_on_devices() && !window_ ? bucket.flat.device() : Device{};
+  const Tensor flat = bucket.flat.to(device);
+  Exchange e{device, {}, {}, true, bucket.step, comm, ledger};
   const int64_t begin = bucket.parameters.front()->offset;
   NamedTensors gradients;  // for a window, as they are before residuals
   for (const Parameter* p : bucket.parameters) {
@@ -90,9 +93,10 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
     if (bucket.control > 0)
       e.dense.emplace_back(kControlWords, flat.slice(flat.size() - bucket.control, flat.size()));
     uint32_t largest = 0;
-    for (const Item& item : e.compressed) largest = std::max(largest, item.magnitude);
-    for (const auto& [name, x] : e.dense)
-      largest = std::max(largest, largest_magnitude(x.data<float>(), x.size()));
+    for (const Item& item : e.compressed)
+      largest = std::max(largest, item.magnitudes.defined() ? fetch_largest(item.magnitudes)
+                                                            : largest_magnitude_of(item.tensor));
+    for (const auto& [name, x] : e.dense) largest = std::max(largest, largest_magnitude_of(x));
     e.finite = largest <= magnitude(kLargest);
     if (!e.finite) {
       for (const Item& item : e.compressed) item.tensor.fill_zero();
@@ -102,20 +106,17 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   }
   if (accepted && feedback_)
     for (const auto& [name, x] : e.dense) feedback_->sent_all(name);
-  if (bucket.flat.device().is_cuda()) bucket.flat.copy_from(flat);
+  if (bucket.flat.device() != device) bucket.flat.copy_from(flat);
   return accepted;
 }
 
 CompressedReducer::Item CompressedReducer::item_of(Layer& layer, const Tensor& gradient,
                                                    const Exchange& e) {
-  if (!feedback_) {
-    const uint32_t largest = largest_magnitude(gradient.data<float>(), gradient.size());
-    return {&layer, gradient, gradient, {}, largest};
-  }
+  if (!feedback_) return {&layer, gradient, gradient, {}, {}};
   const int64_t asked = chunk(layer, e);
-  Absorbed all = feedback_->absorb(layer.parameter->name, gradient, asked > 0 ? asked : kStretch);
-  if (asked == 0) all.largest.clear();
-  return {&layer, all.x, gradient, std::move(all.largest), all.magnitude};
+  const Absorbed all =
+      feedback_->absorb(layer.parameter->name, gradient, asked > 0 ? asked : kStretch);
+  return {&layer, all.x, gradient, asked > 0 ? all.places : Tensor{}, all.magnitudes};
 }
 
 // Leaves the residuals as they were unless the step counts.
@@ -216,7 +217,7 @@ void CompressedReducer::take_back(const GradientBucket& bucket, int ranks) {
   if (!feedback_) return;
   for (const Parameter* p : bucket.parameters)
     if (feedback_->holds(p->name))
-      feedback_->owe(p->name, p->grad.to(Device{}).reshape({p->size()}), 1.0 / ranks);
+      feedback_->owe(p->name, p->grad.reshape({p->size()}), 1.0 / ranks);
 }
 
 std::map<std::string, double> CompressedReducer::choices() const {
@@ -248,20 +249,21 @@ bool CompressedReducer::all_reduce(Exchange& e, const NamedTensors& tensors) {
     n += x.size();
   }
   parts.push_back({"flag", PayloadKind::control, 4});
-  const Tensor payload = Tensor::empty_on(Device{}, {n + 1});
-  float* flag = payload.data<float>() + n;
-  *flag = e.finite ? 0.0f : 1.0f;
+  const Tensor payload = Tensor::empty_on(e.device, {n + 1}), sums = payload.slice(0, n);
+  const Tensor flag = payload.slice(n, n + 1);
+  fill(flag, e.finite ? 0.0f : 1.0f);
   const auto for_all = [&](const auto& each) {
-    float* at = payload.data<float>();
+    int64_t at = 0;
     for (const auto& [name, x] : tensors) {
-      each(x.template data<float>(), at, x.size());
+      const Tensor values = x.reshape({x.size()});
+      each(values, sums.slice(at, at + x.size()));
       at += x.size();
     }
   };
-  for_all([](const float* x, float* at, int64_t size) { std::copy_n(x, size, at); });
+  for_all([](const Tensor& x, const Tensor& place) { place.copy_from(x); });
   e.ledger.book(e.comm, parts, [&] { e.comm.all_reduce(payload); });
-  if (*flag != 0 || !summable(payload.data<float>(), n)) return false;
-  for_all([](float* x, const float* at, int64_t size) { std::copy_n(at, size, x); });
+  if (flag.item() != 0 || largest_magnitude_of(sums) > magnitude(kSummable)) return false;
+  for_all([](const Tensor& x, const Tensor& place) { x.copy_from(place); });
   return true;
 }
 

@@ -85,17 +85,18 @@ class CompressedReducer : public Reducer {
   };
   struct Item {
     Layer* layer;
-    Tensor tensor;       // (n), what is to be sent: the gradient, and the residual if there is one
-    Tensor sum;          // (n), of the bucket: where the sum goes; without residual the same memory
-    Indices largest;     // of every chunk(), if it is above 0
-    uint32_t magnitude;  // the largest, as in magnitude.h
+    Tensor tensor;      // (n), what is to be sent: the gradient, and the residual if there is one
+    Tensor sum;         // (n), of the bucket: where the sum goes; without residual the same memory
+    Tensor largest;     // (chunks) i32: the places of every chunk()'s largest, if it is above 0
+    Tensor magnitudes;  // i32, the largest of stretches, as in magnitude.h
     const std::string& name() const { return layer->parameter->name; }
     float* x() const { return tensor.data<float>(); }
     int64_t n() const { return tensor.size(); }
   };
-  // A bucket's layers in the order of memory, on the host; dense ones hold the gradient, with the
+  // A bucket's layers in the order of memory, on one device; dense ones hold the gradient, with the
   // residual where there is one, and take the sum. At least one layer is compressed.
   struct Exchange {
+    Device device;
     std::vector<Item> compressed;
     NamedTensors dense;
     bool finite;  // false: this rank's gradients were not, and are zero now
@@ -110,6 +111,8 @@ class CompressedReducer : public Reducer {
   // The length of the chunks whose largest elements this rank will ask its items for. They are
   // found while the residual is added.
   virtual int64_t chunk(const Layer& /*layer*/, const Exchange& /*e*/) const { return 0; }
+  // Whether exchange() takes items on any device; else they are on the host.
+  virtual bool works_on_devices() const { return false; }
   // Whether the setting makes the layer smaller; else it travels dense for now.
   virtual bool pays(const Layer& /*layer*/) const { return true; }
 

@@ -6,7 +6,7 @@
 //
 //   ErrorFeedback feedback(0.1);
 //   const Tensor x = feedback.absorb(name, g, 100).x;  // m + g; the old m waits in g
-//   feedback.keep_unsent(name, g, indices);            // if the step counts
+//   feedback.keep_unsent(name, g, places);            // if the step counts
 //   feedback.undo(name, g);                            // if it does not
 #pragma once
 
@@ -19,11 +19,11 @@
 
 namespace heddle {
 
-// A gradient with its residual.
+// A gradient with its residual, on the gradient's device.
 struct Absorbed {
-  Tensor x;            // (n), the residual's memory
-  Indices largest;     // of every chunk the element with the largest |x|, where x is finite
-  uint32_t magnitude;  // the largest of all, as in magnitude.h
+  Tensor x;           // (n), the residual's memory
+  Tensor places;      // (chunks) i32: of every chunk the element with the largest |x|
+  Tensor magnitudes;  // (chunks) i32: its magnitude, as in magnitude.h; above infinity for NaN
 };
 
 class ErrorFeedback {
@@ -35,15 +35,16 @@ class ErrorFeedback {
   void set_beta(double beta);
 
   bool holds(const std::string& name) const { return residuals_.contains(name); }
-  // (n) f32 on the host, zero at first use.
-  Tensor residual(const std::string& name, int64_t n);
+  // (n) f32, zero at first use. It lies where it was used last, and moves when it is asked for
+  // elsewhere.
+  Tensor residual(const std::string& name, int64_t n, Device device = {});
   // x += m.
   void compensate(const std::string& name, const Tensor& x);
   // x = m + g takes the place of m, and m that of g (n), in one pass that finds the largest of
   // every chunk on its way. Whatever is left in x then is the residual.
   Absorbed absorb(const std::string& name, const Tensor& g, int64_t chunk);
-  // The residual after x was sent at the indices. Leaves zeros in g, which held m.
-  void keep_unsent(const std::string& name, const Tensor& g, const Indices& sent);
+  // The residual after x was sent at these places (k) i32. Leaves zeros in g, which held m.
+  void keep_unsent(const std::string& name, const Tensor& g, const Tensor& sent);
   // The residual as it was before absorb, which g holds.
   void undo(const std::string& name, const Tensor& g);
   // More is owed: m += beta * share * x.

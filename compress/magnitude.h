@@ -59,9 +59,10 @@ template <class Values>
   return {static_cast<uint32_t>(found >> 32), ~static_cast<uint32_t>(found)};
 }
 
-// Whether all of them are numbers so small that sums over hundreds of ranks stay finite.
+// Up to here sums over hundreds of ranks stay finite.
+constexpr float kSummable = 1e36f;
 inline bool summable(const float* x, int64_t n) {
-  return largest_magnitude(x, n) <= magnitude(1e36f);
+  return largest_magnitude(x, n) <= magnitude(kSummable);
 }
 
 }  // namespace heddle

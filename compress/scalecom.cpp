@@ -11,8 +11,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compress/codec.h"
 #include "compress/compressed_reducer.h"
 #include "core/kernels.h"
+#include "core/shared_kernel.h"
 
 namespace heddle {
 namespace {
@@ -22,27 +24,23 @@ class SharedIndices : public CompressedReducer {
   using CompressedReducer::CompressedReducer;
 
  protected:
-  // For each compressed item; the same on all ranks.
-  virtual std::vector<Indices> choose(Exchange& e) = 0;
+  // For each compressed item, in tensors (k) i32 on the items' device; the same on all ranks.
+  virtual std::vector<Tensor> choose(Exchange& e) = 0;
 
+  bool works_on_devices() const override { return true; }
   bool exchange(Exchange& e) override {
-    const std::vector<Indices> chosen = choose(e);
+    const std::vector<Tensor> chosen = choose(e);
     NamedTensors sums = e.dense;
     for (size_t i = 0; i < chosen.size(); ++i) {
-      const Item& item = e.compressed[i];
-      const Tensor values = Tensor::empty_on(Device{}, {std::ssize(chosen[i])});
-      const float* x = item.x();
-      float* value = values.data<float>();
-      for (const uint32_t index : chosen[i]) *value++ = x[index];
-      sums.emplace_back(item.name(), values);
+      const Tensor values = Tensor::empty_on(e.device, chosen[i].shape());
+      HEDDLE_DISPATCH(e.device, take(e.compressed[i].tensor, chosen[i], values));
+      sums.emplace_back(e.compressed[i].name(), values);
     }
     if (!all_reduce(e, sums)) return false;
     for (size_t i = 0; i < chosen.size(); ++i) {
       const Item& item = e.compressed[i];
       feedback_->keep_unsent(item.name(), item.sum, chosen[i]);
-      const float* value = sums[e.dense.size() + i].second.data<float>();
-      float* sum = item.sum.data<float>();
-      for (const uint32_t index : chosen[i]) sum[index] = *value++;
+      HEDDLE_DISPATCH(e.device, put(sums[e.dense.size() + i].second, chosen[i], item.sum));
     }
     return true;
   }
@@ -73,7 +71,7 @@ class ScaleCom : public SharedIndices {
     return exact_ || e.comm.rank() != leader_of(e) ? 0 : static_cast<int64_t>(layer.choice);
   }
 
-  std::vector<Indices> choose(Exchange& e) override {
+  std::vector<Tensor> choose(Exchange& e) override {
     agree_on_rates(e);
     const int leader = leader_of(e);
     std::vector<IndexCode> codes;
@@ -84,18 +82,24 @@ class ScaleCom : public SharedIndices {
       parts.push_back({item.name(), PayloadKind::indices, codes.back().bytes()});
       bytes += parts.back().bytes;
     }
-    const Tensor message = Tensor::empty_on(Device{}, {bytes}, DType::u8);
-    auto* at = message.data<uint8_t>();
+    const Tensor message = Tensor::empty_on(e.device, {bytes}, DType::u8);
+    const auto for_parts = [&](const auto& each) {
+      int64_t at = 0;
+      for (size_t i = 0; i < codes.size(); at += parts[i++].bytes)
+        each(i, message.slice(at, at + parts[i].bytes));
+    };
     if (e.comm.rank() == leader)
-      for (size_t i = 0; i < codes.size(); at += parts[i++].bytes) {
+      for_parts([&](size_t i, const Tensor& place) {
         const Item& item = e.compressed[i];
-        codes[i].encode(item.largest.empty() ? select(item.tensor, codes[i]) : item.largest, at);
-      }
+        const Tensor places =
+            item.largest.defined() ? item.largest : select_places(codes[i], item.tensor);
+        HEDDLE_DISPATCH(e.device, encode_places(codes[i], places, place));
+      });
     e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
-    std::vector<Indices> chosen;
-    at = message.data<uint8_t>();
-    for (size_t i = 0; i < codes.size(); at += parts[i++].bytes)
-      chosen.push_back(codes[i].decode(at));
+    std::vector<Tensor> chosen;
+    for_parts([&](size_t i, const Tensor& place) {
+      chosen.push_back(HEDDLE_DISPATCH(e.device, decode_places(codes[i], place)));
+    });
     return chosen;
   }
 
@@ -147,12 +151,13 @@ class RandomK : public SharedIndices {
   }
 
  protected:
-  std::vector<Indices> choose(Exchange& e) override {
-    std::vector<Indices> chosen;
+  std::vector<Tensor> choose(Exchange& e) override {
+    std::vector<Tensor> chosen;
     for (const Item& item : e.compressed) {
       const uint64_t key = static_cast<uint64_t>(e.step) << 20 | item.layer->index;
       const Philox rng(seed_, stream_id(Stream::selection, key));
-      chosen.push_back(select_random(item.n(), kept_elements(item.layer->choice, item.n()), rng));
+      const int64_t k = kept_elements(item.layer->choice, item.n());
+      chosen.push_back(as_places(select_random(item.n(), k, rng)).to(e.device));
     }
     return chosen;
   }

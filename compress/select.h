@@ -44,8 +44,6 @@ struct IndexCode {
   void encode(const Indices& indices, uint8_t* bytes) const;
   // Throws Error for an index that is not below n.
   Indices decode(const uint8_t* bytes) const;
-
- private:
   int width() const;       // bits of one index
   bool is_bitmap() const;  // anywhere: when one bit for each element is shorter than k indices
 };

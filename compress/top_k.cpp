@@ -1,10 +1,10 @@
 // Top-k with local error feedback (Aji and Heafield 2017, arXiv 1704.05021): every rank sends its
 // own k largest elements with their indices, and all add up what all sent. The baseline that
 // ScaleCom is compared with: the traffic of the all-gather grows with the number of ranks.
-#include <cstring>
-
+#include "compress/codec.h"
 #include "compress/compressed_reducer.h"
 #include "compress/magnitude.h"
+#include "core/shared_kernel.h"
 
 namespace heddle {
 namespace {
@@ -14,54 +14,39 @@ class TopK : public CompressedReducer {
   explicit TopK(const ReducerSetup& setup) : CompressedReducer(setup) { feedback_.emplace(); }
 
  protected:
+  bool works_on_devices() const override { return true; }
   // A rank's message: a flag, then layer by layer k values and k indices.
   bool exchange(Exchange& e) override {
     std::vector<PayloadPart> parts = {{"flag", PayloadKind::control, 1}};
     std::vector<IndexCode> codes;
-    std::vector<Sparse> mine;
-    int64_t bytes = 1;
+    int64_t bytes = 1, values = 0;
     for (const Item& item : e.compressed) {
       codes.push_back({item.n(), kept_elements(item.layer->choice, item.n())});
-      const IndexCode& code = codes.back();
-      parts.push_back({item.name(), PayloadKind::values, code.k * 4});
-      parts.push_back({item.name(), PayloadKind::indices, code.bytes()});
-      bytes += code.k * 4 + code.bytes();
-      mine.push_back({select_top(elements(item.tensor), code.k), {}});
-      for (const uint32_t i : mine.back().indices) mine.back().values.push_back(item.x()[i]);
+      parts.push_back({item.name(), PayloadKind::values, codes.back().k * 4});
+      parts.push_back({item.name(), PayloadKind::indices, codes.back().bytes()});
+      bytes += codes.back().k * 4 + codes.back().bytes();
+      values += codes.back().k;
     }
-    const Tensor message = Tensor::empty_on(Device{}, {bytes}, DType::u8);
-    const Tensor all = Tensor::empty_on(Device{}, {e.comm.size(), bytes}, DType::u8);
-    auto* to = message.data<uint8_t>();
-    *to++ = e.finite ? 0 : 1;
-    for (size_t i = 0; i < codes.size(); ++i) {
-      std::memcpy(to, mine[i].values.data(), mine[i].values.size() * 4);
-      codes[i].encode(mine[i].indices, to += codes[i].k * 4);
-      to += codes[i].bytes();
-    }
+    const Tensor message = Tensor::empty_on(e.device, {bytes}, DType::u8);
+    const std::vector<Tensor> mine = encode(e, codes, message);
+    const Tensor all = Tensor::empty_on(e.device, {e.comm.size(), bytes}, DType::u8);
     e.ledger.book(e.comm, parts, [&] { e.comm.all_gather(message, all); });
 
+    const Tensor sent = Tensor::empty_on(e.device, {e.comm.size(), values});
     std::vector<Sparse> received;  // by rank and layer
     bool accepted = true;
-    const auto* from = all.data<uint8_t>();
     for (int r = 0; r < e.comm.size(); ++r) {
-      accepted &= *from++ == 0;
-      for (const IndexCode& code : codes) {
-        Sparse& sparse = received.emplace_back();
-        sparse.values.resize(static_cast<size_t>(code.k));
-        std::memcpy(sparse.values.data(), from, sparse.values.size() * 4);
-        sparse.indices = code.decode(from += code.k * 4);
-        from += code.bytes();
-        accepted &= summable(sparse.values.data(), code.k);
-      }
+      const Tensor from = all.slice(r, r + 1).reshape({bytes});
+      accepted &= *from.slice(0, 1).to(Device{}).data<uint8_t>() == 0;
+      decode(codes, from, sent.slice(r, r + 1).reshape({values}), received);
     }
+    accepted = accepted && largest_magnitude_of(sent) <= magnitude(kSummable);
     if (!accepted || (!e.dense.empty() && !all_reduce(e, e.dense))) return false;
     for (size_t i = 0; i < codes.size(); ++i) {
       const Item& item = e.compressed[i];
-      feedback_->keep_unsent(item.name(), item.sum, mine[i].indices);
-      float* sum = item.sum.data<float>();
+      feedback_->keep_unsent(item.name(), item.sum, mine[i]);
       for (size_t at = i; at < received.size(); at += codes.size())
-        for (size_t j = 0; j < received[at].indices.size(); ++j)
-          sum[received[at].indices[j]] += received[at].values[j];
+        HEDDLE_DISPATCH(e.device, add_at(received[at].values, received[at].places, item.sum));
     }
     return true;
   }
@@ -81,9 +66,46 @@ class TopK : public CompressedReducer {
 
  private:
   struct Sparse {
-    Indices indices;
-    std::vector<float> values;
+    Tensor places, values;
   };
+
+  // Writes the message; the places of what it holds, by layer.
+  static std::vector<Tensor> encode(const Exchange& e, const std::vector<IndexCode>& codes,
+                                    const Tensor& message) {
+    const Tensor flag = Tensor::empty_on(Device{}, {1}, DType::u8);
+    *flag.data<uint8_t>() = e.finite ? 0 : 1;
+    message.slice(0, 1).copy_from(flag);
+    std::vector<Tensor> places;
+    int64_t at = 1;
+    for (size_t i = 0; i < codes.size(); ++i) {
+      const IndexCode& code = codes[i];
+      const Tensor& x = e.compressed[i].tensor;
+      const Tensor values = Tensor::empty_on(e.device, {code.k});
+      places.push_back(select_places(code, x));
+      HEDDLE_DISPATCH(e.device, take(x, places[i], values));
+      HEDDLE_DISPATCH(e.device, copy_bytes(values, message.slice(at, at + code.k * 4)));
+      at += code.k * 4;
+      HEDDLE_DISPATCH(e.device,
+                      encode_places(code, places[i], message.slice(at, at + code.bytes())));
+      at += code.bytes();
+    }
+    return places;
+  }
+
+  // One rank's message, its values in `sent`.
+  static void decode(const std::vector<IndexCode>& codes, const Tensor& message, const Tensor& sent,
+                     std::vector<Sparse>& received) {
+    int64_t at = 1, done = 0;
+    for (const IndexCode& code : codes) {
+      const Tensor values = sent.slice(done, done + code.k);
+      HEDDLE_DISPATCH(values.device(), copy_bytes(message.slice(at, at + code.k * 4), values));
+      at += code.k * 4;
+      const Tensor bytes = message.slice(at, at + code.bytes());
+      received.push_back({HEDDLE_DISPATCH(bytes.device(), decode_places(code, bytes)), values});
+      at += code.bytes();
+      done += code.k;
+    }
+  }
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // How CUDA kernels are started and their results fetched. Kernels use nothing of CUDA beyond thread
-// and block numbers, shared memory and __syncthreads, so that tests/cuda_emulation.h, which defines
-// HEDDLE_EMULATED and these two functions anew, can run the same text on a machine without a GPU.
+// and block numbers, shared memory, __syncthreads and atomicAdd of integers, so that
+// tests/cuda_emulation.h, which defines HEDDLE_EMULATED and these functions anew, can run the same
+// text on a machine without a GPU.
 #pragma once
 
 #include <cstddef>

@@ -21,7 +21,7 @@ class RowMeans : public CompressedReducer {
     std::vector<Tensor> means;
     for (const Item& item : e.compressed) {
       const int64_t rows = item.layer->parameter->shape()[0], width = item.n() / rows;
-      const Tensor mean = Tensor::zeros({rows});
+      const Tensor mean = Tensor::from(std::vector<float>(static_cast<size_t>(rows)));
       for (int64_t i = 0; i < item.n(); ++i)
         mean.data<float>()[i / width] += item.x()[i] / static_cast<float>(width);
       means.push_back(mean);

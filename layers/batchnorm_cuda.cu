@@ -4,9 +4,9 @@
 // order: no atomics, the same bits in every run.
 #include <algorithm>
 
+#include "core/pack.h"
 #include "core/shared_kernel.h"
 #include "layers/batchnorm.h"
-#include "layers/pack.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {

@@ -1,8 +1,8 @@
 // Pooling's CUDA kernels. Backward gathers: each input value adds what the windows that hold it
 // send back, in the order of the windows, so there are no atomics. A plain map is read as channels
 // last with one channel.
+#include "core/pack.h"
 #include "core/shared_kernel.h"
-#include "layers/pack.h"
 #include "layers/pooling.h"
 
 namespace heddle::HEDDLE_BACKEND {

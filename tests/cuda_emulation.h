@@ -113,6 +113,12 @@ void launch(const char*, void (*kernel)(Params...), dim3 grid, dim3 block, Args.
     }
 }
 
+inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
+  const uint32_t before = *to;
+  *to += value;
+  return before;
+}
+
 inline void fetch(void* host, const void* device, size_t bytes) {
   std::memcpy(host, device, bytes);
 }

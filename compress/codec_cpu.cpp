@@ -1,0 +1,119 @@
+// What codec_cuda.cu does, on the CPU, and the codecs' steps that dispatch.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "compress/codec.h"
+#include "compress/magnitude.h"
+#include "core/parallel.h"
+#include "core/shared_kernel.h"
+
+namespace heddle {
+namespace {
+
+// m = m + g, and g = m as it was; the largest |m + g|.
+Largest exchange_sum(float* g, float* m, int64_t n) {
+  return find_largest(n, [=]<int kLanes>(int64_t i) {
+    using L = Lanes<kLanes>;
+    const auto residual = L::load(m + i), sum = L::load(g + i) + residual;
+    L::store(g + i, residual);
+    L::store(m + i, sum);
+    return sum;
+  });
+}
+
+Largest largest_of(const float* x, int64_t n, bool numbers) {
+  return find_largest(n, [=]<int kLanes>(int64_t i) {
+    const auto v = Lanes<kLanes>::load(x + i);
+    return !numbers || v == v ? v : Lanes<kLanes>::all(0);
+  });
+}
+
+uint32_t* words(const Tensor& x) { return reinterpret_cast<uint32_t*>(x.data<int32_t>()); }
+
+// find(begin, length) for every chunk of n elements.
+template <class Find>
+void for_chunks(int64_t n, int64_t chunk, const Tensor& places, const Tensor& magnitudes,
+                const Find& find) {
+  uint32_t *place = words(places), *magnitude = words(magnitudes);
+  parallel_for((n + chunk - 1) / chunk, std::max<int64_t>(1, 16384 / chunk),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t c = begin; c < end; ++c) {
+                   const int64_t at = c * chunk;
+                   const Largest largest = find(at, std::min(chunk, n - at));
+                   place[c] = static_cast<uint32_t>(at) + largest.place;
+                   magnitude[c] = largest.magnitude;
+                 }
+               });
+}
+
+void copy_places(const Indices& indices, const Tensor& places) {
+  if (!indices.empty()) std::memcpy(places.raw(), indices.data(), indices.size() * 4);
+}
+
+}  // namespace
+
+namespace cpu {
+
+void absorb_chunks(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& places,
+                   const Tensor& magnitudes) {
+  float *gradient = g.data<float>(), *x = m.data<float>();
+  for_chunks(g.size(), chunk, places, magnitudes, [=](int64_t at, int64_t length) {
+    return exchange_sum(gradient + at, x + at, length);
+  });
+}
+
+void largest_of_chunks(const Tensor& x, int64_t chunk, bool numbers, const Tensor& places,
+                       const Tensor& magnitudes) {
+  const float* values = x.data<float>();
+  for_chunks(x.size(), chunk, places, magnitudes,
+             [=](int64_t at, int64_t length) { return largest_of(values + at, length, numbers); });
+}
+
+void select_top(const Tensor& x, int64_t k, const Tensor& places) {
+  copy_places(heddle::select_top(elements(x), k), places);
+}
+
+void encode_places(const IndexCode& code, const Tensor& places, const Tensor& bytes) {
+  code.encode(Indices(words(places), words(places) + places.size()), bytes.data<uint8_t>());
+}
+
+Tensor decode_places(const IndexCode& code, const Tensor& bytes) {
+  return as_places(code.decode(bytes.data<uint8_t>()));
+}
+
+}  // namespace cpu
+
+Tensor as_places(const Indices& indices) {
+  const Tensor places = Tensor::empty_on(Device{}, {std::ssize(indices)}, DType::i32);
+  copy_places(indices, places);
+  return places;
+}
+
+Tensor select_places(const IndexCode& code, const Tensor& x) {
+  const Device device = x.device();
+  const Tensor places = Tensor::empty_on(device, {code.k}, DType::i32);
+  if (code.chunk == 0)
+    HEDDLE_DISPATCH(device, select_top(x, code.k, places));
+  else
+    HEDDLE_DISPATCH(device,
+                    largest_of_chunks(x, code.chunk, true, places, Tensor::empty_like(places)));
+  return places;
+}
+
+uint32_t fetch_largest(const Tensor& magnitudes) {
+  const Tensor host = magnitudes.to(Device{});
+  return magnitudes.size() == 0 ? 0 : *std::max_element(words(host), words(host) + host.size());
+}
+
+uint32_t largest_magnitude_of(const Tensor& x) {
+  if (!x.device().is_cuda()) return largest_magnitude(x.data<float>(), x.size());
+  constexpr int64_t kStretch = 4096;
+  const Tensor magnitudes =
+      Tensor::empty_on(x.device(), {(x.size() + kStretch - 1) / kStretch}, DType::i32);
+  HEDDLE_DISPATCH(x.device(), largest_of_chunks(x, kStretch, false, Tensor::empty_like(magnitudes),
+                                                magnitudes));
+  return fetch_largest(magnitudes);
+}
+
+}  // namespace heddle

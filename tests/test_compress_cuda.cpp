@@ -1,0 +1,189 @@
+// CUDA's codecs against the CPU's, byte for byte: the text that a GPU would run is run by
+// tests/cuda_emulation.h.
+#include "tests/cuda_emulation.h"
+// clang-format off
+#include "compress/blocks_cuda.cu"
+#include "compress/codec_cuda.cu"
+// clang-format on
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "compress/magnitude.h"
+#include "core/context.h"
+#include "tests/compress_helpers.h"
+
+using namespace heddle;
+
+namespace {
+
+// Random numbers with many ties, and with what is hard to compare.
+Tensor hard_values(int64_t n, bool extremes) {
+  const Tensor x = Tensor::empty_on(Device{}, {n});
+  const Philox rng(3, static_cast<uint64_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    const auto place = static_cast<uint64_t>(i);
+    float v = rng.below(2 * place, 2) == 0 ? rng.normal(i) : 0.25f * rng.below(2 * place + 1, 5);
+    if (extremes) {
+      const uint32_t draw = rng.below(4 * place + 2, 40);
+      v = draw == 0 ? NAN : (draw == 1 ? -INFINITY : (draw == 2 ? 1e-42f : v));
+    }
+    x.data<float>()[i] = v;
+  }
+  return x;
+}
+
+Tensor places_like(int64_t count) {
+  const Tensor out = Tensor::empty_on(Device{}, {count}, DType::i32);
+  std::memset(out.raw(), 0xff, static_cast<size_t>(out.bytes()));
+  return out;
+}
+
+bool same_bytes(const Tensor& a, const Tensor& b) {
+  return a.bytes() == b.bytes() &&
+         (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("CUDA codecs: the largest of every chunk, with and without a residual") {
+  Context context;
+  for (const int64_t n : {1, 3, 100, 4000, 4001, 12345, 70000})
+    for (const int64_t chunk : {1, 2, 3, 7, 100, 333, 1024, 1025, 5000, 1000000}) {
+      CAPTURE(n);
+      CAPTURE(chunk);
+      const int64_t chunks = (n + chunk - 1) / chunk;
+      const Tensor g = hard_values(n, false), m = hard_values(n, false).clone();
+      for (int64_t i = 0; i + 3 < n; i += 2) m.data<float>()[i] = -m.data<float>()[i + 3];
+      const Tensor g2 = g.clone(), m2 = m.clone();
+      const Tensor place = places_like(chunks), place2 = places_like(chunks);
+      const Tensor size = places_like(chunks), size2 = places_like(chunks);
+      cpu::absorb_chunks(g, m, chunk, place, size);
+      emulated::absorb_chunks(g2, m2, chunk, place2, size2);
+      CHECK(same_bytes(g, g2));
+      CHECK(same_bytes(m, m2));
+      CHECK(same_bytes(place, place2));
+      CHECK(same_bytes(size, size2));
+      const Tensor x = hard_values(n, true);
+      for (const bool numbers : {true, false}) {
+        cpu::largest_of_chunks(x, chunk, numbers, place, size);
+        emulated::largest_of_chunks(x, chunk, numbers, place2, size2);
+        CHECK(same_bytes(place, place2));
+        CHECK(same_bytes(size, size2));
+      }
+    }
+}
+
+TEST_CASE("CUDA codecs: the k largest of all") {
+  Context context;
+  for (const int64_t n : {1, 5, 4095, 4096, 4097, 30000})
+    for (const int64_t k : {int64_t{0}, int64_t{1}, n / 100, n / 3, n - 1, n})
+      for (const bool extremes : {false, true}) {
+        CAPTURE(n);
+        CAPTURE(k);
+        const Tensor x = hard_values(n, extremes);
+        const Tensor expected = places_like(k), found = places_like(k);
+        cpu::select_top(x, k, expected);
+        emulated::select_top(x, k, found);
+        CHECK(same_bytes(found, expected));
+      }
+  const Tensor equal = Tensor::zeros({5000});
+  const Tensor found = places_like(70);
+  emulated::select_top(equal, 70, found);
+  for (int32_t i = 0; i < 70; ++i) CHECK(found.data<int32_t>()[i] == i);
+}
+
+TEST_CASE("CUDA codecs: indices as bits, there and back") {
+  Context context;
+  struct Form {
+    int64_t n, k, chunk;
+  };
+  for (const Form& f : {Form{1, 1, 1},
+                        {1000, 10, 100},
+                        {1001, 11, 100},
+                        {999, 500, 2},
+                        {17, 3, 7},
+                        {5000, 50, 0},
+                        {5000, 2500, 0},
+                        {9, 9, 0},
+                        {70001, 700, 0},
+                        {256, 0, 0}}) {
+    CAPTURE(f.n);
+    CAPTURE(f.k);
+    const IndexCode code{f.n, f.k, f.chunk};
+    const Tensor x = hard_values(f.n, false);
+    const Tensor places = select_places(code, x);
+    for (const int64_t at : {0, 1}) {  // in a message they begin anywhere
+      const Tensor a = Tensor::zeros({code.bytes() + 1}, DType::u8), b = a.clone();
+      cpu::encode_places(code, places, a.slice(at, at + code.bytes()));
+      emulated::encode_places(code, places, b.slice(at, at + code.bytes()));
+      CHECK(same_bytes(a, b));
+      CHECK(same_bytes(emulated::decode_places(code, b.slice(at, at + code.bytes())), places));
+    }
+  }
+}
+
+TEST_CASE("CUDA codecs: casts and levels, encoded, added and decoded") {
+  Context context;
+  for (const Coding coding : {Coding::fp32, Coding::bf16, Coding::fp16, Coding::levels})
+    for (const int bits : {2, 3, 4, 7, 8})
+      for (const int64_t n : {1, 64, 511, 512, 2048, 5001}) {
+        if (coding != Coding::levels && bits > 2) continue;
+        CAPTURE(static_cast<int>(coding));
+        CAPTURE(bits);
+        CAPTURE(n);
+        const int64_t part = (encoded_bytes(coding, bits, n) + 3) / 4 * 4;
+        for (const bool noise : {true, false})
+          for (const bool numbers : {true, false}) {
+            const Tensor x = hard_values(n, !numbers), y = Tensor::zeros({n}), z = y.clone();
+            const Tensor a = Tensor::zeros({3 * part}, DType::u8), b = a.clone();
+            CodedBlock block{.x = x.data<float>(),
+                             .n = n,
+                             .begin = 1000,
+                             .seed = 5,
+                             .coding = coding,
+                             .stochastic = noise,
+                             .bits = bits};
+            std::vector<CodedBlock> blocks;
+            for (int r = 0; r < 3; ++r) {  // of three ranks
+              block.place = r * part;
+              block.stream = static_cast<uint64_t>(r);
+              blocks.push_back(block);
+            }
+            cpu::encode_blocks({}, blocks, a.data<uint8_t>());
+            emulated::encode_blocks({}, blocks, b.data<uint8_t>());
+            CHECK(same_bytes(a, b));
+            std::vector<CodedBlock> sum = {block};
+            sum[0].place = 0;
+            sum[0].x = y.data<float>();
+            cpu::add_blocks({}, sum, a.data<uint8_t>(), part, 3);
+            sum[0].x = z.data<float>();
+            emulated::add_blocks({}, sum, a.data<uint8_t>(), part, 3);
+            if (numbers) CHECK(same_bytes(y, z));
+            sum[0].x = y.data<float>();
+            cpu::decode_blocks({}, sum, a.data<uint8_t>());
+            sum[0].x = z.data<float>();
+            emulated::decode_blocks({}, sum, a.data<uint8_t>());
+            if (numbers) CHECK(same_bytes(y, z));
+          }
+      }
+}
+
+TEST_CASE("codecs: elements at places, on the CPU") {
+  Context context;
+  const Tensor x = Tensor::from({1, 2, 3, 4, 5}), places = as_places({4, 1, 9});
+  const Tensor values = Tensor::zeros({3});
+  cpu::take(x, places, values);
+  CHECK(values.data<float>()[0] == 5);
+  CHECK(values.data<float>()[1] == 2);
+  CHECK(std::isnan(values.data<float>()[2]));  // no place of x
+  cpu::put(Tensor::from({10, 20, 30}), places, x);
+  CHECK(x.to_vector() == Values{1, 20, 3, 4, 10});
+  cpu::add_at(Tensor::from({1, 2, 3}), places, x);
+  CHECK(x.to_vector() == Values{1, 22, 3, 4, 11});
+  cpu::put_value(0, places, x);
+  CHECK(x.to_vector() == Values{1, 0, 3, 4, 0});
+  cpu::filter(Tensor::from({1, 1, 1, 1, 1}), x, 0.25);
+  CHECK(x.to_vector() == Values{1, 0.75, 1.5, 1.75, 0.75});
+}
