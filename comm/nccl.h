@@ -5,9 +5,8 @@
 //   auto control = mpi.make_communicator();                 // or threads: carries NCCL's id
 //   auto comm = make_nccl(*control, {.timeout_s = 60});
 //
-// Collectives run on the Context's only stream, behind what backward has put there: they do not
-// overlap with it on the GPU yet. Never run with more than one rank so far: two ranks need two
-// GPUs.
+// Collectives run on the calling thread's stream (core/streams.h). Never run with more than one
+// rank so far: two ranks need two GPUs.
 #pragma once
 
 #include <memory>

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "core/error.h"
+#include "core/streams.h"
 
 #ifdef HEDDLE_CUDA
 #include <cuda_runtime_api.h>
@@ -12,6 +13,11 @@ namespace heddle {
 namespace {
 
 thread_local Context* current_context = nullptr;
+
+// Of the thread on the side stream.
+struct SidePool {
+  std::shared_ptr<Pool> pool;
+};
 
 }  // namespace
 
@@ -48,7 +54,10 @@ std::shared_ptr<Pool> Context::pool(Device device) {
   if (!device.is_cuda()) return host_pool_;
   if (device_pool_ == nullptr || device != options_.device)
     throw Error(concat("no memory pool for ", to_string(device), " in this Context"));
-  return device_pool_;
+  if (!SideStream::active()) return device_pool_;
+  SidePool& side = state<SidePool>();
+  if (side.pool == nullptr) side.pool = std::make_shared<Pool>(device);
+  return side.pool;
 }
 
 ContextScope::ContextScope(Context& context)

@@ -1,6 +1,7 @@
 #include "core/cuda.h"
 
 #include "core/context.h"
+#include "core/streams.h"
 
 namespace heddle {
 namespace {
@@ -10,7 +11,6 @@ struct CudaHandles {
   cublasHandle_t cublas = nullptr;
   cudnnHandle_t cudnn = nullptr;
 
-  // A stream that the default stream waits for: plain cudaMemcpy sees finished values.
   CudaHandles() { check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate"); }
   ~CudaHandles() {
     if (cudnn != nullptr) (void)cudnnDestroy(cudnn);
@@ -21,12 +21,30 @@ struct CudaHandles {
   CudaHandles& operator=(const CudaHandles&) = delete;
 };
 
+// High priority: what others wait for goes first.
+struct SideHandles {
+  cudaStream_t stream = nullptr;
+
+  SideHandles() {
+    int lowest = 0, highest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities");
+    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamDefault, highest),
+               "cudaStreamCreate");
+  }
+  ~SideHandles() { (void)cudaStreamDestroy(stream); }
+  SideHandles(const SideHandles&) = delete;
+  SideHandles& operator=(const SideHandles&) = delete;
+};
+
 CudaHandles& handles() { return Context::current().state<CudaHandles>(); }
 
 }  // namespace
 
-cudaStream_t cuda_stream() { return handles().stream; }
+cudaStream_t cuda_stream() {
+  return SideStream::active() ? Context::current().state<SideHandles>().stream : handles().stream;
+}
 
+// They work on the Context's first stream, whichever thread asks.
 // The libraries' handles are made when something needs them: cuDNN alone takes a second to load.
 cublasHandle_t cublas_handle() {
   CudaHandles& h = handles();

@@ -110,9 +110,14 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
     return;
   }
   if (to_device.is_cuda() || from_device.is_cuda()) {
-    if (cudaMemcpy(to, from, bytes, cudaMemcpyDefault) != cudaSuccess)
+    // In the order of the stream. The host's memory is not pinned: a copy from it has been staged
+    // when the call returns.
+    cudaError_t status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream());
+    if (status == cudaSuccess && !to_device.is_cuda())
+      status = cudaStreamSynchronize(cuda_stream());
+    if (status != cudaSuccess)
       throw Error(concat("copy of ", bytes, " bytes from ", to_string(from_device), " to ",
-                         to_string(to_device), " failed"));
+                         to_string(to_device), " failed: ", cudaGetErrorString(status)));
     return;
   }
 #endif

@@ -18,10 +18,15 @@ CommWorker::~CommWorker() {
 }
 
 void CommWorker::post(std::function<void()> job) {
+  Fence written;
+  written.record();
   {
     std::lock_guard lock(mutex_);
     if (failure_ != nullptr) std::rethrow_exception(failure_);
-    jobs_.push_back(std::move(job));
+    jobs_.push_back([written, job = std::move(job)] {
+      written.wait();
+      job();
+    });
   }
   changed_.notify_all();
 }
@@ -30,13 +35,16 @@ void CommWorker::drain() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return failure_ != nullptr || (jobs_.empty() && !busy_); });
   if (failure_ != nullptr) std::rethrow_exception(failure_);
+  done_.wait();
 }
 
 void CommWorker::run(Context& context) {
   std::optional<ContextScope> scope;
+  std::optional<SideStream> side;
   std::unique_lock lock(mutex_);
   try {
     scope.emplace(context);
+    side.emplace();
   } catch (...) {  // a GPU that cannot be used from here
     failure_ = std::current_exception();
     return;
@@ -52,6 +60,7 @@ void CommWorker::run(Context& context) {
     std::exception_ptr failure;
     try {
       job();
+      done_.record();
     } catch (...) {
       failure = std::current_exception();
     }

@@ -5,6 +5,9 @@
 //   CommWorker worker(context);
 //   worker.post([&] { comm.all_reduce(bucket); });
 //   worker.drain();                     // done, or what the job threw
+//
+// On a GPU the thread has a stream of its own (core/streams.h): a job comes after what the poster's
+// stream was given before, and what the poster starts after drain() comes after all jobs.
 #pragma once
 
 #include <condition_variable>
@@ -15,6 +18,7 @@
 #include <thread>
 
 #include "core/context.h"
+#include "core/streams.h"
 
 namespace heddle {
 
@@ -40,6 +44,7 @@ class CommWorker {
   std::deque<std::function<void()>> jobs_;
   bool busy_ = false, stop_ = false;
   std::exception_ptr failure_;
+  Fence done_;  // behind the last job
   std::thread thread_;
 };
 

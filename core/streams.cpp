@@ -1,0 +1,42 @@
+#include "core/streams.h"
+
+#include "core/context.h"
+
+#ifdef HEDDLE_CUDA
+#include "core/cuda.h"
+#endif
+
+namespace heddle {
+namespace {
+
+thread_local bool on_side = false;
+
+}  // namespace
+
+SideStream::SideStream() { on_side = Context::current().device().is_cuda(); }
+SideStream::~SideStream() { on_side = false; }
+bool SideStream::active() { return on_side; }
+
+#ifdef HEDDLE_CUDA
+void Fence::record() {
+  if (!Context::current().device().is_cuda()) return;
+  if (event_ == nullptr) {
+    cudaEvent_t made = nullptr;
+    check_cuda(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreate");
+    event_ = {made, [](void* e) { (void)cudaEventDestroy(static_cast<cudaEvent_t>(e)); }};
+  }
+  check_cuda(cudaEventRecord(static_cast<cudaEvent_t>(event_.get()), cuda_stream()),
+             "cudaEventRecord");
+}
+
+void Fence::wait() const {
+  if (event_ != nullptr)
+    check_cuda(cudaStreamWaitEvent(cuda_stream(), static_cast<cudaEvent_t>(event_.get())),
+               "cudaStreamWaitEvent");
+}
+#else
+void Fence::record() {}
+void Fence::wait() const {}
+#endif
+
+}  // namespace heddle
