@@ -19,6 +19,21 @@ struct SidePool {
   std::shared_ptr<Pool> pool;
 };
 
+#ifdef HEDDLE_CUDA
+void use_device(Device device) {
+  int major = 0;
+  cudaError_t status = cudaSetDevice(device.index);
+  if (status == cudaSuccess) status = cudaFree(nullptr);  // what is wrong with a card shows here
+  if (status == cudaSuccess)
+    status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index);
+  if (status != cudaSuccess)
+    throw InputError(
+        concat("--device ", to_string(device), ": cannot be used: ", cudaGetErrorString(status)));
+  check(major >= 8, "--device ", to_string(device), ": its compute capability is ", major,
+        ".x; bf16 and this program's kernels need 8.0 or newer");
+}
+#endif
+
 }  // namespace
 
 Context::Context(const ContextOptions& options)
@@ -31,8 +46,7 @@ Context::Context(const ContextOptions& options)
   omp_set_num_threads(options_.threads);  // of this thread; oneDNN obeys it too
 #ifdef HEDDLE_CUDA
   if (options_.device.is_cuda()) {
-    if (cudaSetDevice(options_.device.index) != cudaSuccess)
-      throw InputError(concat("--device ", to_string(options_.device), ": cannot be used"));
+    use_device(options_.device);
     device_pool_ = std::make_shared<Pool>(options_.device);
   }
 #endif

@@ -31,6 +31,28 @@ int cuda_device_count() {
 #endif
 }
 
+namespace {
+
+// Why there is no device to be used.
+std::string why_no_device() {
+#ifdef HEDDLE_CUDA
+  int driver = 0, needed = 0;
+  (void)cudaRuntimeGetVersion(&needed);
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return "no driver is installed";
+  const auto version = [](int v) { return concat(v / 1000, ".", v % 1000 / 10); };
+  if (driver / 1000 < needed / 1000)
+    return concat("the driver is for CUDA ", version(driver), ", and this program needs ",
+                  version(needed));
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  (void)cudaGetLastError();
+  if (status != cudaSuccess) return cudaGetErrorString(status);
+#endif
+  return "no GPU";
+}
+
+}  // namespace
+
 std::string library_versions() {
   const dnnl_version_t* v = dnnl_version();
   std::string out = concat("oneDNN ", v->major, ".", v->minor, ".", v->patch);
@@ -55,7 +77,8 @@ Device parse_device(const std::string& text) {
   check(built_with_cuda(), "--device ", text, ": this build has no CUDA backend");
   const int index = text == "cuda" ? 0 : std::stoi(text.substr(5));
   const int count = cuda_device_count();
-  check(count > 0, "--device ", text, ": no CUDA device found (no GPU or no driver)");
+  check(count > 0, "--device ", text, ": no CUDA device found (", count > 0 ? "" : why_no_device(),
+        ")");
   check(index < count, "--device ", text, ": expected an index below ", count);
   return {DeviceType::cuda, index};
 }

@@ -57,6 +57,18 @@ void system_release(Device device, void* p, size_t bytes) {
   munmap(p, bytes);
 }
 
+// What the card has left and what to do about it; empty for the CPU.
+std::string advice(Device device) {
+#ifdef HEDDLE_CUDA
+  size_t left = 0, all = 0;
+  if (device.is_cuda() && cudaMemGetInfo(&left, &all) == cudaSuccess)
+    return concat("; ", left >> 20, " of the card's ", all >> 20,
+                  " MiB are free: lower --batch-size, or take --precision bf16");
+#endif
+  (void)device;
+  return "";
+}
+
 }  // namespace
 
 Pool::~Pool() {
@@ -68,7 +80,7 @@ void Pool::grow(size_t bytes) {
   void* p = system_allocate(device_, size);
   if (p == nullptr)
     throw Error(concat("out of memory on ", to_string(device_), ": asked for ", size >> 20,
-                       " MiB with ", reserved_ >> 20, " MiB in the pool"));
+                       " MiB with ", reserved_ >> 20, " MiB in the pool", advice(device_)));
   segments_.emplace_back(p, size);
   segment_starts_.insert(static_cast<char*>(p));
   reserved_ += size;
