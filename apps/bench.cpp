@@ -45,6 +45,8 @@ FlagTable make_flags(Options& o) {
   flags.add("rounds", &o.rounds, {.value = "N", .help = "processes of each program", .min = 1});
   flags.add("steps", &o.steps,
             {.value = "N", .help = "timed in each process", .min = 1, .default_text = "by case"});
+  flags.add("batch", &o.batch,
+            {.value = "N", .help = "of every case", .min = 1, .default_text = "by case"});
   flags.add("warmup", &o.warmup, {.value = "N", .help = "steps before those"});
   flags.add("clock", &o.clock,
             {.value = "C",
@@ -100,7 +102,7 @@ std::vector<std::string> environment() {
 
 void run_child(const Options& o, const std::vector<std::string>& words) {
   const std::string& what = words.at(1);
-  if (what == "step") return child_step(o, find_case(words.at(2)));
+  if (what == "step") return child_step(o, find_case(words.at(2), o.batch));
   if (what == "peak") return child_peak(o);
   if (what == "loader") return child_loader(o);
   if (what == "comm") return child_comm(o);
@@ -121,9 +123,9 @@ void run(Options& o, const std::vector<std::string>& words) {
   }
   std::vector<Case> cases;
   for (const std::string& word : words)
-    if (&word != &words[0] || what != "ops") cases.push_back(find_case(word));
+    if (&word != &words[0] || what != "ops") cases.push_back(find_case(word, o.batch));
   if (what == "ops") {
-    if (cases.empty()) cases.push_back(find_case("resnet20"));
+    if (cases.empty()) cases.push_back(find_case("resnet20", o.batch));
     for (const Case& c : cases) break_down_step(o, c);
     return;
   }
@@ -193,9 +195,12 @@ const std::vector<Case>& all_cases() {
   return cases;
 }
 
-const Case& find_case(const std::string& name) {
-  for (const Case& c : all_cases())
-    if (c.name == name) return c;
+Case find_case(const std::string& name, int64_t batch) {
+  for (Case c : all_cases()) {
+    if (c.name != name) continue;
+    if (batch > 0) c.batch = batch;
+    return c;
+  }
   throw InputError(
       concat("expected resnet20, resnet18, resnet50, lstm, char, comm, overlap, compress, ",
              "loader, first-step, ops or tune-table; found '", name, "'"));

@@ -31,10 +31,10 @@ struct Case {
 };
 
 const std::vector<Case>& all_cases();
-const Case& find_case(const std::string& name);  // throws InputError
+Case find_case(const std::string& name, int64_t batch = 0);  // 0: its own; throws InputError
 
 struct Options {
-  int64_t threads = 0, rounds = 3, steps = 0, warmup = 2;
+  int64_t threads = 0, rounds = 3, steps = 0, warmup = 2, batch = 0;
   std::string precision = "all", clock = "wall", device = "cpu";
   std::string json, python, python_new, data;
   int64_t learners = 4, bytes = 0, segment = 0;  // of collectives

@@ -10,11 +10,13 @@
 #include "apps/bench_trainer.h"
 #include "apps/progress.h"
 #include "apps/run_folder.h"
+#include "compress/codec.h"
 #include "core/context.h"
 #include "core/gemm.h"
 #include "core/kernels.h"
 #include "core/onednn.h"
 #include "core/parallel.h"
+#include "core/shared_kernel.h"
 #include "data/loader.h"
 
 namespace heddle::bench {
@@ -104,21 +106,69 @@ void child_step(const Options& o, const Case& c) {
   for (int64_t i = 0; i < o.warmup + (o.steps > 0 ? o.steps : c.steps); ++i) {
     const double begin = wall_clock(), cpu_begin = process_cpu_seconds();
     loss = trainer.step();
+    // On a GPU the update may still run.
+    if (context.device().is_cuda()) (void)trainer.store().values().slice(0, 1).to_vector();
     if (i < o.warmup) continue;
     ms.push_back(1000 * (wall_clock() - begin));
     cpu_ms.push_back(1000 * (process_cpu_seconds() - cpu_begin));
   }
-  print_json({{"ms", ms},
-              {"cpu_ms", cpu_ms},
-              {"gflop", trainer.gflop()},
-              {"parameters", trainer.store().count()},
-              {"loss", loss},
-              {"rss_bytes", peak_rss_bytes()}});
+  print_json(
+      {{"ms", ms},
+       {"cpu_ms", cpu_ms},
+       {"gflop", trainer.gflop()},
+       {"parameters", trainer.store().count()},
+       {"loss", loss},
+       {"rss_bytes", context.device().is_cuda()
+                         ? static_cast<int64_t>(context.pool(context.device())->bytes_reserved())
+                         : peak_rss_bytes()}});
 }
 
+namespace {
+
+// Products and copies on a GPU, as the layers start them; the copy counts what it reads and writes.
+void gpu_peak(Clock clock, Device device) {
+  constexpr int64_t kSide = 8192, kTimes = 8;
+  const auto wait_for = [](const Tensor& x) { (void)x.reshape({x.size()}).slice(0, 1).item(); };
+  const auto product = [&](DType dtype) {
+    const Philox noise(1, stream_id(Stream::sample));
+    const Tensor host = Tensor::empty_on(Device{}, {kSide, kSide});
+    uniform_init(1)(host.data<float>(), host.size(), noise);
+    const Tensor a = converted(host.to(device), dtype, Layout::plain);
+    const Tensor c = Tensor::empty_on(device, {kSide, kSide});
+    return best_rate(clock, 2e-9 * kSide * kSide * kSide * kTimes, [&] {
+      for (int64_t i = 0; i < kTimes; ++i) gemm(a, a, c);
+      wait_for(c);
+    });
+  };
+  const double gemm32 = product(DType::f32), gemm16 = product(DType::bf16);
+  const Tensor from = Tensor::zeros({int64_t{1} << 29}), to = Tensor::zeros(from.shape());
+  const double copy = best_rate(clock, 2e-9 * static_cast<double>(from.bytes()) * kTimes, [&] {
+    for (int64_t i = 0; i < kTimes; ++i) to.copy_from(from);
+    wait_for(to);
+  });
+  // Gradient and residual, each read and written.
+  const int64_t n = int64_t{1} << 26, chunks = (n + 99) / 100;
+  const Tensor g = Tensor::zeros({n}), m = Tensor::zeros({n});
+  const Tensor places = Tensor::empty({chunks}, DType::i32), sizes = Tensor::empty_like(places);
+  const double select = best_rate(clock, 16e-9 * static_cast<double>(n * kTimes), [&] {
+    for (int64_t i = 0; i < kTimes; ++i)
+      HEDDLE_DISPATCH(device, absorb_chunks(g, m, 100, places, sizes));
+    wait_for(m);
+  });
+  print_json({{"fma", 0.0},
+              {"gemm", gemm32},
+              {"gemm_bf16", gemm16},
+              {"copy_gb_per_s", copy},
+              {"select_gb_per_s", select}});
+}
+
+}  // namespace
+
 void child_peak(const Options& o) {
-  Context context({.threads = static_cast<int>(o.threads)});
+  const Device device = parse_device(o.device);
+  Context context({.device = device, .threads = static_cast<int>(o.threads)});
   const Clock clock = clock_of(o);
+  if (device.is_cuda()) return gpu_peak(clock, device);
   const double fma = multiply_add_rate(clock), gemm = gemm_rate(clock, DType::f32);
   const bool half = cpu_has("avx512_bf16") || cpu_has("amx_bf16");
   const double bf16 = half ? gemm_rate(clock, DType::bf16) : 0.0;

@@ -125,7 +125,7 @@ std::vector<Python> find_pythons(const Options& o) {
 nlohmann::json run_own_step(const Options& o, const Case& c, const std::string& precision) {
   return run_for_json({own_path(), "--child", "step", c.name, "--precision", precision, "--threads",
                        std::to_string(o.threads), "--device", o.device, "--warmup",
-                       std::to_string(o.warmup), "--steps",
+                       std::to_string(o.warmup), "--batch", std::to_string(c.batch), "--steps",
                        std::to_string(o.steps > 0 ? o.steps : c.steps)});
 }
 

@@ -68,9 +68,11 @@ std::vector<Contender> make_contenders(const Options& o, const Case& c,
   struct Setting {
     std::string name, layout;
   };
+  const bool gpu = parse_device(o.device).is_cuda();
   std::vector<Setting> settings = {
       {"stock nchw", "nchw"}, {"stock nhwc", "nhwc"}, {"best", "nhwc"}};
   if (c.is_text()) settings = {{"stock", "nchw"}, {"best", "nchw"}};
+  if (gpu) settings = {{"eager", "nhwc"}, {"compiled", "nhwc"}};
   std::vector<Contender> out(1);
   out[0].name = "heddle";
   for (const Python& python : pythons) {
@@ -86,6 +88,8 @@ std::vector<Contender> make_contenders(const Options& o, const Case& c,
                    concat("--warmup=", o.warmup),
                    concat("--steps=", o.steps > 0 ? o.steps : c.steps)};
       for (const std::string& flag : script_flags(c)) t.command.push_back(flag);
+      if (gpu) t.command.insert(t.command.end(), {"--device=cuda", "--best"});
+      if (setting.name == "compiled") t.command.push_back("--compile=max-autotune");
       if (setting.name == "best") t.command.push_back("--best"), t.environment = best_environment();
       out.push_back(std::move(t));
     }
@@ -184,19 +188,26 @@ void compare_steps(const Options& o, const std::vector<Case>& cases) {
   const std::vector<Python> pythons = find_pythons(o);
   if (pythons.empty() && o.torch)
     std::fprintf(stderr, "bench: no python3 with torch was found: no ratios (see --python)\n");
+  const bool gpu = parse_device(o.device).is_cuda();
   std::vector<std::string> precisions = {o.precision};
   if (o.precision == "all") {
     precisions = {"fp32"};
-    if (cpu_has("avx512_bf16") || cpu_has("amx_bf16")) precisions.push_back("bf16");
+    if (gpu || cpu_has("avx512_bf16") || cpu_has("amx_bf16")) precisions.push_back("bf16");
   }
-  const nlohmann::json peak = run_for_json(
-      {own_path(), "--child", "peak", "--threads", std::to_string(o.threads), "--clock", o.clock});
+  const nlohmann::json peak =
+      run_for_json({own_path(), "--child", "peak", "--threads", std::to_string(o.threads),
+                    "--clock", o.clock, "--device", o.device});
   const double loop = peak.at("fma"), gemm = peak.at("gemm"), half = peak.at("gemm_bf16");
   std::printf("# %s, %lld threads, %s time, %lld rounds in turns\n", cpu_name().c_str(),
               static_cast<long long>(o.threads), o.clock.c_str(), static_cast<long long>(o.rounds));
   std::printf(
       "# peak GFLOP/s: fp32 %.0f (multiply-add loop), fp32 product of 2048 %.0f, bf16 %.0f\n", loop,
       gemm, half);
+  if (gpu)
+    std::printf(
+        "# on the GPU, GB/s read and written: copy %.0f, ScaleCom's selection from gradient and "
+        "residual %.0f\n# MiB are the GPU's, reserved\n",
+        peak.at("copy_gb_per_s").get<double>(), peak.at("select_gb_per_s").get<double>());
   std::printf(
       "# items: images or tokens; GFLOP: three times the forward pass by direct convolution\n"
       "# ratio: time / heddle's\n");
@@ -209,9 +220,9 @@ void compare_steps(const Options& o, const std::vector<Case>& cases) {
     }
   }
   if (o.json.empty()) return;
-  const nlohmann::ordered_json machine = {{"cpu", cpu_name()}, {"threads", o.threads},
-                                          {"clock", o.clock},  {"peak_fma", loop},
-                                          {"peak_gemm", gemm}, {"peak_gemm_bf16", half}};
+  const nlohmann::ordered_json machine = {
+      {"cpu", cpu_name()}, {"device", o.device}, {"threads", o.threads},  {"clock", o.clock},
+      {"peak_fma", loop},  {"peak_gemm", gemm},  {"peak_gemm_bf16", half}};
   const nlohmann::ordered_json table = {{"machine", machine}, {"rows", rows}};
   write_file_atomically(o.json, table.dump(1) + '\n');
 }

@@ -34,7 +34,7 @@ void add_run_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
             {.help = "same bits in every run with equal --threads; "
                      "on the CPU that holds anyway, but for --lgreco objective=time"});
   flags.add("tf32", &o.tf32,
-             {.help = "on a GPU: fp32 products round their factors to 10 bits, for speed"});
+            {.help = "on a GPU: fp32 products round their factors to 10 bits, for speed"});
 }
 
 void add_learner_flags(FlagTable& flags, CommonOptions& o) {

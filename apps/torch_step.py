@@ -3,7 +3,8 @@
 
 Builds the same ResNets as layers/resnet.h or the same language model as layers/lstm_lm.h, times
 forward, loss, backward and update on random data, and prints one JSON line: {"torch": version,
-"ms": [per step], "cpu_ms": [...], "rss_bytes": peak, "loss": last}.
+"ms": [per step], "cpu_ms": [...], "rss_bytes": peak, "loss": last}. On a GPU the bytes are what PyTorch
+has reserved there.
 
   torch_step.py --arch resnet20 --batch 128 --image-size 32 --classes 10 --threads 2 --layout nhwc
   torch_step.py --arch lstm_lm --batch 20 --bptt 35 --threads 2
@@ -100,6 +101,10 @@ class LanguageModel(nn.Module):
         return self.decoder(self.drop(y)), state
 
 
+def compiled(model, o):
+    return model if o.compile == "none" else torch.compile(model, mode=o.compile)
+
+
 def make_optimizer(parameters, o):
     """SGD as this release of PyTorch has it; at its best, its fastest implementation."""
     settings = {"lr": 0.01, "momentum": o.momentum, "weight_decay": o.weight_decay}
@@ -118,25 +123,31 @@ def peak_rss_bytes():
     return 0
 
 
+def used_bytes(o):
+    return torch.cuda.max_memory_reserved() if o.device == "cuda" else peak_rss_bytes()
+
+
 def make_images(o):
     """A model, and a function that gives logits and labels of a batch of images."""
     form = torch.channels_last if o.layout == "nhwc" else torch.contiguous_format
-    model = ResNet(o.arch, o.stem == "cifar", o.classes).to(memory_format=form)
-    images = torch.randn(o.batch, 3, o.image_size, o.image_size).to(memory_format=form)
-    labels = torch.randint(o.classes, (o.batch,))
-    return model, lambda: (model(images), labels)
+    model = ResNet(o.arch, o.stem == "cifar", o.classes).to(o.device, memory_format=form)
+    images = torch.randn(o.batch, 3, o.image_size, o.image_size, device=o.device).to(memory_format=form)
+    labels = torch.randint(o.classes, (o.batch,), device=o.device)
+    run = compiled(model, o)
+    return model, lambda: (run(images), labels)
 
 
 def make_text(o):
     """The same for a window of tokens; the state goes on from step to step without its history."""
-    model = LanguageModel(o.vocabulary, o.emsize, o.nhid, o.nlayers, o.dropout)
-    tokens = torch.randint(o.vocabulary, (o.bptt, o.batch))
-    targets = torch.randint(o.vocabulary, (o.bptt * o.batch,))
-    state = (torch.zeros(o.nlayers, o.batch, o.nhid),) * 2
+    model = LanguageModel(o.vocabulary, o.emsize, o.nhid, o.nlayers, o.dropout).to(o.device)
+    tokens = torch.randint(o.vocabulary, (o.bptt, o.batch), device=o.device)
+    targets = torch.randint(o.vocabulary, (o.bptt * o.batch,), device=o.device)
+    state = (torch.zeros(o.nlayers, o.batch, o.nhid, device=o.device),) * 2
+    run = compiled(model, o)
 
     def forward():
         nonlocal state
-        logits, state = model(tokens, tuple(s.detach() for s in state))
+        logits, state = run(tokens, tuple(s.detach().clone() for s in state))
         return logits.flatten(0, 1), targets
 
     return model, forward
@@ -159,6 +170,8 @@ def main():
     flags.add_argument("--weight-decay", type=float, default=0)
     flags.add_argument("--clip", type=float, default=0, help="global norm of the gradients; 0: none")
     flags.add_argument("--threads", type=int, default=1)
+    flags.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    flags.add_argument("--compile", choices=("none", "default", "max-autotune"), default="none")
     flags.add_argument("--layout", choices=("nchw", "nhwc"), default="nhwc")
     flags.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     flags.add_argument("--best", action="store_true", help="the fastest optimizer that there is")
@@ -168,9 +181,11 @@ def main():
 
     torch.set_num_threads(o.threads)
     torch.manual_seed(1)
+    torch.backends.cudnn.allow_tf32 = False  # as torch's products and heddle's, without --tf32
+    torch.backends.cudnn.benchmark = True
     model, forward = (make_text if o.arch == "lstm_lm" else make_images)(o)
     optimizer = make_optimizer(model.parameters(), o)
-    half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=o.precision == "bf16")
+    half = torch.autocast(o.device, dtype=torch.bfloat16, enabled=o.precision == "bf16")
 
     def step():
         optimizer.zero_grad(set_to_none=True)
@@ -187,11 +202,13 @@ def main():
     for i in range(o.warmup + o.steps):
         begin, cpu_begin = time.perf_counter(), time.process_time()
         loss = step()
+        if o.device == "cuda":
+            torch.cuda.synchronize()
         if i >= o.warmup:
             wall_ms.append(1000 * (time.perf_counter() - begin))
             cpu_ms.append(1000 * (time.process_time() - cpu_begin))
     print(json.dumps({"torch": torch.__version__, "ms": wall_ms, "cpu_ms": cpu_ms,
-                      "rss_bytes": peak_rss_bytes(), "loss": loss}))
+                      "rss_bytes": used_bytes(o), "loss": loss}))
 
 
 main()
