@@ -11,6 +11,7 @@
 #include "layers/linear.h"
 #include "layers/loss.h"
 #include "optim/data_parallel.h"
+#include "tests/device.h"
 #include "tests/ranks.h"
 
 namespace heddle {
@@ -62,13 +63,14 @@ inline std::vector<float> train(Communicator& comm, const RunOptions& o,
   DataParallelOptimizer optimizer(net.store, make_sgd({.momentum = 0.9, .weight_decay = 0.01}),
                                   comm, options, o.parallel, std::move(reducer));
   const int64_t mine = o.batch / comm.size() / o.accumulate;
-  const Tensor x = Tensor::zeros({mine, 20}), y = Tensor::zeros({mine}, DType::i32);
+  const Tensor x = Tensor::empty_on(Device{}, {mine, 20});
+  const Tensor y = Tensor::empty_on(Device{}, {mine}, DType::i32);
   for (int64_t step = 0; step < o.steps; ++step)
     for (int64_t micro = 0; micro < o.accumulate; ++micro) {
       fill_batch(step, (micro * comm.size() + comm.rank()) * mine, x, y);
       Tape tape;
       const bool spare = !o.spare_on_rank_one_only || comm.rank() == 1;
-      const Var loss = softmax_cross_entropy(tape, net.forward(tape, Var(x), spare), y);
+      const Var loss = softmax_cross_entropy(tape, net.forward(tape, Var(here(x)), spare), y);
       optimizer.begin_step(0.1);
       tape.backward(
           loss, [&](Parameter& p) { optimizer.ready(p); },
@@ -88,10 +90,12 @@ inline double distance(const std::vector<float>& a, const std::vector<float>& b)
   return std::sqrt(difference / norm);
 }
 
-inline std::vector<std::vector<float>> train_ranks(int p, const RunOptions& o) {
+inline std::vector<std::vector<float>> train_ranks(int p, const RunOptions& o,
+                                                   const ContextOptions& of_rank = {.threads = 1}) {
   std::vector<std::vector<float>> out(static_cast<size_t>(p));
   expect_none(run_ranks(
-      p, [&](Communicator& comm) { out[static_cast<size_t>(comm.rank())] = train(comm, o); }));
+      p, [&](Communicator& comm) { out[static_cast<size_t>(comm.rank())] = train(comm, o); },
+      {.timeout_s = 30}, of_rank));
   return out;
 }
 

@@ -15,13 +15,14 @@ namespace heddle {
 
 // Runs a body as each of P ranks, one compute thread each; returns what they threw, by rank.
 inline std::vector<std::string> run_ranks(int p, const std::function<void(Communicator&)>& body,
-                                          const ThreadsOptions& options = {.timeout_s = 30}) {
+                                          const ThreadsOptions& options = {.timeout_s = 30},
+                                          const ContextOptions& of_rank = {.threads = 1}) {
   auto comms = make_threads(p, options);
   std::vector<std::string> errors(static_cast<size_t>(p));
   std::vector<std::thread> threads;
   for (int r = 0; r < p; ++r)
     threads.emplace_back([&, r] {
-      Context context({.threads = 1});
+      Context context(of_rank);
       Communicator& comm = *comms[static_cast<size_t>(r)];
       try {
         body(comm);

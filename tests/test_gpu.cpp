@@ -20,6 +20,7 @@
 #include "optim/optimizer.h"
 #include "tests/device.h"
 #include "tests/gradcheck.h"
+#include "tests/learner_net.h"
 #include "tests/tolerances.h"
 
 using namespace heddle;
@@ -337,4 +338,84 @@ TEST_CASE("steps, compare: a ResNet and a language model") {
         });
       });
   }
+}
+
+namespace {
+
+constexpr const char* kSpecs[] = {"none",
+                                  "bf16",
+                                  "fp16",
+                                  "topk:density=0.02",
+                                  "topk:density=0.3",
+                                  "randomk:density=0.02",
+                                  "scalecom:rate=50",
+                                  "scalecom:rate=3",
+                                  "scalecom:rate=30,beta=0.3,select=exact",
+                                  "scalecom:rate=auto",
+                                  "qsgd:bits=4,bucket=64",
+                                  "qsgd:bits=3,rounding=nearest",
+                                  "powersgd:rank=2"};
+
+// Sums and residuals of some steps of three ranks; in the third of them one has NaN.
+Results reduce_steps(const std::string& spec) {
+  const ContextOptions of_rank = Context::current().options();
+  std::vector<Results> seen(3);
+  expect_none(run_ranks(
+      3,
+      [&](Communicator& comm) {
+        ParameterStore store;
+        store.add("conv1.weight", {40, 3, 3, 3}, constant_init(0));
+        store.add("conv2.weight", {16, 8, 9, 3}, constant_init(0));
+        store.add("fc.weight", {35, 50}, constant_init(0));
+        store.add("fc.bias", {35}, constant_init(0));
+        store.finalize(1);
+        const auto reducer =
+            make_reducer(parse_compress(spec), {.seed = 5, .min_compress = 100}, store);
+        Ledger ledger;
+        for (int64_t step = 0; step < 4; ++step) {
+          GradientBucket bucket{{}, {}, step};
+          for (Parameter& p : store.parameters()) {
+            const auto seed = static_cast<uint64_t>(100 * step + 10 * comm.rank());
+            p.grad.copy_from(random_tensor(p.shape(), seed + p.name.size()));
+            if (step == 2 && comm.rank() == 1 && p.name == "fc.weight")
+              fill(p.grad.slice(7, 8), std::numeric_limits<float>::quiet_NaN());
+            bucket.parameters.insert(bucket.parameters.begin(), &p);
+          }
+          const Parameter& last = *bucket.parameters.back();
+          bucket.flat =
+              store.grads().slice(bucket.parameters.front()->offset, last.offset + last.size());
+          Results& mine = seen[static_cast<size_t>(comm.rank())];
+          const bool accepted = reducer->reduce(bucket, comm, ledger);
+          mine.push_back({accepted ? 1.0f : 0.0f});
+          if (accepted)
+            for (const Parameter& p : store.parameters()) mine.push_back(p.grad.to_vector());
+          for (const auto& [name, x] : reducer->named_state()) mine.push_back(x.to_vector());
+        }
+      },
+      {.timeout_s = 30}, of_rank));
+  Results out;
+  for (Results& mine : seen) std::move(mine.begin(), mine.end(), std::back_inserter(out));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {
+  for (const char* spec : kSpecs)
+    compare("exchange", spec, DType::f32, [&] { return reduce_steps(spec); });
+}
+
+TEST_CASE("steps, compare: learners that share a device") {
+  for (const char* spec : {"", "scalecom:rate=4", "qsgd:bits=8"})
+    compare("learners", concat("3 learners ", spec), DType::f32, [&]() -> Results {
+      RunOptions o{.compress = spec};
+      o.parallel.bucket_bytes = 1000;
+      // A choice that rounding decides would go on for good: few steps where something is chosen.
+      o.steps = *spec == 0 ? 5 : 1;
+      const ContextOptions of_rank = Context::current().options();
+      const Results overlapped = train_ranks(3, o, of_rank);
+      o.parallel.overlap = false;
+      CHECK(train_ranks(3, o, of_rank) == overlapped);
+      return overlapped;
+    });
 }

@@ -17,11 +17,22 @@ struct Tolerance {
 
 inline double tolerance(const std::string& operation, DType dtype) {
   static constexpr Tolerance kTable[] = {
-      {"elementwise", 0, 0},         {"reductions", 1e-5, 1e-5},          {"gemm", 2e-6, 4e-3},
-      {"convolution", 1e-5, 1e-2},   {"batch norm", 2e-5, 1e-2},          {"pooling", 1e-6, 8e-3},
-      {"linear", 5e-6, 1e-2},        {"embedding", 1e-6, 1e-6},           {"dropout", 0, 0},
-      {"lstm", 2e-5, 2e-2},          {"cross-entropy", 2e-6, 2e-6},       {"update", 2e-6, 2e-6},
-      {"resnet step", 1e-3, 1.5e-1}, {"language model step", 1e-4, 5e-2},
+      {"elementwise", 0, 0},
+      {"reductions", 1e-5, 1e-5},
+      {"gemm", 2e-6, 4e-3},
+      {"convolution", 1e-5, 1e-2},
+      {"batch norm", 2e-5, 1e-2},
+      {"pooling", 1e-6, 8e-3},
+      {"linear", 5e-6, 1e-2},
+      {"embedding", 1e-6, 1e-6},
+      {"dropout", 0, 0},
+      {"lstm", 2e-5, 2e-2},
+      {"cross-entropy", 2e-6, 2e-6},
+      {"update", 2e-6, 2e-6},
+      {"exchange", 0, 0},
+      {"learners", 1e-5, 1e-5},
+      {"resnet step", 1e-3, 1.5e-1},
+      {"language model step", 1e-4, 5e-2},
   };
   for (const Tolerance& t : kTable)
     if (t.operation == operation) return dtype == DType::f32 ? t.f32 : t.bf16;
