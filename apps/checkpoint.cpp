@@ -114,7 +114,7 @@ Checkpoint open_checkpoint(const std::string& path) {
     for (const auto& [name, entry] : manifest.at("files").items()) {
       check(!name.empty() && name.find('/') == std::string::npos, manifest_path,
             ": expected the name of a file, found \"", printable(name), '"');
-      check_file(path + "/" + name, entry);
+      check_file(concat(path, "/", name), entry);
     }
     check(manifest.at("files").contains(kState), manifest_path, ": does not list ", kState);
   } catch (const nlohmann::json::exception& error) {
@@ -202,12 +202,12 @@ void CheckpointWriter::write_files(int64_t step, const CheckpointFiles& files) {
   for (const auto& [name, tensors] : files.tensors) {
     const auto about = files.metadata.find(name);
     save_safetensors(
-        folder + "/" + name, tensors,
+        concat(folder, "/", name), tensors,
         about == files.metadata.end() ? std::map<std::string, std::string>() : about->second);
     event(name);
   }
   for (const auto& [name, text] : files.texts) {
-    write_file_atomically(folder + "/" + name, text);
+    write_file_atomically(concat(folder, "/", name), text);
     event(name);
   }
 }
@@ -265,7 +265,7 @@ void CheckpointWriter::seal(int64_t step) {
                          " has written it elsewhere; the run folder must lie "
                          "where all hosts see it"));
   for (const std::string& name : names) {
-    const MappedFile file(part + "/" + name);
+    const MappedFile file(concat(part, "/", name));
     files[name] = {{"bytes", file.bytes().size()}, {"xxh64", hash_of(file)}};
   }
   write_file_atomically(

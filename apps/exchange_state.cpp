@@ -102,7 +102,7 @@ DataParallelOptimizer::State parse_exchange(const nlohmann::json& json) {
 }
 
 Tensor pack_doubles(const std::vector<double>& values) {
-  const Tensor packed = Tensor::empty_on(Device{}, {std::ssize(values)}, DType::i64);
+  Tensor packed = Tensor::empty_on(Device{}, {std::ssize(values)}, DType::i64);
   for (size_t i = 0; i < values.size(); ++i)
     packed.data<int64_t>()[i] = std::bit_cast<int64_t>(values[i]);
   return packed;

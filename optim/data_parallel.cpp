@@ -203,7 +203,7 @@ StepReport DataParallelOptimizer::finish_step() {
     totals_.exposed_s += steady_seconds() - begin;
   }
   micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;
-  const StepReport report = optimizer_.finish_step();
+  StepReport report = optimizer_.finish_step();
   if (report.due && alone()) std::copy(own_words_.begin(), own_words_.end(), words_.begin());
   if (report.due) {
     if (report.skipped && compressing())
