@@ -239,6 +239,9 @@ void add_output_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts
              .max = 1e12});
   flags.add("json", &o.json, {.help = "one JSON object as the last line of stdout"});
   flags.add("quiet", &o.quiet, {.help = "nothing on stderr but errors"});
+  flags.add("report", &o.report, {.help = "report.html in the run folder at the end"});
+  flags.add("tensorboard", &o.tensorboard,
+            {.help = "TensorBoard's events.out.tfevents.* in the run folder"});
   flags.add("trace", &o.trace,
             {.value = "FILE", .help = "write a Chrome/Perfetto trace", .replay = false});
   flags.add("trace-steps", &o.trace_steps,

@@ -44,7 +44,7 @@ struct CommonOptions {
   // what is written
   std::string output_dir, name, trace, trace_steps;
   int64_t print_freq = 50;
-  bool json = false, quiet = false;
+  bool json = false, quiet = false, report = true, tensorboard = true;
   // checkpoints
   std::string save_every = "1epoch", resume;
   int64_t keep = 2;

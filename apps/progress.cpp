@@ -57,17 +57,31 @@ Progress::Progress(const ProgressOptions& options) : options_(options), started_
 
 Progress::~Progress() { clear(); }
 
-std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr) const {
+std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr,
+                           bool show_lr) const {
   const double elapsed = std::max(wall_clock() - started_, 1e-9);
   const double left = elapsed / static_cast<double>(steps_) *
                       static_cast<double>(std::max<int64_t>(options_.total_steps - step, 0));
-  char text[160];
-  std::snprintf(
-      text, sizeof text, "epoch %lld  step %lld/%lld  loss %.4f  lr %.4g  %.0f %s/s  %s left",
-      static_cast<long long>(epoch), static_cast<long long>(step),
-      static_cast<long long>(options_.total_steps), loss, lr,
-      static_cast<double>(samples_) / elapsed, options_.unit, format_duration(left).c_str());
-  return text;
+  char text[160], rate[32] = "";
+  if (show_lr) std::snprintf(rate, sizeof rate, "  lr %.4g", lr);
+  std::snprintf(text, sizeof text, "epoch %lld  step %lld/%lld  loss %.4f%s  %.0f %s/s  %s left",
+                static_cast<long long>(epoch), static_cast<long long>(step),
+                static_cast<long long>(options_.total_steps), loss, rate,
+                static_cast<double>(samples_) / elapsed, options_.unit,
+                format_duration(left).c_str());
+  std::string out = text;
+  if (sent_ <= 0) return out;
+  std::snprintf(text, sizeof text, "  ratio %.3g  exposed %.0f %%", dense_ / sent_,
+                100 * exposed_s_ / std::max(step_s_, 1e-9));
+  return out + text;
+}
+
+void Progress::exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s) {
+  constexpr double kKeep = 0.95;
+  dense_ = kKeep * dense_ + static_cast<double>(dense);
+  sent_ = kKeep * sent_ + static_cast<double>(sent);
+  exposed_s_ = kKeep * exposed_s_ + exposed_s;
+  step_s_ = kKeep * step_s_ + step_s;
 }
 
 void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t samples) {
@@ -83,8 +97,9 @@ void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t
   const double now = wall_clock();
   if (drawn_ && now - drawn_at_ < kRedrawSeconds && step < options_.total_steps) return;
   // The bar gets what the figures leave of the line; a line that wraps could not be redrawn.
-  const std::string figures = line(step, epoch, loss, lr);
   const auto columns = static_cast<int64_t>(terminal_columns(options_.out)) - 1;
+  std::string figures = line(step, epoch, loss, lr);
+  if (std::ssize(figures) > columns) figures = line(step, epoch, loss, lr, false);
   const int64_t room = columns - static_cast<int64_t>(figures.size()) - 3;
   std::string text = figures.substr(0, static_cast<size_t>(columns));
   if (room >= kMinBarWidth) {

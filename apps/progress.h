@@ -30,6 +30,10 @@ class Progress {
 
   // After the update number `step` (from 1) of `samples` units.
   void step(int64_t step, int64_t epoch, double loss, double lr, int64_t samples);
+  // Before step(): what its gradients would have sent and have sent, bytes, how long the step
+  // waited for them, and its length, seconds. The line then tells the ratio and the share of
+  // waiting, both over some twenty steps.
+  void exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s);
   // A full line, above the bar where there is one.
   void note(const std::string& line);
   // Takes the bar away.
@@ -39,12 +43,13 @@ class Progress {
   void resume();
 
  private:
-  std::string line(int64_t step, int64_t epoch, double loss, double lr) const;
+  std::string line(int64_t step, int64_t epoch, double loss, double lr, bool show_lr = true) const;
 
   ProgressOptions options_;
   bool bar_ = false, colour_ = false, drawn_ = false;
   double started_ = 0, paused_at_ = 0, drawn_at_ = 0;
   int64_t samples_ = 0, steps_ = 0;
+  double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;  // sums in which the past fades
 };
 
 // "2:07", "1:02:07".

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "apps/build_info.h"
+#include "apps/progress.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -131,6 +132,8 @@ void RunFolder::metric(const nlohmann::ordered_json& line) {
   if (std::fwrite(text.data(), 1, text.size(), metrics_.get()) != text.size()) {
     throw Error(concat(file("metrics.jsonl"), ": write failed: ", std::strerror(errno)));
   }
+  if (listener_) listener_(line);
+  if (const double now = wall_clock(); now - flushed_at_ > 1) flush(), flushed_at_ = now;
 }
 
 int64_t RunFolder::flush() {

@@ -10,9 +10,11 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace heddle {
@@ -37,6 +39,10 @@ class RunFolder {
 
   // Appends a line to metrics.jsonl. Throws Error when it cannot be written.
   void metric(const nlohmann::ordered_json& line);
+  // Is told the lines that follow, too.
+  void listen(std::function<void(const nlohmann::ordered_json&)> listener) {
+    listener_ = std::move(listener);
+  }
   // Hands the lines to the system; called at the end of an epoch and of the run, and before a
   // checkpoint. Returns the bytes of metrics.jsonl.
   int64_t flush();
@@ -46,6 +52,8 @@ class RunFolder {
 
   std::string path_;
   std::unique_ptr<FILE, int (*)(FILE*)> metrics_;
+  std::function<void(const nlohmann::ordered_json&)> listener_;
+  double flushed_at_ = 0;
 };
 
 struct RunFacts {

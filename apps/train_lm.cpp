@@ -16,6 +16,7 @@
 #include "apps/lm_options.h"
 #include "apps/lm_setup.h"
 #include "apps/program.h"
+#include "apps/run_report.h"
 #include "apps/saver.h"
 #include "apps/signals.h"
 #include "apps/training_log.h"
@@ -317,6 +318,7 @@ Outcome train(const TrainLmOptions& o, const FlagTable& flags, const Arguments& 
   Outcome out =
       run({o, context, comm, model, store, corpus, config, start, place, &progress}, place);
   finish_trace(o, files, context, comm);
+  finish_report(o, *files.folder, progress);
   folder = std::move(files.folder);
   return out;
 }

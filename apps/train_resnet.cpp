@@ -14,6 +14,7 @@
 #include "apps/resnet_card.h"
 #include "apps/resnet_options.h"
 #include "apps/resnet_setup.h"
+#include "apps/run_report.h"
 #include "apps/saver.h"
 #include "apps/signals.h"
 #include "apps/training_log.h"
@@ -261,6 +262,7 @@ Outcome train(const TrainResnetOptions& o, const FlagTable& flags, const Argumen
       Trainer(run, context, comm, model, store, start, files.folder.get(), &progress).run();
   if (out.run.status == "done") save_resnet(files.folder->file("model.safetensors"), store, card);
   finish_trace(o, files, context, comm);
+  finish_report(o, *files.folder, progress);
   folder = std::move(files.folder);
   return out;
 }

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "apps/ledger_report.h"
+#include "apps/run_report.h"
 #include "core/error.h"
 #include "core/kernels.h"
 
@@ -154,10 +155,14 @@ void TrainingLog::flush() {
       line.update({{"bytes_sent", exchange.sent},
                    {"bytes_received", exchange.received},
                    {"bytes_dense", optimizer_.dense_bytes()},
+                   {"ratio", static_cast<double>(optimizer_.dense_bytes()) /
+                                 static_cast<double>(std::max<int64_t>(exchange.sent, 1))},
                    {"t_comm", exchange.comm_s},
                    {"t_compress", exchange.compress_s},
                    {"t_exposed", exchange.exposed_s}});
     folder_->metric(line);
+    if (result_.world_size > 1)
+      progress_->exchanged(optimizer_.dense_bytes(), exchange.sent, exchange.exposed_s, seconds);
     progress_->step(result_.step - count + i + 1, result_.epoch + 1, loss, facts.lr,
                     static_cast<int64_t>(units));
   }
@@ -216,6 +221,7 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
     progress_->clear();
     std::fprintf(stderr, "%s", table.c_str());
   }
+  folder_->metric(summary_line(result_, store_));
   if (result_.world_size == 1) return;
   if (result_.rejected_buckets > 0)
     progress_->note(concat(result_.rejected_buckets,
@@ -282,6 +288,7 @@ RunFiles open_run(const CommonOptions& o, const std::string& config,
   RunFiles files;
   if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
   files.folder = std::make_unique<RunFolder>(open_folder(o, checkpoint));
+  begin_events(o, *files.folder);
   files.folder->write("config.toml", config);
   files.folder->write("run.json", describe_run({arguments, o.seed, context.threads(),
                                                 to_string(context.device()), o.precision}));

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Everything that docs/tour.md names in backticks must exist: a `folder/file.h` (a path), and a
-# `function()` or `Class::function()` (found by name in the sources). Fenced code is not looked at.
-# Checks itself first on names that do not exist.
-#   tests/check_tour.sh [FILE]
+# Everything that docs/tour.md and docs/howto/ name in backticks must exist: a `folder/file.h` (a path),
+# and a `function()` or `Class::function()` (found by name in the sources). In fenced code, commands that
+# begin with ./run or a program of ours must have verbs and flags that there are. Links lead somewhere.
+# Checks itself first on what does not exist.
+#   tests/check_tour.sh [FILE…]
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -28,8 +29,42 @@ check() {  # FILE -> what is missing, status 1 if anything is
     esac
   done < <(awk '/^```/ { code = !code; next } !code' "$1" | grep -oE '`[^`]+`' | tr -d '`' | sort -u)
   echo "$1: $count names looked up"
-  [ $count -gt 0 ] && return $status
-  return 1
+  [ $count -gt 0 ] || [ "$1" != docs/tour.md ] || return 1
+  return $status
+}
+
+flags=$(tr '\n' ' ' <<<"$(cat apps/*options.cpp)" | grep -oE 'flags\.add\( *"[a-z0-9-]+"' | sed 's/.*"\(.*\)"/--\1/'
+  grep -ohE '"--[a-z]+"' apps/report.cpp | tr -d '"')
+verbs=$(sed -n '/^case \$verb in/,/^esac/s/^  \([a-z_| -]*\)).*/\1/p' run | tr '|' ' ')
+
+commands() {  # FILE -> unknown verbs and flags in its fenced code, status 1 if any
+  local line words word verb status=0
+  while IFS= read -r line; do
+    line=${line%%  #*}
+    case $line in
+      ./run\ *) verb=${line#./run }; verb=${verb%% *} ;;
+      *build/train_resnet\ * | *build/train_lm\ *) verb=train_resnet; line="x ${line#*build/}" ;;
+      *) continue ;;
+    esac
+    [[ " $(echo $verbs) " == *" $verb "* ]] || { echo "$1: no verb $verb: $line"; status=1; }
+    case $verb in train_resnet | train_lm | report | watch) ;; *) continue ;; esac
+    read -ra words <<<"$line"
+    for word in "${words[@]}"; do
+      [[ $word == --* ]] || continue
+      word=${word%%=*}
+      grep -qxF -e "$word" -e "${word/--no-/--}" <<<"$flags" || { echo "$1: no flag $word: $line"; status=1; }
+    done
+  done < <(awk '/^```/ { code = !code; next } code' "$1")
+  return $status
+}
+
+links() {  # FILE -> relative links that lead nowhere
+  local target status=0
+  while IFS= read -r target; do
+    case $target in http* | '#'*) continue ;; esac
+    [ -e "$(dirname "$1")/${target%%#*}" ] || { echo "$1: no $target to link to"; status=1; }
+  done < <(grep -oE '\]\([^) ]+\)' "$1" | sed 's/^](//; s/)$//')
+  return $status
 }
 
 scratch=$(mktemp) || exit 1
@@ -40,4 +75,18 @@ for broken in 'core/no_such_file.h' 'no_such_function()' 'Tape::no_such_function
   if check "$scratch" >/dev/null; then echo "check_tour: did not see $broken"; exit 1; fi
 done
 
-check "${1:-docs/tour.md}"
+for broken in './run no_such_verb' './run train_lm --no-such-flag' 'build/train_resnet --lerners 4'; do
+  printf '```\n%s\n```\n' "$broken" >"$scratch"
+  if commands "$scratch" >/dev/null; then echo "check_tour: did not see $broken"; exit 1; fi
+done
+printf '[x](no-such-page.md)\n' >"$scratch"
+if links "$scratch" >/dev/null; then echo 'check_tour: did not see a broken link'; exit 1; fi
+
+status=0
+[ $# -gt 0 ] || set -- docs/tour.md docs/howto/*.md
+for page in "$@"; do
+  case $page in */README.md) ;; *) check "$page" || status=1 ;; esac
+  commands "$page" || status=1
+  links "$page" || status=1
+done
+exit $status
