@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "optim/exchange_chooser.h"
+
 namespace heddle {
 
 double comm_seconds(const BucketProfile& bucket, int measured_ranks, int ranks,
@@ -18,12 +20,10 @@ double comm_seconds(const BucketProfile& bucket, int measured_ranks, int ranks,
 }
 
 double step_seconds(const ExchangeProfile& profile, const std::vector<double>& comm_s) {
-  double worker_free = 0;
-  for (size_t i = 0; i < profile.buckets.size(); ++i) {
-    const BucketProfile& bucket = profile.buckets[i];
-    worker_free = std::max(worker_free, bucket.ready_s) + bucket.code_s + comm_s[i];
-  }
-  return std::max(profile.backward_s, worker_free) + profile.rest_s;
+  std::vector<BucketTimes> buckets;
+  for (size_t i = 0; i < profile.buckets.size(); ++i)
+    buckets.push_back({profile.buckets[i].ready_s, profile.buckets[i].code_s, comm_s[i]});
+  return std::max(profile.backward_s, exchanges_end(buckets)) + profile.rest_s;
 }
 
 double step_seconds(const ExchangeProfile& profile, int measured_ranks, int ranks,
