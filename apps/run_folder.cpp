@@ -1,10 +1,12 @@
 #include "apps/run_folder.h"
 
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -68,6 +70,19 @@ bool is_temporary(const std::string& name) {
   return name.starts_with('.') && name.find(".tmp-") != std::string::npos;
 }
 
+// One run at a time: two would write over each other's lines and checkpoints. The system drops the
+// lock with the process, however it ends; a moment's patience is for a run that is just ending.
+void lock(std::FILE* file, const std::string& folder, std::chrono::milliseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (::flock(fileno(file), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK) return;  // a file system without locks
+    check(std::chrono::steady_clock::now() < end, "run folder ", folder,
+          ": another run is writing there");
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
 }  // namespace
 
 std::string json_line(const nlohmann::ordered_json& value) {
@@ -76,50 +91,61 @@ std::string json_line(const nlohmann::ordered_json& value) {
 
 RunFolder RunFolder::create(const std::string& folder, const std::string& name) {
   try {
-    if (folder.empty()) return {make_default_folder(name), 0};
-    std::error_code ignored;
     check(!fs::exists(folder) || fs::is_directory(folder), "--output-dir ", folder,
           ": expected a folder, found a file");
+    std::error_code ignored;
     check(!fs::exists(folder) || fs::is_empty(folder), "--output-dir ", folder,
           ": expected a new or empty folder, found ",
           std::distance(fs::directory_iterator(folder, ignored), fs::directory_iterator()),
           " entries");
-    fs::create_directories(folder);
-    return {folder, 0};
+    if (!folder.empty()) fs::create_directories(folder);
+    RunFolder made(folder.empty() ? make_default_folder(name) : folder, {});
+    // Another run may have begun there since.
+    check(std::ftell(made.metrics_.get()) == 0, "run folder ", folder, ": another run was faster");
+    made.keep(0);
+    return made;
   } catch (const fs::filesystem_error& error) {
     const std::string path = error.path1().empty() ? folder : error.path1().string();
     throw Error(concat("run folder ", path, ": ", error.code().message()));
   }
 }
 
-RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes) {
+RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
+                            std::chrono::milliseconds patience) {
   std::error_code error;
   fs::create_directories(folder, error);
+  RunFolder found(folder, patience);
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
     if (is_temporary(name)) fs::remove(entry.path(), error);
   }
-  const std::string metrics = folder + "/metrics.jsonl";
   int64_t kept = 0;
-  if (bytes > 0 && fs::exists(metrics, error)) {
+  if (bytes > 0) {
     // Shorter than it was: the machine went down before all of it was on disk.
-    const std::string text = read_text_file(metrics).substr(0, static_cast<size_t>(bytes));
+    const std::string text =
+        read_text_file(found.file("metrics.jsonl")).substr(0, static_cast<size_t>(bytes));
     kept = static_cast<int64_t>(text.rfind('\n') + 1);
-    fs::resize_file(metrics, static_cast<uintmax_t>(kept), error);
-    if (error) throw Error(concat(metrics, ": cannot be cut: ", error.message()));
   }
-  return {folder, kept};
+  found.keep(kept);
+  return found;
 }
 
-RunFolder::RunFolder(std::string path, int64_t kept_bytes)
+RunFolder::RunFolder(std::string path, std::chrono::milliseconds patience)
     : path_(std::move(path)),
-      metrics_(std::fopen(file("metrics.jsonl").c_str(), kept_bytes > 0 ? "ab" : "wb"),
-               std::fclose) {
+      metrics_(std::fopen(file("metrics.jsonl").c_str(), "abe"), std::fclose) {
   if (metrics_ == nullptr) {
     throw Error(concat(file("metrics.jsonl"), ": cannot be written: ", std::strerror(errno)));
   }
+  lock(metrics_.get(), path_, patience);
   std::fseek(metrics_.get(), 0, SEEK_END);
-  if (kept_bytes == 0) metric({{"schema", kMetricsSchema}, {"program", "heddle " HEDDLE_VERSION}});
+}
+
+void RunFolder::keep(int64_t bytes) {
+  if (::ftruncate(fileno(metrics_.get()), bytes) != 0) {
+    throw Error(concat(file("metrics.jsonl"), ": cannot be cut: ", std::strerror(errno)));
+  }
+  std::fseek(metrics_.get(), 0, SEEK_END);
+  if (bytes == 0) metric({{"schema", kMetricsSchema}, {"program", "heddle " HEDDLE_VERSION}});
   flush();
 }
 

@@ -1,13 +1,14 @@
 // The folder that holds what a run leaves behind: config.toml (replayable with --config), run.json
 // (what ran, where, how it was built), metrics.jsonl (first line: schema version) and the final
 // model.safetensors. Whole files appear under their names complete or not at all; metrics grow line
-// by line.
+// by line. A folder belongs to one run at a time, which holds a lock on its metrics.
 //
 //   RunFolder folder = RunFolder::create(options.output_dir, "resnet20");
 //   folder.write("config.toml", text);
 //   folder.metric({{"step", 1}, {"loss", 2.3}});
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -26,12 +27,14 @@ std::string json_line(const nlohmann::ordered_json& value);
 class RunFolder {
  public:
   // Makes `folder`, or runs/<name>-<time> when it is empty. Throws InputError when the folder holds
-  // something already, Error when it cannot be made or written.
+  // something already or another run is in it, Error when it cannot be made or written.
   static RunFolder create(const std::string& folder, const std::string& name);
 
   // A folder that a run was in, to go on in it: of metrics.jsonl the first `bytes` are kept; 0: as
-  // if new. Removes what a killed process has left half written. Throws Error.
-  static RunFolder reopen(const std::string& folder, int64_t bytes);
+  // if new. Removes what a killed process has left half written. Throws InputError when another run
+  // is still in it after `patience`, which is for one that is just ending, Error as above.
+  static RunFolder reopen(const std::string& folder, int64_t bytes,
+                          std::chrono::milliseconds patience = std::chrono::seconds(5));
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
@@ -48,7 +51,9 @@ class RunFolder {
   int64_t flush();
 
  private:
-  RunFolder(std::string path, int64_t kept_bytes);
+  RunFolder(std::string path, std::chrono::milliseconds patience);  // locks metrics.jsonl
+  // Cuts metrics.jsonl behind its first `bytes`; one that is empty begins with its schema.
+  void keep(int64_t bytes);
 
   std::string path_;
   std::unique_ptr<FILE, int (*)(FILE*)> metrics_;

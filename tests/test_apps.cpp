@@ -289,6 +289,27 @@ TEST_CASE("run folder: new or empty folders only, metrics line by line") {
   CHECK_THROWS_AS(RunFolder::create(temp.path + "/file/below", "x"), Error);
 }
 
+TEST_CASE("run folder: one run at a time") {
+  const TempFolder temp;
+  const std::string path = temp.path + "/run";
+  const auto reopen = [&](int64_t bytes) { RunFolder::reopen(path, bytes, {}); };
+  int64_t bytes = 0;
+  {
+    RunFolder folder = RunFolder::create(path, "x");
+    folder.metric({{"step", 1}});
+    bytes = folder.flush();
+    folder.metric({{"step", 2}});
+    folder.flush();
+    CHECK(contains(message_of([&] { reopen(0); }), "another run is writing there"));
+    CHECK(contains(read(path + "/metrics.jsonl"), "{\"step\":2}\n"));  // and nothing was cut
+  }
+  reopen(bytes);
+  CHECK(contains(read(path + "/metrics.jsonl"), "{\"step\":1}\n"));
+  CHECK_FALSE(contains(read(path + "/metrics.jsonl"), "{\"step\":2}"));
+  reopen(0);
+  CHECK_FALSE(contains(read(path + "/metrics.jsonl"), "step"));
+}
+
 TEST_CASE("progress: lines every print_freq steps where there is no terminal") {
   const TempFolder temp;
   const std::string path = temp.path + "/out";
