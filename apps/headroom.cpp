@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <memory>
 
@@ -21,24 +20,10 @@ constexpr int kMostSteps = 25;  // of one exchange in a round
 const std::vector<std::string> kCandidates = {"bf16", "qsgd:bits=4", "powersgd:rank=4",
                                               "scalecom:rate=100"};
 
-// Every rank's values, by rank.
-std::vector<std::vector<double>> gather(Communicator& comm, const std::vector<double>& values) {
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(double));
-  const Tensor mine = Tensor::empty_on(Device{}, {bytes}, DType::u8);
-  const Tensor all = Tensor::empty_on(Device{}, {comm.size(), bytes}, DType::u8);
-  std::memcpy(mine.raw(), values.data(), static_cast<size_t>(bytes));
-  comm.all_gather(mine, all);
-  std::vector<std::vector<double>> out(static_cast<size_t>(comm.size()),
-                                       std::vector<double>(values.size()));
-  for (size_t r = 0; r < out.size(); ++r)
-    std::memcpy(out[r].data(), all.data<uint8_t>() + static_cast<int64_t>(r) * bytes,
-                static_cast<size_t>(bytes));
-  return out;
-}
-
 double slowest(Communicator& comm, double seconds) {
   double out = 0;
-  for (const auto& of_rank : gather(comm, {seconds})) out = std::max(out, of_rank[0]);
+  for (const auto& of_rank : gather_values(comm, std::vector{seconds}))
+    out = std::max(out, of_rank[0]);
   return out;
 }
 
@@ -209,7 +194,7 @@ class Measurement {
     for (const double* x : means) values.push_back(*x / steps);
     profile.step_s = 0;
     for (double* x : means) *x = 0;
-    for (const auto& of_rank : gather(comm_, values)) {
+    for (const auto& of_rank : gather_values(comm_, values)) {
       profile.step_s = std::max(profile.step_s, of_rank[0]);
       for (size_t i = 0; i < means.size(); ++i) *means[i] += of_rank[i + 1] / comm_.size();
     }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 
 #include "apps/ledger_report.h"
@@ -107,15 +106,11 @@ std::vector<TrainingLog::LossSum> TrainingLog::sum_losses() {
     sums.push_back({step.facts.loss * units, units});
   }
   if (result_.world_size == 1) return sums;
-  const auto bytes = static_cast<int64_t>(sums.size() * sizeof(LossSum));
-  const Tensor mine = Tensor::empty_on(Device{}, {bytes}, DType::u8);
-  const Tensor all = Tensor::empty_on(Device{}, {result_.world_size, bytes}, DType::u8);
-  std::memcpy(mine.raw(), sums.data(), static_cast<size_t>(bytes));
-  optimizer_.collective("losses", [&](Communicator& comm) { comm.all_gather(mine, all); });
-  std::vector<LossSum> of_rank(sums.size());
+  std::vector<std::vector<LossSum>> of_ranks;
+  optimizer_.collective("losses",
+                        [&](Communicator& comm) { of_ranks = gather_values(comm, sums); });
   std::ranges::fill(sums, LossSum{});
-  for (int r = 0; r < result_.world_size; ++r) {
-    std::memcpy(of_rank.data(), all.data<uint8_t>() + r * bytes, static_cast<size_t>(bytes));
+  for (const std::vector<LossSum>& of_rank : of_ranks) {
     for (size_t i = 0; i < sums.size(); ++i) {
       sums[i].loss += of_rank[i].loss;
       sums[i].units += of_rank[i].units;

@@ -87,4 +87,21 @@ Traffic Communicator::total_traffic() const {
   return total;
 }
 
+std::vector<std::byte> gather_bytes(Communicator& comm, std::span<const std::byte> mine) {
+  const auto size = static_cast<int64_t>(mine.size());
+  const Tensor message = Tensor::empty_on(Device{}, {size}, DType::u8);
+  const Tensor all = Tensor::empty_on(Device{}, {comm.size(), size}, DType::u8);
+  if (size > 0) std::memcpy(message.raw(), mine.data(), mine.size());
+  comm.all_gather(message, all);
+  const auto* const begin = static_cast<const std::byte*>(all.raw());
+  return {begin, begin + all.bytes()};
+}
+
+std::vector<double> mean_over_ranks(Communicator& comm, const std::vector<double>& mine) {
+  std::vector<double> mean(mine.size());
+  for (const std::vector<double>& values : gather_values(comm, mine))
+    for (size_t i = 0; i < mean.size(); ++i) mean[i] += values[i] / comm.size();
+  return mean;
+}
+
 }  // namespace heddle

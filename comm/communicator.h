@@ -7,10 +7,15 @@
 //   Traffic t = comm->traffic().at({"all_reduce", "bucket 3"});
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "core/tensor.h"
 
@@ -73,5 +78,23 @@ class Communicator {
   std::map<std::pair<std::string, std::string>, Traffic> traffic_;
   Traffic* counting_ = nullptr;
 };
+
+// The bytes of all ranks, by rank; each rank gives as many.
+std::vector<std::byte> gather_bytes(Communicator& comm, std::span<const std::byte> mine);
+
+// The values of all ranks, by rank; each rank gives as many.
+template <class T>
+std::vector<std::vector<T>> gather_values(Communicator& comm, const std::vector<T>& mine) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  const std::vector<std::byte> bytes = gather_bytes(comm, std::as_bytes(std::span(mine)));
+  std::vector<std::vector<T>> all(static_cast<size_t>(comm.size()), mine);
+  const size_t share = mine.size() * sizeof(T);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (share > 0) std::memcpy(all[r].data(), bytes.data() + r * share, share);
+  return all;
+}
+
+// The mean over the ranks, added in their order: the same bits on all of them.
+std::vector<double> mean_over_ranks(Communicator& comm, const std::vector<double>& mine);
 
 }  // namespace heddle

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "core/context.h"
@@ -21,29 +20,16 @@ constexpr int64_t kDelay = 10;       // steps for the background to compute a ta
 constexpr double kLeastGain = 0.02;  // of the cost, for which a plan is changed,
 constexpr double kTolerance = 0.05;  // unless the one before is so far beyond the budget
 
-// The same bytes of every rank, one after the other.
-std::vector<uint8_t> gather(const void* mine, size_t bytes,
-                            const LayerPlanner::Collective& collective) {
-  const auto size = static_cast<int64_t>(bytes);
-  const Tensor message = Tensor::empty_on(Device{}, {size}, DType::u8);
-  std::memcpy(message.raw(), mine, bytes);
-  std::vector<uint8_t> all;
-  collective("layer plan", [&](Communicator& comm) {
-    const Tensor received = Tensor::empty_on(Device{}, {comm.size(), size}, DType::u8);
-    comm.all_gather(message, received);
-    all.assign(received.data<uint8_t>(), received.data<uint8_t>() + received.size());
-  });
-  return all;
-}
-
 void check_same(const std::vector<size_t>& chosen, int64_t step,
                 const LayerPlanner::Collective& collective) {
   const uint64_t hash = XXH64(chosen.data(), chosen.size() * sizeof(size_t), 0);
-  const std::vector<uint8_t> all = gather(&hash, sizeof hash, collective);
-  for (size_t at = 0; at < all.size(); at += sizeof hash)
-    if (std::memcmp(all.data() + at, &hash, sizeof hash) != 0)
-      throw Error(concat("step ", step, ": the layer plan of rank ", at / sizeof hash,
-                         " is not what it is on this rank"));
+  std::vector<std::vector<uint64_t>> all;
+  collective("layer plan",
+             [&](Communicator& comm) { all = gather_values(comm, std::vector{hash}); });
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r][0] != hash)
+      throw Error(
+          concat("step ", step, ": the layer plan of rank ", r, " is not what it is on this rank"));
 }
 
 }  // namespace
@@ -155,19 +141,6 @@ LayerPlanner::Table LayerPlanner::describe(const LayerChoices& layer, const Grad
   return row;
 }
 
-// The mean over the ranks, added in their order, so that it has the same bits on all of them.
-void LayerPlanner::average(Table& table, const Collective& collective) const {
-  const size_t bytes = table.size() * sizeof(double);
-  const std::vector<uint8_t> all = gather(table.data(), bytes, collective);
-  const size_t ranks = all.size() / bytes;
-  Table part(table.size());
-  std::ranges::fill(table, 0.0);
-  for (size_t r = 0; r < ranks; ++r) {
-    std::memcpy(part.data(), all.data() + r * bytes, bytes);
-    for (size_t i = 0; i < table.size(); ++i) table[i] += part[i] / static_cast<double>(ranks);
-  }
-}
-
 // Keeps errors and costs, and returns the norms.
 std::vector<double> LayerPlanner::take(const Table& table) {
   std::vector<double> norms;
@@ -209,7 +182,7 @@ LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
 
 void LayerPlanner::adopt(int64_t step, double lr, const Collective& collective) {
   Table table = table_.get();
-  average(table, collective);
+  collective("layer plan", [&](Communicator& comm) { table = mean_over_ranks(comm, table); });
   const std::vector<double> norms = take(table);
   std::vector<bool> critical;
   if (options_.accordion) critical = accordion_.judge(norms, lr);

@@ -91,7 +91,6 @@ class LayerPlanner {
   void put_table(Table table);
   void close_window(int64_t step);
   Table describe(const LayerChoices& layer, const GradientWindow& window, double per_byte) const;
-  void average(Table& table, const Collective& collective) const;
   std::vector<double> take(const Table& table);
   LayerPlan choose(const std::vector<bool>& critical) const;
   void adopt(int64_t step, double lr, const Collective& collective);

@@ -85,7 +85,7 @@ def scaling():
 def times():
     rows = []
     for place in "model", "hosts":
-        for net in "resnet18", "lstm":
+        for net in "resnet20", "resnet18", "lstm":
             mine = group(f"time-{place}-{net}-")
             for name, r in mine.items():
                 method, overlap = name.rsplit("-", 1)
@@ -94,6 +94,31 @@ def times():
                 rows.append([place, net, method, overlap, number(r["step_s"], 3), number(r["t_exposed"], 3), faster,
                              number(r["summary"]["ratio_wire"], 1)])
     return table(["network", "net", "method", "overlap", "step s", "waited for s", "over dense", "ratio wire"], rows)
+
+
+def whole():
+    rows = [[name, *ratios(r)[:3], r["bytes_per_step"], r["bytes_dense"]] for name, r in group("whole-model-").items()]
+    return table(["network", "ratio layers", "values", "wire", "bytes sent, a step and learner", "dense"], rows)
+
+
+def composed():
+    """Accuracy of the headline's curves against the seconds of the time table's steps, per place."""
+    curves, reached = {}, []
+    for name, r in group("headline-").items():
+        method, seed = name.rsplit("-", 1)
+        for place in "model", "hosts":
+            step = RESULTS.get(f"time-{place}-resnet20-{method}-on")
+            if seed == "1" and step:
+                curves.setdefault(place, []).append(
+                    (method, [(x["step"] * step["step_s"] / 60, x["acc1"]) for x in r["curve"] if "acc1" in x]))
+    for place, lines in curves.items():
+        for method, points in lines:
+            row = [place, method, number(points[-1][0], 1), number(points[-1][1])]
+            for goal in 80, 85, 88:
+                row.append(number(next((x for x, y in points if y >= goal), None), 1))
+            reached.append(row)
+    return curves, table(["network", "method", "minutes in all", "accuracy, %", "minutes to 80 %", "to 85 %", "to 88 %"],
+                         reached)
 
 
 def plot(name, title, x_label, y_label, lines, log_y=False, from_zero=False):
@@ -139,6 +164,9 @@ def plots():
     curves = [(name, [(x["epoch"], x["acc1"]) for x in r["curve"] if "acc1" in x])
               for name, r in group("headline-").items() if name.endswith("-1")]
     plot("headline", "ResNet-20 on CIFAR-10, 4 learners x 32, seed 1", "epoch", "test accuracy, %", curves)
+    for place, lines in composed()[0].items():
+        plot(f"composed-{place}", f"Accuracy against time, composed (100 Mbit/s, {place})", "minutes",
+             "test accuracy, %", lines, from_zero=False)
     by_method = {}
     for name, r in group("scaling-").items():
         method, learners = name.rsplit("-", 1)
@@ -150,7 +178,8 @@ def plots():
 
 def main():
     made = {"headline": headline, "ablation": lambda: accuracy_table("ablation-"),
-            "large": lambda: accuracy_table("large-"), "ptb": ptb, "scaling": scaling, "times": times}
+            "large": lambda: accuracy_table("large-"), "ptb": ptb, "scaling": scaling, "times": times, "whole": whole,
+            "composed": lambda: composed()[1]}
     file = DOCS / "results.md"
 
     def fill(match):

@@ -6,6 +6,7 @@ came out of each as docs/results/NAME.json: the command, the revision, curves, r
   ./run reproduce headline ptb    what begins with these names
   ./run reproduce --list          every run, and whether it has a result
   ./run reproduce --again NAME    runs it although it has one
+  ./run reproduce --keep DIR NAME the run folders stay, as DIR/NAME
 
 The data sets are looked for in HEDDLE_DATA, else in ../shared/data.
 """
@@ -70,6 +71,7 @@ def experiments():
     plan = " --layerwise lgreco --lgreco every=10,window=2"
     nets = {
         "resnet18": "train_resnet --data DATA/cifar-10-batches-bin --arch resnet18 --batch-size 32",
+        "resnet20": "train_resnet --data DATA/cifar-10-batches-bin --arch resnet20 --batch-size 32",
         "lstm": "train_lm --data DATA/ptb --preset zaremba-medium --batch-size 5 --clip-mode aggregate",
     }
     for net, command in nets.items():
@@ -133,12 +135,12 @@ def digest(folder, metrics, summary):
     return out
 
 
-def run(name, typed):
+def run(name, typed, keep):
     words = typed.replace("DATA", str(DATA)).split()
     hosts = words[0] == "netlab"
     program, flags = (words[1], words[2:]) if hosts else (words[0], words[1:])
     with tempfile.TemporaryDirectory() as scratch:
-        folder = pathlib.Path(scratch) / "run"
+        folder = pathlib.Path(keep or scratch).resolve() / name
         flags = flags + ["--json", "--quiet", "--output-dir", str(folder)]
         if hosts:
             subprocess.run([ROOT / "run", "netlab", "up", "4", "100mbit"], check=True)
@@ -173,6 +175,7 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME", help="beginning of a run's name")
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--again", action="store_true", help="also what has a result")
+    parser.add_argument("--keep", metavar="DIR", help="where run folders stay")
     o = parser.parse_args()
     runs = experiments()
     chosen = [name for name in runs if not o.names or any(name.startswith(part) for part in o.names)]
@@ -187,7 +190,7 @@ def main():
     for name in chosen:
         if name not in done or o.again:
             print(f"reproduce: {name}", file=sys.stderr, flush=True)
-            if not run(name, runs[name]):
+            if not run(name, runs[name], o.keep):
                 failed.append(name)
     if failed:
         sys.exit("reproduce: no result of " + ", ".join(failed))

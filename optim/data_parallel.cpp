@@ -312,20 +312,17 @@ void DataParallelOptimizer::collective(const std::string& what,
 void DataParallelOptimizer::check_replicas() {
   if (alone()) return;
   const auto& parameters = store_.parameters();
-  const auto count = std::ssize(parameters);
-  const Tensor mine = Tensor::empty_on(Device{}, {count}, DType::i64);
-  const Tensor all = Tensor::empty_on(Device{}, {comm_.size(), count}, DType::i64);
-  for (int64_t i = 0; i < count; ++i) {
-    const Tensor values = parameters[static_cast<size_t>(i)].value.to(Device{});
-    mine.data<int64_t>()[i] =
-        static_cast<int64_t>(XXH64(values.raw(), static_cast<size_t>(values.bytes()), 0));
+  std::vector<uint64_t> hashes;
+  for (const Parameter& parameter : parameters) {
+    const Tensor values = parameter.value.to(Device{});
+    hashes.push_back(XXH64(values.raw(), static_cast<size_t>(values.bytes()), 0));
   }
-  collective("replica check", [&](Communicator& comm) { comm.all_gather(mine, all); });
-  for (int64_t i = 0; i < count; ++i)
-    for (int r = 1; r < comm_.size(); ++r)
-      if (all.data<int64_t>()[r * count + i] != all.data<int64_t>()[i])
-        throw Error(concat("step ", step_,
-                           ": the replicas differ: ", parameters[static_cast<size_t>(i)].name,
+  std::vector<std::vector<uint64_t>> all;
+  collective("replica check", [&](Communicator& comm) { all = gather_values(comm, hashes); });
+  for (size_t i = 0; i < hashes.size(); ++i)
+    for (size_t r = 1; r < all.size(); ++r)
+      if (all[r][i] != all[0][i])
+        throw Error(concat("step ", step_, ": the replicas differ: ", parameters[i].name,
                            " on rank ", r, " is not what it is on rank 0"));
 }
 

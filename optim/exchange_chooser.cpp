@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "core/error.h"
@@ -15,24 +14,6 @@ double median(std::vector<double> values) {
   const auto middle = values.begin() + std::ssize(values) / 2;
   std::ranges::nth_element(values, middle);
   return *middle;
-}
-
-// The mean over the ranks, added in their order.
-std::vector<double> mean_over_ranks(const std::vector<double>& mine,
-                                    const LayerPlanner::Collective& collective) {
-  const auto bytes = static_cast<int64_t>(mine.size() * sizeof(double));
-  const Tensor message = Tensor::empty_on(Device{}, {bytes}, DType::u8);
-  std::memcpy(message.raw(), mine.data(), static_cast<size_t>(bytes));
-  std::vector<double> mean(mine.size()), part(mine.size());
-  collective("exchange choice", [&](Communicator& comm) {
-    const Tensor all = Tensor::empty_on(Device{}, {comm.size(), bytes}, DType::u8);
-    comm.all_gather(message, all);
-    for (int r = 0; r < comm.size(); ++r) {
-      std::memcpy(part.data(), all.data<uint8_t>() + r * bytes, static_cast<size_t>(bytes));
-      for (size_t i = 0; i < mean.size(); ++i) mean[i] += part[i] / comm.size();
-    }
-  });
-  return mean;
 }
 
 double step_end(double backward_s, const std::vector<BucketTimes>& buckets) {
@@ -150,7 +131,7 @@ void ExchangeChooser::decide(int64_t step, const LayerPlanner::Collective& colle
   for (const auto* way : {&dense_, &packed_})
     for (const Samples& s : *way)
       means.insert(means.end(), {median(s.ready), median(s.code), median(s.comm)});
-  means = mean_over_ranks(means, collective);
+  collective("exchange choice", [&](Communicator& comm) { means = mean_over_ranks(comm, means); });
   std::vector<BucketTimes> dense(buckets_.size()), packed(buckets_.size());
   auto at = means.begin() + 1;
   for (auto* way : {&dense, &packed})
