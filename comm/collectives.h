@@ -38,6 +38,7 @@ class MessageCommunicator : public Communicator {
     transport_->abort(why, exit_code);
   }
   double now() const override { return transport_->now(); }
+  bool virtual_time() const override { return transport_->virtual_time(); }
   Transport& transport() { return *transport_; }
 
  protected:

@@ -48,6 +48,7 @@ class Communicator {
   // Makes the other ranks fail too instead of waiting for this one.
   virtual void abort(const std::string& why, int exit_code = 1) noexcept = 0;
   virtual double now() const = 0;  // seconds, of the network model where there is one
+  virtual bool virtual_time() const { return false; }  // now() goes on by the model alone
 
   // What the next calls are for: a name in errors and in traffic(), and the step for errors.
   void set_tag(const std::string& tag) { tag_ = tag; }

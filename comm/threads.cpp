@@ -70,9 +70,8 @@ class ThreadsTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   const char* name() const override { return "threads"; }
-  double now() const override {
-    return world_->options_.net.virtual_time ? virtual_now_ : steady_seconds();
-  }
+  bool virtual_time() const override { return world_->options_.net.virtual_time; }
+  double now() const override { return virtual_time() ? virtual_now_ : steady_seconds(); }
   void abort(const std::string& why, int) noexcept override { world_->abort(why); }
 
   uint64_t post_send(int peer, const void* data, size_t bytes) override {

@@ -39,6 +39,7 @@ class Transport {
   virtual void abort(const std::string& why, int exit_code) noexcept = 0;
   // Seconds of this rank's clock: the steady clock, or a model's (comm/net_model.h).
   virtual double now() const = 0;
+  virtual bool virtual_time() const { return false; }
 };
 
 // Counts the seconds without progress of one who looks again and again. A stretch in which nobody

@@ -132,10 +132,13 @@ void DataParallelOptimizer::exchange(size_t index) {
   arrow(Trace::Flow::pass, "comm", index);
   const double thread_begin = thread_seconds(), comm_begin = ledger_.seconds();
   const bool finite = sum(bucket);
-  totals_.exchange_s += steady_seconds() - begin;
-  if (chooser_ != nullptr)
-    chooser_->exchanged(index, steady_seconds() - begin, thread_seconds() - thread_begin,
-                        ledger_.seconds() - comm_begin);
+  const double seconds = steady_seconds() - begin, comm_s = ledger_.seconds() - comm_begin;
+  totals_.exchange_s += seconds;
+  if (chooser_ != nullptr) {
+    // In virtual time a thread waits for others, which no clock of the model sees.
+    const double code_s = comm_.virtual_time() ? thread_seconds() - thread_begin : seconds - comm_s;
+    chooser_->exchanged(index, code_s, comm_s);
+  }
   totals_.rejected += !finite;
   buckets_[index].accepted = finite;
   event("reduced", index);

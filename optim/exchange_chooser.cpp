@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/trace.h"
 
 namespace heddle {
 namespace {
@@ -99,14 +98,13 @@ void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed) {
   }
 }
 
-void ExchangeChooser::begin_step() { begin_ = steady_seconds(); }
-void ExchangeChooser::ready(size_t bucket) { now_[bucket].ready_s = steady_seconds() - begin_; }
-void ExchangeChooser::backward_ended() { backward_s_ = steady_seconds() - begin_; }
+void ExchangeChooser::begin_step() { begin_ = options_.clock(); }
+void ExchangeChooser::ready(size_t bucket) { now_[bucket].ready_s = options_.clock() - begin_; }
+void ExchangeChooser::backward_ended() { backward_s_ = options_.clock() - begin_; }
 
-void ExchangeChooser::exchanged(size_t bucket, double seconds, double thread_s, double comm_s) {
+void ExchangeChooser::exchanged(size_t bucket, double code_s, double comm_s) {
+  now_[bucket].code_s = code_s;
   now_[bucket].comm_s = comm_s;
-  // Under a modelled clock collectives take longer than they do.
-  now_[bucket].code_s = comm_s <= seconds ? seconds - comm_s : thread_s;
 }
 
 void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& collective) {

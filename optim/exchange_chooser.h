@@ -15,6 +15,7 @@
 
 #include "compress/compressed_reducer.h"
 #include "compress/layer_planner.h"
+#include "core/trace.h"
 
 namespace heddle {
 
@@ -47,6 +48,7 @@ struct ExchangeChooserOptions {
   double margin = 0.02;      // of a step, for which bytes are changed
   double trial_cost = 0.01;  // of all steps' time, that trials of the dearer way may take
   std::function<void(const ExchangeChoice&)> on_choice = {};
+  std::function<double()> clock = steady_seconds;  // of backward
 };
 
 class ExchangeChooser {
@@ -62,9 +64,9 @@ class ExchangeChooser {
   void begin_step();
   void ready(size_t bucket);
   void backward_ended();
-  // On the worker's thread: what a bucket's exchange took in all, in this thread's processor, and
-  // in collectives by the communicator's clock.
-  void exchanged(size_t bucket, double seconds, double thread_s, double comm_s);
+  // On the worker's thread: what a bucket's exchange took in collectives, by the communicator's
+  // clock, and besides.
+  void exchanged(size_t bucket, double code_s, double comm_s);
   // Between steps: `step` have been made.
   void finish_step(int64_t step, const LayerPlanner::Collective& collective);
 

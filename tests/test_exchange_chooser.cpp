@@ -57,7 +57,7 @@ struct ChosenRun {
   Values values;
 };
 
-// Learners on a modelled network, in virtual time.
+// Learners on a modelled network, in virtual time; backward takes none.
 std::vector<ChosenRun> train_choosing(double bytes_per_s, int64_t steps, int64_t start = 3) {
   std::vector<ChosenRun> runs(2);
   ThreadsOptions threads{.timeout_s = 30};
@@ -67,6 +67,7 @@ std::vector<ChosenRun> train_choosing(double bytes_per_s, int64_t steps, int64_t
     PlannedModel model;
     DataParallelOptions parallel{.bucket_bytes = 16 << 10, .compress_start = start};
     parallel.chooser = {.every = 30, .trial = 4, .margin = 0.5};
+    parallel.chooser.clock = [] { return 0.0; };
     parallel.chooser.on_choice = [&](const ExchangeChoice& c) { run.choices.push_back(c); };
     DataParallelOptimizer optimizer(model.store, make_sgd({}), comm, {}, parallel,
                                     reducer_of("scalecom:rate=20", model.store));
