@@ -232,7 +232,14 @@ void CheckpointWriter::commit() {
   const int64_t step = std::exchange(step_, -1);
   if (rank_ > 0) return;
   finish();
-  sealing_ = std::async(std::launch::async, [this, step] { seal(step); });
+  sealing_ = std::async(std::launch::async, [this, step] {
+    try {
+      seal(step);
+    } catch (...) {
+      remove_folder(part_folder(step));
+      throw;
+    }
+  });
 }
 
 void CheckpointWriter::abandon() {

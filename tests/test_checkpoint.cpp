@@ -217,3 +217,20 @@ TEST_CASE("checkpoint: a failure is told, leaves nothing, and the next one works
   writer.begin(4, files_of(0, 4));
   CHECK_THROWS_AS(writer.begin(5, files_of(0, 5)), Error);
 }
+
+TEST_CASE("checkpoint: a manifest that cannot be written is a failure like any other") {
+  Context context;
+  const Folder run;
+  const std::string part = run.at(3) + ".part";
+  CheckpointWriter writer(run.path, 0);
+  save(writer, 2);
+  writer.begin(3, files_of(0, 3));
+  REQUIRE(writer.wait() == Writing::written);
+  fs::create_directories(part + "/manifest.json/in the way");
+  writer.commit();
+  CHECK_FALSE(writer.finish());
+  CHECK(writer.error().find("step-3.part") != std::string::npos);
+  CHECK(names_in(run.path + "/checkpoints") == std::vector<std::string>{"step-2"});
+  save(writer, 4);
+  CHECK(find_checkpoint(run.path).newest->step == 4);
+}

@@ -33,7 +33,10 @@ same() {
   done
 }
 # keep_only FOLDER STEP: as if the run had been killed before the next checkpoint was in its place.
-keep_only() { find "$1/checkpoints" -mindepth 1 -maxdepth 1 ! -name "step-$2" -exec rm -r {} +; }
+keep_only() {
+  [ -d "$1/checkpoints/step-$2" ] || fail "$1: no checkpoint of step $2 among $(ls "$1/checkpoints" | tr '\n' ' ')"
+  find "$1/checkpoints" -mindepth 1 -maxdepth 1 ! -name "step-$2" -exec rm -r {} +
+}
 # continues NAME STEP COMMAND…: a whole run, and one that goes on from its checkpoint of that step.
 continues() {
   local name=$1 step=$2; shift 2
@@ -59,7 +62,10 @@ for i in {1..300}; do echo "line $((i % 7)): the cat saw the dog $((i * i % 13))
 text=("$lm" --data a.txt --emsize 12 --nhid 12 --nlayers 2 --dropout 0.1 --bptt 8 --epochs 3 --optimizer sgd --lr 1
   --threads 1 --batch-size 4 --min-compress 100 --deterministic --quiet --json --keep 99)
 continues text 30 "${text[@]}" --save-every 15
-continues plateau 90 "${text[@]}" --learners 2 --save-every 1epoch --lr-scheduler plateau --lr 20
+# The rate has been reduced before that step, and the best validation, whose weights stay, is the one there.
+continues plateau 384 "${text[@]}" --learners 2 --save-every 1epoch --lr-scheduler plateau --lr 60 --epochs 4
+grep -q '"lr":15' plateau/metrics.jsonl && [ "$(json plateau.json valid_loss)" = "$(grep '"step":384,.*valid' plateau/metrics.jsonl |
+  sed 's/.*"loss":\([^,]*\).*/\1/')" ] || fail "plateau: $(cat plateau.json)"
 continues powersgd 28 "${text[@]}" --save-every 7 "${three[@]}" powersgd:rank=2 "${planned[@]}" every=10,window=4,budget=accordion
 continues qsgd 28 "${text[@]}" --save-every 14 "${three[@]}" qsgd:bits=4
 continues topk 28 "${text[@]}" --save-every 14 "${three[@]}" topk:density=0.05 --optimizer adam --lr 0.01 --accumulate 2 --clip-grad-norm 1
