@@ -62,13 +62,17 @@ refuse 'nothing to choose from' "$resnet" --compress auto:none
 refuse 'decides by bucket' "$resnet" --compress auto --layerwise lgreco
 refuse 'bits: expected' "$resnet" --compress auto:qsgd:bits=9
 
-# On links of 20 Mbit/s two learners talk most of the time, and fewer bytes are a win.
+# Seconds depend on the machine; that the verdict follows from what was measured does not, nor that bytes are no
+# faster than the link.
 "$resnet" --image-size 16 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --headroom 1 --json --quiet >headroom.json ||
   fail 'headroom'
-awk -v share="$(json headroom.json communication_share)" -v most="$(json headroom.json most)" \
-  -v rate="$(json headroom.json mbit_per_s)" 'BEGIN { exit !(share > 0.3 && most > 1.5 && rate > 5 && rate < 22) }' ||
-  fail "headroom: $(cat headroom.json)"
-case $(json headroom.json best) in '"none"' | '"bf16"') fail "headroom: $(cat headroom.json)" ;; esac
+grep -o '{"exchange":"[^}]*"gain":[^,}]*' headroom.json | sed 's/.*"exchange":"\([^"]*\)".*"gain":/\1 /' |
+  awk -v share="$(json headroom.json communication_share)" -v most="$(json headroom.json most)" \
+    -v rate="$(json headroom.json mbit_per_s)" -v best="$(json headroom.json best)" '
+    $1 != "no" && (top == "" || $2 > gain[top]) { top = $1 } { gain[$1] = $2 }
+    END { off = share == 0 && most < 1 ? 0 : most * (1 - share) - 1
+          exit !(NR == 6 && gain["dense"] == 1 && off < 1e-9 && off > -1e-9 && share < 1 && rate > 0 && rate < 22 &&
+                 best == "\"" (top == "dense" ? "none" : top) "\"") }' || fail "headroom: $(cat headroom.json)"
 [ -e runs ] && fail 'headroom leaves a run folder behind'
 "$lm" --batch-size 2 --bptt 8 --nhid 16 --emsize 16 --threads 1 --learners 2 --headroom 1 --quiet --json | grep -q '"best":' ||
   fail 'headroom of a language model'
