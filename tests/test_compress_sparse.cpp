@@ -406,3 +406,36 @@ TEST_CASE("scalecom: automatic rates by multiply-accumulates per weight") {
     }
   }
 }
+
+TEST_CASE("scalecom: setting 0 leaves a rate to the rule, before it has decided and after") {
+  Context context;
+  const auto comm = make_solo();
+  CompressModel model;
+  for (Parameter& p : model.store.parameters()) p.uses_per_sample = 150;
+  const auto reducer = make_reducer(parse_compress("scalecom:rate=auto"), {}, model.store);
+  const auto& compressed = dynamic_cast<const CompressedReducer&>(*reducer);
+  const std::map<std::string, double> open = {{"conv2.weight", 0}, {"fc.weight", 0}};
+  CHECK(reducer->choices() == open);
+  for (const LayerChoices& layer : compressed.candidates()) {
+    CHECK(layer.settings == std::vector<double>{0});
+    CHECK(layer.bytes == std::vector<int64_t>{4 * model.store.find(layer.name)->size()});
+    REQUIRE(layer.uniform == 0);
+    const Tensor x = model.store.find(layer.name)->grad;
+    CHECK(std::isinf(compressed.errors(layer, x.reshape({x.size()}))[0]));
+    reducer->set_choice(layer.name, layer.settings[layer.uniform]);
+  }
+  CHECK(reducer->choices() == open);
+  Ledger ledger;
+  for (int64_t step = 0; step < 2; ++step) {
+    model.fill_random(0, step);
+    CHECK(reducer->reduce(model.bucket(step), *comm, ledger));
+    CHECK(reducer->choices().at("conv2.weight") == 50);
+    CHECK(support(model.store.find("conv2.weight")->grad.to_vector()).size() == 24);
+    CHECK(compressed.candidates()[0].settings.size() == 9);
+    reducer->set_choice("conv2.weight", 7);
+    reducer->set_choice("conv2.weight", 0);
+  }
+  const auto top_k = make_reducer(parse_compress("topk"), {}, model.store);
+  CHECK_THROWS_AS(top_k->set_choice("fc.weight", 0), InputError);
+  CHECK_THROWS_AS(reducer->set_choice("fc.weight", 1.5), InputError);
+}
