@@ -127,15 +127,23 @@ void DataParallelOptimizer::flush() {
 // On the worker's thread.
 void DataParallelOptimizer::exchange(size_t index) {
   const Bucket& bucket = buckets_[index];
+  comm_.set_tag(concat("bucket ", index));
+  comm_.set_step(step_);
+  // The meter looks before the exchange and after it: its time is none of it.
+  const bool metered =
+      meter_ != nullptr && compressing() && (step_ + 1) % parallel_.shadow_every == 0;
+  if (metered) meter_->before(bucket_gradients(bucket), comm_, ledger_);
   event("exchange", index);
   const double begin = steady_seconds();
   arrow(Trace::Flow::pass, "comm", index);
   const double thread_begin = thread_seconds(), comm_begin = ledger_.seconds();
   const bool finite = sum(bucket);
-  totals_.exchange_s += steady_seconds() - begin;
+  const double seconds = steady_seconds() - begin;
+  totals_.exchange_s += seconds;
   if (chooser_ != nullptr)
-    chooser_->exchanged(index, steady_seconds() - begin, thread_seconds() - thread_begin,
+    chooser_->exchanged(index, seconds, thread_seconds() - thread_begin,
                         ledger_.seconds() - comm_begin);
+  if (metered) meter_->after(comm_, ledger_, finite);
   totals_.rejected += !finite;
   buckets_[index].accepted = finite;
   event("reduced", index);
@@ -153,11 +161,6 @@ void DataParallelOptimizer::exchange(size_t index) {
 bool DataParallelOptimizer::sum(const Bucket& bucket) {
   if (has_control(bucket)) write_control_words();
   const Tensor flat = bucket_gradients(bucket).flat;
-  comm_.set_tag(concat("bucket ", &bucket - buckets_.data()));
-  comm_.set_step(step_);
-  const bool metered =
-      meter_ != nullptr && compressing() && (step_ + 1) % parallel_.shadow_every == 0;
-  if (metered) meter_->before(bucket_gradients(bucket), comm_, ledger_);
   const int64_t before = comm_.total_traffic().sent;
   bool finite = true;
   if (compressing()) {
@@ -168,7 +171,6 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   }
   (compressing() ? totals_.compressed_sent : totals_.dense_sent) +=
       comm_.total_traffic().sent - before;
-  if (metered) meter_->after(comm_, ledger_, finite);
   if (has_control(bucket)) read_control_words(finite);
   return finite;
 }
