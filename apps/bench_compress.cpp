@@ -12,6 +12,7 @@
 #include "apps/exchange.h"
 #include "comm/threads.h"
 #include "compress/cast.h"
+#include "compress/delta_code.h"
 #include "compress/families.h"
 #include "compress/low_rank.h"
 #include "compress/magnitude.h"
@@ -100,9 +101,29 @@ Codec cast_codec(const Tensor& x, const Tensor& out) {
           }};
 }
 
+// How indices travel; functions that are empty: they need not.
+struct IndexCodec {
+  std::function<void(const Indices&, std::vector<uint8_t>&)> encode = {};
+  std::function<Indices(const std::vector<uint8_t>&)> decode = {};
+};
+
+IndexCodec of_fixed_length(const IndexCode& code) {
+  return {[=](const Indices& indices, std::vector<uint8_t>& bytes) {
+            bytes.resize(static_cast<size_t>(code.bytes()));
+            code.encode(indices, bytes.data());
+          },
+          [=](const std::vector<uint8_t>& bytes) { return code.decode(bytes.data()); }};
+}
+
+IndexCodec of_gaps(const DeltaCode& code) {
+  return {
+      [=](const Indices& indices, std::vector<uint8_t>& bytes) { bytes = code.encode(indices); },
+      [=](std::span<const uint8_t> bytes) { return code.decode(bytes); }};
+}
+
 // Indices that need no code (random-k) stay with the receiver.
-Codec sparse_codec(const std::function<Indices()>& select, const std::optional<IndexCode>& code,
-                   const Tensor& x, const Tensor& out) {
+Codec sparse_codec(const std::function<Indices()>& select, const IndexCodec& code, const Tensor& x,
+                   const Tensor& out) {
   struct Message {
     Indices indices;
     std::vector<float> values;
@@ -113,12 +134,10 @@ Codec sparse_codec(const std::function<Indices()>& select, const std::optional<I
             message->indices = select();
             message->values.clear();
             for (const uint32_t i : message->indices) message->values.push_back(x.data<float>()[i]);
-            if (!code) return;
-            message->packed.resize(static_cast<size_t>(code->bytes()));
-            code->encode(message->indices, message->packed.data());
+            if (code.encode) code.encode(message->indices, message->packed);
           },
           [=] {
-            if (code) message->indices = code->decode(message->packed.data());
+            if (code.decode) message->indices = code.decode(message->packed);
             out.fill_zero();
             const float* value = message->values.data();
             for (const uint32_t i : message->indices) out.data<float>()[i] = *value++;
@@ -179,14 +198,17 @@ Codec make_codec(const CompressSpec& spec, const Philox& rng, const Tensor& x, c
   if (spec.family == "scalecom") {
     const auto chunk = static_cast<int64_t>(value("rate"));
     const IndexCode code{n, (n + chunk - 1) / chunk, value("select") == 0 ? chunk : 0};
+    const IndexCodec indices = of_fixed_length(code);
     if (code.chunk > 0)
-      return sparse_codec([=] { return select_chunks(elements(x), chunk); }, code, x, out);
-    return sparse_codec([=] { return select_top(elements(x), code.k); }, code, x, out);
+      return sparse_codec([=] { return select_chunks(elements(x), chunk); }, indices, x, out);
+    return sparse_codec([=] { return select_top(elements(x), code.k); }, indices, x, out);
   }
   const int64_t k = kept_elements(value("density"), n);
   if (spec.family == "randomk")
-    return sparse_codec([=] { return select_random(n, k, rng); }, std::nullopt, x, out);
-  return sparse_codec([=] { return select_top(elements(x), k); }, IndexCode{n, k}, x, out);
+    return sparse_codec([=] { return select_random(n, k, rng); }, {}, x, out);
+  const bool gaps = value("indices") == 0;
+  return sparse_codec([=] { return select_top(elements(x), k); },
+                      gaps ? of_gaps({n, k}) : of_fixed_length({n, k}), x, out);
 }
 
 struct Row {

@@ -71,7 +71,7 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
   flags.add(
       "compress", &o.compress,
       {.value = "SPEC",
-       .help = "how gradients travel: none, bf16, fp16, topk:density=0.01, "
+       .help = "how gradients travel: none, bf16, fp16, topk:density=0.01,indices=delta, "
                "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk, "
                "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
                "by bucket dense or compressed, whichever is faster as measured here"});

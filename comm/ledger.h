@@ -32,7 +32,7 @@ class Ledger {
  public:
   // Runs the call and books what it sent and received, even when it throws. A payload that travels
   // twice, to its owner and back, counts as payload once: `again` is the second time. Parts of no
-  // bytes at all share alike.
+  // bytes at all share alike. Parts are read after the call, which may still add some.
   void book(Communicator& comm, const std::vector<PayloadPart>& parts,
             const std::function<void()>& call, bool again = false);
 

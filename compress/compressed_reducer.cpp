@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <regex>
 #include <set>
 
@@ -166,8 +167,10 @@ std::vector<LayerChoices> CompressedReducer::candidates() const {
     if (!layer.compressed || family_.keys.empty() || !pays(layer)) continue;
     LayerChoices& choices = layers.emplace_back();
     choices.name = name;
-    choices.settings = settings(layer);
-    for (const double setting : choices.settings) choices.bytes.push_back(bytes(layer, setting));
+    const bool open = undecided(layer.choice);
+    choices.settings = open ? std::vector<double>{0} : settings(layer);
+    for (const double setting : choices.settings)
+      choices.bytes.push_back(open ? layer.parameter->size() * 4 : bytes(layer, setting));
     const auto uniform = std::ranges::find(choices.settings, layer.choice);
     choices.uniform = static_cast<size_t>(uniform - choices.settings.begin());
   }
@@ -175,10 +178,12 @@ std::vector<LayerChoices> CompressedReducer::candidates() const {
 }
 
 std::vector<double> CompressedReducer::errors(const LayerChoices& layer, const Tensor& x) const {
+  if (undecided(layer.settings[0])) return {std::numeric_limits<double>::infinity()};
   return lost_norms(layers_.at(layer.name), x, layer.settings);
 }
 
 std::vector<double> CompressedReducer::seconds(const LayerChoices& layer, const Tensor& x) const {
+  if (undecided(layer.settings[0])) return {std::numeric_limits<double>::infinity()};
   std::vector<double> seconds;
   for (const double setting : layer.settings)
     seconds.push_back(codec_seconds(layers_.at(layer.name), x, setting));

@@ -57,7 +57,9 @@ class CompressedReducer : public Reducer {
 
   // For a planner of settings (layer_planner.h): the layers that are compressed at present, each
   // with the settings that it may have instead, ascending, and the bytes of its values, indices and
-  // scales at each, encoded once. The present setting is the uniform one; no errors.
+  // scales at each, encoded once; of data-dependent codes the most. The present setting is the
+  // uniform one; no errors. Where a rule has yet to decide (setting 0), that is the only candidate,
+  // with the bytes of the dense layer and an error that is infinite.
   std::vector<LayerChoices> candidates() const;
   // What is lost at each of them, as a norm, when this rank encodes x (n) f32. May be called while
   // another thread reduces.
@@ -142,6 +144,8 @@ class CompressedReducer : public Reducer {
   std::map<std::string, Layer> layers_;
 
  private:
+  // A word in place of a number: a rule will decide, and nobody else until then.
+  bool undecided(double setting) const { return setting < family_.keys[0].low; }
   Item item_of(Layer& layer, const Tensor& gradient, const Exchange& e);
   bool exchange_or_undo(Exchange& e);
   bool exchange_in_window(Exchange& e, const NamedTensors& gradients);

@@ -8,7 +8,8 @@
 namespace heddle {
 namespace {
 
-double dot(const float* a, const float* b, int64_t n) {
+template <class T>
+double dot(const T* a, const T* b, int64_t n) {
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
   return sum;
@@ -16,37 +17,55 @@ double dot(const float* a, const float* b, int64_t n) {
 
 }  // namespace
 
-void orthogonalize(float* x, int64_t r, int64_t n) {
+template <class T>
+void orthogonalize(T* x, int64_t r, int64_t n) {
   for (int64_t j = 0; j < r; ++j) {
-    float* row = x + j * n;
+    T* row = x + j * n;
     for (int round = 0; round < 2; ++round) {
       for (int64_t k = 0; k < j; ++k) {
-        const float* other = x + k * n;
+        const T* other = x + k * n;
         const double share = dot(row, other, n);
-        for (int64_t i = 0; i < n; ++i) row[i] = static_cast<float>(row[i] - share * other[i]);
+        for (int64_t i = 0; i < n; ++i) row[i] = static_cast<T>(row[i] - share * other[i]);
       }
       const double norm = std::sqrt(dot(row, row, n));
       const double least = round == 0 ? 0 : 0.5;  // less of a unit row: it had no direction left
       const double factor = norm > least ? 1 / norm : 0;
-      for (int64_t i = 0; i < n; ++i) row[i] = static_cast<float>(row[i] * factor);
+      for (int64_t i = 0; i < n; ++i) row[i] = static_cast<T>(row[i] * factor);
     }
   }
 }
 
-void multiply_factors(const float* p, const float* q, float* out, int64_t rows, int64_t columns,
-                      int64_t r) {
+template <class T>
+void multiply_factors(const T* p, const T* q, T* out, int64_t rows, int64_t columns, int64_t r) {
   parallel_for(rows, std::max<int64_t>(1, 8192 / columns), [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      float* row = out + i * columns;
-      std::fill_n(row, columns, 0.0f);
+      T* row = out + i * columns;
+      std::fill_n(row, columns, T{0});
       for (int64_t k = 0; k < r; ++k) {
-        const float factor = p[k * rows + i];
-        const float* other = q + k * columns;
+        const T factor = p[k * rows + i];
+        const T* other = q + k * columns;
 #pragma omp simd
         for (int64_t j = 0; j < columns; ++j) row[j] += factor * other[j];
       }
     }
   });
 }
+
+template <class T>
+void next_factor(const T* sum, int ranks, int64_t r, int64_t columns, T* next) {
+  const auto share = static_cast<T>(1.0 / ranks);
+  for (int64_t k = 0; k < r; ++k) {
+    const T* row = sum + k * columns;
+    if (std::any_of(row, row + columns, [](T v) { return v != 0; }))
+      std::transform(row, row + columns, next + k * columns, [=](T v) { return share * v; });
+  }
+}
+
+template void orthogonalize(float*, int64_t, int64_t);
+template void orthogonalize(double*, int64_t, int64_t);
+template void multiply_factors(const float*, const float*, float*, int64_t, int64_t, int64_t);
+template void multiply_factors(const double*, const double*, double*, int64_t, int64_t, int64_t);
+template void next_factor(const float*, int, int64_t, int64_t, float*);
+template void next_factor(const double*, int, int64_t, int64_t, double*);
 
 }  // namespace heddle

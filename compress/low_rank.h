@@ -1,22 +1,30 @@
-// The two steps of PowerSGD in which all ranks must come to the same bits: both add in a fixed
-// order, whatever the machine and the number of threads. Factors lie with one column of the
-// mathematics in a row of memory.
+// The steps of PowerSGD in which all ranks must come to the same bits: they add in a fixed order,
+// whatever the machine and the number of threads. Factors lie with one column of the mathematics in
+// a row of memory. In float, and in double for whoever wants to see what rounding does.
 //
-//   orthogonalize(p, r, n);                // p (r, n), q (r, m)
-//   multiply_factors(p, q, out, n, m, r);  // (n, m)
+//   orthogonalize(p, r, n);                // p (r, n)
+//   multiply_factors(p, q, out, n, m, r);  // q (r, m), out (n, m)
+//   next_factor(q, ranks, r, m, next);     // next (r, m)
 #pragma once
 
 #include <cstdint>
 
 namespace heddle {
 
-// Makes the rows of x (r, n) f32, contiguous, orthonormal by Gram-Schmidt, each twice, with sums in
+// Makes the rows of x (r, n), contiguous, orthonormal by Gram-Schmidt, each twice, with sums in
 // double. A row that depends on the ones before it becomes zero or a direction of its rounding
 // errors, orthogonal to the others.
-void orthogonalize(float* x, int64_t r, int64_t n);
+template <class T>
+void orthogonalize(T* x, int64_t r, int64_t n);
 
 // out (rows, columns) = sum over i of p (r, rows)[i]^T q (r, columns)[i].
-void multiply_factors(const float* p, const float* q, float* out, int64_t rows, int64_t columns,
-                      int64_t r);
+template <class T>
+void multiply_factors(const T* p, const T* q, T* out, int64_t rows, int64_t columns, int64_t r);
+
+// What the next step begins with: next (r, columns) = the mean over ranks of q, of which `sum` is
+// the sum. A row of zeros, a direction in which there was nothing, stays what it was in next, to be
+// tried again.
+template <class T>
+void next_factor(const T* sum, int ranks, int64_t r, int64_t columns, T* next);
 
 }  // namespace heddle

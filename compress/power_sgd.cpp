@@ -138,17 +138,9 @@ class PowerSgd : public CompressedReducer {
   // p orthonormal, q the sum over ranks.
   void finish(const Item& item, const float* p, const float* q, int ranks) {
     const Matrix m = matrix(*item.layer);
-    const auto share = static_cast<float>(1.0 / ranks);
     multiply_factors(p, q, item.sum.data<float>(), m.rows, m.columns, m.rank);
-    axpy(-share, item.sum, item.tensor);
-    // A direction in which there was nothing is tried again.
-    const Tensor next = factor(*item.layer);
-    for (int64_t k = 0; k < m.rank; ++k) {
-      const float* row = q + k * m.columns;
-      if (std::any_of(row, row + m.columns, [](float v) { return v != 0; }))
-        std::transform(row, row + m.columns, next.data<float>() + k * m.columns,
-                       [=](float v) { return share * v; });
-    }
+    axpy(static_cast<float>(-1.0 / ranks), item.sum, item.tensor);
+    next_factor(q, ranks, m.rank, m.columns, factor(*item.layer).data<float>());
   }
 
   uint64_t seed_;

@@ -70,8 +70,10 @@ const Family& find_family(const std::string& name) {
 }
 
 void check_value(const SpecKey& key, double value, const std::string& where) {
-  check(is_allowed(key, value), where, ": ", key.name, ": expected ", allowed(key), ", found ",
-        value);
+  const bool word =
+      value >= 0 && value < static_cast<double>(key.words.size()) && value == std::floor(value);
+  check(is_allowed(key, value) || word, where, ": ", key.name, ": expected ", allowed(key),
+        ", found ", value);
 }
 
 std::map<std::string, double> parse_settings(const std::string& text,

@@ -34,7 +34,8 @@ std::map<std::string, double> parse_settings(const std::string& text,
 // The text with all keys, in the order of the table.
 std::string to_string(const CompressSpec& spec);
 
-// Throws InputError unless the number is one that the key allows; `where` begins the message.
+// Throws InputError unless the number is one that the key allows or stands for one of its words;
+// `where` begins the message.
 void check_value(const SpecKey& key, double value, const std::string& where);
 
 }  // namespace heddle

@@ -127,6 +127,12 @@ void DataParallelOptimizer::flush() {
 // On the worker's thread.
 void DataParallelOptimizer::exchange(size_t index) {
   const Bucket& bucket = buckets_[index];
+  comm_.set_tag(concat("bucket ", index));
+  comm_.set_step(step_);
+  // The meter looks before the exchange and after it: its time is none of it.
+  const bool metered =
+      meter_ != nullptr && compressing() && (step_ + 1) % parallel_.shadow_every == 0;
+  if (metered) meter_->before(bucket_gradients(bucket), comm_, ledger_);
   event("exchange", index);
   const double begin = steady_seconds();
   arrow(Trace::Flow::pass, "comm", index);
@@ -139,6 +145,7 @@ void DataParallelOptimizer::exchange(size_t index) {
     const double code_s = comm_.virtual_time() ? thread_seconds() - thread_begin : seconds - comm_s;
     chooser_->exchanged(index, code_s, comm_s);
   }
+  if (metered) meter_->after(comm_, ledger_, finite);
   totals_.rejected += !finite;
   buckets_[index].accepted = finite;
   event("reduced", index);
@@ -156,11 +163,6 @@ void DataParallelOptimizer::exchange(size_t index) {
 bool DataParallelOptimizer::sum(const Bucket& bucket) {
   if (has_control(bucket)) write_control_words();
   const Tensor flat = bucket_gradients(bucket).flat;
-  comm_.set_tag(concat("bucket ", &bucket - buckets_.data()));
-  comm_.set_step(step_);
-  const bool metered =
-      meter_ != nullptr && compressing() && (step_ + 1) % parallel_.shadow_every == 0;
-  if (metered) meter_->before(bucket_gradients(bucket), comm_, ledger_);
   const int64_t before = comm_.total_traffic().sent;
   bool finite = true;
   if (compressing()) {
@@ -171,7 +173,6 @@ bool DataParallelOptimizer::sum(const Bucket& bucket) {
   }
   (compressing() ? totals_.compressed_sent : totals_.dense_sent) +=
       comm_.total_traffic().sent - before;
-  if (metered) meter_->after(comm_, ledger_, finite);
   if (has_control(bucket)) read_control_words(finite);
   return finite;
 }

@@ -97,7 +97,7 @@ class DataParallelOptimizer {
   // is idle.
   struct Totals {
     Traffic traffic;
-    double exchange_s = 0;    // the worker was busy with buckets
+    double exchange_s = 0;    // the worker was busy with buckets, without a quality meter's looks
     double collective_s = 0;  // of these, in collectives
     double exposed_s = 0;     // the main thread waited for exchanges
     int64_t dense_steps = 0, compressed_steps = 0;

@@ -72,6 +72,12 @@ inline int64_t payload_of(const Ledger& ledger, const std::vector<LayerChoices>&
   return bytes;
 }
 
+// Whether a step's bytes are those of the plan; differences of indices may take fewer.
+inline bool as_planned(int64_t bytes, int64_t planned, const std::string& spec) {
+  if (!spec.starts_with("topk")) return bytes == planned;
+  return bytes <= planned && static_cast<double>(bytes) > 0.9 * static_cast<double>(planned);
+}
+
 inline std::vector<PlannedRun> train(int p, const PlannedTraining& o) {
   std::vector<PlannedRun> runs(static_cast<size_t>(p));
   expect_none(run_ranks(p, [&](Communicator& comm) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "compress/bits.h"
+#include "compress/delta_code.h"
 #include "compress/families.h"
 #include "compress/half.h"
 #include "compress/magnitude.h"
@@ -199,6 +200,73 @@ TEST_CASE("indices: bytes by the formula, round trip, nonsense is refused") {
   CHECK_THROWS_AS((IndexCode{1000, 10, 100}.decode(ones.data())), Error);  // beyond the end
 }
 
+TEST_CASE("differences: round trip, as long as said, shorter than plain, near the entropy") {
+  for (int64_t n : {1, 2, 63, 1000, 5000, 70000})
+    for (int64_t k : {int64_t{0}, int64_t{1}, n / 100, n / 20, n / 3, n - 1, n}) {
+      CAPTURE(n);
+      CAPTURE(k);
+      const DeltaCode code{n, k};
+      Indices first(static_cast<size_t>(k)), last = first;
+      for (uint32_t i = 0; i < k; ++i) first[i] = i, last[i] = static_cast<uint32_t>(n - k) + i;
+      for (const Indices& indices : {select_top(normal(n, 5), k), first, last}) {
+        std::vector<uint8_t> bytes = code.encode(indices);
+        CHECK(std::ssize(bytes) <= code.most_bytes());
+        if (indices == last) CHECK(std::ssize(bytes) == code.most_bytes());
+        bytes.insert(bytes.end(), {1, 2, 3});  // of the next layer
+        std::span<const uint8_t> rest = bytes;
+        CHECK(code.decode(rest) == indices);
+        CHECK(rest.size() == 3);
+      }
+      if (n >= 1000 && k > 1 && k < n / 2)
+        CHECK(code.encode(select_top(normal(n, 5), k)).size() <
+              static_cast<size_t>(IndexCode{n, k}.bytes()));
+    }
+  // b = 2; gaps 1, 3, 0, 12: 1 10, 1 11, 1 00, 0001 00, the first bit lowest.
+  CHECK(DeltaCode{20, 4}.encode({1, 5, 6, 19}) == std::vector<uint8_t>{0b01111011, 0b00010000});
+  const DeltaCode longest{(int64_t{1} << 32) - 1, 1};
+  const std::vector<uint8_t> bytes = longest.encode({0xfffffffeu});
+  std::span<const uint8_t> rest = bytes;
+  CHECK(longest.decode(rest) == Indices{0xfffffffeu});
+  for (const auto& [k, entropy] : {std::pair{100000, 4.69}, {10000, 8.08}, {1000, 11.41}}) {
+    const Indices indices = select_random(1000000, k, Philox(1, 2));
+    const double bits = 8.0 * static_cast<double>(DeltaCode{1000000, k}.encode(indices).size()) / k;
+    CHECK(bits > entropy - 0.02);
+    CHECK(bits < entropy + 0.12);
+  }
+}
+
+TEST_CASE("differences: what is cut off or was never encoded is refused, or is indices below n") {
+  const DeltaCode code{5000, 60};
+  const std::vector<uint8_t> good = code.encode(select_top(normal(5000, 5), 60));
+  for (size_t size = 0; size < good.size(); ++size) {
+    std::span<const uint8_t> part(good.data(), size);
+    CHECK_THROWS_AS((void)code.decode(part), Error);
+  }
+  std::vector<uint8_t> bytes(static_cast<size_t>(code.most_bytes()) + 8);
+  std::span<const uint8_t> zeros = bytes;
+  CHECK_THROWS_AS((void)code.decode(zeros), Error);
+  int refused = 0;
+  for (uint64_t trial = 0; trial < 4000; ++trial) {
+    const Philox rng(7, trial);
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      bytes[i] = static_cast<uint8_t>(rng.bits(i));
+      if (trial % 2 == 0) bytes[i] |= static_cast<uint8_t>(rng.bits(1000 + i));  // small gaps
+    }
+    std::span<const uint8_t> rest = bytes;
+    try {
+      const Indices indices = code.decode(rest);
+      CHECK(std::ssize(indices) == 60);
+      CHECK(std::ranges::is_sorted(indices));
+      CHECK(std::ranges::adjacent_find(indices) == indices.end());
+      CHECK(indices.back() < 5000);
+    } catch (const Error&) {
+      ++refused;
+    }
+  }
+  CHECK(refused > 0);
+  CHECK(refused < 4000);
+}
+
 TEST_CASE("quantiser: bounds, unbiased over keys, variance; zeros, spikes, NaN, any length") {
   for (int bits = 2; bits <= 8; ++bits)
     for (int64_t n : {0, 1, 3, 64, 509}) {
@@ -261,7 +329,8 @@ TEST_CASE("spec: defaults, canonical text, errors that name what is near") {
         "scalecom:rate=auto,beta=0.1,select=exact");
   CHECK(to_string(parse_compress("qsgd:rounding=nearest")) ==
         "qsgd:bits=4,bucket=512,rounding=nearest");
-  CHECK(to_string(parse_compress("topk:density=0.123456789")) == "topk:density=0.123456789");
+  CHECK(to_string(parse_compress("topk:density=0.123456789")) ==
+        "topk:density=0.123456789,indices=delta");
   for (const Family& family : families()) {
     const std::string text = to_string(parse_compress(family.name));
     CHECK(to_string(parse_compress(text)) == text);
@@ -290,6 +359,7 @@ TEST_CASE("spec: defaults, canonical text, errors that name what is near") {
                           "powersgd:rank=inf",
                           "topk:density=0",
                           "topk:density=1.1",
+                          "topk:indices=1",
                           "randomk:rate=5",
                           "none:x=1",
                           "fp16:bits=4",

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "compress/codec.h"
+#include "compress/delta_code.h"
 #include "compress/magnitude.h"
 #include "tests/compress_helpers.h"
 
@@ -222,14 +223,19 @@ TEST_CASE("a constant gradient is delivered in full in the long run") {
 }
 
 TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top-k by all-gather") {
-  // The mean over P steps of one learner is the mean over the learners of one step.
-  const auto sent = [](int p, const std::string& spec) {
-    int64_t bytes = 0, indices = 0;
-    for (const RankRun& run : reduce_ranks(p, spec, {.steps = 1})) {
-      bytes += run.traffic.sent;
-      indices += run.ledger.total(PayloadKind::indices).sent;
+  struct Sent {
+    double mean = 0, most = 0;  // bytes a step, over the learners
+    double indices = 0;         // of the mean
+  };
+  const auto sent = [](int p, const std::string& spec, int steps = 1) {
+    Sent out;
+    for (const RankRun& run : reduce_ranks(p, spec, {.steps = steps})) {
+      const auto bytes = static_cast<double>(run.traffic.sent) / steps;
+      out.mean += bytes / p;
+      out.most = std::max(out.most, bytes);
+      out.indices += static_cast<double>(run.ledger.total(PayloadKind::indices).sent) / steps / p;
     }
-    return std::pair{static_cast<double>(bytes) / p, static_cast<double>(indices) / p};
+    return out;
   };
   // conv1 and the parameters of one axis travel dense; of 1152 and 1750 elements 24 and 35 chunks
   // of 50, whose indices take 6 bits each; a flag.
@@ -237,15 +243,110 @@ TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top
   // Top-k: 11 bits an index, a flag; the dense layers beside them in a ring, with a flag.
   const double message = 1 + 4 * (23 + 35) + 32 + 49;
   const double dense = 4.0 * (1080 + 40 + 35 + 1);
+  double first = 0;
   for (int p : {2, 4, 8, 16, 32, 64}) {
     CAPTURE(p);
     const double ring = 2.0 * (p - 1) / p;
-    const auto [all, of_indices] = sent(p, "scalecom:rate=50");
-    CHECK(all == doctest::Approx(ring * values + ring / 2 * indices).epsilon(1e-3));
-    CHECK(of_indices == doctest::Approx(ring / 2 * indices).epsilon(1e-9));
-    const double gathered = sent(p, "topk:density=0.02").first;
-    CHECK(gathered == doctest::Approx((p - 1) * message + ring * dense).epsilon(1e-3));
+    // The mean over P steps of one learner is the mean over the learners of one step, in which the
+    // leader sends the indices to as many as its tree has branches.
+    const Sent step = sent(p, "scalecom:rate=50");
+    const double mean = ring * values + ring / 2 * indices;
+    CHECK(step.mean == doctest::Approx(mean).epsilon(1e-3));
+    CHECK(step.indices == doctest::Approx(ring / 2 * indices).epsilon(1e-9));
+    CHECK(step.most == doctest::Approx(ring * values + std::log2(p) * indices).epsilon(2e-3));
+    // Each learner has led once, and none has sent more than another, but for the ring's rounding.
+    if (p <= 16) CHECK(sent(p, "scalecom:rate=50", p).most == doctest::Approx(mean).epsilon(2e-3));
+    const Sent gathered = sent(p, "topk:density=0.02,indices=plain");
+    CHECK(gathered.mean == doctest::Approx((p - 1) * message + ring * dense).epsilon(1e-3));
+    CHECK(gathered.most == doctest::Approx(gathered.mean).epsilon(2e-3));
+    // Differences: a length before them, and the length of the longest.
+    const double each = (sent(p, "topk:density=0.02").mean - ring * dense) / (p - 1) - 8;
+    if (p == 2) first = each;
+    CHECK(each == doctest::Approx(first).epsilon(0.02));
+    CHECK(each < message - 20);
   }
+}
+
+TEST_CASE("top-k: differences of indices give the bits that plain ones give, in fewer bytes") {
+  for (int p : {1, 2, 3, 4})
+    for (const bool single : {false, true}) {
+      CAPTURE(p);
+      CAPTURE(single);
+      const RunOptions o{.steps = 5, .single_layers = single};
+      const auto runs = reduce_ranks(p, "topk:density=0.02", o);
+      const auto plain = reduce_ranks(p, "topk:density=0.02,indices=plain", o);
+      for (size_t r = 0; r < runs.size(); ++r) {
+        const RankRun& run = runs[r];
+        CHECK(run.sums == plain[r].sums);
+        CHECK(run.states == plain[r].states);
+        if (p > 1) CHECK(run.traffic.sent < plain[r].traffic.sent);
+        // What the ledger has is what the codec makes of the largest elements of every step.
+        for (const std::string layer : {"conv2.weight", "fc.weight"}) {
+          int64_t expected = 0;
+          for (size_t s = 0; s < 5; ++s) {
+            Values x = part_of(run.given[s], layer);
+            for (size_t i = 0; s > 0 && i < x.size(); ++i)
+              x[i] += run.states[s - 1].at("residual." + layer)[i];
+            const DeltaCode code{std::ssize(x), kept_elements(0.02, std::ssize(x))};
+            expected += std::ssize(code.encode(select_top(x, code.k)));
+          }
+          const auto& entry = run.ledger.entries().at({layer, PayloadKind::indices});
+          CHECK(entry.payload == expected);
+          CHECK(entry.payload <
+                plain[r].ledger.entries().at({layer, PayloadKind::indices}).payload);
+        }
+        CHECK(run.ledger.entries().at({"lengths", PayloadKind::control}).payload ==
+              (single ? 2 : 1) * 5 * 8);
+      }
+    }
+}
+
+TEST_CASE("top-k: what a rank sends that is no message is refused, and residuals stay") {
+  // Of fc.weight a flag, 35 values, 35 indices.
+  constexpr size_t kIndicesAt = 1 + 35 * 4;
+  std::vector<uint8_t> good(kIndicesAt);
+  Indices places(35);
+  for (uint32_t i = 0; i < 35; ++i) places[i] = 50 * i;
+  const std::vector<uint8_t> packed = DeltaCode{1750, 35}.encode(places);
+  good.insert(good.end(), packed.begin(), packed.end());
+  std::vector<uint8_t> cut = good, more = good, zeros = good;
+  cut.pop_back();
+  more.push_back(0);
+  std::fill(zeros.begin() + kIndicesAt, zeros.end(), uint8_t{0});
+  const auto result = [](const std::vector<uint8_t>& message, int64_t length) {
+    std::string complaint;
+    expect_none(run_ranks(2, [&](Communicator& comm) {
+      if (comm.rank() == 1) {
+        const Tensor own = Tensor::empty_on(Device{}, {1}, DType::i64);
+        const Tensor all = Tensor::empty_on(Device{}, {2, 1}, DType::i64);
+        *own.data<int64_t>() = length;
+        comm.all_gather(own, all);
+        if (length != std::ssize(message)) return;
+        const int64_t longest = std::max(all.data<int64_t>()[0], length);
+        const Tensor sent = Tensor::zeros({longest}, DType::u8);
+        std::ranges::copy(message, sent.data<uint8_t>());
+        return comm.all_gather(sent, Tensor::empty_on(Device{}, {2, longest}, DType::u8));
+      }
+      CompressModel model;
+      const auto reducer = make_reducer(parse_compress("topk:density=0.02"), {}, model.store);
+      const auto before = state_of(*reducer);
+      model.fill_random(0, 0);
+      Ledger ledger;
+      try {
+        reducer->reduce(model.bucket(0, 1, 2), comm, ledger);
+      } catch (const Error& error) {
+        complaint = error.what();
+        if (state_of(*reducer) != before) throw Error("the residuals have changed");
+      }
+    }));
+    return complaint;
+  };
+  CHECK(result(good, std::ssize(good)) == "");
+  CHECK(result(cut, std::ssize(cut)).find("bytes are missing") != std::string::npos);
+  CHECK(result(more, std::ssize(more)) == "top-k: rank 1 sent 1 bytes too many");
+  CHECK(result(zeros, std::ssize(zeros)).find("beyond a layer of 1750") != std::string::npos);
+  for (const int64_t length : {int64_t{-1}, int64_t{0}, int64_t{140}, int64_t{1} << 40})
+    CHECK(result(good, length).find(concat("rank 1 announces ", length)) != std::string::npos);
 }
 
 TEST_CASE("scalecom: a change of beta keeps what is owed; settings of single layers") {
@@ -304,4 +405,37 @@ TEST_CASE("scalecom: automatic rates by multiply-accumulates per weight") {
       for (size_t c = 0; c < sent.size(); ++c) CHECK(sent[c] / static_cast<uint32_t>(rate) == c);
     }
   }
+}
+
+TEST_CASE("scalecom: setting 0 leaves a rate to the rule, before it has decided and after") {
+  Context context;
+  const auto comm = make_solo();
+  CompressModel model;
+  for (Parameter& p : model.store.parameters()) p.uses_per_sample = 150;
+  const auto reducer = make_reducer(parse_compress("scalecom:rate=auto"), {}, model.store);
+  const auto& compressed = dynamic_cast<const CompressedReducer&>(*reducer);
+  const std::map<std::string, double> open = {{"conv2.weight", 0}, {"fc.weight", 0}};
+  CHECK(reducer->choices() == open);
+  for (const LayerChoices& layer : compressed.candidates()) {
+    CHECK(layer.settings == std::vector<double>{0});
+    CHECK(layer.bytes == std::vector<int64_t>{4 * model.store.find(layer.name)->size()});
+    REQUIRE(layer.uniform == 0);
+    const Tensor x = model.store.find(layer.name)->grad;
+    CHECK(std::isinf(compressed.errors(layer, x.reshape({x.size()}))[0]));
+    reducer->set_choice(layer.name, layer.settings[layer.uniform]);
+  }
+  CHECK(reducer->choices() == open);
+  Ledger ledger;
+  for (int64_t step = 0; step < 2; ++step) {
+    model.fill_random(0, step);
+    CHECK(reducer->reduce(model.bucket(step), *comm, ledger));
+    CHECK(reducer->choices().at("conv2.weight") == 50);
+    CHECK(support(model.store.find("conv2.weight")->grad.to_vector()).size() == 24);
+    CHECK(compressed.candidates()[0].settings.size() == 9);
+    reducer->set_choice("conv2.weight", 7);
+    reducer->set_choice("conv2.weight", 0);
+  }
+  const auto top_k = make_reducer(parse_compress("topk"), {}, model.store);
+  CHECK_THROWS_AS(top_k->set_choice("fc.weight", 0), InputError);
+  CHECK_THROWS_AS(reducer->set_choice("fc.weight", 1.5), InputError);
 }

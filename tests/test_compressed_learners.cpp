@@ -80,6 +80,30 @@ TEST_CASE("learners: a quality meter changes no bit, and is not counted as compr
   }));
 }
 
+TEST_CASE("learners: the time of exchanges is without the looks of a quality meter") {
+  constexpr double kLatency = 0.02;
+  constexpr int kSteps = 3;
+  ThreadsOptions slow{.timeout_s = 30};
+  slow.net.latency_s = kLatency;
+  const auto body = [](Communicator& comm) {
+    ParameterStore store;
+    Parameter& w = store.add("w", {50, 40}, constant_init(0));
+    store.finalize(1);
+    DataParallelOptimizer optimizer(
+        store, make_sgd({}), comm, {}, {.shadow_every = 1},
+        make_reducer(parse_compress("scalecom:rate=10"), {.min_compress = 100}, store));
+    const double begin = steady_seconds();
+    for (int step = 0; step < kSteps; ++step) make_step(optimizer, w, 1.0f);
+    const double all = steady_seconds() - begin;
+    // A look waits for two sums, each of two messages one after the other: however slow the
+    // machine, so much of the time at least was the meter's.
+    const double looks = kSteps * 2 * 2 * kLatency * 0.99;
+    const double exchanges = optimizer.totals().exchange_s;
+    if (exchanges > all - looks) throw Error(concat(exchanges, " s of ", all));
+  };
+  expect_none(run_ranks(2, body, slow));
+}
+
 TEST_CASE("learners: control words are summed with the gradients, whatever the algorithm") {
   for (const char* spec : {"", "none", "bf16", "topk:density=0.1", "randomk:density=0.1",
                            "scalecom:rate=10", "qsgd:bits=4,bucket=64", "powersgd:rank=2"})
