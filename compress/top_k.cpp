@@ -83,6 +83,7 @@ class TopK : public CompressedReducer {
       const Tensor values = Tensor::empty_on(e.device, {code.k});
       places.push_back(select_places(code, x));
       HEDDLE_DISPATCH(e.device, take(x, places[i], values));
+      explain_selection(e.compressed[i], values);
       HEDDLE_DISPATCH(e.device, copy_bytes(values, message.slice(at, at + code.k * 4)));
       at += code.k * 4;
       HEDDLE_DISPATCH(e.device,

@@ -57,6 +57,17 @@ std::string Trace::events(int rank, double shift) const {
   std::vector<Track> tracks;
   std::vector<std::vector<double>> begins;  // of the ranges of each track, ascending
   const auto track_number = [&](const Event& e) {
+void Trace::note(Note note) {
+  std::lock_guard lock(mutex_);
+  note.time = now();
+  notes_.push_back(std::move(note));
+}
+
+std::vector<Note> Trace::take_notes() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(notes_, {});
+}
+
     const auto found = std::find(tracks.begin(), tracks.end(), Track(e.track, e.thread));
     const auto number = static_cast<size_t>(found - tracks.begin());
     if (found == tracks.end()) tracks.emplace_back(e.track, e.thread), begins.emplace_back();
@@ -126,3 +137,14 @@ TraceRange::~TraceRange() {
 }
 
 }  // namespace heddle
+bool explaining() { return Context::current().trace().explaining(); }
+
+std::string source_place(const char* file, int line) {
+  const std::string_view path = file;
+  const size_t name = path.rfind('/');
+  const size_t folder = name == 0 || name == path.npos ? path.npos : path.rfind('/', name - 1);
+  return concat(folder == path.npos ? path : path.substr(folder + 1), ":", line);
+}
+
+void take_note(Note note) { Context::current().trace().note(std::move(note)); }
+
