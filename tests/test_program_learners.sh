@@ -59,6 +59,7 @@ done
   --compress-start 3 --bucket-mb 0.25 --print-freq 5 --output-dir auto >/dev/null 2>auto.err || fail 'auto'
 grep -q 'step 15: [1-9][0-9]* of [0-9]* buckets are compressed' auto.err || fail "auto: $(cat auto.err)"
 grep -q '"compressed":true,"dense":{"ready_s":' auto/exchange-15.json || fail "auto: $(cat auto/exchange-15.json)"
+grep -q '<figure id="run1-choices"' auto/report.html || fail 'no figure of the choice in the report'
 refuse 'nothing to choose from' "$resnet" --compress auto:none
 refuse 'decides by bucket' "$resnet" --compress auto --layerwise lgreco
 refuse 'bits: expected' "$resnet" --compress auto:qsgd:bits=9
