@@ -283,6 +283,7 @@ void add_action_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts
   flags.add("list", &o.list, {.help = texts.list, .replay = false});
   flags.add("version", &o.version, {.help = "print the version", .replay = false});
   flags.add("help", &o.help, {.help = "print this text", .replay = false});
+  flags.add("man", &o.man, {.help = "print it as a manual page (troff)", .replay = false});
 }
 
 }  // namespace

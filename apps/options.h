@@ -52,7 +52,7 @@ struct CommonOptions {
   // instead of training
   double headroom = 0;
   bool evaluate = false, dry_run = false, dump_config = false, list = false, version = false;
-  bool help = false;
+  bool help = false, man = false;
   std::string config;
 };
 
