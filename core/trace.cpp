@@ -8,6 +8,11 @@
 #include "core/context.h"
 #include "core/error.h"
 
+#if defined(HEDDLE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define HEDDLE_NVTX 1
+#endif
+
 namespace heddle {
 namespace {
 
@@ -52,11 +57,6 @@ void Trace::flow(Flow point, const char* track, int64_t id) {
   if (enabled()) push({"", track, now(), 0, id, point});
 }
 
-std::string Trace::events(int rank, double shift) const {
-  std::lock_guard lock(mutex_);
-  std::vector<Track> tracks;
-  std::vector<std::vector<double>> begins;  // of the ranges of each track, ascending
-  const auto track_number = [&](const Event& e) {
 void Trace::note(Note note) {
   std::lock_guard lock(mutex_);
   note.time = now();
@@ -68,6 +68,11 @@ std::vector<Note> Trace::take_notes() {
   return std::exchange(notes_, {});
 }
 
+std::string Trace::events(int rank, double shift) const {
+  std::lock_guard lock(mutex_);
+  std::vector<Track> tracks;
+  std::vector<std::vector<double>> begins;  // of the ranges of each track, ascending
+  const auto track_number = [&](const Event& e) {
     const auto found = std::find(tracks.begin(), tracks.end(), Track(e.track, e.thread));
     const auto number = static_cast<size_t>(found - tracks.begin());
     if (found == tracks.end()) tracks.emplace_back(e.track, e.thread), begins.emplace_back();
@@ -129,14 +134,20 @@ TraceRange::TraceRange(const char* track, std::string_view name) {
   trace_ = &trace;
   track_ = track;
   name_ = name;
+#ifdef HEDDLE_NVTX
+  nvtxRangePushA(concat(track, ": ", name).c_str());
+#endif
   begin_ = Trace::now();
 }
 
 TraceRange::~TraceRange() {
-  if (trace_ != nullptr) trace_->add(std::move(name_), track_, begin_, Trace::now());
+  if (trace_ == nullptr) return;
+  trace_->add(std::move(name_), track_, begin_, Trace::now());
+#ifdef HEDDLE_NVTX
+  nvtxRangePop();
+#endif
 }
 
-}  // namespace heddle
 bool explaining() { return Context::current().trace().explaining(); }
 
 std::string source_place(const char* file, int line) {
@@ -148,3 +159,4 @@ std::string source_place(const char* file, int line) {
 
 void take_note(Note note) { Context::current().trace().note(std::move(note)); }
 
+}  // namespace heddle

@@ -93,7 +93,8 @@ class Trace {
 };
 
 // Records its own lifetime in the trace of the thread's Context. Tracks: data, forward, backward,
-// compress, comm, update; wait: for exchanges that backward did not hide.
+// compress, comm, update; wait: for exchanges that backward did not hide. In a CUDA build it is an
+// NVTX range too, "forward: conv1.weight", for NVIDIA's profilers.
 class TraceRange {
  public:
   TraceRange(const char* track, std::string_view name);
@@ -108,7 +109,6 @@ class TraceRange {
   double begin_ = 0;
 };
 
-}  // namespace heddle
 // Whether the current Context's trace takes notes.
 bool explaining();
 // "core/tape.cpp:66" for a file of this repository, whose sources lie one folder deep.
@@ -124,3 +124,4 @@ void explain(const char* stage, std::string_view subject, const Call& figures,
   if (explaining()) take_note({stage, std::string(subject), figures(), source_place(file, line)});
 }
 
+}  // namespace heddle
