@@ -31,7 +31,7 @@ constexpr Stage kStages[] = {
 std::string whole(double value) { return std::to_string(std::llround(value)); }
 
 std::string figure_text(const Figure& figure) {
-  const std::string name = figure.name;
+  std::string name = figure.name;
   switch (figure.unit) {
     case Unit::none:
       return name;

@@ -241,9 +241,10 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
     progress_->clear();
     std::fprintf(stderr, "%s", table.c_str());
   }
-  if (o_.explain_step > result_.step)
-    progress_->note(concat("--explain-step ", o_.explain_step, ": the run has ended after step ",
-                           result_.step));
+  const int64_t before = result_.step - steps_here_;  // steps of earlier processes
+  if (o_.explain_step > 0 && (o_.explain_step <= before || o_.explain_step > result_.step))
+    progress_->note(concat("--explain-step ", o_.explain_step, ": not among the steps ", before + 1,
+                           " to ", result_.step, " of this run"));
   folder_->metric(summary_line(result_, store_));
   if (result_.world_size == 1) return;
   if (result_.rejected_buckets > 0)

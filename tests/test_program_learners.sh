@@ -133,7 +133,7 @@ grep -q 'bits for each 4, rounding error over the norm [1-9]' told_qsgd/explain-
 [ ! -s alone.err ] || fail "--quiet: $(head -3 alone.err)"
 [ "$(awk '$2 == "main" { print $3 }' told_alone/explain-2.txt | sort -u | tr '\n' ' ')" = 'final update ' ] || fail 'one learner exchanges nothing'
 "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60 --output-dir told_late >/dev/null 2>late.err || fail 'a step that does not come'
-grep -q -e '--explain-step 60: the run has ended after step 6' late.err || fail "late: $(cat late.err)"
+grep -q -e '--explain-step 60: not among the steps 1 to 6' late.err || fail "late: $(cat late.err)"
 refuse '--explain-step' "$resnet" --explain-step 0
 
 planned=(--image-size 16 --steps 15 --threads 1 --print-freq 4 --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
