@@ -47,7 +47,8 @@ void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
   for (size_t i = 0; i < choice.compressed.size(); ++i)
     json["buckets"].push_back({{"compressed", static_cast<bool>(choice.compressed[i])},
                                {"dense", times(choice.dense[i])},
-                               {"packed", times(choice.packed[i])}});
+                               {"packed", times(choice.packed[i])},
+                               {"parameters", choice.parameters[i]}});
   folder->write(concat("exchange-", choice.step, ".json"), json_line(json));
 }
 

@@ -62,6 +62,8 @@ class FlagTable {
   const std::vector<std::string>& warnings() const { return warnings_; }
 
   std::string help() const;
+  // The same as a manual page in troff, section 1.
+  std::string manual() const;
   // All replayable flags as TOML; a number outside its range or an empty text means "not set" and
   // is left out. Behind a value that nobody gave stands "default", or `rule_note` for those with a
   // default_text.

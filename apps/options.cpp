@@ -249,6 +249,15 @@ void add_output_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts
              .help = "steps that are traced, from 1",
              .default_text = "2:6",
              .replay = false});
+  flags.add("explain-step", &o.explain_step,
+            {.value = "N",
+             .help = "tell how step N went on the first rank, from gradient to update, each event "
+                     "with its numbers and its place in the sources; on stderr and in "
+                     "explain-<step>.txt of the run folder",
+             .min = 1,
+             .max = 1e12,
+             .default_text = "none",
+             .replay = false});
 }
 
 void add_action_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
@@ -274,6 +283,7 @@ void add_action_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts
   flags.add("list", &o.list, {.help = texts.list, .replay = false});
   flags.add("version", &o.version, {.help = "print the version", .replay = false});
   flags.add("help", &o.help, {.help = "print this text", .replay = false});
+  flags.add("man", &o.man, {.help = "print it as a manual page (troff)", .replay = false});
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ struct CommonOptions {
   double max_loss = 0;
   // what is written
   std::string output_dir, name, trace, trace_steps;
-  int64_t print_freq = 50;
+  int64_t print_freq = 50, explain_step = 0;
   bool json = false, quiet = false, report = true, tensorboard = true;
   // checkpoints
   std::string save_every = "1epoch", resume;
@@ -52,7 +52,7 @@ struct CommonOptions {
   // instead of training
   double headroom = 0;
   bool evaluate = false, dry_run = false, dump_config = false, list = false, version = false;
-  bool help = false;
+  bool help = false, man = false;
   std::string config;
 };
 

@@ -56,11 +56,13 @@ void print(const std::string& text) {
 bool answer_questions(const CommonOptions& o, const FlagTable& flags, const std::string& choices) {
   if (o.help)
     print(flags.help());
+  else if (o.man)
+    print(flags.manual());
   else if (o.version)
     print(version_text());
   else if (o.list)
     print(choices);
-  return o.help || o.version || o.list;
+  return o.help || o.man || o.version || o.list;
 }
 
 void print_warnings(const CommonOptions& o, const FlagTable& flags) {

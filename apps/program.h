@@ -22,7 +22,7 @@ int run_program(const char* name, int argc, char** argv,
 // an Error.
 void print(const std::string& text);
 
-// Answers --help, --version and --list; whether there was such a question.
+// Answers --help, --man, --version and --list; whether there was such a question.
 bool answer_questions(const CommonOptions& o, const FlagTable& flags, const std::string& choices);
 
 // What flags.parse passed over, on stderr.

@@ -137,13 +137,38 @@ PlanRecord read_plan(const std::string& file) {
   }
 }
 
-void read_plans(RunRecord& run) {
+ChoiceRecord read_choice(const std::string& file) {
+  try {
+    const Json json = Json::parse(read_text_file(file));
+    ChoiceRecord choice{.step = whole(json, "step"),
+                        .dense = number(json, "dense_s"),
+                        .compressed = number(json, "compressed_s"),
+                        .chosen = number(json, "chosen_s"),
+                        .buckets = {}};
+    const auto times = [](const Json& way) -> ChoiceRecord::Times {
+      return {number(way, "ready_s"), number(way, "code_s"), number(way, "comm_s")};
+    };
+    for (const Json& bucket : json.at("buckets"))
+      choice.buckets.push_back(
+          {.compressed = bucket.at("compressed").get<bool>(),
+           .dense = times(bucket.at("dense")),
+           .packed = times(bucket.at("packed")),
+           .parameters = bucket.value("parameters", std::vector<std::string>{})});
+    return choice;
+  } catch (const nlohmann::json::exception& error) {
+    throw InputError(concat(file, ": no choice of exchanges: ", printable(error.what(), 200)));
+  }
+}
+
+void read_decisions(RunRecord& run) {
   for (const auto& entry : fs::directory_iterator(run.folder)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with("plan-") && name.ends_with(".json"))
-      run.plans.push_back(read_plan(entry.path().string()));
+    if (!name.ends_with(".json")) continue;
+    if (name.starts_with("plan-")) run.plans.push_back(read_plan(entry.path().string()));
+    if (name.starts_with("exchange-")) run.choices.push_back(read_choice(entry.path().string()));
   }
   std::ranges::sort(run.plans, {}, &PlanRecord::step);
+  std::ranges::sort(run.choices, {}, &ChoiceRecord::step);
 }
 
 // "key = value  # remark" -> key, value.
@@ -231,7 +256,7 @@ RunRecord read_run(const std::string& folder, const std::string& trace) {
     if (const std::string file = run.folder + "/run.json"; fs::exists(file))
       run.info = Json::parse(read_text_file(file));
     read_config(run);
-    read_plans(run);
+    read_decisions(run);
   } catch (const nlohmann::json::exception& error) {
     throw InputError(concat(run.folder, "/run.json: ", printable(error.what(), 200)));
   } catch (const fs::filesystem_error& error) {

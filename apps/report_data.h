@@ -1,6 +1,6 @@
-// What a run folder tells: metrics.jsonl, run.json, config.toml, the plans plan-<step>.json and the
-// trace, read back for people. Whatever is missing is left empty: a run may be young, or of an
-// older version.
+// What a run folder tells: metrics.jsonl, run.json, config.toml, the plans plan-<step>.json, the
+// choices exchange-<step>.json and the trace, read back for people. Whatever is missing is left
+// empty: a run may be young, or of an older version.
 //
 //   const RunRecord run = read_run("runs/a");
 //   run.steps.back().loss
@@ -46,6 +46,21 @@ struct PlanRecord {
   std::vector<Layer> layers;
 };
 
+// What --compress auto has decided, and from which measurements; seconds.
+struct ChoiceRecord {
+  struct Times {
+    double ready = NAN, code = NAN, comm = NAN;  // code, comm: encoding, and in collectives
+  };
+  struct Bucket {
+    bool compressed = false;
+    Times dense, packed;                  // measured both ways
+    std::vector<std::string> parameters;  // may be missing
+  };
+  int64_t step = 0;
+  double dense = NAN, compressed = NAN, chosen = NAN;  // until the last exchange, as predicted
+  std::vector<Bucket> buckets;
+};
+
 // A look of the quality meter: of each layer the measures by name.
 struct LookRecord {
   int64_t step = 0;
@@ -70,6 +85,7 @@ struct RunRecord {
   std::vector<StepRecord> steps;
   std::vector<ScoreRecord> scores;
   std::vector<PlanRecord> plans;
+  std::vector<ChoiceRecord> choices;
   std::vector<LookRecord> looks;
   std::vector<LedgerRecord> ledger;
   std::string trace;  // the file, where one is found

@@ -20,6 +20,8 @@ std::string draw_layer_bytes(const RunRecord& run, int colour);
 // The plans: layers by steps, how much finer or coarser than the uniform setting.
 // `cells`: about so many at most.
 std::string draw_plans(const RunRecord& run, int64_t cells);
+// The last choice of --compress auto: each bucket's exchange both ways, and which was chosen.
+std::string draw_choices(const RunRecord& run);
 // Residuals over gradients, layers by steps, and the quality meter's means over its looks.
 std::string draw_residuals(const RunRecord& run, int64_t cells);
 std::string draw_quality(const RunRecord& run);

@@ -229,8 +229,8 @@ std::string numbered(std::string figures, size_t run) {
 }
 
 std::string own_section(const RunRecord& run, size_t i, bool alone, int64_t cells) {
-  const std::string figures =
-      draw_plans(run, cells) + draw_residuals(run, cells) + draw_quality(run) + draw_timeline(run);
+  const std::string figures = draw_plans(run, cells) + draw_choices(run) +
+                              draw_residuals(run, cells) + draw_quality(run) + draw_timeline(run);
   std::string bytes = draw_layer_bytes(run, static_cast<int>(i));
   if (alone) return numbered(figures, i);
   return concat("<section id=\"run", i + 1, "\"><h2><i class=\"key dot f", i, "\"></i>",

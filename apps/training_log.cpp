@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "apps/explain.h"
 #include "apps/ledger_report.h"
 #include "apps/run_report.h"
 #include "core/error.h"
@@ -23,10 +24,12 @@ TrainingLog::TrainingLog(const TrainingLogOptions& names, const CommonOptions& o
       progress_(progress),
       quality_(noting(progress)) {
   result_.world_size = optimizer.learners();
-  trace_step(1);
+  watch_step(1);
 }
 
-void TrainingLog::trace_step(int64_t step) {
+// What is going to be recorded of this step.
+void TrainingLog::watch_step(int64_t step) {
+  context_.trace().explain(step == o_.explain_step && folder_ != nullptr);
   if (o_.trace.empty()) return;
   const StepRange range = parse_step_range(o_.trace_steps);
   if (step == range.first) context_.trace().start();
@@ -70,8 +73,9 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   seconds_ += t.data + t.forward + t.backward + t.update;
   result_.rate = static_cast<double>(units_) / std::max(seconds_, 1e-9);
   pending_.push_back({facts, exchange_since_last()});
+  if (context_.trace().explaining()) explain(pending_.back());
   if (result_.world_size == 1 || result_.step % o_.print_freq == 0) flush();
-  trace_step(result_.step + 1);
+  watch_step(result_.step + 1);
   if (quality_.add(result_.step, optimizer_.take_quality()) && folder_ != nullptr)
     folder_->metric(quality_.json());
 
@@ -95,6 +99,22 @@ ExchangeFacts TrainingLog::exchange_since_last() {
           .comm_s = comm_s,
           .compress_s = std::max(0.0, exchange_s - comm_s),
           .exposed_s = seen_.exposed_s - last.exposed_s};
+}
+
+// On stderr and in the run folder.
+void TrainingLog::explain(const Pending& step) {
+  const std::string text = step_story({.program = names_.program,
+                                       .step = result_.step,
+                                       .epoch = result_.epoch + 1,
+                                       .learners = result_.world_size,
+                                       .facts = step.facts,
+                                       .exchange = step.exchange,
+                                       .bytes_dense = optimizer_.dense_bytes(),
+                                       .notes = context_.trace().take_notes()});
+  folder_->write(concat("explain-", result_.step, ".txt"), text);
+  if (o_.quiet) return;
+  progress_->clear();
+  std::fprintf(stderr, "%s", text.c_str());
 }
 
 // Of the pending steps, over the ranks, added in their order: the same bits however many steps are
@@ -185,7 +205,7 @@ void TrainingLog::restore(int64_t step, int64_t epoch, const nlohmann::json& sav
   if (saved.at("train_loss").is_number()) result_.train_loss = saved["train_loss"].get<double>();
   skipped_ = saved.at("skipped").get<int64_t>();
   seen_ = optimizer_.totals();
-  trace_step(step + 1);
+  watch_step(step + 1);
 }
 
 void TrainingLog::take_totals() {
@@ -216,6 +236,10 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
     progress_->clear();
     std::fprintf(stderr, "%s", table.c_str());
   }
+  const int64_t before = result_.step - steps_here_;  // steps of earlier processes
+  if (o_.explain_step > 0 && (o_.explain_step <= before || o_.explain_step > result_.step))
+    progress_->note(concat("--explain-step ", o_.explain_step, ": not among the steps ", before + 1,
+                           " to ", result_.step, " of this run"));
   folder_->metric(summary_line(result_, store_));
   if (result_.world_size == 1) return;
   if (result_.rejected_buckets > 0)

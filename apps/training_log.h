@@ -119,7 +119,8 @@ class TrainingLog {
     double loss = 0, units = 0;
   };
   std::vector<LossSum> sum_losses();
-  void trace_step(int64_t step);
+  void watch_step(int64_t step);
+  void explain(const Pending& step);
   ExchangeFacts exchange_since_last();
   void take_totals();
   void flush();

@@ -1,6 +1,7 @@
 #include "comm/ledger.h"
 
 #include "core/error.h"
+#include "core/trace.h"
 
 namespace heddle {
 namespace {
@@ -35,7 +36,7 @@ const char* kind_name(PayloadKind kind) {
 }
 
 void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
-                  const std::function<void()>& call, bool again) {
+                  const std::function<void()>& call, bool again, const char* file, int line) {
   check(!parts.empty(), "ledger: expected at least one part of a payload");
   const Traffic before = comm.total_traffic();
   const double begin_s = comm.now();
@@ -54,6 +55,18 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
            share(received, begin, end, total)});
       begin = end;
     }
+    const auto figures = [&] {
+      std::map<PayloadKind, int64_t> payload;
+      for (const PayloadPart& part : parts) payload[part.kind] += part.bytes;
+      Figures out;
+      for (const auto& [kind, bytes] : payload)
+        out.push_back({kind_name(kind), static_cast<double>(bytes), Unit::bytes});
+      out.push_back({"sent", static_cast<double>(sent), Unit::bytes});
+      out.push_back({"received", static_cast<double>(received), Unit::bytes});
+      out.push_back({"took", comm.now() - begin_s, Unit::seconds});
+      return out;
+    };
+    explain("exchange", comm.tag(), figures, file, line);
   };
   try {
     call();

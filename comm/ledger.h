@@ -32,9 +32,11 @@ class Ledger {
  public:
   // Runs the call and books what it sent and received, even when it throws. A payload that travels
   // twice, to its owner and back, counts as payload once: `again` is the second time. Parts of no
-  // bytes at all share alike. Parts are read after the call, which may still add some.
+  // bytes at all share alike. Parts are read after the call, which may still add some. `file`,
+  // `line`: of the call, for the narration of a step.
   void book(Communicator& comm, const std::vector<PayloadPart>& parts,
-            const std::function<void()>& call, bool again = false);
+            const std::function<void()>& call, bool again = false,
+            const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
   struct Entry {
     int64_t payload = 0;             // bytes of payload, once for each collective

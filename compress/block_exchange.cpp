@@ -12,6 +12,7 @@
 #include "compress/codec.h"
 #include "compress/compressed_reducer.h"
 #include "compress/magnitude.h"
+#include "core/kernels.h"
 #include "core/shared_kernel.h"
 
 namespace heddle {
@@ -78,9 +79,11 @@ class BlockExchange : public CompressedReducer {
     for (const Item& item : e.compressed) elements += item.n();
     for (const auto& [name, x] : e.dense) elements += x.size();
     const int64_t length = std::clamp<int64_t>(elements / (4 * p) / 64 * 64, 64, kBlock);
-    for (const Item& item : e.compressed)
+    for (const Item& item : e.compressed) {
       plan.add(item.name(), item.tensor, coding_, static_cast<int>(item.layer->choice),
                item.layer->index, coding_ == Coding::levels ? block_ : length);
+      explain("select", item.name(), [&] { return rounding(item); });
+    }
     for (const auto& [name, x] : e.dense) plan.add(name, x, Coding::fp32, 0, 0, length);
     const int64_t slot = std::ranges::max(plan.used);
     int64_t rest = p * slot;  // flags, and what fills the slots up
@@ -168,6 +171,16 @@ class BlockExchange : public CompressedReducer {
   }
 
  private:
+  Figures rounding(const Item& item) const {
+    const auto n = static_cast<double>(item.n());
+    if (coding_ != Coding::levels) return {{"elements", n, Unit::count}, {"bits for each", 16}};
+    const Tensor x = item.tensor.to(Device{});
+    const double lost = lost_norms(*item.layer, x, {item.layer->choice})[0];
+    return {{"elements", n, Unit::count},
+            {"bits for each", item.layer->choice},
+            {"rounding error over the norm", 100 * lost / norm(x), Unit::percent}};
+  }
+
   // With its own random numbers for each step (28 bits), rank (12), layer (15) and round (1), so
   // that the rounding errors of ranks are independent.
   CodedBlock noisy(const Block& b, const Exchange& e, uint64_t round) const {

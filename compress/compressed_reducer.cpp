@@ -83,7 +83,7 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
       if (window_ && window_has_gradients_ && feedback_) gradients.emplace_back(p->name, x.clone());
       e.compressed.push_back(item_of(layer, x, e));
     } else {
-      if (feedback_ && feedback_->holds(p->name)) feedback_->compensate(p->name, x);
+      if (feedback_ && feedback_->holds(p->name)) compensate(p->name, x);
       e.dense.emplace_back(p->name, x);
     }
   }
@@ -107,6 +107,12 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   }
   if (accepted && feedback_)
     for (const auto& [name, x] : e.dense) feedback_->sent_all(name);
+  for (const Item& item : e.compressed)
+    if (feedback_)
+      explain("residual", item.name(), [&] {
+        return Figures{{accepted ? "residual norm" : "as it was: residual norm",
+                        norm(feedback_->residual(item.name(), item.n(), device))}};
+      });
   if (bucket.flat.device() != device) bucket.flat.copy_from(flat);
   return accepted;
 }
@@ -115,9 +121,24 @@ CompressedReducer::Item CompressedReducer::item_of(Layer& layer, const Tensor& g
                                                    const Exchange& e) {
   if (!feedback_) return {&layer, gradient, gradient, {}, {}};
   const int64_t asked = chunk(layer, e);
+  const double alone = explaining() ? norm(gradient) : 0;
   const Absorbed all =
       feedback_->absorb(layer.parameter->name, gradient, asked > 0 ? asked : kStretch);
+  explain("compensate", layer.parameter->name, [&] {  // the old residual lies in the gradient now
+    return Figures{
+        {"gradient norm", alone}, {"residual norm", norm(gradient)}, {"together", norm(all.x)}};
+  });
   return {&layer, all.x, gradient, asked > 0 ? all.places : Tensor{}, all.magnitudes};
+}
+
+// Of a layer that travels dense and is still owed something.
+void CompressedReducer::compensate(const std::string& name, const Tensor& x) {
+  explain("compensate", name, [&] {
+    return Figures{
+        {"gradient norm", norm(x)},
+        {"residual norm, sent whole", norm(feedback_->residual(name, x.size(), x.device()))}};
+  });
+  feedback_->compensate(name, x);
 }
 
 // Leaves the residuals as they were unless the step counts.
@@ -244,6 +265,17 @@ NamedTensors CompressedReducer::named_state() const {
     if (feedback_ && layer.compressed && (pays(layer) || feedback_->holds(name)))
       state.emplace_back("residual." + name, feedback_->residual(name, layer.parameter->size()));
   return state;
+}
+
+void CompressedReducer::explain_selection(const Item& item, const Tensor& values, const char* file,
+                                          int line) {
+  const auto figures = [&] {
+    const double kept = squared_norm(values) / squared_norm(item.tensor);
+    return Figures{{"chosen", static_cast<double>(values.size()), Unit::count},
+                   {"elements", static_cast<double>(item.n()), Unit::count},
+                   {"energy kept", 100 * kept, Unit::percent}};
+  };
+  explain("select", item.name(), figures, file, line);
 }
 
 bool CompressedReducer::all_reduce(Exchange& e, const NamedTensors& tensors) {

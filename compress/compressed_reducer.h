@@ -107,6 +107,10 @@ class CompressedReducer : public Reducer {
     Ledger& ledger;
   };
 
+  // Where a step is explained: what this rank sends of an item's elements.
+  static void explain_selection(const Item& item, const Tensor& values,
+                                const char* file = __builtin_FILE(), int line = __builtin_LINE());
+
   // Puts the sums over the ranks into sum and into the dense tensors, leaves the residuals where
   // they were added, and returns true; or touches neither and returns false, on all ranks alike.
   virtual bool exchange(Exchange& e) = 0;
@@ -147,6 +151,7 @@ class CompressedReducer : public Reducer {
   // A word in place of a number: a rule will decide, and nobody else until then.
   bool undecided(double setting) const { return setting < family_.keys[0].low; }
   Item item_of(Layer& layer, const Tensor& gradient, const Exchange& e);
+  void compensate(const std::string& name, const Tensor& x);
   bool exchange_or_undo(Exchange& e);
   bool exchange_in_window(Exchange& e, const NamedTensors& gradients);
 

@@ -96,6 +96,12 @@ class PowerSgd : public CompressedReducer {
       p.emplace_back(item.name(), Tensor::empty_on(Device{}, {m.rank, m.rows}));
       gemm(factor(*item.layer), item.tensor.reshape({m.rows, m.columns}), p.back().second,
            {.transpose_b = true});
+      explain("select", item.name(), [&] {
+        return Figures{{"rank", static_cast<double>(m.rank)},
+                       {"values in two factors", static_cast<double>(m.rank * (m.rows + m.columns)),
+                        Unit::count},
+                       {"elements", static_cast<double>(item.n()), Unit::count}};
+      });
     }
     if (!all_reduce(e, p)) return false;
     p.erase(p.begin(), p.begin() + std::ssize(e.dense));

@@ -34,6 +34,7 @@ class SharedIndices : public CompressedReducer {
     for (size_t i = 0; i < chosen.size(); ++i) {
       const Tensor values = Tensor::empty_on(e.device, chosen[i].shape());
       HEDDLE_DISPATCH(e.device, take(e.compressed[i].tensor, chosen[i], values));
+      explain_selection(e.compressed[i], values);
       sums.emplace_back(e.compressed[i].name(), values);
     }
     if (!all_reduce(e, sums)) return false;
@@ -88,6 +89,10 @@ class ScaleCom : public SharedIndices {
       for (size_t i = 0; i < codes.size(); at += parts[i++].bytes)
         each(i, message.slice(at, at + parts[i].bytes));
     };
+    explain("select", e.comm.tag(), [&] {
+      return Figures{{"leader: rank", static_cast<double>(leader)},
+                     {"its indices", static_cast<double>(bytes), Unit::bytes}};
+    });
     if (e.comm.rank() == leader)
       for_parts([&](size_t i, const Tensor& place) {
         const Item& item = e.compressed[i];

@@ -104,6 +104,7 @@ class TopK : public CompressedReducer {
       out.places.push_back(select_places(code, item.tensor));
       pieces.push_back(Tensor::empty_on(e.device, {code.k}));
       HEDDLE_DISPATCH(e.device, take(item.tensor, out.places.back(), pieces.back()));
+      explain_selection(item, pieces.back());
       out.parts.push_back({item.name(), PayloadKind::values, pieces.back().bytes()});
       out.values += code.k;
       most += code.k * 4 + index_bytes(code);

@@ -1,5 +1,7 @@
 #include "core/kernels.h"
 
+#include <cmath>
+
 #include "core/elementwise.h"
 #include "core/onednn.h"
 #include "core/shared_kernel.h"
@@ -112,6 +114,8 @@ double sum(const Tensor& x) { return HEDDLE_DISPATCH(x.device(), sum(x.data<floa
 double squared_norm(const Tensor& x) {
   return HEDDLE_DISPATCH(x.device(), squared_norm(x.data<float>(), x.size()));
 }
+
+double norm(const Tensor& x) { return std::sqrt(squared_norm(x)); }
 
 bool all_finite(const Tensor& x) {
   return HEDDLE_DISPATCH(x.device(), all_finite(x.data<float>(), x.size()));

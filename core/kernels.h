@@ -29,6 +29,7 @@ Tensor converted(const Tensor& src, DType dtype, Layout layout);
 // of the number of threads.
 double sum(const Tensor& x);
 double squared_norm(const Tensor& x);
+double norm(const Tensor& x);  // its root
 bool all_finite(const Tensor& x);
 // out[c] = beta * out[c] + sum over rows of x (N, C), f32 or bf16 -> (C) f32.
 void sum_rows(const Tensor& x, const Tensor& out, float beta);

@@ -57,7 +57,15 @@ void BackwardPass::contributed(Parameter& p) {
   auto open = std::find(open_->begin(), open_->end(), &p);
   check(open != open_->end(), "tape: ", p.name, " contributed more often than it was used");
   open_->erase(open);
-  if (--p.pending == 0 && *on_final_) (*on_final_)(p);
+  if (--p.pending > 0) return;
+  explain("final", p.name, [&] {
+    Figures figures = {{"elements", static_cast<double>(p.size()), Unit::count},
+                       {"bytes", static_cast<double>(p.size()) * 4, Unit::bytes}};
+    figures.push_back(p.written ? Figure{"gradient norm", norm(p.grad)}
+                                : Figure{"without a gradient", 0, Unit::none});
+    return figures;
+  });
+  if (*on_final_) (*on_final_)(p);
 }
 
 Tape::~Tape() {

@@ -8,6 +8,11 @@
 #include "core/context.h"
 #include "core/error.h"
 
+#if defined(HEDDLE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define HEDDLE_NVTX 1
+#endif
+
 namespace heddle {
 namespace {
 
@@ -50,6 +55,17 @@ void Trace::add(std::string name, const char* track, double begin, double end) {
 
 void Trace::flow(Flow point, const char* track, int64_t id) {
   if (enabled()) push({"", track, now(), 0, id, point});
+}
+
+void Trace::note(Note note) {
+  std::lock_guard lock(mutex_);
+  note.time = now();
+  notes_.push_back(std::move(note));
+}
+
+std::vector<Note> Trace::take_notes() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(notes_, {});
 }
 
 std::string Trace::events(int rank, double shift) const {
@@ -118,11 +134,29 @@ TraceRange::TraceRange(const char* track, std::string_view name) {
   trace_ = &trace;
   track_ = track;
   name_ = name;
+#ifdef HEDDLE_NVTX
+  nvtxRangePushA(concat(track, ": ", name).c_str());
+#endif
   begin_ = Trace::now();
 }
 
 TraceRange::~TraceRange() {
-  if (trace_ != nullptr) trace_->add(std::move(name_), track_, begin_, Trace::now());
+  if (trace_ == nullptr) return;
+  trace_->add(std::move(name_), track_, begin_, Trace::now());
+#ifdef HEDDLE_NVTX
+  nvtxRangePop();
+#endif
 }
+
+bool explaining() { return Context::current().trace().explaining(); }
+
+std::string source_place(const char* file, int line) {
+  const std::string_view path = file;
+  const size_t name = path.rfind('/');
+  const size_t folder = name == 0 || name == path.npos ? path.npos : path.rfind('/', name - 1);
+  return concat(folder == path.npos ? path : path.substr(folder + 1), ":", line);
+}
+
+void take_note(Note note) { Context::current().trace().note(std::move(note)); }
 
 }  // namespace heddle

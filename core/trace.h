@@ -3,6 +3,11 @@
 // update). Off, a range costs one load and a branch.
 //
 //   TraceRange range("forward", "layer1.0.conv1");
+//
+// And notes: what happened in one step that somebody wants explained, with figures and the place in
+// the sources that says so (--explain-step). Their figures are computed in that step only.
+//
+//   explain("final", p.name, [&] { return Figures{{"gradient norm", norm(p.grad)}}; });
 #pragma once
 
 #include <atomic>
@@ -19,6 +24,24 @@ namespace heddle {
 double steady_seconds();  // of the steady clock
 double thread_seconds();  // that this thread has computed so far
 
+enum class Unit : uint8_t { number, count, bytes, seconds, percent, none };  // none: a remark
+
+struct Figure {
+  const char* name;
+  double value = 0;
+  Unit unit = Unit::number;
+};
+using Figures = std::vector<Figure>;
+
+struct Note {
+  const char* stage;  // final, bucket, compensate, select, exchange, residual, summed, update, …
+  std::string subject;  // a parameter, a bucket
+  Figures figures;
+  std::string place;  // "core/tape.cpp:66"
+  double time = 0;    // microseconds, as in the trace
+  std::thread::id thread = std::this_thread::get_id();
+};
+
 class Trace {
  public:
   void start() { enabled_.store(true, std::memory_order_relaxed); }
@@ -32,6 +55,13 @@ class Trace {
   // last. Arrows lead from point to point. Does nothing while the trace is off.
   enum class Flow : uint8_t { begin, pass, end };
   void flow(Flow point, const char* track, int64_t id);
+
+  // Notes are taken while this is on; between steps only.
+  void explain(bool on) { explaining_.store(on, std::memory_order_relaxed); }
+  bool explaining() const { return explaining_.load(std::memory_order_relaxed); }
+  void note(Note note);
+  // In the order in which they were taken; they are gone afterwards.
+  std::vector<Note> take_notes();
 
   // Everything recorded as one process of a trace, one track per name in `track` and per thread
   // that used it ("update", "update 2"): JSON objects that end in commas. `shift` is added to all
@@ -55,14 +85,16 @@ class Trace {
   };
   using Track = std::pair<std::string, std::thread::id>;
   void push(Event event);
-  std::atomic<bool> enabled_ = false;
+  std::atomic<bool> enabled_ = false, explaining_ = false;
   mutable std::mutex mutex_;
   std::vector<Event> events_;
+  std::vector<Note> notes_;
   int64_t dropped_ = 0;
 };
 
 // Records its own lifetime in the trace of the thread's Context. Tracks: data, forward, backward,
-// compress, comm, update; wait: for exchanges that backward did not hide.
+// compress, comm, update; wait: for exchanges that backward did not hide. In a CUDA build it is an
+// NVTX range too, "forward: conv1.weight", for NVIDIA's profilers.
 class TraceRange {
  public:
   TraceRange(const char* track, std::string_view name);
@@ -76,5 +108,20 @@ class TraceRange {
   std::string name_;
   double begin_ = 0;
 };
+
+// Whether the current Context's trace takes notes.
+bool explaining();
+// "core/tape.cpp:66" for a file of this repository, whose sources lie one folder deep.
+std::string source_place(const char* file, int line);
+
+void take_note(Note note);
+
+// Takes a note if the step is being explained; only then figures() is called, which must change
+// nothing. The place is that of the call.
+template <class Call>
+void explain(const char* stage, std::string_view subject, const Call& figures,
+             const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  if (explaining()) take_note({stage, std::string(subject), figures(), source_place(file, line)});
+}
 
 }  // namespace heddle

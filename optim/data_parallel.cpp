@@ -112,8 +112,21 @@ void DataParallelOptimizer::ready(Parameter& p) {
   if (!last_micro_step() || !p.written || !ready_.insert(&p).second) return;
   const size_t index = bucket_of_.at(&p);
   event("ready", index);
-  if (--buckets_[index].open == 0) arrow(Trace::Flow::begin, "backward", index);
+  if (--buckets_[index].open == 0) {
+    arrow(Trace::Flow::begin, "backward", index);
+    if (explaining()) explain_bucket(index);
+  }
   if (parallel_.overlap && parallel_.local_clip == 0) flush();
+}
+
+void DataParallelOptimizer::explain_bucket(size_t index) const {
+  const Bucket& bucket = buckets_[index];
+  const auto elements = static_cast<double>(bucket_gradients(bucket).flat.size());
+  explain("bucket", concat("bucket ", index), [&] {
+    return Figures{{"parameters", static_cast<double>(bucket.parameters.size()), Unit::count},
+                   {"elements", elements, Unit::count},
+                   {"bytes", elements * 4, Unit::bytes}};
+  });
 }
 
 // Sends off every complete bucket whose turn it is.
@@ -137,6 +150,7 @@ void DataParallelOptimizer::exchange(size_t index) {
   const double begin = steady_seconds();
   arrow(Trace::Flow::pass, "comm", index);
   const double thread_begin = thread_seconds(), comm_begin = ledger_.seconds();
+  const int64_t sent_before = totals_.dense_sent + totals_.compressed_sent;
   const bool finite = sum(bucket);
   const double seconds = steady_seconds() - begin, comm_s = ledger_.seconds() - comm_begin;
   totals_.exchange_s += seconds;
@@ -149,6 +163,14 @@ void DataParallelOptimizer::exchange(size_t index) {
   totals_.rejected += !finite;
   buckets_[index].accepted = finite;
   event("reduced", index);
+  explain("summed", comm_.tag(), [&] {
+    const int64_t sent = totals_.dense_sent + totals_.compressed_sent - sent_before;
+    return Figures{{compressing() ? "compressed" : "dense", 0, Unit::none},
+                   {finite ? "over the ranks" : "refused: not finite", 0, Unit::none},
+                   {"sent", static_cast<double>(sent), Unit::bytes},
+                   {"took", seconds, Unit::seconds},
+                   {"of it in collectives", comm_s, Unit::seconds}};
+  });
   for (Parameter* p : bucket.parameters) {
     p->touched_rows.reset();  // other ranks had other rows
     if (!finite)
@@ -204,7 +226,9 @@ StepReport DataParallelOptimizer::finish_step() {
     TraceRange range("wait", "exchanges");
     const double begin = steady_seconds();
     worker_->drain();
-    totals_.exposed_s += steady_seconds() - begin;
+    const double waited = steady_seconds() - begin;
+    totals_.exposed_s += waited;
+    explain("wait", "exchanges", [&] { return Figures{{"waited", waited, Unit::seconds}}; });
   }
   micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;
   StepReport report = optimizer_.finish_step();
@@ -264,6 +288,9 @@ void DataParallelOptimizer::clip_locally() {
     return;
   }
   const double limit = parallel_.local_clip * std::sqrt(static_cast<double>(comm_.size()));
+  explain("clip", "this rank's gradient", [&] {
+    return Figures{{"norm", norm}, {"limit", limit}};
+  });
   if (norm > limit) scale(store_.grads(), static_cast<float>(clip_factor(norm, limit)));
 }
 

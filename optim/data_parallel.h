@@ -146,6 +146,7 @@ class DataParallelOptimizer {
   bool compressing() const { return reducer_ != nullptr && step_ >= parallel_.compress_start; }
   GradientBucket bucket_gradients(const Bucket& bucket) const;
   void clip_locally();
+  void explain_bucket(size_t index) const;
   void event(const char* what, size_t bucket);
   void finish_arrow(const Parameter& p);
   void arrow(Trace::Flow point, const char* track, size_t bucket);

@@ -139,6 +139,7 @@ void ExchangeChooser::decide(int64_t step, const LayerPlanner::Collective& colle
     }
   ExchangeChoice choice = choose_exchange(means[0], dense, packed, options_.margin);
   choice.step = step;
+  choice.parameters = buckets_;
   chosen_ = choice.compressed;
   start(Phase::waiting, chosen_);
   // A trial is some steps of the way that is not chosen.

@@ -34,7 +34,8 @@ struct ExchangeChoice {
   std::vector<bool> compressed;  // by bucket
   // Until backward and all exchanges have ended: if all buckets were dense, compressed, as chosen.
   double dense_s = 0, compressed_s = 0, chosen_s = 0;
-  std::vector<BucketTimes> dense, packed;  // what was measured of each bucket, both ways
+  std::vector<BucketTimes> dense, packed;            // what was measured of each bucket, both ways
+  std::vector<std::vector<std::string>> parameters;  // of each bucket
 };
 
 // Compressed buckets must make the step shorter by `margin`, a part of it; a mixture must be better

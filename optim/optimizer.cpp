@@ -9,6 +9,20 @@
 #include "optim/clip.h"
 
 namespace heddle {
+namespace {
+
+Figures not_applied() { return {{"not applied: the gradient is not finite", 0, Unit::none}}; }
+
+// The values as they were before an update that is explained.
+Tensor remembered(const Tensor& values) { return explaining() ? values.clone() : Tensor{}; }
+
+// Overwrites `before`.
+Figures applied(double lr, const Tensor& values, const Tensor& before) {
+  axpy(-1, values, before);
+  return {{"lr", lr}, {"weight norm", norm(values)}, {"moved by", norm(before)}};
+}
+
+}  // namespace
 
 Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
                      const OptimizerOptions& options)
@@ -61,6 +75,7 @@ void Optimizer::reject(Parameter& p) {
   std::lock_guard lock(mutex_);
   progress_[&p].updated = true;
   count_not_finite(p);
+  explain("update", p.name, not_applied);
 }
 
 // With the mutex held, or when no other thread signals any more.
@@ -86,7 +101,9 @@ bool Optimizer::signal(Parameter& p, bool Progress::*what) {
 void Optimizer::update_one(Parameter& p) {
   TraceRange range("update", p.name);
   const bool finite = all_finite(p.grad);
+  const Tensor before = remembered(p.value);
   if (finite) rule_->update(p, input());
+  explain("update", p.name, [&] { return finite ? applied(lr_, p.value, before) : not_applied(); });
   std::lock_guard lock(mutex_);
   if (finite)
     ++updated_;
@@ -116,6 +133,7 @@ void Optimizer::finish_deferred(StepReport& report) {
     TraceRange range("update", "all");
     const double clip =
         options_.clip_grad_norm > 0 ? clip_factor(report.grad_norm, options_.clip_grad_norm) : 1.0;
+    const Tensor before = remembered(store_.values());
     const bool sparse = std::any_of(store_.parameters().begin(), store_.parameters().end(),
                                     [](const Parameter& p) { return p.touched_rows.has_value(); });
     if (sparse)
@@ -123,12 +141,19 @@ void Optimizer::finish_deferred(StepReport& report) {
     else
       for (const Range& r : ranges_) rule_->update_range(r.begin, r.end, r.decay, input(clip));
     updated_ = std::ssize(store_.parameters());
+    explain("update", "all parameters", [&] {
+      Figures figures = applied(lr_, store_.values(), before);
+      figures.push_back({"gradient norm", report.grad_norm});
+      figures.push_back({"scaled to", 100 * clip, Unit::percent});
+      return figures;
+    });
   } else if (options_.on_nonfinite == OnNonfinite::bucket && options_.clip_grad_norm == 0) {
     update_rest();
   } else {
     auto& all = store_.parameters();  // backward comes to the last first
     for (auto p = all.rbegin(); p != all.rend(); ++p)
       if (!progress_[&*p].updated && !all_finite(p->grad)) count_not_finite(*p);
+    explain("update", "all parameters", not_applied);
   }
 }
 

@@ -12,7 +12,7 @@
 namespace heddle {
 
 struct FakeRun {
-  int steps = 40, layers = 3, plans = 2, looks = 2;
+  int steps = 40, layers = 3, plans = 2, looks = 2, choices = 2;
   double shift = 0;  // of the losses
 
   double loss(int step) const { return 2.5 * std::exp(-0.02 * step) + 0.01 * (step % 7) + shift; }
@@ -95,6 +95,26 @@ struct FakeRun {
         .dump();
   }
 
+  // Of one bucket for each layer; every second one is compressed.
+  std::string choice(int step) const {
+    using Json = nlohmann::ordered_json;
+    Json buckets = Json::array();
+    for (int i = 0; i < layers; ++i) {
+      Json names = {layer(i), concat("layer", i, ".bias")};
+      buckets.push_back(
+          {{"compressed", i % 2 == 1},
+           {"dense", {{"ready_s", 0.1 * (i + 1)}, {"code_s", 0}, {"comm_s", 0.02 * (i + 1)}}},
+           {"packed", {{"ready_s", 0.1 * (i + 1)}, {"code_s", 0.005}, {"comm_s", 0.001}}},
+           {"parameters", names}});
+    }
+    return Json{{"step", step},
+                {"dense_s", 0.36},
+                {"compressed_s", 0.31},
+                {"chosen_s", 0.3 + 0.001 * step},
+                {"buckets", buckets}}
+        .dump();
+  }
+
   // Two passes forward and backward of rank 0, the second with an exchange and an arrow to it.
   static std::string trace() {
     const auto range = [](int track, double begin, double length, const char* name) {
@@ -130,6 +150,8 @@ struct FakeRun {
                R"("cores":2,"memory_bytes":64000000000}})");
     for (int p = 1; p <= plans; ++p)
       temp.write(concat(name, "/plan-", 10 * p, ".json"), plan(10 * p));
+    for (int c = 1; c <= choices; ++c)
+      temp.write(concat(name, "/exchange-", 12 * c, ".json"), choice(12 * c));
     temp.write(name + "/trace.json", trace());
     return temp.path + "/" + name;
   }

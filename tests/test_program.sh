@@ -205,6 +205,25 @@ grep -q 'the last checkpoint before: limited/checkpoints/step-[1-9]' stderr || f
 
 "$program" --help | grep -q 'default: 0.9' || fail '--help'
 "$program" --version | grep -q '^heddle [0-9]' || fail '--version'
+"$program" --man >page.1 || fail '--man'
+[ "$(head -c 18 page.1)" = '.TH TRAIN_RESNET 1' ] || fail "--man: $(head -1 page.1)"
+for part in NAME SYNOPSIS OPTIONS ENVIRONMENT FILES 'EXIT STATUS'; do grep -qx ".SH $part" page.1 || fail "--man: no $part"; done
+# Every flag that --help knows, in its order, with the same words.
+"$program" --help | sed -n 's/^  \(--[a-z0-9-]*\).*/\1/p' >flags.help
+sed -n 's/^\\fB\(.*\)\\fR.*/\1/p' page.1 | sed 's/\\fR.*//; s/\\-/-/g' | grep ^-- >flags.man
+[ "$(wc -l <flags.man)" -gt 60 ] && cmp flags.help flags.man || fail "flags of --help and --man: $(diff flags.help flags.man)"
+"$program" --help | tr -s ' \n' ' ' >help.flat
+grep -A1 '^.fB' page.1 | grep -v '^--$\|^.fB' | sed 's/\\-/-/g; s/^\\&//; s/\\e/\\/g' | head -60 | while IFS= read -r line; do
+  grep -qF -- "$line" help.flat || echo "not in --help: $line"
+done >other.words
+[ ! -s other.words ] || fail "$(cat other.words)"
+if command -v man >/dev/null; then
+  LC_ALL=C MANWIDTH=80 man --warnings -l page.1 >page.txt 2>man.err || fail "man -l: $(cat man.err)"
+  [ ! -s man.err ] || fail "man warns: $(cat man.err)"
+  grep -q -e '--batch-size N' page.txt || fail 'the page that man shows has no --batch-size N'
+else
+  echo 'no man here: the manual page was only read as text'
+fi
 "$program" --list | grep -q 'resnet152' || fail '--list'
 "$program" --data cifar --dry-run --quiet | grep -q '^parameters *269722 ' || fail '--dry-run'
 "$program" --data cifar --steps 3 --batch-size 8 --trace t.json --trace-steps 2:3 --quiet \

@@ -4,6 +4,7 @@
 # input and failures end every rank.
 #   tests/test_program_learners.sh build/train_resnet build/train_lm [mpirun]
 set -u
+sources=$(cd "$(dirname "$0")/.." && pwd)
 resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
 mpirun=${3:-}
 work=$(mktemp -d) || exit 2
@@ -58,6 +59,7 @@ done
   --compress-start 3 --bucket-mb 0.25 --print-freq 5 --output-dir auto >/dev/null 2>auto.err || fail 'auto'
 grep -q 'step 15: [1-9][0-9]* of [0-9]* buckets are compressed' auto.err || fail "auto: $(cat auto.err)"
 grep -q '"compressed":true,"dense":{"ready_s":' auto/exchange-15.json || fail "auto: $(cat auto/exchange-15.json)"
+grep -q '<figure id="run1-choices"' auto/report.html || fail 'no figure of the choice in the report'
 refuse 'nothing to choose from' "$resnet" --compress auto:none
 refuse 'decides by bucket' "$resnet" --compress auto --layerwise lgreco
 refuse 'bits: expected' "$resnet" --compress auto:qsgd:bits=9
@@ -84,6 +86,59 @@ packed=(--batch-size 4 --compress-start 2 --compress)
 awk -v a="$(json scalecom.json ratio_layers)" -v b="$(json scalecom.json ratio_wire)" -v c="$(json qsgd.json ratio_wire)" \
   -v d="$(json four.json ratio_wire)" 'BEGIN { exit !(a > 45 && a <= 50.5 && b > 25 && b < a && c > 5 && c < 8 && d == 1) }' ||
   fail "ratios: $(cat scalecom.json qsgd.json)"
+
+# One step told as text: what happened in it, in order, with the numbers of its line of metrics, and
+# without changing a bit of the run.
+metric() { sed -n "s/^{\"step\":$2,.*\"$3\":\([^,}]*\).*/\1/p" "$1/metrics.jsonl"; }
+told=("${loud[@]}" "${packed[@]}" scalecom:rate=50 --learners 4 --bucket-mb 0.25)
+"$resnet" "${told[@]}" --quiet --output-dir untold >/dev/null && "$resnet" "${told[@]}" --explain-step 6 --output-dir told \
+  >/dev/null 2>told.err || fail '--explain-step'
+same untold told 'with a step explained'
+cmp untold/model.safetensors told/model.safetensors || fail 'weights with a step explained'
+story=told/explain-6.txt
+grep -qF "$(sed -n 20p $story)" told.err || fail "the story is not on stderr: $(head -c 500 told.err)"
+grep -q '^Step 6 of train_resnet, epoch 1, as the first of 4 ranks' $story || fail "heading: $(head -3 $story)"
+at() { awk -v what="$1" '/^ *[0-9.]+ +(main|comm) / && index($0, " " what " ") { printf "%s ", $3 }' $story; }
+layer=layer3.0.conv1.weight
+[ "$(at $layer)" = 'final compensate select residual update ' ] || fail "the way of $layer: $(at $layer)"
+[ "$(at 'bucket 0')" = 'bucket select exchange exchange summed ' ] || fail "the way of bucket 0: $(at 'bucket 0')"
+[ "$(at fc.bias)" = 'final update ' ] || fail "what travels dense: $(at fc.bias)"
+grep -q 'select .* bucket 0 .* leader: rank 1,' $story || fail 'step 6 is led by rank 5 mod 4'
+awk '/^ *[0-9.]+ +(main|comm) / { if ($1 < last) exit 1; last = $1; n++ } END { exit !(n > 100) }' $story ||
+  fail 'times go on'
+for pair in 'final update' 'compensate residual' 'bucket summed'; do
+  [ "$(grep -cE "(main|comm)  ${pair% *} " $story)" = "$(grep -cE "(main|comm)  ${pair#* } " $story)" ] || fail "as many: $pair"
+done
+[ "$(awk '$3 == "final" { n += $5 } END { print n }' $story)" = 269722 ] || fail 'elements of all layers'
+# Energy kept and norms belong together: the residual is what was not sent.
+awk -v layer=$layer 'index($0, layer) && match($0, /together [0-9.]+/) { x = substr($0, RSTART + 9, RLENGTH - 9) }
+  index($0, layer) && match($0, /kept [0-9.]+/) { kept = substr($0, RSTART + 5, RLENGTH - 5) / 100 }
+  index($0, layer) && /  residual  / && match($0, /norm [0-9.]+/) { m = substr($0, RSTART + 5, RLENGTH - 5) }
+  END { e = m * m / (x * x) - (1 - kept); exit !(x > 0 && kept > 0.02 && kept < 1 && e * e < 1e-6) }' $story ||
+  fail "energy and residual: $(grep $layer $story)"
+[ "$(grep -o 'In all sent [0-9]*' $story)" = "In all sent $(metric told 6 bytes_sent)" ] || fail "bytes: $(tail -3 $story)"
+for kind in exchange summed; do
+  [ "$(awk -v kind=$kind '$3 == kind && match($0, /sent [0-9]+/) { n += substr($0, RSTART + 5, RLENGTH - 5) } END { print n }' $story)" \
+    = "$(metric told 6 bytes_sent)" ] || fail "bytes of lines '$kind': $(metric told 6 bytes_sent)"
+done
+grep -q 'between the step before and this one' $story && fail 'nothing was sent between'
+[ "$(grep -cF "lr $(printf %.4g "$(metric told 6 lr)")," $story)" -gt 20 ] || fail "lr: $(metric told 6 lr)"
+grep -q "waited $(awk -v s="$(metric told 6 t_exposed)" 'BEGIN { printf "%.3f", 1e3 * s }') ms" $story || fail "t_exposed: $(tail -3 $story)"
+grep -oE '[a-z]+/[a-z_]+\.[a-z]+:[0-9]+$' $story | sort -u >places
+[ "$(wc -l <places)" -ge 9 ] || fail "places: $(cat places)"
+while IFS=: read -r file line; do
+  sed -n "${line}p" "$sources/$file" | grep -qE 'explain|ledger\.book|ledger_\.book' || fail "nothing is told at $file:$line"
+done <places
+"$resnet" "${told[@]}" --learners 2 --compress powersgd:rank=1 --explain-step 5 --output-dir told5 >/dev/null 2>&1 || fail 'powersgd explained'
+grep -q 'went between the step before and this one: losses' told5/explain-5.txt || fail "losses: $(tail -3 told5/explain-5.txt)"
+"$resnet" "${told[@]}" --learners 2 --compress qsgd --explain-step 5 --output-dir told_qsgd >/dev/null 2>&1 || fail 'qsgd explained'
+grep -q 'bits for each 4, rounding error over the norm [1-9]' told_qsgd/explain-5.txt || fail "qsgd: $(grep select told_qsgd/explain-5.txt)"
+"$resnet" "${images[@]}" --batch-size 4 --explain-step 2 --output-dir told_alone >/dev/null 2>alone.err || fail 'one learner explained'
+[ ! -s alone.err ] || fail "--quiet: $(head -3 alone.err)"
+[ "$(awk '$2 == "main" { print $3 }' told_alone/explain-2.txt | sort -u | tr '\n' ' ')" = 'final update ' ] || fail 'one learner exchanges nothing'
+"$resnet" "${loud[@]}" --batch-size 4 --explain-step 60 --output-dir told_late >/dev/null 2>late.err || fail 'a step that does not come'
+grep -q -e '--explain-step 60: not among the steps 1 to 6' late.err || fail "late: $(cat late.err)"
+refuse '--explain-step' "$resnet" --explain-step 0
 
 planned=(--image-size 16 --steps 15 --threads 1 --print-freq 4 --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
   --lgreco every=8,window=4 --shadow 5)

@@ -147,6 +147,10 @@ cp -r words unknown && echo 'the yeti' >>unknown/valid.txt && refuse 2 'valid.tx
 # --------------------------------------------------------------------------------------- questions
 "$program" --help | grep -q 'zaremba-large' || fail '--help'
 "$program" --version | grep -q '^heddle [0-9]' || fail '--version'
+"$program" --man | grep -q 'zaremba\\-large' || fail '--man'
+"$program" --data a.txt "${tiny[@]}" --steps 3 --explain-step 3 --quiet --output-dir told || fail '--explain-step'
+grep -q '^Step 3 of train_lm.* as the only rank' told/explain-3.txt || fail "story: $(head -3 told/explain-3.txt)"
+grep -q ' final .* encoder.weight .* gradient norm [0-9]' told/explain-3.txt || fail "story: $(cat told/explain-3.txt)"
 "$program" --list | grep -q 'wlm' || fail '--list'
 "$program" --data words --dry-run --quiet --emsize 7 --nhid 5 --nlayers 1 >plan || fail '--dry-run'
 # 13 words and <eos>: embedding 14 * 7, gates 4 * 5 * (7 + 5 + 2), decoder 14 * (5 + 1).

@@ -67,7 +67,7 @@ TEST_CASE("report: every figure is there, and says what the metrics say") {
   const RunRecord run = read_run(fake.write(temp, "a<b"));
   const std::string page = report_page({run});
   for (const char* id : {"loss", "score", "lr", "bytes", "breakdown", "layer-bytes", "run1-plans",
-                         "run1-residuals", "run1-quality", "run1-timeline"})
+                         "run1-choices", "run1-residuals", "run1-quality", "run1-timeline"})
     CHECK_MESSAGE(!figure_of(page, id).empty(), id);
 
   const auto loss = drawn(figure_of(page, "loss"), "training");
@@ -103,6 +103,39 @@ TEST_CASE("report: every figure is there, and says what the metrics say") {
   CHECK(contains(figure_of(page, "run1-quality"), ">0.65</td>"));
   for (const char* ratio : {"98.5×", "61.2×", "47.5×", "12.8×"})
     CHECK_MESSAGE(contains(page, ratio), ratio);
+}
+
+TEST_CASE("report: what --compress auto has chosen, bucket by bucket") {
+  const TempFolder temp;
+  const std::string folder = FakeRun{}.write(temp, "a");
+  const std::string figure = draw_choices(read_run(folder));
+  CHECK(contains(figure,
+                 "After step 24: 1 of 3 buckets are compressed. Until the last exchange a "
+                 "step then takes 324 ms; all dense 360 ms, all compressed 310 ms"));
+  CHECK(contains(figure,
+                 "<td>bucket 1: layer1.weight … layer1.bias</td><td>compressed</td>"
+                 "<td>0.2</td><td>0</td><td>0.04</td><td>0.2</td><td>0.005</td>"
+                 "<td>0.001</td>"));
+  CHECK(contains(figure, "<td>12</td><td>1 of 3</td><td>0.312</td><td>0.36</td><td>0.31</td>"));
+  // The chosen way is marked, and bars are as long as the seconds that they stand for.
+  CHECK(contains(figure, ">40 ms</text>"));
+  CHECK(contains(figure, "<text class=\"strong\""));
+  CHECK(contains(figure, ">6 ms ✓</text>"));
+  CHECK(contains(figure, ">60 ms ✓</text>"));
+  const auto width = [&](const std::string& title) {
+    const size_t end = figure.find("<title>" + title);
+    REQUIRE(end != std::string::npos);
+    return std::atof(attribute(figure, "width", figure.rfind("width=", end)).c_str());
+  };
+  CHECK(width("collectives: 20 ms") / width("collectives: 60 ms") ==
+        doctest::Approx(1.0 / 3).epsilon(1e-3));
+  // Without names of parameters, as earlier versions wrote it; and what is none.
+  temp.write("a/exchange-36.json",
+             R"({"step":36,"buckets":[{"compressed":true,"dense":{"code_s":0,"comm_s":1},)"
+             R"("packed":{"code_s":0,"comm_s":0.5}}]})");
+  CHECK(contains(draw_choices(read_run(folder)), "<td>bucket 0</td><td>compressed</td><td>–</td>"));
+  temp.write("a/exchange-36.json", "{}");
+  CHECK(contains(message_of([&] { read_run(folder); }), "exchange-36.json: no choice"));
 }
 
 TEST_CASE("report: one step of the trace, with its arrows") {

@@ -22,13 +22,15 @@ run=(--image-size 16 --batch-size 4 --learners 2 --threads 1 --steps 12 --print-
 "$resnet" "${run[@]}" --compress scalecom:rate=50 --compress-start 2 --layerwise lgreco --lgreco every=4,window=2 \
   --shadow 4 --bucket-mb 0.25 --trace packed.trace.json --trace-steps 9:11 --output-dir packed >/dev/null || fail 'a compressed run'
 "$resnet" "${run[@]}" --output-dir dense >/dev/null || fail 'a dense run'
+"$resnet" "${run[@]}" --steps 20 --net 20mbit,1ms --compress auto --compress-start 3 --bucket-mb 0.25 --output-dir auto >/dev/null ||
+  fail 'a run that chooses'
 for i in {1..300}; do echo "line $((i % 7)): the cat saw the dog"; done >a.txt
 "$lm" --data a.txt --emsize 12 --nhid 12 --nlayers 1 --bptt 8 --batch-size 2 --epochs 2 --threads 1 --quiet \
   --output-dir text >/dev/null || fail 'a language model'
 "$lm" --data a.txt --emsize 12 --nhid 12 --nlayers 1 --bptt 8 --batch-size 2 --steps 2 --threads 1 --quiet \
   --no-report --no-tensorboard --output-dir bare >/dev/null || fail 'without report'
 [ -z "$(ls bare | grep -e report -e tfevents)" ] || fail "--no-report --no-tensorboard: $(ls bare)"
-for folder in packed dense text; do
+for folder in packed dense auto text; do
   [ -s $folder/report.html ] || fail "no report in $folder"
   [ "$(ls $folder | grep -c '^events.out.tfevents.[0-9]')" = 1 ] || fail "no events in $folder: $(ls $folder)"
 done
@@ -44,6 +46,12 @@ loss=$(sed -n 's/^{"step":12,.*"split":"train","loss":\([0-9.]*\),.*/\1/p' packe
 grep -oq "<td>training</td><td>12</td><td>$(printf %.4f "$loss" | cut -c1-5)" packed/report.html || fail "loss $loss is not in the table"
 plan=$(ls packed | sed -n 's/^plan-\([0-9]*\).json/\1/p' | sort -n | tail -1)
 grep -q "<th>step $plan</th>" packed/report.html || fail "plan of step $plan is not on the map"
+
+# The choice of --compress auto, as exchange-15.json has it: of the first bucket the seconds in collectives.
+comm=$(sed 's/.*"buckets":\[{"compressed":\(true\|false\),"dense":{[^}]*"comm_s":\([0-9.]*\)}.*/\2/' auto/exchange-15.json | cut -c1-5)
+grep -q '<figure id="run1-choices"' auto/report.html || fail 'no figure of the choice by bucket'
+grep -q "<td>bucket 0: fc.bias … [a-z0-9.]*</td><td>[a-z]*</td>\(<td>[0-9.]*</td>\)\{2\}<td>$comm" auto/report.html ||
+  fail "the first bucket: $comm, $(grep -o '<td>bucket 0.\{200\}' auto/report.html)"
 
 "$report" --watch packed --once >watch.txt || fail 'watch'
 grep -q 'step 12/12  done' watch.txt || fail "watch: $(cat watch.txt)"
@@ -61,7 +69,7 @@ else
   echo '<body><script>undefined_function()</script></body>' >broken.html
   open broken.html >/dev/null
   grep -q 'CONSOLE.*undefined_function' browser.err || fail "an error of a page is not seen: $(cat browser.err)"
-  for page in packed/report.html both.html text/report.html; do
+  for page in packed/report.html auto/report.html both.html text/report.html; do
     open $page >page.dom || fail "$page: the browser failed"
     grep CONSOLE browser.err && fail "$page: the console has a message"
     shown=$(sed -n 's/.*data-figures="\([0-9]*\)".*/\1/p' page.dom)

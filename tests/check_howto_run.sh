@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# Runs what the pages of docs/howto/ tell to run, page by page as a reader would, on tiny data and with
+# flags behind each command that make it short (few steps, small images). What cannot run here is listed
+# with the reason, and a command that is neither is a failure. Checks itself first on commands that fail.
+#   tests/check_howto_run.sh BUILD [PAGE…]
+set -u
+build=$(realpath "$1") && shift || exit 2
+cd "$(dirname "$0")/.." || exit 1
+[ $# -gt 0 ] || set -- docs/howto/*.md
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+unset "${!HEDDLE_@}"  # they are flags to the programs
+export OMP_WAIT_POLICY=passive build
+
+# Why a command is not run; nothing for those that are.
+reason() {  # PAGE COMMAND
+  case "$1 $2" in
+    *slurm.md*) echo 'needs Slurm' ;;
+    *'./run netlab'*) echo 'needs root and network namespaces' ;;
+    *as-a-cmake-library.md*) echo 'stage consumer of .ci/run does it' ;;
+    *' mpirun '*) command -v mpirun >/dev/null || echo 'needs mpirun' ;;
+  esac
+}
+
+# ------------------------------------------------------------------------ what a reader would have
+# The programs, kept short. The last of two equal flags counts.
+make_programs() {  # in the current folder
+  mkdir -p build bin
+  cat >build/train_resnet <<'SH'
+#!/usr/bin/env bash
+program=${0##*/} words=" $* " more=(--threads 1 --quiet)
+case $words in
+  *' --evaluate '* | *' --predict '* | *' --generate '* | *' --dry-run '*) ;;
+  *)
+    more+=(--steps 6)
+    [ "$program" = train_lm ] || more+=(--image-size 16 --batch-size 4) ;;
+esac
+case $words in *' --compress '*) more+=(--compress-start 2) ;; esac
+case $words in *' --shadow '*) more+=(--shadow 2) ;; esac
+case $words in *' --explain-step '*) more+=(--explain-step 4) ;; esac
+exec "$build/$program" "$@" "${more[@]}"
+SH
+  cp build/train_resnet build/train_lm
+  # One machine plays all hosts, with two ranks.
+  cat >bin/mpirun <<'SH'
+#!/usr/bin/env bash
+words=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --host) shift 2 ;;
+    -np | -n) words+=("$1" 2); shift 2 ;;
+    *) words+=("$1"); shift ;;
+  esac
+done
+PATH=${PATH#*:}
+exec mpirun --allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 "${words[@]}"
+SH
+  cat >run <<'SH'
+#!/usr/bin/env bash
+verb=$1; shift
+case $verb in
+  train_resnet | train_lm) exec build/$verb "$@" ;;
+  report) exec "$build/report" "$@" ;;
+  watch) exec "$build/report" --watch "$@" --once ;;
+  man) exec "$build/${1:-train_resnet}" --man ;;
+  build) [ -x "$build/train_resnet" ] ;;  # this check runs what it has built
+  test) ctest --test-dir "$build" -N "$@" | grep -q 'Total Tests: [1-9]' ;;  # CI runs them all
+  *) echo "no verb $verb here" >&2; exit 2 ;;
+esac
+SH
+  chmod +x build/* bin/* run
+}
+
+make_data() {
+  local png=iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAALUlEQVR42u3NMQkAAAzEwFdS/1JeVjV0LBxkDFw6c+q4NwAAAAAAAAAAAOALsH2eED02ziBjAAAAAElFTkSuQmCC
+  local set split class i
+  for set in photos imagenet; do
+    for split in train val; do
+      for class in cat dog; do
+        mkdir -p path/to/$set/$split/$class
+        for i in 1 2 3 4; do base64 -d <<<$png >path/to/$set/$split/$class/$i.png; done
+      done
+    done
+  done
+  base64 -d <<<$png | tee cat.jpg >dog.png
+  mkdir -p path/to/folder path/to/cifar-10-batches-bin
+  for i in {1..400}; do echo "on Monday line $((i % 7)) the cat saw the dog"; done | tee notes.txt >path/to/folder/train.txt
+  head -20 notes.txt | tee path/to/folder/valid.txt >path/to/folder/test.txt
+  # CIFAR-10's binary files: a label and 3072 bytes for each image.
+  for i in data_batch_{1..5} test_batch; do
+    for class in {0..9}; do printf "\\x0$class"; head -c 3072 /dev/zero | tr '\0' "\\$((class + 1))0"; done >path/to/cifar-10-batches-bin/$i.bin
+  done
+  printf '%s\n' airplane automobile bird cat deer dog frog horse ship truck >path/to/cifar-10-batches-bin/batches.meta.txt
+}
+
+# What a page takes for granted.
+prepare() {  # PAGE
+  case $1 in
+    *weights-in-pytorch.md)  # the page makes this file with PyTorch
+      build/train_resnet --arch resnet18 --stem imagenet --data path/to/imagenet --steps 1 --output-dir made &&
+        cp made/model.safetensors resnet18.safetensors ;;
+  esac
+}
+
+page() {  # PAGE, from the root of the tree; in a folder of its own
+  local name=$1 file line why code ran=0 status=0
+  file=$(realpath "$1")
+  rm -rf "$work/page" && mkdir "$work/page" && cd "$work/page" || return 2
+  make_programs
+  make_data
+  prepare "$name" >prepare.log 2>&1 || { echo "$name: not prepared: $(tail -3 prepare.log)"; return 1; }
+  grep -q '^```python' "$file" && echo "$name: not run: its Python needs torch and torchvision"
+  while IFS= read -r line; do
+    line=${line%%  #*}
+    case $line in '' | '#'*) continue ;; esac
+    why=$(reason "$name" " $line")
+    if [ -n "$why" ]; then echo "$name: not run: $line ($why)"; continue; fi
+    case $line in
+      ./run\ * | mpirun\ * | build/*) ;;
+      *) echo "$name: neither run nor listed: $line"; status=1; continue ;;
+    esac
+    PATH=$PWD/bin:$PATH timeout 150 bash -c "$line" >out 2>err </dev/null; code=$?
+    ran=$((ran + 1))
+    [ $code = 0 ] || { echo "$name: exit code $code: $line: $(tail -3 err)"; status=1; }
+  done < <(awk '/^```/ { code = code ? 0 : ($0 == "```" || $0 == "```sh") ? 1 : 2; next } code == 1' "$file")
+  echo "$name: $ran commands run"
+  return $status
+}
+
+for broken in './run train_resnet --no-such-flag' './run report nowhere' './run test -R no_such_test' 'curl example.org' \
+  './run train_lm --init nowhere --generate 3'; do
+  printf '```\n%s\n```\n' "$broken" >"$work/broken.md"
+  if (page "$work/broken.md") >/dev/null; then echo "check_howto_run: did not see that this fails: $broken"; exit 1; fi
+done
+
+status=0
+for name in "$@"; do (page "$name") || status=1; done > >(tee "$work/said")
+wait
+ran=$(awk '/ commands run$/ { n += $2 } END { print n + 0 }' "$work/said")
+echo "$ran commands of $# pages run"
+[ "$ran" -ge $# ] || { echo 'check_howto_run: hardly a command was found'; status=1; }
+exit $status
