@@ -82,7 +82,7 @@ void Tape::record(std::string name, const Var& output, std::vector<Parameter*> u
     ++p->pending;
     ++p->readers;
   }
-  nodes_.push_back({std::move(name), output, uses, uses, std::move(backward)});
+  nodes_.push_back({std::move(name), output, uses, std::move(uses), std::move(backward)});
 }
 
 void Tape::backward(const Var& loss, const std::function<void(Parameter&)>& on_final,
