@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "apps/run_folder.h"
 #include "comm/mpi.h"
 #include "comm/threads.h"
 #ifdef HEDDLE_CUDA
@@ -184,6 +185,11 @@ std::string broadcast_text(const std::string& text, Communicator& comm) {
 std::string describe_learners(const Communicator& comm) {
   if (comm.size() == 1) return "";
   return concat(comm.size(), " learners (", comm.name(), "), ");
+}
+
+std::string describe_memory(int64_t learners) {
+  const int64_t mb = peak_rss_bytes() / 1000000;
+  return learners < 2 ? concat(mb, " MB") : concat(mb, " MB, ", mb / learners, " MB a learner");
 }
 
 }  // namespace heddle

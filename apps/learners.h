@@ -39,5 +39,7 @@ std::string broadcast_text(const std::string& text, Communicator& comm);
 
 // "4 learners (threads), ": for the first line of a run; empty for one.
 std::string describe_learners(const Communicator& comm);
+// "604 MB, 151 MB a learner": the most that this process has had resident, and its learners' share.
+std::string describe_memory(int64_t learners);
 
 }  // namespace heddle

@@ -283,9 +283,10 @@ void report(const TrainLmOptions& o, const Outcome& out, const RunFolder* folder
   }
   if (o.json) print(final_json(o, out, folder));
   if (o.quiet || out.test.tokens == 0) return;
-  std::fprintf(stderr, "%s: test %s (valid %s), %s\n", out.run.status.c_str(),
+  std::fprintf(stderr, "%s: test %s (valid %s), %s, %s\n", out.run.status.c_str(),
                score_text(o, out.test.loss).c_str(), score_text(o, out.valid.loss).c_str(),
-               format_duration(seconds_since_process_start()).c_str());
+               format_duration(seconds_since_process_start()).c_str(),
+               describe_memory(o.learners).c_str());
 }
 
 // Trains in a run folder of its own and leaves the weights there.

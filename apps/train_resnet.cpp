@@ -232,10 +232,11 @@ std::string final_json(const TrainResnetOptions& o, const Outcome& out, const Ru
 void report(const TrainResnetOptions& o, const Outcome& out, const RunFolder* folder) {
   if (o.json) print(final_json(o, out, folder));
   if (o.quiet || out.valid.samples == 0) return;
-  std::fprintf(stderr, "%s: accuracy %.2f %% (top 5: %.2f %%), loss %.4f on %lld images, %s\n",
+  std::fprintf(stderr, "%s: accuracy %.2f %% (top 5: %.2f %%), loss %.4f on %lld images, %s, %s\n",
                out.run.status.c_str(), out.valid.acc1, out.valid.acc5, out.valid.loss,
                static_cast<long long>(out.valid.samples),
-               format_duration(seconds_since_process_start()).c_str());
+               format_duration(seconds_since_process_start()).c_str(),
+               describe_memory(o.learners).c_str());
 }
 
 // Trains in a run folder of its own and leaves the weights there.

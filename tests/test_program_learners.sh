@@ -146,6 +146,7 @@ planned=(--image-size 16 --steps 15 --threads 1 --print-freq 4 --learners 3 "${p
 grep -q 'step 12: layer plan: [1-9]' planned.err || fail "no word of a plan: $(cat planned.err)"
 [ "$(grep -c '^{"step":[0-9]*,"quality":{"' planned/metrics.jsonl)" = 3 ] || fail 'a line of quality for each look'
 grep -q '^layer3.0.conv1.weight  *0\.[0-9]* .*0\.[0-9]*$' planned.err || fail "no table of quality: $(tail -30 planned.err)"
+grep -q '^done: .*, [1-9][0-9]* MB, [1-9][0-9]* MB a learner$' planned.err || fail "no word of memory: $(grep done planned.err)"
 grep -q '"name": "layer3.0.conv1.weight"' planned/plan-12.json || fail "plan: $(head -c 600 planned/plan-12.json)"
 awk -v a="$(sed -n 's/^  "bytes": \(.*\),/\1/p' planned/plan-12.json)" -v b="$(sed -n 's/^  "uniform_bytes": \(.*\),/\1/p' planned/plan-12.json)" \
   'BEGIN { exit !(a > 0 && a < b) }' || fail "a plan that saves nothing: $(head -12 planned/plan-12.json)"
