@@ -60,6 +60,7 @@ SH
 verb=$1; shift
 case $verb in
   train_resnet | train_lm) exec build/$verb "$@" ;;
+  headroom) exec "build/$2" "${@:3}" --headroom 1 ;;  # behind the --
   report) exec "$build/report" "$@" ;;
   watch) exec "$build/report" --watch "$@" --once ;;
   man) exec "$build/${1:-train_resnet}" --man ;;
