@@ -264,7 +264,7 @@ void CheckpointWriter::seal(int64_t step) {
   nlohmann::ordered_json files;
   std::vector<std::string> names;
   for (const fs::directory_entry& entry : fs::directory_iterator(part))
-    names.push_back(entry.path().filename().string());
+    if (entry.path().filename() != kManifest) names.push_back(entry.path().filename().string());
   std::ranges::sort(names);
   for (int r = 0; r < options_.ranks; ++r)
     if (std::ranges::find(names, rank_file(r)) == names.end())

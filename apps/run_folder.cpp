@@ -77,8 +77,9 @@ void lock(std::FILE* file, const std::string& folder, std::chrono::milliseconds 
   while (::flock(fileno(file), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return;  // a file system without locks
-    check(std::chrono::steady_clock::now() < end, "run folder ", folder,
-          ": another run is writing there");
+    // Not bad input: it may pass, and ./run supervise tries again.
+    if (std::chrono::steady_clock::now() >= end)
+      throw Error(concat("run folder ", folder, ": another run is writing there"));
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 }
@@ -101,7 +102,8 @@ RunFolder RunFolder::create(const std::string& folder, const std::string& name) 
     if (!folder.empty()) fs::create_directories(folder);
     RunFolder made(folder.empty() ? make_default_folder(name) : folder, {});
     // Another run may have begun there since.
-    check(std::ftell(made.metrics_.get()) == 0, "run folder ", folder, ": another run was faster");
+    if (std::ftell(made.metrics_.get()) != 0)
+      throw Error(concat("run folder ", folder, ": another run was faster"));
     made.keep(0);
     return made;
   } catch (const fs::filesystem_error& error) {
@@ -111,10 +113,12 @@ RunFolder RunFolder::create(const std::string& folder, const std::string& name) 
 }
 
 RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
+                            const std::function<void()>& locked,
                             std::chrono::milliseconds patience) {
   std::error_code error;
   fs::create_directories(folder, error);
   RunFolder found(folder, patience);
+  if (locked) locked();
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
     if (is_temporary(name)) fs::remove(entry.path(), error);

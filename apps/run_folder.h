@@ -27,13 +27,15 @@ std::string json_line(const nlohmann::ordered_json& value);
 class RunFolder {
  public:
   // Makes `folder`, or runs/<name>-<time> when it is empty. Throws InputError when the folder holds
-  // something already or another run is in it, Error when it cannot be made or written.
+  // something already, Error when it cannot be made or written or another run is in it.
   static RunFolder create(const std::string& folder, const std::string& name);
 
   // A folder that a run was in, to go on in it: of metrics.jsonl the first `bytes` are kept; 0: as
-  // if new. Removes what a killed process has left half written. Throws InputError when another run
-  // is still in it after `patience`, which is for one that is just ending, Error as above.
+  // if new. `locked` is called when no other run can be in it and nothing has been changed yet.
+  // Removes what a killed process has left half written. Throws Error, also when another run is
+  // still in it after `patience`, which is for one that is just ending.
   static RunFolder reopen(const std::string& folder, int64_t bytes,
+                          const std::function<void()>& locked = {},
                           std::chrono::milliseconds patience = std::chrono::seconds(5));
 
   const std::string& path() const { return path_; }

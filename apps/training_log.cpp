@@ -291,11 +291,20 @@ bool is_run_of(const std::string& folder, const Checkpoint& checkpoint) {
 }
 
 RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& checkpoint) {
+  // A run that was ending while this one chose its checkpoint may have left a newer one.
+  const auto still_newest = [&] {
+    if (o.resume != "auto") return;
+    const std::optional<Checkpoint> now = find_checkpoint(o.output_dir).newest;
+    if ((now ? now->step : -1) != (checkpoint ? checkpoint->step : -1))
+      throw Error(concat("run folder ", o.output_dir,
+                         ": another run has just left a checkpoint there; start again"));
+  };
   if (checkpoint && !o.output_dir.empty() && is_run_of(o.output_dir, *checkpoint)) {
     const auto& bytes = checkpoint->state.at("log").at("metrics_bytes");
-    return RunFolder::reopen(o.output_dir, bytes.is_number_integer() ? bytes.get<int64_t>() : 0);
+    return RunFolder::reopen(o.output_dir, bytes.is_number_integer() ? bytes.get<int64_t>() : 0,
+                             still_newest);
   }
-  if (o.resume == "auto") return RunFolder::reopen(o.output_dir, 0);
+  if (o.resume == "auto") return RunFolder::reopen(o.output_dir, 0, still_newest);
   return RunFolder::create(o.output_dir, o.name);
 }
 

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -141,6 +142,7 @@ def run(name, typed, keep):
     program, flags = (words[1], words[2:]) if hosts else (words[0], words[1:])
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(keep or scratch).resolve() / name
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
         flags = flags + ["--json", "--quiet", "--output-dir", str(folder)]
         if hosts:
             subprocess.run([ROOT / "run", "netlab", "up", "4", "100mbit"], check=True)

@@ -110,6 +110,19 @@ ls twice/checkpoints | grep -q part || fail "the second signal came too late: $(
 "${long[@]}" --learners 3 --output-dir twice --resume auto >twice.json 2>twice.err || fail "twice: $(tail -1 twice.err)"
 same long twice 'a second signal'
 [ "$(ls twice/checkpoints | wc -l)" = 1 ] || fail "left behind: $(ls twice/checkpoints)"
+# One that begins while another is still saving must not go on from before that.
+TEST_SAVE_PAUSE_MS=600 "${long[@]}" --learners 3 --output-dir next >first.json 2>next.err & pid=$!
+wait_for next.err 'step [0-9]*/'
+kill -TERM $pid; sleep 0.3
+"${long[@]}" --learners 3 --output-dir next --resume auto >next.json 2>second.err; code=$?
+wait $pid
+if [ $code = 1 ]; then
+  grep -q 'another run' second.err || fail "no word of another run: $(cat second.err)"
+  "${long[@]}" --learners 3 --output-dir next --resume auto >next.json 2>second.err || fail "next: $(tail -1 second.err)"
+else
+  [ $code = 0 ] && grep -q 'goes on from' second.err || fail "exit code $code while another run ends: $(tail -1 second.err)"
+fi
+same long next 'a run that began while another was ending'
 if [ -n "$mpirun" ]; then
   stops forwarded USR1 '' "${three_ranks[@]}" "${long[@]}"
   stops one_rank TERM "$resnet" "${three_ranks[@]}" "${long[@]}"
