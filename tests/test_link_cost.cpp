@@ -63,12 +63,16 @@ TEST_CASE("link cost: every collective takes what the model says, and its payloa
         CAPTURE(collective);
         CAPTURE(p);
         CAPTURE(share);
-        const Seen seen = run_collective(collective, p, share);
+        Seen seen = run_collective(collective, p, share);
         const double payload = collective == "barrier" ? 0.0 : 4.0 * share * p;
         const double said = collective_seconds(collective, payload, p, link);
         CHECK(seen.seconds > 0.9 * said);
-        // Where several send to one rank, links are taken in the order of the threads (NetClock).
-        if (collective != "all_to_all" || p == 2) CHECK(seen.seconds < 1.1 * said);
+        // Where several send to one rank, links are taken in the order of the threads (NetClock),
+        // which can only be longer: the shortest of some runs counts.
+        const bool ordered = collective != "all_to_all" || p == 2;
+        for (int again = 0; again < 20 && !ordered && seen.seconds >= 2.5 * said; ++again)
+          seen = run_collective(collective, p, share);
+        CHECK(seen.seconds < (ordered ? 1.1 : 2.5) * said);
         CHECK(payload_of_sent(collective, seen.sent, p) == doctest::Approx(payload).epsilon(1e-9));
       }
   CHECK(collective_seconds("all_reduce", 1e6, 1, link) == 0);
