@@ -15,9 +15,9 @@ namespace {
 using Judged = std::vector<bool>;
 const Judged kAll(6, true), kNone(6, false);
 
-const std::vector<std::string> kSpecs = {"topk:density=0.05", "randomk:density=0.05",
-                                         "scalecom:rate=20", "qsgd:bits=4,bucket=100",
-                                         "powersgd:rank=3"};
+const std::vector<std::string> kSpecs = {
+    "topk:density=0.05", "topk:density=0.05,indices=plain", "randomk:density=0.05",
+    "scalecom:rate=20",  "qsgd:bits=4,bucket=100",          "powersgd:rank=3"};
 
 double error_of(const PlanReport& report, const std::vector<size_t>& settings) {
   LayerPlan plan;
