@@ -31,7 +31,7 @@ refuse() {
 }
 
 # ----------------------------------------------------------------------------------------- images
-images=(--image-size 16 --steps 6 --threads 1 --print-freq 4 --quiet --json)
+images=(--image-size 8 --steps 6 --threads 1 --print-freq 4 --quiet --json)
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --output-dir four >four.json || fail 'four learners'
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --overlap off --bucket-mb 4 --output-dir off >/dev/null || fail 'overlap off'
 same four off 'exchange behind backward'
@@ -55,7 +55,7 @@ for event in '"ph":"s".*"pid":2' '"ph":"t".*"pid":0' '"ph":"f".*"pid":1' '"comm"
 done
 
 # The choice by bucket: compressed where the network is slow, and said so.
-"$resnet" --image-size 16 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --steps 20 --compress auto \
+"$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --steps 20 --compress auto \
   --compress-start 3 --bucket-mb 0.25 --print-freq 5 --output-dir auto >/dev/null 2>auto.err || fail 'auto'
 grep -q 'step 15: [1-9][0-9]* of [0-9]* buckets are compressed' auto.err || fail "auto: $(cat auto.err)"
 grep -q '"compressed":true,"dense":{"ready_s":' auto/exchange-15.json || fail "auto: $(cat auto/exchange-15.json)"
@@ -66,7 +66,7 @@ refuse 'bits: expected' "$resnet" --compress auto:qsgd:bits=9
 
 # Seconds depend on the machine; that the verdict follows from what was measured does not, nor that bytes are no
 # faster than the link.
-"$resnet" --image-size 16 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --headroom 1 --json --quiet >headroom.json ||
+"$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --headroom 1 --json --quiet >headroom.json ||
   fail 'headroom'
 grep -o '{"exchange":"[^}]*"gain":[^,}]*' headroom.json | sed 's/.*"exchange":"\([^"]*\)".*"gain":/\1 /' |
   awk -v share="$(json headroom.json communication_share)" -v most="$(json headroom.json most)" \
@@ -140,7 +140,7 @@ grep -q 'bits for each 4, rounding error over the norm [1-9]' told_qsgd/explain-
 grep -q -e '--explain-step 60: not among the steps 1 to 6' late.err || fail "late: $(cat late.err)"
 refuse '--explain-step' "$resnet" --explain-step 0
 
-planned=(--image-size 16 --steps 15 --threads 1 --print-freq 4 --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
+planned=(--image-size 8 --steps 15 --threads 1 --print-freq 4 --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
   --lgreco every=8,window=4 --shadow 5)
 "$resnet" "${planned[@]}" --output-dir planned >/dev/null 2>planned.err || fail 'layer plans'
 grep -q 'step 12: layer plan: [1-9]' planned.err || fail "no word of a plan: $(cat planned.err)"
@@ -224,8 +224,8 @@ refuse 'objective: expected bytes or time, found "speed"' "$resnet" --learners 2
 refuse 'budget: expected uniform or accordion, found "harp"' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco budget=harp
 refuse 'which --deterministic excludes' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco objective=time --deterministic
 refuse 'needs --layerwise' "$resnet" --learners 2 --compress topk --lgreco every=5
-replay() { refuse "$1" "$resnet" --learners "${4:-3}" --image-size 16 --steps 1 --batch-size 4 --arch "$2" --compress scalecom --plan "$3"; }
-refuse 'of --compress scalecom' "$resnet" --learners 3 --image-size 16 --steps 1 --batch-size 4 --compress topk --plan planned/plan-12.json
+replay() { refuse "$1" "$resnet" --learners "${4:-3}" --image-size 8 --steps 1 --batch-size 4 --arch "$2" --compress scalecom --plan "$3"; }
+refuse 'of --compress scalecom' "$resnet" --learners 3 --image-size 8 --steps 1 --batch-size 4 --compress topk --plan planned/plan-12.json
 replay 'another network' resnet18 planned/plan-12.json
 replay 'no setting for' resnet32 planned/plan-12.json
 replay 'of 3 learners, not 2' resnet20 planned/plan-12.json 2
@@ -242,7 +242,7 @@ sed 's/"learners": 3/"learners": 4294967299/' planned/plan-12.json >other.json &
 refuse 'needs a GPU\|expected --device cuda' "$resnet" --learners 2 --comm nccl --device cpu
 pixel=iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==
 for i in 1 2 3; do mkdir -p images/{train,valid}/$i; base64 -d <<<$pixel | tee images/train/$i/a.png >images/valid/$i/a.png; done
-refuse 'more than the 3' "$resnet" --learners 4 --data images --image-size 16 --batch-size 1 --steps 1
+refuse 'more than the 3' "$resnet" --learners 4 --data images --image-size 8 --batch-size 1 --steps 1
 refuse 'only for training' "$resnet" --learners 2 --evaluate --init four
 refuse 'needed\|tokens' "$lm" --data a.txt --learners 2000 --batch-size 100 --threads 1
 

@@ -47,7 +47,7 @@ continues() {
 }
 
 # ------------------------------------------------------------------------- from any checkpoint
-image=("$resnet" --image-size 16 --batch-size 4 --threads 1 --print-freq 4 --deterministic --quiet --json --keep 99)
+image=("$resnet" --image-size 8 --batch-size 4 --threads 1 --print-freq 4 --deterministic --quiet --json --keep 99)
 three=(--learners 3 --compress-start 2 --compress)
 continues one 5 "${image[@]}" --steps 9 --save-every 5 --accumulate 2
 continues dense 4 "${image[@]}" --steps 9 --save-every 2 --learners 3
@@ -217,7 +217,7 @@ done
 # -------------------------------------------------------------------------------------- the disk
 mkdir disk
 if mount -t tmpfs -o size=4m tmpfs disk 2>/dev/null; then
-  small=(--image-size 16 --batch-size 4 --threads 1 --learners 2)
+  small=(--image-size 8 --batch-size 4 --threads 1 --learners 2)
   "$resnet" "${small[@]}" --steps 9 --save-every 4 --output-dir disk/run 2>stderr || fail "a save that fails: $(tail -1 stderr)"
   grep -q 'checkpoint not saved: .*No space left' stderr || fail "no word of a full disk: $(cat stderr)"
   [ "$(ls disk/run/checkpoints)" = step-4 ] || fail "left on the full disk: $(ls disk/run/checkpoints)"
