@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# Runs what the pages of docs/howto/ tell to run, page by page as a reader would, on tiny data and with
+# Runs what README.md and the pages of docs/howto/ tell to run, page by page as a reader would, on tiny data and with
 # flags behind each command that make it short (few steps, small images). What cannot run here is listed
 # with the reason, and a command that is neither is a failure. Checks itself first on commands that fail.
-#   tests/check_howto_run.sh BUILD [PAGE…]
+#   tests/check_docs_run.sh BUILD [PAGE…]
 set -u
 build=$(realpath "$1") && shift || exit 2
 cd "$(dirname "$0")/.." || exit 1
-[ $# -gt 0 ] || set -- docs/howto/*.md
+[ $# -gt 0 ] || set -- README.md docs/howto/*.md
+root=$PWD
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 unset "${!HEDDLE_@}"  # they are flags to the programs
-export OMP_WAIT_POLICY=passive build
+export OMP_WAIT_POLICY=passive build root
 
 # Why a command is not run; nothing for those that are.
 reason() {  # PAGE COMMAND
   case "$1 $2" in
     *slurm.md*) echo 'needs Slurm' ;;
     *'./run netlab'*) echo 'needs root and network namespaces' ;;
-    *as-a-cmake-library.md*) echo 'stage consumer of .ci/run does it' ;;
+    *as-a-cmake-library.md* | *' cmake '*) echo 'stage consumer of .ci/run does it' ;;
     *' mpirun '*) command -v mpirun >/dev/null || echo 'needs mpirun' ;;
   esac
 }
@@ -33,7 +34,11 @@ case $words in
   *' --evaluate '* | *' --predict '* | *' --generate '* | *' --dry-run '*) ;;
   *)
     more+=(--steps 6)
-    [ "$program" = train_lm ] || more+=(--image-size 16 --batch-size 4) ;;
+    case $program$words in
+      train_resnet*) more+=(--image-size 8 --batch-size 4) ;;
+      *' --preset '* | *' --init '*) ;;
+      *) more+=(--emsize 16 --nhid 16) ;;
+    esac ;;
 esac
 case $words in *' --compress '*) more+=(--compress-start 2) ;; esac
 case $words in *' --shadow '*) more+=(--shadow 2) ;; esac
@@ -60,10 +65,16 @@ SH
 verb=$1; shift
 case $verb in
   train_resnet | train_lm) exec build/$verb "$@" ;;
-  headroom) exec "build/$2" "${@:3}" --headroom 1 ;;  # behind the --
+  headroom)  # behind the --
+    shift
+    case $1 in mpirun) ;; *) set -- build/"$@" ;; esac
+    exec "$@" --headroom 1 ;;
   report) exec "$build/report" "$@" ;;
   watch) exec "$build/report" --watch "$@" --once ;;
   man) exec "$build/${1:-train_resnet}" --man ;;
+  supervise) [ "$1" = -- ] && exec "build/$2" "${@:3}" --resume auto ;;  # tests/test_supervise.sh has the rest
+  doctor) exec "$root/run" doctor ;;
+  reproduce) exec python3 "$root/docs/reproduce.py" "$@" ;;
   build) [ -x "$build/train_resnet" ] ;;  # this check runs what it has built
   test) ctest --test-dir "$build" -N "$@" | grep -q 'Total Tests: [1-9]' ;;  # CI runs them all
   *) echo "no verb $verb here" >&2; exit 2 ;;
@@ -87,6 +98,8 @@ make_data() {
   mkdir -p path/to/folder path/to/cifar-10-batches-bin
   for i in {1..400}; do echo "on Monday line $((i % 7)) the cat saw the dog"; done | tee notes.txt >path/to/folder/train.txt
   head -20 notes.txt | tee path/to/folder/valid.txt >path/to/folder/test.txt
+  cp -r path/to/folder path/to/ptb
+  cp notes.txt shakespeare.txt && cp notes.txt text.txt
   # CIFAR-10's binary files: a label and 3072 bytes for each image.
   for i in data_batch_{1..5} test_batch; do
     for class in {0..9}; do printf "\\x0$class"; head -c 3072 /dev/zero | tr '\0' "\\$((class + 1))0"; done >path/to/cifar-10-batches-bin/$i.bin
@@ -97,6 +110,8 @@ make_data() {
 # What a page takes for granted.
 prepare() {  # PAGE
   case $1 in
+    README.md)  # two runs to look at
+      for run in a b; do build/train_resnet --output-dir runs/$run || return 1; done ;;
     *weights-in-pytorch.md)  # the page makes this file with PyTorch
       build/train_resnet --arch resnet18 --stem imagenet --data path/to/imagenet --steps 1 --output-dir made &&
         cp made/model.safetensors resnet18.safetensors ;;
@@ -131,7 +146,7 @@ page() {  # PAGE, from the root of the tree; in a folder of its own
 for broken in './run train_resnet --no-such-flag' './run report nowhere' './run test -R no_such_test' 'curl example.org' \
   './run train_lm --init nowhere --generate 3'; do
   printf '```\n%s\n```\n' "$broken" >"$work/broken.md"
-  if (page "$work/broken.md") >/dev/null; then echo "check_howto_run: did not see that this fails: $broken"; exit 1; fi
+  if (page "$work/broken.md") >/dev/null; then echo "check_docs_run: did not see that this fails: $broken"; exit 1; fi
 done
 
 status=0
@@ -139,5 +154,5 @@ for name in "$@"; do (page "$name") || status=1; done > >(tee "$work/said")
 wait
 ran=$(awk '/ commands run$/ { n += $2 } END { print n + 0 }' "$work/said")
 echo "$ran commands of $# pages run"
-[ "$ran" -ge $# ] || { echo 'check_howto_run: hardly a command was found'; status=1; }
+[ "$ran" -ge $# ] || { echo 'check_docs_run: hardly a command was found'; status=1; }
 exit $status
