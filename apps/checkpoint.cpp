@@ -216,6 +216,11 @@ Writing CheckpointWriter::progress() {
   return step_ >= 0 && writing_.valid() && !is_ready(writing_) ? Writing::busy : wait();
 }
 
+Writing CheckpointWriter::wait(std::chrono::milliseconds most) {
+  if (step_ >= 0 && writing_.valid()) writing_.wait_for(most);
+  return progress();
+}
+
 Writing CheckpointWriter::wait() {
   if (step_ >= 0 && writing_.valid()) {
     try {

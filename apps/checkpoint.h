@@ -85,6 +85,7 @@ class CheckpointWriter {
   int64_t step() const { return step_; }  // of the one begun; -1: none
   Writing progress();                     // does not wait
   Writing wait();
+  Writing wait(std::chrono::milliseconds most);  // no longer than that: may be busy then
   // Why it has failed.
   const std::string& error() const { return error_; }
   // All ranks have written theirs. The first rank hashes, writes the manifest, renames, and removes

@@ -134,6 +134,13 @@ RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
   return found;
 }
 
+bool RunFolder::holds_finished_run(const std::string& folder) {
+  const std::string file = concat(folder, "/metrics.jsonl");
+  std::error_code error;
+  return fs::exists(file, error) &&
+         read_text_file(file).find("\n{\"summary\":\"done\"") != std::string::npos;
+}
+
 RunFolder::RunFolder(std::string path, std::chrono::milliseconds patience)
     : path_(std::move(path)),
       metrics_(std::fopen(file("metrics.jsonl").c_str(), "abe"), std::fclose) {

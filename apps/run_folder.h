@@ -38,6 +38,9 @@ class RunFolder {
                           const std::function<void()>& locked = {},
                           std::chrono::milliseconds patience = std::chrono::seconds(5));
 
+  // Whether a run in that folder has come to its end.
+  static bool holds_finished_run(const std::string& folder);
+
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
   void write(const std::string& name, const std::string& content) const;

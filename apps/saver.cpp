@@ -4,18 +4,25 @@
 #include <charconv>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <random>
 #include <thread>
 
 #include "apps/learners.h"
 #include "apps/signals.h"
 #include "core/error.h"
+#include "core/files.h"
 
 namespace heddle {
 namespace {
 
-constexpr size_t kStop = 0, kWritten = 1, kFailed = 2;  // control words
-constexpr int kMostFailures = 3;                        // in a row
+constexpr auto kStop = static_cast<size_t>(ControlWord::stop),
+               kWritten = static_cast<size_t>(ControlWord::written),
+               kFailed = static_cast<size_t>(ControlWord::failed);
+constexpr int kMostFailures = 3;  // in a row
+constexpr auto kBetweenSigns = std::chrono::seconds(1);
 
 std::string tell(const SaverOptions& options, DataParallelOptimizer& optimizer) {
   std::string folder = options.folder;
@@ -23,6 +30,30 @@ std::string tell(const SaverOptions& options, DataParallelOptimizer& optimizer) 
     optimizer.collective("run folder",
                          [&](Communicator& comm) { folder = broadcast_text(folder, comm); });
   return folder;
+}
+
+// Whether all ranks see what the first writes: each writes its own files of a checkpoint there.
+// Files of other hosts may take a moment to be seen (NFS).
+void check_shared(const std::string& folder, int rank, DataParallelOptimizer& optimizer) {
+  optimizer.collective("run folder", [&](Communicator& comm) {
+    char name[40];  // of one length, so that equal runs send equal bytes
+    std::snprintf(name, sizeof name, "/.seen-by-all.tmp-%08x", std::random_device()());
+    const std::string file = broadcast_text(folder + name, comm);
+    if (rank == 0) write_file_atomically(file, "of a run that begins\n");
+    comm.barrier();
+    bool seen = false;
+    for (int tries = 0; tries < 30 && !seen; ++tries) {
+      if (tries > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      seen = std::filesystem::exists(file);
+    }
+    const std::vector<std::vector<int64_t>> all = gather_values(comm, std::vector<int64_t>{seen});
+    std::error_code ignored;
+    if (rank == 0) std::filesystem::remove(file, ignored);
+    for (size_t r = 0; r < all.size(); ++r)
+      check(all[r][0] != 0, "run folder ", folder, ": rank ", r,
+            " does not see what rank 0 writes there; checkpoints need a folder that all hosts see, "
+            "--save-every 0 trains without");
+  });
 }
 
 // For tests: behind each file of a checkpoint TEST_SAVE_PAUSE_MS milliseconds pass, and behind the
@@ -60,6 +91,7 @@ Saver::Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOp
     : optimizer_(optimizer),
       note_(std::move(note)),
       every_(parse_save_every(o.save_every, options.steps_per_epoch)),
+      ahead_(o.save_every.find("epoch") == std::string::npos ? 0 : options.ahead),
       folder_(tell(options, optimizer)),
       last_(options.start == nullptr ? "" : options.start->path),
       writer_(std::make_unique<CheckpointWriter>(
@@ -67,21 +99,28 @@ Saver::Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOp
           CheckpointWriterOptions{.keep = o.keep,
                                   .ranks = optimizer.learners(),
                                   .begin = options.start == nullptr ? 0 : options.start->step,
-                                  .on_event = hook_for_tests()})) {}
+                                  .on_event = hook_for_tests()})) {
+  if (every_ > 0 && optimizer.learners() > 1) check_shared(folder_, options.rank, optimizer);
+}
 
 bool Saver::after_step(int64_t step, const std::function<std::optional<CheckpointFiles>()>& files) {
   if (writer_->step() >= 0) conclude(optimizer_.control(kWritten), optimizer_.control(kFailed));
   const bool stop = optimizer_.control(kStop) > 0;
-  if (stop || (every_ > 0 && step % every_ == 0)) {
+  bool fit = true;
+  if (stop || (every_ > 0 && (step - ahead_) % every_ == 0)) {
     finish();
-    if (std::optional<CheckpointFiles> mine = files()) writer_->begin(step, std::move(*mine));
+    std::optional<CheckpointFiles> mine = files();
+    fit = mine.has_value();
+    if (fit) writer_->begin(step, std::move(*mine));
   }
   if (stop) {
     const int before = failures_;
     finish();
     if (failures_ > before)
       throw Error(concat("stopped by a signal behind step ", step, ", and not saved"));
-    if (note_) note_(concat("stopped by a signal behind step ", step, "; --resume auto goes on"));
+    if (note_)
+      note_(concat("stopped by a signal behind step ", step,
+                   fit ? "; --resume auto goes on" : ", and not saved: it has diverged"));
   }
   const Writing progress = writer_->progress();
   optimizer_.set_control(kStop, signal_received() ? 1.0f : 0.0f);
@@ -112,14 +151,18 @@ void Saver::end_saving() {
 }
 
 void Saver::finish() {
-  if (writer_->step() >= 0) {
-    const Writing progress = writer_->wait();
-    const Tensor sums = Tensor::empty_on(Device{}, {2});
-    sums.data<float>()[0] = progress == Writing::written ? 1.0f : 0.0f;
-    sums.data<float>()[1] = progress == Writing::failed ? 1.0f : 0.0f;
+  while (writer_->step() >= 0) {
+    // A sign of life now and then: who waits for a rank with a slow disk would give it up.
+    const Writing progress =
+        optimizer_.learners() > 1 ? writer_->wait(kBetweenSigns) : writer_->wait();
+    const Tensor sums = Tensor::empty_on(Device{}, {3});
+    float* sum = sums.data<float>();
+    sum[0] = progress == Writing::written ? 1.0f : 0.0f;
+    sum[1] = progress == Writing::failed ? 1.0f : 0.0f;
+    sum[2] = progress == Writing::busy ? 1.0f : 0.0f;
     if (optimizer_.learners() > 1)
       optimizer_.collective("checkpoint", [&](Communicator& comm) { comm.all_reduce(sums); });
-    conclude(sums.data<float>()[0], sums.data<float>()[1]);
+    if (sum[2] == 0) conclude(sum[0], sum[1]);
   }
   end_saving();
 }

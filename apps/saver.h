@@ -3,7 +3,7 @@
 // that no step waits for a disk, and whether a signal has come, so that all end behind the same
 // step.
 //
-//   Saver saver(o, {.every = 400}, optimizer, note);
+//   Saver saver(o, {.folder = run_folder, .rank = rank, .steps_per_epoch = 400}, optimizer, note);
 //   if (!saver.after_step(step, [&] { return my_files(); })) return;   // saved; exit code 75
 //   saver.finish();
 #pragma once
@@ -30,16 +30,19 @@ struct SaverOptions {
   int rank = 0;
   int64_t steps_per_epoch = 1;
   const Checkpoint* start = nullptr;  // from which the run goes on
+  int64_t ahead = 0;                  // as in Start: epochs end at this many steps more
 };
 
 class Saver {
  public:
-  // Collective. `note` gets lines for people; may be empty.
+  // Collective. `note` gets lines for people; may be empty. Throws InputError where a rank does not
+  // see what the first writes into the folder.
   Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOptimizer& optimizer,
         std::function<void(const std::string&)> note);
 
   // After each update and before the next begins, on all ranks. `files` copies what this rank has
-  // to save, or returns nothing, on all ranks alike, when that is not worth it; it may communicate.
+  // to save, or returns nothing, on all ranks alike, when it is not fit to be saved; it may
+  // communicate.
   // False when a signal has asked the run to end: then all of it is on disk. Throws Error when
   // saving has failed three times in a row, and when it has failed at a signal.
   bool after_step(int64_t step, const std::function<std::optional<CheckpointFiles>()>& files);
@@ -56,7 +59,7 @@ class Saver {
 
   DataParallelOptimizer& optimizer_;
   std::function<void(const std::string&)> note_;
-  int64_t every_;
+  int64_t every_, ahead_;
   int failures_ = 0;      // in a row
   int64_t sealing_ = -1;  // the step whose checkpoint is about to be in its place
   std::string folder_, last_;

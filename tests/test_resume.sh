@@ -126,6 +126,12 @@ same long next 'a run that began while another was ending'
 if [ -n "$mpirun" ]; then
   stops forwarded USR1 '' "${three_ranks[@]}" "${long[@]}"
   stops one_rank TERM "$resnet" "${three_ranks[@]}" "${long[@]}"
+  # A folder that only the first rank sees, as on hosts without a common one.
+  mkdir -p here there
+  "$mpirun" --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/here" "${image[@]}" --steps 3 --output-dir alone : \
+    -n 1 -wdir "$PWD/there" "${image[@]}" --steps 3 --output-dir alone >stdout 2>stderr; code=$?
+  [ $code = 2 ] && grep -q 'run folder alone: rank 1 does not see' stderr || fail "a folder of one rank: exit code $code, $(head -c 300 stderr)"
+  [ -z "$(ls -A here/alone | grep seen)" ] || fail "left behind: $(ls -A here/alone)"
 else
   echo 'no mpirun: its part is skipped'
 fi
@@ -173,6 +179,10 @@ refuse 'train_resnet" there, "train_lm" here' "${text[@]}" --resume $at
 refuse 'there is no checkpoint\|no checkpoint there' "${again[@]}" --resume nowhere
 "${again[@]}" --resume auto 2>stderr; [ $? = 2 ] && grep -q 'needs --output-dir' stderr || fail "auto without a folder: $(cat stderr)"
 refuse 'found .often' "${again[@]}" --save-every often
+"${image[@]}" --steps 3 --save-every 0 --output-dir ended >/dev/null 2>&1 && cp ended/metrics.jsonl ended.jsonl || fail 'a run without checkpoints'
+"${image[@]}" --steps 4 --resume auto --output-dir ended >/dev/null 2>stderr; code=$?
+[ $code = 2 ] && grep -q 'has left no checkpoint' stderr || fail "a run that has ended: exit code $code, $(cat stderr)"
+cmp -s ended/metrics.jsonl ended.jsonl || fail 'the metrics of a run that has ended are gone'
 refuse 'with --evaluate use --init' "${again[@]}" --resume auto --evaluate
 sed 's/dog/pig/' a.txt >b.txt
 refuse 'vocabulary\|data: "a.txt" there' "${text[@]/a.txt/b.txt}" --resume text
