@@ -66,6 +66,8 @@ void check_exchange(const CommonOptions& o) {
         ": nothing to choose from");
   check(!is_automatic(o) || (o.layerwise == "uniform" && o.plan.empty()),
         "--compress auto decides by bucket: not together with --layerwise or --plan");
+  check(!is_automatic(o) || !o.deterministic,
+        "--compress auto: its choices depend on measured times, which --deterministic excludes");
   check_layerwise(o);
   check(o.compress != "none" || (o.compress_start < 0 && o.dense_layers.empty() && o.shadow == 0),
         "--compress-start, --dense-layers and --shadow need --compress");

@@ -151,11 +151,13 @@ int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>
 
 Device learner_device(const CommonOptions& o, const Communicator& comm) {
   Device device = parse_device(o.device);
-  if (o.comm != "nccl") return device;
-  check(device.is_cuda(), "--comm nccl: expected --device cuda, found ", to_string(device));
+  const bool nccl = o.comm == "nccl", processes = comm.name() == std::string("mpi");
+  check(!nccl || device.is_cuda(), "--comm nccl: expected --device cuda, found ",
+        to_string(device));
+  if (!device.is_cuda() || (!nccl && !processes)) return device;
   if (o.device.find(':') != std::string::npos || comm.size() == 1) return device;
   int local = comm.rank();
-  if (comm.name() == std::string("mpi"))
+  if (processes)
     for (const char* name : {"SLURM_LOCALID", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"})
       if (const char* text = std::getenv(name)) local = std::atoi(text);
   device.index = local % cuda_device_count();  // who shares one is told so by make_nccl

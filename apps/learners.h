@@ -4,6 +4,7 @@
 //   return run_learners(o, [&](Communicator& comm) { return train_as_rank(o, comm); });
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -29,7 +30,12 @@ LearnerPlan plan_learners(const CommonOptions& o);
 // thrown again; under MPI it ends all processes.
 int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body);
 
-// The device of one learner: with NCCL the GPU of its number on this machine.
+// What the ranks tell each other with every step's gradients (DataParallelOptimizer::set_control).
+enum class ControlWord : uint8_t { stop, written, failed, show };
+
+// The device of one learner: of processes, and with NCCL, the GPU of its number on this machine,
+// unless
+// --device names one.
 Device learner_device(const CommonOptions& o, const Communicator& comm);
 // NCCL's communicator for the current Context, or null: gradients go over `comm` itself.
 std::unique_ptr<Communicator> make_gpu_communicator(const CommonOptions& o, Communicator& comm);

@@ -5,12 +5,20 @@
 #include <filesystem>
 
 #include "apps/explain.h"
+#include "apps/learners.h"
 #include "apps/ledger_report.h"
 #include "apps/run_report.h"
 #include "core/error.h"
 #include "core/kernels.h"
 
 namespace heddle {
+namespace {
+
+constexpr auto kShow = static_cast<size_t>(ControlWord::show);
+constexpr double kSilence =
+    5;  // seconds after which several learners average losses before --print-freq
+
+}  // namespace
 
 TrainingLog::TrainingLog(const TrainingLogOptions& names, const CommonOptions& o, Context& context,
                          const ParameterStore& store, DataParallelOptimizer& optimizer,
@@ -74,7 +82,12 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   result_.rate = static_cast<double>(units_) / std::max(seconds_, 1e-9);
   pending_.push_back({facts, exchange_since_last()});
   if (context_.trace().explaining()) explain(pending_.back());
-  if (result_.world_size == 1 || result_.step % o_.print_freq == 0) flush();
+  if (result_.world_size == 1 || result_.step % o_.print_freq == 0 || optimizer_.control(kShow) > 0)
+    flush();
+  // The first rank asks for it, and all do it behind the next step. Not where equal runs are to
+  // send equal bytes.
+  const bool late = folder_ != nullptr && wall_clock() - flushed_at_ > kSilence;
+  optimizer_.set_control(kShow, late && !o_.deterministic ? 1.0f : 0.0f);
   watch_step(result_.step + 1);
   if (quality_.add(result_.step, optimizer_.take_quality()) && folder_ != nullptr)
     folder_->metric(quality_.json());
@@ -182,6 +195,7 @@ void TrainingLog::flush() {
                     static_cast<int64_t>(units));
   }
   pending_.clear();
+  flushed_at_ = wall_clock();
 }
 
 bool TrainingLog::settle() {
@@ -304,7 +318,11 @@ RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& c
     return RunFolder::reopen(o.output_dir, bytes.is_number_integer() ? bytes.get<int64_t>() : 0,
                              still_newest);
   }
-  if (o.resume == "auto") return RunFolder::reopen(o.output_dir, 0, still_newest);
+  if (o.resume == "auto") {
+    check(!RunFolder::holds_finished_run(o.output_dir), "--resume auto: ", o.output_dir,
+          " holds a run that has ended and has left no checkpoint; it would be written over");
+    return RunFolder::reopen(o.output_dir, 0, still_newest);
+  }
   return RunFolder::create(o.output_dir, o.name);
 }
 

@@ -2,8 +2,8 @@
 // progress, traces the steps that were asked for, and declares the run diverged. The inner loop
 // stays with the program.
 //
-//   TrainingLog log({.program = "train_lm", .rate_key = "tokens_per_s"}, o,
-//                   context, folder, progress);
+//   TrainingLog log({.program = "train_lm", .rate_key = "tokens_per_s"}, o, context, store,
+//                   optimizer, folder, progress);
 //   ... backward, finish_step ...
 //   if (!log.finish_step(report, {.loss = loss, .lr = lr, .units = n, .times = t})) return;
 #pragma once
@@ -77,7 +77,8 @@ struct TrainingLogOptions {
 class TrainingLog {
  public:
   // All ranks make the same calls; folder and progress are null on all but the first. Losses are
-  // averaged over the ranks in one collective for many steps.
+  // averaged over the ranks in one collective for many steps: --print-freq of them, or those of
+  // some seconds if that is less.
   TrainingLog(const TrainingLogOptions& names, const CommonOptions& o, Context& context,
               const ParameterStore& store, DataParallelOptimizer& optimizer, RunFolder* folder,
               Progress* progress);
@@ -103,8 +104,10 @@ class TrainingLog {
   // What a checkpoint keeps of the books; after settle().
   nlohmann::ordered_json save();
   void restore(int64_t step, int64_t epoch, const nlohmann::json& saved);
-  // Ends the run at a signal.
-  void stop() { result_.status = "stopped"; }
+  // Ends the run at a signal, unless it has diverged.
+  void stop() {
+    if (healthy()) result_.status = "stopped";
+  }
   // A line of metrics and one for people on what the network, as it is now, is worth on a split:
   // "valid" or "test".
   void evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
@@ -141,7 +144,7 @@ class TrainingLog {
   DataParallelOptimizer::Totals seen_;                // of all exchanges, at the last step
   double loss_sum_ = 0, loss_units_ = 0;              // of the epoch, over all ranks
   int64_t units_ = 0, skipped_ = 0, steps_here_ = 0;  // of this process
-  double seconds_ = 0;
+  double seconds_ = 0, flushed_at_ = wall_clock();
 };
 
 // Notes for people, where there is somebody to show them.

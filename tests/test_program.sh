@@ -33,7 +33,7 @@ refuse() {
 # train FOLDER FLAG…: a tiny run that must succeed.
 train() {
   local folder=$1; shift
-  "$program" --data cifar --batch-size 16 --steps 5 --quiet --output-dir "$folder" "$@" ||
+  "$program" --data cifar --batch-size 16 --steps 5 --deterministic --quiet --output-dir "$folder" "$@" ||
     fail "exit code $?: $*"
 }
 losses() { grep -o '"step":[0-9]*.*"loss":[^,]*' "$1/metrics.jsonl" || fail "no losses in $1"; }

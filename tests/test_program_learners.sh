@@ -31,7 +31,7 @@ refuse() {
 }
 
 # ----------------------------------------------------------------------------------------- images
-images=(--image-size 8 --steps 6 --threads 1 --print-freq 4 --quiet --json)
+images=(--image-size 8 --steps 6 --threads 1 --print-freq 4 --deterministic --quiet --json)
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --output-dir four >four.json || fail 'four learners'
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --overlap off --bucket-mb 4 --output-dir off >/dev/null || fail 'overlap off'
 same four off 'exchange behind backward'
@@ -54,6 +54,14 @@ for event in '"ph":"s".*"pid":2' '"ph":"t".*"pid":0' '"ph":"f".*"pid":1' '"comm"
   grep -q "$event" t.json || fail "not in the trace: $event"
 done
 
+# Where steps are slow, people and files are not left waiting for --print-freq of them.
+"$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --net 6mbit,1ms --steps 9 --quiet --output-dir slow >/dev/null & pid=$!
+for i in {1..150}; do grep -qs '"step":1,' slow/metrics.jsonl && break; sleep 0.1; done
+sleep 2  # the rest of what was written at once is in the file, too
+grep -qs '"step":1,' slow/metrics.jsonl && ! grep -q '"step":9,' slow/metrics.jsonl || fail 'no loss before the end of nine slow steps'
+wait $pid || fail 'slow steps'
+[ "$(grep -c '"split":"train"' slow/metrics.jsonl)" = 9 ] || fail 'one line for every slow step'
+
 # The choice by bucket: compressed where the network is slow, and said so.
 "$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --steps 20 --compress auto \
   --compress-start 3 --bucket-mb 0.25 --print-freq 5 --output-dir auto >/dev/null 2>auto.err || fail 'auto'
@@ -61,6 +69,7 @@ grep -q 'step 15: [1-9][0-9]* of [0-9]* buckets are compressed' auto.err || fail
 grep -q '"compressed":true,"dense":{"ready_s":' auto/exchange-15.json || fail "auto: $(cat auto/exchange-15.json)"
 grep -q '<figure id="run1-choices"' auto/report.html || fail 'no figure of the choice in the report'
 refuse 'nothing to choose from' "$resnet" --compress auto:none
+refuse 'which --deterministic excludes' "$resnet" --learners 2 --compress auto --deterministic
 refuse 'decides by bucket' "$resnet" --compress auto --layerwise lgreco
 refuse 'bits: expected' "$resnet" --compress auto:qsgd:bits=9
 
@@ -140,7 +149,7 @@ grep -q 'bits for each 4, rounding error over the norm [1-9]' told_qsgd/explain-
 grep -q -e '--explain-step 60: not among the steps 1 to 6' late.err || fail "late: $(cat late.err)"
 refuse '--explain-step' "$resnet" --explain-step 0
 
-planned=(--image-size 8 --steps 15 --threads 1 --print-freq 4 --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
+planned=(--image-size 8 --steps 15 --threads 1 --print-freq 4 --deterministic --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
   --lgreco every=8,window=4 --shadow 5)
 "$resnet" "${planned[@]}" --output-dir planned >/dev/null 2>planned.err || fail 'layer plans'
 grep -q 'step 12: layer plan: [1-9]' planned.err || fail "no word of a plan: $(cat planned.err)"
@@ -166,7 +175,7 @@ grep -q '^  "budget_from": "accordion"' adaptive/plan-6.json || fail "plan: $(he
 grep -q '"critical": false' adaptive/plan-6.json && fail 'a layer that is not critical at the first look'
 grep -q 'step 6: .* \([1-9][0-9]*\) of \1 layers are critical' adaptive.err || fail "critical layers: $(cat adaptive.err)"
 [ -s adaptive/plan-14.json ] || fail "plans: $(ls adaptive)"
-"$resnet" "${planned[@]}" --lgreco every=8,window=4,objective=time --output-dir timed >/dev/null 2>timed.err ||
+"$resnet" "${planned[@]/--deterministic/--no-deterministic}" --lgreco every=8,window=4,objective=time --output-dir timed >/dev/null 2>timed.err ||
   fail "objective=time: $(tail -1 timed.err)"
 grep -q 'ms of encoding and exchange' timed.err || fail "no word of times: $(cat timed.err)"
 awk -v a="$(sed -n 's/^  "cost": \(.*\),/\1/p' timed/plan-12.json)" -v b="$(sed -n 's/^  "uniform_cost": \(.*\),/\1/p' timed/plan-12.json)" \
