@@ -171,6 +171,7 @@ void DataParallelOptimizer::exchange(size_t index) {
                    {"took", seconds, Unit::seconds},
                    {"of it in collectives", comm_s, Unit::seconds}};
   });
+  if (!finite) blame(bucket);
   for (Parameter* p : bucket.parameters) {
     p->touched_rows.reset();  // other ranks had other rows
     if (!finite)
@@ -281,9 +282,16 @@ void DataParallelOptimizer::read_control_words(bool accepted) {
   words.fill_zero();
 }
 
+// Of a bucket that was refused: the first whose gradient is not finite here, or in the sum.
+void DataParallelOptimizer::blame(const Bucket& bucket) {
+  for (const Parameter* p : bucket.parameters)
+    if (!all_finite(p->grad)) return optimizer_.blame(*p);
+}
+
 void DataParallelOptimizer::clip_locally() {
   const double norm = global_norm(store_) / accumulate_;
   if (!std::isfinite(norm)) {  // then nothing of this step can be trusted: every bucket is refused
+    for (const Bucket& bucket : buckets_) blame(bucket);
     for (Parameter& p : store_.parameters()) fill(p.grad, std::numeric_limits<float>::quiet_NaN());
     return;
   }

@@ -3,8 +3,10 @@
 // flat gradient buffer is cut into buckets, which are views of it and leave in the order of memory,
 // the same on every rank.
 //
-//   DataParallelOptimizer optimizer(store, make_sgd({.momentum = 0.9}), comm, {.bucket_bytes = 4 <<
-//   20}); optimizer.begin_step(lr); tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
+//   DataParallelOptimizer optimizer(store, make_sgd({.momentum = 0.9}), comm, {},
+//                                   {.bucket_bytes = 4 << 20});
+//   optimizer.begin_step(lr);
+//   tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
 //                 [&](Parameter& p) { optimizer.weights_free(p); });
 //   optimizer.finish_step();
 //
@@ -146,6 +148,7 @@ class DataParallelOptimizer {
   bool compressing() const { return reducer_ != nullptr && step_ >= parallel_.compress_start; }
   GradientBucket bucket_gradients(const Bucket& bucket) const;
   void clip_locally();
+  void blame(const Bucket& bucket);
   void explain_bucket(size_t index) const;
   void event(const char* what, size_t bucket);
   void finish_arrow(const Parameter& p);

@@ -78,9 +78,15 @@ void Optimizer::reject(Parameter& p) {
   explain("update", p.name, not_applied);
 }
 
+void Optimizer::blame(const Parameter& p) {
+  std::lock_guard lock(mutex_);
+  if (first_not_finite_.empty()) first_not_finite_ = p.name;
+}
+
 // With the mutex held, or when no other thread signals any more.
 void Optimizer::count_not_finite(const Parameter& p) {
-  if (not_finite_++ == 0) first_not_finite_ = p.name;
+  ++not_finite_;
+  if (first_not_finite_.empty()) first_not_finite_ = p.name;
 }
 
 bool Optimizer::signal(Parameter& p, bool Progress::*what) {

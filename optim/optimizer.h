@@ -62,6 +62,8 @@ class Optimizer {
   bool ready(Parameter& p);
   // p.grad must not be applied in this step: some rank's gradient was not finite.
   void reject(Parameter& p);
+  // This step's report names it as the first that was not finite, whichever is rejected first.
+  void blame(const Parameter& p);
   // No closure of this backward pass will read p.value again. Never called: finish_step updates.
   bool weights_free(Parameter& p);
   // Updates what is left. Parameters without a gradient get zero (weight decay and momentum still

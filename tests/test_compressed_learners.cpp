@@ -193,6 +193,8 @@ TEST_CASE(
           }
           const StepReport report = optimizer.finish_step();
           if ((report.skipped_parameters > 0) != (step == 1)) throw Error("skipped or not");
+          if (bad && report.first_skipped != "second.weight")
+            throw Error("blamed is " + report.first_skipped);
           if (step == 1 && way == 0 && net.second.weight->value.to_vector() != own)
             throw Error("applied");
           if (step == 1 && way > 0 && net.store.values().to_vector() != all)
