@@ -10,6 +10,11 @@
 #include "layers/loss.h"
 
 namespace heddle {
+namespace {
+
+constexpr int64_t kBatchesPerSign = 8;
+
+}  // namespace
 
 Var network_input(const Tensor& images, Device device, DType dtype) {
   const Tensor here = images.to(device);
@@ -21,7 +26,13 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
   const double begin = wall_clock();
   Evaluation out;
   int64_t first = 0, five = 0;
+  const bool together = learners != nullptr && learners->learners() > 1;
+  int64_t batches = 0;
   for (auto& batch : loader.epoch(0)) {
+    // A sign of life now and then, as often on all ranks: who waits for a slower one would give it
+    // up.
+    if (together && ++batches % kBatchesPerSign == 0)
+      learners->collective("evaluation", [](Communicator& comm) { comm.barrier(); });
     if (batch.count == 0) continue;  // fewer images than learners were left
     Tape tape({.training = false});
     const Var logits = model.forward(tape, network_input(batch.images, device, dtype));
@@ -31,7 +42,7 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
     first += count_top_k(logits.value(), batch.labels, 1);
     five += count_top_k(logits.value(), batch.labels, 5);
   }
-  if (learners != nullptr && learners->learners() > 1) {
+  if (together) {
     const Tensor counts = Tensor::empty_on(Device{}, {3}, DType::i64);
     const Tensor loss = Tensor::from({static_cast<float>(out.loss)});
     int64_t* c = counts.data<int64_t>();

@@ -114,7 +114,9 @@ std::string format_value(const FlagTarget& target, const FlagInfo& info) {
 
 std::string describe_flag(const FlagTarget& target, const FlagInfo& info) {
   std::string out = info.help;
-  if (!info.choices.empty()) out += ": " + CLI::detail::join(info.choices, ", ");
+  std::vector<std::string> choices = info.choices;
+  std::erase(choices, "");  // stands for a default that is described
+  if (!choices.empty()) out += ": " + CLI::detail::join(choices, ", ");
   std::string value = format_value(target, info);
   if (auto text = std::get_if<std::string*>(&target)) value = **text;
   if (info.default_text != nullptr) value = info.default_text;

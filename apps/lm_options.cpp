@@ -262,7 +262,8 @@ FlagTable lm_flags(TrainLmOptions& o) {
           describe_recipes() +
           "\nWith the plateau schedule the weights of the best validation are kept, else the "
           "last.\n"
-          "Exit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged.");
+          "Exit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged,\n75 stopped by a "
+          "signal and saved.");
   add_network_flags(flags, o);
   add_common_flags(flags, o, kTexts);
   flags.add("generate", &o.generate,

@@ -14,7 +14,8 @@ namespace heddle {
 namespace {
 
 const std::vector<std::string> kOptimizers = {"sgd", "adam", "adamw"};
-const std::vector<std::string> kSchedules = {"step", "multistep", "cosine", "onecycle", "plateau"};
+const std::vector<std::string> kSchedules = {"constant", "step",     "multistep",
+                                             "cosine",   "onecycle", "plateau"};
 
 void add_run_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
   flags.group("Data and machine");
@@ -25,14 +26,18 @@ void add_run_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
              .help = "of activations and products; weights stay "
                      "fp32",
              .choices = {"fp32", "bf16"}});
-  flags.add(
-      "threads", &o.threads,
-      {.value = "N", .help = "that compute", .min = 1, .max = 1024, .default_text = "all cores"});
+  flags.add("threads", &o.threads,
+            {.value = "N",
+             .help = "of one learner that compute",
+             .min = 1,
+             .max = 1024,
+             .default_text = "all cores, divided by the learners of this machine"});
   flags.add("workers", &o.workers, {.value = "N", .help = texts.workers, .max = 256});
   flags.add("seed", &o.seed, {.value = "N", .help = "of everything random"});
   flags.add("deterministic", &o.deterministic,
             {.help = "same bits in every run with equal --threads; "
-                     "on the CPU that holds anyway, but for --lgreco objective=time"});
+                     "on the CPU that holds anyway, but for --compress auto and "
+                     "--lgreco objective=time"});
   flags.add("tf32", &o.tf32,
             {.help = "on a GPU: fp32 products round their factors to 10 bits, for speed"});
 }

@@ -91,7 +91,9 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
       "  data     arch      image-size batch-size epochs     lr weight-decay  augment\n" +
           describe(kShapesRecipe, "shapes") + describe(kCifarRecipe, "CIFAR") +
           describe(kFolderRecipe, "folders") +
-          "\nExit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged.");
+          "\nExit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged,\n75 stopped by "
+          "a "
+          "signal and saved.");
   flags.group("Network");
   flags.add("arch", &o.arch,
             {.value = "NAME",

@@ -1,8 +1,9 @@
 // The loader: worker threads read and augment images into batches ahead of the training loop. The
 // same batches come in the same order for any number of workers, bit for bit.
 //
-//   Loader loader(std::move(train), augmentation, {.batch_size = 128, .workers = 2, .shuffle =
-//   true}); for (auto& batch : loader.epoch(e)) use(batch.images, batch.labels);
+//   Loader loader(std::move(train), augmentation,
+//                 {.batch_size = 128, .workers = 2, .shuffle = true});
+//   for (auto& batch : loader.epoch(e)) use(batch.images, batch.labels);
 #pragma once
 
 #include <cstdint>
