@@ -43,6 +43,12 @@ expect 3 1 3 0
 expect 1 4 1 1 1 1 0
 grep -q 'given up' err || fail "no word of giving up: $(cat err)"
 expect 0 9 +1 +75 +1 +134 +1 1 1 1 0  # what has saved has earned its restarts back
+# Steps are compared as numbers, whatever the folder's name: 9 is not the newest of 9, 10, 11 …
+# shellcheck disable=SC2016
+sed 's#out/checkpoints/step-$(wc -l <calls)#my-out/checkpoints/step-$((8 + $(wc -l <calls)))#' job >numbered && chmod +x numbered
+rm -f calls; printf '%s\n' +1 +1 +1 +1 +1 +1 0 >todo
+"$root/run" supervise --restarts 3 --wait 0 -- ./numbered --output-dir my-out 2>err || fail "new checkpoints: exit code $?: $(tail -2 err)"
+[ -d my-out/checkpoints/step-14 ] || fail "new checkpoints: $(ls my-out/checkpoints)"
 refuse() { "$root/run" supervise "${@:2}" 2>err; [ $? = 2 ] && grep -q -e "$1" err || fail "'$1' is not in $(cat err)"; }
 refuse 'and a command' --
 refuse 'needs --output-dir' -- ./job
