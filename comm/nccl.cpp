@@ -159,13 +159,15 @@ class NcclCommunicator : public Communicator {
     await_call("call");
     // A rank that is gone leaves the stream waiting for ever: so look instead of synchronising.
     Patience patience(options_.timeout_s);
+    int polls = 0;
     for (cudaError_t state = cudaErrorNotReady; state != cudaSuccess;) {
       state = cudaStreamQuery(cuda_stream());
       if (state != cudaErrorNotReady) check_cuda(state, "collective");
+      (void)cudaGetLastError();  // "not ready" is no error of the next kernel
       ncclResult_t background = ncclSuccess;
       check_nccl(ncclCommGetAsyncError(comm_, &background), "watch");
       check_nccl(background, "background");
-      if (state != cudaSuccess) pause(patience);
+      if (state != cudaSuccess) pause(patience, polls);
     }
     if (!x.device().is_cuda()) x.copy_from(work);
   }
@@ -173,14 +175,18 @@ class NcclCommunicator : public Communicator {
   // Calls of a communicator that does not block have begun when they return, not more.
   void await_call(const char* what) {
     Patience patience(options_.timeout_s);
+    int polls = 0;
     for (ncclResult_t state = ncclInProgress; state == ncclInProgress;) {
       check_nccl(ncclCommGetAsyncError(comm_, &state), what);
       check_nccl(state, what);
-      if (state == ncclInProgress) pause(patience);
+      if (state == ncclInProgress) pause(patience, polls);
     }
   }
 
-  void pause(Patience& patience) const {
+  // Closely at first: a small sum over NVLink takes less than a nap.
+  void pause(Patience& patience, int& polls) const {
+    constexpr int kPolls = 200;
+    if (++polls <= kPolls) return std::this_thread::yield();
     if (patience.over())
       throw CommError(concat("no answer from the other ranks for ", options_.timeout_s, " s"));
     std::this_thread::sleep_for(std::chrono::microseconds(20));

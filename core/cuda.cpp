@@ -52,9 +52,10 @@ cublasHandle_t cublas_handle() {
     check_cublas(cublasCreate(&h.cublas), "cublasCreate");
     check_cublas(cublasSetStream(h.cublas, h.stream), "cublasSetStream");
     const bool tf32 = Context::current().options().tf32;
-    check_cublas(
-        cublasSetMathMode(h.cublas, tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH),
-        "cublasSetMathMode");
+    // Sums that are cut into parts are fp32 too, where the result is bf16.
+    const int mode = (tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
+                     CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+    check_cublas(cublasSetMathMode(h.cublas, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
   }
   return h.cublas;
 }

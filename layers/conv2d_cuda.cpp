@@ -252,6 +252,7 @@ Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape&
       status = Calls::run(plan, static_cast<typename Calls::Algorithm>(c.algorithm), left.raw(),
                           right.raw(), space, out.raw());
       if (status == CUDNN_STATUS_SUCCESS) return out;
+      (void)cudaGetLastError();  // what the attempt left behind is not the next kernel's fault
     }
   }
   const std::string what = concat(Calls::kName, " of ", dtype_name(p.dtype), " ", to_string(p.x),
