@@ -1,9 +1,13 @@
 # Writes OUTPUT, a source file with what run.json says about the build; runs at every build and
-# leaves the file alone when nothing changed. The revision is empty outside of a git checkout.
-execute_process(COMMAND git -C ${SOURCE_DIR} describe --always --dirty --abbrev=12 --exclude=*
+# leaves the file alone when nothing changed. Results of ./run reproduce make no revision dirty.
+execute_process(COMMAND git -C ${SOURCE_DIR} describe --always --abbrev=12 --exclude=*
   OUTPUT_VARIABLE REVISION OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+execute_process(COMMAND git -C ${SOURCE_DIR} diff --quiet HEAD -- . :!docs/results
+  ERROR_QUIET RESULT_VARIABLE changed)
 if(failed)
   set(REVISION "unknown")
+elseif(changed)
+  string(APPEND REVISION "-dirty")
 endif()
 file(CONFIGURE OUTPUT ${OUTPUT} ESCAPE_QUOTES @ONLY CONTENT [[
 #include "apps/build_info.h"

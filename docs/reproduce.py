@@ -188,6 +188,8 @@ def main():
         for name in chosen:
             print(f"{'done' if name in done else '    '}  {name:42} ./run {runs[name].replace('DATA', '…')}")
         return
+    if subprocess.run(["git", "-C", ROOT, "diff", "--quiet", "HEAD", "--", ".", ":!docs/results"], check=False).returncode:
+        sys.exit("reproduce: there are changes that are not committed; a result needs a revision")
     failed = []  # a run that diverges is no reason to leave out those behind it
     for name in chosen:
         if name not in done or o.again:
