@@ -41,6 +41,7 @@ case $words in
     esac ;;
 esac
 case $words in *' --compress '*) more+=(--compress-start 2) ;; esac
+case $words in *' --save-every '*) more+=(--save-every 3) ;; esac
 case $words in *' --shadow '*) more+=(--shadow 2) ;; esac
 case $words in *' --explain-step '*) more+=(--explain-step 4) ;; esac
 exec "$build/$program" "$@" "${more[@]}"

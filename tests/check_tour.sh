@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that docs/tour.md and docs/howto/ name in backticks must exist: a `folder/file.h` (a path),
+# Everything that README.md, docs/tour.md, docs/run-folder.md and docs/howto/ name in backticks must exist: a `folder/file.h` (a path),
 # and a `function()` or `Class::function()` (found by name in the sources). In fenced code, commands that
 # begin with ./run or a program of ours must have verbs and flags that there are. Links lead somewhere.
 # Checks itself first on what does not exist.
@@ -11,7 +11,7 @@ check() {  # FILE -> what is missing, status 1 if anything is
   local name status=0 count=0 stem
   while IFS= read -r name; do
     case $name in
-      std::* | *' '*'/'*) continue ;;
+      std::* | find_package* | *' '*'/'*) continue ;;
       *'('*)
         stem=${name%%(*}
         stem=${stem##*::}
@@ -67,6 +67,17 @@ links() {  # FILE -> relative links that lead nowhere
   return $status
 }
 
+# FILE -> places in fenced text (compress/scalecom.cpp:92) whose line is not where something is explained
+places() {
+  local place file status=0
+  while IFS= read -r place; do
+    place=${place# } file=${place%:*}
+    sed -n "${place##*:}p" "$file" 2>/dev/null | grep -q 'explain\|ledger.book(' ||
+      { echo "$1: nothing is explained at $place; there it is at $(grep -ns 'explain\|ledger.book(' "$file" | cut -d: -f1 | tr '\n' ' ')"; status=1; }
+  done < <(awk '/^```/ { code = !code; next } code' "$1" | grep -oE ' (core|layers|optim|comm|compress)/[a-z_]+\.cpp:[0-9]+' | sort -u)
+  return $status
+}
+
 scratch=$(mktemp) || exit 1
 trap 'rm -f "$scratch"' EXIT
 for broken in 'core/no_such_file.h' 'no_such_function()' 'Tape::no_such_function(x)'; do
@@ -79,14 +90,17 @@ for broken in './run no_such_verb' './run train_lm --no-such-flag' 'build/train_
   printf '```\n%s\n```\n' "$broken" >"$scratch"
   if commands "$scratch" >/dev/null; then echo "check_tour: did not see $broken"; exit 1; fi
 done
+printf '```\n  1.0 comm select core/tape.cpp:1\n```\n' >"$scratch"
+if places "$scratch" >/dev/null; then echo 'check_tour: did not see a stale place'; exit 1; fi
 printf '[x](no-such-page.md)\n' >"$scratch"
 if links "$scratch" >/dev/null; then echo 'check_tour: did not see a broken link'; exit 1; fi
 
 status=0
-[ $# -gt 0 ] || set -- docs/tour.md docs/howto/*.md
+[ $# -gt 0 ] || set -- docs/tour.md docs/run-folder.md docs/howto/*.md README.md
 for page in "$@"; do
   case $page in */README.md) ;; *) check "$page" || status=1 ;; esac
   commands "$page" || status=1
   links "$page" || status=1
+  places "$page" || status=1
 done
 exit $status
