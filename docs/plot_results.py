@@ -182,11 +182,14 @@ def main():
             "composed": lambda: composed()[1]}
     file = DOCS / "results.md"
 
+    plots()
+
     def fill(match):
-        return f"<!-- TABLE {match[1]} -->\n{made[match[1]]()}<!-- END -->"
+        pictures = "".join(f"\n![{picture.stem.replace('-', ' ')}]({picture.name})\n"
+                           for picture in sorted(DOCS.glob(f"results-{match[1]}*.svg")))
+        return f"<!-- TABLE {match[1]} -->\n{made[match[1]]()}{pictures}<!-- END -->"
 
     file.write_text(re.sub(r"<!-- TABLE (\w+) -->\n.*?<!-- END -->", fill, file.read_text(), flags=re.S))
-    plots()
 
 
 if __name__ == "__main__":
