@@ -29,8 +29,7 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
   const bool together = learners != nullptr && learners->learners() > 1;
   int64_t batches = 0;
   for (auto& batch : loader.epoch(0)) {
-    // A sign of life now and then, as often on all ranks: who waits for a slower one would give it
-    // up.
+    // A sign of life now and then, as often on all ranks: who waits gives up after a time.
     if (together && ++batches % kBatchesPerSign == 0)
       learners->collective("evaluation", [](Communicator& comm) { comm.barrier(); });
     if (batch.count == 0) continue;  // fewer images than learners were left

@@ -33,9 +33,8 @@ int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>
 // What the ranks tell each other with every step's gradients (DataParallelOptimizer::set_control).
 enum class ControlWord : uint8_t { stop, written, failed, show };
 
-// The device of one learner: of processes, and with NCCL, the GPU of its number on this machine,
-// unless
-// --device names one.
+// The device of one learner: under MPI, and with NCCL, the GPU of its number on this machine,
+// unless --device names one.
 Device learner_device(const CommonOptions& o, const Communicator& comm);
 // NCCL's communicator for the current Context, or null: gradients go over `comm` itself.
 std::unique_ptr<Communicator> make_gpu_communicator(const CommonOptions& o, Communicator& comm);

@@ -2,8 +2,8 @@
 // A parameter's update waits for two signals: ready (its gradient is final) and weights_free (the
 // last closure that reads its value has returned). Clipping by the global norm and skipping whole
 // steps need all gradients first: then everything happens in finish_step. Both ways give the same
-// bits. ready, reject and weights_free may come from several threads; an update runs on the thread
-// that brought the second signal, and two updates may run at once.
+// bits. ready, reject, blame and weights_free may come from several threads; an update runs on the
+// thread that brought the second signal, and two updates may run at once.
 //
 //   optimizer.begin_step(schedule.lr(step));
 //   tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
