@@ -5,13 +5,13 @@
 #   tests/soak.sh build/train_resnet [SECONDS] [FOLDER]     an hour; the samples stay in FOLDER/soak.tsv
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) && resnet=$(realpath "$1") && seconds=${2:-3600} || exit 2
+data=${HEDDLE_DATA:-$root/../shared/data}/cifar-10-batches-bin  # without it the rendered shapes
 work=${3:-$(mktemp -d)}
 mkdir -p "$work" && cd "$work" || exit 2
 unset "${!HEDDLE_@}"  # they are flags to the programs
-data=${HEDDLE_SOAK_DATA:-$root/../shared/data/cifar-10-batches-bin}
 [ -d "$data" ] && data=(--data "$data" --arch resnet20) || data=()
 
-"$resnet" "${data[@]}" --learners 4 --batch-size 32 --threads 1 --epochs 100000 --lr 0.05 --lr-scheduler multistep \
+"$resnet" "${data[@]}" --learners 4 --batch-size 32 --threads 1 --epochs 100000 --lr 0.05 --lr-scheduler constant \
   --compress scalecom:rate=100 --layerwise lgreco --lgreco every=100,window=10 --shadow 100 --save-every 200 \
   --output-dir run --quiet >result.json 2>stderr & pid=$!
 trap 'kill $pid 2>/dev/null' EXIT
