@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <future>
+#include <memory>
 #include <thread>
 
 #include "comm/transport.h"
@@ -62,7 +65,7 @@ class NcclCommunicator : public Communicator {
     await_call("start");
   }
   ~NcclCommunicator() override {
-    if (comm_ == nullptr || failed_) return;  // ncclCommAbort may hang where a rank is gone
+    if (comm_ == nullptr || failed_) return;
     if (const ncclResult_t s = ncclCommFinalize(comm_); s != ncclSuccess && s != ncclInProgress)
       return;
     try {
@@ -133,9 +136,27 @@ class NcclCommunicator : public Communicator {
     });
   }
   void do_barrier() override { do_all_reduce(Tensor::empty_on(gpu(), {1}, DType::i32)); }
-  void withdraw() noexcept override { failed_ = true; }
+  // Kernels that wait for a rank that is gone would keep the GPU, and the end of the Context,
+  // waiting. ncclCommAbort() lets them go, but may itself wait for the other ranks for ever (NCCL's
+  // issues 863 and 1777), so that it gets a thread which can be left behind.
+  void withdraw() noexcept override {
+    if (comm_ == nullptr || gave_up_) return;
+    failed_ = gave_up_ = true;
+    try {
+      auto done = std::make_shared<std::promise<void>>();
+      std::thread([comm = comm_, device = gpu().index, done] {
+        (void)cudaSetDevice(device);
+        (void)ncclCommAbort(comm);
+        done->set_value();
+      }).detach();
+      (void)done->get_future().wait_for(kAbortTime);
+    } catch (const std::exception&) {  // no thread to be had: the process ends as it can
+    }
+  }
 
  private:
+  static constexpr std::chrono::seconds kAbortTime{10};
+
   static size_t elements(const Tensor& x) { return static_cast<size_t>(x.size()); }
   static Device gpu() { return Context::current().device(); }
 
@@ -187,6 +208,7 @@ class NcclCommunicator : public Communicator {
   void pause(Patience& patience, int& polls) const {
     constexpr int kPolls = 200;
     if (++polls <= kPolls) return std::this_thread::yield();
+    if (failed_) throw CommError("this rank has failed");
     if (patience.over())
       throw CommError(concat("no answer from the other ranks for ", options_.timeout_s, " s"));
     std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -212,7 +234,8 @@ class NcclCommunicator : public Communicator {
   Communicator& control_;
   NcclOptions options_;
   ncclComm_t comm_ = nullptr;
-  bool failed_ = false;  // left to the end of the process
+  std::atomic<bool> failed_ = false;  // by withdraw(), or by abort() from another thread
+  bool gave_up_ = false;
 };
 
 }  // namespace
