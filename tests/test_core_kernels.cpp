@@ -110,9 +110,8 @@ TEST_CASE("gemm: against the definition in all transposes; beta 0 overwrites NaN
     for (bool ta : {false, true})
       for (bool tb : {false, true})
         for (float beta : {0.0f, 1.0f, -0.5f}) {
-          CAPTURE(m);
-          CAPTURE(n);
-          CAPTURE(k);
+          const Shape sizes{m, n, k};  // clang 14 captures no structured bindings
+          CAPTURE(to_string(sizes));
           const Tensor a = numbers(ta ? Shape{k, m} : Shape{m, k}, 1);
           const Tensor b = numbers(tb ? Shape{n, k} : Shape{k, n}, 2);
           const Tensor c = numbers({m, n}, 3);
@@ -150,7 +149,8 @@ TEST_CASE("gemm: bf16 operands, and packed matrices in both types") {
     for (bool ta : {false, true})
       for (bool tb : {false, true})
         for (float beta : {0.0f, 1.0f}) {
-          CAPTURE(m);
+          const Shape sizes{m, n, k};
+          CAPTURE(to_string(sizes));
           CAPTURE(ta);
           CAPTURE(tb);
           CAPTURE(beta);

@@ -110,14 +110,15 @@ TEST_CASE("kernels, compare: elementwise") {
 TEST_CASE("kernels, compare: reductions") {
   for (const auto& [rows, columns] : {std::pair{1, 1}, {513, 33}, {3, 700}})
     for (DType dtype : kTypes)
-      compare("reductions", concat("(", rows, ", ", columns, ")"), dtype, [&]() -> Results {
-        const Tensor x = random_tensor({rows, columns}, 3);
-        add_constant(x, 1.0f);  // sums that do not cancel
-        const Tensor sums = random_tensor({columns}, 4);
-        sum_rows(converted(x, dtype, Layout::plain), sums, 0.5f);
-        return {sums.to_vector(),
-                {static_cast<float>(sum(x)), static_cast<float>(squared_norm(x))}};
-      });
+      compare("reductions", concat("(", rows, ", ", columns, ")"), dtype,
+              [&, rows = rows, columns = columns]() -> Results {
+                const Tensor x = random_tensor({rows, columns}, 3);
+                add_constant(x, 1.0f);  // sums that do not cancel
+                const Tensor sums = random_tensor({columns}, 4);
+                sum_rows(converted(x, dtype, Layout::plain), sums, 0.5f);
+                return {sums.to_vector(),
+                        {static_cast<float>(sum(x)), static_cast<float>(squared_norm(x))}};
+              });
 }
 
 TEST_CASE("kernels, compare: dropout, embedding and cross-entropy") {
@@ -144,17 +145,18 @@ TEST_CASE("kernels, compare: dropout, embedding and cross-entropy") {
   }
   for (const auto& [n, classes] : {std::pair{1, 2}, {7, 10}, {3, 1003}})
     for (float smoothing : {0.0f, 0.1f})
-      compare("cross-entropy", concat("(", n, ", ", classes, ")"), DType::f32, [&]() -> Results {
-        Tape tape;
-        const Var logits(random_tensor({n, classes}, 8, Layout::plain, 6.0f), true);
-        const Var loss =
-            softmax_cross_entropy(tape, logits, integers({n}, 9, static_cast<uint32_t>(classes)),
-                                  {.label_smoothing = smoothing});
-        Results out = {loss.value().to_vector()};
-        tape.backward(loss);
-        out.push_back(logits.grad().to_vector());
-        return out;
-      });
+      compare("cross-entropy", concat("(", n, ", ", classes, ")"), DType::f32,
+              [&, n = n, classes = classes]() -> Results {
+                Tape tape;
+                const Var logits(random_tensor({n, classes}, 8, Layout::plain, 6.0f), true);
+                const Var loss = softmax_cross_entropy(
+                    tape, logits, integers({n}, 9, static_cast<uint32_t>(classes)),
+                    {.label_smoothing = smoothing});
+                Results out = {loss.value().to_vector()};
+                tape.backward(loss);
+                out.push_back(logits.grad().to_vector());
+                return out;
+              });
 }
 
 TEST_CASE("kernels, compare: batch norm and pooling") {
@@ -198,20 +200,22 @@ TEST_CASE("compare: products") {
   for (DType dtype : kTypes)
     for (const auto& [m, n, k] : {std::tuple{1, 1, 1}, {17, 33, 65}, {128, 40, 3}})
       for (int form = 0; form < 8; ++form)
-        compare("gemm", concat(m, " x ", n, " x ", k, ", form ", form), dtype, [&]() -> Results {
-          const bool ta = (form & 1) != 0, tb = (form & 2) != 0;
-          const Tensor a =
-              random_tensor(ta ? Shape{k, m} : Shape{m, k}, 1, Layout::plain, 1.0f, dtype);
-          const Tensor b =
-              random_tensor(tb ? Shape{n, k} : Shape{k, n}, 2, Layout::plain, 1.0f, dtype);
-          const Tensor c = random_tensor({m, n}, 3);
-          gemm(a, b, c,
-               {.transpose_a = ta, .transpose_b = tb, .beta = (form & 4) != 0 ? 1.0f : 0.0f});
-          const PackedMatrix packed(random_tensor({k, n}, 4), false, m, dtype, 1.0f);
-          const Tensor left = random_tensor({m, k}, 5, Layout::plain, 1.0f, dtype);
-          packed.multiply(left, c);
-          return {c.to_vector()};
-        });
+        compare(
+            "gemm", concat(m, " x ", n, " x ", k, ", form ", form), dtype,
+            [&, m = m, n = n, k = k]() -> Results {
+              const bool ta = (form & 1) != 0, tb = (form & 2) != 0;
+              const Tensor a =
+                  random_tensor(ta ? Shape{k, m} : Shape{m, k}, 1, Layout::plain, 1.0f, dtype);
+              const Tensor b =
+                  random_tensor(tb ? Shape{n, k} : Shape{k, n}, 2, Layout::plain, 1.0f, dtype);
+              const Tensor c = random_tensor({m, n}, 3);
+              gemm(a, b, c,
+                   {.transpose_a = ta, .transpose_b = tb, .beta = (form & 4) != 0 ? 1.0f : 0.0f});
+              const PackedMatrix packed(random_tensor({k, n}, 4), false, m, dtype, 1.0f);
+              const Tensor left = random_tensor({m, k}, 5, Layout::plain, 1.0f, dtype);
+              packed.multiply(left, c);
+              return {c.to_vector()};
+            });
 }
 
 TEST_CASE("compare: convolutions") {
