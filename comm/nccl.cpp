@@ -136,6 +136,7 @@ class NcclCommunicator : public Communicator {
     });
   }
   void do_barrier() override { do_all_reduce(Tensor::empty_on(gpu(), {1}, DType::i32)); }
+
   // Kernels that wait for a rank that is gone would keep the GPU, and the end of the Context,
   // waiting. ncclCommAbort() lets them go, but may itself wait for the other ranks for ever (NCCL's
   // issues 863 and 1777), so that it gets a thread which can be left behind.
@@ -175,6 +176,7 @@ class NcclCommunicator : public Communicator {
   template <class Call>
   void run(const Tensor& x, const Call& call) {
     if (x.size() == 0) return;
+    if (failed_) throw CommError("this rank has failed");  // the communicator may be gone
     const Tensor work = x.to(gpu());
     check_nccl(call(work), "call");
     await_call("call");
