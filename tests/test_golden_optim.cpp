@@ -59,7 +59,7 @@ void check_steps(const std::string& name, const SgdOptions& options) {
     const int64_t seed = seeds.data<int64_t>()[step];
     optimizer.begin_step(0.01);
     Tape tape;
-    const Var logits = model.forward(tape, Var(formula(concat("input:", seed), {4, 3, 16, 16})));
+    const Var logits = model.forward(tape, Var(formula(concat("input:", seed), {4, 3, 12, 12})));
     const Var loss =
         softmax_cross_entropy(tape, logits, formula_labels(concat("labels:", seed), 4, 10));
     losses.push_back(loss.value().item());

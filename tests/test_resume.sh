@@ -62,10 +62,16 @@ for i in {1..300}; do echo "line $((i % 7)): the cat saw the dog $((i * i % 13))
 text=("$lm" --data a.txt --emsize 12 --nhid 12 --nlayers 2 --dropout 0.1 --bptt 8 --epochs 3 --optimizer sgd --lr 1
   --threads 1 --batch-size 4 --min-compress 100 --deterministic --quiet --json --keep 99)
 continues text 30 "${text[@]}" --save-every 15
-# The rate has been reduced before that step, and the best validation, whose weights stay, is the one there.
-continues plateau 384 "${text[@]}" --learners 2 --save-every 1epoch --lr-scheduler plateau --lr 60 --epochs 4
-grep -q '"lr":15' plateau/metrics.jsonl && [ "$(json plateau.json valid_loss)" = "$(grep '"step":384,.*valid' plateau/metrics.jsonl |
-  sed 's/.*"loss":\([^,]*\).*/\1/')" ] || fail "plateau: $(cat plateau.json)"
+# Validation in another order of words grows worse from the first epoch on: the rate is reduced behind the second and the third,
+# and the weights that stay are those of the first, at the checkpoint that a run goes on from or long before it.
+mkdir other && cp a.txt other/train.txt
+for i in {1..30}; do echo "dog the saw $((i % 2)) cat line 3: the 1"; done | tee other/valid.txt >other/test.txt
+for step in 42 126; do
+  continues plateau$step $step "${text[@]}" --data other --learners 2 --save-every 1epoch --lr-scheduler plateau --lr 4 --epochs 4
+done
+grep -q '"step":126,.*"lr":1[.,]' plateau126/metrics.jsonl && grep -q '"step":127,.*"lr":0.25' plateau126/metrics.jsonl &&
+  [ "$(json plateau126.json valid_loss)" = "$(grep '"step":42,.*valid' plateau126/metrics.jsonl |
+    sed 's/.*"loss":\([^,]*\).*/\1/')" ] || fail "plateau: $(cat plateau126.json)"
 continues powersgd 28 "${text[@]}" --save-every 7 "${three[@]}" powersgd:rank=2 "${planned[@]}" every=10,window=4,budget=accordion
 continues qsgd 28 "${text[@]}" --save-every 14 "${three[@]}" qsgd:bits=4
 continues topk 28 "${text[@]}" --save-every 14 "${three[@]}" topk:density=0.05 --optimizer adam --lr 0.01 --accumulate 2 --clip-grad-norm 1

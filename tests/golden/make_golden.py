@@ -270,12 +270,12 @@ def kink_distance(model, x):
     return min(distances)
 
 
-def choose_seed(case, model, shape, seeds):
+def choose_seed(case, model, shape, seeds, least=KINK_DISTANCE):
     """The seed whose input stays farthest from all kinks of a float64 model in training mode."""
     distance, seed = max(
         (kink_distance(model, value(f"input:{s}", shape, dtype=torch.float64)), s) for s in seeds
     )
-    if distance < KINK_DISTANCE:
+    if distance < least:
         failures.append(f"{case}: input {seed} is {distance:.1e} from a kink")
     return seed, distance
 
@@ -313,8 +313,9 @@ def make_model(case, arch, batch, size, check, seeds=100):
 
 
 def make_steps(case, check, **options):
-    """Ten steps of SGD on ResNet-20, batch 4 at 16x16, the same learning rate throughout."""
-    shape, steps, tries = (4, 3, 16, 16), 10, 40
+    """Ten steps of SGD on ResNet-20, batch 4 at 12x12, the same learning rate throughout. Rounding adds up over the
+    steps, so that the kinks are kept three times as far away: at 2.7e-5 a compiler's order of sums decided one."""
+    shape, steps, tries = (4, 3, 12, 12), 10, 100
 
     def train(dtype, seeds=None):
         model = set_parameters(make_resnet("resnet20").to(dtype)).train()
@@ -323,7 +324,7 @@ def make_steps(case, check, **options):
         for step in range(steps):
             if seeds is None:
                 candidates = range(tries * step, tries * (step + 1))
-                chosen.append(choose_seed(case, model, shape, candidates))
+                chosen.append(choose_seed(case, model, shape, candidates, 3 * KINK_DISTANCE))
             seed = chosen[step][0] if seeds is None else seeds[step]
             loss = F.cross_entropy(
                 model(value(f"input:{seed}", shape, dtype=dtype)), label(f"labels:{seed}", shape[0], 10)
