@@ -27,16 +27,18 @@ class Suite {
   template <class T>
   static Tensor make(const Shape& shape, int64_t rank, int64_t use) {
     const Tensor x = Tensor::empty_on(Device{}, shape, dtype_of<T>());
-    for (int64_t i = 0; i < x.size(); ++i) x.data<T>()[i] = static_cast<T>(value(rank, i, use));
+    T* out = x.data<T>();
+    for (int64_t i = 0, n = x.size(); i < n; ++i) out[i] = static_cast<T>(value(rank, i, use));
     return x;
   }
   template <class T>
   void expect(const Tensor& x, const std::string& what, auto&& expected) {
-    for (int64_t i = 0; i < x.size(); ++i)
-      if (static_cast<int64_t>(x.data<T>()[i]) != expected(i)) {
-        failures_.push_back(concat("rank ", r_, " of ", p_, ", ", what, ", ", x.size(),
+    const T* found = x.data<T>();
+    for (int64_t i = 0, n = x.size(); i < n; ++i)
+      if (static_cast<int64_t>(found[i]) != expected(i)) {
+        failures_.push_back(concat("rank ", r_, " of ", p_, ", ", what, ", ", n,
                                    " elements: element ", i, ": expected ", expected(i), ", found ",
-                                   static_cast<double>(x.data<T>()[i])));
+                                   static_cast<double>(found[i])));
         return;
       }
   }

@@ -63,7 +63,7 @@ struct RankRun {
   Traffic traffic;
 };
 
-struct RunOptions {
+struct ReduceOptions {
   int steps = 6;
   ReducerOptions reducer = {.seed = 5};
   std::function<void(CompressModel&, int rank, int64_t step)> fill =
@@ -73,7 +73,8 @@ struct RunOptions {
   bool single_layers = false;              // a bucket for each parameter
 };
 
-inline std::vector<RankRun> reduce_ranks(int p, const std::string& spec, const RunOptions& o = {}) {
+inline std::vector<RankRun> reduce_ranks(int p, const std::string& spec,
+                                         const ReduceOptions& o = {}) {
   std::vector<RankRun> runs(static_cast<size_t>(p));
   expect_none(run_ranks(p, [&](Communicator& comm) {
     RankRun& run = runs[static_cast<size_t>(comm.rank())];

@@ -199,12 +199,12 @@ TEST_CASE("powersgd: exact where the gradients have the rank that travels, for a
   for (int p : {1, 2, 3}) {
     CAPTURE(p);
     // The sum over ranks has rank 2, its parts are different.
-    const RunOptions o{.steps = 4, .fill = [](CompressModel& m, int rank, int64_t step) {
-                         fill_low_rank(m, 2, 1);
-                         for (Parameter& x : m.store.parameters())
-                           for (float& v : std::span(x.grad.data<float>(), x.size()))
-                             v *= 1 + static_cast<float>(rank + step);
-                       }};
+    const ReduceOptions o{.steps = 4, .fill = [](CompressModel& m, int rank, int64_t step) {
+                            fill_low_rank(m, 2, 1);
+                            for (Parameter& x : m.store.parameters())
+                              for (float& v : std::span(x.grad.data<float>(), x.size()))
+                                v *= 1 + static_cast<float>(rank + step);
+                          }};
     const auto runs = reduce_ranks(p, "powersgd:rank=2", o);
     for (size_t s = 0; s < 4; ++s)
       for (const std::string layer : {"fc.weight", "conv2.weight", "bn1.weight"}) {
@@ -219,7 +219,7 @@ TEST_CASE("powersgd: exact where the gradients have the rank that travels, for a
 TEST_CASE("powersgd: five steps as a plain implementation in double, in fp32 and in double") {
   constexpr int kRanks = 3;
   constexpr size_t kLow = 3, kColumns = 50;
-  const RunOptions o{.steps = 5};
+  const ReduceOptions o{.steps = 5};
   const auto runs = reduce_ranks(kRanks, "powersgd:rank=3", o);
   // The first factor is the reducer's; it is no part of the algorithm where it comes from.
   Matrix q = zeros(kColumns, kLow);
@@ -272,12 +272,12 @@ TEST_CASE("powersgd: in double exact at full rank, and where the gradients have 
 }
 
 TEST_CASE("powersgd: one row of gradients, no gradient, and after both a full one") {
-  const RunOptions o{.steps = 6, .fill = [](CompressModel& m, int, int64_t step) {
-                       if (step >= 3) return fill_low_rank(m, 2, 9);
-                       m.fill([](uint64_t) { return 0.0f; });
-                       auto* row = m.store.find("fc.weight")->grad.data<float>() + 3 * 50;
-                       for (int i = 0; i < 50 && step != 1; ++i) row[i] = static_cast<float>(i);
-                     }};
+  const ReduceOptions o{.steps = 6, .fill = [](CompressModel& m, int, int64_t step) {
+                          if (step >= 3) return fill_low_rank(m, 2, 9);
+                          m.fill([](uint64_t) { return 0.0f; });
+                          auto* row = m.store.find("fc.weight")->grad.data<float>() + 3 * 50;
+                          for (int i = 0; i < 50 && step != 1; ++i) row[i] = static_cast<float>(i);
+                        }};
   const auto runs = reduce_ranks(2, "powersgd:rank=2", o);
   for (size_t s = 0; s < 6; ++s)
     CHECK(worst_difference(part_of(runs[0].sums[s], "fc.weight"),
@@ -285,10 +285,10 @@ TEST_CASE("powersgd: one row of gradients, no gradient, and after both a full on
 }
 
 TEST_CASE("powersgd: a rank that does not pay sends the residual along and travels dense") {
-  const RunOptions o{.steps = 4, .before = [](Reducer& reducer, int64_t step) {
-                       if (step == 2) reducer.set_choice("fc.weight", 20);
-                       if (step == 3) reducer.set_choice("fc.weight", 1);
-                     }};
+  const ReduceOptions o{.steps = 4, .before = [](Reducer& reducer, int64_t step) {
+                          if (step == 2) reducer.set_choice("fc.weight", 20);
+                          if (step == 3) reducer.set_choice("fc.weight", 1);
+                        }};
   const auto runs = reduce_ranks(2, "powersgd:rank=2", o);
   Values expected = scaled_sum(runs, 2, "fc.weight");
   for (const RankRun& run : runs)
@@ -302,18 +302,18 @@ TEST_CASE("powersgd: a rank that does not pay sends the residual along and trave
 TEST_CASE("powersgd: turned dense in a step that is refused, nothing is lost") {
   for (const bool single : {false, true}) {
     CAPTURE(single);  // with compressed layers beside it, and alone
-    const RunOptions o{.steps = 4,
-                       .fill =
-                           [](CompressModel& m, int rank, int64_t step) {
-                             m.fill_random(rank, step);
-                             if (step == 2 && rank == 1)
-                               m.store.find("fc.weight")->grad.data<float>()[20] = NAN;
-                           },
-                       .before =
-                           [](Reducer& reducer, int64_t step) {
-                             if (step == 2) reducer.set_choice("fc.weight", 20);
-                           },
-                       .single_layers = single};
+    const ReduceOptions o{.steps = 4,
+                          .fill =
+                              [](CompressModel& m, int rank, int64_t step) {
+                                m.fill_random(rank, step);
+                                if (step == 2 && rank == 1)
+                                  m.store.find("fc.weight")->grad.data<float>()[20] = NAN;
+                              },
+                          .before =
+                              [](Reducer& reducer, int64_t step) {
+                                if (step == 2) reducer.set_choice("fc.weight", 20);
+                              },
+                          .single_layers = single};
     const auto runs = reduce_ranks(2, "powersgd:rank=2", o);
     Values expected = scaled_sum(runs, 3, "fc.weight");
     for (const RankRun& run : runs) {
@@ -328,10 +328,10 @@ TEST_CASE("powersgd: turned dense in a step that is refused, nothing is lost") {
 
 TEST_CASE(
     "powersgd: after a change of rank what was owed is, and other layers know their factors") {
-  const RunOptions o{.steps = 9, .before = [](Reducer& reducer, int64_t step) {
-                       if (step == 3) reducer.set_choice("fc.weight", 1);
-                       if (step == 6) reducer.set_choice("fc.weight", 4);
-                     }};
+  const ReduceOptions o{.steps = 9, .before = [](Reducer& reducer, int64_t step) {
+                          if (step == 3) reducer.set_choice("fc.weight", 1);
+                          if (step == 6) reducer.set_choice("fc.weight", 4);
+                        }};
   const auto runs = reduce_ranks(2, "powersgd:rank=2", o);  // of two, sums have one order
   const auto plain = reduce_ranks(2, "powersgd:rank=2", {.steps = 9});
   for (const size_t s : {3, 6, 8}) {

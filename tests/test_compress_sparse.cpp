@@ -141,7 +141,7 @@ TEST_CASE("scalecom: what is sent of the sum is the sum of what is sent, at the 
     for (const std::string select : {"chunk", "exact"}) {
       CAPTURE(p);
       CAPTURE(select);
-      const RunOptions o{.step_numbers = {0, 1, 2, 5, 6, 13}};
+      const ReduceOptions o{.step_numbers = {0, 1, 2, 5, 6, 13}};
       const auto runs = reduce_ranks(p, "scalecom:rate=50,beta=0.3,select=" + select, o);
       for (const std::string layer : {"conv2.weight", "fc.weight"})
         for (size_t s = 0; s < o.step_numbers.size(); ++s) {
@@ -272,7 +272,7 @@ TEST_CASE("top-k: differences of indices give the bits that plain ones give, in 
     for (const bool single : {false, true}) {
       CAPTURE(p);
       CAPTURE(single);
-      const RunOptions o{.steps = 5, .single_layers = single};
+      const ReduceOptions o{.steps = 5, .single_layers = single};
       const auto runs = reduce_ranks(p, "topk:density=0.02", o);
       const auto plain = reduce_ranks(p, "topk:density=0.02,indices=plain", o);
       for (size_t r = 0; r < runs.size(); ++r) {
@@ -351,11 +351,11 @@ TEST_CASE("top-k: what a rank sends that is no message is refused, and residuals
 
 TEST_CASE("scalecom: a change of beta keeps what is owed; settings of single layers") {
   // The last step of 12 with another beta: the balance holds with the new one.
-  const RunOptions o{.steps = 12, .before = [](Reducer& reducer, int64_t step) {
-                       if (step != 11) return;
-                       dynamic_cast<CompressedReducer&>(reducer).feedback()->set_beta(0.2);
-                       reducer.set_choice("fc.weight", 7);
-                     }};
+  const ReduceOptions o{.steps = 12, .before = [](Reducer& reducer, int64_t step) {
+                          if (step != 11) return;
+                          dynamic_cast<CompressedReducer&>(reducer).feedback()->set_beta(0.2);
+                          reducer.set_choice("fc.weight", 7);
+                        }};
   const auto runs = reduce_ranks(2, "scalecom:rate=50,beta=0.8", o);
   const auto [offset, size] = place_of("fc.weight");
   for (int64_t i = 0; i < size; ++i) {
