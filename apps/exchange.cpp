@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "apps/layer_plan.h"
+#include "compress/compressed_reducer.h"
 #include "compress/families.h"
 #include "core/error.h"
 
@@ -52,6 +54,19 @@ void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
   folder->write(concat("exchange-", choice.step, ".json"), json_line(json));
 }
 
+// Of a family that compresses: every other one is a CompressedReducer.
+std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
+                                               const ParameterStore& store) {
+  std::unique_ptr<Reducer> reducer = make_reducer(compress_spec(o),
+                                                  {.seed = static_cast<uint64_t>(o.seed),
+                                                   .dense_layers = o.dense_layers,
+                                                   .min_compress = o.min_compress},
+                                                  store);
+  auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
+  (void)reducer.release();
+  return std::unique_ptr<CompressedReducer>(&compressed);
+}
+
 double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.0; }
 
 }  // namespace
@@ -75,23 +90,32 @@ void check_exchange(const CommonOptions& o) {
         ": needs --clip-grad-norm");
 }
 
+ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store) {
+  if (o.compress == "none") return {.payload = store.count() * 4};
+  const auto reducer = reducer_for(o, store);
+  if (!o.plan.empty()) apply_layer_plan(o, store, static_cast<int>(o.learners), *reducer);
+  ExchangePlan plan;
+  for (const Parameter& p : store.parameters()) {
+    plan.payload += reducer->payload(p.name);
+    plan.compressed_tensors += reducer->compresses(p.name) ? 1 : 0;
+  }
+  for (const auto& [name, x] : reducer->named_state()) plan.state += x.bytes();
+  return plan;
+}
+
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
                                      Communicator& comm, const StepPlan& plan,
                                      const RunFolder* folder,
                                      const std::function<void(const std::string&)>& log,
                                      const DataParallelOptions& others) {
   const CompressSpec spec = compress_spec(o);
-  std::unique_ptr<Reducer> reducer;
+  std::unique_ptr<CompressedReducer> reducer;
   DataParallelOptions parallel = others;
   parallel.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
   parallel.overlap = o.overlap == "on";
   parallel.control_words = true;
   if (spec.family != "none") {
-    reducer = make_reducer(spec,
-                           {.seed = static_cast<uint64_t>(o.seed),
-                            .dense_layers = o.dense_layers,
-                            .min_compress = o.min_compress},
-                           store);
+    reducer = reducer_for(o, store);
     parallel.compress_start = first_compressed_step(o, plan);
     parallel.shadow_every = o.shadow;
     parallel.planner = planner_options(o, plan, store, comm.size(), folder, log);
@@ -101,8 +125,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
         tell_choice(choice, folder, log);
       };
     }
-    if (!o.plan.empty())
-      apply_layer_plan(o, store, comm.size(), dynamic_cast<CompressedReducer&>(*reducer));
+    if (!o.plan.empty()) apply_layer_plan(o, store, comm.size(), *reducer);
     if (log)
       log(concat("gradients: ", to_string(spec), ", dense for the first ", parallel.compress_start,
                  " of ", plan.total_steps, " steps",

@@ -23,6 +23,18 @@ CompressSpec compress_spec(const CommonOptions& o);
 // Throws InputError for options of compression that cannot be.
 void check_exchange(const CommonOptions& o);
 
+// What one learner hands to the exchange in a step, before what collectives make of it, and keeps
+// for it; bytes. Of codes whose length depends on the data the most.
+struct ExchangePlan {
+  int64_t payload = 0;
+  int64_t state = 0;  // residuals, factors
+  int64_t compressed_tensors = 0;
+};
+// As the options have it once the dense beginning is over; plans of --layerwise begin from there.
+// Where a rule decides while training (rate=auto, --compress auto) the payload is that of
+// compression everywhere, or dense where it is open.
+ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store);
+
 // Says on `log`, on the first rank, what is compressed and from when on, and leaves layer plans in
 // its folder; both are null on the others. `others`: what the options do not say.
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,

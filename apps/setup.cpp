@@ -1,10 +1,13 @@
 #include "apps/setup.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "apps/exchange.h"
+#include "apps/flags.h"
 #include "apps/run_folder.h"
 #include "core/error.h"
 
@@ -88,7 +91,8 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   const int64_t gradient = store.count() * 4;
   const int64_t copies = o.optimizer == "sgd" ? (o.momentum > 0 ? 1 : 0) : 2;
   const int64_t state = store.values().bytes() * copies;
-  const int64_t peak = plan.peak_bytes + state;
+  const ExchangePlan exchange = plan_exchange(o, store);
+  const int64_t peak = plan.peak_bytes + state + exchange.state;
   if (o.json) {
     const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;
     return json_line({{plan.model, plan.model_name},
@@ -99,18 +103,32 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
                       {"optimizer_state_bytes", state},
                       {"activation_bytes", plan.activation_bytes},
                       {"peak_pool_bytes", peak},
-                      {"gradient_bytes_per_step", gradient}});
+                      {"gradient_bytes_per_step", gradient},
+                      {"compressed_tensors", exchange.compressed_tensors},
+                      {"exchange_bytes_per_step", exchange.payload},
+                      {"compressor_state_bytes", exchange.state}});
   }
+  std::string compressed;
+  if (o.compress != "none")
+    compressed =
+        concat("exchange          ", format_bytes(exchange.payload), " a step and learner, ",
+               format_number(std::round(10.0 * static_cast<double>(gradient) /
+                                        static_cast<double>(exchange.payload)) /
+                             10),
+               " times less: ", exchange.compressed_tensors, " tensors by ", o.compress,
+               "\nresiduals         ", format_bytes(exchange.state),
+               " a learner, and what else compression keeps\n");
   const std::string article = plan.unit == "image" ? "an " : "a ";
-  return concat(
-      "parameters        ", store.count(), " in ", store.parameters().size(), " tensors\n",
-      "steps             ", steps.total_steps, ", ", steps.steps_per_epoch, " an epoch, ",
-      plan.units_per_batch * o.accumulate, " ", plan.unit, "s each\n", "weights           ",
-      format_bytes(gradient), "\n", "gradients         ", format_bytes(gradient),
-      " a step, what a dense exchange between learners would carry\n", "optimizer state   ",
-      format_bytes(state), "\n", "activations       ", format_bytes(plan.activation_bytes), ", ",
-      format_bytes(plan.activation_bytes / plan.units_per_batch), " ", article, plan.unit,
-      " (estimate)\n", "peak of the pool  ", format_bytes(peak), " (estimate)\n");
+  return concat("parameters        ", store.count(), " in ", store.parameters().size(),
+                " tensors\n", "steps             ", steps.total_steps, ", ", steps.steps_per_epoch,
+                " an epoch, ", plan.units_per_batch * o.accumulate, " ", plan.unit, "s each\n",
+                "weights           ", format_bytes(gradient), "\n", "gradients         ",
+                format_bytes(gradient),
+                " a step, what a dense exchange between learners would carry\n", compressed,
+                "optimizer state   ", format_bytes(state), "\n", "activations       ",
+                format_bytes(plan.activation_bytes), ", ",
+                format_bytes(plan.activation_bytes / plan.units_per_batch), " ", article, plan.unit,
+                " (estimate)\n", "peak of the pool  ", format_bytes(peak), " (estimate)\n");
 }
 
 std::string format_config(const std::string& program, const std::string& rule,

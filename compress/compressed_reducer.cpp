@@ -182,6 +182,12 @@ GradientWindow CompressedReducer::close_window() {
   return window;
 }
 
+int64_t CompressedReducer::payload(const std::string& parameter) const {
+  const Layer& layer = layers_.at(parameter);
+  const bool open = !family_.keys.empty() && undecided(layer.choice);
+  return compresses(parameter) && !open ? bytes(layer, layer.choice) : layer.parameter->size() * 4;
+}
+
 std::vector<LayerChoices> CompressedReducer::candidates() const {
   std::vector<LayerChoices> layers;
   for (const auto& [name, layer] : layers_) {

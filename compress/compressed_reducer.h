@@ -47,6 +47,10 @@ class CompressedReducer : public Reducer {
   NamedTensors named_state() const override;
   // Whether the layer is compressed at present.
   bool compresses(const std::string& parameter) const;
+  // Bytes of its values, indices and scales, encoded once, at the present setting: what a step's
+  // ledger will count. Of codes whose length depends on the data the most; the dense layer's while
+  // a rule has yet to decide (setting 0).
+  int64_t payload(const std::string& parameter) const;
   // From the next step on, on all ranks; what a residual owes goes with the first dense gradient.
   void travel_dense(const std::string& parameter, bool dense);
   // Where one rank selects for all: what it would select from x (n) f32. Elsewhere nothing.

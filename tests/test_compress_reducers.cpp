@@ -189,6 +189,34 @@ TEST_CASE("which layers: first convolution, one axis, small ones, those that are
           }) != "");
 }
 
+TEST_CASE("payload: what a parameter costs a step is what the ledger counts") {
+  Context context({.threads = 1});
+  for (const char* spec :
+       {"bf16", "fp16", "scalecom:rate=50", "scalecom:rate=1000", "topk:density=0.05,indices=plain",
+        "randomk:density=0.02", "qsgd:bits=4", "powersgd:rank=2"}) {
+    const int steps = 4;
+    const std::vector<RankRun> runs = reduce_ranks(2, spec, {.steps = steps});
+    CompressModel model;
+    const auto made = make_reducer(parse_compress(spec), {.seed = 5}, model.store);
+    const auto& reducer = dynamic_cast<const CompressedReducer&>(*made);
+    for (const Parameter& p : model.store.parameters()) {
+      int64_t counted = 0;
+      for (const auto kind : {PayloadKind::values, PayloadKind::indices, PayloadKind::scales})
+        if (const auto entry = runs[1].ledger.entries().find({p.name, kind});
+            entry != runs[1].ledger.entries().end())
+          counted += entry->second.payload;
+      CAPTURE(spec);
+      CAPTURE(p.name);
+      CHECK(counted == steps * reducer.payload(p.name));
+      CHECK((reducer.payload(p.name) < p.size() * 4) == reducer.compresses(p.name));
+    }
+  }
+  CompressModel model;
+  const auto open = make_reducer(parse_compress("scalecom:rate=auto"), {.seed = 5}, model.store);
+  CHECK(dynamic_cast<const CompressedReducer&>(*open).payload("fc.weight") ==
+        model.store.find("fc.weight")->size() * 4);
+}
+
 TEST_CASE("state: copied into a fresh reducer it goes on bit for bit") {
   for (const std::string& spec : kAllSpecs) {
     CAPTURE(spec);
