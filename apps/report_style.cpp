@@ -35,6 +35,7 @@ svg text{fill:var(--soft);font-size:12px;font-variant-numeric:tabular-nums}
 .axes line{stroke:var(--grid);stroke-width:1}.axes .base{stroke:var(--base)}.axes text{fill:var(--mute)}
 text.label{fill:var(--soft);font-size:11px}text.value{fill:var(--ink)}text.strong{fill:var(--ink);font-weight:600}
 svg text.inside{fill:#fff;font-size:11px;pointer-events:none}.p-wait+text.inside{fill:var(--ink)}
+rect.inner{filter:brightness(.7)}
 .series polyline{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
 .series circle{stroke:var(--card);stroke-width:1.5}.series .band{opacity:.16;stroke:none}
 .dashed polyline{stroke-dasharray:5 4}

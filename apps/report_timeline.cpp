@@ -14,13 +14,14 @@
 namespace heddle {
 namespace {
 
-constexpr double kWidth = 1160, kLeft = 84, kRight = 12, kTop = 8, kBar = 26, kRow = 42;
+constexpr double kWidth = 1160, kLeft = 84, kRight = 12, kTop = 8, kBar = 26, kInner = 7, kRow = 42;
 constexpr std::array kTracks = {"data", "forward", "backward", "compress",
                                 "comm", "update",  "wait",     "plan"};
 
 struct Range {
   std::string track, name;
   double begin = 0, end = 0;  // microseconds
+  bool inner = false;         // a part of the range before it on its track
 };
 struct Point {
   std::string track;
@@ -46,16 +47,26 @@ Events read_events(const std::string& file) {
     if (e.at("pid") == 0 && e.at("ph") == "M" && e.at("name") == "thread_name")
       names[e.at("tid").get<int64_t>()] = e.at("args").at("name").get<std::string>();
   for (const auto& e : json.at("traceEvents")) {
-    if (e.at("pid") != 0 || e.at("ph") == "M") continue;
+    const std::string phase = e.at("ph");
+    if (e.at("pid") != 0 || phase == "M" || phase == "C" || phase == "i") continue;
     const std::string& track = names[e.at("tid").get<int64_t>()];
     const double at = e.at("ts").get<double>();
-    if (e.at("ph") == "X")
+    if (phase == "X")
       out.ranges.push_back(
           {track, e.at("name").get<std::string>(), at, at + e.at("dur").get<double>()});
     else
       out.arrows[e.at("id").get<std::string>()].push_back({track, at});
   }
-  std::ranges::sort(out.ranges, {}, &Range::begin);
+  std::ranges::sort(out.ranges, [](const Range& a, const Range& b) {
+    return std::pair(a.begin, -a.end) < std::pair(b.begin, -b.end);
+  });
+  constexpr double kRounded = 0.01;     // times are in thousandths
+  std::map<std::string, double> until;  // the end of the outer range, by track
+  for (Range& range : out.ranges) {
+    double& end = until[range.track];
+    range.inner = range.begin < end - kRounded;
+    end = std::max(end, range.end);
+  }
   for (auto& [id, points] : out.arrows) std::ranges::sort(points, {}, &Point::at);
   return out;
 }
@@ -75,14 +86,15 @@ std::optional<std::pair<double, double>> one_step(const Events& events) {
   return {{begins[begins.size() - 2], begins.back()}};
 }
 
-// Ranges that are too thin to be seen are drawn as one with their neighbours.
+// Ranges that are too thin to be seen are drawn as one with their neighbours. Of inner ones the
+// lower half is seen.
 std::string draw_ranges(const std::vector<Range>& ranges, const Scale& x, double top) {
   std::string out;
   for (size_t i = 0; i < ranges.size();) {
     double end = ranges[i].end;
     size_t next = i + 1;
-    while (next < ranges.size() && x(end) - x(ranges[i].begin) < 1 &&
-           x(ranges[next].end) - x(ranges[i].begin) < 1) {
+    while (next < ranges.size() && ranges[next].inner == ranges[i].inner &&
+           x(end) - x(ranges[i].begin) < 1 && x(ranges[next].end) - x(ranges[i].begin) < 1) {
       end = std::max(end, ranges[next].end);
       ++next;
     }
@@ -90,11 +102,12 @@ std::string draw_ranges(const std::vector<Range>& ranges, const Scale& x, double
     const double wide = std::max(x(end) - x(range.begin), 0.6);
     const std::string name =
         next - i == 1 ? range.name : concat(range.name, " and ", next - i - 1, " more");
-    out += concat("<rect class=\"p-", base(range.track), "\" x=\"", fixed(x(range.begin), 2),
-                  "\" y=\"", fixed(top, 1), "\" width=\"", fixed(std::max(wide - 0.4, 0.4), 2),
-                  "\" height=\"", kBar, "\"><title>", escape(name), ": ",
-                  duration_text((end - range.begin) * 1e-6), "</title></rect>");
-    if (wide > 6.4 * static_cast<double>(range.name.size()) + 8 && next - i == 1)
+    const double high = range.inner ? kInner : kBar;
+    out += concat("<rect class=\"p-", base(range.track), range.inner ? " inner" : "", "\" x=\"",
+                  fixed(x(range.begin), 2), "\" y=\"", fixed(top + kBar - high, 1), "\" width=\"",
+                  fixed(std::max(wide - 0.4, 0.4), 2), "\" height=\"", high, "\"><title>",
+                  escape(name), ": ", duration_text((end - range.begin) * 1e-6), "</title></rect>");
+    if (!range.inner && wide > 6.4 * static_cast<double>(range.name.size()) + 8 && next - i == 1)
       out += concat("<text class=\"inside\" x=\"", fixed(x(range.begin) + 5, 1), "\" y=\"",
                     fixed(top + 17, 1), "\">", escape(range.name), "</text>");
     i = next;
@@ -125,6 +138,7 @@ std::string draw_arrows(const Events& events, const std::vector<std::string>& tr
 std::string busy_table(const std::vector<Range>& shown) {
   std::map<std::string, std::pair<double, int64_t>> busy;
   for (const Range& range : shown) {
+    if (range.inner) continue;
     busy[range.track].first += (range.end - range.begin) * 1e-6;
     ++busy[range.track].second;
   }

@@ -105,7 +105,7 @@ class BlockExchange : public CompressedReducer {
       all.back().place += b.owner * slot;
       if (b.owner == me) share += b.coded.n;
     }
-    HEDDLE_DISPATCH(e.device, encode_blocks(e.device, all, ours.data<uint8_t>()));
+    encode(e, all, ours, "encode");
     e.ledger.book(e.comm, plan.parts, [&] { e.comm.all_to_all(ours, theirs); });
     for (int r = 0; r < p; ++r)  // every rank has got all flags
       if (*flag_of(theirs, r).to(Device{}).data<uint8_t>() != 0) return false;
@@ -119,10 +119,11 @@ class BlockExchange : public CompressedReducer {
       at += b.coded.n;
     }
     const Tensor sums = ours.slice(me, me + 1).reshape({slot});
-    HEDDLE_DISPATCH(e.device, add_blocks(e.device, owned, theirs.data<uint8_t>(), slot, p));
-    HEDDLE_DISPATCH(e.device, encode_blocks(e.device, owned, sums.data<uint8_t>()));
+    add_up(e, owned, theirs, slot);
+    encode(e, owned, sums, "encode sums");
     e.ledger.book(
         e.comm, plan.parts, [&] { e.comm.all_gather(sums, theirs); }, true);
+    const TraceRange range("compress", "decode");
     HEDDLE_DISPATCH(e.device, decode_blocks(e.device, all, theirs.data<uint8_t>()));
     uint32_t largest = 0;  // beyond fp16, or beyond fp32 in the sum
     for (const Item& item : e.compressed)
@@ -171,6 +172,18 @@ class BlockExchange : public CompressedReducer {
   }
 
  private:
+  static void encode(const Exchange& e, const std::vector<CodedBlock>& blocks, const Tensor& bytes,
+                     const char* phase) {
+    const TraceRange range("compress", phase);
+    HEDDLE_DISPATCH(e.device, encode_blocks(e.device, blocks, bytes.data<uint8_t>()));
+  }
+  static void add_up(const Exchange& e, const std::vector<CodedBlock>& owned,
+                     const Tensor& received, int64_t slot) {
+    const TraceRange range("compress", "add up");
+    const uint8_t* bytes = received.data<uint8_t>();
+    HEDDLE_DISPATCH(e.device, add_blocks(e.device, owned, bytes, slot, e.comm.size()));
+  }
+
   Figures rounding(const Item& item) const {
     const auto n = static_cast<double>(item.n());
     if (coding_ != Coding::levels) return {{"elements", n, Unit::count}, {"bits for each", 16}};

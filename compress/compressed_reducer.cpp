@@ -74,35 +74,15 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   const Device device = works_on_devices() && !window_ ? bucket.flat.device() : Device{};
   const Tensor flat = bucket.flat.to(device);
   Exchange e{device, {}, {}, true, bucket.step, comm, ledger};
-  const int64_t begin = bucket.parameters.front()->offset;
   NamedTensors gradients;  // for a window, as they are before residuals
-  for (const Parameter* p : bucket.parameters) {
-    Layer& layer = layers_.at(p->name);
-    const Tensor x = flat.slice(p->offset - begin, p->offset - begin + p->size());
-    if (layer.compressed && !layer.dense_for_now && pays(layer)) {
-      if (window_ && window_has_gradients_ && feedback_) gradients.emplace_back(p->name, x.clone());
-      e.compressed.push_back(item_of(layer, x, e));
-    } else {
-      if (feedback_ && feedback_->holds(p->name)) compensate(p->name, x);
-      e.dense.emplace_back(p->name, x);
-    }
-  }
+  sort(bucket, flat, e, gradients);
   bool accepted;
   if (e.compressed.empty()) {
     accepted = sum_dense(bucket, flat, comm, ledger);
   } else {
     if (bucket.control > 0)
       e.dense.emplace_back(kControlWords, flat.slice(flat.size() - bucket.control, flat.size()));
-    uint32_t largest = 0;
-    for (const Item& item : e.compressed)
-      largest = std::max(largest, item.magnitudes.defined() ? fetch_largest(item.magnitudes)
-                                                            : largest_magnitude_of(item.tensor));
-    for (const auto& [name, x] : e.dense) largest = std::max(largest, largest_magnitude_of(x));
-    e.finite = largest <= magnitude(kLargest);
-    if (!e.finite) {
-      for (const Item& item : e.compressed) item.tensor.fill_zero();
-      for (const auto& [name, x] : e.dense) x.fill_zero();
-    }
+    check_finite(e);
     accepted = window_ ? exchange_in_window(e, gradients) : exchange_or_undo(e);
   }
   if (accepted && feedback_)
@@ -115,6 +95,38 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
       });
   if (bucket.flat.device() != device) bucket.flat.copy_from(flat);
   return accepted;
+}
+
+// A bucket's layers into those that are compressed and those that travel dense, residuals added.
+void CompressedReducer::sort(const GradientBucket& bucket, const Tensor& flat, Exchange& e,
+                             NamedTensors& gradients) {
+  const TraceRange range("compress", "compensate");
+  const int64_t begin = bucket.parameters.front()->offset;
+  for (const Parameter* p : bucket.parameters) {
+    Layer& layer = layers_.at(p->name);
+    const Tensor x = flat.slice(p->offset - begin, p->offset - begin + p->size());
+    if (layer.compressed && !layer.dense_for_now && pays(layer)) {
+      if (window_ && window_has_gradients_ && feedback_) gradients.emplace_back(p->name, x.clone());
+      e.compressed.push_back(item_of(layer, x, e));
+    } else {
+      if (feedback_ && feedback_->holds(p->name)) compensate(p->name, x);
+      e.dense.emplace_back(p->name, x);
+    }
+  }
+}
+
+// Nothing but zeros travels of what is not finite, with a flag.
+void CompressedReducer::check_finite(Exchange& e) {
+  const TraceRange range("compress", "check");
+  uint32_t largest = 0;
+  for (const Item& item : e.compressed)
+    largest = std::max(largest, item.magnitudes.defined() ? fetch_largest(item.magnitudes)
+                                                          : largest_magnitude_of(item.tensor));
+  for (const auto& [name, x] : e.dense) largest = std::max(largest, largest_magnitude_of(x));
+  e.finite = largest <= magnitude(kLargest);
+  if (e.finite) return;
+  for (const Item& item : e.compressed) item.tensor.fill_zero();
+  for (const auto& [name, x] : e.dense) x.fill_zero();
 }
 
 CompressedReducer::Item CompressedReducer::item_of(Layer& layer, const Tensor& gradient,

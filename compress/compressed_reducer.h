@@ -154,6 +154,8 @@ class CompressedReducer : public Reducer {
  private:
   // A word in place of a number: a rule will decide, and nobody else until then.
   bool undecided(double setting) const { return setting < family_.keys[0].low; }
+  void sort(const GradientBucket& bucket, const Tensor& flat, Exchange& e, NamedTensors& gradients);
+  static void check_finite(Exchange& e);
   Item item_of(Layer& layer, const Tensor& gradient, const Exchange& e);
   void compensate(const std::string& name, const Tensor& x);
   bool exchange_or_undo(Exchange& e);

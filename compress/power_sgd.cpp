@@ -91,6 +91,21 @@ class PowerSgd : public CompressedReducer {
 
   bool exchange(Exchange& e) override {
     NamedTensors p = e.dense, q;
+    multiply(e, p);
+    if (!all_reduce(e, p)) return false;
+    p.erase(p.begin(), p.begin() + std::ssize(e.dense));
+    orthogonalize_and_multiply(e, p, q);
+    if (!all_reduce(e, q)) return false;
+    const TraceRange range("compress", "P Q^T, residuals");
+    for (size_t i = 0; i < p.size(); ++i)
+      finish(e.compressed[i], p[i].second.data<float>(), q[i].second.data<float>(), e.comm.size());
+    return true;
+  }
+
+ private:
+  // P = M Q, for every layer.
+  void multiply(const Exchange& e, NamedTensors& p) const {
+    const TraceRange range("compress", "P = M Q");
     for (const Item& item : e.compressed) {
       const Matrix m = matrix(*item.layer);
       p.emplace_back(item.name(), Tensor::empty_on(Device{}, {m.rank, m.rows}));
@@ -103,8 +118,12 @@ class PowerSgd : public CompressedReducer {
                        {"elements", static_cast<double>(item.n()), Unit::count}};
       });
     }
-    if (!all_reduce(e, p)) return false;
-    p.erase(p.begin(), p.begin() + std::ssize(e.dense));
+  }
+
+  // P orthonormal, then Q = M^T P.
+  static void orthogonalize_and_multiply(const Exchange& e, const NamedTensors& p,
+                                         NamedTensors& q) {
+    const TraceRange range("compress", "Q = M^T P");
     for (size_t i = 0; i < p.size(); ++i) {
       const Item& item = e.compressed[i];
       const Matrix m = matrix(*item.layer);
@@ -112,13 +131,8 @@ class PowerSgd : public CompressedReducer {
       q.emplace_back(item.name(), Tensor::empty_on(Device{}, {m.rank, m.columns}));
       gemm(p[i].second, item.tensor.reshape({m.rows, m.columns}), q.back().second);
     }
-    if (!all_reduce(e, q)) return false;
-    for (size_t i = 0; i < p.size(); ++i)
-      finish(e.compressed[i], p[i].second.data<float>(), q[i].second.data<float>(), e.comm.size());
-    return true;
   }
 
- private:
   struct Matrix {
     int64_t rows, columns, rank;
   };

@@ -31,13 +31,17 @@ class SharedIndices : public CompressedReducer {
   bool exchange(Exchange& e) override {
     const std::vector<Tensor> chosen = choose(e);
     NamedTensors sums = e.dense;
-    for (size_t i = 0; i < chosen.size(); ++i) {
-      const Tensor values = Tensor::empty_on(e.device, chosen[i].shape());
-      HEDDLE_DISPATCH(e.device, take(e.compressed[i].tensor, chosen[i], values));
-      explain_selection(e.compressed[i], values);
-      sums.emplace_back(e.compressed[i].name(), values);
+    {
+      const TraceRange range("compress", "take values");
+      for (size_t i = 0; i < chosen.size(); ++i) {
+        const Tensor values = Tensor::empty_on(e.device, chosen[i].shape());
+        HEDDLE_DISPATCH(e.device, take(e.compressed[i].tensor, chosen[i], values));
+        explain_selection(e.compressed[i], values);
+        sums.emplace_back(e.compressed[i].name(), values);
+      }
     }
     if (!all_reduce(e, sums)) return false;
+    const TraceRange range("compress", "residuals, sums");
     for (size_t i = 0; i < chosen.size(); ++i) {
       const Item& item = e.compressed[i];
       feedback_->keep_unsent(item.name(), item.sum, chosen[i]);
@@ -93,14 +97,17 @@ class ScaleCom : public SharedIndices {
       return Figures{{"leader: rank", static_cast<double>(leader)},
                      {"its indices", static_cast<double>(bytes), Unit::bytes}};
     });
-    if (e.comm.rank() == leader)
+    if (e.comm.rank() == leader) {
+      const TraceRange range("compress", "select, as the leader");
       for_parts([&](size_t i, const Tensor& place) {
         const Item& item = e.compressed[i];
         const Tensor places =
             item.largest.defined() ? item.largest : select_places(codes[i], item.tensor);
         HEDDLE_DISPATCH(e.device, encode_places(codes[i], places, place));
       });
+    }
     e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
+    const TraceRange range("compress", "decode indices");
     std::vector<Tensor> chosen;
     for_parts([&](size_t i, const Tensor& place) {
       chosen.push_back(HEDDLE_DISPATCH(e.device, decode_places(codes[i], place)));
@@ -157,6 +164,7 @@ class RandomK : public SharedIndices {
 
  protected:
   std::vector<Tensor> choose(Exchange& e) override {
+    const TraceRange range("compress", "select");
     std::vector<Tensor> chosen;
     for (const Item& item : e.compressed) {
       const uint64_t key = static_cast<uint64_t>(e.step) << 20 | item.layer->index;

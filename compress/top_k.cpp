@@ -41,6 +41,7 @@ class TopK : public CompressedReducer {
     const Tensor sent = Tensor::empty_on(e.device, {e.comm.size(), mine.values});
     std::vector<Sparse> received;  // by rank and layer
     bool accepted = true;
+    const TraceRange range("compress", "decode, add up");
     for (int r = 0; r < e.comm.size(); ++r) {
       const Tensor row = all.slice(r, r + 1).reshape({all.shape()[1]});
       const Tensor from = row.slice(0, lengths[static_cast<size_t>(r)]);
@@ -92,6 +93,7 @@ class TopK : public CompressedReducer {
   }
 
   Outgoing encode(const Exchange& e) const {
+    const TraceRange range("compress", "select, encode");
     Outgoing out;
     const Tensor flag = Tensor::empty_on(Device{}, {1}, DType::u8);
     *flag.data<uint8_t>() = e.finite ? 0 : 1;

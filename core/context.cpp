@@ -64,6 +64,16 @@ Context& Context::current() {
   return *current_context;
 }
 
+void Context::trace_memory() {
+  const auto record = [&](const char* name, const std::shared_ptr<Pool>& pool) {
+    if (pool == nullptr) return;
+    const size_t in_use = pool->bytes_in_use();  // read first: what is reserved only grows
+    trace_.memory(name, in_use, pool->bytes_reserved());
+  };
+  record("host memory", host_pool_);
+  record("device memory", device_pool_);
+}
+
 std::shared_ptr<Pool> Context::pool(Device device) {
   if (!device.is_cuda()) return host_pool_;
   if (device_pool_ == nullptr || device != options_.device)

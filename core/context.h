@@ -41,6 +41,7 @@ class Context {
   const ContextOptions& options() const { return options_; }
   std::shared_ptr<Pool> pool(Device device);
   Trace& trace() { return trace_; }
+  void trace_memory();  // what the pools hold now
 
   // State of a backend or a layer (library handles, plan caches), made at first use and destroyed
   // with the Context in reverse order of making.

@@ -1,7 +1,9 @@
 #include "core/trace.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 
@@ -24,6 +26,13 @@ std::string quoted(const std::string& text) {
     out += c;
   }
   return out + '"';
+}
+
+std::string json_value(const Figure& figure) {
+  if (figure.unit == Unit::none) return "true";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", figure.value);
+  return std::isfinite(figure.value) ? text : quoted(text);
 }
 
 }  // namespace
@@ -50,16 +59,40 @@ void Trace::push(Event event) {
 }
 
 void Trace::add(std::string name, const char* track, double begin, double end) {
-  push({std::move(name), track, begin, end});
+  push({Event::Kind::range, std::move(name), track, begin, end});
 }
 
 void Trace::flow(Flow point, const char* track, int64_t id) {
-  if (enabled()) push({"", track, now(), 0, id, point});
+  if (enabled()) push({Event::Kind::point, "gradient", track, now(), 0, id, point});
+}
+
+void Trace::memory(const char* pool, size_t in_use, size_t reserved) {
+  {
+    std::lock_guard lock(mutex_);
+    const std::pair now_held(in_use, reserved);
+    const auto [last, first] = memory_.emplace(pool, now_held);
+    if (!first && std::exchange(last->second, now_held) == now_held) return;
+  }
+  push({.kind = Event::Kind::memory,
+        .name = pool,
+        .track = nullptr,
+        .begin = now(),
+        .arguments = concat("{\"in use\":", in_use, ",\"free\":", reserved - in_use, "}")});
 }
 
 void Trace::note(Note note) {
-  std::lock_guard lock(mutex_);
   note.time = now();
+  if (enabled()) {
+    std::string arguments = "{";
+    for (const Figure& figure : note.figures)
+      arguments += concat(quoted(figure.name), ":", json_value(figure), ",");
+    push({.kind = Event::Kind::mark,
+          .name = concat(note.stage, ": ", note.subject),
+          .track = "explain",
+          .begin = note.time,
+          .arguments = concat(arguments, "\"place\":", quoted(note.place), "}")});
+  }
+  std::lock_guard lock(mutex_);
   notes_.push_back(std::move(note));
 }
 
@@ -79,7 +112,7 @@ std::string Trace::events(int rank, double shift) const {
     return number;
   };
   for (const Event& e : events_)
-    if (e.flow < 0) begins[track_number(e)].push_back(e.begin);
+    if (e.kind == Event::Kind::range) begins[track_number(e)].push_back(e.begin);
   for (auto& times : begins) std::sort(times.begin(), times.end());
   // A point lies just behind the begin of its range: viewers bind it to the range that is open
   // there.
@@ -93,21 +126,36 @@ std::string Trace::events(int rank, double shift) const {
   };
   std::string out;
   char text[200];
+  const auto common = [&](const char* phase, const Event& e, double time) {
+    std::snprintf(text, sizeof text, ",\"ph\":\"%s\",\"pid\":%d,\"ts\":%.3f", phase, rank,
+                  time + shift);
+    out += "{\"name\":" + quoted(e.name) + text;
+    if (e.track != nullptr) out += concat(",\"tid\":", track_number(e));
+  };
   for (const Event& e : events_) {
-    const size_t track = track_number(e);
-    if (e.flow < 0)
-      std::snprintf(text, sizeof text,
-                    ",\"ph\":\"X\",\"pid\":%d,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f},\n", rank,
-                    track, e.begin + shift, e.end - e.begin);
-    else  // an arrow's id is a hexadecimal number, unique over all ranks
-      std::snprintf(
-          text, sizeof text,
-          ",\"cat\":\"gradient\",\"ph\":\"%c\",\"id\":\"0x%llx\",\"pid\":%d,\"tid\":%zu,"
-          "\"ts\":%.3f,\"bp\":\"e\"},\n",
-          "stf"[static_cast<int>(e.point)],
-          static_cast<unsigned long long>(rank) << 40 | static_cast<unsigned long long>(e.flow),
-          rank, track, time_of(e, track) + shift);
-    out += "{\"name\":" + quoted(e.flow < 0 ? e.name : "gradient") + text;
+    switch (e.kind) {
+      case Event::Kind::range:
+        common("X", e, e.begin);
+        std::snprintf(text, sizeof text, ",\"dur\":%.3f},\n", e.end - e.begin);
+        out += text;
+        break;
+      case Event::Kind::point:  // an arrow's id is a hexadecimal number, unique over all ranks
+        common(std::array{"s", "t", "f"}[static_cast<size_t>(e.point)], e,
+               time_of(e, track_number(e)));
+        std::snprintf(
+            text, sizeof text, ",\"cat\":\"gradient\",\"id\":\"0x%llx\",\"bp\":\"e\"},\n",
+            static_cast<unsigned long long>(rank) << 40 | static_cast<unsigned long long>(e.flow));
+        out += text;
+        break;
+      case Event::Kind::mark:
+        common("i", e, e.begin);
+        out += concat(",\"s\":\"t\",\"args\":", e.arguments, "},\n");
+        break;
+      case Event::Kind::memory:
+        common("C", e, e.begin);
+        out += concat(",\"args\":", e.arguments, "},\n");
+        break;
+    }
   }
   const auto label = [&](const char* what, size_t track, const std::string& name) {
     std::snprintf(text, sizeof text, "{\"name\":\"%s\",\"ph\":\"M\",\"pid\":%d,\"tid\":%zu,", what,
@@ -129,11 +177,12 @@ std::string Trace::json(const std::string& events) {
 }
 
 TraceRange::TraceRange(const char* track, std::string_view name) {
-  Trace& trace = Context::current().trace();
-  if (!trace.enabled()) return;
-  trace_ = &trace;
+  Context& context = Context::current();
+  if (!context.trace().enabled()) return;
+  context_ = &context;
   track_ = track;
   name_ = name;
+  context.trace_memory();
 #ifdef HEDDLE_NVTX
   nvtxRangePushA(concat(track, ": ", name).c_str());
 #endif
@@ -141,8 +190,9 @@ TraceRange::TraceRange(const char* track, std::string_view name) {
 }
 
 TraceRange::~TraceRange() {
-  if (trace_ == nullptr) return;
-  trace_->add(std::move(name_), track_, begin_, Trace::now());
+  if (context_ == nullptr) return;
+  context_->trace().add(std::move(name_), track_, begin_, Trace::now());
+  context_->trace_memory();
 #ifdef HEDDLE_NVTX
   nvtxRangePop();
 #endif

@@ -1,17 +1,20 @@
 // Trace ranges: what ran when, on which track, written as Chrome/Perfetto JSON, and arrows that
 // follow one thing from range to range (a bucket of gradients from backward to its exchange to its
-// update). Off, a range costs one load and a branch.
+// update). At both ends of a range the memory that the pools have handed out is recorded too, where
+// it has changed. Off, a range costs one load and a branch.
 //
 //   TraceRange range("forward", "layer1.0.conv1");
 //
 // And notes: what happened in one step that somebody wants explained, with figures and the place in
-// the sources that says so (--explain-step). Their figures are computed in that step only.
+// the sources that says so (--explain-step). Their figures are computed in that step only. If that
+// step is traced, they are marks in the trace, on a track "explain" for each thread.
 //
 //   explain("final", p.name, [&] { return Figures{{"gradient norm", norm(p.grad)}}; });
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -20,6 +23,8 @@
 #include <vector>
 
 namespace heddle {
+
+class Context;
 
 double steady_seconds();  // of the steady clock
 double thread_seconds();  // that this thread has computed so far
@@ -55,6 +60,8 @@ class Trace {
   // last. Arrows lead from point to point. Does nothing while the trace is off.
   enum class Flow : uint8_t { begin, pass, end };
   void flow(Flow point, const char* track, int64_t id);
+  // Of a memory pool, "host memory": bytes handed out, and taken from the system.
+  void memory(const char* pool, size_t in_use, size_t reserved);
 
   // Notes are taken while this is on; between steps only.
   void explain(bool on) { explaining_.store(on, std::memory_order_relaxed); }
@@ -76,11 +83,14 @@ class Trace {
 
  private:
   struct Event {
+    enum class Kind : uint8_t { range, point, mark, memory };
+    Kind kind;
     std::string name;
-    const char* track;
-    double begin, end;
-    int64_t flow = -1;  // of a point of an arrow, which has no length
+    const char* track;      // null: the process's own
+    double begin, end = 0;  // all but ranges have no length
+    int64_t flow = -1;      // of a point of an arrow
     Flow point = Flow::begin;
+    std::string arguments = {};  // of a mark and of memory, JSON
     std::thread::id thread = std::this_thread::get_id();
   };
   using Track = std::pair<std::string, std::thread::id>;
@@ -90,6 +100,7 @@ class Trace {
   std::vector<Event> events_;
   std::vector<Note> notes_;
   int64_t dropped_ = 0;
+  std::map<std::string, std::pair<size_t, size_t>> memory_;  // as it was last
 };
 
 // Records its own lifetime in the trace of the thread's Context. Tracks: data, forward, backward,
@@ -103,7 +114,7 @@ class TraceRange {
   TraceRange& operator=(const TraceRange&) = delete;
 
  private:
-  Trace* trace_ = nullptr;
+  Context* context_ = nullptr;
   const char* track_ = nullptr;
   std::string name_;
   double begin_ = 0;

@@ -8,8 +8,8 @@ import argparse
 import html
 import json
 
-TRACKS = ["data", "forward", "backward", "compress", "comm", "update", "wait"]
-COLORS = dict(zip(TRACKS, ["#8d8d8d", "#4e79a7", "#f28e2b", "#b07aa1", "#e15759", "#59a14f", "#bab0ac"]))
+TRACKS = ["data", "forward", "backward", "compress", "comm", "update", "wait", "plan"]
+COLORS = dict(zip(TRACKS, ["#8d8d8d", "#4e79a7", "#f28e2b", "#b07aa1", "#e15759", "#59a14f", "#bab0ac", "#76b7b2"]))
 WIDTH, LEFT, ROW, TOP = 1200, 90, 44, 40
 
 
@@ -26,6 +26,7 @@ def main():
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     origin = min(e["ts"] for e in events if e["ph"] == "X")
     ranges = [(names[e["tid"]], (e["ts"] - origin) / 1e3, e["dur"] / 1e3, e["name"]) for e in events if e["ph"] == "X"]
+    ranges.sort(key=lambda r: (r[0], r[1], -r[2]))
     begin = o.from_ms if o.from_ms is not None else 0
     end = o.to_ms if o.to_ms is not None else max(r[1] + r[2] for r in ranges)
     tracks = sorted({r[0] for r in ranges}, key=lambda t: (TRACKS.index(t.split()[0]), t))
@@ -45,13 +46,18 @@ def main():
     for track in tracks:
         out.append(f'<text x="8" y="{y(track) + 19}">{track}</text>'
                    f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{y(track) + 34}" y2="{y(track) + 34}" stroke="#ddd"/>')
+    until = {}
     for track, at, length, name in ranges:
+        inner = at < until.get(track, 0) - 1e-5  # a phase of the range before it
+        until[track] = max(until.get(track, 0), at + length)
         if at > end or at + length < begin:
             continue
         wide = max(x(at + length) - x(at), 0.5)
-        out.append(f'<rect x="{x(at):.1f}" y="{y(track)}" width="{wide:.1f}" height="30" fill="{COLORS[track.split()[0]]}" '
+        top, high = (y(track) + 22, 8) if inner else (y(track), 30)
+        color = "#0006" if inner else COLORS[track.split()[0]]
+        out.append(f'<rect x="{x(at):.1f}" y="{top}" width="{wide:.1f}" height="{high}" fill="{color}" '
                    f'stroke="white" stroke-width="0.4"><title>{html.escape(name)}: {length:.2f} ms</title></rect>')
-        if wide > 7 * len(name) + 6:
+        if not inner and wide > 7 * len(name) + 6:
             out.append(f'<text x="{x(at) + 4:.1f}" y="{y(track) + 19}" fill="white">{html.escape(name)}</text>')
 
     def point(event):

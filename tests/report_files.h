@@ -115,7 +115,8 @@ struct FakeRun {
         .dump();
   }
 
-  // Two passes forward and backward of rank 0, the second with an exchange and an arrow to it.
+  // Two passes forward and backward of rank 0, each with an exchange whose compressor has two
+  // phases, and an arrow to one; memory and a note, which are no ranges.
   static std::string trace() {
     const auto range = [](int track, double begin, double length, const char* name) {
       return concat("{\"name\":\"", name, "\",\"ph\":\"X\",\"pid\":0,\"tid\":", track,
@@ -128,12 +129,18 @@ struct FakeRun {
     std::string out = "{\"traceEvents\":[\n";
     for (const double at : {1000.0, 51000.0})
       out += range(0, at, 10000, "conv1.weight") + range(1, at + 10000, 20000, "conv1.weight") +
-             range(2, at + 20000, 15000, "bucket 0") + range(3, at + 36000, 2000, "conv1.weight");
+             range(2, at + 20000, 15000, "bucket 0") + range(3, at + 36000, 2000, "conv1.weight") +
+             range(4, at + 16000, 4000, "compensate") + range(4, at + 20000.001, 1000, "select") +
+             range(4, at + 16000, 19500, "bucket 0");
+    out +=
+        "{\"name\":\"host memory\",\"ph\":\"C\",\"pid\":0,\"ts\":1000,\"args\":{\"in use\":1}},\n"
+        "{\"name\":\"final: "
+        "conv1\",\"ph\":\"i\",\"s\":\"t\",\"pid\":0,\"tid\":1,\"ts\":1000,\"args\":{}},\n";
     out += point('s', 1, 20000) + point('t', 2, 21000.5) + point('f', 3, 37000.5);
-    const char* names[] = {"forward", "backward", "comm", "update"};
-    for (int i = 0; i < 4; ++i)
+    const char* names[] = {"forward", "backward", "comm", "update", "compress"};
+    for (int i = 0; i < 5; ++i)
       out += concat("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":", i,
-                    ",\"args\":{\"name\":\"", names[i], "\"}}", i < 3 ? ",\n" : "\n]}\n");
+                    ",\"args\":{\"name\":\"", names[i], "\"}}", i < 4 ? ",\n" : "\n]}\n");
     return out;
   }
 

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -192,6 +193,56 @@ TEST_CASE("Trace: the text is JSON, whatever the names") {
   CHECK(ranges == 3);
 }
 
+TEST_CASE("Trace: memory, and the notes of a step that is explained, as marks") {
+  Context context;
+  { const Tensor first = Tensor::empty({1000}); }  // the pool has its memory
+  Trace& trace = context.trace();
+  trace.explain(true);
+  explain("final", "conv1", [] { return Figures{}; });  // the trace is off
+  trace.start();
+  const auto held = [&] { return context.pool(Device{})->bytes_in_use(); };
+  const size_t before = held();
+  size_t during = 0;
+  {
+    TraceRange range("forward", "a");
+    const Tensor x = Tensor::empty({1000});
+    during = held();
+    { TraceRange inner("forward", "b"); }
+    { TraceRange inner("forward", "c"); }  // nothing has changed: no event
+  }
+  std::thread([&] {
+    ContextScope scope(context);
+    explain("select", "conv1", [] {
+      return Figures{{"chosen", 12, Unit::count}, {"energy", NAN}, {"dense", 0, Unit::none}};
+    });
+  }).join();
+  const auto parsed = nlohmann::json::parse(Trace::json(trace.events(2)));
+  std::vector<size_t> in_use;
+  std::map<int, std::string> tracks;
+  std::vector<nlohmann::json> marks;
+  for (const auto& event : parsed["traceEvents"]) {
+    if (event["ph"] == "M" && event["name"] == "thread_name")
+      tracks[event["tid"]] = event["args"]["name"];
+    if (event["ph"] == "i") marks.push_back(event);
+    if (event["ph"] != "C") continue;
+    CHECK(event["name"] == "host memory");
+    in_use.push_back(event["args"]["in use"]);
+    CHECK(in_use.back() + event["args"]["free"].get<size_t>() ==
+          context.pool(Device{})->bytes_reserved());
+  }
+  CHECK(during > before);
+  CHECK(in_use == std::vector<size_t>{before, during, before});
+  REQUIRE(marks.size() == 1);
+  CHECK(marks[0]["name"] == "select: conv1");
+  CHECK(tracks[marks[0]["tid"]] == "explain");
+  const auto& figures = marks[0]["args"];
+  CHECK(figures["chosen"] == 12);
+  CHECK(figures["energy"] == "nan");
+  CHECK(figures["dense"] == true);
+  CHECK(figures["place"].get<std::string>().starts_with("tests/test_core_memory.cpp:"));
+  CHECK(trace.take_notes().size() == 2);
+}
+
 TEST_CASE("Trace: arrows, ranks in one text, and a bound on what is kept") {
   Context context;
   Trace& trace = context.trace();
@@ -221,7 +272,7 @@ TEST_CASE("Trace: arrows, ranks in one text, and a bound on what is kept") {
   for (const auto& event : parsed["traceEvents"]) {
     const std::string phase = event["ph"];
     if (phase == "M") tracks.insert(event["args"]["name"]);
-    if (phase == "M") continue;
+    if (phase == "M" || phase == "C") continue;
     if (phase == "X") {
       ranges[event["name"]] = event;
       continue;
@@ -246,7 +297,7 @@ TEST_CASE("Trace: arrows, ranks in one text, and a bound on what is kept") {
   CHECK(tracks.contains("update 2"));
   for (size_t i = 0; i < Trace::kMaxEvents; ++i) trace.add("x", "comm", 0, 1);
   const std::string text = trace.events();
-  CHECK(text.find("rank 0, 8 events left out") != std::string::npos);
+  CHECK(text.find("rank 0, 9 events left out") != std::string::npos);  // eight, and the memory
   CHECK(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) ==
         Trace::kMaxEvents + 5);  // and the names of four tracks and of the process
 }

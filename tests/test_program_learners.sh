@@ -53,6 +53,13 @@ grep -q '^{"ledger":{' seen/metrics.jsonl || fail 'no ledger in the metrics'
 for event in '"ph":"s".*"pid":2' '"ph":"t".*"pid":0' '"ph":"f".*"pid":1' '"comm"' '"wait"' '"rank 2"'; do
   grep -q "$event" t.json || fail "not in the trace: $event"
 done
+"$resnet" "${images[@]}" --batch-size 4 --learners 2 --compress scalecom:rate=20 --compress-start 1 --trace t.json --trace-steps 3:4 --explain-step 4 \
+  --output-dir phases >/dev/null || fail 'a trace of the phases'
+for event in '"compensate","ph":"X"' '"select, as the leader","ph":"X","pid":1' '"residuals, sums","ph":"X"' \
+  '"host memory","ph":"C","pid":1.*"in use":[1-9]' '"select: layer3.0.conv1.weight","ph":"i","pid":0.*"chosen":[1-9].*"place":"compress/'; do
+  grep -q "$event" t.json || fail "not in the trace: $event"
+done
+[ "$(grep -c '"ph":"i"' t.json)" -ge "$(grep -c '/[a-z_]*\.cpp:[0-9]*$' phases/explain-4.txt)" ] || fail 'fewer marks in the trace than lines of the explanation'
 
 # Where steps are slow, people and files are not left waiting for --print-freq of them.
 "$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --net 6mbit,1ms --steps 9 --quiet --output-dir slow >/dev/null & pid=$!

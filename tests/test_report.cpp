@@ -143,7 +143,10 @@ TEST_CASE("report: one step of the trace, with its arrows") {
   const std::string figure = draw_timeline(read_run(FakeRun{}.write(temp, "a")));
   CHECK(contains(figure, "<td>forward</td><td>1</td><td>0.01</td>"));
   CHECK(contains(figure, "<td>comm</td><td>1</td><td>0.015</td>"));
+  CHECK(contains(figure, "<td>compress</td><td>1</td><td>0.0195</td>"));  // its phases are inside
   CHECK(contains(figure, "bucket 0: 15 ms"));
+  CHECK(contains(figure, "class=\"p-compress inner\""));
+  CHECK(contains(figure, "compensate: 4 ms"));
   size_t arrows = 0;
   for (size_t at = 0; (at = figure.find("marker-end", at)) != std::string::npos; ++at) ++arrows;
   CHECK(arrows == 2);
