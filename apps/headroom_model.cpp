@@ -8,12 +8,15 @@ namespace heddle {
 
 double comm_seconds(const BucketProfile& bucket, int measured_ranks, int ranks,
                     const LinkCost& link) {
+  // What an all-to-all has divided among the ranks is gathered again: the whole stays the same when
+  // there are more of them, else everybody's share does.
+  const bool divided = std::ranges::any_of(
+      bucket.collectives, [](const auto& c) { return c.name == "all_to_all" && c.calls > 0; });
   double seconds = 0;
   for (const BucketProfile::Collective& c : bucket.collectives) {
     if (c.calls == 0) continue;
     double payload = payload_of_sent(c.name, c.sent / c.calls, measured_ranks);
-    // Everybody's share is what stays the same when there are more to gather from.
-    if (c.name == "all_gather") payload *= static_cast<double>(ranks) / measured_ranks;
+    if (c.name == "all_gather" && !divided) payload *= static_cast<double>(ranks) / measured_ranks;
     seconds += c.calls * collective_seconds(c.name, payload, ranks, link);
   }
   return seconds;

@@ -3,6 +3,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "apps/headroom.h"
 #include "apps/run_folder.h"
@@ -11,8 +12,7 @@
 namespace heddle {
 namespace {
 
-constexpr int kLearners[] = {8, 32, 128, 1024};
-const std::vector<std::string> kNets = {"100mbit,1ms", "1gbit,200us", "10gbit,50us"};
+const std::vector<std::string> kNets = {"these links", "100mbit,1ms", "1gbit,200us", "10gbit,50us"};
 constexpr double kWorthIt = 1.03;  // gains below are within what such a measurement scatters
 
 std::string format(const char* text, ...) {
@@ -24,10 +24,14 @@ std::string format(const char* text, ...) {
   return line;
 }
 
-LinkCost link_of(const std::string& net) {
+LinkCost link_of(const Headroom& h, const std::string& net) {
+  if (net == kNets[0]) return h.link;
   const NetModel model = parse_net(net);
   return {.latency_s = model.latency_s, .seconds_per_byte = 1 / model.bytes_per_s};
 }
+
+// As many as measured, and others.
+std::set<int> modelled_learners(const Headroom& h) { return {h.learners, 4, 8, 32, 128, 1024}; }
 
 double mbit(const LinkCost& link) {
   return link.seconds_per_byte > 0 ? 8e-6 / link.seconds_per_byte : 0.0;
@@ -64,17 +68,19 @@ std::string verdict(const Headroom& h) {
 }
 
 std::string model_table(const Headroom& h) {
+  const std::set<int> learners = modelled_learners(h);
   std::string out =
-      "A model of other networks and numbers of learners that compute as fast as these: a dense\n"
-      "step in ms, and how many times faster the others are.\n\n";
+      "A model of other numbers of learners, which compute as fast as these, and other networks: "
+      "a\n"
+      "dense step in ms, and how many times faster the others are.\n\n";
   for (const std::string& net : kNets) {
-    const LinkCost link = link_of(net);
+    const LinkCost link = link_of(h, net);
     out += format("%-24s", net.c_str());
-    for (const int p : kLearners) out += format(" %12s", concat("P = ", p).c_str());
+    for (const int p : learners) out += format(" %12s", concat("P = ", p).c_str());
     out += '\n';
     for (size_t i = 1; i < h.profiles.size(); ++i) {
       out += format("  %-22s", title(h.profiles[i]).c_str());
-      for (const int p : kLearners) {
+      for (const int p : learners) {
         const double dense = modelled(h, 1, p, link);
         out += i == 1 ? format(" %9.1f ms", 1e3 * dense)
                       : format(" %11.2fx", dense / modelled(h, i, p, link));
@@ -114,12 +120,12 @@ std::string headroom_json(const Headroom& h) {
     json["measured"].push_back(row);
   }
   for (const std::string& net : kNets)
-    for (const int p : kLearners)
+    for (const int p : modelled_learners(h))
       for (size_t i = 1; i < h.profiles.size(); ++i)
         json["model"].push_back({{"net", net},
                                  {"learners", p},
                                  {"exchange", title(h.profiles[i])},
-                                 {"step_s", modelled(h, i, p, link_of(net))}});
+                                 {"step_s", modelled(h, i, p, link_of(h, net))}});
   return json_line(json);
 }
 

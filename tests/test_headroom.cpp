@@ -37,6 +37,12 @@ TEST_CASE("step model: payloads are those that were measured, shares grow with t
   for (const int p : {2, 4, 64})
     CHECK(comm_seconds(gathered, 4, p, link) ==
           doctest::Approx(collective_seconds("all_gather", 100.0 * p, p, link)));
+  // 400 bytes were divided among four ranks, and their sums gathered.
+  const BucketProfile divided{.collectives = {{"all_to_all", 1, 300.0}, {"all_gather", 1, 300.0}}};
+  for (const int p : {2, 4, 64})
+    CHECK(comm_seconds(divided, 4, p, link) ==
+          doctest::Approx(collective_seconds("all_to_all", 400, p, link) +
+                          collective_seconds("all_gather", 400, p, link)));
 }
 
 TEST_CASE("headroom: the verdict follows from the steps") {
@@ -57,6 +63,11 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   CHECK(json["best"] == "scalecom:rate=100");
   CHECK(json["measured"].size() == 3);
   CHECK(json["measured"][2]["gain"] == doctest::Approx(3.2));
+  CHECK(json["model"].size() == 4 * 5 * 2);  // networks, numbers of learners, exchanges
+  const auto& here = json["model"][0];
+  CHECK(here["net"] == "these links");
+  CHECK(here["learners"] == 4);
+  CHECK(here["step_s"] == json["measured"][1]["model_step_s"]);
 
   h.profiles[2].step_s = 3.95;  // no more than such a measurement scatters
   CHECK(describe_headroom(h).find("Stay with --compress none.") != std::string::npos);

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""How far --headroom's model of a step is from steps that were measured: on the same links, on other
+links from what was measured on fast ones, and with more learners from what two have measured.
+
+  docs/check_headroom.py                     learners of one process, --net
+  docs/check_headroom.py --netlab 100mbit    processes on hosts of ./run netlab (root), real TCP
+
+Prints a table in Markdown: error = modelled / measured - 1. Run it where nothing else runs.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FAST, SLOW, HERE = "1gbit,200us", "100mbit,1ms", "these links"
+# Computes for some time, and hides exchanges behind it.
+RESNET = ["train_resnet", "--data", "shapes", "--arch", "resnet20", "--image-size", "32", "--batch-size", "8"]
+# Nearly all of its step is exchange: two cores are shared by all learners, so that with more of them
+# each computes more slowly, which the model does not claim to know.
+LM = ["train_lm", "--batch-size", "1", "--bptt", "2", "--emsize", "400", "--nhid", "400", "--nlayers", "1"]
+
+
+def measure(program, learners, net, o):
+    command = [os.path.join(o.build, program[0]), *program[1:], "--threads", "1", "--headroom", str(o.seconds), "--json",
+               "--quiet"]
+    if o.netlab:
+        command = [os.path.join(ROOT, "run"), "netlab", "run", *command]
+    else:
+        command += ["--learners", str(learners), "--net", net]
+    found = subprocess.run(command, capture_output=True, text=True, cwd="/tmp")
+    lines = found.stdout.splitlines()
+    if found.returncode != 0 or not lines:
+        sys.exit(f"{' '.join(command)}: {found.stderr}")
+    return json.loads(lines[-1])
+
+
+def modelled(source, net, learners):
+    return {m["exchange"]: m["step_s"] for m in source["model"] if (m["net"], m["learners"]) == (net, learners)}
+
+
+errors = []
+
+
+def compare(what, learners, predictions, target):
+    for m in target["measured"]:
+        if m["exchange"] not in predictions:
+            continue
+        model, real = predictions[m["exchange"]], m["step_s"]
+        error = model / real - 1
+        errors.append(error)
+        print(f"| {what} | {learners} | {m['exchange']} | {1e3 * real:.1f} | {1e3 * model:.1f} | {100 * error:+.1f} % |",
+              flush=True)
+
+
+def hosts(n, rate):
+    subprocess.run([os.path.join(ROOT, "run"), "netlab", "up", str(n), rate], check=True)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--build", default=os.path.join(ROOT, "build"))
+    arguments.add_argument("--seconds", type=float, default=20, help="for each measurement")
+    arguments.add_argument("--netlab", metavar="RATE")
+    arguments.add_argument("--learners", type=int, nargs="+", default=[2, 4, 8])
+    o = arguments.parse_args()
+    print("| step | learners | exchange | measured ms | modelled ms | error |\n|---|---|---|---|---|---|")
+    two = None
+    for n in o.learners:
+        if o.netlab:
+            hosts(n, o.netlab)
+        else:
+            compare(f"ResNet-20, from {FAST} to {SLOW}", n, modelled(measure(RESNET, n, FAST, o), SLOW, n),
+                    measure(RESNET, n, SLOW, o))
+        slow = measure(RESNET, n, SLOW, o) if o.netlab else None
+        if slow:
+            compare("ResNet-20, its own links", n, modelled(slow, HERE, n), slow)
+        lm = measure(LM, n, SLOW, o)
+        if two is None:
+            two = lm
+            compare("language model, its own links", n, modelled(lm, HERE, n), lm)
+        else:
+            compare(f"language model, from {o.learners[0]} learners", n, modelled(two, HERE, n), lm)
+    if o.netlab:
+        subprocess.run([os.path.join(ROOT, "run"), "netlab", "down"], check=True)
+    errors.sort(key=abs)
+    print(f"\nmedian error {100 * abs(errors[len(errors) // 2]):.1f} %, largest {100 * abs(errors[-1]):.1f} %, "
+          f"{sum(abs(e) <= 0.15 for e in errors)} of {len(errors)} within 15 %")
+
+
+main()
