@@ -28,28 +28,42 @@ bool is_automatic(const CommonOptions& o) {
 // For people, and exchange-<step>.json in the run folder.
 void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
                  const std::function<void(const std::string&)>& log) {
-  const auto compressed = std::ranges::count(choice.compressed, true);
-  char text[200];
-  std::snprintf(
-      text, sizeof text,
-      "step %lld: %lld of %zu buckets are compressed: until the last exchange %.1f ms, if "
-      "all were dense %.1f, if all were compressed %.1f",
-      static_cast<long long>(choice.step), static_cast<long long>(compressed),
-      choice.compressed.size(), 1e3 * choice.chosen_s, 1e3 * choice.dense_s,
-      1e3 * choice.compressed_s);
-  if (log) log(text);
+  const size_t buckets = choice.compressed.size();
+  const auto messages = buckets - static_cast<size_t>(std::ranges::count(choice.joined, true));
+  char text[300];
+  std::snprintf(text, sizeof text,
+                "step %lld: %lld of %zu buckets are compressed%s: until the last exchange %.1f ms, "
+                "if all were dense %.1f, if all were compressed %.1f",
+                static_cast<long long>(choice.step),
+                static_cast<long long>(std::ranges::count(choice.compressed, true)), buckets,
+                messages == buckets ? "" : concat(", and travel as ", messages).c_str(),
+                1e3 * choice.used_s(), 1e3 * choice.dense_s, 1e3 * choice.compressed_s);
+  std::string line = text;
+  if (choice.dropped) {
+    std::snprintf(text, sizeof text, "; %.1f were expected of another choice, which took %.1f",
+                  1e3 * choice.chosen_s, 1e3 * choice.found_s);
+    line += text;
+  }
+  if (log) log(line);
   if (folder == nullptr) return;
   nlohmann::ordered_json json = {{"step", choice.step},
                                  {"dense_s", choice.dense_s},
                                  {"compressed_s", choice.compressed_s},
-                                 {"chosen_s", choice.chosen_s}};
+                                 {"chosen_s", choice.chosen_s},
+                                 {"found_s", nullptr},
+                                 {"dropped", choice.dropped}};
+  if (choice.found_s > 0) json["found_s"] = choice.found_s;
   const auto times = [](const BucketTimes& b) -> nlohmann::ordered_json {
-    return {{"ready_s", b.ready_s}, {"code_s", b.code_s}, {"comm_s", b.comm_s}};
+    return {{"ready_s", b.ready_s},
+            {"code_s", b.code_s},
+            {"comm_s", b.comm_s},
+            {"latencies", b.latencies}};
   };
-  for (size_t i = 0; i < choice.compressed.size(); ++i)
+  for (size_t i = 0; i < buckets; ++i)
     json["buckets"].push_back({{"compressed", static_cast<bool>(choice.compressed[i])},
-                               {"dense", times(choice.dense[i])},
-                               {"packed", times(choice.packed[i])},
+                               {"joined", static_cast<bool>(choice.joined[i])},
+                               {"dense", times(choice.dense.buckets[i])},
+                               {"packed", times(choice.packed.buckets[i])},
                                {"parameters", choice.parameters[i]}});
   folder->write(concat("exchange-", choice.step, ".json"), json_line(json));
 }

@@ -45,11 +45,21 @@ std::string bar(const Times& way, const char* name, bool chosen, const Scale& x,
 
 std::string sentence(const ChoiceRecord& choice) {
   const auto packed = std::ranges::count(choice.buckets, true, &ChoiceRecord::Bucket::compressed);
-  return concat("After step ", choice.step, ": ", packed, " of ", choice.buckets.size(),
-                " buckets are compressed. Until the last exchange a step then takes ",
-                duration_text(choice.chosen), "; all dense ", duration_text(choice.dense),
-                ", all compressed ", duration_text(choice.compressed),
-                ", as follows from what was measured of each bucket");
+  const auto joined = std::ranges::count(choice.buckets, true, &ChoiceRecord::Bucket::joined);
+  std::string out = concat("After step ", choice.step, ": ", packed, " of ", choice.buckets.size(),
+                           " buckets are compressed");
+  if (joined > 0)
+    out += concat(", and travel as ", std::ssize(choice.buckets) - joined, " messages");
+  out += concat(". Until the last exchange a step takes ", duration_text(choice.dense),
+                " if all are dense, ", duration_text(choice.compressed), " if all are compressed");
+  if (choice.dropped)
+    return out + concat("; ", duration_text(choice.chosen),
+                        " were expected of another choice, which took ",
+                        duration_text(choice.found), " and was dropped");
+  out += concat(", and ", duration_text(choice.chosen), " as chosen, as follows from what was ",
+                "measured of each bucket");
+  if (std::isfinite(choice.found)) out += concat("; then measured: ", duration_text(choice.found));
+  return out;
 }
 
 std::string cells(std::initializer_list<std::string> values, const char* tag = "td") {
@@ -66,18 +76,20 @@ std::string bucket_table(const ChoiceRecord& choice) {
                     "</thead><tbody>";
   for (size_t i = 0; i < choice.buckets.size(); ++i) {
     const auto& b = choice.buckets[i];
-    out += cells({escape(bucket_name(b, i)), b.compressed ? "compressed" : "dense",
-                  significant(b.dense.ready, 6), significant(b.dense.code, 6),
-                  significant(b.dense.comm, 6), significant(b.packed.ready, 6),
-                  significant(b.packed.code, 6), significant(b.packed.comm, 6)});
+    out += cells(
+        {escape(bucket_name(b, i)),
+         concat(b.compressed ? "compressed" : "dense", b.joined ? ", with the one before" : ""),
+         significant(b.dense.ready, 6), significant(b.dense.code, 6), significant(b.dense.comm, 6),
+         significant(b.packed.ready, 6), significant(b.packed.code, 6),
+         significant(b.packed.comm, 6)});
   }
   return out + "</tbody></table>";
 }
 
 std::string choice_table(const RunRecord& run) {
   std::string out = "<table><thead>" +
-                    cells({"choice after step", "compressed buckets", "as chosen, s",
-                           "all dense, s", "all compressed, s"},
+                    cells({"choice after step", "compressed buckets", "expected, s",
+                           "then measured, s", "all dense, s", "all compressed, s"},
                           "th") +
                     "</thead><tbody>";
   const size_t first = run.choices.size() - std::min(run.choices.size(), kMaxChoices);
@@ -85,8 +97,10 @@ std::string choice_table(const RunRecord& run) {
     const ChoiceRecord& choice = run.choices[i];
     const auto packed = std::ranges::count(choice.buckets, true, &ChoiceRecord::Bucket::compressed);
     out += cells({std::to_string(choice.step), concat(packed, " of ", choice.buckets.size()),
-                  significant(choice.chosen, 6), significant(choice.dense, 6),
-                  significant(choice.compressed, 6)});
+                  significant(choice.chosen, 6),
+                  concat(std::isfinite(choice.found) ? significant(choice.found, 6) : "–",
+                         choice.dropped ? ", dropped" : ""),
+                  significant(choice.dense, 6), significant(choice.compressed, 6)});
   }
   return out + "</tbody></table>";
 }

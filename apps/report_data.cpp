@@ -144,6 +144,8 @@ ChoiceRecord read_choice(const std::string& file) {
                         .dense = number(json, "dense_s"),
                         .compressed = number(json, "compressed_s"),
                         .chosen = number(json, "chosen_s"),
+                        .found = number(json, "found_s"),
+                        .dropped = json.value("dropped", false),
                         .buckets = {}};
     const auto times = [](const Json& way) -> ChoiceRecord::Times {
       return {number(way, "ready_s"), number(way, "code_s"), number(way, "comm_s")};
@@ -151,6 +153,7 @@ ChoiceRecord read_choice(const std::string& file) {
     for (const Json& bucket : json.at("buckets"))
       choice.buckets.push_back(
           {.compressed = bucket.at("compressed").get<bool>(),
+           .joined = bucket.value("joined", false),
            .dense = times(bucket.at("dense")),
            .packed = times(bucket.at("packed")),
            .parameters = bucket.value("parameters", std::vector<std::string>{})});

@@ -52,12 +52,14 @@ struct ChoiceRecord {
     double ready = NAN, code = NAN, comm = NAN;  // code, comm: encoding, and in collectives
   };
   struct Bucket {
-    bool compressed = false;
-    Times dense, packed;                  // measured both ways
-    std::vector<std::string> parameters;  // may be missing
+    bool compressed = false, joined = false;  // joined: travels with the one before it
+    Times dense, packed;                      // measured both ways
+    std::vector<std::string> parameters;      // may be missing
   };
   int64_t step = 0;
   double dense = NAN, compressed = NAN, chosen = NAN;  // until the last exchange, as predicted
+  double found = NAN;    // as chosen, measured; of a choice that was measured already: no number
+  bool dropped = false;  // as it was no better than one that was
   std::vector<Bucket> buckets;
 };
 

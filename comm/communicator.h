@@ -25,6 +25,7 @@ namespace heddle {
 struct Traffic {
   int64_t sent = 0, received = 0, calls = 0;
 };
+using CollectiveTraffic = std::map<std::pair<std::string, std::string>, Traffic>;
 
 class Communicator {
  public:
@@ -56,7 +57,7 @@ class Communicator {
   const std::string& tag() const { return tag_; }
 
   // By collective and tag.
-  const std::map<std::pair<std::string, std::string>, Traffic>& traffic() const { return traffic_; }
+  const CollectiveTraffic& traffic() const { return traffic_; }
   Traffic total_traffic() const;
 
  protected:
@@ -76,7 +77,7 @@ class Communicator {
 
   std::string tag_;
   int64_t step_ = -1;
-  std::map<std::pair<std::string, std::string>, Traffic> traffic_;
+  CollectiveTraffic traffic_;
   Traffic* counting_ = nullptr;
 };
 

@@ -61,9 +61,21 @@ double collective_seconds(const std::string& collective, double bytes, int ranks
   throw InputError("no collective: " + collective);
 }
 
+double latencies(const std::string& collective, double bytes, int ranks) {
+  const LinkCost link{.latency_s = 1};
+  const bool ring =
+      collective == "all_reduce" || collective == "reduce_scatter" || collective == "all_gather";
+  if (ring && bytes / ranks > static_cast<double>(link.collectives.segment_bytes)) return 1;
+  return collective_seconds(collective, bytes, ranks, link);
+}
+
 double payload_of_sent(const std::string& collective, double sent, int ranks) {
   const double payload = ranks < 2 ? 0.0 : sent * ranks / (ranks - 1);
   return collective == "all_reduce" ? payload / 2 : payload;
+}
+
+double measure_latency(Communicator& comm) {
+  return comm.size() < 2 ? 0 : time_all_reduce(comm, 1) / (2.0 * (comm.size() - 1));
 }
 
 LinkCost measure_link(Communicator& comm) {
@@ -72,7 +84,7 @@ LinkCost measure_link(Communicator& comm) {
   // Chunks no longer than a segment: every step of the ring takes alpha and its bytes.
   const int64_t floats = link.collectives.segment_bytes / 4;
   const double steps = 2.0 * (comm.size() - 1);
-  link.latency_s = time_all_reduce(comm, 1) / steps;
+  link.latency_s = measure_latency(comm);
   link.seconds_per_byte = std::max(0.0, time_all_reduce(comm, floats) / steps - link.latency_s) /
                           static_cast<double>(link.collectives.segment_bytes);
   return link;

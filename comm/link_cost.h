@@ -23,8 +23,15 @@ struct LinkCost {
 double collective_seconds(const std::string& collective, double bytes, int ranks,
                           const LinkCost& link);
 
+// How many messages' latencies that time holds, one behind the other. Long rings count as one:
+// their segments hide the rest.
+double latencies(const std::string& collective, double bytes, int ranks);
+
 // The payload of a call, bytes, from the mean over ranks of what they send in it.
 double payload_of_sent(const std::string& collective, double sent, int ranks);
+
+// Alpha alone, from all-reduces of a few bytes; the same on all ranks, 0 where there is one.
+double measure_latency(Communicator& comm);
 
 // Alpha and beta that explain what all-reduces of two sizes take; the same on all ranks, both 0
 // where there is one. Takes 14 P messages' latency and 14 P times 256 KiB: on four links of 100

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "comm/link_cost.h"
 #include "core/kernels.h"
 #include "core/trace.h"
 #include "optim/clip.h"
@@ -39,7 +40,8 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
   check(parallel.bucket_bytes > 0, "bucket size: expected at least one byte, found ",
         parallel.bucket_bytes);
   if (comm.size() == 1 && reducer_ == nullptr) return;
-  make_buckets(parallel.bucket_bytes);
+  cut(parallel.bucket_bytes);
+  make_buckets(std::vector<bool>(cuts_.size(), false));
   worker_ = std::make_unique<CommWorker>(Context::current());
   if (parallel.broadcast)
     collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
@@ -62,26 +64,41 @@ void DataParallelOptimizer::watch_reducer() {
   if (parallel.shadow_every > 0) meter_ = std::make_unique<QualityMeter>(*compressed);
   if (parallel.chooser.every == 0) return;
   std::vector<std::vector<std::string>> names;
-  for (const Bucket& bucket : buckets_)
-    for (names.emplace_back(); const Parameter* p : bucket.parameters)
-      names.back().push_back(p->name);
-  chooser_ = std::make_unique<ExchangeChooser>(*compressed, std::move(names), parallel.chooser,
+  for (const auto& parameters : cuts_)
+    for (names.emplace_back(); const Parameter* p : parameters) names.back().push_back(p->name);
+  ExchangeChooserOptions options = parallel.chooser;
+  collective("latency", [&](Communicator& comm) { options.latency_s = measure_latency(comm); });
+  chooser_ = std::make_unique<ExchangeChooser>(*compressed, std::move(names), options,
                                                parallel.compress_start);
 }
 
-void DataParallelOptimizer::make_buckets(int64_t bytes) {
+void DataParallelOptimizer::cut(int64_t bytes) {
   std::vector<Parameter*> order;
   for (Parameter& p : store_.parameters()) order.push_back(&p);
   std::sort(order.begin(), order.end(),
             [](const Parameter* a, const Parameter* b) { return a->offset < b->offset; });
+  int64_t full = 0;
   for (Parameter* p : order) {
-    if (buckets_.empty() || (buckets_.back().end - buckets_.back().begin) * 4 >= bytes)
-      buckets_.push_back({p->offset, p->offset, {}, {}});
-    Bucket& bucket = buckets_.back();
-    bucket.end = p->offset + p->size();
-    bucket.parameters.push_back(p);
-    bucket.parts.push_back({p->name, PayloadKind::values, p->size() * 4});
-    bucket_of_[p] = buckets_.size() - 1;
+    if (cuts_.empty() || full >= bytes) cuts_.emplace_back(), full = 0;
+    cuts_.back().push_back(p);
+    full += p->size() * 4;
+  }
+}
+
+// Of the cuts, joined[i] with the one before it.
+void DataParallelOptimizer::make_buckets(const std::vector<bool>& joined) {
+  joined_ = joined;
+  buckets_.clear();
+  for (size_t i = 0; i < cuts_.size(); ++i) {
+    const int64_t begin = cuts_[i].front()->offset;
+    if (!joined[i]) buckets_.push_back({begin, begin, {}, {}});
+    for (Parameter* p : cuts_[i]) {
+      Bucket& bucket = buckets_.back();
+      bucket.end = p->offset + p->size();
+      bucket.parameters.push_back(p);
+      bucket.parts.push_back({p->name, PayloadKind::values, p->size() * 4});
+      bucket_of_[p] = buckets_.size() - 1;
+    }
   }
   if (parallel_.control_words)
     buckets_.back().parts.push_back(
@@ -91,7 +108,7 @@ void DataParallelOptimizer::make_buckets(int64_t bytes) {
 // A point on a bucket's way through the trace.
 void DataParallelOptimizer::arrow(Trace::Flow point, const char* track, size_t bucket) {
   const auto index = static_cast<int64_t>(bucket);
-  Context::current().trace().flow(point, track, step_ * std::ssize(buckets_) + index);
+  Context::current().trace().flow(point, track, step_ * std::ssize(cuts_) + index);
 }
 
 void DataParallelOptimizer::event(const char* what, size_t bucket) {
@@ -151,13 +168,15 @@ void DataParallelOptimizer::exchange(size_t index) {
   arrow(Trace::Flow::pass, "comm", index);
   const double thread_begin = thread_seconds(), comm_begin = ledger_.seconds();
   const int64_t sent_before = totals_.dense_sent + totals_.compressed_sent;
+  const CollectiveTraffic traffic_before =
+      chooser_ != nullptr ? comm_.traffic() : CollectiveTraffic{};
   const bool finite = sum(bucket);
   const double seconds = steady_seconds() - begin, comm_s = ledger_.seconds() - comm_begin;
   totals_.exchange_s += seconds;
   if (chooser_ != nullptr) {
     // In virtual time a thread waits for others, which no clock of the model sees.
     const double code_s = comm_.virtual_time() ? thread_seconds() - thread_begin : seconds - comm_s;
-    chooser_->exchanged(index, code_s, comm_s);
+    chooser_->exchanged(index, code_s, comm_s, latencies_since(traffic_before));
   }
   if (metered) meter_->after(comm_, ledger_, finite);
   totals_.rejected += !finite;
@@ -179,6 +198,21 @@ void DataParallelOptimizer::exchange(size_t index) {
     else if (optimizer_.ready(*p))
       finish_arrow(*p);
   }
+}
+
+// Of the messages of this bucket, since `before`.
+double DataParallelOptimizer::latencies_since(const CollectiveTraffic& before) const {
+  double sum = 0;
+  for (const auto& [key, now] : comm_.traffic()) {
+    const auto found = before.find(key);
+    const Traffic old = found == before.end() ? Traffic{} : found->second;
+    if (key.second != comm_.tag() || now.calls == old.calls) continue;
+    const auto calls = static_cast<double>(now.calls - old.calls);
+    const auto sent = static_cast<double>(now.sent - old.sent) / calls;
+    sum +=
+        calls * latencies(key.first, payload_of_sent(key.first, sent, comm_.size()), comm_.size());
+  }
+  return sum;
 }
 
 // False when a rank's gradients are not finite and the algorithm has noticed: a dense sum leaves
@@ -246,6 +280,7 @@ StepReport DataParallelOptimizer::finish_step() {
     if (chooser_ != nullptr && step_ >= parallel_.compress_start)
       chooser_->finish_step(step_,
                             [this](const auto& what, const auto& call) { collective(what, call); });
+    if (chooser_ != nullptr && chooser_->joined() != joined_) make_buckets(chooser_->joined());
     if (!alone() && parallel_.check_every > 0 && step_ % parallel_.check_every == 0)
       check_replicas();
   }

@@ -51,7 +51,8 @@ struct DataParallelOptions {
   // Of the reducer's settings by layer, where `every` is above 0: then it must be a
   // CompressedReducer.
   LayerPlannerOptions planner = {};
-  // Which buckets are compressed at all, where `every` is above 0; not together with a planner.
+  // Which buckets are compressed at all, and which travel together, where `every` is above 0; not
+  // together with a planner.
   ExchangeChooserOptions chooser = {};
   // Lets set_control() and control() work, for a few bytes more in the last bucket of a step.
   bool control_words = false;
@@ -135,11 +136,13 @@ class DataParallelOptimizer {
 
   bool alone() const { return worker_ == nullptr; }
   bool last_micro_step() const { return micro_step_ + 1 == accumulate_; }
-  void make_buckets(int64_t bytes);
+  void cut(int64_t bytes);
+  void make_buckets(const std::vector<bool>& joined);
   void watch_reducer();
   void flush();
   void exchange(size_t index);
   bool sum(const Bucket& bucket);
+  double latencies_since(const CollectiveTraffic& before) const;
   bool has_control(const Bucket& bucket) const {
     return parallel_.control_words && &bucket == &buckets_.back();
   }
@@ -159,6 +162,8 @@ class DataParallelOptimizer {
   DataParallelOptions parallel_;
   std::function<void(const std::string&)> log_;
   int accumulate_;
+  std::vector<std::vector<Parameter*>> cuts_;  // the shortest buckets there can be
+  std::vector<bool> joined_;                   // cuts that travel with the one before them
   std::vector<Bucket> buckets_;
   std::unordered_map<const Parameter*, size_t> bucket_of_;
   size_t next_ = 0;  // the first bucket that has not left

@@ -15,8 +15,59 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-double step_end(double backward_s, const std::vector<BucketTimes>& buckets) {
-  return std::max(backward_s, exchanges_end(buckets));
+double step_end(const ExchangeTrial& trial) {
+  return std::max(trial.backward_s, exchanges_end(trial.buckets));
+}
+
+// Backward is longer by what encoding beside it takes from it: in proportion to the time of that.
+ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& packed,
+                      const std::vector<bool>& compressed) {
+  constexpr double kSome = 1e-12;  // where nothing takes time, all buckets count alike
+  ExchangeTrial out{.backward_s = dense.backward_s};
+  double code = 0, all = 0;
+  for (size_t i = 0; i < compressed.size(); ++i) {
+    out.buckets.push_back(compressed[i] ? packed.buckets[i] : dense.buckets[i]);
+    all += packed.buckets[i].code_s + kSome;
+    if (compressed[i]) code += packed.buckets[i].code_s + kSome;
+  }
+  if (all > 0) out.backward_s += (packed.backward_s - dense.backward_s) * code / all;
+  return out;
+}
+
+// Buckets that travel as one: ready with the last of them, with the latencies of one.
+ExchangeTrial folded(const ExchangeTrial& apart, const std::vector<bool>& joined,
+                     double latency_s) {
+  ExchangeTrial out{.backward_s = apart.backward_s};
+  for (size_t i = 0; i < joined.size(); ++i) {
+    const BucketTimes& b = apart.buckets[i];
+    if (!joined[i]) {
+      out.buckets.push_back(b);
+      continue;
+    }
+    BucketTimes& a = out.buckets.back();
+    a.ready_s = std::max(a.ready_s, b.ready_s);
+    a.code_s += b.code_s;
+    a.comm_s = std::max(0.0, a.comm_s + b.comm_s - std::min(a.latencies, b.latencies) * latency_s);
+    a.latencies = std::max(a.latencies, b.latencies);
+  }
+  return out;
+}
+
+// Downhill: of all single changes the one that saves most, as long as one saves. Returns the end.
+template <class End, class Allowed>
+double descend(std::vector<bool>& choice, const End& end_of, const Allowed& allowed) {
+  double end = end_of(choice);
+  for (;;) {
+    size_t change = choice.size();
+    for (size_t i = 0; i < choice.size(); ++i) {
+      if (!allowed(i)) continue;
+      choice[i] = !choice[i];
+      if (const double changed = end_of(choice); changed < end) end = changed, change = i;
+      choice[i] = !choice[i];
+    }
+    if (change == choice.size()) return end;
+    choice[change] = !choice[change];
+  }
 }
 
 }  // namespace
@@ -27,42 +78,44 @@ double exchanges_end(const std::vector<BucketTimes>& buckets) {
   return free;
 }
 
-ExchangeChoice choose_exchange(double backward_s, const std::vector<BucketTimes>& dense,
-                               const std::vector<BucketTimes>& packed, double margin) {
-  check(dense.size() == packed.size(), "exchange choice: expected both ways of ", dense.size(),
-        " buckets, found ", packed.size());
+bool ExchangeChoice::tried() const {
+  return std::ranges::count(joined, true) == 0 &&
+         std::ranges::count(compressed, compressed.front()) == std::ssize(compressed);
+}
+
+double ExchangeChoice::used_s() const {
+  if (found_s > 0 && !dropped) return found_s;
+  return compressed.front() ? compressed_s : dense_s;
+}
+
+ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& packed,
+                               double latency_s, double margin) {
+  const size_t n = dense.buckets.size();
+  check(n > 0 && n == packed.buckets.size(), "exchange choice: expected both ways of ", n,
+        " buckets, found ", packed.buckets.size());
   ExchangeChoice out;
   out.dense = dense;
   out.packed = packed;
-  out.dense_s = step_end(backward_s, dense);
-  out.compressed_s = step_end(backward_s, packed);
+  out.joined.assign(n, false);
+  out.dense_s = step_end(dense);
+  out.compressed_s = step_end(packed);
   const bool pure = out.compressed_s < out.dense_s * (1 - margin);
-  const double best = pure ? out.compressed_s : out.dense_s;
-  // Downhill from the better one: what changes places is the bucket that saves most.
-  std::vector<bool> mixture(dense.size(), pure);
-  std::vector<BucketTimes> buckets = pure ? packed : dense;
-  double end = best;
-  for (bool better = true; better;) {
-    better = false;
-    size_t change = 0;
-    double least = end;
-    for (size_t i = 0; i < buckets.size(); ++i) {
-      const BucketTimes old = std::exchange(buckets[i], mixture[i] ? dense[i] : packed[i]);
-      if (const double changed = step_end(backward_s, buckets); changed < least) {
-        least = changed;
-        change = i;
-        better = true;
-      }
-      buckets[i] = old;
-    }
-    if (!better) break;
-    buckets[change] = mixture[change] ? dense[change] : packed[change];
-    mixture[change] = !mixture[change];
-    end = least;
-  }
-  const bool mix = end < best * (1 - margin);
-  out.compressed = mix ? mixture : std::vector<bool>(dense.size(), pure);
-  out.chosen_s = mix ? end : best;
+  out.compressed.assign(n, pure);
+  out.chosen_s = pure ? out.compressed_s : out.dense_s;
+  const auto worth = [&](double end) { return end < out.chosen_s * (1 - margin); };
+
+  std::vector<bool> mixed = out.compressed;
+  const double mixed_s = descend(
+      mixed, [&](const auto& x) { return step_end(mixture(dense, packed, x)); },
+      [](size_t) { return true; });
+  if (worth(mixed_s)) out.compressed = mixed, out.chosen_s = mixed_s;
+
+  const ExchangeTrial apart = mixture(dense, packed, out.compressed);
+  std::vector<bool> joined = out.joined;
+  const double joined_s = descend(
+      joined, [&](const auto& x) { return step_end(folded(apart, x, latency_s)); },
+      [&](size_t i) { return i > 0 && out.compressed[i] == out.compressed[i - 1]; });
+  if (worth(joined_s)) out.joined = joined, out.chosen_s = joined_s;
   return out;
 }
 
@@ -73,7 +126,9 @@ ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
       buckets_(std::move(buckets)),
       options_(options),
       next_trial_(start),
-      chosen_(buckets_.size(), false),
+      none_(buckets_.size(), false),
+      all_(buckets_.size(), true),
+      joined_(none_),
       now_(buckets_.size()) {
   check(options.every > 0 && options.trial > 1,
         "exchange choice: expected every above 0 and trial ", "above 1, found ", options.every,
@@ -82,71 +137,90 @@ ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
 }
 
 void ExchangeChooser::resume(int64_t step) {
-  if (step >= next_trial_) start(Phase::dense_trial, std::vector<bool>(buckets_.size(), false));
+  if (step >= next_trial_) start(Phase::dense_trial, none_, none_);
 }
 
-void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed) {
+void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed,
+                            const std::vector<bool>& joined) {
   phase_ = phase;
   steps_ = 0;
+  joined_ = joined;
+  const auto groups = static_cast<size_t>(std::ranges::count(joined, false));
+  now_.assign(groups, {});
+  trial_ = {{}, std::vector<Samples>(groups)};
   for (size_t i = 0; i < buckets_.size(); ++i)
     for (const std::string& parameter : buckets_[i])
       reducer_.travel_dense(parameter, !compressed[i]);
-  if (phase == Phase::dense_trial) {
-    backward_.clear();
-    dense_.assign(buckets_.size(), {});
-    packed_.assign(buckets_.size(), {});
-  }
 }
 
 void ExchangeChooser::begin_step() { begin_ = options_.clock(); }
 void ExchangeChooser::ready(size_t bucket) { now_[bucket].ready_s = options_.clock() - begin_; }
 void ExchangeChooser::backward_ended() { backward_s_ = options_.clock() - begin_; }
 
-void ExchangeChooser::exchanged(size_t bucket, double code_s, double comm_s) {
+void ExchangeChooser::exchanged(size_t bucket, double code_s, double comm_s, double latencies) {
   now_[bucket].code_s = code_s;
   now_[bucket].comm_s = comm_s;
+  now_[bucket].latencies = latencies;
 }
 
 void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& collective) {
   if (phase_ == Phase::waiting) return resume(step);
   if (++steps_ > 1) {
-    backward_.push_back(backward_s_);
-    auto& samples = phase_ == Phase::dense_trial ? dense_ : packed_;
+    trial_.backward.push_back(backward_s_);
     for (size_t i = 0; i < now_.size(); ++i) {
-      samples[i].ready.push_back(now_[i].ready_s);
-      samples[i].code.push_back(now_[i].code_s);
-      samples[i].comm.push_back(now_[i].comm_s);
+      Samples& s = trial_.buckets[i];
+      s.ready.push_back(now_[i].ready_s);
+      s.code.push_back(now_[i].code_s);
+      s.comm.push_back(now_[i].comm_s);
+      s.latencies.push_back(now_[i].latencies);
     }
   }
   if (steps_ < options_.trial) return;
-  if (phase_ == Phase::dense_trial)
-    return start(Phase::packed_trial, std::vector<bool>(buckets_.size(), true));
-  decide(step, collective);
+  const ExchangeTrial seen = mean_of_ranks(collective);
+  if (phase_ == Phase::dense_trial) {
+    dense_ = seen;
+    return start(Phase::packed_trial, all_, none_);
+  }
+  if (phase_ == Phase::packed_trial) {
+    choice_ = choose_exchange(dense_, seen, options_.latency_s, options_.margin);
+    choice_.parameters = buckets_;
+    if (!choice_.tried()) return start(Phase::check, choice_.compressed, choice_.joined);
+  } else {
+    check_choice(step_end(seen));
+  }
+  settle(step);
 }
 
-void ExchangeChooser::decide(int64_t step, const LayerPlanner::Collective& collective) {
-  std::vector<double> means = {median(backward_)};
-  for (const auto* way : {&dense_, &packed_})
-    for (const Samples& s : *way)
-      means.insert(means.end(), {median(s.ready), median(s.code), median(s.comm)});
+// Medians over steps, means over ranks.
+ExchangeTrial ExchangeChooser::mean_of_ranks(const LayerPlanner::Collective& collective) const {
+  std::vector<double> means = {median(trial_.backward)};
+  for (const Samples& s : trial_.buckets)
+    means.insert(means.end(),
+                 {median(s.ready), median(s.code), median(s.comm), median(s.latencies)});
   collective("exchange choice", [&](Communicator& comm) { means = mean_over_ranks(comm, means); });
-  std::vector<BucketTimes> dense(buckets_.size()), packed(buckets_.size());
-  auto at = means.begin() + 1;
-  for (auto* way : {&dense, &packed})
-    for (BucketTimes& b : *way) {
-      b = {at[0], at[1], at[2]};
-      at += 3;
-    }
-  ExchangeChoice choice = choose_exchange(means[0], dense, packed, options_.margin);
-  choice.step = step;
-  choice.parameters = buckets_;
-  chosen_ = choice.compressed;
-  start(Phase::waiting, chosen_);
+  ExchangeTrial out{.backward_s = means[0]};
+  for (size_t at = 1; at < means.size(); at += 4)
+    out.buckets.push_back({means[at], means[at + 1], means[at + 2], means[at + 3]});
+  return out;
+}
+
+void ExchangeChooser::check_choice(double found_s) {
+  choice_.found_s = found_s;
+  choice_.dropped = found_s >= std::min(choice_.dense_s, choice_.compressed_s);
+  if (!choice_.dropped) return;
+  const bool pure = choice_.compressed_s < choice_.dense_s * (1 - options_.margin);
+  choice_.compressed = pure ? all_ : none_;
+  choice_.joined = none_;
+}
+
+void ExchangeChooser::settle(int64_t step) {
+  choice_.step = step;
+  start(Phase::waiting, choice_.compressed, choice_.joined);
   // A trial is some steps of the way that is not chosen.
-  const double dearer = std::max(choice.dense_s, choice.compressed_s) / choice.chosen_s - 1;
+  const double dearer = std::max(choice_.dense_s, choice_.compressed_s) / choice_.used_s() - 1;
   const double rest = static_cast<double>(options_.trial) * dearer / options_.trial_cost;
   next_trial_ = step + std::max(options_.every, static_cast<int64_t>(std::min(rest, 1e12)));
-  if (options_.on_choice) options_.on_choice(choice);
+  if (options_.on_choice) options_.on_choice(choice_);
 }
 
 }  // namespace heddle

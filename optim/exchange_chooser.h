@@ -1,7 +1,9 @@
-// --compress auto: for each bucket dense or compressed, whichever makes the step shorter here. Both
-// ways are tried for a few steps; a step's end follows from when its buckets become ready and what
-// the worker needs for each (the model that --headroom checks against measured steps). The ranks
-// decide from the same means. Tried again from time to time, rarely where the other way is dear.
+// --compress auto: for each bucket dense or compressed, and which neighbours travel together,
+// whatever makes the step shorter here. Both ways are tried for a few steps; a step's end follows
+// from when its buckets become ready and what the worker needs for each (the model that --headroom
+// checks against measured steps). What was not tried as it is, a mixture or joined buckets, is then
+// measured, and dropped where it is no better than what was. The ranks decide from the same means.
+// Tried again from time to time, rarely where the other way is dear.
 //
 //   ExchangeChooser chooser(reducer, {{"fc.weight"}, {"conv1.weight"}}, {.every = 1000}, 0);
 //   chooser.begin_step(); …ready(bucket)… …exchanged(bucket, …)… chooser.backward_ended();
@@ -21,9 +23,16 @@ namespace heddle {
 
 // Seconds; ready counts from the beginning of the step.
 struct BucketTimes {
-  double ready_s = 0;  // backward has made its last gradient
-  double code_s = 0;   // of its exchange, what is not in collectives
-  double comm_s = 0;   // in collectives
+  double ready_s = 0;    // backward has made its last gradient
+  double code_s = 0;     // of its exchange, what is not in collectives
+  double comm_s = 0;     // in collectives
+  double latencies = 0;  // of messages, one behind the other, within comm_s
+};
+
+// What was measured of steps: when backward ends, beside the worker, and each bucket.
+struct ExchangeTrial {
+  double backward_s = 0;
+  std::vector<BucketTimes> buckets = {};
 };
 
 // When the worker, which takes one bucket after the other, has done the last.
@@ -32,22 +41,29 @@ double exchanges_end(const std::vector<BucketTimes>& buckets);
 struct ExchangeChoice {
   int64_t step = 0;              // steps that were made before it
   std::vector<bool> compressed;  // by bucket
+  std::vector<bool> joined;      // by bucket: it travels with the one before it
   // Until backward and all exchanges have ended: if all buckets were dense, compressed, as chosen.
   double dense_s = 0, compressed_s = 0, chosen_s = 0;
-  std::vector<BucketTimes> dense, packed;            // what was measured of each bucket, both ways
+  double found_s = 0;           // as chosen, measured; 0: it was one of the two that had been tried
+  bool dropped = false;         // as it was no better; then the better of the two is used
+  ExchangeTrial dense, packed;  // what was measured, both ways
   std::vector<std::vector<std::string>> parameters;  // of each bucket
+  bool tried() const;                                // one of the two ways, nothing joined
+  double used_s() const;                             // measured, of what is used from now on
 };
 
 // Compressed buckets must make the step shorter by `margin`, a part of it; a mixture must be better
-// than both pure ways by as much. Backward has ended at backward_s.
-ExchangeChoice choose_exchange(double backward_s, const std::vector<BucketTimes>& dense,
-                               const std::vector<BucketTimes>& packed, double margin);
+// than both pure ways by as much, and joined buckets better than without. A message takes
+// latency_s.
+ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& packed,
+                               double latency_s, double margin);
 
 struct ExchangeChooserOptions {
   int64_t every = 0;         // steps from one trial to the next, at least; 0: nothing is chosen
   int64_t trial = 6;         // steps each way, of which the first does not count
   double margin = 0.02;      // of a step, for which bytes are changed
   double trial_cost = 0.01;  // of all steps' time, that trials of the dearer way may take
+  double latency_s = 0;      // of a message
   std::function<void(const ExchangeChoice&)> on_choice = {};
   std::function<double()> clock = steady_seconds;  // of backward
 };
@@ -61,35 +77,46 @@ class ExchangeChooser {
 
   // `step` have been made, by an earlier process too: a trial begins if it is time. Between steps.
   void resume(int64_t step);
-  // Of the current step, on the main thread.
+  // Of the current step, on the main thread. Buckets are counted as they travel, joined ones as
+  // one.
   void begin_step();
   void ready(size_t bucket);
   void backward_ended();
   // On the worker's thread: what a bucket's exchange took in collectives, by the communicator's
-  // clock, and besides.
-  void exchanged(size_t bucket, double code_s, double comm_s);
+  // clock, and besides; and how many latencies that were.
+  void exchanged(size_t bucket, double code_s, double comm_s, double latencies);
   // Between steps: `step` have been made.
   void finish_step(int64_t step, const LayerPlanner::Collective& collective);
+  // By bucket: from now on it travels with the one before it. Changes in resume() and
+  // finish_step().
+  const std::vector<bool>& joined() const { return joined_; }
 
  private:
-  enum class Phase { waiting, dense_trial, packed_trial };
+  enum class Phase { waiting, dense_trial, packed_trial, check };
   struct Samples {
-    std::vector<double> ready, code, comm;
+    std::vector<double> ready, code, comm, latencies;
   };
-  void start(Phase phase, const std::vector<bool>& compressed);
-  void decide(int64_t step, const LayerPlanner::Collective& collective);
+  struct Trial {
+    std::vector<double> backward;
+    std::vector<Samples> buckets;
+  };
+  void start(Phase phase, const std::vector<bool>& compressed, const std::vector<bool>& joined);
+  ExchangeTrial mean_of_ranks(const LayerPlanner::Collective& collective) const;
+  void check_choice(double found_s);
+  void settle(int64_t step);
 
   CompressedReducer& reducer_;
   std::vector<std::vector<std::string>> buckets_;
   ExchangeChooserOptions options_;
   int64_t next_trial_;  // the step before which it begins
   Phase phase_ = Phase::waiting;
-  int64_t steps_ = 0;  // of this phase
-  std::vector<bool> chosen_;
+  int64_t steps_ = 0;                      // of this phase
+  std::vector<bool> none_, all_, joined_;  // by bucket
   double begin_ = 0, backward_s_ = 0;
   std::vector<BucketTimes> now_;  // of this step
-  std::vector<double> backward_;
-  std::vector<Samples> dense_, packed_;  // by bucket
+  Trial trial_;                   // of this phase
+  ExchangeTrial dense_, packed_;
+  ExchangeChoice choice_;
 };
 
 }  // namespace heddle

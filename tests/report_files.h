@@ -103,6 +103,7 @@ struct FakeRun {
       Json names = {layer(i), concat("layer", i, ".bias")};
       buckets.push_back(
           {{"compressed", i % 2 == 1},
+           {"joined", i == 2},
            {"dense", {{"ready_s", 0.1 * (i + 1)}, {"code_s", 0}, {"comm_s", 0.02 * (i + 1)}}},
            {"packed", {{"ready_s", 0.1 * (i + 1)}, {"code_s", 0.005}, {"comm_s", 0.001}}},
            {"parameters", names}});
@@ -111,6 +112,8 @@ struct FakeRun {
                 {"dense_s", 0.36},
                 {"compressed_s", 0.31},
                 {"chosen_s", 0.3 + 0.001 * step},
+                {"found_s", step > 20 ? Json(0.3 + 0.00125 * step) : Json()},
+                {"dropped", false},
                 {"buckets", buckets}}
         .dump();
   }

@@ -9,6 +9,11 @@ namespace {
 using Buckets = std::vector<BucketTimes>;
 const double kMargin = 0.02;
 
+ExchangeChoice choose(double backward_s, const Buckets& dense, const Buckets& packed,
+                      double latency_s = 0) {
+  return choose_exchange({backward_s, dense}, {backward_s, packed}, latency_s, kMargin);
+}
+
 }  // namespace
 
 TEST_CASE("exchange choice: the worker takes one bucket after the other") {
@@ -20,53 +25,82 @@ TEST_CASE("exchange choice: the worker takes one bucket after the other") {
 TEST_CASE("exchange choice: dense unless compressed buckets end sooner") {
   const Buckets fast = {{1, 0, 0.1}, {2, 0, 0.1}}, slow = {{1, 0, 10}, {2, 0, 10}};
   const Buckets packed = {{1, 0.5, 0.01}, {2, 0.5, 0.01}};
-  auto choice = choose_exchange(2, fast, packed, kMargin);
+  auto choice = choose(2, fast, packed);
   CHECK(choice.compressed == std::vector<bool>{false, false});
+  CHECK(choice.tried());
   CHECK(choice.dense_s == doctest::Approx(2.1));
   CHECK(choice.compressed_s == doctest::Approx(2.51));
   CHECK(choice.chosen_s == choice.dense_s);
-  choice = choose_exchange(2, slow, packed, kMargin);
+  choice = choose(2, slow, packed);
   CHECK(choice.compressed == std::vector<bool>{true, true});
+  CHECK(choice.tried());
   CHECK(choice.dense_s == doctest::Approx(21));
   CHECK(choice.chosen_s == choice.compressed_s);
   // Equal, or better by less than the margin: bytes stay as they are.
-  CHECK(choose_exchange(2, packed, packed, kMargin).compressed == std::vector<bool>{false, false});
+  CHECK(choose(2, packed, packed).compressed == std::vector<bool>{false, false});
   const Buckets hardly = {{1, 0, 0.1}, {2, 0, 0.09}};
-  CHECK(choose_exchange(2, fast, hardly, kMargin).compressed == std::vector<bool>{false, false});
+  CHECK(choose(2, fast, hardly).compressed == std::vector<bool>{false, false});
   // All is hidden behind backward.
-  CHECK(choose_exchange(50, slow, packed, kMargin).compressed == std::vector<bool>{false, false});
-  CHECK_THROWS_AS(choose_exchange(1, fast, {}, kMargin), InputError);
+  CHECK(choose(50, slow, packed).compressed == std::vector<bool>{false, false});
+  CHECK_THROWS_AS(choose(1, fast, {}), InputError);
 }
 
 TEST_CASE("exchange choice: what is hidden anyway stays dense, what is not is compressed") {
   // The first bucket's exchange ends before the second is ready, dense or not; compressing it costs
   // more than it saves. The second is what everybody waits for.
   const Buckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
-  const auto choice = choose_exchange(10, dense, packed, kMargin);
+  auto choice = choose(10, dense, packed);
   CHECK(choice.compressed == std::vector<bool>{false, true});
+  CHECK_FALSE(choice.tried());
   CHECK(choice.dense_s == doctest::Approx(16));
   CHECK(choice.compressed_s == doctest::Approx(13));
   CHECK(choice.chosen_s == doctest::Approx(12));
+  // Encoding beside backward makes it longer, and half of the encoding half as much longer.
+  const Buckets early = {{1, 1, 1}, {1, 1, 1}};
+  choice = choose_exchange({10, {{1, 0, 20}, {1, 0, 2}}}, {12, early}, 0, kMargin);
+  CHECK(choice.compressed == std::vector<bool>{true, false});
+  CHECK(choice.chosen_s == doctest::Approx(11));
+}
+
+TEST_CASE("exchange choice: neighbours travel together where that spares latencies") {
+  // Three small buckets behind backward: nine latencies of 0.5, of which six are spared.
+  const Buckets dense(3, {10, 0, 30, 4}), packed(3, {10, 0.1, 1.6, 3});
+  auto choice = choose(10, dense, packed, 0.5);
+  CHECK(choice.compressed == std::vector<bool>{true, true, true});
+  CHECK(choice.joined == std::vector<bool>{false, true, true});
+  CHECK_FALSE(choice.tried());
+  CHECK(choice.chosen_s == doctest::Approx(10 + 3 * 1.7 - 6 * 0.5));
+  // Not where the first would have to wait for the last.
+  const Buckets apart = {{1, 0.1, 4, 3}, {9, 0.1, 1.6, 3}};
+  CHECK(choose(2, Buckets(2, {10, 0, 90, 4}), apart, 0.5).joined ==
+        std::vector<bool>{false, false});
+  // Nor what travels another way, nor for nothing.
+  const Buckets mixed = {{1, 0, 3, 3}, {10, 0, 6, 3}}, other = {{1, 9.5, 0.5, 3}, {10, 1, 1, 3}};
+  choice = choose(10, mixed, other, 0.1);
+  CHECK(choice.compressed == std::vector<bool>{false, true});
+  CHECK(choice.joined == std::vector<bool>{false, false});
+  CHECK(choose(10, dense, packed, 1e-4).joined == std::vector<bool>{false, false, false});
 }
 
 namespace {
 
 struct ChosenRun {
   std::vector<ExchangeChoice> choices;
-  std::vector<int64_t> sent;  // by step
+  std::vector<int64_t> sent, calls;  // by step
   Values values;
 };
 
 // Learners on a modelled network, in virtual time; backward takes none.
-std::vector<ChosenRun> train_choosing(double bytes_per_s, int64_t steps, int64_t start = 3) {
+std::vector<ChosenRun> train_choosing(double bytes_per_s, double latency_s, int64_t steps) {
+  constexpr int64_t start = 3;
   std::vector<ChosenRun> runs(2);
   ThreadsOptions threads{.timeout_s = 30};
-  threads.net = {.bytes_per_s = bytes_per_s, .latency_s = 1e-6, .virtual_time = true};
+  threads.net = {.bytes_per_s = bytes_per_s, .latency_s = latency_s, .virtual_time = true};
   const auto body = [&](Communicator& comm) {
     ChosenRun& run = runs[static_cast<size_t>(comm.rank())];
     PlannedModel model;
     DataParallelOptions parallel{.bucket_bytes = 16 << 10, .compress_start = start};
-    parallel.chooser = {.every = 30, .trial = 4, .margin = 0.5};
+    parallel.chooser = {.every = 30, .trial = 4, .margin = latency_s > 0.1 ? kMargin : 0.5};
     parallel.chooser.clock = [] { return 0.0; };
     parallel.chooser.on_choice = [&](const ExchangeChoice& c) { run.choices.push_back(c); };
     DataParallelOptimizer optimizer(model.store, make_sgd({}), comm, {}, parallel,
@@ -81,12 +115,16 @@ std::vector<ChosenRun> train_choosing(double bytes_per_s, int64_t steps, int64_t
       }
       (void)optimizer.finish_step();
       run.sent.push_back(optimizer.totals().compressed_sent + optimizer.totals().dense_sent);
+      run.calls.push_back(comm.total_traffic().calls);
     }
     run.values = model.store.values().to_vector();
   };
   expect_none(run_ranks(2, body, threads));
   for (ChosenRun& run : runs)
-    for (size_t i = run.sent.size(); i-- > 1;) run.sent[i] -= run.sent[i - 1];
+    for (size_t i = run.sent.size(); i-- > 1;) {
+      run.sent[i] -= run.sent[i - 1];
+      run.calls[i] -= run.calls[i - 1];
+    }
   return runs;
 }
 
@@ -96,7 +134,7 @@ TEST_CASE(
     "exchange choice: dense on a fast network, compressed on a slow one, on all ranks alike") {
   for (const bool slow : {false, true}) {
     CAPTURE(slow);
-    const auto runs = train_choosing(slow ? 1e5 : 1e12, 45);
+    const auto runs = train_choosing(slow ? 1e5 : 1e12, 1e-6, 45);
     REQUIRE(runs[0].choices.size() == 1);
     REQUIRE(runs[1].choices.size() == 1);
     CHECK(runs[0].values == runs[1].values);
@@ -109,6 +147,75 @@ TEST_CASE(
     CHECK(runs[0].sent[8] < dense / 2);                      // the other one
     CHECK(std::ranges::count(first.compressed, true) == (slow ? std::ssize(first.compressed) : 0));
     CHECK(at_last == (slow ? runs[0].sent[8] : dense));
+  }
+}
+
+TEST_CASE("exchange choice: where messages take long, buckets are joined, measured, and kept") {
+  const auto apart = train_choosing(1e12, 1e-6, 30), runs = train_choosing(1e12, 0.5, 30);
+  REQUIRE(runs[0].choices.size() == 1);
+  const ExchangeChoice& choice = runs[0].choices[0];
+  const size_t n = choice.joined.size();
+  REQUIRE(n > 2);
+  CHECK(choice.step == 3 + 3 * 4);
+  CHECK(std::ranges::count(choice.compressed, true) == 0);
+  CHECK(std::ranges::count(choice.joined, true) == static_cast<int64_t>(n) - 1);
+  CHECK(choice.joined == runs[1].choices[0].joined);
+  CHECK_FALSE(choice.dropped);
+  CHECK(choice.dense_s ==
+        doctest::Approx(static_cast<double>(n)).epsilon(0.01));  // two messages each
+  CHECK(choice.chosen_s == doctest::Approx(1).epsilon(0.05));
+  CHECK(choice.found_s == doctest::Approx(1).epsilon(0.01));
+  CHECK(runs[0].calls[4] == static_cast<int64_t>(n));
+  for (const size_t step : {13, 20}) CHECK(runs[0].calls[step] == 1);
+  // What is added up is the same.
+  CHECK(runs[0].values == runs[1].values);
+  CHECK(runs[0].values == apart[0].values);
+}
+
+TEST_CASE("exchange choice: what turns out no better than what was tried is dropped") {
+  Context context;
+  PlannedModel model;
+  const auto owner = reducer_of("scalecom:rate=20", model.store);
+  auto& reducer = dynamic_cast<CompressedReducer&>(*owner);
+  const auto solo = make_solo();
+  const LayerPlanner::Collective collective = [&](const auto&, const auto& call) { call(*solo); };
+  const Buckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
+  for (const double took : {5.0, 1.5}) {  // of the mixture's second bucket, where 2 are expected
+    double now = 0;
+    std::vector<ExchangeChoice> choices;
+    ExchangeChooserOptions options{.every = 100, .trial = 3};
+    options.clock = [&] { return now; };
+    options.on_choice = [&](const ExchangeChoice& c) { choices.push_back(c); };
+    ExchangeChooser chooser(reducer, {{"layer1.weight"}, {"layer0.weight"}}, options, 0);
+    int64_t step = 0;
+    const auto trial = [&](const Buckets& times) {
+      for (int i = 0; i < 3; ++i) {
+        now = 0;
+        chooser.begin_step();
+        for (size_t b = 0; b < times.size(); ++b) {
+          now = times[b].ready_s;
+          chooser.ready(b);
+          chooser.exchanged(b, times[b].code_s, times[b].comm_s, 0);
+        }
+        now = 10;
+        chooser.backward_ended();
+        chooser.finish_step(++step, collective);
+      }
+    };
+    trial(dense);
+    trial(packed);
+    CHECK(choices.empty());
+    CHECK_FALSE(reducer.compresses("layer1.weight"));  // the mixture is being measured
+    CHECK(reducer.compresses("layer0.weight"));
+    trial({dense[0], {10, 1, took - 1}});
+    REQUIRE(choices.size() == 1);
+    CHECK(choices[0].chosen_s == doctest::Approx(12));
+    CHECK(choices[0].found_s == doctest::Approx(10 + took));
+    const bool dropped = took > 3;  // all compressed takes 13
+    CHECK(choices[0].dropped == dropped);
+    CHECK(choices[0].used_s() == doctest::Approx(dropped ? 13 : 11.5));
+    CHECK(reducer.compresses("layer1.weight") == dropped);
+    CHECK(reducer.compresses("layer0.weight"));
   }
 }
 

@@ -110,13 +110,18 @@ TEST_CASE("report: what --compress auto has chosen, bucket by bucket") {
   const std::string folder = FakeRun{}.write(temp, "a");
   const std::string figure = draw_choices(read_run(folder));
   CHECK(contains(figure,
-                 "After step 24: 1 of 3 buckets are compressed. Until the last exchange a "
-                 "step then takes 324 ms; all dense 360 ms, all compressed 310 ms"));
+                 "After step 24: 1 of 3 buckets are compressed, and travel as 2 messages. Until "
+                 "the last exchange a step takes 360 ms if all are dense, 310 ms if all are "
+                 "compressed, and 324 ms as chosen"));
+  CHECK(contains(figure, "then measured: 330 ms"));
+  CHECK(contains(
+      figure, "<td>bucket 2: layer2.weight … layer2.bias</td><td>dense, with the one before</td>"));
   CHECK(contains(figure,
                  "<td>bucket 1: layer1.weight … layer1.bias</td><td>compressed</td>"
                  "<td>0.2</td><td>0</td><td>0.04</td><td>0.2</td><td>0.005</td>"
                  "<td>0.001</td>"));
-  CHECK(contains(figure, "<td>12</td><td>1 of 3</td><td>0.312</td><td>0.36</td><td>0.31</td>"));
+  CHECK(contains(figure,
+                 "<td>12</td><td>1 of 3</td><td>0.312</td><td>–</td><td>0.36</td><td>0.31</td>"));
   // The chosen way is marked, and bars are as long as the seconds that they stand for.
   CHECK(contains(figure, ">40 ms</text>"));
   CHECK(contains(figure, "<text class=\"strong\""));
@@ -134,6 +139,14 @@ TEST_CASE("report: what --compress auto has chosen, bucket by bucket") {
              R"({"step":36,"buckets":[{"compressed":true,"dense":{"code_s":0,"comm_s":1},)"
              R"("packed":{"code_s":0,"comm_s":0.5}}]})");
   CHECK(contains(draw_choices(read_run(folder)), "<td>bucket 0</td><td>compressed</td><td>–</td>"));
+  // A choice that was no better than what had been tried.
+  temp.write(
+      "a/exchange-36.json",
+      R"({"step":36,"dense_s":2,"compressed_s":3,"chosen_s":1.5,"found_s":2.5,"dropped":true,)"
+      R"("buckets":[{"compressed":false,"joined":false,"dense":{"code_s":0,"comm_s":1},)"
+      R"("packed":{"code_s":0,"comm_s":0.5}}]})");
+  CHECK(contains(draw_choices(read_run(folder)),
+                 "1.5 s were expected of another choice, which took 2.5 s and was dropped"));
   temp.write("a/exchange-36.json", "{}");
   CHECK(contains(message_of([&] { read_run(folder); }), "exchange-36.json: no choice"));
 }
