@@ -23,8 +23,8 @@ struct LinkCost {
 double collective_seconds(const std::string& collective, double bytes, int ranks,
                           const LinkCost& link);
 
-// How many messages' latencies that time holds, one behind the other. Long rings count as one:
-// their segments hide the rest.
+// How many messages' latencies that time holds at least, one behind the other. Of chunks longer
+// than a segment one: whether the next segments hide the others depends on the bandwidth.
 double latencies(const std::string& collective, double bytes, int ranks);
 
 // The payload of a call, bytes, from the mean over ranks of what they send in it.

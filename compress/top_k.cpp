@@ -40,16 +40,9 @@ class TopK : public CompressedReducer {
 
     const Tensor sent = Tensor::empty_on(e.device, {e.comm.size(), mine.values});
     std::vector<Sparse> received;  // by rank and layer
-    bool accepted = true;
-    const TraceRange range("compress", "decode, add up");
-    for (int r = 0; r < e.comm.size(); ++r) {
-      const Tensor row = all.slice(r, r + 1).reshape({all.shape()[1]});
-      const Tensor from = row.slice(0, lengths[static_cast<size_t>(r)]);
-      accepted &= *from.slice(0, 1).to(Device{}).data<uint8_t>() == 0;
-      decode(mine, r, from, sent.slice(r, r + 1).reshape({mine.values}), received);
-    }
-    accepted = accepted && largest_magnitude_of(sent) <= magnitude(kSummable);
-    if (!accepted || (!e.dense.empty() && !all_reduce(e, e.dense))) return false;
+    if (!unpack(e, mine, all, lengths, sent, received)) return false;
+    if (!e.dense.empty() && !all_reduce(e, e.dense)) return false;
+    const TraceRange range("compress", "add up, residuals");
     for (size_t i = 0; i < mine.codes.size(); ++i) {
       const Item& item = e.compressed[i];
       feedback_->keep_unsent(item.name(), item.sum, mine.places[i]);
@@ -154,6 +147,21 @@ class TopK : public CompressedReducer {
         throw Error(concat("top-k: rank ", r, " announces ", lengths[r], " bytes, expected ", least,
                            " to ", most));
     return lengths;
+  }
+
+  // All ranks' messages. False when one of them is not to be used, or their sum would be none.
+  bool unpack(const Exchange& e, const Outgoing& mine, const Tensor& all,
+              const std::vector<int64_t>& lengths, const Tensor& sent,
+              std::vector<Sparse>& received) const {
+    const TraceRange range("compress", "decode");
+    bool accepted = true;
+    for (int r = 0; r < e.comm.size(); ++r) {
+      const Tensor row = all.slice(r, r + 1).reshape({all.shape()[1]});
+      const Tensor from = row.slice(0, lengths[static_cast<size_t>(r)]);
+      accepted &= *from.slice(0, 1).to(Device{}).data<uint8_t>() == 0;
+      decode(mine, r, from, sent.slice(r, r + 1).reshape({mine.values}), received);
+    }
+    return accepted && largest_magnitude_of(sent) <= magnitude(kSummable);
   }
 
   // One rank's message, its values in `sent`.

@@ -71,7 +71,9 @@ void Context::trace_memory() {
     trace_.memory(name, in_use, pool->bytes_reserved());
   };
   record("host memory", host_pool_);
-  record("device memory", device_pool_);
+  if (device_pool_ != nullptr)
+    record(SideStream::active() ? "device memory, exchanges" : "device memory",
+           pool(options_.device));
 }
 
 std::shared_ptr<Pool> Context::pool(Device device) {

@@ -81,19 +81,19 @@ void Trace::memory(const char* pool, size_t in_use, size_t reserved) {
 }
 
 void Trace::note(Note note) {
-  note.time = now();
+  Event mark{.kind = Event::Kind::mark, .name = {}, .track = "explain", .begin = 0};
   if (enabled()) {
-    std::string arguments = "{";
+    mark.name = concat(note.stage, ": ", note.subject);
     for (const Figure& figure : note.figures)
-      arguments += concat(quoted(figure.name), ":", json_value(figure), ",");
-    push({.kind = Event::Kind::mark,
-          .name = concat(note.stage, ": ", note.subject),
-          .track = "explain",
-          .begin = note.time,
-          .arguments = concat(arguments, "\"place\":", quoted(note.place), "}")});
+      mark.arguments += concat(quoted(figure.name), ":", json_value(figure), ",");
+    mark.arguments = concat("{", mark.arguments, "\"place\":", quoted(note.place), "}");
   }
-  std::lock_guard lock(mutex_);
-  notes_.push_back(std::move(note));
+  {
+    std::lock_guard lock(mutex_);
+    mark.begin = note.time = now();
+    notes_.push_back(std::move(note));
+  }
+  if (!mark.name.empty()) push(std::move(mark));
 }
 
 std::vector<Note> Trace::take_notes() {

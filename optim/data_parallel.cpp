@@ -77,11 +77,11 @@ void DataParallelOptimizer::cut(int64_t bytes) {
   for (Parameter& p : store_.parameters()) order.push_back(&p);
   std::sort(order.begin(), order.end(),
             [](const Parameter* a, const Parameter* b) { return a->offset < b->offset; });
-  int64_t full = 0;
+  int64_t filled = bytes;
   for (Parameter* p : order) {
-    if (cuts_.empty() || full >= bytes) cuts_.emplace_back(), full = 0;
+    if (filled >= bytes) cuts_.emplace_back();
     cuts_.back().push_back(p);
-    full += p->size() * 4;
+    filled = (p->offset + p->size() - cuts_.back().front()->offset) * 4;
   }
 }
 
@@ -164,16 +164,16 @@ void DataParallelOptimizer::exchange(size_t index) {
       meter_ != nullptr && compressing() && (step_ + 1) % parallel_.shadow_every == 0;
   if (metered) meter_->before(bucket_gradients(bucket), comm_, ledger_);
   event("exchange", index);
+  const bool trial = chooser_ != nullptr && chooser_->measuring();
+  const CollectiveTraffic traffic_before = trial ? comm_.traffic() : CollectiveTraffic{};
   const double begin = steady_seconds();
   arrow(Trace::Flow::pass, "comm", index);
   const double thread_begin = thread_seconds(), comm_begin = ledger_.seconds();
   const int64_t sent_before = totals_.dense_sent + totals_.compressed_sent;
-  const CollectiveTraffic traffic_before =
-      chooser_ != nullptr ? comm_.traffic() : CollectiveTraffic{};
   const bool finite = sum(bucket);
   const double seconds = steady_seconds() - begin, comm_s = ledger_.seconds() - comm_begin;
   totals_.exchange_s += seconds;
-  if (chooser_ != nullptr) {
+  if (trial) {
     // In virtual time a thread waits for others, which no clock of the model sees.
     const double code_s = comm_.virtual_time() ? thread_seconds() - thread_begin : seconds - comm_s;
     chooser_->exchanged(index, code_s, comm_s, latencies_since(traffic_before));
@@ -209,8 +209,12 @@ double DataParallelOptimizer::latencies_since(const CollectiveTraffic& before) c
     if (key.second != comm_.tag() || now.calls == old.calls) continue;
     const auto calls = static_cast<double>(now.calls - old.calls);
     const auto sent = static_cast<double>(now.sent - old.sent) / calls;
-    sum +=
-        calls * latencies(key.first, payload_of_sent(key.first, sent, comm_.size()), comm_.size());
+    // The ranks of a broadcast send different numbers of bytes; all but the root receive the
+    // payload.
+    const double bytes = key.first == "broadcast"
+                             ? static_cast<double>(now.received - old.received) / calls
+                             : payload_of_sent(key.first, sent, comm_.size());
+    sum += calls * latencies(key.first, bytes, comm_.size());
   }
   return sum;
 }

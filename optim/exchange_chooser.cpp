@@ -19,22 +19,29 @@ double step_end(const ExchangeTrial& trial) {
   return std::max(trial.backward_s, exchanges_end(trial.buckets));
 }
 
-// Backward is longer by what encoding beside it takes from it: in proportion to the time of that.
+// Some buckets dense, some compressed. Encoding takes its time from backward beside it: what lies
+// behind is later, in proportion to the encoding before it, and never earlier.
 ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& packed,
                       const std::vector<bool>& compressed) {
   constexpr double kSome = 1e-12;  // where nothing takes time, all buckets count alike
-  ExchangeTrial out{.backward_s = dense.backward_s};
+  ExchangeTrial out;
   double code = 0, all = 0;
+  const auto later = [&](double dense_s, double packed_s) {
+    return all > 0 ? dense_s + std::max(0.0, packed_s - dense_s) * code / all : dense_s;
+  };
   for (size_t i = 0; i < compressed.size(); ++i) {
-    out.buckets.push_back(compressed[i] ? packed.buckets[i] : dense.buckets[i]);
-    all += packed.buckets[i].code_s + kSome;
-    if (compressed[i]) code += packed.buckets[i].code_s + kSome;
+    const BucketTimes &plain = dense.buckets[i], &coded = packed.buckets[i];
+    out.buckets.push_back(compressed[i] ? coded : plain);
+    out.buckets.back().ready_s = later(plain.ready_s, coded.ready_s);
+    all += coded.code_s + kSome;
+    if (compressed[i]) code += coded.code_s + kSome;
   }
-  if (all > 0) out.backward_s += (packed.backward_s - dense.backward_s) * code / all;
+  out.backward_s = later(dense.backward_s, packed.backward_s);
   return out;
 }
 
-// Buckets that travel as one: ready with the last of them, with the latencies of one.
+// Buckets that travel as one: ready with the last of them, with the latencies of one, and never
+// less than those or than one of them alone: what was measured of neighbours overlaps.
 ExchangeTrial folded(const ExchangeTrial& apart, const std::vector<bool>& joined,
                      double latency_s) {
   ExchangeTrial out{.backward_s = apart.backward_s};
@@ -45,10 +52,11 @@ ExchangeTrial folded(const ExchangeTrial& apart, const std::vector<bool>& joined
       continue;
     }
     BucketTimes& a = out.buckets.back();
+    const double rest_s = a.comm_s + b.comm_s - std::min(a.latencies, b.latencies) * latency_s;
     a.ready_s = std::max(a.ready_s, b.ready_s);
     a.code_s += b.code_s;
-    a.comm_s = std::max(0.0, a.comm_s + b.comm_s - std::min(a.latencies, b.latencies) * latency_s);
     a.latencies = std::max(a.latencies, b.latencies);
+    a.comm_s = std::max({rest_s, a.comm_s, b.comm_s, a.latencies * latency_s});
   }
   return out;
 }
@@ -96,11 +104,12 @@ ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& 
   ExchangeChoice out;
   out.dense = dense;
   out.packed = packed;
-  out.joined.assign(n, false);
+  const std::vector<bool> none(n, false), all(n, true);
   out.dense_s = step_end(dense);
-  out.compressed_s = step_end(packed);
+  out.compressed_s = step_end(mixture(dense, packed, all));
   const bool pure = out.compressed_s < out.dense_s * (1 - margin);
-  out.compressed.assign(n, pure);
+  out.compressed = pure ? all : none;
+  out.joined = none;
   out.chosen_s = pure ? out.compressed_s : out.dense_s;
   const auto worth = [&](double end) { return end < out.chosen_s * (1 - margin); };
 
@@ -110,13 +119,20 @@ ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& 
       [](size_t) { return true; });
   if (worth(mixed_s)) out.compressed = mixed, out.chosen_s = mixed_s;
 
-  const ExchangeTrial apart = mixture(dense, packed, out.compressed);
-  std::vector<bool> joined = out.joined;
-  const double joined_s = descend(
-      joined, [&](const auto& x) { return step_end(folded(apart, x, latency_s)); },
-      [&](size_t i) { return i > 0 && out.compressed[i] == out.compressed[i - 1]; });
-  if (worth(joined_s)) out.joined = joined, out.chosen_s = joined_s;
-  return out;
+  // What is dearer apart may be cheaper joined.
+  ExchangeChoice best = out;
+  for (const std::vector<bool>& compressed : {out.compressed, none, all}) {
+    const ExchangeTrial apart = mixture(dense, packed, compressed);
+    std::vector<bool> joined = none;
+    const double joined_s = descend(
+        joined, [&](const auto& x) { return step_end(folded(apart, x, latency_s)); },
+        [&](size_t i) { return i > 0 && compressed[i] == compressed[i - 1]; });
+    if (!worth(joined_s) || joined_s >= best.chosen_s) continue;
+    best.compressed = compressed;
+    best.joined = joined;
+    best.chosen_s = joined_s;
+  }
+  return best;
 }
 
 ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
@@ -205,10 +221,10 @@ ExchangeTrial ExchangeChooser::mean_of_ranks(const LayerPlanner::Collective& col
 }
 
 void ExchangeChooser::check_choice(double found_s) {
-  choice_.found_s = found_s;
-  choice_.dropped = found_s >= std::min(choice_.dense_s, choice_.compressed_s);
-  if (!choice_.dropped) return;
   const bool pure = choice_.compressed_s < choice_.dense_s * (1 - options_.margin);
+  choice_.found_s = found_s;
+  choice_.dropped = found_s >= (pure ? choice_.compressed_s : choice_.dense_s);
+  if (!choice_.dropped) return;
   choice_.compressed = pure ? all_ : none_;
   choice_.joined = none_;
 }
@@ -216,8 +232,10 @@ void ExchangeChooser::check_choice(double found_s) {
 void ExchangeChooser::settle(int64_t step) {
   choice_.step = step;
   start(Phase::waiting, choice_.compressed, choice_.joined);
-  // A trial is some steps of the way that is not chosen.
-  const double dearer = std::max(choice_.dense_s, choice_.compressed_s) / choice_.used_s() - 1;
+  // Trials are steps of ways that are not used.
+  double dearer = 0;
+  for (const double tried_s : {choice_.dense_s, choice_.compressed_s})
+    dearer += std::max(0.0, tried_s / choice_.used_s() - 1);
   const double rest = static_cast<double>(options_.trial) * dearer / options_.trial_cost;
   next_trial_ = step + std::max(options_.every, static_cast<int64_t>(std::min(rest, 1e12)));
   if (options_.on_choice) options_.on_choice(choice_);

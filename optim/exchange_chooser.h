@@ -87,6 +87,8 @@ class ExchangeChooser {
   void exchanged(size_t bucket, double code_s, double comm_s, double latencies);
   // Between steps: `step` have been made.
   void finish_step(int64_t step, const LayerPlanner::Collective& collective);
+  // Whether the steps are a trial now.
+  bool measuring() const { return phase_ != Phase::waiting; }
   // By bucket: from now on it travels with the one before it. Changes in resume() and
   // finish_step().
   const std::vector<bool>& joined() const { return joined_; }

@@ -55,11 +55,23 @@ TEST_CASE("exchange choice: what is hidden anyway stays dense, what is not is co
   CHECK(choice.dense_s == doctest::Approx(16));
   CHECK(choice.compressed_s == doctest::Approx(13));
   CHECK(choice.chosen_s == doctest::Approx(12));
+  // The mixture of above, where encoding the first makes backward longer, and with it the second
+  // later; the second alone finds it as it is when nothing is compressed.
+  const ExchangeTrial later{13, {{1, 9.5, 0.5}, {13, 1, 1}}};
+  choice = choose_exchange({10, dense}, later, 0, kMargin);
+  CHECK(choice.compressed == std::vector<bool>{false, true});
+  CHECK(choice.compressed_s == doctest::Approx(15));
+  CHECK(choice.chosen_s == doctest::Approx(12));
   // Encoding beside backward makes it longer, and half of the encoding half as much longer.
   const Buckets early = {{1, 1, 1}, {1, 1, 1}};
   choice = choose_exchange({10, {{1, 0, 20}, {1, 0, 2}}}, {12, early}, 0, kMargin);
   CHECK(choice.compressed == std::vector<bool>{true, false});
   CHECK(choice.chosen_s == doctest::Approx(11));
+  // But never shorter, whatever else the machine did during a trial.
+  const Buckets hidden = {{1, 0.1, 0.1}, {1, 0.1, 0.1}};
+  choice = choose_exchange({103, hidden}, {100, hidden}, 0, kMargin);
+  CHECK(choice.compressed == std::vector<bool>{false, false});
+  CHECK(choice.compressed_s == doctest::Approx(103));
 }
 
 TEST_CASE("exchange choice: neighbours travel together where that spares latencies") {
@@ -72,7 +84,7 @@ TEST_CASE("exchange choice: neighbours travel together where that spares latenci
   CHECK(choice.chosen_s == doctest::Approx(10 + 3 * 1.7 - 6 * 0.5));
   // Not where the first would have to wait for the last.
   const Buckets apart = {{1, 0.1, 4, 3}, {9, 0.1, 1.6, 3}};
-  CHECK(choose(2, Buckets(2, {10, 0, 90, 4}), apart, 0.5).joined ==
+  CHECK(choose(2, {{1, 0, 90, 4}, {9, 0, 90, 4}}, apart, 0.5).joined ==
         std::vector<bool>{false, false});
   // Nor what travels another way, nor for nothing.
   const Buckets mixed = {{1, 0, 3, 3}, {10, 0, 6, 3}}, other = {{1, 9.5, 0.5, 3}, {10, 1, 1, 3}};
@@ -80,6 +92,12 @@ TEST_CASE("exchange choice: neighbours travel together where that spares latenci
   CHECK(choice.compressed == std::vector<bool>{false, true});
   CHECK(choice.joined == std::vector<bool>{false, false});
   CHECK(choose(10, dense, packed, 1e-4).joined == std::vector<bool>{false, false, false});
+  // Compressed and apart it is dearer than dense, joined it is not: eight latencies more to spare.
+  choice = choose(1, Buckets(20, {1, 0, 7.6, 6}), Buckets(20, {1, 0, 8.1, 8}), 1);
+  CHECK(choice.dense_s < choice.compressed_s);
+  CHECK(std::ranges::count(choice.compressed, true) == 20);
+  CHECK(std::ranges::count(choice.joined, true) == 19);
+  CHECK(choice.chosen_s == doctest::Approx(1 + 20 * 8.1 - 19 * 8));
 }
 
 namespace {
@@ -87,11 +105,12 @@ namespace {
 struct ChosenRun {
   std::vector<ExchangeChoice> choices;
   std::vector<int64_t> sent, calls;  // by step
-  Values values;
+  Values values;                     // behind step 30
 };
 
 // Learners on a modelled network, in virtual time; backward takes none.
-std::vector<ChosenRun> train_choosing(double bytes_per_s, double latency_s, int64_t steps) {
+std::vector<ChosenRun> train_choosing(double bytes_per_s, double latency_s, int64_t steps,
+                                      double trial_cost = 0.01) {
   constexpr int64_t start = 3;
   std::vector<ChosenRun> runs(2);
   ThreadsOptions threads{.timeout_s = 30};
@@ -101,23 +120,27 @@ std::vector<ChosenRun> train_choosing(double bytes_per_s, double latency_s, int6
     PlannedModel model;
     DataParallelOptions parallel{.bucket_bytes = 16 << 10, .compress_start = start};
     parallel.chooser = {.every = 30, .trial = 4, .margin = latency_s > 0.1 ? kMargin : 0.5};
+    parallel.chooser.trial_cost = trial_cost;
     parallel.chooser.clock = [] { return 0.0; };
+    parallel.control_words = true;
     parallel.chooser.on_choice = [&](const ExchangeChoice& c) { run.choices.push_back(c); };
     DataParallelOptimizer optimizer(model.store, make_sgd({}), comm, {}, parallel,
                                     reducer_of("scalecom:rate=20", model.store));
     for (int64_t step = 0; step < steps; ++step) {
       model.fill(static_cast<uint64_t>(comm.rank()), step, 0);
       optimizer.begin_step(0.1);
+      optimizer.set_control(0, static_cast<float>(step + comm.rank()));
       for (Parameter& p : model.store.parameters()) {
         p.written = true;
         optimizer.ready(p);
         optimizer.weights_free(p);
       }
       (void)optimizer.finish_step();
+      CHECK(optimizer.control(0) == static_cast<float>(2 * step + 1));
       run.sent.push_back(optimizer.totals().compressed_sent + optimizer.totals().dense_sent);
       run.calls.push_back(comm.total_traffic().calls);
+      if (step == 29) run.values = model.store.values().to_vector();
     }
-    run.values = model.store.values().to_vector();
   };
   expect_none(run_ranks(2, body, threads));
   for (ChosenRun& run : runs)
@@ -151,7 +174,9 @@ TEST_CASE(
 }
 
 TEST_CASE("exchange choice: where messages take long, buckets are joined, measured, and kept") {
-  const auto apart = train_choosing(1e12, 1e-6, 30), runs = train_choosing(1e12, 0.5, 30);
+  constexpr double kCheap = 1e6;  // trials are repeated as soon as it is time
+  const auto apart = train_choosing(1e12, 1e-6, 50, kCheap);
+  const auto runs = train_choosing(1e12, 0.5, 50, kCheap);
   REQUIRE(runs[0].choices.size() == 1);
   const ExchangeChoice& choice = runs[0].choices[0];
   const size_t n = choice.joined.size();
@@ -166,10 +191,24 @@ TEST_CASE("exchange choice: where messages take long, buckets are joined, measur
   CHECK(choice.chosen_s == doctest::Approx(1).epsilon(0.05));
   CHECK(choice.found_s == doctest::Approx(1).epsilon(0.01));
   CHECK(runs[0].calls[4] == static_cast<int64_t>(n));
-  for (const size_t step : {13, 20}) CHECK(runs[0].calls[step] == 1);
+  for (const size_t step : {13, 20, 44}) CHECK(runs[0].calls[step] == 1);
+  CHECK(runs[0].calls[46] == static_cast<int64_t>(n));  // tried again, apart
   // What is added up is the same.
   CHECK(runs[0].values == runs[1].values);
   CHECK(runs[0].values == apart[0].values);
+}
+
+TEST_CASE("exchange choice: compressed buckets that travel as one") {
+  const auto runs = train_choosing(1e4, 0.2, 30);
+  REQUIRE(runs[0].choices.size() == 1);
+  const ExchangeChoice& choice = runs[0].choices[0];
+  CHECK_FALSE(choice.dropped);
+  CHECK(std::ranges::count(choice.compressed, true) == std::ssize(choice.compressed));
+  CHECK(std::ranges::count(choice.joined, true) == std::ssize(choice.joined) - 1);
+  CHECK(choice.chosen_s >= 3 * 0.2);  // two collectives' latencies at least
+  CHECK(choice.found_s < choice.compressed_s / 1.5);
+  CHECK(runs[0].calls[20] == 2);  // indices and values
+  CHECK(runs[0].values == runs[1].values);
 }
 
 TEST_CASE("exchange choice: what turns out no better than what was tried is dropped") {

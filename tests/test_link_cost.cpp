@@ -54,6 +54,26 @@ Seen run_collective(const std::string& collective, int p, int64_t share) {
 
 }  // namespace
 
+TEST_CASE("link cost: short messages take nothing but latencies") {
+  for (const std::string collective :
+       {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"})
+    for (const int p : {2, 3, 4, 8}) {
+      CAPTURE(collective);
+      CAPTURE(p);
+      const double bytes = collective == "barrier" ? 0.0 : 4.0 * p;
+      CHECK(run_collective(collective, p, 1).seconds ==
+            doctest::Approx(kLatency * latencies(collective, bytes, p)).epsilon(0.02));
+    }
+  CHECK(latencies("all_reduce", 64e6, 4) == 1);
+  CHECK(latencies("all_reduce", 4, 1) == 0);
+  expect_none(run_ranks(
+      4,
+      [](Communicator& comm) {
+        CHECK(measure_latency(comm) == doctest::Approx(kLatency).epsilon(0.05));
+      },
+      slow_network()));
+}
+
 TEST_CASE("link cost: every collective takes what the model says, and its payload is found again") {
   const LinkCost link{.latency_s = kLatency, .seconds_per_byte = 1 / kRate};
   for (const std::string collective :
