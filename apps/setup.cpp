@@ -108,16 +108,16 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
                       {"exchange_bytes_per_step", exchange.payload},
                       {"compressor_state_bytes", exchange.state}});
   }
-  std::string compressed;
+  std::string compressed, by = o.compress;
+  if (by.starts_with("auto")) by = to_string(compress_spec(o)) + ", where auto finds that faster";
   if (o.compress != "none")
-    compressed =
-        concat("exchange          ", format_bytes(exchange.payload), " a step and learner, ",
-               format_number(std::round(10.0 * static_cast<double>(gradient) /
-                                        static_cast<double>(exchange.payload)) /
-                             10),
-               " times less: ", exchange.compressed_tensors, " tensors by ", o.compress,
-               "\nresiduals         ", format_bytes(exchange.state),
-               " a learner, and what else compression keeps\n");
+    compressed = concat(
+        "exchange          ", format_bytes(exchange.payload), " a step and learner, ",
+        format_number(std::round(10.0 * static_cast<double>(gradient) /
+                                 static_cast<double>(exchange.payload)) /
+                      10),
+        " times less: ", exchange.compressed_tensors, " tensors by ", by, "\nresiduals         ",
+        format_bytes(exchange.state), " a learner, and what else compression keeps\n");
   const std::string article = plan.unit == "image" ? "an " : "a ";
   return concat("parameters        ", store.count(), " in ", store.parameters().size(),
                 " tensors\n", "steps             ", steps.total_steps, ", ", steps.steps_per_epoch,

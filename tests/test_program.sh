@@ -229,6 +229,8 @@ fi
 "$program" --data cifar --dry-run --quiet | grep -q '^exchange' && fail '--dry-run of a dense run has an exchange'
 "$program" --data cifar --dry-run --quiet --compress powersgd:rank=1 --learners 2 >plan || fail "--dry-run: $(cat plan)"
 grep -Eq '^exchange .* times less: [0-9]+ tensors by powersgd' plan && grep -q '^residuals ' plan || fail "--dry-run: $(cat plan)"
+"$program" --data cifar --dry-run --quiet --compress auto --learners 2 | grep -q 'tensors by scalecom:rate=100.*, where auto' ||
+  fail '--dry-run: what auto means'
 "$program" --data cifar --dry-run --json --quiet --compress scalecom:rate=100 --dense-layers . |
   grep -q '"compressed_tensors":0,"exchange_bytes_per_step":1078888,"compressor_state_bytes":0' || fail '--dry-run: no tensor is compressed'
 "$program" --data cifar --steps 3 --batch-size 8 --trace t.json --trace-steps 2:3 --quiet \
