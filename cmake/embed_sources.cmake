@@ -60,5 +60,7 @@ const std::vector<EmbeddedFile>& embedded_sources() {
 
 }  // namespace heddle
 ]])
-  set_source_files_properties(${output} PROPERTIES OBJECT_DEPENDS "${paths}")
+  # By itself: what a file depends on is not asked of several that are compiled as one.
+  set_source_files_properties(${output} PROPERTIES OBJECT_DEPENDS "${paths}"
+    SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
