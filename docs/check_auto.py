@@ -30,7 +30,7 @@ def steps_of(command, compress, o, folder):
     start = [] if compress == "none" else ["--compress-start", str(START)]
     command = [os.path.join(o.build, command[0]), *command[1:], "--compress", compress, *start, "--threads", "1", "--learners",
                str(o.learners), "--steps", str(o.steps), "--quiet", "--no-report", "--no-tensorboard", "--output-dir", folder]
-    found = subprocess.run(command, capture_output=True, text=True, cwd="/tmp")
+    found = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd="/tmp")
     if found.returncode != 0:
         sys.exit(f"{' '.join(command)}: {found.stderr}")
     times = []

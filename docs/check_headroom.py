@@ -29,7 +29,7 @@ def measure(program, learners, net, o):
         command = [os.path.join(ROOT, "run"), "netlab", "run", *command]
     else:
         command += ["--learners", str(learners), "--net", net]
-    found = subprocess.run(command, capture_output=True, text=True, cwd="/tmp")
+    found = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd="/tmp")
     lines = found.stdout.splitlines()
     if found.returncode != 0 or not lines:
         sys.exit(f"{' '.join(command)}: {found.stderr}")
