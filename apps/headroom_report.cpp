@@ -70,9 +70,8 @@ std::string verdict(const Headroom& h) {
 std::string model_table(const Headroom& h) {
   const std::set<int> learners = modelled_learners(h);
   std::string out =
-      "A model of other numbers of learners, which compute as fast as these, and other networks: "
-      "a\n"
-      "dense step in ms, and how many times faster the others are.\n\n";
+      "A model of other networks, and of more learners that compute as fast as these: a dense\n"
+      "step in ms, and how many times faster the others are.\n\n";
   for (const std::string& net : kNets) {
     const LinkCost link = link_of(h, net);
     out += format("%-24s", net.c_str());

@@ -25,6 +25,7 @@ namespace heddle {
 struct Traffic {
   int64_t sent = 0, received = 0, calls = 0;
 };
+// By collective and tag.
 using CollectiveTraffic = std::map<std::pair<std::string, std::string>, Traffic>;
 
 class Communicator {
@@ -56,7 +57,6 @@ class Communicator {
   void set_step(int64_t step) { step_ = step; }
   const std::string& tag() const { return tag_; }
 
-  // By collective and tag.
   const CollectiveTraffic& traffic() const { return traffic_; }
   Traffic total_traffic() const;
 

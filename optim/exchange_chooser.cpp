@@ -142,9 +142,7 @@ ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
       buckets_(std::move(buckets)),
       options_(options),
       next_trial_(start),
-      none_(buckets_.size(), false),
-      all_(buckets_.size(), true),
-      joined_(none_),
+      joined_(buckets_.size(), false),
       now_(buckets_.size()) {
   check(options.every > 0 && options.trial > 1,
         "exchange choice: expected every above 0 and trial ", "above 1, found ", options.every,
@@ -153,7 +151,7 @@ ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
 }
 
 void ExchangeChooser::resume(int64_t step) {
-  if (step >= next_trial_) start(Phase::dense_trial, none_, none_);
+  if (step >= next_trial_) start(Phase::dense_trial, every_bucket(false), every_bucket(false));
 }
 
 void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed,
@@ -195,7 +193,7 @@ void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& 
   const ExchangeTrial seen = mean_of_ranks(collective);
   if (phase_ == Phase::dense_trial) {
     dense_ = seen;
-    return start(Phase::packed_trial, all_, none_);
+    return start(Phase::packed_trial, every_bucket(true), every_bucket(false));
   }
   if (phase_ == Phase::packed_trial) {
     choice_ = choose_exchange(dense_, seen, options_.latency_s, options_.margin);
@@ -225,8 +223,8 @@ void ExchangeChooser::check_choice(double found_s) {
   choice_.found_s = found_s;
   choice_.dropped = found_s >= (pure ? choice_.compressed_s : choice_.dense_s);
   if (!choice_.dropped) return;
-  choice_.compressed = pure ? all_ : none_;
-  choice_.joined = none_;
+  choice_.compressed = every_bucket(pure);
+  choice_.joined = every_bucket(false);
 }
 
 void ExchangeChooser::settle(int64_t step) {

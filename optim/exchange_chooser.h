@@ -45,7 +45,7 @@ struct ExchangeChoice {
   // Until backward and all exchanges have ended: if all buckets were dense, compressed, as chosen.
   double dense_s = 0, compressed_s = 0, chosen_s = 0;
   double found_s = 0;           // as chosen, measured; 0: it was one of the two that had been tried
-  bool dropped = false;         // as it was no better; then the better of the two is used
+  bool dropped = false;         // as it was no better than the pure way that is used then
   ExchangeTrial dense, packed;  // what was measured, both ways
   std::vector<std::vector<std::string>> parameters;  // of each bucket
   bool tried() const;                                // one of the two ways, nothing joined
@@ -63,7 +63,7 @@ struct ExchangeChooserOptions {
   int64_t trial = 6;         // steps each way, of which the first does not count
   double margin = 0.02;      // of a step, for which bytes are changed
   double trial_cost = 0.01;  // of all steps' time, that trials of the dearer way may take
-  double latency_s = 0;      // of a message
+  double latency_s = 0;      // of a message; DataParallelOptimizer measures it
   std::function<void(const ExchangeChoice&)> on_choice = {};
   std::function<double()> clock = steady_seconds;  // of backward
 };
@@ -102,6 +102,9 @@ class ExchangeChooser {
     std::vector<double> backward;
     std::vector<Samples> buckets;
   };
+  std::vector<bool> every_bucket(bool value) const {
+    return std::vector<bool>(buckets_.size(), value);
+  }
   void start(Phase phase, const std::vector<bool>& compressed, const std::vector<bool>& joined);
   ExchangeTrial mean_of_ranks(const LayerPlanner::Collective& collective) const;
   void check_choice(double found_s);
@@ -112,12 +115,12 @@ class ExchangeChooser {
   ExchangeChooserOptions options_;
   int64_t next_trial_;  // the step before which it begins
   Phase phase_ = Phase::waiting;
-  int64_t steps_ = 0;                      // of this phase
-  std::vector<bool> none_, all_, joined_;  // by bucket
+  int64_t steps_ = 0;         // of this phase
+  std::vector<bool> joined_;  // by bucket
   double begin_ = 0, backward_s_ = 0;
   std::vector<BucketTimes> now_;  // of this step
   Trial trial_;                   // of this phase
-  ExchangeTrial dense_, packed_;
+  ExchangeTrial dense_;           // while the other way is tried
   ExchangeChoice choice_;
 };
 
