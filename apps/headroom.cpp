@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <memory>
 
@@ -31,6 +32,21 @@ double median(std::vector<double> values) {
   const auto middle = values.begin() + std::ssize(values) / 2;
   std::ranges::nth_element(values, middle);
   return *middle;
+}
+
+// Of all processors since they were started, in ticks; stolen by other guests of a virtual
+// machine's host (proc(5), /proc/stat).
+struct ProcessorTicks {
+  double stolen = 0, wanted = 0;
+};
+
+ProcessorTicks processor_ticks() {
+  std::ifstream in("/proc/stat");
+  std::string cpu;
+  double user = 0, nice = 0, system = 0, idle = 0, iowait = 0, irq = 0, softirq = 0, steal = 0;
+  if (!(in >> cpu >> user >> nice >> system >> idle >> iowait >> irq >> softirq >> steal))
+    return {};
+  return {steal, user + nice + system + irq + softirq + steal};
 }
 
 // When things happen within a step. Ready is said by the main thread, the others by the worker; the
@@ -98,6 +114,7 @@ class Measurement {
 
   Headroom run() {
     Headroom out;
+    const ProcessorTicks before = processor_ticks();
     out.learners = comm_.size();
     out.link = measure_link(comm_);
     const bool choosing = o_.compress.starts_with("auto");
@@ -123,6 +140,9 @@ class Measurement {
       for (ExchangeProfile& profile : out.profiles) measure(profile, steps);
     out.steps = kRounds * steps;
     for (ExchangeProfile& profile : out.profiles) finish(profile, kRounds * steps);
+    const ProcessorTicks now = processor_ticks();
+    if (now.wanted > before.wanted)
+      out.stolen = (now.stolen - before.stolen) / (now.wanted - before.wanted);
     return out;
   }
 

@@ -26,6 +26,7 @@ struct Headroom {
   int64_t steps = 0;  // of each, all rounds together
   LinkCost link;
   std::vector<ExchangeProfile> profiles = {};
+  double stolen = 0;  // share of the time that the first rank's host wanted, that others had
 
   double share() const;             // of a dense step that communication is seen to take
   double most() const;              // the most that anything could win

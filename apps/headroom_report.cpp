@@ -13,7 +13,8 @@ namespace heddle {
 namespace {
 
 const std::vector<std::string> kNets = {"these links", "100mbit,1ms", "1gbit,200us", "10gbit,50us"};
-constexpr double kWorthIt = 1.03;  // gains below are within what such a measurement scatters
+constexpr double kWorthIt = 1.03;   // gains below are within what such a measurement scatters
+constexpr double kDisturbed = 0.1;  // of the time, from which on others have a part in the figures
 
 std::string format(const char* text, ...) {
   char line[256];
@@ -67,6 +68,13 @@ std::string verdict(const Headroom& h) {
                       h.profiles[best].compress.c_str(), h.gain(best));
 }
 
+std::string disturbance(const Headroom& h) {
+  if (h.stolen < kDisturbed) return "";
+  return format(
+      "Others took %.0f %% of the processors' time meanwhile (steal, /proc/stat): measure again.\n",
+      100 * h.stolen);
+}
+
 std::string model_table(const Headroom& h) {
   const std::set<int> learners = modelled_learners(h);
   std::string out =
@@ -97,7 +105,7 @@ std::string describe_headroom(const Headroom& h) {
              "%d learners; links of %.3f ms and %.0f Mbit/s as all-reduces see them; %lld steps "
              "of each\n\n",
              h.learners, 1e3 * h.link.latency_s, mbit(h.link), static_cast<long long>(h.steps)) +
-         measured_table(h) + '\n' + verdict(h) + '\n' + model_table(h);
+         measured_table(h) + '\n' + verdict(h) + disturbance(h) + '\n' + model_table(h);
 }
 
 std::string headroom_json(const Headroom& h) {
@@ -107,7 +115,8 @@ std::string headroom_json(const Headroom& h) {
                                  {"mbit_per_s", mbit(h.link)},
                                  {"communication_share", h.share()},
                                  {"most", std::max(1.0, h.most())},
-                                 {"best", h.profiles[h.best()].compress}};
+                                 {"best", h.profiles[h.best()].compress},
+                                 {"stolen", h.stolen}};
   for (size_t i = 0; i < h.profiles.size(); ++i) {
     const ExchangeProfile& p = h.profiles[i];
     nlohmann::ordered_json row = {{"exchange", title(p)},

@@ -199,7 +199,8 @@ std::string machine(const RunRecord& run) {
       {"memory", scaled(memory, "B"), ""},
       {"system", text(host, "system"), ""},
       {"used",
-       concat(text(run.info, "device"), ", ", text(run.info, "threads"), " threads a learner, ",
+       concat(text(run.info, "device"), ", ", text(run.info, "threads"),
+              text(run.info, "threads") == "1" ? " thread a learner, " : " threads a learner, ",
               text(run.info, "precision"), ", seed ", text(run.info, "seed")),
        ""}};
   std::string out = "<dl class=\"machine\">";

@@ -69,6 +69,11 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   CHECK(here["learners"] == 4);
   CHECK(here["step_s"] == json["measured"][1]["model_step_s"]);
 
+  CHECK(text.find("Others took") == std::string::npos);
+  h.stolen = 0.31;
+  CHECK(describe_headroom(h).find("Others took 31 % of the processors' time") != std::string::npos);
+  CHECK(nlohmann::json::parse(headroom_json(h))["stolen"] == 0.31);
+
   h.profiles[2].step_s = 3.95;  // no more than such a measurement scatters
   CHECK(describe_headroom(h).find("Stay with --compress none.") != std::string::npos);
   h.profiles[2].step_s = 3.5;
