@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """How far --headroom's model of a step is from steps that were measured: on the same links, on other
-links from what was measured on fast ones, and with more learners from what two have measured.
+links from what was measured on fast ones, and with twice the learners. These share a machine: for learners
+that compute as fast as the others, half as many are measured on half of its processors.
 
   docs/check_headroom.py                     learners of one process, --net
   docs/check_headroom.py --netlab 100mbit    processes on hosts of ./run netlab (root), real TCP
@@ -20,21 +21,23 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FAST, SLOW, HERE = "1gbit,200us", "100mbit,1ms", "these links"
 # Computes for some time, and hides exchanges behind it.
 RESNET = ["train_resnet", "--data", "shapes", "--arch", "resnet20", "--image-size", "32", "--batch-size", "8"]
-# Nearly all of its step is exchange: two cores are shared by all learners, so that with more of them
-# each computes more slowly, which the model does not claim to know.
+# Nearly all of its step is exchange.
 LM = ["train_lm", "--batch-size", "1", "--bptt", "2", "--emsize", "400", "--nhid", "400", "--nlayers", "1"]
 
 
-def measure(program, learners, net, o):
+def measure(program, learners, net, o, share=1.0):
     command = [os.path.join(o.build, program[0]), *program[1:], "--threads", "1", "--headroom", str(o.seconds), "--json",
                "--quiet"]
     if o.netlab:
         command = [os.path.join(ROOT, "run"), "netlab", "run", *command]
     else:
         command += ["--learners", str(learners), "--net", net]
+    processors = sorted(os.sched_getaffinity(0))
+    processors = processors[:max(1, int(len(processors) * share))]
 
     def once():
-        found = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd="/tmp")
+        found = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd="/tmp",
+                               preexec_fn=lambda: os.sched_setaffinity(0, processors))
         lines = found.stdout.splitlines()
         if found.returncode != 0 or not lines:
             sys.exit(f"{' '.join(command)}: {found.stderr}")
@@ -65,6 +68,23 @@ def hosts(n, rate):
     subprocess.run([os.path.join(ROOT, "run"), "netlab", "up", str(n), rate], check=True)
 
 
+def compare_learners(n, o):
+    if o.netlab:
+        hosts(n // 2 if n // 2 in o.learners else n, o.netlab)
+    half = measure(LM, n // 2, SLOW, o, 0.5) if n // 2 in o.learners else None
+    if o.netlab:
+        hosts(n, o.netlab)
+        slow = measure(RESNET, n, SLOW, o)
+        compare("ResNet-20, its own links", n, modelled(slow, HERE, n), slow)
+    else:
+        compare(f"ResNet-20, from {FAST} to {SLOW}", n, modelled(measure(RESNET, n, FAST, o), SLOW, n),
+                measure(RESNET, n, SLOW, o))
+    lm = measure(LM, n, SLOW, o)
+    compare("language model, its own links", n, modelled(lm, HERE, n), lm)
+    if half:
+        compare(f"language model, from {n // 2} on half of the processors", n, modelled(half, HERE, n), lm)
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--build", default=os.path.join(ROOT, "build"))
@@ -74,24 +94,12 @@ def main():
     arguments.add_argument("--learners", type=int, nargs="+", default=[2, 4, 8])
     o = arguments.parse_args()
     print("| step | learners | exchange | measured ms | modelled ms | error |\n|---|---|---|---|---|---|")
-    two = None
-    for n in o.learners:
+    try:
+        for n in o.learners:
+            compare_learners(n, o)
+    finally:
         if o.netlab:
-            hosts(n, o.netlab)
-        else:
-            compare(f"ResNet-20, from {FAST} to {SLOW}", n, modelled(measure(RESNET, n, FAST, o), SLOW, n),
-                    measure(RESNET, n, SLOW, o))
-        slow = measure(RESNET, n, SLOW, o) if o.netlab else None
-        if slow:
-            compare("ResNet-20, its own links", n, modelled(slow, HERE, n), slow)
-        lm = measure(LM, n, SLOW, o)
-        if two is None:
-            two = lm
-            compare("language model, its own links", n, modelled(lm, HERE, n), lm)
-        else:
-            compare(f"language model, from {o.learners[0]} learners", n, modelled(two, HERE, n), lm)
-    if o.netlab:
-        subprocess.run([os.path.join(ROOT, "run"), "netlab", "down"], check=True)
+            subprocess.run([os.path.join(ROOT, "run"), "netlab", "down"], check=True)
     errors.sort(key=abs)
     print(f"\nmedian error {100 * abs(errors[len(errors) // 2]):.1f} %, largest {100 * abs(errors[-1]):.1f} %, "
           f"{sum(abs(e) <= 0.15 for e in errors)} of {len(errors)} within 15 %")
