@@ -307,7 +307,7 @@ std::string rate_columns(double bytes, double seconds, double copy) {
   if (bytes == 0) return "       -      -";
   char text[32];
   const double rate = bytes / seconds * 1e-9;
-  std::snprintf(text, sizeof text, "%8.2f %6.1f", rate, 100 * rate / copy);
+  std::snprintf(text, sizeof text, "%8.*f %6.1f", rate < 0.1 ? 4 : 2, rate, 100 * rate / copy);
   return text;
 }
 
