@@ -83,6 +83,21 @@ std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
 
 double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.0; }
 
+// "gradients: scalecom:rate=100, dense for the first 390 of 6240 steps"
+std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
+                              const CompressSpec& spec, int learners, int64_t start) {
+  std::string out = "gradients: " + to_string(spec);
+  if (is_automatic(o)) out += " or dense, by bucket, whichever is faster";
+  if (start >= plan.total_steps) {
+    out += concat(", but dense in all ", plan.total_steps, " steps (--compress-start ", start, ")");
+  } else if (start > 0) {
+    out += concat(", dense for the first ", start, " of ", plan.total_steps, " steps");
+  }
+  if (!o.plan.empty()) out += ", by layer: " + o.plan;
+  if (learners == 1) out += "; compressed, though one learner sends them to nobody";
+  return out;
+}
+
 }  // namespace
 
 CompressSpec compress_spec(const CommonOptions& o) {
@@ -140,10 +155,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
       };
     }
     if (!o.plan.empty()) apply_layer_plan(o, store, comm.size(), *reducer);
-    if (log)
-      log(concat("gradients: ", to_string(spec), ", dense for the first ", parallel.compress_start,
-                 " of ", plan.total_steps, " steps",
-                 o.plan.empty() ? "" : ", by layer: " + o.plan));
+    if (log) log(describe_exchange(o, plan, spec, comm.size(), parallel.compress_start));
   }
   OptimizerOptions options = optimizer_options(o, log);
   // What a residual holds back must not be clipped away after it was sent: then clip before.

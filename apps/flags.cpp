@@ -338,7 +338,8 @@ void FlagTable::read_environment(const Strings& environment) {
     const std::string name = entry.substr(0, equals);
     const Flag* flag = find(flag_name(name));
     if (flag != nullptr && environment_name(flag->name) == name) {
-      set(*flag, {entry.substr(equals + 1)}, FlagSource::environment, name);
+      if (flag->info.environment)
+        set(*flag, {entry.substr(equals + 1)}, FlagSource::environment, name);
       continue;
     }
     // Other names belong to other tools; only what looks like a slip is worth a remark.

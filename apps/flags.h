@@ -33,6 +33,7 @@ struct FlagInfo {
   std::vector<std::string> choices = {};
   const char* default_text = nullptr;  // what --help shows where the default is a rule
   bool replay = true;                  // part of a dumped configuration
+  bool environment = true;             // HEDDLE_<NAME> sets it
 };
 
 // Where a value came from, weakest first.

@@ -63,6 +63,12 @@ std::string verdict(const Headroom& h) {
   std::string out = format("Communication is %.0f %% of a step: nothing can win more than %.2fx.",
                            100 * h.share(), std::max(1.0, h.most()));
   const size_t best = h.best();
+  if (h.gain(best) > kWorthIt * std::max(1.0, h.most()))
+    return out +
+           format(
+               " But with %s steps took %.2fx of those without any exchange: something else was "
+               "busy. Measure again, longer (--headroom 300).\n",
+               title(h.profiles[best]).c_str(), h.profiles[best].step_s / h.profiles[0].step_s);
   if (std::min(h.gain(best), h.most()) < kWorthIt) return out + " Stay with --compress none.\n";
   return out + format(" The best of these is --compress %s, %.2fx.\n",
                       h.profiles[best].compress.c_str(), h.gain(best));

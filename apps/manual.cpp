@@ -72,7 +72,10 @@ std::string FlagTable::manual() const {
       item("\\fBHEDDLE_\\fIFLAG\\fR",
            "A value for any flag, its name in capitals with _ for -: HEDDLE_BATCH_SIZE=64. A flag "
            "on the command line is stronger than the environment, that stronger than the file of "
-           "--config, and that stronger than the defaults.");
+           "--config, and that stronger than the defaults.") +
+      item("\\fBHEDDLE_DATA\\fR",
+           "No value for --data, but the folder of the data sets: a relative --data that is not "
+           "there is looked for in it.");
   out += section("files") +
          item("\\fIruns/<name>\\-<time>/\\fR",
               "What a run leaves: config.toml, run.json, metrics.jsonl, checkpoints, "

@@ -1,6 +1,7 @@
 #include "apps/options.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 
 #include "apps/exchange.h"
@@ -19,7 +20,7 @@ const std::vector<std::string> kSchedules = {"constant", "step",     "multistep"
 
 void add_run_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
   flags.group("Data and machine");
-  flags.add("data", &o.data, {.value = "PATH", .help = texts.data});
+  flags.add("data", &o.data, {.value = "PATH", .help = texts.data, .environment = false});
   flags.add("device", &o.device, {.value = "NAME", .help = "auto, cpu, cuda or cuda:N"});
   flags.add("precision", &o.precision,
             {.value = "P",
@@ -299,6 +300,15 @@ void add_common_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts
   add_training_flags(flags, o, texts);
   add_output_flags(flags, o, texts);
   add_action_flags(flags, o, texts);
+}
+
+std::string find_data(const std::string& data, const std::string& embedded) {
+  namespace fs = std::filesystem;
+  const char* sets = std::getenv("HEDDLE_DATA");
+  std::error_code error;
+  if (sets == nullptr || data.empty() || data == embedded || fs::exists(data, error)) return data;
+  const fs::path found = fs::path(sets) / data;  // an absolute path stays what it is
+  return fs::exists(found, error) ? found.string() : data;
 }
 
 void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string& embedded) {

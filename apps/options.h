@@ -73,6 +73,10 @@ void set_default(const FlagTable& flags, const char* name, T& target, const U& v
   if (!flags.given(name)) target = value;
 }
 
+// Where a relative --data is not there, the same below the folder that HEDDLE_DATA names, if it is
+// there; else `data`, as is `embedded`.
+std::string find_data(const std::string& data, const std::string& embedded);
+
 // The end of resolve(): absolute paths (`embedded` is the --data that is none), the defaults that
 // no data set changes, and a refusal of what cannot go together.
 void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string& embedded);

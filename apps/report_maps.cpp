@@ -70,7 +70,7 @@ std::string draw_map(const HeatMap& map) {
   for (const double tick : x.ticks(8))
     svg += concat("<text x=\"", fixed(x(tick), 1), "\" y=\"", fixed(y + 15, 1), "\" text-anchor=\"",
                   x(tick) > kWidth - 30 ? "end" : "middle", "\">", significant(tick, 7), "</text>");
-  svg += concat("<text class=\"name\" x=\"", kLeft - 8, "\" y=\"", fixed(y + 15, 1),
+  svg += concat("<text class=\"name\" x=\"", kLeft - 28, "\" y=\"", fixed(y + 15, 1),
                 "\" text-anchor=\"end\">step</text></g>");
   return figure(map.id, "chart wide", map.title, map.note,
                 concat("<div class=\"scroll\" tabindex=\"0\"><svg class=\"wide\" viewBox=\"0 0 ",

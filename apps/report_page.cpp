@@ -150,6 +150,27 @@ std::string comparison(const std::vector<RunRecord>& runs) {
   return out + "</tbody></table></div>\n";
 }
 
+// "resnet20 on cifar-10-batches-bin, 4 learners, network 100mbit,1ms, scalecom:rate=100, lgreco"
+std::string what_ran(const RunRecord& run) {
+  const auto said = [&](const char* key) {
+    const std::string value = run.setting(key);
+    return value.empty() || value == "none" || value == "uniform" ? "" : value;
+  };
+  std::vector<std::string> parts = {said(run.setting("arch").empty() ? "preset" : "arch")};
+  std::string data = said("data");
+  while (data.ends_with('/')) data.pop_back();
+  data = data.substr(data.rfind('/') + 1);
+  if (!data.empty()) parts[0] += (parts[0].empty() ? "" : " on ") + data;
+  if (const std::string learners = text(run.summary, "world_size"); !learners.empty())
+    parts.push_back(learners + (learners == "1" ? " learner" : " learners"));
+  if (!said("net").empty()) parts.push_back("network " + said("net"));
+  parts.push_back(said("compress"));
+  parts.push_back(said("layerwise"));
+  std::string out;
+  for (const std::string& part : parts) out += (out.empty() || part.empty() ? "" : ", ") + part;
+  return out;
+}
+
 // Settings in which the runs differ.
 std::string differences(const std::vector<RunRecord>& runs) {
   std::vector<std::string> keys;
@@ -163,7 +184,8 @@ std::string differences(const std::vector<RunRecord>& runs) {
     if (values.size() < 2) continue;
     rows += "<tr><th scope=\"row\">" + escape(key) + "</th>";
     for (const RunRecord& run : runs) {
-      const std::string value = run.setting(key);
+      std::string value = run.setting(key);
+      if (key == "compress-start" && value == "-1") value = "by length";  // of the run
       rows += "<td class=\"text\">" + (value.empty() ? "–" : escape(value)) + "</td>";
     }
     rows += "</tr>";
@@ -264,7 +286,8 @@ std::string whole_page(const std::vector<RunRecord>& runs, int64_t cells) {
       "</style></head><body><main>\n<header><p class=\"over\">heddle, report of ",
       alone ? "a run" : concat(runs.size(), " runs"), "</p><h1>", title, "</h1>");
   if (alone)
-    out += concat("<p class=\"note\">", escape(text(runs[0].info, "start_time").substr(0, 10)),
+    out += concat("<p class=\"note\">", escape(what_ran(runs[0])), "</p><p class=\"note\">",
+                  escape(text(runs[0].info, "start_time").substr(0, 10)),
                   runs[0].summary.empty() ? ", not ended when this was written"
                                           : ", " + escape(text(runs[0].summary, "summary")),
                   "</p>");

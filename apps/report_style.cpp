@@ -52,7 +52,11 @@ box-shadow:0 2px 10px rgba(0,0,0,.16);z-index:2}.tip[hidden]{display:none}.tip b
 h2 .key,th .key{margin-right:8px}
 .thread{stroke:var(--base);stroke-width:1.5}.hollow{fill:var(--card);stroke:var(--c8);stroke-width:1.8}
 .arrows path{fill:none;stroke:var(--ink);stroke-width:.9;opacity:.55}marker path{fill:var(--ink)}
-.scroll{overflow-x:auto;max-width:100%}.scroll svg.wide{min-width:960px}
+.scroll{overflow-x:auto;max-width:100%;background:
+linear-gradient(90deg,var(--card) 30%,transparent) 0/40px 100% no-repeat local,
+linear-gradient(270deg,var(--card) 30%,transparent) 100%/40px 100% no-repeat local,
+linear-gradient(90deg,#0003,transparent) 0/12px 100% no-repeat scroll,
+linear-gradient(270deg,#0003,transparent) 100%/12px 100% no-repeat scroll}.scroll svg.wide{min-width:960px}
 details{margin-top:8px;font-size:13px}summary{cursor:pointer;width:max-content;padding:2px 0}
 details .scroll{max-height:280px;overflow:auto}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}

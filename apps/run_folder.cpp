@@ -98,7 +98,7 @@ RunFolder RunFolder::create(const std::string& folder, const std::string& name) 
     check(!fs::exists(folder) || fs::is_empty(folder), "--output-dir ", folder,
           ": expected a new or empty folder, found ",
           std::distance(fs::directory_iterator(folder, ignored), fs::directory_iterator()),
-          " entries");
+          " entries; --resume auto goes on with a run");
     if (!folder.empty()) fs::create_directories(folder);
     RunFolder made(folder.empty() ? make_default_folder(name) : folder, {});
     // Another run may have begun there since.

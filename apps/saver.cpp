@@ -93,6 +93,7 @@ Saver::Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOp
       every_(parse_save_every(o.save_every, options.steps_per_epoch)),
       ahead_(o.save_every.find("epoch") == std::string::npos ? 0 : options.ahead),
       folder_(tell(options, optimizer)),
+      again_(o.output_dir.empty() ? "--resume " + folder_ : "--resume auto"),
       last_(options.start == nullptr ? "" : options.start->path),
       writer_(std::make_unique<CheckpointWriter>(
           folder_, options.rank,
@@ -120,7 +121,7 @@ bool Saver::after_step(int64_t step, const std::function<std::optional<Checkpoin
       throw Error(concat("stopped by a signal behind step ", step, ", and not saved"));
     if (note_)
       note_(concat("stopped by a signal behind step ", step,
-                   fit ? "; --resume auto goes on" : ", and not saved: it has diverged"));
+                   fit ? "; " + again_ + " goes on" : ", and not saved: it has diverged"));
   }
   const Writing progress = writer_->progress();
   optimizer_.set_control(kStop, signal_received() ? 1.0f : 0.0f);

@@ -60,9 +60,9 @@ class Saver {
   DataParallelOptimizer& optimizer_;
   std::function<void(const std::string&)> note_;
   int64_t every_, ahead_;
-  int failures_ = 0;      // in a row
-  int64_t sealing_ = -1;  // the step whose checkpoint is about to be in its place
-  std::string folder_, last_;
+  int failures_ = 0;                   // in a row
+  int64_t sealing_ = -1;               // the step whose checkpoint is about to be in its place
+  std::string folder_, again_, last_;  // again_: the flag with which the run goes on
   std::unique_ptr<CheckpointWriter> writer_;
 };
 

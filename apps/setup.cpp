@@ -82,8 +82,8 @@ StepPlan plan_updates(const CommonOptions& o, int64_t batches_per_epoch, const s
 }
 
 std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store) {
-  return concat(to_string(store.values().device()), ", ", o.threads, " threads, ", o.precision,
-                ", seed ", o.seed);
+  return concat(to_string(store.values().device()), ", ", o.threads,
+                o.threads == 1 ? " thread, " : " threads, ", o.precision, ", seed ", o.seed);
 }
 
 std::string format_plan(const CommonOptions& o, const ParameterStore& store, const RunPlan& plan) {

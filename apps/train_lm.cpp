@@ -412,6 +412,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   FlagTable flags = lm_flags(o);
   flags.parse({arguments.begin() + 1, arguments.end()}, environment);
   if (answer_questions(o, flags, list_lm_choices())) return 0;
+  o.data = find_data(o.data, "sources");
   const TextKind kind = text_kind(o.data);
   const LmCard card = read_card(o, flags);
   resolve(o, flags, kind);

@@ -353,6 +353,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   FlagTable flags = resnet_flags(o);
   flags.parse({arguments.begin() + 1, arguments.end()}, environment);
   if (answer_questions(o, flags, list_choices())) return 0;
+  o.data = find_data(o.data, "shapes");
   const DataKind kind = data_kind(o.data);
   const ResnetCard loaded = read_card(o, flags);
   resolve(o, flags, kind);
@@ -372,6 +373,10 @@ int run(const Arguments& arguments, const Arguments& environment) {
   }
   if (!only_predict) valid = open_data(o, Split::valid);
   const ResnetCard card = make_card(o, loaded, valid.set.get());
+  if (!training && !o.quiet && !loaded.classes.empty() && loaded.classes != card.classes)
+    std::fprintf(stderr, "%s knows other classes (%s, …) than %s (%s, …)\n", o.init.c_str(),
+                 loaded.classes[0].c_str(), valid.set->info().name.c_str(),
+                 card.classes.empty() ? "none" : card.classes[0].c_str());
   std::optional<SignalScope> signals;
   if (training && !o.dry_run && o.headroom == 0) signals.emplace();  // nothing else looks at them
   return run_learners(o, [&](Communicator& comm) {

@@ -251,9 +251,16 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
     std::fprintf(stderr, "%s", table.c_str());
   }
   const int64_t before = result_.step - steps_here_;  // steps of earlier processes
+  const auto missed = [&](const std::string& flag) {
+    progress_->note(
+        concat(flag, ": not among the steps ", before + 1, " to ", result_.step, " of this run"));
+  };
   if (o_.explain_step > 0 && (o_.explain_step <= before || o_.explain_step > result_.step))
-    progress_->note(concat("--explain-step ", o_.explain_step, ": not among the steps ", before + 1,
-                           " to ", result_.step, " of this run"));
+    missed(concat("--explain-step ", o_.explain_step));
+  if (!o_.trace.empty())
+    if (const StepRange range = parse_step_range(o_.trace_steps);
+        range.last <= before || range.first > result_.step)
+      missed("--trace-steps " + o_.trace_steps);
   folder_->metric(summary_line(result_, store_));
   if (result_.world_size == 1) return;
   if (result_.rejected_buckets > 0)

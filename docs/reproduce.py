@@ -201,4 +201,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # of --list, for head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

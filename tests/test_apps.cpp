@@ -2,6 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -29,6 +31,22 @@ std::string complaint(const Strings& arguments, const Strings& environment = {})
 }
 
 }  // namespace
+
+TEST_CASE("flags: HEDDLE_DATA is where data sets lie, and no --data") {
+  const TempFolder temp;
+  std::filesystem::create_directory(temp.path + "/cifar");
+  const char* before = std::getenv("HEDDLE_DATA");
+  const std::string kept = before == nullptr ? "" : before;
+  setenv("HEDDLE_DATA", temp.path.c_str(), 1);
+  CHECK(find_data("cifar", "shapes") == temp.path + "/cifar");
+  CHECK(find_data("cifar", "cifar") == "cifar");
+  CHECK(find_data("none", "shapes") == "none");
+  CHECK(find_data("/cifar", "shapes") == "/cifar");
+  unsetenv("HEDDLE_DATA");
+  CHECK(find_data("cifar", "shapes") == "cifar");
+  if (before != nullptr) setenv("HEDDLE_DATA", kept.c_str(), 1);
+  CHECK(parse({}, {"HEDDLE_DATA=" + temp.path}).data == parse({}, {}).data);
+}
 
 TEST_CASE("flags: flag over environment over file over default") {
   const TempFolder temp;

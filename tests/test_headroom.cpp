@@ -77,7 +77,11 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   h.profiles[2].step_s = 3.95;  // no more than such a measurement scatters
   CHECK(describe_headroom(h).find("Stay with --compress none.") != std::string::npos);
   h.profiles[2].step_s = 3.5;
-  h.profiles[0].step_s = 4.1;  // and noise may make dense look faster than no exchange
+  h.profiles[0].step_s = 4.1;  // and noise may make steps look faster than those without exchange
+  CHECK(describe_headroom(h).find("Communication is 0 % of a step: nothing can win more than "
+                                  "1.00x. But with scalecom:rate=100 steps took 0.85x") !=
+        std::string::npos);
+  h.profiles[2].step_s = 3.95;
   CHECK(describe_headroom(h).find("Communication is 0 % of a step: nothing can win more than "
                                   "1.00x. Stay with --compress none.") != std::string::npos);
 }

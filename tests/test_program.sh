@@ -145,6 +145,10 @@ for key in valid_loss valid_acc1 valid_acc5; do
   [ "$(json a.json $key)" = "$(json e.json $key)" ] ||
     fail "$key after loading: $(json e.json $key) instead of $(json a.json $key)"
 done
+"$program" --batch-size 16 --evaluate --init a >/dev/null 2>other || fail '--evaluate on other data'
+grep -q '/a knows other classes (.*, …) than shapes (' other || fail "other classes: $(cat other)"
+"$program" --batch-size 16 --evaluate >/dev/null 2>untrained || fail '--evaluate without weights'
+grep -q -e '^--evaluate without --init' untrained || fail "untrained weights: $(cat untrained)"
 [ "$("$program" --init a --predict good.png good.png --quiet | grep -c '%')" = 10 ] ||
   fail '--predict: expected five classes for each of two images'
 train predicted --predict good.png >predicted.txt

@@ -70,6 +70,8 @@ TEST_CASE("report: every figure is there, and says what the metrics say") {
                          "run1-choices", "run1-residuals", "run1-quality", "run1-timeline"})
     CHECK_MESSAGE(!figure_of(page, id).empty(), id);
 
+  CHECK(contains(page, "<p class=\"note\">4 learners, scalecom:rate=100</p>"));
+
   const auto loss = drawn(figure_of(page, "loss"), "training");
   REQUIRE(loss.size() == 40);
   for (int s = 1; s <= 40; ++s) {
