@@ -9,8 +9,11 @@
 namespace heddle {
 namespace {
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
+constexpr int kTurns =
+    2;  // dense, compressed, dense, compressed: what else a machine does meets both
+
+double median(std::vector<double> values) {  // the lower one: what disturbs makes longer
+  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
   std::ranges::nth_element(values, middle);
   return *middle;
 }
@@ -144,14 +147,17 @@ ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
       next_trial_(start),
       joined_(buckets_.size(), false),
       now_(buckets_.size()) {
-  check(options.every > 0 && options.trial > 1,
-        "exchange choice: expected every above 0 and trial ", "above 1, found ", options.every,
+  check(options.every > 0 && options.trial >= 2 * kTurns,
+        "exchange choice: expected every above 0 and trial of at least 4, found ", options.every,
         ", ", options.trial);
   resume(0);
 }
 
 void ExchangeChooser::resume(int64_t step) {
-  if (step >= next_trial_) start(Phase::dense_trial, every_bucket(false), every_bucket(false));
+  if (step < next_trial_) return;
+  turn_ = 0;
+  trials_.clear();
+  try_all(Phase::dense_trial);
 }
 
 void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed,
@@ -159,9 +165,7 @@ void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed,
   phase_ = phase;
   steps_ = 0;
   joined_ = joined;
-  const auto groups = static_cast<size_t>(std::ranges::count(joined, false));
-  now_.assign(groups, {});
-  trial_ = {{}, std::vector<Samples>(groups)};
+  now_.assign(static_cast<size_t>(std::ranges::count(joined, false)), {});
   for (size_t i = 0; i < buckets_.size(); ++i)
     for (const std::string& parameter : buckets_[i])
       reducer_.travel_dense(parameter, !compressed[i]);
@@ -180,37 +184,36 @@ void ExchangeChooser::exchanged(size_t bucket, double code_s, double comm_s, dou
 void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& collective) {
   if (phase_ == Phase::waiting) return resume(step);
   if (++steps_ > 1) {
-    trial_.backward.push_back(backward_s_);
-    for (size_t i = 0; i < now_.size(); ++i) {
-      Samples& s = trial_.buckets[i];
-      s.ready.push_back(now_[i].ready_s);
-      s.code.push_back(now_[i].code_s);
-      s.comm.push_back(now_[i].comm_s);
-      s.latencies.push_back(now_[i].latencies);
-    }
+    trials_[phase_].backward.push_back(backward_s_);
+    trials_[phase_].buckets.push_back(now_);
   }
-  if (steps_ < options_.trial) return;
-  const ExchangeTrial seen = mean_of_ranks(collective);
-  if (phase_ == Phase::dense_trial) {
-    dense_ = seen;
-    return start(Phase::packed_trial, every_bucket(true), every_bucket(false));
-  }
+  if (steps_ < options_.trial / (phase_ == Phase::check ? 1 : kTurns)) return;
+  if (phase_ == Phase::dense_trial) return try_all(Phase::packed_trial);
   if (phase_ == Phase::packed_trial) {
-    choice_ = choose_exchange(dense_, seen, options_.latency_s, options_.margin);
+    if (++turn_ < kTurns) return try_all(Phase::dense_trial);
+    const ExchangeTrial dense = mean_of_ranks(Phase::dense_trial, collective);
+    choice_ = choose_exchange(dense, mean_of_ranks(phase_, collective), options_.latency_s,
+                              options_.margin);
     choice_.parameters = buckets_;
     if (!choice_.tried()) return start(Phase::check, choice_.compressed, choice_.joined);
   } else {
-    check_choice(step_end(seen));
+    check_choice(step_end(mean_of_ranks(phase_, collective)));
   }
   settle(step);
 }
 
 // Medians over steps, means over ranks.
-ExchangeTrial ExchangeChooser::mean_of_ranks(const LayerPlanner::Collective& collective) const {
-  std::vector<double> means = {median(trial_.backward)};
-  for (const Samples& s : trial_.buckets)
-    means.insert(means.end(),
-                 {median(s.ready), median(s.code), median(s.comm), median(s.latencies)});
+ExchangeTrial ExchangeChooser::mean_of_ranks(Phase phase,
+                                             const LayerPlanner::Collective& collective) {
+  const Trial& trial = trials_[phase];
+  std::vector<double> means = {median(trial.backward)};
+  for (size_t i = 0; i < trial.buckets[0].size(); ++i)
+    for (const auto part : {&BucketTimes::ready_s, &BucketTimes::code_s, &BucketTimes::comm_s,
+                            &BucketTimes::latencies}) {
+      std::vector<double> values;
+      for (const auto& step : trial.buckets) values.push_back(step[i].*part);
+      means.push_back(median(values));
+    }
   collective("exchange choice", [&](Communicator& comm) { means = mean_over_ranks(comm, means); });
   ExchangeTrial out{.backward_s = means[0]};
   for (size_t at = 1; at < means.size(); at += 4)

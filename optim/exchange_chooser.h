@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -60,7 +61,7 @@ ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& 
 
 struct ExchangeChooserOptions {
   int64_t every = 0;         // steps from one trial to the next, at least; 0: nothing is chosen
-  int64_t trial = 6;         // steps each way, of which the first does not count
+  int64_t trial = 6;         // steps each way, even, in two turns whose first steps do not count
   double margin = 0.02;      // of a step, for which bytes are changed
   double trial_cost = 0.01;  // of all steps' time, that trials of the dearer way may take
   double latency_s = 0;      // of a message; DataParallelOptimizer measures it
@@ -95,18 +96,18 @@ class ExchangeChooser {
 
  private:
   enum class Phase { waiting, dense_trial, packed_trial, check };
-  struct Samples {
-    std::vector<double> ready, code, comm, latencies;
-  };
-  struct Trial {
+  struct Trial {  // by step
     std::vector<double> backward;
-    std::vector<Samples> buckets;
+    std::vector<std::vector<BucketTimes>> buckets;
   };
   std::vector<bool> every_bucket(bool value) const {
     return std::vector<bool>(buckets_.size(), value);
   }
   void start(Phase phase, const std::vector<bool>& compressed, const std::vector<bool>& joined);
-  ExchangeTrial mean_of_ranks(const LayerPlanner::Collective& collective) const;
+  void try_all(Phase way) {
+    start(way, every_bucket(way == Phase::packed_trial), every_bucket(false));
+  }
+  ExchangeTrial mean_of_ranks(Phase phase, const LayerPlanner::Collective& collective);
   void check_choice(double found_s);
   void settle(int64_t step);
 
@@ -116,11 +117,11 @@ class ExchangeChooser {
   int64_t next_trial_;  // the step before which it begins
   Phase phase_ = Phase::waiting;
   int64_t steps_ = 0;         // of this phase
+  int turn_ = 0;              // of the two ways
   std::vector<bool> joined_;  // by bucket
   double begin_ = 0, backward_s_ = 0;
-  std::vector<BucketTimes> now_;  // of this step
-  Trial trial_;                   // of this phase
-  ExchangeTrial dense_;           // while the other way is tried
+  std::vector<BucketTimes> now_;   // of this step
+  std::map<Phase, Trial> trials_;  // since the last choice
   ExchangeChoice choice_;
 };
 
