@@ -32,7 +32,7 @@ void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
   const auto messages = buckets - static_cast<size_t>(std::ranges::count(choice.joined, true));
   char text[300];
   std::snprintf(text, sizeof text,
-                "step %lld: %lld of %zu buckets are compressed%s: until the last exchange %.1f ms, "
+                "step %lld: %lld of %zu buckets are compressed%s: a step behind forward takes %.1f ms, "
                 "if all were dense %.1f, if all were compressed %.1f",
                 static_cast<long long>(choice.step),
                 static_cast<long long>(std::ranges::count(choice.compressed, true)), buckets,

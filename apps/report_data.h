@@ -57,7 +57,7 @@ struct ChoiceRecord {
     std::vector<std::string> parameters;      // may be missing
   };
   int64_t step = 0;
-  double dense = NAN, compressed = NAN, chosen = NAN;  // until the last exchange, as predicted
+  double dense = NAN, compressed = NAN, chosen = NAN;  // of a step behind forward, as predicted
   double found = NAN;    // as chosen, measured; of a choice that was measured already: no number
   bool dropped = false;  // as it was no better than one that was
   std::vector<Bucket> buckets;

@@ -9,8 +9,7 @@
 namespace heddle {
 namespace {
 
-constexpr int kTurns =
-    2;  // dense, compressed, dense, compressed: what else a machine does meets both
+constexpr int kTurns = 2;  // of both ways, so that what else a machine does meets both
 
 double median(std::vector<double> values) {  // the lower one: what disturbs makes longer
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
@@ -19,7 +18,7 @@ double median(std::vector<double> values) {  // the lower one: what disturbs mak
 }
 
 double step_end(const ExchangeTrial& trial) {
-  return std::max(trial.backward_s, exchanges_end(trial.buckets));
+  return std::max(trial.backward_s, exchanges_end(trial.buckets)) + trial.rest_s;
 }
 
 // Some buckets dense, some compressed. Encoding takes its time from backward beside it: what lies
@@ -40,6 +39,7 @@ ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& packed,
     if (compressed[i]) code += coded.code_s + kSome;
   }
   out.backward_s = later(dense.backward_s, packed.backward_s);
+  out.rest_s = later(dense.rest_s, packed.rest_s);
   return out;
 }
 
@@ -47,7 +47,7 @@ ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& packed,
 // less than those or than one of them alone: what was measured of neighbours overlaps.
 ExchangeTrial folded(const ExchangeTrial& apart, const std::vector<bool>& joined,
                      double latency_s) {
-  ExchangeTrial out{.backward_s = apart.backward_s};
+  ExchangeTrial out{.backward_s = apart.backward_s, .rest_s = apart.rest_s};
   for (size_t i = 0; i < joined.size(); ++i) {
     const BucketTimes& b = apart.buckets[i];
     if (!joined[i]) {
@@ -148,8 +148,7 @@ ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
       joined_(buckets_.size(), false),
       now_(buckets_.size()) {
   check(options.every > 0 && options.trial >= 2 * kTurns,
-        "exchange choice: expected every above 0 and trial of at least 4, found ", options.every,
-        ", ", options.trial);
+        "exchange choice: expected a positive every, and a trial of at least 4 steps");
   resume(0);
 }
 
@@ -176,15 +175,14 @@ void ExchangeChooser::ready(size_t bucket) { now_[bucket].ready_s = options_.clo
 void ExchangeChooser::backward_ended() { backward_s_ = options_.clock() - begin_; }
 
 void ExchangeChooser::exchanged(size_t bucket, double code_s, double comm_s, double latencies) {
-  now_[bucket].code_s = code_s;
-  now_[bucket].comm_s = comm_s;
-  now_[bucket].latencies = latencies;
+  now_[bucket] = {now_[bucket].ready_s, code_s, comm_s, latencies};
 }
 
 void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& collective) {
   if (phase_ == Phase::waiting) return resume(step);
   if (++steps_ > 1) {
     trials_[phase_].backward.push_back(backward_s_);
+    trials_[phase_].step.push_back(options_.clock() - begin_);
     trials_[phase_].buckets.push_back(now_);
   }
   if (steps_ < options_.trial / (phase_ == Phase::check ? 1 : kTurns)) return;
@@ -206,7 +204,7 @@ void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& 
 ExchangeTrial ExchangeChooser::mean_of_ranks(Phase phase,
                                              const LayerPlanner::Collective& collective) {
   const Trial& trial = trials_[phase];
-  std::vector<double> means = {median(trial.backward)};
+  std::vector<double> means = {median(trial.backward), median(trial.step)};
   for (size_t i = 0; i < trial.buckets[0].size(); ++i)
     for (const auto part : {&BucketTimes::ready_s, &BucketTimes::code_s, &BucketTimes::comm_s,
                             &BucketTimes::latencies}) {
@@ -216,8 +214,9 @@ ExchangeTrial ExchangeChooser::mean_of_ranks(Phase phase,
     }
   collective("exchange choice", [&](Communicator& comm) { means = mean_over_ranks(comm, means); });
   ExchangeTrial out{.backward_s = means[0]};
-  for (size_t at = 1; at < means.size(); at += 4)
+  for (size_t at = 2; at < means.size(); at += 4)
     out.buckets.push_back({means[at], means[at + 1], means[at + 2], means[at + 3]});
+  out.rest_s = std::max(0.0, means[1] - step_end(out));
   return out;
 }
 

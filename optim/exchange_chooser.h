@@ -30,10 +30,12 @@ struct BucketTimes {
   double latencies = 0;  // of messages, one behind the other, within comm_s
 };
 
-// What was measured of steps: when backward ends, beside the worker, and each bucket.
+// What was measured of steps: when backward ends, beside the worker, and each bucket; and what the
+// step takes besides, as updates and waiting for a processor.
 struct ExchangeTrial {
   double backward_s = 0;
   std::vector<BucketTimes> buckets = {};
+  double rest_s = 0;
 };
 
 // When the worker, which takes one bucket after the other, has done the last.
@@ -43,7 +45,7 @@ struct ExchangeChoice {
   int64_t step = 0;              // steps that were made before it
   std::vector<bool> compressed;  // by bucket
   std::vector<bool> joined;      // by bucket: it travels with the one before it
-  // Until backward and all exchanges have ended: if all buckets were dense, compressed, as chosen.
+  // From backward's begin to the end of the step: if all buckets were dense, compressed, as chosen.
   double dense_s = 0, compressed_s = 0, chosen_s = 0;
   double found_s = 0;           // as chosen, measured; 0: it was one of the two that had been tried
   bool dropped = false;         // as it was no better than the pure way that is used then
@@ -97,7 +99,7 @@ class ExchangeChooser {
  private:
   enum class Phase { waiting, dense_trial, packed_trial, check };
   struct Trial {  // by step
-    std::vector<double> backward;
+    std::vector<double> backward, step;
     std::vector<std::vector<BucketTimes>> buckets;
   };
   std::vector<bool> every_bucket(bool value) const {

@@ -263,4 +263,18 @@ TEST_CASE("exchange choice: what turns out no better than what was tried is drop
   }
 }
 
+TEST_CASE("exchange choice: what a step takes besides its exchanges counts") {
+  // Compressed exchanges end earlier, but the step does not.
+  const Buckets dense = {{1, 0, 2}, {10, 0, 3}}, packed = {{1, 0.1, 1}, {10, 0.1, 1}};
+  ExchangeTrial plain{.backward_s = 10, .buckets = dense},
+      coded{.backward_s = 10, .buckets = packed};
+  CHECK(std::ranges::count(choose_exchange(plain, coded, 0, kMargin).compressed, true) > 0);
+  plain.rest_s = 1;
+  coded.rest_s = 5;
+  const ExchangeChoice choice = choose_exchange(plain, coded, 0, kMargin);
+  CHECK(std::ranges::count(choice.compressed, true) == 0);
+  CHECK(choice.dense_s == doctest::Approx(14));
+  CHECK(choice.compressed_s == doctest::Approx(16.1));
+}
+
 }  // namespace heddle
