@@ -31,13 +31,14 @@ void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
   const size_t buckets = choice.compressed.size();
   const auto messages = buckets - static_cast<size_t>(std::ranges::count(choice.joined, true));
   char text[300];
-  std::snprintf(text, sizeof text,
-                "step %lld: %lld of %zu buckets are compressed%s: a step behind forward takes %.1f ms, "
-                "if all were dense %.1f, if all were compressed %.1f",
-                static_cast<long long>(choice.step),
-                static_cast<long long>(std::ranges::count(choice.compressed, true)), buckets,
-                messages == buckets ? "" : concat(", and travel as ", messages).c_str(),
-                1e3 * choice.used_s(), 1e3 * choice.dense_s, 1e3 * choice.compressed_s);
+  std::snprintf(
+      text, sizeof text,
+      "step %lld: %lld of %zu buckets are compressed%s: a step behind forward takes %.1f ms, "
+      "if all were dense %.1f, if all were compressed %.1f",
+      static_cast<long long>(choice.step),
+      static_cast<long long>(std::ranges::count(choice.compressed, true)), buckets,
+      messages == buckets ? "" : concat(", and travel as ", messages).c_str(),
+      1e3 * choice.used_s(), 1e3 * choice.dense_s, 1e3 * choice.compressed_s);
   std::string line = text;
   if (choice.dropped) {
     std::snprintf(text, sizeof text, "; %.1f were expected of another choice, which took %.1f",
