@@ -373,7 +373,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   }
   if (!only_predict) valid = open_data(o, Split::valid);
   const ResnetCard card = make_card(o, loaded, valid.set.get());
-  if (!training && !o.quiet && !loaded.classes.empty() && loaded.classes != card.classes)
+  if (o.evaluate && !o.quiet && !loaded.classes.empty() && loaded.classes != card.classes)
     std::fprintf(stderr, "%s knows other classes (%s, …) than %s (%s, …)\n", o.init.c_str(),
                  loaded.classes[0].c_str(), valid.set->info().name.c_str(),
                  card.classes.empty() ? "none" : card.classes[0].c_str());

@@ -147,8 +147,8 @@ ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
       next_trial_(start),
       joined_(buckets_.size(), false),
       now_(buckets_.size()) {
-  check(options.every > 0 && options.trial >= 2 * kTurns,
-        "exchange choice: expected a positive every, and a trial of at least 4 steps");
+  check(options.every > 0 && options.trial >= 2 * kTurns, "exchange choice: every ", options.every,
+        " must be positive, trial ", options.trial, " at least ", 2 * kTurns);
   resume(0);
 }
 
@@ -202,8 +202,8 @@ void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& 
 
 // Medians over steps, means over ranks.
 ExchangeTrial ExchangeChooser::mean_of_ranks(Phase phase,
-                                             const LayerPlanner::Collective& collective) {
-  const Trial& trial = trials_[phase];
+                                             const LayerPlanner::Collective& collective) const {
+  const Trial& trial = trials_.at(phase);
   std::vector<double> means = {median(trial.backward), median(trial.step)};
   for (size_t i = 0; i < trial.buckets[0].size(); ++i)
     for (const auto part : {&BucketTimes::ready_s, &BucketTimes::code_s, &BucketTimes::comm_s,

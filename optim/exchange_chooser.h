@@ -35,7 +35,7 @@ struct BucketTimes {
 struct ExchangeTrial {
   double backward_s = 0;
   std::vector<BucketTimes> buckets = {};
-  double rest_s = 0;
+  double rest_s = 0;  // in the step, neither backward nor an exchange that is waited for
 };
 
 // When the worker, which takes one bucket after the other, has done the last.
@@ -109,7 +109,7 @@ class ExchangeChooser {
   void try_all(Phase way) {
     start(way, every_bucket(way == Phase::packed_trial), every_bucket(false));
   }
-  ExchangeTrial mean_of_ranks(Phase phase, const LayerPlanner::Collective& collective);
+  ExchangeTrial mean_of_ranks(Phase phase, const LayerPlanner::Collective& collective) const;
   void check_choice(double found_s);
   void settle(int64_t step);
 
