@@ -260,7 +260,7 @@ void CompressedReducer::travel_dense(const std::string& parameter, bool dense) {
 void CompressedReducer::take_back(const GradientBucket& bucket, int ranks) {
   if (!feedback_) return;
   for (const Parameter* p : bucket.parameters)
-    if (feedback_->holds(p->name))
+    if (layers_.at(p->name).compressed)
       feedback_->owe(p->name, p->grad.reshape({p->size()}), 1.0 / ranks);
 }
 

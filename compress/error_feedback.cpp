@@ -1,6 +1,7 @@
 #include "compress/error_feedback.h"
 
 #include "compress/codec.h"
+#include "compress/magnitude.h"
 #include "core/kernels.h"
 #include "core/parallel.h"
 #include "core/shared_kernel.h"
@@ -19,8 +20,7 @@ Tensor ErrorFeedback::residual(const std::string& name, int64_t n, Device device
     m.fill_zero();
   }
   check_shape(m, {n}, "residual of " + name);
-  m = m.to(device);
-  return m;
+  return m = m.to(device);
 }
 
 void ErrorFeedback::compensate(const std::string& name, const Tensor& x) {
@@ -53,11 +53,11 @@ void ErrorFeedback::owe(const std::string& name, const Tensor& x, double share) 
 }
 
 void ErrorFeedback::sent_all(const std::string& name) {
+  constexpr float kNothing = 1e-30f;  // before processors become slow with denormal numbers
   if (!holds(name)) return;
-  if (beta_ < 1)
-    scale(residuals_.at(name), static_cast<float>(1 - beta_));
-  else
-    residuals_.at(name).fill_zero();
+  const Tensor& m = residuals_.at(name);
+  if (beta_ < 1) scale(m, static_cast<float>(1 - beta_));
+  if (beta_ == 1 || largest_magnitude_of(m) < magnitude(kNothing)) residuals_.erase(name);
 }
 
 }  // namespace heddle

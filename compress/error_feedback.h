@@ -49,7 +49,8 @@ class ErrorFeedback {
   void undo(const std::string& name, const Tensor& g);
   // More is owed: m += beta * share * x.
   void owe(const std::string& name, const Tensor& x, double share);
-  // The residual after m + g was sent whole: (1 - beta) m, as of any element that was sent.
+  // The residual after m + g was sent whole: (1 - beta) m, as of any element that was sent. Once it
+  // is nothing it is not held any more, and costs nothing where layers travel dense.
   void sent_all(const std::string& name);
 
  private:

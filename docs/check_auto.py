@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
 """Whether --compress auto is ever slower than the better of dense and compressed: the same steps three
-ways, in turns, on networks from fast to slow.
+ways, on networks from fast to slow.
 
-  docs/check_auto.py [--learners 4] [--rounds 3] [--net 100mbit,1ms …]
+  docs/check_auto.py [--learners 2] [--starts 8] [--turns 7] [--net 100mbit,1ms …]
 
-Prints a table in Markdown: the lower quartile of a step behind auto's decision (a median moves with what
-other tenants of a virtual machine do), and auto over the better of the other two. Run it where nothing
-else runs; a turn that was disturbed too much is taken again.
+Three runs take turns, two of them stopped, so that what else the machine does meets all of them alike;
+the steps that are stopped in the middle are left out. Prints a table in Markdown: the median step behind
+auto's decision, and auto over the better of the other two, means over starts, with the standard error.
+Each start decides anew. Run it where nothing else runs.
 """
 import argparse
+import contextlib
 import json
 import os
-import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 from quiet_machine import undisturbed
 
@@ -30,20 +33,47 @@ START = 5  # steps before compression
 SETTLED = START + 3 * 6 + 2  # both ways have been tried, and what was chosen measured
 
 
-def steps_of(command, compress, o, folder):
-    start = [] if compress == "none" else ["--compress-start", str(START)]
-    shutil.rmtree(folder, ignore_errors=True)  # of the turn before
-    command = [os.path.join(o.build, command[0]), *command[1:], "--compress", compress, *start, "--threads", "1", "--learners",
-               str(o.learners), "--steps", str(o.steps), "--quiet", "--no-report", "--no-tensorboard", "--output-dir", folder]
-    found = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd="/tmp")
-    if found.returncode != 0:
-        sys.exit(f"{' '.join(command)}: {found.stderr}")
-    times = []
-    with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
-        for line in map(json.loads, file):
-            if line.get("split") == "train" and line["step"] > SETTLED:
-                times.append(sum(line["t_" + part] for part in ("data", "forward", "backward", "update")))
-    return times
+class Run:
+    """A training run that goes on for as long as it is let; stopped as soon as it has settled."""
+
+    def __init__(self, command, way, o, folder):
+        start = [] if way == "dense" else ["--compress-start", str(START)]
+        self.metrics = os.path.join(folder, "metrics.jsonl")
+        self.command = [os.path.join(o.build, command[0]), *command[1:], "--compress", WAYS[way], *start, "--threads", "1",
+                        "--learners", str(o.learners), "--steps", "1000000", "--quiet", "--no-report", "--no-tensorboard",
+                        "--output-dir", folder]
+        self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=self.errors, cwd="/tmp")
+        try:
+            while len(self.steps()) <= SETTLED:
+                time.sleep(0.05)
+        except BaseException:
+            self.end()
+            raise
+        self.process.send_signal(signal.SIGSTOP)
+        self.before = len(self.steps())
+
+    def steps(self):
+        """The seconds of each, as far as they were written out: once in a second."""
+        if self.process.poll() is not None:
+            self.errors.seek(0)
+            sys.exit(f"{' '.join(self.command)}: {self.errors.read()}")
+        if not os.path.exists(self.metrics):
+            return []
+        with open(self.metrics, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file if line.endswith("\n")]
+        return [sum(line["t_" + part] for part in ("data", "forward", "backward", "update"))
+                for line in lines if line.get("split") == "train"]
+
+    def turn(self, seconds):
+        self.process.send_signal(signal.SIGCONT)
+        time.sleep(seconds)
+        self.process.send_signal(signal.SIGSTOP)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
 
 
 def choice_of(folder):
@@ -55,12 +85,29 @@ def choice_of(folder):
     return f"{packed} of {len(buckets)}, {len(buckets) - joined} messages" + (", dropped" if choice["dropped"] else "")
 
 
+def start(command, o):
+    """The median step of each way, and what auto chose."""
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as ends:
+        runs = []
+        for way in WAYS:
+            runs.append(Run(command, way, o, os.path.join(work, way)))
+            ends.callback(runs[-1].end)
+        seconds = max(o.seconds, *(6 * statistics.median(run.steps()) for run in runs))
+        for number in range(o.turns):
+            for i in range(len(runs)):
+                runs[(number + i) % len(runs)].turn(seconds)
+        # A step in which a run was stopped holds at least two turns of the others, less what it waited anyway.
+        medians = [statistics.median(s for s in run.steps()[run.before:] if s < 1.5 * seconds) for run in runs]
+        return medians, choice_of(os.path.join(work, "auto"))
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--build", default=os.path.join(ROOT, "build"))
-    arguments.add_argument("--learners", type=int, default=4)
-    arguments.add_argument("--steps", type=int, default=SETTLED + 40)
-    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--learners", type=int, default=2)
+    arguments.add_argument("--starts", type=int, default=8)
+    arguments.add_argument("--turns", type=int, default=7, help="of each way, after each start")
+    arguments.add_argument("--seconds", type=float, default=1, help="of a turn, or six steps if that is longer")
     arguments.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
     arguments.add_argument("--steal", type=float, default=0.3, help="share of the time that others may take")
     arguments.add_argument("--net", nargs="+", default=["10gbit,20us", "1gbit,200us", "100mbit,1ms", "20mbit,5ms"])
@@ -68,25 +115,19 @@ def main():
     print("| model | network | dense ms | compressed ms | auto ms | auto compresses | auto / better |\n|---|---|---|---|---|---|---|")
     worst = 0
     for name in o.model:
-        command = MODELS[name]
         for net in o.net:
-            times = {way: [] for way in WAYS}
-            choices = set()
-            with tempfile.TemporaryDirectory() as work:
-                def turn(first):
-                    ways = list(WAYS)[first:] + list(WAYS)[:first]  # each is the first of a turn, and the last
-                    return {way: steps_of([*command, "--net", net], WAYS[way], o, os.path.join(work, way))
-                            for way in ways}
-
-                for number in range(o.rounds):
-                    for way, steps in undisturbed(lambda: turn(number % 3), o.steal).items():
-                        times[way] += steps
-                    choices.add(choice_of(os.path.join(work, "auto")))
-            dense, compressed, auto = (statistics.quantiles(times[way], n=4)[0] for way in WAYS)
-            ratio = auto / min(dense, compressed)
+            medians, choices = [], []
+            for _ in range(o.starts):
+                found, choice = undisturbed(lambda: start([*MODELS[name], "--net", net], o), o.steal)
+                medians.append(found)
+                choices.append(choice)
+            dense, compressed, auto = (statistics.mean(way) for way in zip(*medians))
+            ratios = [a / (d if dense <= compressed else c) for d, c, a in medians]
+            ratio = statistics.mean(ratios)
+            error = statistics.stdev(ratios) / len(ratios) ** 0.5
             worst = max(worst, ratio)
             print(f"| {name} | {net} | {1e3 * dense:.1f} | {1e3 * compressed:.1f} | {1e3 * auto:.1f} | "
-                  f"{'; '.join(sorted(choices))} | {ratio:.3f} |", flush=True)
+                  f"{'; '.join(sorted(set(choices)))} | {ratio:.3f} ± {error:.3f} |", flush=True)
     print(f"\nat worst {100 * (worst - 1):+.1f} % of a step")
 
 

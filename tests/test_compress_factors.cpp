@@ -295,7 +295,7 @@ TEST_CASE("powersgd: a rank that does not pay sends the residual along and trave
     for (size_t i = 0; i < expected.size(); ++i)
       expected[i] += run.states[1].at("residual.fc.weight")[i];
   CHECK(worst_difference(part_of(runs[0].sums[2], "fc.weight"), expected) < 1e-5);
-  CHECK(runs[0].states[2].at("residual.fc.weight") == Values(1750));
+  CHECK(!runs[0].states[2].contains("residual.fc.weight"));  // nothing is owed, nothing is held
   CHECK(runs[0].states[3].at("factor.fc.weight").size() == 50);
 }
 

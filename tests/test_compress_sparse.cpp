@@ -108,6 +108,21 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("error feedback: a layer that travels dense for good is held no longer than it owes") {
+  Context context;
+  for (const auto& [beta, most] : {std::pair{1.0, 1}, {0.3, 250}}) {
+    ErrorFeedback feedback(beta);
+    feedback.residual("w", 3).copy_from(Tensor::from(Values{1, -2, 3}));
+    int steps = 0;
+    for (; feedback.holds("w") && steps <= most; ++steps) {
+      for (const float m : feedback.residual("w", 3).to_vector()) CHECK(std::isnormal(m));
+      feedback.sent_all("w");
+    }
+    CHECK(steps <= most);
+    CHECK(steps >= most * 0.7);
+  }
+}
+
 TEST_CASE("error feedback: sum of what was sent + m / beta = sum of the gradients, for any P") {
   for (const std::string& spec : kSparse)
     for (int p = 1; p <= 4; ++p) {

@@ -212,37 +212,41 @@ TEST_CASE(
 }
 
 TEST_CASE("learners: what was sent in a step that is not applied stays owed") {
-  expect_none(run_ranks(2, [](Communicator& comm) {
-    ParameterStore store;
-    Parameter& a = store.add("a", {32, 8}, constant_init(0.0f));
-    Parameter& b = store.add("b", {32, 8}, constant_init(0.0f));
-    store.finalize(1);
-    DataParallelOptimizer optimizer(
-        store, make_sgd({}), comm, {.on_nonfinite = OnNonfinite::step}, {.bucket_bytes = 64},
-        make_reducer(parse_compress("scalecom:rate=4"), {.min_compress = 10}, store));
-    for (int step = 0; step < 8; ++step) {
-      optimizer.begin_step(1.0);
-      for (Parameter* p : {&b, &a}) {
-        p->next_beta();
-        fill(p->grad, 0.0f);
-        if (step < 2)
-          for (int64_t i = 0; i < p->size(); ++i)
-            p->grad.data<float>()[i] = static_cast<float>(1 + i % 5);
-        // By now there are residuals, those of b among them, whose bucket is refused.
-        if (step == 1 && p == &b && comm.rank() == 1) fill(p->grad, NAN);
-        optimizer.ready(*p);
-        optimizer.weights_free(*p);
+  for (const bool dense : {false, true})  // in that step
+    expect_none(run_ranks(2, [=](Communicator& comm) {
+      ParameterStore store;
+      Parameter& a = store.add("a", {32, 8}, constant_init(0.0f));
+      Parameter& b = store.add("b", {32, 8}, constant_init(0.0f));
+      store.finalize(1);
+      auto reducer = make_reducer(parse_compress("scalecom:rate=4"), {.min_compress = 10}, store);
+      auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
+      DataParallelOptimizer optimizer(store, make_sgd({}), comm,
+                                      {.on_nonfinite = OnNonfinite::step}, {.bucket_bytes = 64},
+                                      std::move(reducer));
+      for (int step = 0; step < 8; ++step) {
+        for (const char* name : {"a", "b"}) compressed.travel_dense(name, dense && step == 1);
+        optimizer.begin_step(1.0);
+        for (Parameter* p : {&b, &a}) {
+          p->next_beta();
+          fill(p->grad, 0.0f);
+          if (step < 2)
+            for (int64_t i = 0; i < p->size(); ++i)
+              p->grad.data<float>()[i] = static_cast<float>(1 + i % 5);
+          // By now there are residuals, those of b among them, whose bucket is refused.
+          if (step == 1 && p == &b && comm.rank() == 1) fill(p->grad, NAN);
+          optimizer.ready(*p);
+          optimizer.weights_free(*p);
+        }
+        if (optimizer.finish_step().skipped != (step == 1)) throw Error("skipped or not");
       }
-      if (optimizer.finish_step().skipped != (step == 1)) throw Error("skipped or not");
-    }
-    for (int64_t i = 0; i < a.size(); ++i) {
-      const auto g = static_cast<float>(1 + i % 5);  // of a twice, of b in the first step alone
-      if (std::abs(a.value.data<float>()[i] + 2 * g) > 1e-5f ||
-          std::abs(b.value.data<float>()[i] + g) > 1e-5f)
-        throw Error(concat("element ", i, ": ", a.value.data<float>()[i], " and ",
-                           b.value.data<float>()[i], " have arrived"));
-    }
-  }));
+      for (int64_t i = 0; i < a.size(); ++i) {
+        const auto g = static_cast<float>(1 + i % 5);  // of a twice, of b in the first step alone
+        if (std::abs(a.value.data<float>()[i] + 2 * g) > 1e-5f ||
+            std::abs(b.value.data<float>()[i] + g) > 1e-5f)
+          throw Error(concat("element ", i, ": ", a.value.data<float>()[i], " and ",
+                             b.value.data<float>()[i], " have arrived"));
+      }
+    }));
 }
 
 TEST_CASE("learners: the leader changes with every step, whatever it is made of or comes to") {
