@@ -6,6 +6,8 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <utility>
 
 #include "apps/exchange.h"
 #include "apps/program.h"
@@ -16,8 +18,9 @@
 namespace heddle {
 namespace {
 
-constexpr int kRounds = 2;
-constexpr int kMostSteps = 25;  // of one exchange in a round
+// Many short rounds meet what else the machine does alike; each costs a step that nobody counts.
+constexpr int kLeastRounds = 2, kMostRounds = 8;
+constexpr int kFewSteps = 6, kMostSteps = 25;  // of one exchange in a round
 const std::vector<std::string> kCandidates = {"bf16", "qsgd:bits=4", "powersgd:rank=4",
                                               "scalecom:rate=100"};
 
@@ -28,10 +31,13 @@ double slowest(Communicator& comm, double seconds) {
   return out;
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::ranges::nth_element(values, middle);
-  return *middle;
+// The mean without the lowest and the highest quarter: what disturbs a few steps does not count,
+// and steps that differ in turns (who leads an exchange) count alike.
+double middle(std::vector<double> values) {
+  std::ranges::sort(values);
+  const auto quarter = std::ssize(values) / 4;
+  return std::accumulate(values.begin() + quarter, values.end() - quarter, 0.0) /
+         static_cast<double>(std::ssize(values) - 2 * quarter);
 }
 
 // Of all processors since they were started, in ticks; stolen by other guests of a virtual
@@ -47,6 +53,14 @@ ProcessorTicks processor_ticks() {
   if (!(in >> cpu >> user >> nice >> system >> idle >> iowait >> irq >> softirq >> steal))
     return {};
   return {steal, user + nice + system + irq + softirq + steal};
+}
+
+// All times of a profile.
+std::vector<double*> times_of(ExchangeProfile& profile) {
+  std::vector<double*> out = {&profile.step_s, &profile.backward_s, &profile.rest_s};
+  for (BucketProfile& b : profile.buckets)
+    out.insert(out.end(), {&b.ready_s, &b.code_s, &b.comm_s});
+  return out;
 }
 
 // When things happen within a step. Ready is said by the main thread, the others by the worker; the
@@ -75,17 +89,15 @@ class StepRecorder {
       b.code_s = std::max(0.0, reduced_ - exchange_ - b.comm_s);
     }
   }
-  // Adds up the step that has ended.
-  void add_to(ExchangeProfile& sum, double backward_s, double step_s) {
+  // The step that has ended, in the order of times_of().
+  std::vector<double> step(double backward_s, double step_s) const {
     // Where all exchanges wait for the end of backward, that is when buckets are ready.
     const bool deferred = !buckets_.empty() && first_exchange_ >= buckets_.back().ready_s;
-    for (size_t i = 0; i < buckets_.size(); ++i) {
-      sum.buckets[i].ready_s += deferred ? backward_s : buckets_[i].ready_s;
-      sum.buckets[i].code_s += buckets_[i].code_s;
-      sum.buckets[i].comm_s += buckets_[i].comm_s;
-    }
-    sum.backward_s += backward_s;
-    sum.rest_s += std::max(0.0, step_s - std::max(backward_s, reduced_));
+    const double rest_s = std::max(0.0, step_s - std::max(backward_s, reduced_));
+    std::vector<double> out = {step_s, backward_s, rest_s};
+    for (const BucketProfile& b : buckets_)
+      out.insert(out.end(), {deferred ? backward_s : b.ready_s, b.code_s, b.comm_s});
+    return out;
   }
 
  private:
@@ -133,13 +145,15 @@ class Measurement {
       measure(trial, 1);
       all += slowest(comm_, trial.step_s);
     }
-    const double fitting = o_.headroom / all / kRounds - 1;  // one step of each counts for nobody
-    const int steps = static_cast<int>(std::clamp<double>(fitting, 1, kMostSteps));
-    seconds_.clear();
-    for (int round = 0; round < kRounds; ++round)
+    const double fitting = std::min(o_.headroom / all, 1e6);
+    const int rounds =
+        std::clamp(static_cast<int>(fitting / (kFewSteps + 1)), kLeastRounds, kMostRounds);
+    const int steps = std::clamp(static_cast<int>(fitting / rounds) - 1, 1, kMostSteps);
+    steps_.clear();
+    for (int round = 0; round < rounds; ++round)
       for (ExchangeProfile& profile : out.profiles) measure(profile, steps);
-    out.steps = kRounds * steps;
-    for (ExchangeProfile& profile : out.profiles) finish(profile, kRounds * steps);
+    out.steps = rounds * steps;
+    for (ExchangeProfile& profile : out.profiles) finish(profile, rounds * steps);
     const ProcessorTicks now = processor_ticks();
     if (now.wanted > before.wanted)
       out.stolen = (now.stolen - before.stolen) / (now.wanted - before.wanted);
@@ -147,7 +161,7 @@ class Measurement {
   }
 
  private:
-  // Adds steps to sums and medians, after one that nobody counts.
+  // Adds steps, after one that nobody counts.
   void measure(ExchangeProfile& sum, int steps) {
     const std::unique_ptr<Communicator> solo = sum.compress.empty() ? make_solo() : nullptr;
     Communicator& comm = solo == nullptr ? comm_ : *solo;
@@ -164,7 +178,7 @@ class Measurement {
          .on_event = [&](const char* what, int bucket) { recorder.event(what, bucket); }});
     if (solo == nullptr) recorder.use(optimizer);
     sum.buckets.resize(solo == nullptr ? optimizer.buckets() : 0);
-    std::vector<double>& times = seconds_[sum.compress];
+    std::vector<std::vector<double>>& all = steps_[sum.compress];
     DataParallelOptimizer::Totals before;
     std::vector<std::vector<BucketProfile::Collective>> sent;
     comm_.barrier();
@@ -178,15 +192,20 @@ class Measurement {
       step_(optimizer, [&] { backward_s = recorder.now(); });
       const double step_s = recorder.now();
       if (i < 0) continue;
-      times.push_back(step_s);
-      recorder.add_to(sum, backward_s, step_s);
+      all.push_back(recorder.step(backward_s, step_s));
     }
     const DataParallelOptimizer::Totals after = optimizer.totals();
     sum.exposed_s += after.exposed_s - before.exposed_s;
     sum.sent_bytes += static_cast<double>(after.traffic.sent - before.traffic.sent);
     const auto now_sent = sent_by_bucket(comm, sum.buckets.size());
     for (size_t i = 0; i < sum.buckets.size(); ++i) add_sent(sum.buckets[i], now_sent[i], sent[i]);
-    sum.step_s = median(times);
+    sum.step_s = middle_of(all, 0);
+  }
+
+  static double middle_of(const std::vector<std::vector<double>>& steps, size_t time) {
+    std::vector<double> values;
+    for (const std::vector<double>& step : steps) values.push_back(step[time]);
+    return middle(std::move(values));
   }
 
   static void add_sent(BucketProfile& bucket, const std::vector<BucketProfile::Collective>& now,
@@ -202,22 +221,23 @@ class Measurement {
     }
   }
 
-  // Sums of this rank's steps become means over steps and ranks.
+  // From this rank's steps to one, then means over ranks; of the step's time the slowest rank's.
   void finish(ExchangeProfile& profile, int steps) {
-    std::vector<double*> means = {&profile.exposed_s, &profile.backward_s, &profile.rest_s,
-                                  &profile.sent_bytes};
-    for (BucketProfile& b : profile.buckets) {
-      means.insert(means.end(), {&b.ready_s, &b.code_s, &b.comm_s});
-      for (auto& c : b.collectives) means.insert(means.end(), {&c.calls, &c.sent});
-    }
-    std::vector<double> values = {profile.step_s};
-    for (const double* x : means) values.push_back(*x / steps);
-    profile.step_s = 0;
-    for (double* x : means) *x = 0;
+    std::vector<double*> means = times_of(profile);
+    for (size_t i = 0; i < means.size(); ++i) *means[i] = middle_of(steps_[profile.compress], i);
+    std::vector<double*> sums = {&profile.exposed_s, &profile.sent_bytes};
+    for (BucketProfile& b : profile.buckets)
+      for (auto& c : b.collectives) sums.insert(sums.end(), {&c.calls, &c.sent});
+    for (double* x : sums) *x /= steps;
+    means.insert(means.end(), sums.begin(), sums.end());
+    std::vector<double> values;
+    for (double* x : means) values.push_back(std::exchange(*x, 0));
+    double slowest_s = 0;
     for (const auto& of_rank : gather_values(comm_, values)) {
-      profile.step_s = std::max(profile.step_s, of_rank[0]);
-      for (size_t i = 0; i < means.size(); ++i) *means[i] += of_rank[i + 1] / comm_.size();
+      slowest_s = std::max(slowest_s, of_rank[0]);
+      for (size_t i = 0; i < means.size(); ++i) *means[i] += of_rank[i] / comm_.size();
     }
+    profile.step_s = slowest_s;
   }
 
   const CommonOptions& o_;
@@ -225,7 +245,7 @@ class Measurement {
   Communicator& comm_;
   const StepPlan& plan_;
   const HeadroomStep& step_;
-  std::map<std::string, std::vector<double>> seconds_;  // of each kind of step
+  std::map<std::string, std::vector<std::vector<double>>> steps_;  // by exchange, see times_of()
 };
 
 }  // namespace

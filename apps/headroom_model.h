@@ -11,21 +11,22 @@
 
 namespace heddle {
 
-// Means over steps and ranks; seconds count from the beginning of a step.
+// Means of the middle half of all steps, and over ranks; seconds count from the beginning of a
+// step.
 struct BucketProfile {
   double ready_s = 0;  // backward has made its last gradient
   double code_s = 0;   // of its exchange, what is not in collectives
   double comm_s = 0;   // in collectives
   struct Collective {
-    std::string name;  // as in Communicator::traffic()
-    double calls = 0, sent = 0;
+    std::string name;            // as in Communicator::traffic()
+    double calls = 0, sent = 0;  // means of all
   };
   std::vector<Collective> collectives = {};  // of this bucket in a step
 };
 
 struct ExchangeProfile {
   std::string compress = {};  // "none", "scalecom:rate=100"; empty: no exchange
-  double step_s = 0;          // of the slowest rank, the median
+  double step_s = 0;          // of the slowest rank
   double exposed_s = 0;       // of it, waiting for exchanges
   double backward_s = 0;      // when backward has ended
   double rest_s = 0;          // behind backward and the last exchange

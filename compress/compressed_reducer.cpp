@@ -40,7 +40,8 @@ class Dense : public Reducer {
  public:
   const char* name() const override { return "none"; }
   bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) override {
-    return sum_dense(bucket, bucket.flat, comm, ledger);
+    sum_dense(bucket, bucket.flat, comm, ledger);
+    return all_finite(bucket.flat);
   }
 };
 
@@ -78,7 +79,8 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   sort(bucket, flat, e, gradients);
   bool accepted;
   if (e.compressed.empty()) {
-    accepted = sum_dense(bucket, flat, comm, ledger);
+    sum_dense(bucket, flat, comm, ledger);
+    accepted = all_finite(flat);
   } else {
     if (bucket.control > 0)
       e.dense.emplace_back(kControlWords, flat.slice(flat.size() - bucket.control, flat.size()));
@@ -322,7 +324,7 @@ bool CompressedReducer::all_reduce(Exchange& e, const NamedTensors& tensors) {
   return true;
 }
 
-bool sum_dense(const GradientBucket& bucket, const Tensor& flat, Communicator& comm,
+void sum_dense(const GradientBucket& bucket, const Tensor& flat, Communicator& comm,
                Ledger& ledger) {
   std::vector<PayloadPart> parts;
   for (const Parameter* p : bucket.parameters)
@@ -330,7 +332,6 @@ bool sum_dense(const GradientBucket& bucket, const Tensor& flat, Communicator& c
   if (bucket.control > 0)
     parts.push_back({kControlWords, PayloadKind::control, bucket.control * 4});
   ledger.book(comm, parts, [&] { comm.all_reduce(flat); });
-  return all_finite(flat);  // NaN and Inf on one rank are not finite in the sum either
 }
 
 std::unique_ptr<Reducer> make_dense(const ReducerSetup& /*setup*/) {

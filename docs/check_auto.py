@@ -30,7 +30,7 @@ MODELS = {
 }
 WAYS = {"dense": "none", "compressed": "scalecom:rate=100", "auto": "auto:scalecom:rate=100"}
 START = 5  # steps before compression
-SETTLED = START + 3 * 6 + 2  # both ways have been tried, and what was chosen measured
+SETTLED = START + 8 * 6 + 6 + 2  # both ways have been tried, and what was chosen measured
 
 
 class Run:

@@ -75,8 +75,7 @@ void DataParallelOptimizer::watch_reducer() {
 void DataParallelOptimizer::cut(int64_t bytes) {
   std::vector<Parameter*> order;
   for (Parameter& p : store_.parameters()) order.push_back(&p);
-  std::sort(order.begin(), order.end(),
-            [](const Parameter* a, const Parameter* b) { return a->offset < b->offset; });
+  std::ranges::sort(order, {}, &Parameter::offset);
   int64_t filled = bytes;
   for (Parameter* p : order) {
     if (filled >= bytes) cuts_.emplace_back();
@@ -91,18 +90,14 @@ void DataParallelOptimizer::make_buckets(const std::vector<bool>& joined) {
   buckets_.clear();
   for (size_t i = 0; i < cuts_.size(); ++i) {
     const int64_t begin = cuts_[i].front()->offset;
-    if (!joined[i]) buckets_.push_back({begin, begin, {}, {}});
+    if (!joined[i]) buckets_.push_back({begin, begin, {}});
     for (Parameter* p : cuts_[i]) {
       Bucket& bucket = buckets_.back();
       bucket.end = p->offset + p->size();
       bucket.parameters.push_back(p);
-      bucket.parts.push_back({p->name, PayloadKind::values, p->size() * 4});
       bucket_of_[p] = buckets_.size() - 1;
     }
   }
-  if (parallel_.control_words)
-    buckets_.back().parts.push_back(
-        {kControlWords, PayloadKind::control, ParameterStore::kExtra * 4});
 }
 
 // A point on a bucket's way through the trace.
@@ -223,14 +218,14 @@ double DataParallelOptimizer::latencies_since(const CollectiveTraffic& before) c
 // that to the optimizer, which sees NaN.
 bool DataParallelOptimizer::sum(const Bucket& bucket) {
   if (has_control(bucket)) write_control_words();
-  const Tensor flat = bucket_gradients(bucket).flat;
+  const GradientBucket gradients = bucket_gradients(bucket);
   const int64_t before = comm_.total_traffic().sent;
   bool finite = true;
   if (compressing()) {
     TraceRange range("compress", comm_.tag());
-    finite = reducer_->reduce(bucket_gradients(bucket), comm_, ledger_);
+    finite = reducer_->reduce(gradients, comm_, ledger_);
   } else {
-    ledger_.book(comm_, bucket.parts, [&] { comm_.all_reduce(flat); });
+    sum_dense(gradients, gradients.flat, comm_, ledger_);
   }
   (compressing() ? totals_.compressed_sent : totals_.dense_sent) +=
       comm_.total_traffic().sent - before;

@@ -129,9 +129,8 @@ class DataParallelOptimizer {
   struct Bucket {
     int64_t begin, end;  // elements of the flat buffers
     std::vector<Parameter*> parameters;
-    std::vector<PayloadPart> parts;  // of a dense exchange
-    size_t open = 0;                 // parameters that are not ready
-    bool accepted = false;           // by the reducer, in this step
+    size_t open = 0;        // parameters that are not ready
+    bool accepted = false;  // by the reducer, in this step
   };
 
   bool alone() const { return worker_ == nullptr; }

@@ -9,7 +9,8 @@
 namespace heddle {
 namespace {
 
-constexpr int kTurns = 2;  // of both ways, so that what else a machine does meets both
+// Of both ways, so that what else a machine does meets both; near a tie noise would decide.
+constexpr int kTurns = 2, kMostTurns = 8;
 
 double median(std::vector<double> values) {  // the lower one: what disturbs makes longer
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
@@ -192,6 +193,9 @@ void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& 
     const ExchangeTrial dense = mean_of_ranks(Phase::dense_trial, collective);
     choice_ = choose_exchange(dense, mean_of_ranks(phase_, collective), options_.latency_s,
                               options_.margin);
+    const double apart_s = std::abs(choice_.dense_s - choice_.compressed_s);
+    if (turn_ < kMostTurns && apart_s < options_.tie * choice_.dense_s)
+      return try_all(Phase::dense_trial);
     choice_.parameters = buckets_;
     if (!choice_.tried()) return start(Phase::check, choice_.compressed, choice_.joined);
   } else {
@@ -236,7 +240,8 @@ void ExchangeChooser::settle(int64_t step) {
   double dearer = 0;
   for (const double tried_s : {choice_.dense_s, choice_.compressed_s})
     dearer += std::max(0.0, tried_s / choice_.used_s() - 1);
-  const double rest = static_cast<double>(options_.trial) * dearer / options_.trial_cost;
+  const auto tried = static_cast<double>(options_.trial * turn_ / kTurns);
+  const double rest = tried * dearer / options_.trial_cost;
   next_trial_ = step + std::max(options_.every, static_cast<int64_t>(std::min(rest, 1e12)));
   if (options_.on_choice) options_.on_choice(choice_);
 }

@@ -3,7 +3,8 @@
 // from when its buckets become ready and what the worker needs for each (the model that --headroom
 // checks against measured steps). What was not tried as it is, a mixture or joined buckets, is then
 // measured, and dropped where it is no better than what was. The ranks decide from the same means.
-// Tried again from time to time, rarely where the other way is dear.
+// Tried for longer where both ways take about the same, which costs little; tried again from time
+// to time, rarely where the other way is dear.
 //
 //   ExchangeChooser chooser(reducer, {{"fc.weight"}, {"conv1.weight"}}, {.every = 1000}, 0);
 //   chooser.begin_step(); …ready(bucket)… …exchanged(bucket, …)… chooser.backward_ended();
@@ -64,6 +65,7 @@ ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& 
 struct ExchangeChooserOptions {
   int64_t every = 0;         // steps from one trial to the next, at least; 0: nothing is chosen
   int64_t trial = 6;         // steps each way, even, in two turns whose first steps do not count
+  double tie = 0.15;         // part of a step: ways that are closer are tried in up to eight turns
   double margin = 0.02;      // of a step, for which bytes are changed
   double trial_cost = 0.01;  // of all steps' time, that trials of the dearer way may take
   double latency_s = 0;      // of a message; DataParallelOptimizer measures it

@@ -120,6 +120,7 @@ std::vector<ChosenRun> train_choosing(double bytes_per_s, double latency_s, int6
     PlannedModel model;
     DataParallelOptions parallel{.bucket_bytes = 16 << 10, .compress_start = start};
     parallel.chooser = {.every = 30, .trial = 4, .margin = latency_s > 0.1 ? kMargin : 0.5};
+    parallel.chooser.tie = 0;  // two turns, whatever comes out
     parallel.chooser.trial_cost = trial_cost;
     parallel.chooser.clock = [] { return 0.0; };
     parallel.control_words = true;
@@ -259,6 +260,39 @@ TEST_CASE("exchange choice: what turns out no better than what was tried is drop
     CHECK(choices[0].dropped == dropped);
     CHECK(choices[0].used_s() == doctest::Approx(dropped ? 13 : 11.5));
     CHECK(reducer.compresses("layer1.weight") == dropped);
+    CHECK(reducer.compresses("layer0.weight"));
+  }
+}
+
+TEST_CASE("exchange choice: ways that take about the same are tried for longer") {
+  Context context;
+  PlannedModel model;
+  const auto owner = reducer_of("scalecom:rate=20", model.store);
+  auto& reducer = dynamic_cast<CompressedReducer&>(*owner);
+  const auto solo = make_solo();
+  const LayerPlanner::Collective collective = [&](const auto&, const auto& call) { call(*solo); };
+  // The step ends at 16 if all is dense, and compressed at 12 or 15; each turn is two steps of both.
+  for (const auto& [last_s, steps] : {std::pair{1.0, 8}, {4.0, 32}}) {
+    double now = 0;
+    int64_t chosen_at = 0;
+    ExchangeChooserOptions options{.every = 100, .trial = 4};
+    options.clock = [&] { return now; };
+    options.on_choice = [&](const ExchangeChoice& choice) { chosen_at = choice.step; };
+    ExchangeChooser chooser(reducer, {{"layer1.weight"}, {"layer0.weight"}}, options, 0);
+    for (int64_t step = 1; step <= 40; ++step) {
+      const double comm_s = reducer.compresses("layer0.weight") ? last_s : 5;
+      now = 0;
+      chooser.begin_step();
+      for (const size_t bucket : {0, 1}) {
+        now = bucket == 0 ? 1 : 10;
+        chooser.ready(bucket);
+        chooser.exchanged(bucket, 1, bucket == 0 ? 3 : comm_s, 0);
+      }
+      chooser.backward_ended();
+      now = 11 + comm_s;
+      chooser.finish_step(step, collective);
+    }
+    CHECK(chosen_at == steps);
     CHECK(reducer.compresses("layer0.weight"));
   }
 }
