@@ -29,11 +29,16 @@ double step_seconds(const ExchangeProfile& profile, const std::vector<double>& c
   return std::max(profile.backward_s, exchanges_end(buckets)) + profile.rest_s;
 }
 
-double step_seconds(const ExchangeProfile& profile, int measured_ranks, int ranks,
-                    const LinkCost& link) {
+double waiting_seconds(const BucketProfile& bucket, int ranks, const LinkCost& link) {
+  return std::max(0.0, bucket.comm_s - comm_seconds(bucket, ranks, ranks, link));
+}
+
+double step_seconds(const ExchangeProfile& profile, int measured_ranks,
+                    const LinkCost& measured_link, int ranks, const LinkCost& link) {
   std::vector<double> comm_s;
   for (const BucketProfile& bucket : profile.buckets)
-    comm_s.push_back(comm_seconds(bucket, measured_ranks, ranks, link));
+    comm_s.push_back(comm_seconds(bucket, measured_ranks, ranks, link) +
+                     waiting_seconds(bucket, measured_ranks, measured_link));
   return step_seconds(profile, comm_s);
 }
 

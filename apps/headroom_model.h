@@ -1,7 +1,8 @@
 // A step's time from what was measured of its parts: the worker takes one bucket after the other as
 // they become ready, encodes, exchanges and decodes it, and the step ends when backward and the
 // last bucket have ended. With other links or another number of learners the collectives take what
-// comm/link_cost.h says; everything else stays as it was measured. A model, not a measurement.
+// comm/link_cost.h says; everything else stays as it was measured, what ranks wait for each other
+// too. A model, not a measurement.
 #pragma once
 
 #include <string>
@@ -38,9 +39,13 @@ struct ExchangeProfile {
 double comm_seconds(const BucketProfile& bucket, int measured_ranks, int ranks,
                     const LinkCost& link);
 
+// Of what its collectives were measured to take, what these links do not explain: a rank that comes
+// later, or encodes for longer, is waited for in them.
+double waiting_seconds(const BucketProfile& bucket, int ranks, const LinkCost& link);
+
 // A step of `profile`, whose every exchange i takes comm_s[i] in collectives.
 double step_seconds(const ExchangeProfile& profile, const std::vector<double>& comm_s);
-double step_seconds(const ExchangeProfile& profile, int measured_ranks, int ranks,
-                    const LinkCost& link);
+double step_seconds(const ExchangeProfile& profile, int measured_ranks,
+                    const LinkCost& measured_link, int ranks, const LinkCost& link);
 
 }  // namespace heddle

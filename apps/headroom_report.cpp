@@ -44,7 +44,7 @@ std::string title(const ExchangeProfile& p) {
 }
 
 double modelled(const Headroom& h, size_t i, int ranks, const LinkCost& link) {
-  return step_seconds(h.profiles[i], h.learners, ranks, link);
+  return step_seconds(h.profiles[i], h.learners, h.link, ranks, link);
 }
 
 std::string measured_table(const Headroom& h) {

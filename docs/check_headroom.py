@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How far --headroom's model of a step is from steps that were measured: on the same links, on other
-links from what was measured on fast ones, and with twice the learners. These share a machine: for learners
-that compute as fast as the others, half as many are measured on half of its processors.
+"""How far --headroom's model of a step is from steps that were measured: on slow links from what was measured
+on fast ones (between hosts: on the same links), and with twice the learners. These share a machine: for
+learners that compute as fast as the others, half as many are measured on half of its processors.
 
   docs/check_headroom.py                     learners of one process, --net
   docs/check_headroom.py --netlab 100mbit    processes on hosts of ./run netlab (root), real TCP
@@ -74,15 +74,14 @@ def compare_learners(n, o):
     half = measure(LM, n // 2, SLOW, o, 0.5) if n // 2 in o.learners else None
     if o.netlab:
         hosts(n, o.netlab)
-        slow = measure(RESNET, n, SLOW, o)
-        compare("ResNet-20, its own links", n, modelled(slow, HERE, n), slow)
-    else:
-        compare(f"ResNet-20, from {FAST} to {SLOW}", n, modelled(measure(RESNET, n, FAST, o), SLOW, n),
-                measure(RESNET, n, SLOW, o))
-    lm = measure(LM, n, SLOW, o)
-    compare("language model, its own links", n, modelled(lm, HERE, n), lm)
+    for name, program in (("ResNet-20", RESNET), ("language model", LM)):
+        slow = measure(program, n, SLOW, o)
+        if o.netlab:
+            compare(f"{name}, its own links", n, modelled(slow, HERE, n), slow)
+        else:
+            compare(f"{name}, from {FAST} to {SLOW}", n, modelled(measure(program, n, FAST, o), SLOW, n), slow)
     if half:
-        compare(f"language model, from {n // 2} on half of the processors", n, modelled(half, HERE, n), lm)
+        compare(f"language model, from {n // 2} on half of the processors", n, modelled(half, HERE, n), slow)
 
 
 def main():

@@ -45,6 +45,24 @@ TEST_CASE("step model: payloads are those that were measured, shares grow with t
                           collective_seconds("all_gather", 400, p, link)));
 }
 
+TEST_CASE("step model: what ranks wait for each other stays, whatever the links") {
+  const LinkCost here{.latency_s = 1e-3, .seconds_per_byte = 1e-6};
+  const LinkCost slow{.latency_s = 2e-3, .seconds_per_byte = 1e-5};
+  const auto on = [](const LinkCost& link, int p) {
+    return collective_seconds("all_reduce", 1000, p, link);
+  };
+  ExchangeProfile profile{.backward_s = 1, .rest_s = 0.5};
+  profile.buckets.push_back({.ready_s = 1, .collectives = {{"all_reduce", 1, 1500.0}}});
+  for (const double waited : {0.0, 0.25, -0.001}) {  // a clock may show less than the links need
+    profile.buckets[0].comm_s = on(here, 4) + waited;
+    const double kept = std::max(0.0, waited);
+    CHECK(waiting_seconds(profile.buckets[0], 4, here) == doctest::Approx(kept));
+    for (const int p : {4, 8})
+      CHECK(step_seconds(profile, 4, here, p, slow) ==
+            doctest::Approx(1 + on(slow, p) + kept + 0.5));
+  }
+}
+
 TEST_CASE("headroom: the verdict follows from the steps") {
   Headroom h{.learners = 4, .steps = 6, .link = {.latency_s = 1e-3, .seconds_per_byte = 1e-7}};
   h.profiles = {{.compress = "", .step_s = 1.0, .backward_s = 1.0},
