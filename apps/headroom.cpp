@@ -91,12 +91,13 @@ class StepRecorder {
   }
   // The step that has ended, in the order of times_of().
   std::vector<double> step(double backward_s, double step_s) const {
-    // Where all exchanges wait for the end of backward, that is when buckets are ready.
+    // Where all exchanges wait for the end of backward, and for what comes behind it (a clip by the
+    // norm of all gradients), that is when buckets are ready.
     const bool deferred = !buckets_.empty() && first_exchange_ >= buckets_.back().ready_s;
     const double rest_s = std::max(0.0, step_s - std::max(backward_s, reduced_));
     std::vector<double> out = {step_s, backward_s, rest_s};
     for (const BucketProfile& b : buckets_)
-      out.insert(out.end(), {deferred ? backward_s : b.ready_s, b.code_s, b.comm_s});
+      out.insert(out.end(), {deferred ? first_exchange_ : b.ready_s, b.code_s, b.comm_s});
     return out;
   }
 
