@@ -271,7 +271,8 @@ TEST_CASE("exchange choice: ways that take about the same are tried for longer")
   auto& reducer = dynamic_cast<CompressedReducer&>(*owner);
   const auto solo = make_solo();
   const LayerPlanner::Collective collective = [&](const auto&, const auto& call) { call(*solo); };
-  // The step ends at 16 if all is dense, and compressed at 12 or 15; each turn is two steps of both.
+  // The step ends at 16 if all is dense, and compressed at 12 or 15; each turn is two steps of
+  // both.
   for (const auto& [last_s, steps] : {std::pair{1.0, 8}, {4.0, 32}}) {
     double now = 0;
     int64_t chosen_at = 0;
