@@ -278,13 +278,17 @@ StepRecord settled_step(const RunRecord& run) {
   mean.step = half->step;
   mean.epoch = half->epoch;
   for (double StepRecord::*field :
-       {&StepRecord::loss, &StepRecord::lr, &StepRecord::rate, &StepRecord::data,
-        &StepRecord::forward, &StepRecord::backward, &StepRecord::update, &StepRecord::compress,
-        &StepRecord::comm, &StepRecord::exposed, &StepRecord::sent, &StepRecord::dense}) {
+       {&StepRecord::loss, &StepRecord::lr, &StepRecord::data, &StepRecord::forward,
+        &StepRecord::backward, &StepRecord::update, &StepRecord::compress, &StepRecord::comm,
+        &StepRecord::exposed, &StepRecord::sent, &StepRecord::dense}) {
     double sum = 0;
     for (auto step = half; step != run.steps.end(); ++step) sum += (*step).*field;
     mean.*field = sum / count;
   }
+  // In a mean of rates fast steps would count for more than they take.
+  double samples = 0;
+  for (auto step = half; step != run.steps.end(); ++step) samples += step->rate * step->seconds();
+  mean.rate = samples / (mean.seconds() * count);
   return mean;
 }
 

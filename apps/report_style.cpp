@@ -64,7 +64,7 @@ th,td{text-align:right;padding:4px 10px;border-bottom:1px solid var(--grid);whit
 th{font-weight:600}thead th{color:var(--soft);font-weight:500}
 th:first-child,td:first-child,th.text{text-align:left}tbody tr:last-child>*{border-bottom:0}
 table.facts{border-collapse:separate;border-spacing:0;min-width:min(100%,420px)}
-header+.scroll{margin-top:18px}.facts th,.facts td{padding:8px 14px}td.big{font-size:17px;font-weight:600}
+header+.scroll{margin-top:18px}.scroll:has(>.facts){width:fit-content}.facts th,.facts td{padding:8px 14px}td.big{font-size:17px;font-weight:600}
 td.text{text-align:left;white-space:normal;min-width:15ch}
 table.meter{width:100%}.meter th[scope]{font-weight:400}
 td.bar{background:linear-gradient(90deg,var(--pale) var(--v),transparent var(--v)) no-repeat}

@@ -61,6 +61,18 @@ std::vector<Drawn> drawn(const std::string& figure, const std::string& label) {
 
 }  // namespace
 
+TEST_CASE("report: a run's rate is what it did in all over the time that it took") {
+  RunRecord run;
+  for (const double seconds : {9.0, 9.0, 1.0, 3.0})  // 300 images in each
+    run.steps.push_back({.rate = 300 / seconds,
+                         .data = 0,
+                         .forward = seconds / 2,
+                         .backward = seconds / 2,
+                         .update = 0});
+  CHECK(settled_step(run).rate == doctest::Approx(600 / 4.0));
+  CHECK(settled_step(run).seconds() == doctest::Approx(2));
+}
+
 TEST_CASE("report: every figure is there, and says what the metrics say") {
   const TempFolder temp;
   const FakeRun fake;
