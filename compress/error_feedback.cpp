@@ -30,8 +30,8 @@ void ErrorFeedback::compensate(const std::string& name, const Tensor& x) {
 Absorbed ErrorFeedback::absorb(const std::string& name, const Tensor& g, int64_t chunk) {
   const Device device = g.device();
   const Shape chunks = {(g.size() + chunk - 1) / chunk};
-  const Absorbed out{residual(name, g.size(), device), Tensor::empty_on(device, chunks, DType::i32),
-                     Tensor::empty_on(device, chunks, DType::i32)};
+  Absorbed out{residual(name, g.size(), device), Tensor::empty_on(device, chunks, DType::i32),
+               Tensor::empty_on(device, chunks, DType::i32)};
   HEDDLE_DISPATCH(device, absorb_chunks(g, out.x, chunk, out.places, out.magnitudes));
   return out;
 }
