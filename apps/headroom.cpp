@@ -204,8 +204,8 @@ class Measurement {
   }
 
   static double middle_of(const std::vector<std::vector<double>>& steps, size_t time) {
-    std::vector<double> values;
-    for (const std::vector<double>& step : steps) values.push_back(step[time]);
+    std::vector<double> values(steps.size());
+    std::ranges::transform(steps, values.begin(), [&](const auto& step) { return step[time]; });
     return middle(std::move(values));
   }
 
@@ -231,8 +231,8 @@ class Measurement {
       for (auto& c : b.collectives) sums.insert(sums.end(), {&c.calls, &c.sent});
     for (double* x : sums) *x /= steps;
     means.insert(means.end(), sums.begin(), sums.end());
-    std::vector<double> values;
-    for (double* x : means) values.push_back(std::exchange(*x, 0));
+    std::vector<double> values(means.size());
+    std::ranges::transform(means, values.begin(), [](double* x) { return std::exchange(*x, 0); });
     double slowest_s = 0;
     for (const auto& of_rank : gather_values(comm_, values)) {
       slowest_s = std::max(slowest_s, of_rank[0]);
