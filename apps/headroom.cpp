@@ -55,9 +55,9 @@ ProcessorTicks processor_ticks() {
   return {steal, user + nice + system + irq + softirq + steal};
 }
 
-// All times of a profile.
+// All times of a profile that are measured in a step.
 std::vector<double*> times_of(ExchangeProfile& profile) {
-  std::vector<double*> out = {&profile.step_s, &profile.backward_s, &profile.rest_s};
+  std::vector<double*> out = {&profile.step_s, &profile.backward_s};
   for (BucketProfile& b : profile.buckets)
     out.insert(out.end(), {&b.ready_s, &b.code_s, &b.comm_s});
   return out;
@@ -84,9 +84,8 @@ class StepRecorder {
       exchange_ = now();
       collective_ = optimizer_->ledger().seconds();
     } else {
-      reduced_ = now();
       b.comm_s = optimizer_->ledger().seconds() - collective_;
-      b.code_s = std::max(0.0, reduced_ - exchange_ - b.comm_s);
+      b.code_s = std::max(0.0, now() - exchange_ - b.comm_s);
     }
   }
   // The step that has ended, in the order of times_of().
@@ -94,8 +93,7 @@ class StepRecorder {
     // Where all exchanges wait for the end of backward, and for what comes behind it (a clip by the
     // norm of all gradients), that is when buckets are ready.
     const bool deferred = !buckets_.empty() && first_exchange_ >= buckets_.back().ready_s;
-    const double rest_s = std::max(0.0, step_s - std::max(backward_s, reduced_));
-    std::vector<double> out = {step_s, backward_s, rest_s};
+    std::vector<double> out = {step_s, backward_s};
     for (const BucketProfile& b : buckets_)
       out.insert(out.end(), {deferred ? first_exchange_ : b.ready_s, b.code_s, b.comm_s});
     return out;
@@ -104,7 +102,7 @@ class StepRecorder {
  private:
   const DataParallelOptimizer* optimizer_ = nullptr;
   std::vector<BucketProfile> buckets_;  // of this step
-  double begin_ = 0, exchange_ = 0, first_exchange_ = 0, collective_ = 0, reduced_ = 0;
+  double begin_ = 0, exchange_ = 0, first_exchange_ = 0, collective_ = 0;
 };
 
 // What the collectives of each bucket have sent so far.
@@ -226,6 +224,12 @@ class Measurement {
   void finish(ExchangeProfile& profile, int steps) {
     std::vector<double*> means = times_of(profile);
     for (size_t i = 0; i < means.size(); ++i) *means[i] = middle_of(steps_[profile.compress], i);
+    // What the parts do not make up, as updates between two exchanges and behind the last.
+    std::vector<double> comm_s;
+    for (const BucketProfile& b : profile.buckets) comm_s.push_back(b.comm_s);
+    profile.rest_s = 0;
+    profile.rest_s = std::max(0.0, profile.step_s - step_seconds(profile, comm_s));
+    means.push_back(&profile.rest_s);
     std::vector<double*> sums = {&profile.exposed_s, &profile.sent_bytes};
     for (BucketProfile& b : profile.buckets)
       for (auto& c : b.collectives) sums.insert(sums.end(), {&c.calls, &c.sent});

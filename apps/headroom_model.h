@@ -30,7 +30,7 @@ struct ExchangeProfile {
   double step_s = 0;          // of the slowest rank
   double exposed_s = 0;       // of it, waiting for exchanges
   double backward_s = 0;      // when backward has ended
-  double rest_s = 0;          // behind backward and the last exchange
+  double rest_s = 0;          // in the step, neither backward nor an exchange
   double sent_bytes = 0;      // by a rank in a step
   std::vector<BucketProfile> buckets = {};
 };

@@ -211,13 +211,23 @@ TEST_CASE("exchange choice: compressed buckets that travel as one") {
   CHECK(runs[0].values == runs[1].values);
 }
 
+namespace {
+
+// What a chooser works on, of a rank that need not ask others.
+struct Alone {
+  PlannedModel model;
+  std::unique_ptr<Reducer> owner = reducer_of("scalecom:rate=20", model.store);
+  CompressedReducer& reducer = dynamic_cast<CompressedReducer&>(*owner);
+  std::unique_ptr<Communicator> solo = make_solo();
+  LayerPlanner::Collective collective = [this](const auto&, const auto& call) { call(*solo); };
+};
+
+}  // namespace
+
 TEST_CASE("exchange choice: what turns out no better than what was tried is dropped") {
   Context context;
-  PlannedModel model;
-  const auto owner = reducer_of("scalecom:rate=20", model.store);
-  auto& reducer = dynamic_cast<CompressedReducer&>(*owner);
-  const auto solo = make_solo();
-  const LayerPlanner::Collective collective = [&](const auto&, const auto& call) { call(*solo); };
+  Alone alone;
+  CompressedReducer& reducer = alone.reducer;
   const Buckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
   // What the mixture's second bucket took, where 2 are expected; and how many times longer a whole
   // turn was, of the one way or the other, when something else was busy.
@@ -241,7 +251,7 @@ TEST_CASE("exchange choice: what turns out no better than what was tried is drop
         }
         now = slow * 10;
         chooser.backward_ended();
-        chooser.finish_step(++step, collective);
+        chooser.finish_step(++step, alone.collective);
       }
     };
     trial(dense, 2, slow_dense);
@@ -266,11 +276,8 @@ TEST_CASE("exchange choice: what turns out no better than what was tried is drop
 
 TEST_CASE("exchange choice: ways that take about the same are tried for longer") {
   Context context;
-  PlannedModel model;
-  const auto owner = reducer_of("scalecom:rate=20", model.store);
-  auto& reducer = dynamic_cast<CompressedReducer&>(*owner);
-  const auto solo = make_solo();
-  const LayerPlanner::Collective collective = [&](const auto&, const auto& call) { call(*solo); };
+  Alone alone;
+  CompressedReducer& reducer = alone.reducer;
   // The step ends at 16 if all is dense, and compressed at 12 or 15; each turn is two steps of
   // both.
   for (const auto& [last_s, steps] : {std::pair{1.0, 8}, {4.0, 32}}) {
@@ -291,7 +298,7 @@ TEST_CASE("exchange choice: ways that take about the same are tried for longer")
       }
       chooser.backward_ended();
       now = 11 + comm_s;
-      chooser.finish_step(step, collective);
+      chooser.finish_step(step, alone.collective);
     }
     CHECK(chosen_at == steps);
     CHECK(reducer.compresses("layer0.weight"));
