@@ -65,6 +65,9 @@ up() {  # N RATE
     ip -n hlsw link set "p$i" master br0 && ip -n hlsw link set "p$i" up
     ip -n "hl$i" link set lo up
     ip -n "hl$i" addr add "10.77.0.$((i + 1))/24" dev e0 && ip -n "hl$i" link set e0 up
+    # Linux's usual congestion control, whatever this machine has set for itself.
+    ip -n "hl$i" route change 10.77.0.0/24 dev e0 src "10.77.0.$((i + 1))" congctl cubic ||
+      fail "this kernel has no congestion control named cubic"
   done
   shape "$2"
   trap - EXIT
