@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "apps/run_folder.h"
+#include "comm/launch.h"
 #include "comm/mpi.h"
 #include "comm/threads.h"
 #ifdef HEDDLE_CUDA

@@ -5,7 +5,7 @@
 #include <new>
 
 #include "apps/run_folder.h"
-#include "comm/mpi.h"
+#include "comm/launch.h"
 #include "core/device.h"
 #include "core/error.h"
 

@@ -1,8 +1,10 @@
+#include "comm/launch.h"
+
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 
-#include "comm/mpi.h"
+#include "core/error.h"
 
 namespace heddle {
 namespace {

@@ -6,18 +6,10 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "comm/collectives.h"
 
 namespace heddle {
-
-// What the environment says of a launcher, before MPI is touched.
-struct LaunchInfo {
-  int rank = 0, size = 1;
-  std::string launcher;  // "mpirun", "srun" or a PMI name; empty: started on its own
-};
-LaunchInfo detect_launch();
 
 struct MpiOptions {
   double timeout_s = 60;

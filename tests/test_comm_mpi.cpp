@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/launch.h"
 #include "comm/mpi.h"
 #include "comm/threads.h"
 #include "core/context.h"
