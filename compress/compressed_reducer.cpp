@@ -80,7 +80,8 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   bool accepted;
   if (e.compressed.empty()) {
     sum_dense(bucket, flat, comm, ledger);
-    accepted = all_finite(flat);
+    // Beyond it a gradient that a skipped step left owed could never be sent.
+    accepted = largest_magnitude_of(flat) <= magnitude(kLargest);
   } else {
     if (bucket.control > 0)
       e.dense.emplace_back(kControlWords, flat.slice(flat.size() - bucket.control, flat.size()));

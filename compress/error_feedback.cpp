@@ -53,7 +53,8 @@ void ErrorFeedback::owe(const std::string& name, const Tensor& x, double share) 
 }
 
 void ErrorFeedback::sent_all(const std::string& name) {
-  constexpr float kNothing = 1e-30f;  // before processors become slow with denormal numbers
+  // Before its small elements become denormal numbers, with which processors are slow.
+  constexpr float kNothing = 1e-20f;
   if (!holds(name)) return;
   const Tensor& m = residuals_.at(name);
   if (beta_ < 1) scale(m, static_cast<float>(1 - beta_));

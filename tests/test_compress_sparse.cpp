@@ -110,9 +110,9 @@ TEST_CASE(
 
 TEST_CASE("error feedback: a layer that travels dense for good is held no longer than it owes") {
   Context context;
-  for (const auto& [beta, most] : {std::pair{1.0, 1}, {0.3, 250}}) {
+  for (const auto& [beta, most] : {std::pair{1.0, 1}, {0.3, 150}}) {
     ErrorFeedback feedback(beta);
-    feedback.residual("w", 3).copy_from(Tensor::from(Values{1, -2, 3}));
+    feedback.residual("w", 3).copy_from(Tensor::from(Values{1, -2e-12f, 3}));
     int steps = 0;
     for (; feedback.holds("w") && steps <= most; ++steps) {
       for (const float m : feedback.residual("w", 3).to_vector()) CHECK(std::isnormal(m));
