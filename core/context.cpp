@@ -34,6 +34,15 @@ void use_device(Device device) {
 }
 #endif
 
+// The Context that a thread goes back to.
+void go_back(Context* previous) {
+  current_context = previous;
+#ifdef HEDDLE_CUDA
+  if (previous != nullptr && previous->device().is_cuda())
+    (void)cudaSetDevice(previous->device().index);
+#endif
+}
+
 }  // namespace
 
 Context::Context(const ContextOptions& options)
@@ -55,7 +64,7 @@ Context::Context(const ContextOptions& options)
 
 Context::~Context() {
   while (!order_.empty()) order_.pop_back();
-  current_context = previous_;
+  go_back(previous_);
   omp_set_num_threads(previous_threads_);
 }
 
@@ -97,7 +106,7 @@ ContextScope::ContextScope(Context& context)
 }
 
 ContextScope::~ContextScope() {
-  current_context = previous_;
+  go_back(previous_);
   omp_set_num_threads(previous_threads_);
 }
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 
 #include "core/error.h"
@@ -57,6 +58,19 @@ void system_release(Device device, void* p, size_t bytes) {
   munmap(p, bytes);
 }
 
+void* allocate_alone(Device device, size_t bytes) {
+  if (device.is_cuda()) return system_allocate(device, bytes);
+  void* p = nullptr;
+  return posix_memalign(&p, kAlign, bytes) == 0 ? p : nullptr;
+}
+
+void release_alone(Device device, void* p) {
+  if (device.is_cuda())
+    system_release(device, p, 0);
+  else
+    std::free(p);
+}
+
 // What the card has left and what to do about it; empty for the CPU.
 std::string advice(Device device) {
 #ifdef HEDDLE_CUDA
@@ -71,16 +85,26 @@ std::string advice(Device device) {
 
 }  // namespace
 
+Pool::Pool(Device device, bool caching) : device_(device), caching_(caching) {}
+
+bool Pool::switched_off() {
+  static const bool off = std::getenv("HEDDLE_NO_POOL") != nullptr;
+  return off;
+}
+
 Pool::~Pool() {
   for (auto [p, bytes] : segments_) system_release(device_, p, bytes);
+}
+
+void Pool::refuse(size_t bytes) const {
+  throw Error(concat("out of memory on ", to_string(device_), ": asked for ", bytes >> 20,
+                     " MiB with ", reserved_ >> 20, " MiB in the pool", advice(device_)));
 }
 
 void Pool::grow(size_t bytes) {
   const size_t size = round_up(std::max(bytes, kMinSegment), kHugePage);
   void* p = system_allocate(device_, size);
-  if (p == nullptr)
-    throw Error(concat("out of memory on ", to_string(device_), ": asked for ", size >> 20,
-                       " MiB with ", reserved_ >> 20, " MiB in the pool", advice(device_)));
+  if (p == nullptr) refuse(size);
   segments_.emplace_back(p, size);
   segment_starts_.insert(static_cast<char*>(p));
   reserved_ += size;
@@ -90,8 +114,16 @@ void Pool::grow(size_t bytes) {
 
 void* Pool::allocate(size_t bytes) {
   if (bytes > (size_t{1} << 48)) throw Error(concat("out of memory: asked for ", bytes, " bytes"));
-  const size_t size = round_up(std::max<size_t>(bytes, 1), kAlign);
   std::lock_guard lock(mutex_);
+  if (!caching_) {
+    void* p = allocate_alone(device_, std::max<size_t>(bytes, 1));
+    if (p == nullptr) refuse(bytes);
+    used_.emplace(static_cast<char*>(p), bytes);
+    reserved_ = in_use_ += bytes;
+    peak_ = std::max(peak_, in_use_);
+    return p;
+  }
+  const size_t size = round_up(std::max<size_t>(bytes, 1), kAlign);
   auto best = free_by_size_.lower_bound({size, nullptr});
   if (best == free_by_size_.end()) {
     grow(size);
@@ -118,6 +150,11 @@ void Pool::release(void* block) noexcept {
   size_t size = found->second;
   used_.erase(found);
   in_use_ -= size;
+  if (!caching_) {
+    reserved_ = in_use_;
+    release_alone(device_, p);
+    return;
+  }
   // Join with the free neighbours, but never across segments.
   auto next = free_by_address_.lower_bound(p);
   if (next != free_by_address_.end() && p + size == next->first &&

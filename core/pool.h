@@ -2,6 +2,9 @@
 // that a training step allocates nothing from the system after the first one.
 // CPU segments are 2 MiB aligned and advised to huge pages: page faults and TLB misses otherwise
 // cost a third of the speed of Winograd convolutions. Thread-safe.
+//
+// With HEDDLE_NO_POOL in the environment every block comes from the system and goes back there, so
+// that AddressSanitizer and compute-sanitizer see where each begins and ends; slow.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +22,7 @@ namespace heddle {
 
 class Pool {
  public:
-  explicit Pool(Device device) : device_(device) {}
+  explicit Pool(Device device, bool caching = !switched_off());
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -37,9 +40,12 @@ class Pool {
  private:
   using Block = std::pair<size_t, char*>;  // size, address: best fit is lower_bound
 
+  static bool switched_off();  // by HEDDLE_NO_POOL
   void grow(size_t bytes);
+  [[noreturn]] void refuse(size_t bytes) const;
 
   Device device_;
+  bool caching_;
   mutable std::mutex mutex_;
   std::set<Block> free_by_size_;
   std::map<char*, size_t> free_by_address_;

@@ -18,6 +18,11 @@ SideStream::~SideStream() { on_side = false; }
 bool SideStream::active() { return on_side; }
 
 #ifdef HEDDLE_CUDA
+void wait_for_stream() {
+  if (Context::current().device().is_cuda())
+    check_cuda(cudaStreamSynchronize(cuda_stream()), "cudaStreamSynchronize");
+}
+
 void Fence::record() {
   if (!Context::current().device().is_cuda()) return;
   if (event_ == nullptr) {
@@ -35,6 +40,7 @@ void Fence::wait() const {
                "cudaStreamWaitEvent");
 }
 #else
+void wait_for_stream() {}
 void Fence::record() {}
 void Fence::wait() const {}
 #endif

@@ -25,6 +25,9 @@ class SideStream {
   static bool active();  // for the calling thread
 };
 
+// The calling thread waits until its stream has done all that it was given.
+void wait_for_stream();
+
 // A point in the work of a GPU. Copies are the same point.
 class Fence {
  public:

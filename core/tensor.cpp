@@ -111,9 +111,13 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   }
   if (to_device.is_cuda() || from_device.is_cuda()) {
     // In the order of the stream. The host's memory is not pinned: a copy from it has been staged
-    // when the call returns.
+    // when the call returns, but on cards that read it by the host's page tables.
+    int direct = 0;
     cudaError_t status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream());
-    if (status == cudaSuccess && !to_device.is_cuda())
+    if (status == cudaSuccess && to_device.is_cuda())
+      status = cudaDeviceGetAttribute(&direct, cudaDevAttrPageableMemoryAccessUsesHostPageTables,
+                                      to_device.index);
+    if (status == cudaSuccess && (direct != 0 || !to_device.is_cuda()))
       status = cudaStreamSynchronize(cuda_stream());
     if (status != cudaSuccess)
       throw Error(concat("copy of ", bytes, " bytes from ", to_string(from_device), " to ",

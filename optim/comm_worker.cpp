@@ -47,6 +47,7 @@ void CommWorker::run(Context& context) {
     side.emplace();
   } catch (...) {  // a GPU that cannot be used from here
     failure_ = std::current_exception();
+    changed_.notify_all();
     return;
   }
   omp_set_num_threads(1);  // the learner's threads are busy with backward

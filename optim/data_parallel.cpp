@@ -10,6 +10,7 @@
 
 #include "comm/link_cost.h"
 #include "core/kernels.h"
+#include "core/streams.h"
 #include "core/trace.h"
 #include "optim/clip.h"
 
@@ -154,6 +155,7 @@ void DataParallelOptimizer::exchange(size_t index) {
   const Bucket& bucket = buckets_[index];
   comm_.set_tag(concat("bucket ", index));
   comm_.set_step(step_);
+  wait_for_stream();  // for backward on a GPU, which is no part of the times below
   // The meter looks before the exchange and after it: its time is none of it.
   const bool metered =
       meter_ != nullptr && compressing() && (step_ + 1) % parallel_.shadow_every == 0;

@@ -15,7 +15,7 @@
 using namespace heddle;
 
 TEST_CASE("pool: threads allocate, write and release at the same time") {
-  Pool pool(Device{});
+  Pool pool(Device{}, true);
   std::atomic<int> wrong = 0;
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
