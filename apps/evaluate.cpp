@@ -21,6 +21,15 @@ Var network_input(const Tensor& images, Device device, DType dtype) {
   return Var(dtype == here.dtype() ? here : converted(here, dtype, Layout::plain));
 }
 
+Var network_input(const Batch& batch, const Loader& loader, Device device, DType dtype) {
+  if (!batch.bytes.defined()) return network_input(batch.images, device, dtype);
+  const int64_t side = batch.bytes.shape()[1];
+  const Tensor images = Tensor::empty_on(device, {batch.count, 3, side, side}, dtype,
+                                         device.is_cuda() ? Layout::nhwc : Layout::plain);
+  augment_bytes(loader.augmentation(), batch.bytes.to(device), batch.placements.to(device), images);
+  return Var(images);
+}
+
 Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
                     DataParallelOptimizer* learners) {
   const double begin = wall_clock();
@@ -34,7 +43,7 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
       learners->collective("evaluation", [](Communicator& comm) { comm.barrier(); });
     if (batch.count == 0) continue;  // fewer images than learners were left
     Tape tape({.training = false});
-    const Var logits = model.forward(tape, network_input(batch.images, device, dtype));
+    const Var logits = model.forward(tape, network_input(batch, loader, device, dtype));
     const Var loss = softmax_cross_entropy(tape, logits, batch.labels);
     out.loss += static_cast<double>(loss.value().item()) * static_cast<double>(batch.count);
     out.samples += batch.count;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/shared_kernel.h"
 #include "data/resample.h"
 
 namespace heddle {
@@ -131,10 +132,8 @@ void normalize(const Normalization& normalization, int64_t plane, float* rgb) {
   }
 }
 
-// A square around a random pixel, cut off at the border.
-void cut_out(int side, int size, const Draws& draws, float* out) {
-  const int left = draws.below(kCutoutX, size) - side / 2;
-  const int top = draws.below(kCutoutY, size) - side / 2;
+// A square, cut off at the border.
+void cut_out(int side, int size, int left, int top, float* out) {
   const int begin = std::max(0, left), end = std::min(size, left + side);
   for (int c = 0; c < 3; ++c)
     for (int row = std::max(0, top); row < std::min(size, top + side); ++row) {
@@ -147,17 +146,17 @@ bool jitters(const Augmentation& augmentation) {
   return augmentation.brightness > 0 || augmentation.contrast > 0 || augmentation.saturation > 0;
 }
 
-void crop_fixed(const Augmentation& augmentation, const Image& image, const Draws& draws, bool flip,
+bool is_fixed(const Augmentation& augmentation) {
+  return augmentation.crop == Crop::none || augmentation.crop == Crop::pad;
+}
+
+void crop_fixed(const Augmentation& augmentation, const Image& image, const Placement& place,
                 float* out) {
-  const int size = augmentation.size,
-            padding = augmentation.crop == Crop::pad ? augmentation.padding : 0;
-  check(image.width == size && image.height == size, "augmentation: expected an image of ", size,
-        " x ", size, " pixels, found ", image.width, " x ", image.height);
-  const int left = padding > 0 ? draws.below(kCropX, 2 * padding + 1) - padding : 0;
-  const int top = padding > 0 ? draws.below(kCropY, 2 * padding + 1) - padding : 0;
+  check_fits(augmentation, image);
   const bool plain = !jitters(augmentation);
   constexpr Normalization kBytes{{0, 0, 0}, {1 / 255.0f, 1 / 255.0f, 1 / 255.0f}};
-  crop_bytes(image, left, top, flip, table_of(plain ? augmentation.normalization : kBytes), out);
+  crop_bytes(image, place.left, place.top, place.flip != 0,
+             table_of(plain ? augmentation.normalization : kBytes), out);
 }
 
 Window eval_window(const Augmentation& augmentation, const Image& image) {
@@ -213,21 +212,59 @@ void check_augmentation(const Augmentation& augmentation) {
 void augment(const Augmentation& augmentation, const Image& image, const Philox& rng,
              uint64_t sample, float* out) {
   const Draws draws{rng, sample * kWords};
+  const Placement place = draw_placement(augmentation, rng, sample);
   const int size = augmentation.size;
   const int64_t plane = int64_t{size} * size;
-  const bool flip = augmentation.flip && draws.uniform(kFlip) < 0.5f;
-  const bool fixed = augmentation.crop == Crop::none || augmentation.crop == Crop::pad;
+  const bool fixed = is_fixed(augmentation);
   if (fixed) {
-    crop_fixed(augmentation, image, draws, flip, out);
+    crop_fixed(augmentation, image, place, out);
   } else {
     const Window window = augmentation.crop == Crop::center
                               ? eval_window(augmentation, image)
                               : draw_window(augmentation, image, draws);
-    resample(image, window, size, flip, out);
+    resample(image, window, size, place.flip != 0, out);
   }
   if (jitters(augmentation)) jitter(augmentation, draws, plane, out);
   if (!fixed || jitters(augmentation)) normalize(augmentation.normalization, plane, out);
-  if (augmentation.cutout > 0) cut_out(augmentation.cutout, size, draws, out);
+  if (augmentation.cutout > 0)
+    cut_out(augmentation.cutout, size, place.cut_left, place.cut_top, out);
+}
+
+bool moves_bytes(const Augmentation& augmentation) {
+  return is_fixed(augmentation) && !jitters(augmentation);
+}
+
+void check_fits(const Augmentation& augmentation, const Image& image) {
+  const int size = augmentation.size;
+  check(image.width == size && image.height == size, "augmentation: expected an image of ", size,
+        " x ", size, " pixels, found ", image.width, " x ", image.height);
+}
+
+Placement draw_placement(const Augmentation& augmentation, const Philox& rng, uint64_t sample) {
+  const Draws draws{rng, sample * kWords};
+  const int padding = augmentation.crop == Crop::pad ? augmentation.padding : 0;
+  const int size = augmentation.size, side = augmentation.cutout;
+  Placement out;
+  if (augmentation.flip) out.flip = draws.uniform(kFlip) < 0.5f ? 1 : 0;
+  if (padding > 0) {
+    out.left = draws.below(kCropX, 2 * padding + 1) - padding;
+    out.top = draws.below(kCropY, 2 * padding + 1) - padding;
+  }
+  if (side > 0) {
+    out.cut_left = draws.below(kCutoutX, size) - side / 2;
+    out.cut_top = draws.below(kCutoutY, size) - side / 2;
+  }
+  return out;
+}
+
+void augment_bytes(const Augmentation& augmentation, const Tensor& bytes, const Tensor& placements,
+                   const Tensor& out) {
+  if (out.size() == 0) return;
+  const Tensor table = Tensor::empty_on(Device{}, {3, 256});
+  std::copy_n(&table_of(augmentation.normalization).value[0][0], table.size(), table.data<float>());
+  const Device device = out.device();
+  HEDDLE_DISPATCH(device,
+                  place_bytes(bytes, placements, table.to(device), augmentation.cutout, out));
 }
 
 }  // namespace heddle

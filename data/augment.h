@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/random.h"
+#include "core/tensor.h"
 #include "data/dataset.h"
 
 namespace heddle {
@@ -50,5 +51,38 @@ void check_augmentation(const Augmentation& augmentation);
 // Thread-safe. Throws InputError when Crop::none or Crop::pad meet an image that is not S x S.
 void augment(const Augmentation& augmentation, const Image& image, const Philox& rng,
              uint64_t sample, float* out);
+
+// Where the bytes of a sample go.
+struct Placement {
+  int32_t left = 0, top = 0;  // the window's corner in the image: negative beyond its border
+  int32_t flip = 0;           // 1: left-right
+  int32_t cut_left = 0, cut_top = 0;  // the corner, in the result, of the square that becomes 0
+};
+// Whether a Placement says all that is drawn: Crop::none or Crop::pad, without jitter.
+bool moves_bytes(const Augmentation& augmentation);
+// Throws InputError for an image that is not S x S.
+void check_fits(const Augmentation& augmentation, const Image& image);
+// What augment() draws.
+Placement draw_placement(const Augmentation& augmentation, const Philox& rng, uint64_t sample);
+
+// augment() for a whole batch, where its bytes are: `bytes` u8 (N, S, S, 3), `placements` i32 (N,
+// 5) of Placement's fields, out (N, 3, S, S) in any layout, f32 or bf16. The same values, bit for
+// bit.
+void augment_bytes(const Augmentation& augmentation, const Tensor& bytes, const Tensor& placements,
+                   const Tensor& out);
+
+// `table` f32 (3, 256): a byte's value by channel; `cut` the square's side.
+#define HEDDLE_AUGMENT                                                                          \
+  void place_bytes(const Tensor& bytes, const Tensor& placements, const Tensor& table, int cut, \
+                   const Tensor& out);
+namespace cpu {
+HEDDLE_AUGMENT
+}
+#ifdef HEDDLE_CUDA
+namespace cuda {
+HEDDLE_AUGMENT
+}
+#endif
+#undef HEDDLE_AUGMENT
 
 }  // namespace heddle

@@ -39,6 +39,7 @@ class Epoch::State {
       : dataset_(std::move(dataset)),
         augmentation_(augmentation),
         options_(options),
+        as_bytes_(options.bytes && moves_bytes(augmentation)),
         order_(make_order(dataset_->size(), options.shuffle, options.seed, epoch)),
         rng_(options.seed, stream_id(Stream::augment, static_cast<uint64_t>(epoch))),
         ring_(static_cast<size_t>(options.workers > 0 ? options.prefetch : 1)),
@@ -100,8 +101,13 @@ class Epoch::State {
     batch.first_sample = begin + length * options_.rank / options_.world_size;
     batch.count = begin + length * (options_.rank + 1) / options_.world_size - batch.first_sample;
     if (batch.count == 0) return batch;
-    batch.images =
-        Tensor::empty_on(Device{}, {batch.count, 3, augmentation_.size, augmentation_.size});
+    const int64_t side = augmentation_.size;
+    if (as_bytes_) {
+      batch.bytes = Tensor::empty_on(Device{}, {batch.count, side, side, 3}, DType::u8);
+      batch.placements = Tensor::empty_on(Device{}, {batch.count, 5}, DType::i32);
+    } else {
+      batch.images = Tensor::empty_on(Device{}, {batch.count, 3, side, side});
+    }
     batch.labels = Tensor::empty_on(Device{}, {batch.count}, DType::i32);
     return batch;
   }
@@ -123,13 +129,20 @@ class Epoch::State {
 
   void read_chunk(Slot& slot, int64_t begin, int64_t end, Image& image) {
     const int64_t values = int64_t{3} * augmentation_.size * augmentation_.size;
-    float* images = slot.batch.images.data<float>();
-    int32_t* labels = slot.batch.labels.data<int32_t>();
+    const Batch& batch = slot.batch;
     for (int64_t i = begin; i < end; ++i) {
-      const auto position = static_cast<size_t>(slot.batch.first_sample + i);
+      const auto position = static_cast<size_t>(batch.first_sample + i);
       dataset_->read(order_[position], image);
-      augment(augmentation_, image, rng_, position, images + i * values);
-      labels[i] = image.label;
+      batch.labels.data<int32_t>()[i] = image.label;
+      if (!as_bytes_) {
+        augment(augmentation_, image, rng_, position, batch.images.data<float>() + i * values);
+        continue;
+      }
+      check_fits(augmentation_, image);
+      std::copy_n(image.pixels.data(), values, batch.bytes.data<uint8_t>() + i * values);
+      const Placement p = draw_placement(augmentation_, rng_, position);
+      const int32_t fields[5] = {p.left, p.top, p.flip, p.cut_left, p.cut_top};
+      std::copy_n(fields, 5, batch.placements.data<int32_t>() + i * 5);
     }
   }
 
@@ -177,6 +190,7 @@ class Epoch::State {
   const std::shared_ptr<const ImageDataset> dataset_;
   const Augmentation augmentation_;
   const LoaderOptions options_;
+  const bool as_bytes_;
   const std::vector<uint32_t> order_;
   const Philox rng_;
 

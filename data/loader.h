@@ -17,7 +17,8 @@
 namespace heddle {
 
 struct Batch {
-  Tensor images;             // f32 (N, 3, S, S), plain layout, on the CPU
+  Tensor images;             // f32 (N, 3, S, S), plain layout, on the CPU; or, as asked for,
+  Tensor bytes, placements;  // u8 (N, S, S, 3) and i32 (N, 5) for augment_bytes(), on the CPU
   Tensor labels;             // i32 (N)
   int64_t first_sample = 0;  // position of the first image in the epoch's global order
   int64_t count = 0;         // N
@@ -30,6 +31,7 @@ struct LoaderOptions {
   uint64_t seed = 0;         // of order and augmentation
   bool shuffle = false;
   bool drop_last = false;  // leave out a last batch that is not full
+  bool bytes = false;      // images come as bytes and placements, if moves_bytes() holds
   int rank = 0;            // of world_size ranks, which share each global batch
   int world_size = 1;
 };
@@ -91,6 +93,7 @@ class Loader {
   // Images that all ranks together see in an epoch.
   int64_t samples_per_epoch() const;
   const ImageDataset& dataset() const { return *dataset_; }
+  const Augmentation& augmentation() const { return augmentation_; }
 
   // Starts reading epoch `number` (0, 1, …) at batch `first_batch`; the batches are those that a
   // whole epoch would give from there on.

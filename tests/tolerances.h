@@ -26,6 +26,7 @@ inline double tolerance(const std::string& operation, DType dtype) {
       {"linear", 5e-6, 1e-2},
       {"embedding", 1e-6, 1e-6},
       {"dropout", 0, 0},
+      {"augmentation", 0, 0},
       {"lstm", 2e-5, 2e-2},
       {"cross-entropy", 2e-6, 2e-6},
       {"update", 2e-6, 2e-6},
