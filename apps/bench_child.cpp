@@ -99,7 +99,8 @@ void print_json(const nlohmann::ordered_json& value) {
 }  // namespace
 
 void child_step(const Options& o, const Case& c) {
-  Context context({.device = parse_device(o.device), .threads = static_cast<int>(o.threads)});
+  Context context(
+      {.device = parse_device(o.device), .threads = static_cast<int>(o.threads), .tune = true});
   Trainer trainer(c, dtype_of(o.precision), context.device());
   std::vector<double> ms, cpu_ms;
   float loss = 0;
@@ -281,7 +282,8 @@ void print_layer(const Layer& l, double whole, double products) {
 }  // namespace
 
 void break_down_step(const Options& o, const Case& c) {
-  Context context({.device = parse_device(o.device), .threads = static_cast<int>(o.threads)});
+  Context context(
+      {.device = parse_device(o.device), .threads = static_cast<int>(o.threads), .tune = true});
   const std::string precision = o.precision == "bf16" ? "bf16" : "fp32";
   Trainer trainer(c, dtype_of(precision), context.device());
   const int64_t count = o.steps > 0 ? o.steps : c.steps;

@@ -21,7 +21,7 @@ namespace heddle {
 struct ContextOptions {
   Device device = {};
   int threads = 0;             // of this learner; 0: what OpenMP would take
-  bool tune = false;           // time alternatives instead of using the committed rule
+  bool tune = false;           // CUDA: time the algorithms of each convolution, take the fastest
   bool deterministic = false;  // the rule only, and reductions in a fixed order
   bool tf32 = false;           // CUDA: fp32 products may round their factors to 10 bits
 };

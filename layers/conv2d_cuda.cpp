@@ -2,13 +2,16 @@
 // all others by cuDNN. The fp32 weights (OIHW) are laid out channels last, in the activations'
 // type, at each use: little beside the product, and there is no copy that could grow stale. cuDNN
 // gives weight gradients in the activations' type; the way back into OIHW adds them in fp32.
-// Algorithms are ranked by cuDNN's heuristics once per shape; with a deterministic Context only
-// deterministic ones count.
+// Algorithms are ranked once per shape: by cuDNN's heuristics, and where the Context may tune, by
+// their times. With a deterministic Context only deterministic ones count, in the heuristics'
+// order.
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/context.h"
@@ -21,7 +24,8 @@
 namespace heddle::cuda {
 namespace {
 
-constexpr size_t kMostWorkspace = size_t{1} << 30;
+// The pool keeps the largest that was tried.
+constexpr size_t kMostWorkspace = size_t{1} << 28;
 
 template <auto kDestroy>
 struct Destroy {
@@ -53,7 +57,8 @@ struct ConvPlan {
   MapDescriptor x, y;
   FilterDescriptor w;
   ConvDescriptor conv;
-  std::vector<Candidate> candidates;  // the best first; those that failed are taken out
+  std::vector<Candidate> candidates = {};  // the best first; those that failed are taken out
+  bool timed = false;
 };
 
 struct ConvPlans {
@@ -200,6 +205,7 @@ std::vector<Candidate> find_candidates(const ConvPlan& plan, DType dtype) {
     if (Calls::workspace(plan, r.algo, &bytes) != CUDNN_STATUS_SUCCESS) continue;
     if (bytes <= kMostWorkspace) out.push_back({static_cast<int>(r.algo), math, bytes});
   }
+  (void)cudaGetLastError();  // what refused queries left behind is not the next kernel's fault
   return out;
 }
 
@@ -221,13 +227,67 @@ ConvPlan& conv_plan(const Problem& p, Layout layout) {
                                        static_cast<int64_t>(layout)};
   auto& plans = Context::current().state<ConvPlans>().plans;
   if (auto found = plans.find(key); found != plans.end()) return found->second;
-  ConvPlan plan{describe_map(p.x, p.dtype, layout),
-                describe_map(p.y, p.dtype, layout),
-                describe_filter(p.w, p.dtype, layout),
-                describe_conv(p.options, p.dtype),
-                {}};
+  ConvPlan plan{describe_map(p.x, p.dtype, layout), describe_map(p.y, p.dtype, layout),
+                describe_filter(p.w, p.dtype, layout), describe_conv(p.options, p.dtype)};
   plan.candidates = find_candidates<Calls>(plan, p.dtype);
   return plans.emplace(key, std::move(plan)).first->second;
+}
+
+// A workspace for which there is no memory is this algorithm's failure, unless no other is left.
+template <class Calls>
+cudnnStatus_t attempt(const ConvPlan& plan, const Candidate& c, const Tensor& a, const Tensor& b,
+                      const Tensor& out) {
+  Tensor space;
+  try {
+    space = Tensor::empty_on(out.device(), {static_cast<int64_t>(c.workspace)}, DType::u8);
+  } catch (const Error&) {
+    if (plan.candidates.size() == 1) throw;
+    return CUDNN_STATUS_ALLOC_FAILED;
+  }
+  check_cudnn(cudnnSetConvolutionMathType(plan.conv.get(), c.math), "cudnnSetConvolutionMathType");
+  const cudnnStatus_t status = Calls::run(plan, static_cast<typename Calls::Algorithm>(c.algorithm),
+                                          a.raw(), b.raw(), space, out.raw());
+  // What a failed attempt left behind is not the next kernel's fault.
+  if (status != CUDNN_STATUS_SUCCESS) (void)cudaGetLastError();
+  return status;
+}
+
+using Event = std::unique_ptr<CUevent_st, Destroy<cudaEventDestroy>>;
+
+Event record_event() {
+  cudaEvent_t made = nullptr;
+  check_cuda(cudaEventCreate(&made), "cudaEventCreate");
+  Event out(made);
+  check_cuda(cudaEventRecord(made, cuda_stream()), "cudaEventRecord");
+  return out;
+}
+
+// Orders the candidates by the shortest of three runs behind a first; what fails comes last, and
+// convolve() finds out why, should it come to it. The largest workspace goes first, so that the
+// others find its memory in the pool.
+template <class Calls>
+void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor& out) {
+  std::stable_sort(plan.candidates.begin(), plan.candidates.end(),
+                   [](const auto& x, const auto& y) { return x.workspace > y.workspace; });
+  std::vector<std::pair<float, Candidate>> timed;
+  for (const Candidate& c : plan.candidates) {
+    float best = std::numeric_limits<float>::infinity();
+    bool runs = attempt<Calls>(plan, c, a, b, out) == CUDNN_STATUS_SUCCESS;
+    for (int i = 0; i < 3 && runs; ++i) {
+      const Event begin = record_event();
+      runs = attempt<Calls>(plan, c, a, b, out) == CUDNN_STATUS_SUCCESS;
+      const Event end = record_event();
+      float ms = 0;
+      check_cuda(cudaEventSynchronize(end.get()), "convolution");
+      check_cuda(cudaEventElapsedTime(&ms, begin.get(), end.get()), "cudaEventElapsedTime");
+      best = std::min(best, ms);
+    }
+    timed.emplace_back(runs ? best : std::numeric_limits<float>::infinity(), c);
+  }
+  std::stable_sort(timed.begin(), timed.end(),
+                   [](const auto& x, const auto& y) { return x.first < y.first; });
+  for (size_t i = 0; i < timed.size(); ++i) plan.candidates[i] = timed[i].second;
+  plan.timed = true;
 }
 
 // (a, b) -> out, written to `to` where that has the layout used, else to memory of its own. Not
@@ -243,16 +303,12 @@ Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape&
     const Tensor out = to.defined() && to.layout() == layout
                            ? to
                            : Tensor::empty_on(a.device(), shape, p.dtype, layout);
+    const ContextOptions& options = Context::current().options();
+    if (options.tune && !options.deterministic && !plan.timed && plan.candidates.size() > 1)
+      rank_by_time<Calls>(plan, left, right, out);
     for (; !plan.candidates.empty(); plan.candidates.erase(plan.candidates.begin())) {
-      const Candidate c = plan.candidates.front();
-      const Tensor space =
-          Tensor::empty_on(a.device(), {static_cast<int64_t>(c.workspace)}, DType::u8);
-      check_cudnn(cudnnSetConvolutionMathType(plan.conv.get(), c.math),
-                  "cudnnSetConvolutionMathType");
-      status = Calls::run(plan, static_cast<typename Calls::Algorithm>(c.algorithm), left.raw(),
-                          right.raw(), space, out.raw());
+      status = attempt<Calls>(plan, plan.candidates.front(), left, right, out);
       if (status == CUDNN_STATUS_SUCCESS) return out;
-      (void)cudaGetLastError();  // what the attempt left behind is not the next kernel's fault
     }
   }
   const std::string what = concat(Calls::kName, " of ", dtype_name(p.dtype), " ", to_string(p.x),

@@ -70,9 +70,8 @@ link_vendor() {
     for file in "$place"lib/lib*.so*; do
       [ -e "$file" ] || continue
       name=${file##*/}
-      [ -e "$tree/lib64/${name%%.so*}.so" ] && continue
-      ln -sfn "$file" "$vendor/lib/$name"
-      ln -sfn "$file" "$vendor/lib/${name%%.so*}.so"
+      [ -e "$tree/lib64/$name" ] || ln -sfn "$file" "$vendor/lib/$name"
+      [ -e "$tree/lib64/${name%%.so*}.so" ] || ln -sfn "$file" "$vendor/lib/${name%%.so*}.so"
     done
   done < <(site_folders)
   return 0
@@ -101,6 +100,8 @@ use_carried() {
     prepend LD_LIBRARY_PATH "$place/lib"
     prepend CMAKE_PREFIX_PATH "$place"
   done
+  # cuDNN opens libnvrtc when it compiles an engine, and looks beside itself and here.
+  prepend LD_LIBRARY_PATH "$(dirname "$(dirname "$(readlink -f "$nvcc")")")/lib64"
 }
 
 data_folder() {  # NAME -> path, empty when it is nowhere
@@ -212,28 +213,38 @@ build() {
   try 'start without asking for a GPU' "$folder/train_resnet" --version && keep 'Versions'
 }
 
-run_tests() {
-  need_gpu test_core || return
-  local choice=(-LE 'check|comm')
-  [ $quick = 1 ] && choice=(-R "^($(IFS='|'; echo "${kernel_tests[*]}"))\$")
-  HEDDLE_TEST_DEVICE=cuda try 'all tests, on the GPU where they have a device' \
-    ctest --test-dir "$folder" -j 4 --timeout "$(left)" --output-on-failure "${choice[@]}"
+run_ctest() {  # TITLE ARGUMENT…
+  local title=$1
+  shift
+  HEDDLE_TEST_DEVICE=cuda try "$title" ctest --test-dir "$folder" -j 4 --timeout "$(left)" --output-on-failure "$@"
   grep -E '^ *[0-9]+/[0-9]+ Test|tests passed|^\[doctest\] test cases' "$sections/output" >"$sections/short"
   cp "$sections/short" "$sections/output"
-  keep 'Programs of tests'
+  keep "$title"
 }
 
+# Programs take --device auto, so that each of theirs starts CUDA: last, should no time be left.
+run_tests() {
+  need_gpu test_core || return
+  if [ $quick = 1 ]; then
+    run_ctest 'tests of the libraries' -R "^($(IFS='|'; echo "${kernel_tests[*]}"))\$"
+    return
+  fi
+  run_ctest 'tests of the libraries, on the GPU where they have a device' -LE 'check|comm|programs'
+  run_ctest 'tests of whole programs, on the GPU' -L programs
+}
+
+# Without the pool: within its segments the tools would see no block end.
 sanitize() {
   need_gpu test_gpu || return
   local tool sanitizer cases='kernels*'
   sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
   [ -x "$sanitizer" ] || { not_run 'no compute-sanitizer'; return; }
   for tool in memcheck racecheck synccheck; do
-    HEDDLE_TEST_DEVICE=cuda try "$tool of the kernels" "$sanitizer" --tool $tool --error-exitcode 9 \
+    HEDDLE_NO_POOL=1 HEDDLE_TEST_DEVICE=cuda try "$tool of the kernels" "$sanitizer" --tool $tool --error-exitcode 9 \
       "$folder/test_gpu" --test-case="$cases"
     [ $quick = 1 ] && return
   done
-  HEDDLE_TEST_DEVICE=cuda try 'memcheck of whole steps' "$sanitizer" --tool memcheck --error-exitcode 9 \
+  HEDDLE_NO_POOL=1 HEDDLE_TEST_DEVICE=cuda try 'memcheck of whole steps' "$sanitizer" --tool memcheck --error-exitcode 9 \
     "$folder/test_gpu" --test-case='steps*'
 }
 
@@ -259,17 +270,29 @@ compare_runs() {  # TITLE BOUND COMMAND…: the same run on both devices
 
 compare() {
   need_gpu test_gpu || return
-  HEDDLE_TEST_DEVICE=cuda try 'every operation on both devices' "$folder/test_gpu" --test-case='compare*'
-  grep -h '^compare ' "$sections/output" >"$sections/short" && cp "$sections/short" "$sections/output" &&
+  HEDDLE_TEST_DEVICE=cuda try 'every operation on both devices' "$folder/test_gpu" --test-case='*compare*'
+  if grep -h '^compare ' "$sections/output" >"$sections/short"; then
+    cp "$sections/short" "$sections/output"
     keep 'Operation, shape, type: distance and bound'
+  else
+    not_run 'no operation was compared' && status=1
+  fi
   local images=("$folder/train_resnet" --image-size 16 --steps 8 --print-freq 1 --batch-size 32)
   compare_runs 'ResNet-20' 2e-2 "${images[@]}"
   compare_runs '8 learners' 2e-2 "${images[@]}" --batch-size 4 --learners 8 --threads 1
   [ $quick = 1 ] && return
-  local spec
+  local spec learners=("${images[@]}" --batch-size 8 --learners 4 --threads 1 --compress-start 2)
   for spec in scalecom:rate=50 topk:density=0.05 qsgd powersgd; do
-    compare_runs "4 learners, $spec" 5e-2 "${images[@]}" --batch-size 8 --learners 4 --threads 1 \
-      --compress $spec --compress-start 2
+    compare_runs "4 learners, $spec" 5e-2 "${learners[@]}" --compress $spec
+  done
+  compare_runs '4 learners, accumulated and metered' 5e-2 "${learners[@]}" --compress scalecom:rate=50 \
+    --accumulate 2 --shadow 2
+  compare_runs '4 learners, local clip and plans' 5e-2 "${learners[@]}" --compress scalecom:rate=50 \
+    --clip-grad-norm 1 --layerwise lgreco --lgreco every=4,window=2
+  # One rank of NCCL has a worker as soon as something is compressed.
+  for spec in scalecom:rate=50 qsgd; do
+    try "NCCL with one rank, $spec" "${images[@]}" --comm nccl --device cuda --compress $spec --compress-start 1 \
+      --quiet --output-dir "$folder/runs/nccl-${spec%%:*}"
   done
   compare_runs 'LSTM' 2e-2 "$folder/train_lm" --emsize 64 --nhid 64 --steps 8 --print-freq 1 --batch-size 8
   local cifar; cifar=$(data_folder cifar-10-batches-bin)

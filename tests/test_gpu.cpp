@@ -10,6 +10,7 @@
 
 #include "core/gemm.h"
 #include "core/kernels.h"
+#include "data/augment.h"
 #include "layers/activation.h"
 #include "layers/conv2d.h"
 #include "layers/embedding.h"
@@ -31,18 +32,19 @@ using Results = std::vector<std::vector<float>>;  // in logical order
 using Job = std::function<Results()>;             // runs in the Context of a device
 using Network = std::function<Var(Tape&, const Var&)>;
 
-ContextOptions subject() {
-  ContextOptions options = on_test_device({.deterministic = true});
+ContextOptions subject(bool tune = false) {
+  ContextOptions options = on_test_device({.tune = tune, .deterministic = !tune});
   if (!options.device.is_cuda()) options.threads = 1;
   return options;
 }
 
-void compare(const std::string& operation, const std::string& what, DType dtype, const Job& job) {
-  const auto run = [&](const ContextOptions& options) {
-    Context context(options);
+void compare(const std::string& operation, const std::string& what, DType dtype, const Job& job,
+             const ContextOptions& options = subject()) {
+  const auto run = [&](const ContextOptions& where) {
+    Context context(where);
     return job();
   };
-  const Results expected = run({.threads = 2}), found = run(subject());
+  const Results expected = run({.threads = 2}), found = run(options);
   REQUIRE(found.size() == expected.size());
   double worst = 0;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -159,6 +161,34 @@ TEST_CASE("kernels, compare: dropout, embedding and cross-entropy") {
               });
 }
 
+TEST_CASE("kernels, compare: augmentation") {
+  const Augmentation cutout{.size = 13,
+                            .crop = Crop::pad,
+                            .flip = true,
+                            .normalization = {{0.4914f, 0.48f, 0.4465f}, {0.247f, 0.24f, 0.26f}},
+                            .cutout = 6};
+  const Philox rng(3, stream_id(Stream::augment));
+  for (Layout layout : {Layout::plain, Layout::nhwc})
+    for (DType dtype : kTypes)
+      compare("augmentation", layout == Layout::plain ? "(37, 3, 13, 13)" : "channels last", dtype,
+              [&]() -> Results {
+                const Tensor bytes = Tensor::empty_on(Device{}, {37, 13, 13, 3}, DType::u8);
+                const Tensor placements = Tensor::empty_on(Device{}, {37, 5}, DType::i32);
+                for (int64_t i = 0; i < bytes.size(); ++i)
+                  bytes.data<uint8_t>()[i] =
+                      static_cast<uint8_t>(rng.below(static_cast<uint64_t>(i), 256));
+                for (int64_t i = 0; i < 37; ++i) {
+                  const Placement p = draw_placement(cutout, rng, static_cast<uint64_t>(i));
+                  const int32_t fields[] = {p.left, p.top, p.flip, p.cut_left, p.cut_top};
+                  std::copy_n(fields, 5, placements.data<int32_t>() + 5 * i);
+                }
+                const Device device = Context::current().device();
+                const Tensor out = Tensor::empty_on(device, {37, 3, 13, 13}, dtype, layout);
+                augment_bytes(cutout, bytes.to(device), placements.to(device), out);
+                return {out.to_vector()};
+              });
+}
+
 TEST_CASE("kernels, compare: batch norm and pooling") {
   for (DType dtype : kTypes)
     for (const Shape& shape : {Shape{3, 16, 5, 7}, Shape{2, 64, 4, 4}, Shape{1, 5, 9, 3}}) {
@@ -230,27 +260,30 @@ TEST_CASE("compare: convolutions") {
                         {{3, 24, 9, 7}, 16, 1, {.stride = 1, .padding = 0, .groups = 1}},
                         {{3, 24, 9, 7}, 40, 1, {.stride = 2, .padding = 0, .groups = 1}},
                         {{1, 16, 6, 5}, 32, 3, {.stride = 1, .padding = 1, .groups = 4}}};
-  for (DType dtype : kTypes)
-    for (const Form& f : forms)
-      compare("convolution",
-              concat(to_string(f.x), " to ", f.out, " by ", f.kernel, ", stride ", f.options.stride,
-                     ", groups ", f.options.groups),
-              dtype, [&] {
-                ParameterStore store;
-                const Conv2d conv(store, "conv",
-                                  {.in = f.x[1],
-                                   .out = f.out,
-                                   .kernel = f.kernel,
-                                   .stride = f.options.stride,
-                                   .padding = f.options.padding,
-                                   .groups = f.options.groups,
-                                   .bias = true});
-                store.finalize(1);
-                return run_layer(store, random_tensor(f.x, 6, Layout::plain, 1.0f, dtype),
-                                 [&](Tape& tape, const Var& v) {
-                                   return conv2d(tape, v, *conv.weight, conv.bias, f.options);
-                                 });
-              });
+  for (bool tune : {false, true})
+    for (DType dtype : kTypes)
+      for (const Form& f : forms) {
+        const std::string what =
+            concat(to_string(f.x), " to ", f.out, " by ", f.kernel, ", stride ", f.options.stride,
+                   ", groups ", f.options.groups, tune ? ", timed" : "");
+        const auto job = [&] {
+          ParameterStore store;
+          const Conv2d conv(store, "conv",
+                            {.in = f.x[1],
+                             .out = f.out,
+                             .kernel = f.kernel,
+                             .stride = f.options.stride,
+                             .padding = f.options.padding,
+                             .groups = f.options.groups,
+                             .bias = true});
+          store.finalize(1);
+          return run_layer(store, random_tensor(f.x, 6, Layout::plain, 1.0f, dtype),
+                           [&](Tape& tape, const Var& v) {
+                             return conv2d(tape, v, *conv.weight, conv.bias, f.options);
+                           });
+        };
+        compare("convolution", what, dtype, job, subject(tune));
+      }
 }
 
 TEST_CASE("compare: linear and LSTM") {
