@@ -6,7 +6,6 @@
 #include <fstream>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <utility>
 
 #include "apps/exchange.h"
@@ -29,15 +28,6 @@ double slowest(Communicator& comm, double seconds) {
   for (const auto& of_rank : gather_values(comm, std::vector{seconds}))
     out = std::max(out, of_rank[0]);
   return out;
-}
-
-// The mean without the lowest and the highest quarter: what disturbs a few steps does not count,
-// and steps that differ in turns (who leads an exchange) count alike.
-double middle(std::vector<double> values) {
-  std::ranges::sort(values);
-  const auto quarter = std::ssize(values) / 4;
-  return std::accumulate(values.begin() + quarter, values.end() - quarter, 0.0) /
-         static_cast<double>(std::ssize(values) - 2 * quarter);
 }
 
 // Of all processors since they were started, in ticks; stolen by other guests of a virtual
@@ -127,6 +117,7 @@ class Measurement {
     Headroom out;
     const ProcessorTicks before = processor_ticks();
     out.learners = comm_.size();
+    out.net = o_.headroom_net;
     out.link = measure_link(comm_);
     const bool choosing = o_.compress.starts_with("auto");
     const std::string own = choosing ? to_string(compress_spec(o_)) : o_.compress;
@@ -204,7 +195,7 @@ class Measurement {
   static double middle_of(const std::vector<std::vector<double>>& steps, size_t time) {
     std::vector<double> values(steps.size());
     std::ranges::transform(steps, values.begin(), [&](const auto& step) { return step[time]; });
-    return middle(std::move(values));
+    return middle_mean(std::move(values));
   }
 
   static void add_sent(BucketProfile& bucket, const std::vector<BucketProfile::Collective>& now,
@@ -224,11 +215,7 @@ class Measurement {
   void finish(ExchangeProfile& profile, int steps) {
     std::vector<double*> means = times_of(profile);
     for (size_t i = 0; i < means.size(); ++i) *means[i] = middle_of(steps_[profile.compress], i);
-    // What the parts do not make up, as updates between two exchanges and behind the last.
-    std::vector<double> comm_s;
-    for (const BucketProfile& b : profile.buckets) comm_s.push_back(b.comm_s);
-    profile.rest_s = 0;
-    profile.rest_s = std::max(0.0, profile.step_s - step_seconds(profile, comm_s));
+    profile.rest_s = rest_seconds(profile);
     means.push_back(&profile.rest_s);
     std::vector<double*> sums = {&profile.exposed_s, &profile.sent_bytes};
     for (BucketProfile& b : profile.buckets)

@@ -26,7 +26,8 @@ struct Headroom {
   int64_t steps = 0;  // of each, all rounds together
   LinkCost link;
   std::vector<ExchangeProfile> profiles = {};
-  double stolen = 0;  // share of the time that the first rank's host wanted, that others had
+  double stolen = 0;     // share of the time that the first rank's host wanted, that others had
+  std::string net = {};  // one more for the model; empty: none
 
   double share() const;             // of a dense step that communication is seen to take
   double most() const;              // the most that anything could win

@@ -1,6 +1,7 @@
 #include "apps/headroom_model.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "optim/exchange_chooser.h"
 
@@ -27,6 +28,19 @@ double step_seconds(const ExchangeProfile& profile, const std::vector<double>& c
   for (size_t i = 0; i < profile.buckets.size(); ++i)
     buckets.push_back({profile.buckets[i].ready_s, profile.buckets[i].code_s, comm_s[i]});
   return std::max(profile.backward_s, exchanges_end(buckets)) + profile.rest_s;
+}
+
+double rest_seconds(const ExchangeProfile& profile) {
+  std::vector<double> comm_s;
+  for (const BucketProfile& bucket : profile.buckets) comm_s.push_back(bucket.comm_s);
+  return std::max(0.0, profile.step_s - (step_seconds(profile, comm_s) - profile.rest_s));
+}
+
+double middle_mean(std::vector<double> values) {
+  std::ranges::sort(values);
+  const auto quarter = std::ssize(values) / 4;
+  return std::accumulate(values.begin() + quarter, values.end() - quarter, 0.0) /
+         static_cast<double>(std::ssize(values) - 2 * quarter);
 }
 
 double waiting_seconds(const BucketProfile& bucket, int ranks, const LinkCost& link) {

@@ -12,8 +12,8 @@
 
 namespace heddle {
 
-// Means of the middle half of all steps, and over ranks; seconds count from the beginning of a
-// step.
+// Means of the middle half of all steps, and over ranks, where nothing else is said; seconds count
+// from the beginning of a step.
 struct BucketProfile {
   double ready_s = 0;  // backward has made its last gradient
   double code_s = 0;   // of its exchange, what is not in collectives
@@ -28,10 +28,10 @@ struct BucketProfile {
 struct ExchangeProfile {
   std::string compress = {};  // "none", "scalecom:rate=100"; empty: no exchange
   double step_s = 0;          // of the slowest rank
-  double exposed_s = 0;       // of it, waiting for exchanges
+  double exposed_s = 0;       // waiting for exchanges; mean of all steps
   double backward_s = 0;      // when backward has ended
   double rest_s = 0;          // in the step, neither backward nor an exchange
-  double sent_bytes = 0;      // by a rank in a step
+  double sent_bytes = 0;      // by a rank in a step; mean of all
   std::vector<BucketProfile> buckets = {};
 };
 
@@ -42,6 +42,14 @@ double comm_seconds(const BucketProfile& bucket, int measured_ranks, int ranks,
 // Of what its collectives were measured to take, what these links do not explain: a rank that comes
 // later, or encodes for longer, is waited for in them.
 double waiting_seconds(const BucketProfile& bucket, int ranks, const LinkCost& link);
+
+// Of its measured step what backward and the exchanges do not make up, as updates between two
+// exchanges and behind the last.
+double rest_seconds(const ExchangeProfile& profile);
+
+// The mean without the lowest and the highest quarter: what disturbs a few steps does not count,
+// and steps that differ in turns (who leads an exchange) count alike.
+double middle_mean(std::vector<double> values);
 
 // A step of `profile`, whose every exchange i takes comm_s[i] in collectives.
 double step_seconds(const ExchangeProfile& profile, const std::vector<double>& comm_s);

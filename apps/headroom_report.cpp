@@ -31,6 +31,12 @@ LinkCost link_of(const Headroom& h, const std::string& net) {
   return {.latency_s = model.latency_s, .seconds_per_byte = 1 / model.bytes_per_s};
 }
 
+std::vector<std::string> modelled_nets(const Headroom& h) {
+  std::vector<std::string> nets = kNets;
+  if (!h.net.empty() && std::ranges::find(nets, h.net) == nets.end()) nets.push_back(h.net);
+  return nets;
+}
+
 // As many as measured, and others.
 std::set<int> modelled_learners(const Headroom& h) { return {h.learners, 4, 8, 32, 128, 1024}; }
 
@@ -86,7 +92,7 @@ std::string model_table(const Headroom& h) {
   std::string out =
       "A model of other networks, and of more learners that compute as fast as these: a dense\n"
       "step in ms, and how many times faster the others are.\n\n";
-  for (const std::string& net : kNets) {
+  for (const std::string& net : modelled_nets(h)) {
     const LinkCost link = link_of(h, net);
     out += format("%-24s", net.c_str());
     for (const int p : learners) out += format(" %12s", concat("P = ", p).c_str());
@@ -133,7 +139,7 @@ std::string headroom_json(const Headroom& h) {
     if (i > 0) row["model_step_s"] = modelled(h, i, h.learners, h.link);
     json["measured"].push_back(row);
   }
-  for (const std::string& net : kNets)
+  for (const std::string& net : modelled_nets(h))
     for (const int p : modelled_learners(h))
       for (size_t i = 1; i < h.profiles.size(); ++i)
         json["model"].push_back({{"net", net},

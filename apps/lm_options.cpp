@@ -293,7 +293,7 @@ void resolve(TrainLmOptions& o, const FlagTable& flags, TextKind kind) {
   set_default(flags, "dropout", o.dropout, r.dropout);
   set_default(flags, "init-range", o.init_range, r.init_range);
   set_default(flags, "bptt", o.bptt, r.bptt);
-  set_default(flags, "batch-size", o.batch_size, r.batch_size);
+  resolve_batch_size(o, flags, r.batch_size);
   if (!flags.given("steps")) set_default(flags, "epochs", o.epochs, r.epochs);
   set_default(flags, "optimizer", o.optimizer, r.optimizer);
   const double other_lr = o.optimizer == "sgd" ? kSgdLr : kAdamLr;

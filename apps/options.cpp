@@ -7,6 +7,7 @@
 #include "apps/exchange.h"
 #include "apps/learners.h"
 #include "apps/saver.h"
+#include "comm/net_model.h"
 #include "core/error.h"
 #include "core/parallel.h"
 
@@ -14,6 +15,7 @@ namespace heddle {
 
 namespace {
 
+constexpr int64_t kMaxBatch = 1 << 20;
 const std::vector<std::string> kOptimizers = {"sgd", "adam", "adamw"};
 const std::vector<std::string> kSchedules = {"constant", "step",     "multistep",
                                              "cosine",   "onecycle", "plateau"};
@@ -41,6 +43,9 @@ void add_run_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
                      "--lgreco objective=time"});
   flags.add("tf32", &o.tf32,
             {.help = "on a GPU: fp32 products round their factors to 10 bits, for speed"});
+  flags.add("tune", &o.tune,
+            {.help = "on a GPU: time the algorithms of each convolution at its first use, and take "
+                     "the fastest; not with --deterministic"});
 }
 
 void add_learner_flags(FlagTable& flags, CommonOptions& o) {
@@ -129,8 +134,14 @@ void add_training_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& tex
             {.value = "N",
              .help = texts.batch_size,
              .min = 1,
-             .max = 1 << 20,
+             .max = kMaxBatch,
              .default_text = texts.by_rule});
+  flags.add("global-batch-size", &o.global_batch_size,
+            {.value = "N",
+             .help = "of all learners and batches of an update together, instead of --batch-size",
+             .min = 1,
+             .max = 1e12,
+             .default_text = "learners * --batch-size * --accumulate"});
   flags.add("accumulate", &o.accumulate,
             {.value = "N",
              .help = "batches whose mean gradient makes one "
@@ -279,6 +290,12 @@ void add_action_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts
              .max = 1e6,
              .default_text = "0: train",
              .replay = false});
+  flags.add(
+      "headroom-net", &o.headroom_net,
+      {.value = "MODEL",
+       .help = "one network more for the model of --headroom, as --net names them: 25gbit,5us",
+       .default_text = "none",
+       .replay = false});
   flags.add("config", &o.config,
             {.value = "FILE",
              .help = "read flags from TOML, one per line, without "
@@ -311,6 +328,23 @@ std::string find_data(const std::string& data, const std::string& embedded) {
   return fs::exists(found, error) ? found.string() : data;
 }
 
+void resolve_batch_size(CommonOptions& o, const FlagTable& flags, int64_t by_rule) {
+  const FlagSource each = flags.source("batch-size"), all = flags.source("global-batch-size");
+  if (all == FlagSource::default_value || each > all) {
+    o.global_batch_size = 0;
+    return set_default(flags, "batch-size", o.batch_size, by_rule);
+  }
+  // A dumped configuration carries both: with other learners the global batch stays.
+  check(each < all || each == FlagSource::config,
+        "--batch-size and --global-batch-size: expected one of them");
+  const int64_t batches = plan_learners(o).size * o.accumulate;
+  check(o.global_batch_size % batches == 0, "--global-batch-size: expected a multiple of ", batches,
+        " (learners times --accumulate), found ", o.global_batch_size);
+  o.batch_size = o.global_batch_size / batches;
+  check(o.batch_size <= kMaxBatch, "--global-batch-size: expected at most ", kMaxBatch,
+        " for each learner, found ", o.batch_size);
+}
+
 void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string& embedded) {
   const LearnerPlan learners = plan_learners(o);
   set_default(flags, "threads", o.threads,
@@ -319,6 +353,8 @@ void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string&
   check_exchange(o);
   check(o.headroom == 0 || learners.size > 1,
         "--headroom: one learner exchanges nothing; give --learners N or start with mpirun");
+  check(o.headroom_net.empty() || o.headroom > 0, "--headroom-net needs --headroom");
+  if (!o.headroom_net.empty()) (void)parse_net(o.headroom_net, "--headroom-net");
   check(o.layerwise == "lgreco" || flags.source("lgreco") <= FlagSource::config,
         "--lgreco needs --layerwise lgreco");
 

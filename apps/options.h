@@ -17,7 +17,7 @@ struct CommonOptions {
   std::string data, device = "auto", precision = "fp32", init;
   int64_t seed = 1, threads = 0, workers = 1;
   bool deterministic = false;
-  bool tf32 = false;
+  bool tf32 = false, tune = true;
   // learners
   int64_t learners = 1;
   std::string comm = "auto", net, overlap = "on";
@@ -29,7 +29,7 @@ struct CommonOptions {
   std::string lgreco = "alpha=1,every=epoch,window=10,objective=bytes,budget=uniform";
   double comm_timeout = 60, bucket_mb = 4;
   // how long and how much
-  int64_t epochs = 0, steps = 0, batch_size = 0, accumulate = 1;
+  int64_t epochs = 0, steps = 0, batch_size = 0, global_batch_size = 0, accumulate = 1;
   // the update rule
   std::string optimizer = "sgd";
   double lr = 0, momentum = 0.9, weight_decay = 0, clip_grad_norm = 0;
@@ -51,6 +51,7 @@ struct CommonOptions {
   bool resume_anyway = false;
   // instead of training
   double headroom = 0;
+  std::string headroom_net;
   bool evaluate = false, dry_run = false, dump_config = false, list = false, version = false;
   bool help = false, man = false;
   std::string config;
@@ -76,6 +77,11 @@ void set_default(const FlagTable& flags, const char* name, T& target, const U& v
 // Where a relative --data is not there, the same below the folder that HEDDLE_DATA names, if it is
 // there; else `data`, as is `embedded`.
 std::string find_data(const std::string& data, const std::string& embedded);
+
+// --batch-size, `by_rule` unless it or --global-batch-size is given; of the two the stronger source
+// counts, of a file's two the global one, since a dumped configuration has both. Throws InputError
+// for both at once otherwise, and for a global batch that learners and --accumulate do not divide.
+void resolve_batch_size(CommonOptions& o, const FlagTable& flags, int64_t by_rule);
 
 // The end of resolve(): absolute paths (`embedded` is the --data that is none), the defaults that
 // no data set changes, and a refusal of what cannot go together.

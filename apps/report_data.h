@@ -105,7 +105,7 @@ struct RunRecord {
 RunRecord read_run(const std::string& folder, const std::string& trace = "");
 
 // Means over the second half of the steps, where a run has found its pace. A measure that is in no
-// line is NaN. The rate is that of all these steps together.
+// line is NaN. The rate is that of all these steps together, by their times.
 StepRecord settled_step(const RunRecord& run);
 
 }  // namespace heddle

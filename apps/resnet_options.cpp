@@ -135,7 +135,7 @@ void resolve(TrainResnetOptions& o, const FlagTable& flags, DataKind kind) {
   const Recipe& r = recipe(kind);
   set_default(flags, "arch", o.arch, r.arch);
   set_default(flags, "image-size", o.image_size, r.image_size);
-  set_default(flags, "batch-size", o.batch_size, r.batch_size);
+  resolve_batch_size(o, flags, r.batch_size);
   set_default(flags, "augment", o.augment, r.augment);
   set_default(flags, "name", o.name, o.arch);
   if (o.stem == "auto") o.stem = is_cifar_arch(o.arch) || o.image_size <= 64 ? "cifar" : "imagenet";

@@ -36,6 +36,25 @@ struct Outcome {
   TrainingResult run;
   TextEvaluation valid, test;  // of the weights that are saved
   std::string generated;
+  std::unique_ptr<RunFolder> folder;  // of a training, on the first rank
+};
+
+// What the program is to do, and what it has read for it; the same for all learners.
+struct Job {
+  const TrainLmOptions& o;
+  const FlagTable& flags;
+  const Arguments& arguments;
+  const Corpus& corpus;
+  const Vocabulary& vocabulary;
+  bool training;
+};
+
+// What a learner has of its own.
+struct Learner {
+  Context& context;
+  Communicator& comm;
+  const LstmLm& model;
+  ParameterStore& store;
 };
 
 bool is_char_level(const TrainLmOptions& o) { return o.level == "char"; }
@@ -57,46 +76,45 @@ std::string score_text(const TrainLmOptions& o, double loss) {
 class Trainer {
  public:
   // Folder and progress are null on all ranks but the first.
-  Trainer(const TrainLmOptions& o, Context& context, Communicator& comm, const LstmLm& model,
-          ParameterStore& store, const Corpus& corpus, const std::string& config,
-          const Start& start, RunFolder* folder, Progress* progress)
-      : o_(o),
-        model_(model),
-        store_(store),
-        corpus_(corpus),
+  Trainer(const Job& job, const Learner& learner, const std::string& config, const Start& start,
+          RunFolder* folder, Progress* progress)
+      : o_(job.o),
+        model_(learner.model),
+        store_(learner.store),
+        corpus_(job.corpus),
         folder_(folder),
         progress_(progress),
-        windows_(make_batches(o, corpus, comm)),
-        plan_(plan_steps(o, windows_)),
-        schedule_(make_schedule(o, plan_)),
-        optimizer_(make_optimizer(o, store, comm, plan_, folder, noting(progress))),
+        windows_(make_batches(o_, corpus_, learner.comm)),
+        plan_(plan_steps(o_, windows_)),
+        schedule_(make_schedule(o_, plan_)),
+        optimizer_(make_optimizer(o_, store_, learner.comm, plan_, folder, noting(progress))),
         log_({.program = "train_lm",
               .rate_key = kRateKey,
-              .metrics = [&o](double loss) -> nlohmann::ordered_json {
+              .metrics = [&o = o_](double loss) -> nlohmann::ordered_json {
                 return {{score_key(o), score(o, loss)}};
               }},
-             o, context, store, optimizer_, folder, progress),
-        saver_(o,
+             o_, learner.context, store_, optimizer_, folder, progress),
+        saver_(o_,
                {.folder = folder == nullptr ? "" : folder->path(),
-                .rank = comm.rank(),
+                .rank = learner.comm.rank(),
                 .steps_per_epoch = plan_.steps_per_epoch,
                 .start = start.checkpoint ? &*start.checkpoint : nullptr,
                 .ahead = start.ahead},
                optimizer_, noting(progress)),
-        parts_{.o = o,
-               .store = store,
+        parts_{.o = o_,
+               .store = store_,
                .optimizer = optimizer_,
                .schedule = schedule_,
                .log = log_,
-               .rank = comm.rank(),
-               .units = units_per_batch(o, comm.size()),
-               .identity = identity(o, corpus),
+               .rank = learner.comm.rank(),
+               .units = units_per_batch(o_, learner.comm.size()),
+               .identity = identity(o_, corpus_),
                .config = config,
-               .model = model.named_tensors(),
-               .metadata = lm_metadata(model, corpus.level, corpus.vocabulary)},
+               .model = model_.named_tensors(),
+               .metadata = lm_metadata(model_, corpus_.level, corpus_.vocabulary)},
         batch_(start.batch),
         ahead_(start.ahead),
-        state_(model.zero_state(o.batch_size)) {
+        state_(model_.zero_state(o_.batch_size)) {
     if (start.checkpoint) restore(*start.checkpoint);
   }
 
@@ -110,7 +128,7 @@ class Trainer {
     saver_.finish();
     log_.finish(saver_.last());
     if (log_.healthy() && best_.defined()) store_.values().copy_from(best_);
-    return {.run = log_.result(), .valid = valid_, .test = {}, .generated = ""};
+    return {.run = log_.result(), .valid = valid_, .test = {}, .generated = "", .folder = {}};
   }
 
   TextEvaluation test() {
@@ -263,7 +281,7 @@ std::string generate(const TrainLmOptions& o, const LstmLm& model, const Vocabul
   return decode_text(tokens, level, vocabulary);
 }
 
-std::string final_json(const TrainLmOptions& o, const Outcome& out, const RunFolder* folder) {
+std::string final_json(const TrainLmOptions& o, const Outcome& out) {
   nlohmann::ordered_json json = begin_summary(out.run);
   const auto add = [&](const std::string& split, const TextEvaluation& e) {
     json[split + "_loss"] = e.loss;
@@ -272,17 +290,17 @@ std::string final_json(const TrainLmOptions& o, const Outcome& out, const RunFol
   };
   add("valid", out.valid);
   add("test", out.test);
-  end_summary(json, kRateKey, out.run, o.seed, folder);
+  end_summary(json, kRateKey, out.run, o.seed, out.folder.get());
   if (o.generate > 0) json["generated"] = out.generated;
   return json_line(json);
 }
 
 // The generated text and, for programs, the result go to stdout; the result for people to stderr.
-void report(const TrainLmOptions& o, const Outcome& out, const RunFolder* folder) {
+void report(const TrainLmOptions& o, const Outcome& out) {
   if (!o.json && !out.generated.empty()) {
     print(out.generated + (out.generated.back() == '\n' ? "" : "\n"));
   }
-  if (o.json) print(final_json(o, out, folder));
+  if (o.json) print(final_json(o, out));
   if (o.quiet || out.test.tokens == 0) return;
   std::fprintf(stderr, "%s: test %s (valid %s), %s, %s\n", out.run.status.c_str(),
                score_text(o, out.test.loss).c_str(), score_text(o, out.valid.loss).c_str(),
@@ -291,37 +309,36 @@ void report(const TrainLmOptions& o, const Outcome& out, const RunFolder* folder
 }
 
 // Trains in a run folder of its own and leaves the weights there.
-Outcome train(const TrainLmOptions& o, const FlagTable& flags, const Arguments& arguments,
-              Context& context, Communicator& comm, const LstmLm& model, ParameterStore& store,
-              const Corpus& corpus, std::unique_ptr<RunFolder>& folder) {
-  const StepPlan plan = plan_steps(o, make_batches(o, corpus, comm));
-  const std::string config = config_text(o, flags);
+Outcome train(const Job& job, const Learner& learner) {
+  const TrainLmOptions& o = job.o;
+  Communicator& comm = learner.comm;
+  const StepPlan plan = plan_steps(o, make_batches(o, job.corpus, comm));
+  const std::string config = config_text(o, job.flags);
   const Start start = find_start(o, plan, units_per_batch(o, comm.size()), comm);
   const auto run = [&](Trainer trainer, RunFolder* files) {
     Outcome out = trainer.run();
     if (out.run.status == "done" && files != nullptr)
-      save_lm(files->file("model.safetensors"), model, corpus.level, corpus.vocabulary);
+      save_lm(files->file("model.safetensors"), learner.model, job.corpus.level,
+              job.corpus.vocabulary);
     if (out.run.status == "done") out.test = trainer.test();
     return out;
   };
   if (comm.rank() > 0) {
-    Outcome out =
-        run({o, context, comm, model, store, corpus, config, start, nullptr, nullptr}, nullptr);
-    finish_trace(o, {}, context, comm);
+    Outcome out = run({job, learner, config, start, nullptr, nullptr}, nullptr);
+    finish_trace(o, {}, learner.context, comm);
     return out;
   }
-  RunFiles files = open_run(o, config, arguments, context, start.checkpoint);
+  RunFiles files = open_run(o, config, job.arguments, learner.context, start.checkpoint);
   Progress progress({.total_steps = plan.total_steps + start.ahead,
                      .print_freq = o.print_freq,
                      .quiet = o.quiet,
                      .unit = "tokens"});
   progress.note("run folder " + files.folder->path());
   RunFolder* place = files.folder.get();
-  Outcome out =
-      run({o, context, comm, model, store, corpus, config, start, place, &progress}, place);
-  finish_trace(o, files, context, comm);
+  Outcome out = run({job, learner, config, start, place, &progress}, place);
+  finish_trace(o, files, learner.context, comm);
   finish_report(o, *files.folder, progress);
-  folder = std::move(files.folder);
+  out.folder = std::move(files.folder);
   return out;
 }
 
@@ -345,17 +362,16 @@ LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
 }
 
 // Steps on one window, again and again, at a learning rate of 0.
-int show_headroom(const TrainLmOptions& o, Communicator& comm, const LstmLm& model,
-                  ParameterStore& store, const TokenBatches& windows) {
+int show_headroom(const TrainLmOptions& o, const Learner& learner, const TokenBatches& windows) {
   const TokenWindow window = windows.window(0);
-  return run_headroom(o, store, comm, plan_steps(o, windows),
+  return run_headroom(o, learner.store, learner.comm, plan_steps(o, windows),
                       [&](DataParallelOptimizer& optimizer, const auto& backward_ended) {
                         for (int64_t micro = 0; micro < o.accumulate; ++micro) {
-                          LstmState state = model.zero_state(o.batch_size);
+                          LstmState state = learner.model.zero_state(o.batch_size);
                           Tape tape({.training = true, .seed = static_cast<uint64_t>(o.seed)});
-                          const Var loss =
-                              softmax_cross_entropy(tape, model.forward(tape, window.inputs, state),
-                                                    window.targets, {.overwrite_logits = true});
+                          const Var loss = softmax_cross_entropy(
+                              tape, learner.model.forward(tape, window.inputs, state),
+                              window.targets, {.overwrite_logits = true});
                           optimizer.begin_step(0);
                           tape.backward(
                               loss, [&](Parameter& p) { optimizer.ready(p); },
@@ -367,11 +383,13 @@ int show_headroom(const TrainLmOptions& o, Communicator& comm, const LstmLm& mod
 }
 
 // The run of one learner.
-int run_rank(const TrainLmOptions& o, const FlagTable& flags, const Arguments& arguments,
-             Communicator& started, bool training, const Corpus& corpus,
-             const Vocabulary& vocabulary) {
+int run_rank(const Job& job, Communicator& started) {
+  const TrainLmOptions& o = job.o;
+  const Corpus& corpus = job.corpus;
+  const Vocabulary& vocabulary = job.vocabulary;
   Context context({.device = learner_device(o, started),
                    .threads = static_cast<int>(o.threads),
+                   .tune = o.tune,
                    .deterministic = o.deterministic,
                    .tf32 = o.tf32});
   const auto gpus = make_gpu_communicator(o, started);
@@ -389,13 +407,13 @@ int run_rank(const TrainLmOptions& o, const FlagTable& flags, const Arguments& a
   if (o.dry_run) {
     return print(describe_plan(o, context, model, store, make_batches(o, corpus, comm))), 0;
   }
-  if (o.headroom > 0) return show_headroom(o, comm, model, store, make_batches(o, corpus, comm));
+  const Learner learner{context, comm, model, store};
+  if (o.headroom > 0) return show_headroom(o, learner, make_batches(o, corpus, comm));
   (void)encode_prompt(o, vocabulary);  // complains before the training, not behind it
 
   Outcome out;
-  std::unique_ptr<RunFolder> folder;
-  if (training) {
-    out = train(o, flags, arguments, context, comm, model, store, corpus, folder);
+  if (job.training) {
+    out = train(job, learner);
   } else if (o.evaluate) {
     out.valid = evaluate_text(model, corpus.valid);
     out.test = evaluate_text(model, corpus.test);
@@ -403,7 +421,7 @@ int run_rank(const TrainLmOptions& o, const FlagTable& flags, const Arguments& a
   const int code = static_cast<int>(exit_code(out.run));
   if (comm.rank() > 0) return code;
   if (out.run.status == "done" && o.generate > 0) out.generated = generate(o, model, vocabulary);
-  report(o, out, folder.get());
+  report(o, out);
   return code;
 }
 
@@ -437,9 +455,8 @@ int run(const Arguments& arguments, const Arguments& environment) {
   (void)parse_device(o.device);
   std::optional<SignalScope> signals;
   if (training && !o.dry_run && o.headroom == 0) signals.emplace();  // nothing else looks at them
-  return run_learners(o, [&](Communicator& comm) {
-    return run_rank(o, flags, arguments, comm, training, corpus, vocabulary);
-  });
+  const Job job{o, flags, arguments, corpus, vocabulary, training};
+  return run_learners(o, [&](Communicator& comm) { return run_rank(job, comm); });
 }
 }  // namespace
 }  // namespace heddle

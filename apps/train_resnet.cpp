@@ -36,9 +36,28 @@ struct Outcome {
   TrainingResult run;
   Evaluation valid;
   nlohmann::ordered_json predictions;
+  std::unique_ptr<RunFolder> folder;  // of a training, on the first rank
 };
 
-// What a run is made of; the same for all its learners.
+// What the program is to do, and what it has read for it; the same for all learners.
+struct Job {
+  const TrainResnetOptions& o;
+  const FlagTable& flags;
+  const Arguments& arguments;
+  const ResnetCard& card;
+  const Data &data, &valid;
+  bool training;
+};
+
+// What a learner has of its own.
+struct Learner {
+  Context& context;
+  Communicator& comm;
+  const ResNet& model;
+  ParameterStore& store;
+};
+
+// A training; the same for all its learners but for their share of the images.
 struct Run {
   const TrainResnetOptions& o;
   const ResnetCard& card;
@@ -49,12 +68,12 @@ struct Run {
 class Trainer {
  public:
   // Folder and progress are null on all ranks but the first.
-  Trainer(const Run& run, Context& context, Communicator& comm, const ResNet& model,
-          ParameterStore& store, const Start& start, RunFolder* folder, Progress* progress)
+  Trainer(const Run& run, const Learner& learner, const Start& start, RunFolder* folder,
+          Progress* progress)
       : o_(run.o),
-        context_(context),
-        model_(model),
-        store_(store),
+        context_(learner.context),
+        model_(learner.model),
+        store_(learner.store),
         train_(run.train),
         valid_loader_(run.valid),
         folder_(folder),
@@ -63,26 +82,26 @@ class Trainer {
         batch_(start.batch),
         ahead_(start.ahead),
         schedule_(schedule_options(o_, plan_.total_steps, plan_.steps_per_epoch)),
-        optimizer_(make_optimizer(o_, store, comm, plan_, folder, noting(progress))),
-        log_({.program = "train_resnet", .rate_key = kRateKey}, o_, context, store, optimizer_,
+        optimizer_(make_optimizer(o_, store_, learner.comm, plan_, folder, noting(progress))),
+        log_({.program = "train_resnet", .rate_key = kRateKey}, o_, context_, store_, optimizer_,
              folder, progress),
         saver_(o_,
                {.folder = folder == nullptr ? "" : folder->path(),
-                .rank = comm.rank(),
+                .rank = learner.comm.rank(),
                 .steps_per_epoch = plan_.steps_per_epoch,
                 .start = start.checkpoint ? &*start.checkpoint : nullptr,
                 .ahead = start.ahead},
                optimizer_, noting(progress)),
         parts_{.o = o_,
-               .store = store,
+               .store = store_,
                .optimizer = optimizer_,
                .schedule = schedule_,
                .log = log_,
-               .rank = comm.rank(),
-               .units = o_.batch_size * comm.size(),
+               .rank = learner.comm.rank(),
+               .units = o_.batch_size * learner.comm.size(),
                .identity = identity(o_, run.card, train_.dataset()),
                .config = run.config,
-               .model = store.named_tensors(),
+               .model = store_.named_tensors(),
                .metadata = resnet_metadata(run.card)} {
     if (!start.checkpoint) return;
     restore_training(parts_, *start.checkpoint, {}, noting(progress));
@@ -98,7 +117,7 @@ class Trainer {
     }
     saver_.finish();
     log_.finish(saver_.last());
-    return {log_.result(), valid_, {}};
+    return {.run = log_.result(), .valid = valid_, .predictions = {}, .folder = {}};
   }
 
  private:
@@ -115,7 +134,7 @@ class Trainer {
            .seed = static_cast<uint64_t>(o_.seed),
            .step = static_cast<uint64_t>(log_.step() * o_.accumulate + batch_ % o_.accumulate),
            .first_sample = batch.first_sample});
-      const Var x = network_input(batch.images, context_.device(), activation_type(o_));
+      const Var x = network_input(batch, train_, context_.device(), activation_type(o_));
       const Var loss =
           softmax_cross_entropy(tape, model_.forward(tape, x), batch.labels,
                                 {.label_smoothing = static_cast<float>(o_.label_smoothing)});
@@ -219,19 +238,19 @@ nlohmann::ordered_json predict_all(const TrainResnetOptions& o, const ResNet& mo
   return images;
 }
 
-std::string final_json(const TrainResnetOptions& o, const Outcome& out, const RunFolder* folder) {
+std::string final_json(const TrainResnetOptions& o, const Outcome& out) {
   nlohmann::ordered_json json = begin_summary(out.run);
   json["valid_loss"] = out.valid.loss;
   json["valid_acc1"] = out.valid.acc1;
   json["valid_acc5"] = out.valid.acc5;
-  end_summary(json, kRateKey, out.run, o.seed, folder);
+  end_summary(json, kRateKey, out.run, o.seed, out.folder.get());
   if (!out.predictions.empty()) json["predictions"] = out.predictions;
   return json_line(json);
 }
 
 // The result for people on stderr, for programs as the last line of stdout.
-void report(const TrainResnetOptions& o, const Outcome& out, const RunFolder* folder) {
-  if (o.json) print(final_json(o, out, folder));
+void report(const TrainResnetOptions& o, const Outcome& out) {
+  if (o.json) print(final_json(o, out));
   if (o.quiet || out.valid.samples == 0) return;
   std::fprintf(stderr, "%s: accuracy %.2f %% (top 5: %.2f %%), loss %.4f on %lld images, %s, %s\n",
                out.run.status.c_str(), out.valid.acc1, out.valid.acc5, out.valid.loss,
@@ -241,46 +260,44 @@ void report(const TrainResnetOptions& o, const Outcome& out, const RunFolder* fo
 }
 
 // Trains in a run folder of its own and leaves the weights there.
-Outcome train(const TrainResnetOptions& o, const FlagTable& flags, const Arguments& arguments,
-              Context& context, Communicator& comm, const ResNet& model, ParameterStore& store,
-              const ResnetCard& card, const Data& data, const Data& valid,
-              std::unique_ptr<RunFolder>& folder) {
-  const Loader train_loader = make_loader(o, data, true, &comm),
-               valid_loader = make_loader(o, valid, false, &comm);
+Outcome train(const Job& job, const Learner& learner) {
+  const TrainResnetOptions& o = job.o;
+  Communicator& comm = learner.comm;
+  const Loader train_loader = make_loader(o, job.data, true, &comm),
+               valid_loader = make_loader(o, job.valid, false, &comm);
   const StepPlan plan = plan_steps(o, train_loader);
-  const Run run{o, card, train_loader, valid_loader, config_text(o, flags)};
+  const Run run{o, job.card, train_loader, valid_loader, config_text(o, job.flags)};
   const Start start = find_start(o, plan, o.batch_size * comm.size(), comm);
   if (comm.rank() > 0) {
-    Outcome out = Trainer(run, context, comm, model, store, start, nullptr, nullptr).run();
-    finish_trace(o, {}, context, comm);
+    Outcome out = Trainer(run, learner, start, nullptr, nullptr).run();
+    finish_trace(o, {}, learner.context, comm);
     return out;
   }
-  RunFiles files = open_run(o, run.config, arguments, context, start.checkpoint);
+  RunFiles files = open_run(o, run.config, job.arguments, learner.context, start.checkpoint);
   Progress progress({.total_steps = plan.total_steps + start.ahead,
                      .print_freq = o.print_freq,
                      .quiet = o.quiet});
   progress.note("run folder " + files.folder->path());
-  Outcome out =
-      Trainer(run, context, comm, model, store, start, files.folder.get(), &progress).run();
-  if (out.run.status == "done") save_resnet(files.folder->file("model.safetensors"), store, card);
-  finish_trace(o, files, context, comm);
+  Outcome out = Trainer(run, learner, start, files.folder.get(), &progress).run();
+  if (out.run.status == "done")
+    save_resnet(files.folder->file("model.safetensors"), learner.store, job.card);
+  finish_trace(o, files, learner.context, comm);
   finish_report(o, *files.folder, progress);
-  folder = std::move(files.folder);
+  out.folder = std::move(files.folder);
   return out;
 }
 
 // Steps on one batch, again and again, at a learning rate of 0.
-int show_headroom(const TrainResnetOptions& o, Context& context, Communicator& comm,
-                  const ResNet& model, ParameterStore& store, const Loader& train) {
+int show_headroom(const TrainResnetOptions& o, const Learner& learner, const Loader& train) {
   auto epoch = train.epoch(0);
   const Batch& batch = *epoch.begin();
-  const Var images = network_input(batch.images, context.device(), activation_type(o));
-  return run_headroom(o, store, comm, plan_steps(o, train),
+  const Var images = network_input(batch, train, learner.context.device(), activation_type(o));
+  return run_headroom(o, learner.store, learner.comm, plan_steps(o, train),
                       [&](DataParallelOptimizer& optimizer, const auto& backward_ended) {
                         for (int64_t micro = 0; micro < o.accumulate; ++micro) {
                           Tape tape({.training = true, .seed = static_cast<uint64_t>(o.seed)});
                           const Var loss = softmax_cross_entropy(
-                              tape, model.forward(tape, images), batch.labels,
+                              tape, learner.model.forward(tape, images), batch.labels,
                               {.label_smoothing = static_cast<float>(o.label_smoothing)});
                           optimizer.begin_step(0);
                           tape.backward(
@@ -304,47 +321,41 @@ ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags) {
   return card;
 }
 
-// What --init, --predict and --evaluate ask for.
-struct Task {
-  bool only_predict, training;
-};
-
 // The run of one learner.
-int run_rank(const TrainResnetOptions& o, const FlagTable& flags, const Arguments& arguments,
-             Communicator& started, const Task& task, const Data& data, const Data& valid,
-             const ResnetCard& card) {
+int run_rank(const Job& job, Communicator& started) {
+  const TrainResnetOptions& o = job.o;
   const Device device = learner_device(o, started);
   Context context({.device = device,
                    .threads = static_cast<int>(o.threads),
+                   .tune = o.tune,
                    .deterministic = o.deterministic,
                    .tf32 = o.tf32});
   const auto gpus = make_gpu_communicator(o, started);
   Communicator& comm = gpus == nullptr ? started : *gpus;
   ParameterStore store;
-  const ResNet model(store, network_options(o, card));
+  const ResNet model(store, network_options(o, job.card));
   store.finalize(static_cast<uint64_t>(o.seed));
   if (!o.init.empty())
     load_weights(o.init, store.named_tensors(), {{"fc.", "another number of classes"}});
   if (!o.quiet && comm.rank() == 0)
-    std::fprintf(stderr, "%s\n", describe(o, store, data, valid, comm).c_str());
+    std::fprintf(stderr, "%s\n", describe(o, store, job.data, job.valid, comm).c_str());
   if (o.dry_run && comm.rank() > 0) return 0;
   if (o.dry_run)
-    return print(describe_plan(o, context, model, store, make_loader(o, data, true, &comm))), 0;
-  if (o.headroom > 0)
-    return show_headroom(o, context, comm, model, store, make_loader(o, data, true, &comm));
+    return print(describe_plan(o, context, model, store, make_loader(o, job.data, true, &comm))), 0;
+  const Learner learner{context, comm, model, store};
+  if (o.headroom > 0) return show_headroom(o, learner, make_loader(o, job.data, true, &comm));
 
   Outcome out;
-  std::unique_ptr<RunFolder> folder;
-  if (task.training) {
-    out = train(o, flags, arguments, context, comm, model, store, card, data, valid, folder);
+  if (job.training) {
+    out = train(job, learner);
   } else if (o.evaluate) {
-    out.valid = evaluate(model, make_loader(o, valid, false), device, activation_type(o));
+    out.valid = evaluate(model, make_loader(o, job.valid, false), device, activation_type(o));
   }
   const int code = static_cast<int>(exit_code(out.run));
   if (comm.rank() > 0) return code;
   if (out.run.status == "done" && !o.predict.empty())
-    out.predictions = predict_all(o, model, card, device);
-  report(o, out, folder.get());
+    out.predictions = predict_all(o, model, job.card, device);
+  report(o, out);
   return code;
 }
 
@@ -379,9 +390,8 @@ int run(const Arguments& arguments, const Arguments& environment) {
                  card.classes.empty() ? "none" : card.classes[0].c_str());
   std::optional<SignalScope> signals;
   if (training && !o.dry_run && o.headroom == 0) signals.emplace();  // nothing else looks at them
-  return run_learners(o, [&](Communicator& comm) {
-    return run_rank(o, flags, arguments, comm, {only_predict, training}, data, valid, card);
-  });
+  const Job job{o, flags, arguments, card, data, valid, training};
+  return run_learners(o, [&](Communicator& comm) { return run_rank(job, comm); });
 }
 }  // namespace
 }  // namespace heddle

@@ -30,11 +30,11 @@ double parse_quantity(const std::string& text, const Unit (&units)[kCount]) {
 
 }  // namespace
 
-NetModel parse_net(const std::string& text) {
+NetModel parse_net(const std::string& text, const char* flag) {
   NetModel net;
   bool has_rate = false, has_latency = false, has_jitter = false;
   auto refuse = [&](const std::string& part) {
-    throw InputError(concat("--net ", text, ": expected RATE[,DELAY][,jitter=DELAY] such as ",
+    throw InputError(concat(flag, " ", text, ": expected RATE[,DELAY][,jitter=DELAY] such as ",
                             "100mbit,20ms,jitter=2ms, found '", part, "'"));
   };
   for (size_t at = 0; at <= text.size();) {

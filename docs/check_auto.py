@@ -40,7 +40,7 @@ class Run:
         start = [] if way == "dense" else ["--compress-start", str(START)]
         self.metrics = os.path.join(folder, "metrics.jsonl")
         self.command = [os.path.join(o.build, command[0]), *command[1:], "--compress", WAYS[way], *start, "--threads", "1",
-                        "--learners", str(o.learners), "--steps", "1000000", "--quiet", "--no-report", "--no-tensorboard",
+                        "--learners", str(o.learners), "--steps", "1000000", "--print-freq", "1", "--quiet", "--no-report", "--no-tensorboard",
                         "--output-dir", folder]
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=self.errors, cwd="/tmp")
@@ -54,7 +54,7 @@ class Run:
         self.before = len(self.steps())
 
     def steps(self):
-        """The seconds of each, as far as they were written out: once in a second."""
+        """The seconds of each, as far as they were written out."""
         if self.process.poll() is not None:
             self.errors.seek(0)
             sys.exit(f"{' '.join(self.command)}: {self.errors.read()}")
@@ -96,8 +96,8 @@ def start(command, o):
         for number in range(o.turns):
             for i in range(len(runs)):
                 runs[(number + i) % len(runs)].turn(seconds)
-        # A step in which a run was stopped holds at least two turns of the others, less what it waited anyway.
-        medians = [statistics.median(s for s in run.steps()[run.before:] if s < 1.5 * seconds) for run in runs]
+        # A step in which a run was stopped holds at least one turn of another, and a turn holds six steps of any run.
+        medians = [statistics.median(s for s in run.steps()[run.before:] if s < 0.75 * seconds) for run in runs]
         return medians, choice_of(os.path.join(work, "auto"))
 
 
@@ -112,6 +112,9 @@ def main():
     arguments.add_argument("--steal", type=float, default=0.3, help="share of the time that others may take")
     arguments.add_argument("--net", nargs="+", default=["10gbit,20us", "1gbit,200us", "100mbit,1ms", "20mbit,5ms"])
     o = arguments.parse_args()
+    if o.starts < 2 or o.turns < 1:
+        arguments.error("a standard error needs two starts, and a start a turn")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the runs too
     print("| model | network | dense ms | compressed ms | auto ms | auto compresses | auto / better |\n|---|---|---|---|---|---|---|")
     worst = 0
     for name in o.model:

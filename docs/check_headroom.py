@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """How far --headroom's model of a step is from steps that were measured: on slow links from what was measured
-on fast ones (between hosts: on the same links), and with twice the learners. These share a machine: for
-learners that compute as fast as the others, half as many are measured on half of its processors.
+on fast ones, and with twice the learners. These share a machine: for learners that compute as fast as the
+others, half as many are measured on half of its processors.
 
   docs/check_headroom.py                     learners of one process, --net
-  docs/check_headroom.py --netlab 100mbit    processes on hosts of ./run netlab (root), real TCP
+  docs/check_headroom.py --netlab 100mbit    processes on hosts of ./run netlab (root), real TCP, from faster links
 
 Prints a table in Markdown: error = modelled / measured - 1. Run it where nothing else runs; what other
 tenants of a virtual machine disturb is measured again.
@@ -12,6 +12,7 @@ tenants of a virtual machine disturb is measured again.
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -25,9 +26,11 @@ RESNET = ["train_resnet", "--data", "shapes", "--arch", "resnet20", "--image-siz
 LM = ["train_lm", "--batch-size", "1", "--bptt", "2", "--emsize", "400", "--nhid", "400", "--nlayers", "1"]
 
 
-def measure(program, learners, net, o, share=1.0):
+def measure(program, learners, net, o, share=1.0, model=None):
     command = [os.path.join(o.build, program[0]), *program[1:], "--threads", "1", "--headroom", str(o.seconds), "--json",
                "--quiet"]
+    if model:
+        command += ["--headroom-net", model]
     if o.netlab:
         command = [os.path.join(ROOT, "run"), "netlab", "run", *command]
     else:
@@ -47,7 +50,11 @@ def measure(program, learners, net, o, share=1.0):
 
 
 def modelled(source, net, learners):
-    return {m["exchange"]: m["step_s"] for m in source["model"] if (m["net"], m["learners"]) == (net, learners)}
+    """Seconds of a step by exchange."""
+    steps = {m["exchange"]: m["step_s"] for m in source["model"] if (m["net"], m["learners"]) == (net, learners)}
+    if not steps:
+        sys.exit(f"--headroom models no {learners} learners on {net}")
+    return steps
 
 
 errors = []
@@ -64,24 +71,36 @@ def compare(what, learners, predictions, target):
               flush=True)
 
 
-def hosts(n, rate):
-    subprocess.run([os.path.join(ROOT, "run"), "netlab", "up", str(n), rate], check=True)
+def netlab(*arguments):
+    subprocess.run([os.path.join(ROOT, "run"), "netlab", *arguments], check=True)
+
+
+def on_fast_links(program, n, slow, o):
+    """From other links to those of `slow`, between hosts as they were measured there."""
+    if not o.netlab:
+        return FAST, modelled(measure(program, n, FAST, o), SLOW, n)
+    links = f"{slow['mbit_per_s']:.3f}mbit,{1e6 * slow['latency_s']:.1f}us"
+    netlab("rate", o.fast)
+    found = modelled(measure(program, n, None, o, model=links), links, n)
+    netlab("rate", o.netlab)
+    return o.fast, found
 
 
 def compare_learners(n, o):
-    if o.netlab:
-        hosts(n // 2 if n // 2 in o.learners else n, o.netlab)
-    half = measure(LM, n // 2, SLOW, o, 0.5) if n // 2 in o.learners else None
-    if o.netlab:
-        hosts(n, o.netlab)
-    for name, program in (("ResNet-20", RESNET), ("language model", LM)):
-        slow = measure(program, n, SLOW, o)
+    half = None
+    if n // 2 in o.learners:
         if o.netlab:
-            compare(f"{name}, its own links", n, modelled(slow, HERE, n), slow)
-        else:
-            compare(f"{name}, from {FAST} to {SLOW}", n, modelled(measure(program, n, FAST, o), SLOW, n), slow)
+            netlab("up", str(n // 2), o.netlab)
+        half = modelled(measure(LM, n // 2, SLOW, o, 0.5), HERE, n)
+    if o.netlab:
+        netlab("up", str(n), o.netlab)
+    slow = {}
+    for name, program in (("ResNet-20", RESNET), ("language model", LM)):
+        slow[name] = measure(program, n, SLOW, o)
+        links, found = on_fast_links(program, n, slow[name], o)
+        compare(f"{name}, from {links} to {o.netlab or SLOW}", n, found, slow[name])
     if half:
-        compare(f"language model, from {n // 2} on half of the processors", n, modelled(half, HERE, n), slow)
+        compare(f"language model, from {n // 2} on half of the processors", n, half, slow["language model"])
 
 
 def main():
@@ -89,6 +108,7 @@ def main():
     arguments.add_argument("--build", default=os.path.join(ROOT, "build"))
     arguments.add_argument("--seconds", type=float, default=20, help="for each measurement")
     arguments.add_argument("--netlab", metavar="RATE")
+    arguments.add_argument("--fast", metavar="RATE", default="300mbit", help="of the faster links between hosts")
     arguments.add_argument("--steal", type=float, default=0.1, help="share of the time that others may take")
     arguments.add_argument("--learners", type=int, nargs="+", default=[2, 4, 8])
     o = arguments.parse_args()
@@ -98,10 +118,10 @@ def main():
             compare_learners(n, o)
     finally:
         if o.netlab:
-            subprocess.run([os.path.join(ROOT, "run"), "netlab", "down"], check=True)
-    errors.sort(key=abs)
-    print(f"\nmedian error {100 * abs(errors[len(errors) // 2]):.1f} %, largest {100 * abs(errors[-1]):.1f} %, "
-          f"{sum(abs(e) <= 0.15 for e in errors)} of {len(errors)} within 15 %")
+            netlab("down")
+    sizes = [abs(e) for e in errors]
+    print(f"\nmedian error {100 * statistics.median(sizes):.1f} %, largest {100 * max(sizes):.1f} %, "
+          f"{sum(e <= 0.15 for e in sizes)} of {len(sizes)} within 15 %")
 
 
 main()

@@ -1,7 +1,7 @@
 // --compress auto: for each bucket dense or compressed, and which neighbours travel together,
 // whatever makes the step shorter here. Both ways are tried for a few steps; a step's end follows
 // from when its buckets become ready and what the worker needs for each (the model that --headroom
-// checks against measured steps). What was not tried as it is, a mixture or joined buckets, is then
+// has, docs/benchmarks.md). What was not tried as it is, a mixture or joined buckets, is then
 // measured, and dropped where it is no better than what was. The ranks decide from the same means.
 // Tried for longer where both ways take about the same, which costs little; tried again from time
 // to time, rarely where the other way is dear.

@@ -166,6 +166,29 @@ TEST_CASE("flags: what cannot go together is refused") {
   CHECK(contains(complaint({"--lr-milestones", "4"}), "multistep"));
   CHECK(contains(complaint({"--lr-step-size", "4"}), "--lr-scheduler step"));
   CHECK(contains(complaint({"--trace-steps", "1:2"}), "--trace"));
+  CHECK(contains(complaint({"--headroom-net", "1gbit,1ms"}), "needs --headroom"));
+  const Strings measured = {"--learners", "2", "--headroom", "1", "--headroom-net"};
+  CHECK(
+      contains(complaint({measured[0], measured[1], measured[2], measured[3], measured[4], "fast"}),
+               "--headroom-net fast"));
+}
+
+TEST_CASE("flags: a global batch is divided among learners and accumulated batches") {
+  const TempFolder temp;
+  const Strings divided = {"--global-batch-size", "96", "--learners", "4", "--accumulate", "3"};
+  CHECK(parse(divided).batch_size == 8);
+  CHECK(parse({"--global-batch-size", "96"}).batch_size == 96);
+  CHECK(contains(complaint({"--global-batch-size", "96", "--learners", "5"}), "multiple of 5"));
+  CHECK(contains(complaint({"--global-batch-size", "96", "--batch-size", "8"}), "one of them"));
+  CHECK(contains(complaint({"--global-batch-size", "0"}), "--global-batch-size"));
+  CHECK(contains(complaint({"--global-batch-size", "2000000"}), "at most 1048576"));
+  // The stronger source counts, and a dumped configuration keeps the global batch.
+  CHECK(parse({"--batch-size", "7"}, {"HEDDLE_GLOBAL_BATCH_SIZE=64"}).batch_size == 7);
+  CHECK(parse({"--batch-size", "7"}, {"HEDDLE_GLOBAL_BATCH_SIZE=64"}).global_batch_size == 0);
+  const std::string config = temp.write("c.toml", "batch-size = 24\nglobal-batch-size = 96\n");
+  CHECK(parse({"--config", config, "--learners", "2"}).batch_size == 48);
+  CHECK(parse({"--config", config, "--batch-size", "7"}).batch_size == 7);
+  CHECK(parse({"--config", config, "--global-batch-size", "32"}).batch_size == 32);
 }
 
 TEST_CASE("configuration: errors name file and line") {

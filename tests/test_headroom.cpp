@@ -63,6 +63,23 @@ TEST_CASE("step model: what ranks wait for each other stays, whatever the links"
   }
 }
 
+TEST_CASE("step model: what backward and exchanges do not make up is the rest of a step") {
+  ExchangeProfile profile = two_buckets("none");  // 13 s without a rest
+  for (const double rest : {0.0, 0.25, 2.0}) {
+    profile.step_s = 13 + rest;
+    CHECK(rest_seconds(profile) == doctest::Approx(rest));
+  }
+  profile.step_s = 12.9;  // clocks differ
+  CHECK(rest_seconds(profile) == 0);
+}
+
+TEST_CASE("step model: a few disturbed steps do not count, steps in turns do") {
+  CHECK(middle_mean({3}) == 3);
+  CHECK(middle_mean({1, 2, 6}) == doctest::Approx(3));
+  CHECK(middle_mean({100, 2, 1, 2, 2, 90, 2, 0}) == doctest::Approx(2));
+  CHECK(middle_mean({1, 3, 1, 3, 1, 3, 1, 3}) == doctest::Approx(2));
+}
+
 TEST_CASE("headroom: the verdict follows from the steps") {
   Headroom h{.learners = 4, .steps = 6, .link = {.latency_s = 1e-3, .seconds_per_byte = 1e-7}};
   h.profiles = {{.compress = "", .step_s = 1.0, .backward_s = 1.0},
@@ -86,6 +103,11 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   CHECK(here["net"] == "these links");
   CHECK(here["learners"] == 4);
   CHECK(here["step_s"] == json["measured"][1]["model_step_s"]);
+  for (const char* net : {"1mbit,1ms", "1gbit,200us"}) {  // one that is in the table anyway
+    h.net = net;
+    CHECK(nlohmann::json::parse(headroom_json(h))["model"].size() == (net[1] == 'm' ? 50 : 40));
+  }
+  CHECK(describe_headroom(h).find("1mbit,1ms") == std::string::npos);
 
   CHECK(text.find("Others took") == std::string::npos);
   h.stolen = 0.31;
