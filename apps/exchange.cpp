@@ -95,7 +95,8 @@ std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
     out += concat(", dense for the first ", start, " of ", plan.total_steps, " steps");
   }
   if (!o.plan.empty()) out += ", by layer: " + o.plan;
-  if (learners == 1) out += "; compressed, though one learner sends them to nobody";
+  if (learners == 1 && start < plan.total_steps)
+    out += "; compressed, though one learner sends them to nobody";
   return out;
 }
 

@@ -112,8 +112,11 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
              .help = "every N steps also sum gradients densely, and report what compression does "
                      "to each layer (0: never)",
              .min = 0});
-  flags.add("ledger", &o.ledger,
-            {.help = "at the end, a table of the bytes sent by layer and kind", .replay = false});
+  flags.add(
+      "ledger", &o.ledger,
+      {.help =
+           "at the end, a table of the bytes sent by layer and kind; metrics.jsonl has it anyway",
+       .replay = false});
 }
 
 void add_training_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {

@@ -2,6 +2,7 @@
 // one in the terminal.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstring>
 
 #include "apps/program.h"
 #include "apps/report_page.h"
@@ -13,7 +14,8 @@ namespace heddle {
 namespace {
 
 int run(const Arguments& arguments, const Arguments& /*environment*/) {
-  CLI::App app("Makes report.html of a run folder, or one page that compares several");
+  CLI::App app("Makes report.html of a run folder, or one page that compares several",
+               "./run report");
   std::vector<std::string> folders;
   std::string output, trace;
   bool watch = false, once = false;
@@ -48,4 +50,7 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
 }  // namespace
 }  // namespace heddle
 
-int main(int argc, char** argv) { return heddle::run_program("report", argc, argv, heddle::run); }
+int main(int argc, char** argv) {
+  const bool watch = argc > 1 && std::strcmp(argv[1], "--watch") == 0;  // as ./run watch begins
+  return heddle::run_program(watch ? "watch" : "report", argc, argv, heddle::run);
+}

@@ -124,8 +124,8 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
                 " an epoch, ", plan.units_per_batch * o.accumulate, " ", plan.unit, "s each\n",
                 "weights           ", format_bytes(gradient), "\n", "gradients         ",
                 format_bytes(gradient),
-                " a step, what a dense exchange between learners would carry\n", compressed,
-                "optimizer state   ", format_bytes(state), "\n", "activations       ",
+                " a step; a dense exchange between P learners sends 2 (P - 1) / P times that\n",
+                compressed, "optimizer state   ", format_bytes(state), "\n", "activations       ",
                 format_bytes(plan.activation_bytes), ", ",
                 format_bytes(plan.activation_bytes / plan.units_per_batch), " ", article, plan.unit,
                 " (estimate)\n", "peak of the pool  ", format_bytes(peak), " (estimate)\n");

@@ -262,13 +262,16 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
         range.last <= before || range.first > result_.step)
       missed("--trace-steps " + o_.trace_steps);
   folder_->metric(summary_line(result_, store_));
-  if (result_.world_size == 1) return;
+  if (result_.world_size == 1) {
+    if (o_.ledger) progress_->note("--ledger: one learner sends nothing");
+    return;
+  }
   if (result_.rejected_buckets > 0)
     progress_->note(concat(result_.rejected_buckets,
                            " exchanges held gradients that were not finite, and were not applied"));
   const DataParallelOptimizer::Totals totals = optimizer_.totals();
   folder_->metric(ledger_json(optimizer_.ledger()));
-  if (!o_.ledger) return;
+  if (!o_.ledger || o_.quiet) return;
   progress_->clear();
   std::fprintf(stderr, "%s", ledger_table(optimizer_.ledger(), totals.traffic).c_str());
 }

@@ -163,9 +163,24 @@ std::string path_to_resume(const CommonOptions& o) {
 
 }  // namespace
 
+namespace {
+
+// Not at the end of a long run.
+void check_steps_to_show(const CommonOptions& o, int64_t last) {
+  check(o.explain_step <= last, "--explain-step ", o.explain_step, ": this run ends with step ",
+        last);
+  check(o.trace.empty() || parse_step_range(o.trace_steps).first <= last, "--trace-steps ",
+        o.trace_steps, ": this run ends with step ", last);
+}
+
+}  // namespace
+
 Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units, Communicator& comm) {
   Start start;
-  if (o.resume.empty()) return start;
+  if (o.resume.empty()) {
+    check_steps_to_show(o, plan.total_steps);
+    return start;
+  }
   comm.set_tag("resume");
   const std::string path = broadcast_text(comm.rank() == 0 ? path_to_resume(o) : "", comm);
   if (path.empty()) return start;
@@ -180,6 +195,7 @@ Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units, Co
   } catch (const nlohmann::json::exception& error) {
     throw InputError(concat(path, "/state.json: ", printable(error.what(), 200)));
   }
+  check_steps_to_show(o, plan.total_steps + start.ahead);
   if (comm.rank() == 0) say(o, "goes on from " + path);
   return start;
 }

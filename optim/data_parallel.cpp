@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "comm/link_cost.h"
 #include "core/kernels.h"
@@ -159,7 +160,13 @@ void DataParallelOptimizer::exchange(size_t index) {
   // The meter looks before the exchange and after it: its time is none of it.
   const bool metered =
       meter_ != nullptr && compressing() && (step_ + 1) % parallel_.shadow_every == 0;
-  if (metered) meter_->before(bucket_gradients(bucket), comm_, ledger_);
+  const auto look = [&](auto&& at) {
+    if (!metered) return;
+    const double looked = steady_seconds();
+    at();
+    meter_s_ += steady_seconds() - looked;
+  };
+  look([&] { meter_->before(bucket_gradients(bucket), comm_, ledger_); });
   event("exchange", index);
   const bool trial = chooser_ != nullptr && chooser_->measuring();
   const CollectiveTraffic traffic_before = trial ? comm_.traffic() : CollectiveTraffic{};
@@ -175,7 +182,7 @@ void DataParallelOptimizer::exchange(size_t index) {
     const double code_s = comm_.virtual_time() ? thread_seconds() - thread_begin : seconds - comm_s;
     chooser_->exchanged(index, code_s, comm_s, latencies_since(traffic_before));
   }
-  if (metered) meter_->after(comm_, ledger_, finite);
+  look([&] { meter_->after(comm_, ledger_, finite); });
   totals_.rejected += !finite;
   buckets_[index].accepted = finite;
   event("reduced", index);
@@ -262,7 +269,8 @@ StepReport DataParallelOptimizer::finish_step() {
     TraceRange range("wait", "exchanges");
     const double begin = steady_seconds();
     worker_->drain();
-    const double waited = steady_seconds() - begin;
+    // As long as it would have been without the meter's looks, which end a step later.
+    const double waited = std::max(0.0, steady_seconds() - begin - std::exchange(meter_s_, 0.0));
     totals_.exposed_s += waited;
     explain("wait", "exchanges", [&] { return Figures{{"waited", waited, Unit::seconds}}; });
   }

@@ -174,6 +174,7 @@ class DataParallelOptimizer {
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<LayerPlanner> planner_;
   std::unique_ptr<QualityMeter> meter_;
+  double meter_s_ = 0;  // of its looks in this step; the worker's until it is drained
   std::unique_ptr<ExchangeChooser> chooser_;
   std::array<std::atomic<float>, kWords> own_words_{};
   std::array<float, kWords> words_{};

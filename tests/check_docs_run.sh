@@ -44,6 +44,7 @@ case $words in *' --compress '*) more+=(--compress-start 2) ;; esac
 case $words in *' --save-every '*) more+=(--save-every 3) ;; esac
 case $words in *' --shadow '*) more+=(--shadow 2) ;; esac
 case $words in *' --explain-step '*) more+=(--explain-step 4) ;; esac
+case $words in *' --trace-steps '*) more+=(--trace-steps 4:5) ;; esac
 exec "$build/$program" "$@" "${more[@]}"
 SH
   cp build/train_resnet build/train_lm

@@ -153,11 +153,9 @@ grep -q 'bits for each 4, rounding error over the norm [1-9]' told_qsgd/explain-
 "$resnet" "${images[@]}" --batch-size 4 --explain-step 2 --output-dir told_alone >/dev/null 2>alone.err || fail 'one learner explained'
 [ ! -s alone.err ] || fail "--quiet: $(head -3 alone.err)"
 [ "$(awk '$2 == "main" { print $3 }' told_alone/explain-2.txt | sort -u | tr '\n' ' ')" = 'final update ' ] || fail 'one learner exchanges nothing'
-"$resnet" "${loud[@]}" --batch-size 4 --explain-step 60 --trace late.json --trace-steps 50:60 --output-dir told_late \
-  >/dev/null 2>late.err || fail 'a step that does not come'
-for flag in '--explain-step 60' '--trace-steps 50:60'; do
-  grep -q -e "$flag: not among the steps 1 to 6" late.err || fail "late: $(cat late.err)"
-done
+refuse 'explain-step 60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60
+refuse 'trace-steps 50:60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --trace late.json --trace-steps 50:60
+[ ! -e late.json ] || fail 'a trace of no step'
 refuse '--explain-step' "$resnet" --explain-step 0
 
 planned=(--image-size 8 --steps 15 --threads 1 --print-freq 4 --deterministic --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
