@@ -161,11 +161,7 @@ std::string path_to_resume(const CommonOptions& o) {
   return found.newest ? found.newest->path : "";
 }
 
-}  // namespace
-
-namespace {
-
-// Not at the end of a long run.
+// Said before a long run, not behind it.
 void check_steps_to_show(const CommonOptions& o, int64_t last) {
   check(o.explain_step <= last, "--explain-step ", o.explain_step, ": this run ends with step ",
         last);
@@ -173,17 +169,22 @@ void check_steps_to_show(const CommonOptions& o, int64_t last) {
         o.trace_steps, ": this run ends with step ", last);
 }
 
+// The checkpoint to go on from; none: from the beginning.
+std::string path_for_all(const CommonOptions& o, Communicator& comm) {
+  if (o.resume.empty()) return "";
+  comm.set_tag("resume");
+  return broadcast_text(comm.rank() == 0 ? path_to_resume(o) : "", comm);
+}
+
 }  // namespace
 
 Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units, Communicator& comm) {
   Start start;
-  if (o.resume.empty()) {
+  const std::string path = path_for_all(o, comm);
+  if (path.empty()) {
     check_steps_to_show(o, plan.total_steps);
     return start;
   }
-  comm.set_tag("resume");
-  const std::string path = broadcast_text(comm.rank() == 0 ? path_to_resume(o) : "", comm);
-  if (path.empty()) return start;
   start.checkpoint = read_checkpoint(path);
   try {
     const nlohmann::json& state = start.checkpoint->state;

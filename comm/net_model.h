@@ -27,7 +27,7 @@ struct NetModel {
 };
 
 // "100mbit", "1gbit,5ms", "10mbit,20ms,jitter=2ms": rate (kbit, mbit, gbit: powers of 1000), delay
-// one way (us, ms, s). Throws InputError.
+// one way (us, ms, s). Throws InputError that names `flag`.
 NetModel parse_net(const std::string& text, const char* flag = "--net");
 
 // When messages arrive. Thread-safe. Links are taken in the order of the calls, which is that of

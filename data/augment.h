@@ -58,6 +58,7 @@ struct Placement {
   int32_t flip = 0;           // 1: left-right
   int32_t cut_left = 0, cut_top = 0;  // the corner, in the result, of the square that becomes 0
 };
+static_assert(sizeof(Placement) == 5 * sizeof(int32_t));  // a row of Batch::placements
 // Whether a Placement says all that is drawn: Crop::none or Crop::pad, without jitter.
 bool moves_bytes(const Augmentation& augmentation);
 // Throws InputError for an image that is not S x S.

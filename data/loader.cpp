@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <numeric>
@@ -141,8 +142,7 @@ class Epoch::State {
       check_fits(augmentation_, image);
       std::copy_n(image.pixels.data(), values, batch.bytes.data<uint8_t>() + i * values);
       const Placement p = draw_placement(augmentation_, rng_, position);
-      const int32_t fields[5] = {p.left, p.top, p.flip, p.cut_left, p.cut_top};
-      std::copy_n(fields, 5, batch.placements.data<int32_t>() + i * 5);
+      std::memcpy(batch.placements.data<int32_t>() + i * 5, &p, sizeof p);
     }
   }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 
 #include "core/gemm.h"
@@ -179,8 +180,7 @@ TEST_CASE("kernels, compare: augmentation") {
                       static_cast<uint8_t>(rng.below(static_cast<uint64_t>(i), 256));
                 for (int64_t i = 0; i < 37; ++i) {
                   const Placement p = draw_placement(cutout, rng, static_cast<uint64_t>(i));
-                  const int32_t fields[] = {p.left, p.top, p.flip, p.cut_left, p.cut_top};
-                  std::copy_n(fields, 5, placements.data<int32_t>() + 5 * i);
+                  std::memcpy(placements.data<int32_t>() + 5 * i, &p, sizeof p);
                 }
                 const Device device = Context::current().device();
                 const Tensor out = Tensor::empty_on(device, {37, 3, 13, 13}, dtype, layout);

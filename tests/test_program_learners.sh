@@ -154,6 +154,7 @@ grep -q 'bits for each 4, rounding error over the norm [1-9]' told_qsgd/explain-
 [ ! -s alone.err ] || fail "--quiet: $(head -3 alone.err)"
 [ "$(awk '$2 == "main" { print $3 }' told_alone/explain-2.txt | sort -u | tr '\n' ' ')" = 'final update ' ] || fail 'one learner exchanges nothing'
 refuse 'explain-step 60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60
+refuse 'explain-step 60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60 --resume auto
 refuse 'trace-steps 50:60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --trace late.json --trace-steps 50:60
 [ ! -e late.json ] || fail 'a trace of no step'
 refuse '--explain-step' "$resnet" --explain-step 0
