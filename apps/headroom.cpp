@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "apps/exchange.h"
@@ -19,7 +20,7 @@ namespace {
 
 // Many short rounds meet what else the machine does alike; each costs a step that nobody counts.
 constexpr int kLeastRounds = 2, kMostRounds = 8;
-constexpr int kFewSteps = 6, kMostSteps = 25;  // of one exchange in a round
+constexpr int kFewSteps = 6, kMostSteps = 25;  // of an exchange in a round: wished for, at most
 const std::vector<std::string> kCandidates = {"bf16", "qsgd:bits=4", "powersgd:rank=4",
                                               "scalecom:rate=100"};
 
@@ -128,22 +129,26 @@ class Measurement {
     // The first steps make the kernels' plans, and tell how many fit into the time.
     ExchangeProfile dense{.compress = "none"};
     measure(dense, 1);
-    double all = 0;
+    std::vector<double> trials;
     for (const std::string& name : names) {
       out.profiles.push_back({.compress = name});
       ExchangeProfile trial = out.profiles.back();
       measure(trial, 1);
-      all += slowest(comm_, trial.step_s);
+      trials.push_back(slowest(comm_, trial.step_s));
     }
-    const double fitting = std::min(o_.headroom / all, 1e6);
+    const double all = std::accumulate(trials.begin(), trials.end(), 0.0);
     const int rounds =
-        std::clamp(static_cast<int>(fitting / (kFewSteps + 1)), kLeastRounds, kMostRounds);
-    const int steps = std::clamp(static_cast<int>(fitting / rounds) - 1, 1, kMostSteps);
+        std::clamp(static_cast<int>(std::min(o_.headroom / all, 1e6)) / (kFewSteps + 1),
+                   kLeastRounds, kMostRounds);
+    // Each has the same time, not the same number of steps: short ones scatter more, and a dense
+    // one on a slow link would leave them next to none.
+    const double share = o_.headroom / (rounds * static_cast<double>(names.size()));
     steps_.clear();
     for (int round = 0; round < rounds; ++round)
-      for (ExchangeProfile& profile : out.profiles) measure(profile, steps);
-    out.steps = rounds * steps;
-    for (ExchangeProfile& profile : out.profiles) finish(profile, rounds * steps);
+      for (size_t i = 0; i < names.size(); ++i)
+        measure(out.profiles[i],
+                std::clamp(static_cast<int>(std::min(share / trials[i], 1e6)) - 1, 1, kMostSteps));
+    for (ExchangeProfile& profile : out.profiles) finish(profile);
     const ProcessorTicks now = processor_ticks();
     if (now.wanted > before.wanted)
       out.stolen = (now.stolen - before.stolen) / (now.wanted - before.wanted);
@@ -212,15 +217,16 @@ class Measurement {
   }
 
   // From this rank's steps to one, then means over ranks; of the step's time the slowest rank's.
-  void finish(ExchangeProfile& profile, int steps) {
+  void finish(ExchangeProfile& profile) {
     std::vector<double*> means = times_of(profile);
+    profile.steps = std::ssize(steps_[profile.compress]);
     for (size_t i = 0; i < means.size(); ++i) *means[i] = middle_of(steps_[profile.compress], i);
     profile.rest_s = rest_seconds(profile);
     means.push_back(&profile.rest_s);
     std::vector<double*> sums = {&profile.exposed_s, &profile.sent_bytes};
     for (BucketProfile& b : profile.buckets)
       for (auto& c : b.collectives) sums.insert(sums.end(), {&c.calls, &c.sent});
-    for (double* x : sums) *x /= steps;
+    for (double* x : sums) *x /= static_cast<double>(profile.steps);
     means.insert(means.end(), sums.begin(), sums.end());
     std::vector<double> values(means.size());
     std::ranges::transform(means, values.begin(), [](double* x) { return std::exchange(*x, 0); });

@@ -23,7 +23,6 @@ namespace heddle {
 // What came out; profiles[0] is without exchange, profiles[1] dense.
 struct Headroom {
   int learners = 0;
-  int64_t steps = 0;  // of each, all rounds together
   LinkCost link;
   std::vector<ExchangeProfile> profiles = {};
   double stolen = 0;     // share of the time that the first rank's host wanted, that others had

@@ -5,6 +5,7 @@
 // too. A model, not a measurement.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct BucketProfile {
 
 struct ExchangeProfile {
   std::string compress = {};  // "none", "scalecom:rate=100"; empty: no exchange
+  int64_t steps = 0;          // measured
   double step_s = 0;          // of the slowest rank
   double exposed_s = 0;       // waiting for exchanges; mean of all steps
   double backward_s = 0;      // when backward has ended

@@ -53,13 +53,21 @@ double modelled(const Headroom& h, size_t i, int ranks, const LinkCost& link) {
   return step_seconds(h.profiles[i], h.learners, h.link, ranks, link);
 }
 
+// Of the first column: the longest name fits.
+int title_width(const Headroom& h) {
+  size_t width = 24;
+  for (const ExchangeProfile& p : h.profiles) width = std::max(width, title(p).size() + 2);
+  return static_cast<int>(width);
+}
+
 std::string measured_table(const Headroom& h) {
-  std::string out = format("%-24s %10s %12s %10s %14s %10s\n", "", "step ms", "waiting ms",
-                           "sent MB", "against dense", "model ms");
+  std::string out = format("%-*s %6s %10s %12s %10s %14s %10s\n", title_width(h), "", "steps",
+                           "step ms", "waiting ms", "sent MB", "against dense", "model ms");
   for (size_t i = 0; i < h.profiles.size(); ++i) {
     const ExchangeProfile& p = h.profiles[i];
-    out += format("%-24s %10.1f %12.1f %10.3f %13.2fx", title(p).c_str(), 1e3 * p.step_s,
-                  1e3 * p.exposed_s, 1e-6 * p.sent_bytes, h.gain(i));
+    out += format("%-*s %6lld %10.1f %12.1f %10.3f %13.2fx", title_width(h), title(p).c_str(),
+                  static_cast<long long>(p.steps), 1e3 * p.step_s, 1e3 * p.exposed_s,
+                  1e-6 * p.sent_bytes, h.gain(i));
     out += i == 0 ? "\n" : format(" %10.1f\n", 1e3 * modelled(h, i, h.learners, h.link));
   }
   return out;
@@ -94,11 +102,11 @@ std::string model_table(const Headroom& h) {
       "step in ms, and how many times faster the others are.\n\n";
   for (const std::string& net : modelled_nets(h)) {
     const LinkCost link = link_of(h, net);
-    out += format("%-24s", net.c_str());
+    out += format("%-*s", title_width(h), net.c_str());
     for (const int p : learners) out += format(" %12s", concat("P = ", p).c_str());
     out += '\n';
     for (size_t i = 1; i < h.profiles.size(); ++i) {
-      out += format("  %-22s", title(h.profiles[i]).c_str());
+      out += format("  %-*s", title_width(h) - 2, title(h.profiles[i]).c_str());
       for (const int p : learners) {
         const double dense = modelled(h, 1, p, link);
         out += i == 1 ? format(" %9.1f ms", 1e3 * dense)
@@ -113,16 +121,13 @@ std::string model_table(const Headroom& h) {
 }  // namespace
 
 std::string describe_headroom(const Headroom& h) {
-  return format(
-             "%d learners; links of %.3f ms and %.0f Mbit/s as all-reduces see them; %lld steps "
-             "of each\n\n",
-             h.learners, 1e3 * h.link.latency_s, mbit(h.link), static_cast<long long>(h.steps)) +
+  return format("%d learners; links of %.3f ms and %.0f Mbit/s as all-reduces see them\n\n",
+                h.learners, 1e3 * h.link.latency_s, mbit(h.link)) +
          measured_table(h) + '\n' + verdict(h) + disturbance(h) + '\n' + model_table(h);
 }
 
 std::string headroom_json(const Headroom& h) {
   nlohmann::ordered_json json = {{"learners", h.learners},
-                                 {"steps", h.steps},
                                  {"latency_s", h.link.latency_s},
                                  {"mbit_per_s", mbit(h.link)},
                                  {"communication_share", h.share()},
@@ -131,11 +136,9 @@ std::string headroom_json(const Headroom& h) {
                                  {"stolen", h.stolen}};
   for (size_t i = 0; i < h.profiles.size(); ++i) {
     const ExchangeProfile& p = h.profiles[i];
-    nlohmann::ordered_json row = {{"exchange", title(p)},
-                                  {"step_s", p.step_s},
-                                  {"exposed_s", p.exposed_s},
-                                  {"sent_bytes", p.sent_bytes},
-                                  {"gain", h.gain(i)}};
+    nlohmann::ordered_json row = {{"exchange", title(p)},       {"steps", p.steps},
+                                  {"step_s", p.step_s},         {"exposed_s", p.exposed_s},
+                                  {"sent_bytes", p.sent_bytes}, {"gain", h.gain(i)}};
     if (i > 0) row["model_step_s"] = modelled(h, i, h.learners, h.link);
     json["measured"].push_back(row);
   }

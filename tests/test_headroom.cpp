@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "apps/headroom.h"
 
@@ -81,12 +82,13 @@ TEST_CASE("step model: a few disturbed steps do not count, steps in turns do") {
 }
 
 TEST_CASE("headroom: the verdict follows from the steps") {
-  Headroom h{.learners = 4, .steps = 6, .link = {.latency_s = 1e-3, .seconds_per_byte = 1e-7}};
+  Headroom h{.learners = 4, .link = {.latency_s = 1e-3, .seconds_per_byte = 1e-7}};
   h.profiles = {{.compress = "", .step_s = 1.0, .backward_s = 1.0},
                 two_buckets("none"),
                 two_buckets("scalecom:rate=100")};
   h.profiles[1].step_s = 4.0;
   h.profiles[2].step_s = 1.25;
+  h.profiles[2].steps = 17;
   CHECK(h.share() == doctest::Approx(0.75));
   CHECK(h.most() == doctest::Approx(4));
   CHECK(h.gain(2) == doctest::Approx(3.2));
@@ -98,6 +100,7 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   CHECK(json["best"] == "scalecom:rate=100");
   CHECK(json["measured"].size() == 3);
   CHECK(json["measured"][2]["gain"] == doctest::Approx(3.2));
+  CHECK(json["measured"][2]["steps"] == 17);
   CHECK(json["model"].size() == 4 * 5 * 2);  // networks, numbers of learners, exchanges
   const auto& here = json["model"][0];
   CHECK(here["net"] == "these links");
@@ -124,6 +127,17 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   h.profiles[2].step_s = 3.95;
   CHECK(describe_headroom(h).find("Communication is 0 % of a step: nothing can win more than "
                                   "1.00x. Stay with --compress none.") != std::string::npos);
+}
+
+TEST_CASE("headroom: a long name does not move its row's figures out of their columns") {
+  Headroom h{.learners = 4, .link = {.latency_s = 1e-3, .seconds_per_byte = 1e-7}};
+  h.profiles = {{.compress = ""}, two_buckets("none"), two_buckets(std::string(40, 'x'))};
+  std::istringstream lines(describe_headroom(h));
+  std::vector<size_t> ends;  // of the column of steps, in the measured rows
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("dense ") || line.starts_with("xxxx"))
+      ends.push_back(line.find_first_of("0123456789", 40));
+  CHECK(ends == std::vector<size_t>{48, 48});
 }
 
 }  // namespace heddle

@@ -92,6 +92,10 @@ grep -o '{"exchange":"[^}]*"gain":[^,}]*' headroom.json | sed 's/.*"exchange":"\
     END { off = share == 0 && most < 1 ? 0 : most * (1 - share) - 1
           exit !(NR == 6 && gain["dense"] == 1 && off < 1e-9 && off > -1e-9 && share < 1 && rate > 0 && rate < 22 &&
                  best == "\"" (top == "dense" ? "none" : top) "\"") }' || fail "headroom: $(cat headroom.json)"
+# Each has the same time: on this link a dense step leaves room for many without an exchange.
+grep -o '{"exchange":"[^}]*"steps":[0-9]*' headroom.json | sed 's/.*"exchange":"\([^"]*\)".*"steps":/\1:/' |
+  awk -F: '{ steps[$1] = $NF } END { exit !(steps["dense"] >= 2 && steps["no exchange"] > 2 * steps["dense"]) }' ||
+  fail "headroom: steps of each: $(cat headroom.json)"
 [ -e runs ] && fail 'headroom leaves a run folder behind'
 "$lm" --batch-size 2 --bptt 8 --nhid 16 --emsize 16 --threads 1 --learners 2 --headroom 1 --quiet --json | grep -q '"best":' ||
   fail 'headroom of a language model'
