@@ -88,7 +88,8 @@ double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.
 std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
                               const CompressSpec& spec, int learners, int64_t start) {
   std::string out = "gradients: " + to_string(spec);
-  if (is_automatic(o)) out += " or dense, by bucket, whichever is faster";
+  if (is_automatic(o))
+    out += " or dense, by bucket, whichever is faster: tries both first, for 12 to 54 steps";
   if (start >= plan.total_steps) {
     out += concat(", but dense in all ", plan.total_steps, " steps (--compress-start ", start, ")");
   } else if (start > 0) {

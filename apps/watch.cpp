@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string_view>
 #include <thread>
 
@@ -20,6 +21,7 @@ namespace {
 
 constexpr int kChartRows = 9, kScaleWidth = 9;
 constexpr int64_t kRecentSteps = 20;
+constexpr double kLongSteps = 10, kLongSeconds = 30;  // without a line: both
 
 struct Terminal {
   int columns = 80;
@@ -84,7 +86,24 @@ std::string scale_text(double value) {
   return text + "  ";
 }
 
-std::string recent_text(const RunRecord& run) {
+// Since the last line was written; 0 where that cannot be told.
+double idle_seconds(const std::string& folder) {
+  std::error_code error;
+  const auto written =
+      std::filesystem::last_write_time(std::filesystem::path(folder) / "metrics.jsonl", error);
+  if (error) return 0;
+  const auto now = std::filesystem::file_time_type::clock::now();
+  return std::chrono::duration<double>(now - written).count();
+}
+
+// A run that was killed leaves no last line; nor does one that evaluates for long.
+std::string idle_text(const RunRecord& run, double step_s, double idle_s) {
+  if (!run.summary.empty() || idle_s < std::max(kLongSeconds, kLongSteps * step_s)) return "";
+  return "  nothing written for " + format_duration(idle_s) +
+         ": it evaluates, waits for others, or has died\n";
+}
+
+std::string recent_text(const RunRecord& run, double idle_s) {
   const auto begin = run.steps.end() - std::min<int64_t>(kRecentSteps, std::ssize(run.steps));
   double seconds = 0, exposed = 0, sent = 0, dense = 0, rate = 0;
   for (auto s = begin; s != run.steps.end(); ++s) {
@@ -107,7 +126,8 @@ std::string recent_text(const RunRecord& run) {
   if (!std::isnan(sent))
     out += concat("\n  ratio ", significant(dense / sent, 3), "  exposed ",
                   significant(100 * exposed / seconds, 2), " % of a step");
-  return out + '\n';
+  const double step_s = seconds / static_cast<double>(run.steps.end() - begin);
+  return out + '\n' + idle_text(run, step_s, idle_s);
 }
 
 }  // namespace
@@ -142,14 +162,14 @@ std::string terminal_chart(const std::vector<std::pair<double, double>>& values,
   return out;
 }
 
-std::string watch_text(const RunRecord& run, int columns, bool utf8) {
+std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle_s) {
   std::string out = run.folder;
-  if (run.steps.empty()) return out + "\n  no step yet\n";
+  if (run.steps.empty()) return out + "\n  no step yet\n" + idle_text(run, 0, idle_s);
   const StepRecord& last = run.steps.back();
   out += concat("  epoch ", last.epoch, "  step ", last.step);
   if (const std::string steps = run.setting("steps"); !steps.empty()) out += "/" + steps;
   if (run.summary.contains("summary")) out += "  " + run.summary["summary"].get<std::string>();
-  out += '\n' + recent_text(run);
+  out += '\n' + recent_text(run, idle_s);
   const std::string key = run.score_key();
   for (auto score = run.scores.rbegin(); score != run.scores.rend(); ++score)
     if (const auto found = score->values.find(key); found != score->values.end()) {
@@ -175,7 +195,7 @@ void watch_run(const std::string& folder, bool once) {
   while (true) {
     const Terminal screen = terminal();
     const RunRecord run = read_run(folder);
-    const std::string text = watch_text(run, screen.columns, screen.utf8);
+    const std::string text = watch_text(run, screen.columns, screen.utf8, idle_seconds(folder));
     if (drawn > 0) std::printf("\033[%lldA\033[J", static_cast<long long>(drawn));
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
       throw Error("stdout cannot be written");

@@ -19,8 +19,9 @@ std::string terminal_chart(const std::vector<std::pair<double, double>>& values,
                            int rows, bool utf8);
 
 // What is shown, lines with their ends: name, step, loss, learning rate, rate, time left where
-// --steps says how many there will be, ratio and exposed communication, the last validation, chart.
-std::string watch_text(const RunRecord& run, int columns, bool utf8);
+// --steps says how many there will be, ratio and exposed communication, the last validation, chart;
+// and that nothing was written for `idle_s`, where that is long beside a step.
+std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle_s = 0);
 
 // Returns when the run has ended, or at once where `once`.
 void watch_run(const std::string& folder, bool once);

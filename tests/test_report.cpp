@@ -258,6 +258,16 @@ TEST_CASE("watch: where a run stands, and a chart") {
   for (const char* part : {"epoch 2  step 40  done", "loss 1.173", "100 images/s", "ratio 50",
                            "exposed 8.3 %", "valid acc1 60.25"})
     CHECK_MESSAGE(contains(text, part), text);
+  // Nothing written for long, beside its steps and for a person; an ended run is silent for good.
+  RunRecord run = read_run(FakeRun{}.write(temp, "b"));
+  CHECK(!contains(watch_text(run, 60, true, 3600), "nothing written"));
+  run.summary = {};
+  CHECK(contains(watch_text(run, 60, true, 150), "\n  nothing written for 2:30: "));
+  CHECK(!contains(watch_text(run, 60, true, 25), "nothing written"));
+  for (StepRecord& step : run.steps) step.forward += 20;
+  CHECK(!contains(watch_text(run, 60, true, 150), "nothing written"));
+  run.steps.clear();
+  CHECK(contains(watch_text(run, 60, true, 31), "no step yet\n  nothing written for 0:31"));
   CHECK(terminal_chart({{0, 4}, {1, 3}, {2, 2}, {3, 1}}, 13, 4, false) ==
         "      4  *   \n         **  \n          ** \n      1    **\n");
   CHECK(contains(terminal_chart({{0, 1}, {1, 2}}, 13, 2, true), "\u2860\u280a"));
