@@ -11,17 +11,28 @@
 set -euo pipefail
 state=/run/heddle-netlab  # root's alone
 fail() { printf 'netlab: %s\n' "$*" >&2; exit "${code:-2}"; }
-usage() { sed -n '4,8p' "$0" | sed 's/^# *//' >&2; exit 2; }
+usage() { sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//'; }
+misused() { usage >&2; exit 2; }
 
 hosts() { [ -f "$state/hosts" ] && wc -l <"$state/hosts" || echo 0; }
 need_hosts() { [ "$(hosts)" -gt 0 ] || fail 'no hosts are up: ./run netlab up 4 100mbit'; }
 
-# A token bucket on both ends of every link. Super-packets of 16 to 64 KiB and a burst of about one of
+# A token bucket on both ends of every link. Super-packets of 3 to 64 KiB and a burst of about one of
 # them keep the shaping's own load at a few percent of the machine; headers are charged all the same.
-# The burst is what an idle link may send at once: 20 kB are 1.6 ms at 100 Mbit/s.
+# The burst is what an idle link may send at once, for nothing: 20 kB, 1.6 ms at 100 Mbit/s, and less
+# on slower links, where as many bytes would be a whole exchange. What waits there is as on the link
+# of 100 Mbit/s: a switch's memory does not shrink.
 shape() {  # RATE
-  local i end host device gso=16384 burst=20kb queue=20ms
-  case $1 in none | *gbit) gso=65536 burst=128kb queue=10ms ;; esac
+  local i end host device gso=16384 burst=20000 mbit=${1%mbit}
+  local -a queue=(latency 20ms)
+  case $1 in
+    none | *gbit) gso=65536 burst=128kb queue=(latency 10ms) ;;
+    *kbit) mbit=0 ;;
+  esac
+  mbit=${mbit%%.*}
+  if [[ $mbit =~ ^[0-9]{1,2}$ ]]; then
+    gso=$((mbit > 18 ? mbit * 164 : 3000)) burst=$((mbit > 18 ? mbit * 200 : 3700)) queue=(limit 250000)
+  fi
   for ((i = 0; i < $(hosts); i++)); do
     ip netns exec "hl$i" ethtool -K e0 tso on gso on gro on >/dev/null
     ip -n "hl$i" link set e0 gso_max_size $gso
@@ -30,7 +41,7 @@ shape() {  # RATE
       if [ "$1" = none ]; then
         ip netns exec "$host" tc qdisc del dev "$device" root 2>/dev/null || true
       else
-        ip netns exec "$host" tc qdisc replace dev "$device" root tbf rate "$1" burst $burst latency $queue ||
+        ip netns exec "$host" tc qdisc replace dev "$device" root tbf rate "$1" burst $burst "${queue[@]}" ||
           fail "tc does not take the rate '$1' (10mbit, 100mbit, 1gbit, none)"
       fi
     done
@@ -102,10 +113,11 @@ bytes() {
 }
 
 case ${1:-} in
-  up) [ $# = 3 ] || usage; up "$2" "$3" ;;
-  rate) [ $# = 2 ] || usage; need_hosts; shape "$2" ;;
-  run) [ $# -gt 1 ] || usage; shift; run "$@" ;;
+  up) [ $# = 3 ] || misused; up "$2" "$3" ;;
+  rate) [ $# = 2 ] || misused; need_hosts; shape "$2" ;;
+  run) [ $# -gt 1 ] || misused; shift; run "$@" ;;
   bytes) bytes ;;
   down) down ;;
-  *) usage ;;
+  -h | --help | help) usage ;;
+  *) misused ;;
 esac
