@@ -215,12 +215,18 @@ void MessageCommunicator::do_all_to_all(const Tensor& sent, const Tensor& receiv
   const Staged to(received);
   const int64_t share = sent.bytes() / size();
   std::copy_n(bytes_of(from) + rank() * share, share, bytes_of(to.host()) + rank() * share);
-  for (int s = 1; s < size() && share > 0; ++s) {
-    const int target = wrap(rank() + s), source = wrap(rank() - s);
-    const uint64_t in = receive(source, bytes_of(to.host()) + source * share, share);
-    const uint64_t out = send(target, bytes_of(from) + target * share, share);
-    transport_->wait(in);
-    transport_->wait(out);
+  // Several at a time: where one of two ranks is late, the links of the other have something to do.
+  const int count = share > 0 ? size() - 1 : 0, ahead = options_.exchanges;
+  std::vector<uint64_t> in, out;
+  for (int done = 0; done < count; ++done) {
+    while (std::ssize(in) < std::min(count, done + ahead)) {
+      const int s = static_cast<int>(in.size()) + 1;
+      const int target = wrap(rank() + s), source = wrap(rank() - s);
+      in.push_back(receive(source, bytes_of(to.host()) + source * share, share));
+      out.push_back(send(target, bytes_of(from) + target * share, share));
+    }
+    transport_->wait(in[static_cast<size_t>(done)]);
+    transport_->wait(out[static_cast<size_t>(done)]);
   }
   to.finish();
 }

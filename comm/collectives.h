@@ -24,6 +24,7 @@ namespace heddle {
 struct CollectiveOptions {
   int64_t segment_bytes = 256 * 1024;
   int64_t tree_bytes = 32 * 1024;  // largest broadcast that takes the tree
+  int exchanges = 4;               // of an all_to_all at a time; many would flood a receiver
 };
 
 class MessageCommunicator : public Communicator {

@@ -28,6 +28,19 @@ double broadcast_seconds(double bytes, int ranks, const LinkCost& link) {
   return (ranks - 1) * (segment * beta + link.latency_s) + (bytes - segment) * beta;
 }
 
+// Messages to one rank after the other over one link, a few at a time.
+double pairwise_seconds(double bytes, int count, const LinkCost& link) {
+  std::vector<double> there;  // when each has arrived
+  double free = 0;
+  for (int i = 0; i < count; ++i) {
+    const int before = i - link.collectives.exchanges;
+    if (before >= 0) free = std::max(free, there[static_cast<size_t>(before)]);
+    free += bytes * link.seconds_per_byte;
+    there.push_back(free + link.latency_s);
+  }
+  return there.back();
+}
+
 // The median of calls on `floats` for each rank, the mean over ranks.
 double time_all_reduce(Communicator& comm, int64_t floats) {
   const Tensor x = Tensor::zeros({floats * comm.size()});
@@ -54,8 +67,7 @@ double collective_seconds(const std::string& collective, double bytes, int ranks
   if (collective == "reduce_scatter" || collective == "all_gather")
     return ring_seconds(bytes, ranks, ranks - 1, link);
   if (collective == "broadcast") return broadcast_seconds(bytes, ranks, link);
-  if (collective == "all_to_all")
-    return (ranks - 1) * (bytes / ranks * link.seconds_per_byte + link.latency_s);
+  if (collective == "all_to_all") return pairwise_seconds(bytes / ranks, ranks - 1, link);
   if (collective == "barrier")
     return std::bit_width(static_cast<unsigned>(ranks - 1)) * link.latency_s;
   throw InputError("no collective: " + collective);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 
 #include "core/error.h"
 #include "core/random.h"
@@ -61,17 +62,40 @@ NetModel parse_net(const std::string& text, const char* flag) {
   return net;
 }
 
+double LinkTime::take(double from, double duration) {
+  constexpr size_t kMostRemembered = 64;
+  if (duration <= 0) return from;
+  double begin = std::max(from, known_), end = begin;
+  auto next = busy_.upper_bound(begin);
+  if (next != busy_.begin() && std::prev(next)->second >= begin) {
+    --next;
+    begin = next->first;
+    end = next->second;
+    next = busy_.erase(next);
+  }
+  for (; next != busy_.end() && next->first < end + duration; next = busy_.erase(next)) {
+    duration -= next->first - end;
+    end = next->second;
+  }
+  end += duration;
+  busy_[begin] = end;
+  if (busy_.size() > kMostRemembered) {
+    known_ = busy_.begin()->second;
+    busy_.erase(busy_.begin());
+  }
+  return end;
+}
+
 NetClock::NetClock(const NetModel& model, int ranks)
-    : model_(model), up_free_(static_cast<size_t>(ranks)), down_free_(static_cast<size_t>(ranks)) {}
+    : model_(model), up_free_(static_cast<size_t>(ranks)), down_(static_cast<size_t>(ranks)) {}
 
 double NetClock::arrival(int from, int to, size_t bytes, double now) {
   std::lock_guard lock(mutex_);
   const double duration = static_cast<double>(bytes) / model_.bytes_per_s;
   // The switch passes on while it receives: the second link adds time only where it is busy.
   double& up = up_free_[static_cast<size_t>(from)];
-  double& down = down_free_[static_cast<size_t>(to)];
   up = std::max(up, now) + duration;
-  down = std::max(up, down + duration);
+  const double down = std::max(up, down_[static_cast<size_t>(to)].take(up - duration, duration));
   const auto link = static_cast<uint64_t>(from) * up_free_.size() + static_cast<uint64_t>(to);
   const float u = Philox(0, stream_id(Stream::selection, link)).uniform(messages_[{from, to}]++);
   return down + model_.latency_s + model_.jitter_s * (2.0 * static_cast<double>(u) - 1.0);

@@ -30,9 +30,20 @@ struct NetModel {
 // one way (us, ms, s). Throws InputError that names `flag`.
 NetModel parse_net(const std::string& text, const char* flag = "--net");
 
-// When messages arrive. Thread-safe. Links are taken in the order of the calls, which is that of
-// virtual time where a rank receives from one other, as in a ring; where several send to one at the
-// same time, the threads' order decides who goes first.
+// When one link is busy. A message takes the time that is left from some moment on, in pieces where
+// others have theirs already: packets of those that were announced later go between.
+class LinkTime {
+ public:
+  // For `duration` from `from` on at the earliest; when it has ended. Seconds.
+  double take(double from, double duration);
+
+ private:
+  std::map<double, double> busy_;  // from, to; apart from each other
+  double known_ = 0;               // what is free before it is forgotten
+};
+
+// When messages arrive. Thread-safe. What a rank sends goes in the order of the calls; what it
+// receives from several shares its link as time is left, whoever called first.
 class NetClock {
  public:
   NetClock(const NetModel& model, int ranks);
@@ -42,7 +53,8 @@ class NetClock {
  private:
   NetModel model_;
   std::mutex mutex_;
-  std::vector<double> up_free_, down_free_;           // when each rank's link is idle again
+  std::vector<double> up_free_;  // when each rank's link to the switch is idle again
+  std::vector<LinkTime> down_;   // from it
   std::map<std::pair<int, int>, uint64_t> messages_;  // so far, from one to another
 };
 
