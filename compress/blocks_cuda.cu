@@ -1,7 +1,5 @@
 // Casts and QSGD on CUDA, one block of threads for each block of elements. The arithmetic is
 // quantize.cpp's, operation by operation, and the compiler fuses none of it.
-#include <cstring>
-
 #include "compress/blocks.h"
 #include "compress/half.h"
 #include "core/shared_kernel.h"
@@ -135,14 +133,6 @@ __global__ void add_kernel(const CodedBlock* blocks, const uint8_t* bytes, int64
     for (int r = 0; r < parts; ++r) sum += decode_element(b, bytes + r * part + b.place, i);
     b.x[i] = sum;
   }
-}
-
-// The table on the device. Its memory may be used again as soon as what reads it has been started.
-Tensor upload(Device device, const std::vector<CodedBlock>& blocks) {
-  const auto bytes = static_cast<int64_t>(blocks.size() * sizeof(CodedBlock));
-  const Tensor host = Tensor::empty_on(Device{}, {bytes}, DType::u8);
-  std::memcpy(host.raw(), blocks.data(), static_cast<size_t>(bytes));
-  return host.to(device);
 }
 
 const CodedBlock* table_of(const Tensor& table) {

@@ -68,4 +68,22 @@ template void multiply_factors(const double*, const double*, double*, int64_t, i
 template void next_factor(const float*, int, int64_t, int64_t, float*);
 template void next_factor(const double*, int, int64_t, int64_t, double*);
 
+namespace cpu {
+
+void orthogonalize(const std::vector<Tensor>& factors) {
+  for (const Tensor& x : factors)
+    heddle::orthogonalize(x.data<float>(), x.shape()[0], x.shape()[1]);
+}
+
+void multiply_factors(const Tensor& p, const Tensor& q, const Tensor& out) {
+  heddle::multiply_factors(p.data<float>(), q.data<float>(), out.data<float>(), p.shape()[1],
+                           q.shape()[1], p.shape()[0]);
+}
+
+void next_factor(const Tensor& sum, int ranks, const Tensor& next) {
+  heddle::next_factor(sum.data<float>(), ranks, sum.shape()[0], sum.shape()[1], next.data<float>());
+}
+
+}  // namespace cpu
+
 }  // namespace heddle

@@ -2,12 +2,17 @@
 // whatever the machine and the number of threads. Factors lie with one column of the mathematics in
 // a row of memory. In float, and in double for whoever wants to see what rounding does.
 //
+// And for tensors on either device; CUDA's sums have another order, the same at every call.
+//
 //   orthogonalize(p, r, n);                // p (r, n)
 //   multiply_factors(p, q, out, n, m, r);  // q (r, m), out (n, m)
 //   next_factor(q, ranks, r, m, next);     // next (r, m)
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "core/tensor.h"
 
 namespace heddle {
 
@@ -26,5 +31,21 @@ void multiply_factors(const T* p, const T* q, T* out, int64_t rows, int64_t colu
 // tried again.
 template <class T>
 void next_factor(const T* sum, int ranks, int64_t r, int64_t columns, T* next);
+
+// The same of f32 tensors: factors (r, n), those of many layers in one launch; p (r, rows), q (r,
+// columns) and out of rows * columns; sum and next (r, columns).
+#define HEDDLE_LOW_RANK                                                       \
+  void orthogonalize(const std::vector<Tensor>& factors);                     \
+  void multiply_factors(const Tensor& p, const Tensor& q, const Tensor& out); \
+  void next_factor(const Tensor& sum, int ranks, const Tensor& next);
+namespace cpu {
+HEDDLE_LOW_RANK
+}
+#ifdef HEDDLE_CUDA
+namespace cuda {
+HEDDLE_LOW_RANK
+}
+#endif
+#undef HEDDLE_LOW_RANK
 
 }  // namespace heddle

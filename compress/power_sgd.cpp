@@ -10,6 +10,7 @@
 #include "compress/low_rank.h"
 #include "core/gemm.h"
 #include "core/kernels.h"
+#include "core/shared_kernel.h"
 
 namespace heddle {
 namespace {
@@ -59,7 +60,7 @@ class PowerSgd : public CompressedReducer {
     const Tensor p = Tensor::empty_on(Device{}, {most, rows});
     for (int i = 0; i < kIterations; ++i) {
       gemm(q, m, p, {.transpose_b = true});
-      orthogonalize(p.data<float>(), most, rows);
+      cpu::orthogonalize({p});
       gemm(p, m, q);
     }
     std::vector<double> lost;
@@ -80,15 +81,15 @@ class PowerSgd : public CompressedReducer {
     const Tensor product = Tensor::empty_on(Device{}, {x.size()});
     const auto work = [&] {
       gemm(q, m, p, {.transpose_b = true});
-      orthogonalize(p.data<float>(), r, now.rows);
+      cpu::orthogonalize({p});
       gemm(p, m, q);
-      multiply_factors(p.data<float>(), q.data<float>(), product.data<float>(), now.rows,
-                       now.columns, r);
+      cpu::multiply_factors(p, q, product);
     };
     work();  // a product of new sizes first has its kernel made
     return timed(work);
   }
 
+  bool works_on_devices() const override { return true; }
   bool exchange(Exchange& e) override {
     NamedTensors p = e.dense, q;
     multiply(e, p);
@@ -98,7 +99,7 @@ class PowerSgd : public CompressedReducer {
     if (!all_reduce(e, q)) return false;
     const TraceRange range("compress", "P Q^T, residuals");
     for (size_t i = 0; i < p.size(); ++i)
-      finish(e.compressed[i], p[i].second.data<float>(), q[i].second.data<float>(), e.comm.size());
+      finish(e.compressed[i], p[i].second, q[i].second, e.comm.size());
     return true;
   }
 
@@ -108,8 +109,8 @@ class PowerSgd : public CompressedReducer {
     const TraceRange range("compress", "P = M Q");
     for (const Item& item : e.compressed) {
       const Matrix m = matrix(*item.layer);
-      p.emplace_back(item.name(), Tensor::empty_on(Device{}, {m.rank, m.rows}));
-      gemm(factor(*item.layer), item.tensor.reshape({m.rows, m.columns}), p.back().second,
+      p.emplace_back(item.name(), Tensor::empty_on(e.device, {m.rank, m.rows}));
+      gemm(factor(*item.layer, e.device), item.tensor.reshape({m.rows, m.columns}), p.back().second,
            {.transpose_b = true});
       explain("select", item.name(), [&] {
         return Figures{{"rank", static_cast<double>(m.rank)},
@@ -124,11 +125,13 @@ class PowerSgd : public CompressedReducer {
   static void orthogonalize_and_multiply(const Exchange& e, const NamedTensors& p,
                                          NamedTensors& q) {
     const TraceRange range("compress", "Q = M^T P");
+    std::vector<Tensor> factors;
+    for (const auto& [name, x] : p) factors.push_back(x);
+    HEDDLE_DISPATCH(e.device, orthogonalize(factors));
     for (size_t i = 0; i < p.size(); ++i) {
       const Item& item = e.compressed[i];
       const Matrix m = matrix(*item.layer);
-      orthogonalize(p[i].second.data<float>(), m.rank, m.rows);
-      q.emplace_back(item.name(), Tensor::empty_on(Device{}, {m.rank, m.columns}));
+      q.emplace_back(item.name(), Tensor::empty_on(e.device, {m.rank, m.columns}));
       gemm(p[i].second, item.tensor.reshape({m.rows, m.columns}), q.back().second);
     }
   }
@@ -142,12 +145,12 @@ class PowerSgd : public CompressedReducer {
   }
 
   // The factor (rank, columns) that the next step begins with; the same random numbers on all ranks
-  // at first and after a change of rank.
-  Tensor factor(const Layer& layer) const {
+  // at first and after a change of rank. It lies where it is asked for.
+  Tensor factor(const Layer& layer, Device device = {}) const {
     const Matrix m = matrix(layer);
     Tensor& q = factors_[layer.parameter->name];
     if (!q.defined() || q.shape()[0] != m.rank) q = first_factor(layer, m.rank);
-    return q;
+    return q = q.to(device);
   }
   Tensor first_factor(const Layer& layer, int64_t rank) const {
     Tensor q = Tensor::empty_on(Device{}, {rank, matrix(layer).columns});
@@ -156,11 +159,11 @@ class PowerSgd : public CompressedReducer {
   }
 
   // p orthonormal, q the sum over ranks.
-  void finish(const Item& item, const float* p, const float* q, int ranks) {
-    const Matrix m = matrix(*item.layer);
-    multiply_factors(p, q, item.sum.data<float>(), m.rows, m.columns, m.rank);
+  void finish(const Item& item, const Tensor& p, const Tensor& q, int ranks) {
+    const Device device = item.sum.device();
+    HEDDLE_DISPATCH(device, multiply_factors(p, q, item.sum));
     axpy(static_cast<float>(-1.0 / ranks), item.sum, item.tensor);
-    next_factor(q, ranks, m.rank, m.columns, factor(*item.layer).data<float>());
+    HEDDLE_DISPATCH(device, next_factor(q, ranks, factor(*item.layer, device)));
   }
 
   uint64_t seed_;

@@ -4,9 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <vector>
 
 #include "core/bfloat16.h"
 #include "core/parallel.h"
+#include "core/tensor.h"
 
 #ifdef __CUDACC__
 #include "core/launch.h"
@@ -54,6 +57,16 @@ struct InGrid {
 template <class F>
 void for_each_in_grid(int64_t rows, int64_t columns, F f) {
   for_each(rows * columns, InGrid<F>{columns, f});
+}
+
+// A table for a kernel, its bytes on the device. Its memory may be used again as soon as what reads
+// it has been started.
+template <class T>
+Tensor upload(Device device, const std::vector<T>& rows) {
+  const auto bytes = static_cast<int64_t>(rows.size() * sizeof(T));
+  const Tensor host = Tensor::empty_on(Device{}, {bytes}, DType::u8);
+  std::memcpy(host.raw(), rows.data(), static_cast<size_t>(bytes));
+  return host.to(device);
 }
 #else
 template <class F>

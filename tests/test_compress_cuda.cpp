@@ -4,10 +4,12 @@
 // clang-format off
 #include "compress/blocks_cuda.cu"
 #include "compress/codec_cuda.cu"
+#include "compress/low_rank_cuda.cu"
 // clang-format on
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "compress/magnitude.h"
@@ -37,6 +39,13 @@ Tensor hard_values(int64_t n, bool extremes) {
 Tensor places_like(int64_t count) {
   const Tensor out = Tensor::empty_on(Device{}, {count}, DType::i32);
   std::memset(out.raw(), 0xff, static_cast<size_t>(out.bytes()));
+  return out;
+}
+
+double furthest(const Tensor& a, const Tensor& b) {
+  double out = 0;
+  for (int64_t i = 0; i < a.size(); ++i)
+    out = std::max(out, std::abs(static_cast<double>(a.data<float>()[i]) - b.data<float>()[i]));
   return out;
 }
 
@@ -167,6 +176,36 @@ TEST_CASE("CUDA codecs: casts and levels, encoded, added and decoded") {
             emulated::decode_blocks({}, sum, a.data<uint8_t>());
             if (numbers) CHECK(same_bytes(y, z));
           }
+      }
+}
+
+TEST_CASE("CUDA codecs: PowerSGD's factors") {
+  Context context;
+  for (const int64_t r : {1, 2, 5})
+    for (const int64_t n : {5, 255, 256, 1000})
+      for (const int64_t columns : {1, 7, 300}) {
+        CAPTURE(r);
+        CAPTURE(n);
+        CAPTURE(columns);
+        const Tensor p = hard_values(r * n, false).reshape({r, n}), p2 = p.clone();
+        const Tensor zeros = Tensor::zeros({2, n}), zeros2 = zeros.clone();
+        cpu::orthogonalize({p, zeros});
+        emulated::orthogonalize({p2, zeros2});
+        CHECK(furthest(p2, p) < 1e-6);  // sums in another order
+        CHECK(same_bytes(zeros2, zeros));
+
+        const Tensor q = hard_values(r * columns, false).reshape({r, columns});
+        const Tensor out = Tensor::zeros({n * columns}), out2 = out.clone();
+        cpu::multiply_factors(p, q, out);
+        emulated::multiply_factors(p, q, out2);
+        CHECK(furthest(out2, out) < 1e-6);  // the CPU's may be fused
+
+        q.slice(r - 1, r).fill_zero();  // such a row stays what it was
+        const Tensor next = hard_values(r * columns, false).reshape({r, columns});
+        const Tensor next2 = next.clone();
+        cpu::next_factor(q, 3, next);
+        emulated::next_factor(q, 3, next2);
+        CHECK(same_bytes(next2, next));
       }
 }
 

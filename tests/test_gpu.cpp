@@ -443,7 +443,7 @@ TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {
 }
 
 TEST_CASE("steps, compare: learners that share a device") {
-  for (const char* spec : {"", "scalecom:rate=4", "qsgd:bits=8"})
+  for (const char* spec : {"", "scalecom:rate=4", "qsgd:bits=8", "powersgd:rank=2"})
     compare("learners", concat("3 learners ", spec), DType::f32, [&]() -> Results {
       RunOptions o{.compress = spec};
       o.parallel.bucket_bytes = 1000;
