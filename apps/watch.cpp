@@ -99,8 +99,7 @@ double idle_seconds(const std::string& folder) {
 // A run that was killed leaves no last line; nor does one that evaluates for long.
 std::string idle_text(const RunRecord& run, double step_s, double idle_s) {
   if (!run.summary.empty() || idle_s < std::max(kLongSeconds, kLongSteps * step_s)) return "";
-  return "  nothing written for " + format_duration(idle_s) +
-         ": it evaluates, waits for others, or has died\n";
+  return "  nothing written for " + format_duration(idle_s) + ": evaluating, waiting, or dead\n";
 }
 
 std::string recent_text(const RunRecord& run, double idle_s) {

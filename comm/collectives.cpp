@@ -1,6 +1,7 @@
 #include "comm/collectives.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "core/bfloat16.h"
 
@@ -56,6 +57,21 @@ class Staged {
   Tensor x_, host_;
 };
 
+// Stands behind the buffers of a call: if it fails, its messages are forgotten while they exist.
+class Withdrawal {
+ public:
+  explicit Withdrawal(Transport& transport) : transport_(transport) {}
+  ~Withdrawal() {
+    if (std::uncaught_exceptions() > exceptions_) transport_.withdraw();
+  }
+  Withdrawal(const Withdrawal&) = delete;
+  Withdrawal& operator=(const Withdrawal&) = delete;
+
+ private:
+  Transport& transport_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
 }  // namespace
 
 MessageCommunicator::MessageCommunicator(std::unique_ptr<Transport> transport,
@@ -63,6 +79,7 @@ MessageCommunicator::MessageCommunicator(std::unique_ptr<Transport> transport,
     : transport_(std::move(transport)), options_(options) {
   check(options.segment_bytes >= 64 && options.segment_bytes % 64 == 0,
         "segment: expected a multiple of 64 bytes, found ", options.segment_bytes);
+  check(options.exchanges > 0, "exchanges: expected at least one, found ", options.exchanges);
 }
 
 uint64_t MessageCommunicator::send(int peer, const void* data, int64_t bytes) {
@@ -150,12 +167,14 @@ void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
 
 void MessageCommunicator::do_all_reduce(const Tensor& x) {
   const Staged staged(x);
+  const Withdrawal withdrawal(*transport_);
   run_ring(staged.host(), {.reduce = true, .gather = true});
   staged.finish();
 }
 
 void MessageCommunicator::do_all_gather(const Tensor& mine, const Tensor& all) {
   const Staged staged(all);
+  const Withdrawal withdrawal(*transport_);
   const Tensor own = mine.to(Device{});
   std::copy_n(bytes_of(own), own.bytes(), bytes_of(staged.host()) + rank() * own.bytes());
   run_ring(staged.host(), {.gather = true});
@@ -164,6 +183,7 @@ void MessageCommunicator::do_all_gather(const Tensor& mine, const Tensor& all) {
 
 void MessageCommunicator::do_reduce_scatter(const Tensor& all, const Tensor& mine) {
   const Tensor work = all.device().is_cuda() ? all.to(Device{}) : all.clone();
+  const Withdrawal withdrawal(*transport_);
   run_ring(work, {.reduce = true, .shift = -1});
   const Tensor own = Tensor::view_as(work.slice(rank(), rank() + 1), mine.shape());
   mine.copy_from(own);
@@ -172,6 +192,7 @@ void MessageCommunicator::do_reduce_scatter(const Tensor& all, const Tensor& min
 void MessageCommunicator::do_broadcast(const Tensor& x, int root) {
   if (size() == 1 || x.size() == 0) return;
   const Staged staged(x);
+  const Withdrawal withdrawal(*transport_);
   if (x.bytes() <= options_.tree_bytes)
     broadcast_tree(bytes_of(staged.host()), x.bytes(), root);
   else
@@ -213,6 +234,7 @@ void MessageCommunicator::broadcast_chain(char* data, int64_t bytes, int root) {
 void MessageCommunicator::do_all_to_all(const Tensor& sent, const Tensor& received) {
   const Tensor from = sent.to(Device{});
   const Staged to(received);
+  const Withdrawal withdrawal(*transport_);
   const int64_t share = sent.bytes() / size();
   std::copy_n(bytes_of(from) + rank() * share, share, bytes_of(to.host()) + rank() * share);
   // Several at a time: where one of two ranks is late, the links of the other have something to do.

@@ -75,9 +75,8 @@ double collective_seconds(const std::string& collective, double bytes, int ranks
 
 double latencies(const std::string& collective, double bytes, int ranks) {
   const LinkCost link{.latency_s = 1};
-  const bool ring =
-      collective == "all_reduce" || collective == "reduce_scatter" || collective == "all_gather";
-  if (ring && bytes / ranks > static_cast<double>(link.collectives.segment_bytes)) return 1;
+  const bool divided = collective != "broadcast" && collective != "barrier";
+  if (divided && bytes / ranks > static_cast<double>(link.collectives.segment_bytes)) return 1;
   return collective_seconds(collective, bytes, ranks, link);
 }
 

@@ -94,8 +94,9 @@ double NetClock::arrival(int from, int to, size_t bytes, double now) {
   const double duration = static_cast<double>(bytes) / model_.bytes_per_s;
   // The switch passes on while it receives: the second link adds time only where it is busy.
   double& up = up_free_[static_cast<size_t>(from)];
-  up = std::max(up, now) + duration;
-  const double down = std::max(up, down_[static_cast<size_t>(to)].take(up - duration, duration));
+  const double begin = std::max(up, now);
+  up = begin + duration;
+  const double down = down_[static_cast<size_t>(to)].take(begin, duration);
   const auto link = static_cast<uint64_t>(from) * up_free_.size() + static_cast<uint64_t>(to);
   const float u = Philox(0, stream_id(Stream::selection, link)).uniform(messages_[{from, to}]++);
   return down + model_.latency_s + model_.jitter_s * (2.0 * static_cast<double>(u) - 1.0);

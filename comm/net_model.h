@@ -38,12 +38,13 @@ class LinkTime {
   double take(double from, double duration);
 
  private:
-  std::map<double, double> busy_;  // from, to; apart from each other
+  std::map<double, double> busy_;  // from, to; no two overlap
   double known_ = 0;               // what is free before it is forgotten
 };
 
 // When messages arrive. Thread-safe. What a rank sends goes in the order of the calls; what it
-// receives from several shares its link as time is left, whoever called first.
+// receives from several takes the time that is left of its link: little depends on who called
+// first.
 class NetClock {
  public:
   NetClock(const NetModel& model, int ranks);

@@ -17,20 +17,20 @@ misused() { usage >&2; exit 2; }
 hosts() { [ -f "$state/hosts" ] && wc -l <"$state/hosts" || echo 0; }
 need_hosts() { [ "$(hosts)" -gt 0 ] || fail 'no hosts are up: ./run netlab up 4 100mbit'; }
 
-# A token bucket on both ends of every link. Super-packets of 3 to 64 KiB and a burst of about one of
+# A token bucket on both ends of every link. Super-packets of up to 64 KiB and a burst of about one of
 # them keep the shaping's own load at a few percent of the machine; headers are charged all the same.
 # The burst is what an idle link may send at once, for nothing: 20 kB, 1.6 ms at 100 Mbit/s, and less
 # on slower links, where as many bytes would be a whole exchange. What waits there is as on the link
 # of 100 Mbit/s: a switch's memory does not shrink.
 shape() {  # RATE
-  local i end host device gso=16384 burst=20000 mbit=${1%mbit}
+  local i end host device gso=16384 burst=20000 whole=${1%%[^0-9]*} mbit=100
   local -a queue=(latency 20ms)
   case $1 in
     none | *gbit) gso=65536 burst=128kb queue=(latency 10ms) ;;
-    *kbit) mbit=0 ;;
+    *mbit) mbit=$((10#0$whole)) ;;
+    *kbit) mbit=$((10#0$whole / 1000)) ;;
   esac
-  mbit=${mbit%%.*}
-  if [[ $mbit =~ ^[0-9]{1,2}$ ]]; then
+  if ((mbit < 100)); then
     gso=$((mbit > 18 ? mbit * 164 : 3000)) burst=$((mbit > 18 ? mbit * 200 : 3700)) queue=(limit 250000)
   fi
   for ((i = 0; i < $(hosts); i++)); do

@@ -1,5 +1,5 @@
 // PowerSGD's steps on CUDA. Sums are in double, each in one block of threads and in one order, so
-// that ranks with the same card come to the same bits.
+// that all ranks come to the same bits, if none of them is on the CPU.
 #include "compress/low_rank.h"
 
 #include <cmath>

@@ -6,6 +6,18 @@
 namespace heddle {
 namespace {
 
+// Made when something needs it, and for one stream.
+void make_cublas(cublasHandle_t& cublas, cudaStream_t stream) {
+  if (cublas != nullptr) return;
+  check_cublas(cublasCreate(&cublas), "cublasCreate");
+  check_cublas(cublasSetStream(cublas, stream), "cublasSetStream");
+  const bool tf32 = Context::current().options().tf32;
+  // Sums that are cut into parts are fp32 too, where the result is bf16.
+  const int mode = (tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
+                   CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+  check_cublas(cublasSetMathMode(cublas, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
+}
+
 struct CudaHandles {
   cudaStream_t stream = nullptr;
   cublasHandle_t cublas = nullptr;
@@ -24,6 +36,7 @@ struct CudaHandles {
 // High priority: what others wait for goes first.
 struct SideHandles {
   cudaStream_t stream = nullptr;
+  cublasHandle_t cublas = nullptr;
 
   SideHandles() {
     int lowest = 0, highest = 0;
@@ -31,35 +44,35 @@ struct SideHandles {
     check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamDefault, highest),
                "cudaStreamCreate");
   }
-  ~SideHandles() { (void)cudaStreamDestroy(stream); }
+  ~SideHandles() {
+    if (cublas != nullptr) (void)cublasDestroy(cublas);
+    (void)cudaStreamDestroy(stream);
+  }
   SideHandles(const SideHandles&) = delete;
   SideHandles& operator=(const SideHandles&) = delete;
 };
 
 CudaHandles& handles() { return Context::current().state<CudaHandles>(); }
+SideHandles& side_handles() { return Context::current().state<SideHandles>(); }
 
 }  // namespace
 
 cudaStream_t cuda_stream() {
-  return SideStream::active() ? Context::current().state<SideHandles>().stream : handles().stream;
+  return SideStream::active() ? side_handles().stream : handles().stream;
 }
 
-// They work on the Context's first stream, whichever thread asks.
-// The libraries' handles are made when something needs them: cuDNN alone takes a second to load.
 cublasHandle_t cublas_handle() {
-  CudaHandles& h = handles();
-  if (h.cublas == nullptr) {
-    check_cublas(cublasCreate(&h.cublas), "cublasCreate");
-    check_cublas(cublasSetStream(h.cublas, h.stream), "cublasSetStream");
-    const bool tf32 = Context::current().options().tf32;
-    // Sums that are cut into parts are fp32 too, where the result is bf16.
-    const int mode = (tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
-                     CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
-    check_cublas(cublasSetMathMode(h.cublas, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
+  if (SideStream::active()) {
+    SideHandles& side = side_handles();
+    make_cublas(side.cublas, side.stream);
+    return side.cublas;
   }
+  CudaHandles& h = handles();
+  make_cublas(h.cublas, h.stream);
   return h.cublas;
 }
 
+// Works on the Context's first stream, whichever thread asks; cuDNN takes a second to load.
 cudnnHandle_t cudnn_handle() {
   CudaHandles& h = handles();
   if (h.cudnn == nullptr) {

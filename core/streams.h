@@ -1,8 +1,8 @@
 // A second stream for a thread that works beside its Context's own: what it starts on a GPU runs at
 // high priority and is ordered with the first stream by fences only. Its tensors come from a pool
-// of their own, so that memory is handed out again in the order of the stream that used it. cuBLAS
-// and cuDNN stay with the first stream. Without CUDA, and on the CPU, nothing of this does
-// anything.
+// of their own, so that memory is handed out again in the order of the stream that used it, and
+// cuBLAS is there twice; cuDNN stays with the first stream. Without CUDA, and on the CPU, nothing
+// of this does anything.
 //
 //   Fence written;                       // on the Context's thread
 //   written.record();                    // behind what it has started so far

@@ -66,6 +66,8 @@ TEST_CASE("link cost: short messages take nothing but latencies") {
     }
   CHECK(latencies("all_reduce", 64e6, 4) == 1);
   CHECK(latencies("all_reduce", 4, 1) == 0);
+  CHECK(latencies("all_to_all", 8, 8) == 2);  // four messages at a time
+  CHECK(latencies("all_to_all", 64e6, 8) == 1);
   expect_none(run_ranks(
       4,
       [](Communicator& comm) {
