@@ -14,8 +14,8 @@
 #ifdef __CUDACC__
 #include "core/launch.h"
 #define HEDDLE_BACKEND cuda
-#elif defined(HEDDLE_EMULATED)  // CUDA's text on the CPU, for tests
-#define HEDDLE_BACKEND emulated
+#elif defined(HEDDLE_EMULATED)  // CUDA's text on the CPU, for tests: the namespace's name
+#define HEDDLE_BACKEND HEDDLE_EMULATED
 #else
 #define HEDDLE_BACKEND cpu
 #endif

@@ -2,6 +2,9 @@
 // one after the other; the threads of a block are fibers that take turns at __syncthreads. Include
 // this first, then the .cu files: their functions come out in namespace heddle::emulated and work
 // on host tensors. Kernels may use what core/launch.h says and nothing else.
+//
+// With HEDDLE_SIMULATED_GPU the functions come out in heddle::cuda instead, and a kernel is put on
+// the stream of a simulated GPU (tests/simulated_gpu), which runs it when it gets to it.
 #pragma once
 
 #include <ucontext.h>
@@ -13,15 +16,22 @@
 #include <memory>
 #include <vector>
 
-#define HEDDLE_EMULATED 1
-#define __global__
-#define __device__
-#define __shared__ static
-
+#ifdef HEDDLE_SIMULATED_GPU
+#include <vector_types.h>  // dim3, and these words as attributes
+#undef __global__
+#undef __device__
+#undef __shared__
+#define HEDDLE_EMULATED cuda
+#else
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
+#define HEDDLE_EMULATED emulated
+#endif
+#define __global__
+#define __device__
+#define __shared__ static
 
 namespace heddle::emulation {
 
@@ -29,8 +39,9 @@ inline dim3 block_index, thread_index, grid_size, block_size;
 
 class Fibers {
  public:
-  // Calls thread(index) for every thread of a block; between two barriers in the order of indices.
-  void run(size_t count, const std::function<void(size_t)>& thread) {
+  // Calls thread(index) for every thread of a block; between two barriers in the order of indices,
+  // or in the opposite order: a kernel must not care.
+  void run(size_t count, bool backwards, const std::function<void(size_t)>& thread) {
     thread_ = &thread;
     while (fibers_.size() < count) {
       fibers_.push_back(std::make_unique<Fiber>());
@@ -39,7 +50,8 @@ class Fibers {
     for (size_t i = 0; i < count; ++i) start(i);
     for (bool alive = true; alive;) {
       alive = false;
-      for (size_t i = 0; i < count; ++i) {
+      for (size_t turn = 0; turn < count; ++turn) {
+        const size_t i = backwards ? count - 1 - turn : turn;
         if (fibers_[i]->done) continue;
         current_ = i;
         swapcontext(&scheduler_, &fibers_[i]->context);
@@ -88,6 +100,26 @@ class Fibers {
   size_t current_ = 0;
 };
 
+// Calls thread() with the indices set for each thread of each block.
+inline void run_kernel(dim3 grid, dim3 block, bool backwards, bool barriers,
+                       const std::function<void()>& thread) {
+  grid_size = grid;
+  block_size = block;
+  const size_t blocks = size_t{grid.x} * grid.y, threads = size_t{block.x} * block.y;
+  const auto run = [&](size_t i) {
+    thread_index = dim3(static_cast<unsigned>(i) % block.x, static_cast<unsigned>(i) / block.x);
+    thread();
+  };
+  for (size_t turn = 0; turn < blocks; ++turn) {
+    const auto b = static_cast<unsigned>(backwards ? blocks - 1 - turn : turn);
+    block_index = dim3(b % grid.x, b / grid.x);
+    if (barriers)
+      Fibers::instance().run(threads, backwards, run);
+    else
+      for (size_t i = 0; i < threads; ++i) run(i);
+  }
+}
+
 }  // namespace heddle::emulation
 
 #define blockIdx heddle::emulation::block_index
@@ -98,19 +130,28 @@ class Fibers {
 
 namespace heddle {
 
+#ifdef HEDDLE_SIMULATED_GPU
+namespace emulation {
+// Puts a kernel on the stream of the current Context; throws Error for a shape that no GPU takes.
+void enqueue(const char* name, dim3 grid, dim3 block, std::function<void(bool backwards)> run);
+}  // namespace emulation
+void fetch(void* host, const void* device, size_t bytes);
+#endif
+
 template <class... Params, class... Args>
-void launch(const char*, void (*kernel)(Params...), dim3 grid, dim3 block, Args... args) {
-  using namespace emulation;
-  grid_size = grid;
-  block_size = block;
-  for (unsigned y = 0; y < grid.y; ++y)
-    for (unsigned x = 0; x < grid.x; ++x) {
-      block_index = dim3(x, y);
-      Fibers::instance().run(size_t{block.x} * block.y, [&](size_t i) {
-        thread_index = dim3(static_cast<unsigned>(i) % block.x, static_cast<unsigned>(i) / block.x);
-        kernel(static_cast<Params>(args)...);
-      });
-    }
+void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, Args... args) {
+  // for_each has no barriers, and fibers are slow.
+  const bool barriers = std::strcmp(name, "for_each") != 0;
+  const auto run = [=](bool backwards) {
+    emulation::run_kernel(grid, block, backwards, barriers,
+                          [&] { kernel(static_cast<Params>(args)...); });
+  };
+#ifdef HEDDLE_SIMULATED_GPU
+  emulation::enqueue(name, grid, block, run);
+#else
+  static bool backwards = false;
+  run(backwards = !backwards);
+#endif
 }
 
 inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
@@ -119,8 +160,10 @@ inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
   return before;
 }
 
+#ifndef HEDDLE_SIMULATED_GPU
 inline void fetch(void* host, const void* device, size_t bytes) {
   std::memcpy(host, device, bytes);
 }
+#endif
 
 }  // namespace heddle

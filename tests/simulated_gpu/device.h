@@ -1,0 +1,66 @@
+// A GPU that is not there, for tests on machines without one: CUDA's runtime, cuBLAS, cuDNN and NCCL
+// as far as heddle calls them, on host memory. In a build with HEDDLE_SIMULATED_GPU the programs and
+// the tests are linked with this instead of NVIDIA's libraries, and the .cu files are compiled by the
+// C++ compiler (tests/cuda_emulation.h); NVIDIA's headers declare what is defined here, so that every
+// call is checked against them.
+//
+// It is as unkind as a GPU may be. A stream does its work as late as it can: when the host waits for
+// it, when an event makes another stream wait for it, or when nothing else can go on. A copy from
+// pinned memory reads that memory then, not before. Kernels run with their threads and blocks forwards
+// and backwards in turn. Memory of the device is without access rights while no work is done there, so
+// that a host that follows such a pointer is stopped; it is filled with NaN when it is handed out, and
+// what lies behind it has no rights at all. Two ranks need two devices for NCCL.
+//
+//   SIMULATED_GPUS=N     how many devices there are (default 2)
+//   SIMULATED_GPU_MIB=N  memory of each (default 4096)
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+namespace simulated {
+
+// Everything below is used with this held.
+std::unique_lock<std::mutex> lock();
+// Notified whenever something was put on a stream or was done.
+std::condition_variable& changed();
+
+// Work on a stream. True: done. False: it waits for something, and is to be tried again.
+using Work = std::function<bool()>;
+
+struct Stream {
+  int device = 0;
+  std::deque<Work> queue;
+  bool running = false;  // its first work is being done, further up the stack
+};
+
+struct Point {  // of a stream, as an event has recorded it
+  Stream* stream = nullptr;
+  bool done = false;
+  float time = 0;  // milliseconds, of no clock
+};
+
+void put(Stream* stream, Work work);
+void put_done(Stream* stream, std::function<void()> work);  // that never waits
+// Its argument: with threads and blocks in the opposite order.
+void put_kernel(Stream* stream, std::function<void(bool)> run);
+// Does what can be done on the stream, and on others as far as it waits for them.
+void advance(Stream* stream);
+// The same on every stream; true when something was done.
+bool advance_all();
+// Until nothing is left on the stream.
+void finish(Stream* stream, std::unique_lock<std::mutex>& held);
+// The stream that a handle means; null for one that is none.
+Stream* find(cudaStream_t stream);
+
+int current_device();
+// Whether [p, p + bytes) lies in one allocation on this device.
+bool on_device(const void* p, size_t bytes, int device);
+
+}  // namespace simulated

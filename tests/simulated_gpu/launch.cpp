@@ -1,0 +1,28 @@
+// How the kernels of the .cu files come to the simulated GPU (tests/cuda_emulation.h). Part of
+// heddle_core, whose stream it asks for.
+#include "core/cuda.h"
+#include "tests/simulated_gpu/device.h"
+
+namespace heddle {
+namespace emulation {
+
+void enqueue(const char* name, dim3 grid, dim3 block, std::function<void(bool)> run) {
+  const cudaStream_t stream = cuda_stream();
+  const auto held = simulated::lock();
+  simulated::Stream* s = simulated::find(stream);
+  const bool fits = grid.x > 0 && grid.y > 0 && grid.y < 65536 && block.x * block.y > 0 &&
+                    block.x * block.y <= 1024;
+  if (!fits) check_cuda(cudaErrorInvalidConfiguration, name);
+  if (s == nullptr || s->device != simulated::current_device())
+    check_cuda(cudaErrorInvalidResourceHandle, name);
+  simulated::put_kernel(s, std::move(run));
+}
+
+}  // namespace emulation
+
+void fetch(void* host, const void* device, size_t bytes) {
+  check_cuda(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_stream()), "fetch");
+  check_cuda(cudaStreamSynchronize(cuda_stream()), "fetch");
+}
+
+}  // namespace heddle

@@ -1,0 +1,401 @@
+// cuBLAS and cuDNN of the simulated GPU: the plain sums, in fp32, read from the descriptors that the
+// caller has made. What the real ones refuse is refused, and what they say of their algorithms has
+// every difficulty once: one that does not support the problem, one that needs too much workspace, one
+// that is not deterministic, one that fails when it is run.
+#include <cublasLt.h>
+#include <cublas_v2.h>
+#include <cudnn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "core/bfloat16.h"
+#include "tests/simulated_gpu/device.h"
+
+using namespace simulated;
+
+namespace {
+
+using heddle::bfloat16;
+
+float read(const void* p, bool half, int64_t i) {
+  return half ? static_cast<float>(static_cast<const bfloat16*>(p)[i])
+              : static_cast<const float*>(p)[i];
+}
+
+void write(void* p, bool half, int64_t i, float value) {
+  if (half)
+    static_cast<bfloat16*>(p)[i] = bfloat16(value);
+  else
+    static_cast<float*>(p)[i] = value;
+}
+
+// beta * old, without reading what may be NaN where it does not count.
+float weighted(float beta, const void* p, bool half, int64_t i) {
+  return beta == 0.0f ? 0.0f : beta * read(p, half, i);
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------- cuBLAS
+struct cublasContext {
+  cudaStream_t stream = nullptr;
+  int device = 0;
+};
+
+cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
+  *handle = new cublasContext{nullptr, current_device()};
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
+  delete handle;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
+  handle->stream = stream;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
+const char* cublasGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS ? "success" : "failed";
+}
+size_t cublasLtGetVersion() { return 0; }
+
+// Columns first, as cuBLAS has it: element (r, c) of a matrix lies at r + c * its leading dimension.
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transpose_a,
+                            cublasOperation_t transpose_b, int m, int n, int k, const void* alpha,
+                            const void* a, cudaDataType a_type, int lda, const void* b,
+                            cudaDataType b_type, int ldb, const void* beta, void* c,
+                            cudaDataType c_type, int ldc, cublasComputeType_t compute,
+                            cublasGemmAlgo_t) {
+  const auto held = lock();
+  Stream* s = find(handle->stream);
+  if (s == nullptr || s->device != current_device()) return CUBLAS_STATUS_EXECUTION_FAILED;
+  const bool ta = transpose_a == CUBLAS_OP_T, tb = transpose_b == CUBLAS_OP_T;
+  const bool half = a_type == CUDA_R_16BF, half_c = c_type == CUDA_R_16BF;
+  if (m <= 0 || n <= 0 || k <= 0 || lda < (ta ? k : m) || ldb < (tb ? n : k) || ldc < m)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (a_type != b_type || (half_c && !half) || (!half && a_type != CUDA_R_32F) ||
+      (!half_c && c_type != CUDA_R_32F) || compute != CUBLAS_COMPUTE_32F)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  const auto fits = [&](const void* p, bool is_half, int64_t ld, int64_t rows, int64_t columns) {
+    return on_device(p, static_cast<size_t>((ld * (columns - 1) + rows) * (is_half ? 2 : 4)),
+                     s->device);
+  };
+  if (!fits(a, half, lda, ta ? k : m, ta ? m : k) || !fits(b, half, ldb, tb ? n : k, tb ? k : n) ||
+      !fits(c, half_c, ldc, m, n))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  const float scale = *static_cast<const float*>(alpha), old = *static_cast<const float*>(beta);
+  put_done(s, [=] {
+    std::vector<float> left(static_cast<size_t>(int64_t{m} * k)), sums(static_cast<size_t>(m));
+    for (int64_t p = 0; p < k; ++p)
+      for (int64_t i = 0; i < m; ++i)
+        left[static_cast<size_t>(p * m + i)] = read(a, half, ta ? p + i * lda : i + p * lda);
+    for (int64_t j = 0; j < n; ++j) {
+      std::ranges::fill(sums, 0.0f);
+      for (int64_t p = 0; p < k; ++p) {
+        const float factor = read(b, half, tb ? j + p * ldb : p + j * ldb);
+        const float* column = left.data() + p * m;
+        for (int64_t i = 0; i < m; ++i) sums[static_cast<size_t>(i)] += column[i] * factor;
+      }
+      for (int64_t i = 0; i < m; ++i)
+        write(c, half_c, i + j * ldc,
+              scale * sums[static_cast<size_t>(i)] + weighted(old, c, half_c, i + j * ldc));
+    }
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+// -------------------------------------------------------------------------------------------- cuDNN
+struct cudnnContext {
+  cudaStream_t stream = nullptr;
+};
+
+// Extents n, c, h, w (a filter's k, c, r, s) and what to multiply their indices with.
+struct Block {
+  std::array<int64_t, 4> size{}, step{};
+  bool half = false, nhwc = false;
+
+  bool set(cudnnTensorFormat_t format, cudnnDataType_t type, int n, int c, int h, int w) {
+    if (type != CUDNN_DATA_FLOAT && type != CUDNN_DATA_BFLOAT16) return false;
+    if (n <= 0 || c <= 0 || h <= 0 || w <= 0) return false;
+    half = type == CUDNN_DATA_BFLOAT16;
+    nhwc = format == CUDNN_TENSOR_NHWC;
+    size = {n, c, h, w};
+    if (nhwc)
+      step = {int64_t{h} * w * c, 1, int64_t{w} * c, c};
+    else
+      step = {int64_t{c} * h * w, int64_t{h} * w, w, 1};
+    return true;
+  }
+  int64_t at(int64_t n, int64_t c, int64_t h, int64_t w) const {
+    return n * step[0] + c * step[1] + h * step[2] + w * step[3];
+  }
+  int64_t elements() const { return size[0] * size[1] * size[2] * size[3]; }
+  size_t bytes() const { return static_cast<size_t>(elements() * (half ? 2 : 4)); }
+};
+
+struct cudnnTensorStruct : Block {};
+struct cudnnFilterStruct : Block {};
+struct cudnnConvolutionStruct {
+  int64_t padding = 0, stride = 1, groups = 1;
+  cudnnMathType_t math = CUDNN_DEFAULT_MATH;
+};
+
+cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
+  *handle = new cudnnContext;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
+  delete handle;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
+  handle->stream = stream;
+  return CUDNN_STATUS_SUCCESS;
+}
+size_t cudnnGetVersion() { return CUDNN_VERSION; }
+const char* cudnnGetErrorString(cudnnStatus_t status) {
+  return status == CUDNN_STATUS_SUCCESS ? "CUDNN_STATUS_SUCCESS" : "CUDNN_STATUS_FAILED";
+}
+void cudnnGetLastErrorString(char* text, size_t size) {
+  if (size > 0) text[0] = '\0';
+}
+
+cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t* made) {
+  *made = new cudnnTensorStruct;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t d) {
+  delete d;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetTensor4dDescriptor(cudnnTensorDescriptor_t d, cudnnTensorFormat_t format,
+                                         cudnnDataType_t type, int n, int c, int h, int w) {
+  return d->set(format, type, n, c, h, w) ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
+}
+cudnnStatus_t cudnnCreateFilterDescriptor(cudnnFilterDescriptor_t* made) {
+  *made = new cudnnFilterStruct;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnDestroyFilterDescriptor(cudnnFilterDescriptor_t d) {
+  delete d;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetFilter4dDescriptor(cudnnFilterDescriptor_t d, cudnnDataType_t type,
+                                         cudnnTensorFormat_t format, int k, int c, int h, int w) {
+  return d->set(format, type, k, c, h, w) ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
+}
+cudnnStatus_t cudnnCreateConvolutionDescriptor(cudnnConvolutionDescriptor_t* made) {
+  *made = new cudnnConvolutionStruct;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnDestroyConvolutionDescriptor(cudnnConvolutionDescriptor_t d) {
+  delete d;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t d, int pad_h, int pad_w,
+                                              int stride_h, int stride_w, int dilation_h,
+                                              int dilation_w, cudnnConvolutionMode_t mode,
+                                              cudnnDataType_t compute) {
+  if (pad_h != pad_w || stride_h != stride_w || dilation_h != 1 || dilation_w != 1 ||
+      mode != CUDNN_CROSS_CORRELATION || compute != CUDNN_DATA_FLOAT)
+    return CUDNN_STATUS_NOT_SUPPORTED;
+  d->padding = pad_h;
+  d->stride = stride_h;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetConvolutionGroupCount(cudnnConvolutionDescriptor_t d, int groups) {
+  d->groups = groups;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t d, cudnnMathType_t math) {
+  d->math = math;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+namespace {
+
+// One problem, whichever way it is run.
+struct Convolution {
+  Block x, w, y;
+  cudnnConvolutionStruct conv;
+
+  bool fits() const {
+    const auto out = [&](int axis) {
+      return (x.size[axis] + 2 * conv.padding - w.size[axis]) / conv.stride + 1;
+    };
+    return x.half == w.half && x.half == y.half && x.size[0] == y.size[0] &&
+           w.size[0] == y.size[1] && w.size[1] * conv.groups == x.size[1] && out(2) == y.size[2] &&
+           out(3) == y.size[3];
+  }
+  // As the library: groups only in the plain layout, and one layout for all three.
+  bool supported() const {
+    return x.nhwc == w.nhwc && x.nhwc == y.nhwc && !(x.nhwc && conv.groups > 1);
+  }
+  // Calls one(x's place, w's, y's) for every product.
+  template <class Call>
+  void each(const Call& one) const {
+    const int64_t outputs = w.size[0] / conv.groups, inputs = w.size[1];
+    for (int64_t n = 0; n < y.size[0]; ++n)
+      for (int64_t k = 0; k < y.size[1]; ++k)
+        for (int64_t h = 0; h < y.size[2]; ++h)
+          for (int64_t v = 0; v < y.size[3]; ++v)
+            for (int64_t r = 0; r < w.size[2]; ++r)
+              for (int64_t s = 0; s < w.size[3]; ++s) {
+                const int64_t row = h * conv.stride + r - conv.padding,
+                              column = v * conv.stride + s - conv.padding;
+                if (row < 0 || row >= x.size[2] || column < 0 || column >= x.size[3]) continue;
+                for (int64_t c = 0; c < inputs; ++c)
+                  one(x.at(n, k / outputs * inputs + c, row, column), w.at(k, c, r, s),
+                      y.at(n, k, h, v));
+              }
+  }
+};
+
+constexpr size_t kWorkspace = 1000, kTooMuch = size_t{1} << 40;
+// An algorithm is its place in this list.
+enum : int { kUnsupported, kHungry, kBroken, kUnordered, kOrdered, kAlgorithms };
+
+template <class Found, class Algorithm>
+cudnnStatus_t rank_algorithms(int most, int* count, Found* found) {
+  *count = std::min<int>(most, kAlgorithms);
+  for (int i = 0; i < *count; ++i) {
+    found[i] = {};
+    found[i].algo = static_cast<Algorithm>(i);
+    found[i].status = i == kUnsupported ? CUDNN_STATUS_NOT_SUPPORTED : CUDNN_STATUS_SUCCESS;
+    found[i].memory = kWorkspace;
+    found[i].determinism = i == kUnordered ? CUDNN_NON_DETERMINISTIC : CUDNN_DETERMINISTIC;
+    found[i].mathType = CUDNN_DEFAULT_MATH;
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t workspace_of(const Convolution& c, int algorithm, size_t* bytes) {
+  if (!c.fits()) return CUDNN_STATUS_BAD_PARAM;
+  if (!c.supported() || algorithm == kUnsupported) return CUDNN_STATUS_NOT_SUPPORTED;
+  *bytes = algorithm == kHungry ? kTooMuch : kWorkspace;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+// out(i) = alpha * sum + beta * out(i), where add(sums) forms the sums; a, b are what it reads.
+cudnnStatus_t put_convolution(cudnnHandle_t handle, const Convolution& c, int algorithm,
+                              void* workspace, size_t workspace_bytes, const void* alpha,
+                              const void* beta, const std::array<std::pair<const void*, Block>, 2>& in,
+                              void* out, const Block& out_block,
+                              std::function<void(std::vector<float>&)> add) {
+  const auto held = lock();
+  Stream* s = find(handle->stream);
+  size_t needed = 0;
+  if (s == nullptr || s->device != current_device()) return CUDNN_STATUS_EXECUTION_FAILED;
+  if (const cudnnStatus_t status = workspace_of(c, algorithm, &needed);
+      status != CUDNN_STATUS_SUCCESS)
+    return status;
+  if (algorithm == kBroken) return CUDNN_STATUS_EXECUTION_FAILED;
+  for (const auto& [p, block] : in)
+    if (!on_device(p, block.bytes(), s->device)) return CUDNN_STATUS_BAD_PARAM;
+  if (workspace_bytes < needed || !on_device(workspace, needed, s->device) ||
+      !on_device(out, out_block.bytes(), s->device))
+    return CUDNN_STATUS_BAD_PARAM;
+  const float scale = *static_cast<const float*>(alpha), old = *static_cast<const float*>(beta);
+  put_done(s, [=] {
+    std::memset(workspace, 0xff, needed);
+    std::vector<float> sums(static_cast<size_t>(out_block.elements()), 0.0f);
+    add(sums);
+    for (int64_t i = 0; i < out_block.elements(); ++i)
+      write(out, out_block.half, i,
+            scale * sums[static_cast<size_t>(i)] + weighted(old, out, out_block.half, i));
+  });
+  return CUDNN_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+cudnnStatus_t cudnnGetConvolutionForwardAlgorithm_v7(
+    cudnnHandle_t, cudnnTensorDescriptor_t, cudnnFilterDescriptor_t, cudnnConvolutionDescriptor_t,
+    cudnnTensorDescriptor_t, int most, int* count, cudnnConvolutionFwdAlgoPerf_t* found) {
+  return rank_algorithms<cudnnConvolutionFwdAlgoPerf_t, cudnnConvolutionFwdAlgo_t>(most, count,
+                                                                                   found);
+}
+cudnnStatus_t cudnnGetConvolutionBackwardDataAlgorithm_v7(
+    cudnnHandle_t, cudnnFilterDescriptor_t, cudnnTensorDescriptor_t, cudnnConvolutionDescriptor_t,
+    cudnnTensorDescriptor_t, int most, int* count, cudnnConvolutionBwdDataAlgoPerf_t* found) {
+  return rank_algorithms<cudnnConvolutionBwdDataAlgoPerf_t, cudnnConvolutionBwdDataAlgo_t>(
+      most, count, found);
+}
+cudnnStatus_t cudnnGetConvolutionBackwardFilterAlgorithm_v7(
+    cudnnHandle_t, cudnnTensorDescriptor_t, cudnnTensorDescriptor_t, cudnnConvolutionDescriptor_t,
+    cudnnFilterDescriptor_t, int most, int* count, cudnnConvolutionBwdFilterAlgoPerf_t* found) {
+  return rank_algorithms<cudnnConvolutionBwdFilterAlgoPerf_t, cudnnConvolutionBwdFilterAlgo_t>(
+      most, count, found);
+}
+
+cudnnStatus_t cudnnGetConvolutionForwardWorkspaceSize(
+    cudnnHandle_t, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
+    cudnnConvolutionDescriptor_t conv, cudnnTensorDescriptor_t y,
+    cudnnConvolutionFwdAlgo_t algorithm, size_t* bytes) {
+  return workspace_of({*x, *w, *y, *conv}, algorithm, bytes);
+}
+cudnnStatus_t cudnnGetConvolutionBackwardDataWorkspaceSize(
+    cudnnHandle_t, cudnnFilterDescriptor_t w, cudnnTensorDescriptor_t dy,
+    cudnnConvolutionDescriptor_t conv, cudnnTensorDescriptor_t dx,
+    cudnnConvolutionBwdDataAlgo_t algorithm, size_t* bytes) {
+  return workspace_of({*dx, *w, *dy, *conv}, algorithm, bytes);
+}
+cudnnStatus_t cudnnGetConvolutionBackwardFilterWorkspaceSize(
+    cudnnHandle_t, cudnnTensorDescriptor_t x, cudnnTensorDescriptor_t dy,
+    cudnnConvolutionDescriptor_t conv, cudnnFilterDescriptor_t dw,
+    cudnnConvolutionBwdFilterAlgo_t algorithm, size_t* bytes) {
+  return workspace_of({*x, *dw, *dy, *conv}, algorithm, bytes);
+}
+
+cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha,
+                                      cudnnTensorDescriptor_t x_is, const void* x,
+                                      cudnnFilterDescriptor_t w_is, const void* w,
+                                      cudnnConvolutionDescriptor_t conv,
+                                      cudnnConvolutionFwdAlgo_t algorithm, void* workspace,
+                                      size_t workspace_bytes, const void* beta,
+                                      cudnnTensorDescriptor_t y_is, void* y) {
+  const Convolution c{*x_is, *w_is, *y_is, *conv};
+  return put_convolution(handle, c, algorithm, workspace, workspace_bytes, alpha, beta,
+                         {{{x, c.x}, {w, c.w}}}, y, c.y, [=](std::vector<float>& sums) {
+                           c.each([&](int64_t i, int64_t j, int64_t k) {
+                             sums[static_cast<size_t>(k)] +=
+                                 read(x, c.x.half, i) * read(w, c.w.half, j);
+                           });
+                         });
+}
+
+cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alpha,
+                                           cudnnFilterDescriptor_t w_is, const void* w,
+                                           cudnnTensorDescriptor_t dy_is, const void* dy,
+                                           cudnnConvolutionDescriptor_t conv,
+                                           cudnnConvolutionBwdDataAlgo_t algorithm, void* workspace,
+                                           size_t workspace_bytes, const void* beta,
+                                           cudnnTensorDescriptor_t dx_is, void* dx) {
+  const Convolution c{*dx_is, *w_is, *dy_is, *conv};
+  return put_convolution(handle, c, algorithm, workspace, workspace_bytes, alpha, beta,
+                         {{{w, c.w}, {dy, c.y}}}, dx, c.x, [=](std::vector<float>& sums) {
+                           c.each([&](int64_t i, int64_t j, int64_t k) {
+                             sums[static_cast<size_t>(i)] +=
+                                 read(dy, c.y.half, k) * read(w, c.w.half, j);
+                           });
+                         });
+}
+
+cudnnStatus_t cudnnConvolutionBackwardFilter(
+    cudnnHandle_t handle, const void* alpha, cudnnTensorDescriptor_t x_is, const void* x,
+    cudnnTensorDescriptor_t dy_is, const void* dy, cudnnConvolutionDescriptor_t conv,
+    cudnnConvolutionBwdFilterAlgo_t algorithm, void* workspace, size_t workspace_bytes,
+    const void* beta, cudnnFilterDescriptor_t dw_is, void* dw) {
+  const Convolution c{*x_is, *dw_is, *dy_is, *conv};
+  return put_convolution(handle, c, algorithm, workspace, workspace_bytes, alpha, beta,
+                         {{{x, c.x}, {dy, c.y}}}, dw, c.w, [=](std::vector<float>& sums) {
+                           c.each([&](int64_t i, int64_t j, int64_t k) {
+                             sums[static_cast<size_t>(j)] +=
+                                 read(x, c.x.half, i) * read(dy, c.y.half, k);
+                           });
+                         });
+}

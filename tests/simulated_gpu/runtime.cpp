@@ -1,0 +1,439 @@
+// CUDA's runtime of the simulated GPU.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "tests/simulated_gpu/device.h"
+
+namespace simulated {
+namespace {
+
+struct Allocation {
+  char* mapped = nullptr;
+  size_t mapped_bytes = 0;  // with the page behind it
+  size_t bytes = 0;         // as asked for, rounded up
+  int device = 0;
+};
+
+constexpr size_t kPage = 4096, kAlign = 256;
+
+struct Machine {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::set<Stream*> streams;
+  std::map<char*, Allocation> memory;   // of devices, by address
+  std::map<char*, size_t> pinned;       // of the host, by address
+  std::map<int, size_t> used;           // bytes by device
+  int open = 0;                         // rights to the devices' memory, how often given
+  float time = 0;
+  bool backwards = false;
+};
+
+// Never destroyed: other static objects may give memory back late.
+Machine& machine() {
+  static Machine& one = *new Machine;
+  return one;
+}
+
+size_t number_of(const char* variable, size_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::strtoul(text, nullptr, 10);
+}
+
+int devices() { return static_cast<int>(number_of("SIMULATED_GPUS", 2)); }
+size_t device_bytes() { return number_of("SIMULATED_GPU_MIB", 4096) << 20; }
+
+void set_rights(const Allocation& a, int rights) {
+  if (mprotect(a.mapped, a.mapped_bytes - kPage, rights) != 0) std::abort();
+}
+
+// With as many allocations as there are without a pool it would take too long.
+bool guarded() { return std::getenv("HEDDLE_NO_POOL") == nullptr; }
+
+// While one lives, the devices' memory can be read and written.
+class Rights {
+ public:
+  Rights() {
+    Machine& m = machine();
+    if (m.open++ == 0 && guarded())
+      for (const auto& [p, a] : m.memory) set_rights(a, PROT_READ | PROT_WRITE);
+  }
+  ~Rights() {
+    Machine& m = machine();
+    if (--m.open == 0 && guarded())
+      for (const auto& [p, a] : m.memory) set_rights(a, PROT_NONE);
+  }
+  Rights(const Rights&) = delete;
+  Rights& operator=(const Rights&) = delete;
+};
+
+thread_local int chosen_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t say(cudaError_t status) {
+  if (status != cudaSuccess) last_error = status;
+  return status;
+}
+
+bool is_pinned(const void* p) {
+  const auto& pinned = machine().pinned;
+  auto next = pinned.upper_bound(static_cast<char*>(const_cast<void*>(p)));
+  if (next == pinned.begin()) return false;
+  --next;
+  return static_cast<const char*>(p) < next->first + next->second;
+}
+
+}  // namespace
+
+std::unique_lock<std::mutex> lock() { return std::unique_lock(machine().mutex); }
+std::condition_variable& changed() { return machine().changed; }
+int current_device() { return chosen_device; }
+
+Stream* find(cudaStream_t stream) {
+  auto* s = reinterpret_cast<Stream*>(stream);
+  return machine().streams.contains(s) ? s : nullptr;
+}
+
+void put(Stream* stream, Work work) {
+  stream->queue.push_back(std::move(work));
+  changed().notify_all();
+}
+
+void put_done(Stream* stream, std::function<void()> work) {
+  put(stream, [work = std::move(work)] {
+    work();
+    return true;
+  });
+}
+
+void advance(Stream* stream) {
+  if (stream->running || stream->queue.empty()) return;
+  const Rights rights;
+  stream->running = true;
+  bool some = false;
+  while (!stream->queue.empty() && stream->queue.front()()) {
+    stream->queue.pop_front();
+    some = true;
+  }
+  stream->running = false;
+  if (some) changed().notify_all();
+}
+
+bool advance_all() {
+  bool some = false;
+  const std::vector<Stream*> all(machine().streams.begin(), machine().streams.end());
+  for (Stream* s : all) {
+    const size_t before = s->queue.size();
+    advance(s);
+    some = some || s->queue.size() < before;
+  }
+  return some;
+}
+
+void finish(Stream* stream, std::unique_lock<std::mutex>& held) {
+  for (advance(stream); !stream->queue.empty(); advance(stream))
+    if (!advance_all() && !stream->queue.empty()) changed().wait(held);
+}
+
+bool on_device(const void* p, size_t bytes, int device) {
+  const auto& memory = machine().memory;
+  auto* begin = static_cast<char*>(const_cast<void*>(p));
+  auto next = memory.upper_bound(begin);
+  if (next == memory.begin()) return false;
+  --next;
+  return next->second.device == device && begin + bytes <= next->first + next->second.bytes;
+}
+
+void put_kernel(Stream* stream, std::function<void(bool)> run) {
+  put_done(stream, [run = std::move(run)] { run(machine().backwards = !machine().backwards); });
+}
+
+}  // namespace simulated
+
+using namespace simulated;
+
+// ------------------------------------------------------------------------------------------ devices
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = devices();
+  return say(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
+}
+
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= devices()) return say(cudaErrorInvalidDevice);
+  chosen_device = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (device < 0 || device >= devices()) return say(cudaErrorInvalidDevice);
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 9;
+      return cudaSuccess;
+    case cudaDevAttrPageableMemoryAccessUsesHostPageTables:
+      *value = 0;
+      return cudaSuccess;
+    default:
+      return say(cudaErrorInvalidValue);
+  }
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* name, int length, int device) {
+  if (device < 0 || device >= devices()) return say(cudaErrorInvalidDevice);
+  std::snprintf(name, static_cast<size_t>(length), "simulated:%02x:00.0", device);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+  *lowest = 0;
+  *highest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = devices() > 0 ? CUDART_VERSION : 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
+    case cudaErrorNoDevice:
+      return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice:
+      return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle:
+      return "invalid resource handle";
+    case cudaErrorNotReady:
+      return "device not ready";
+    default:
+      return "another error";
+  }
+}
+
+// ------------------------------------------------------------------------------------------- memory
+cudaError_t cudaMalloc(void** p, size_t bytes) {
+  const auto held = lock();
+  Machine& m = machine();
+  *p = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  size_t& used = m.used[chosen_device];
+  if (bytes > device_bytes() || used > device_bytes() - bytes)
+    return say(cudaErrorMemoryAllocation);
+  Allocation a;
+  a.bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+  const size_t pages = (a.bytes + kPage - 1) / kPage * kPage;
+  a.mapped_bytes = pages + kPage;
+  a.device = chosen_device;
+  void* mapped = mmap(nullptr, a.mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return say(cudaErrorMemoryAllocation);
+  a.mapped = static_cast<char*>(mapped);
+  set_rights(a, PROT_READ | PROT_WRITE);
+  std::memset(a.mapped, 0xff, pages);
+  char* begin = a.mapped + pages - a.bytes;  // its end is a page's
+  used += bytes;
+  m.memory.emplace(begin, a);
+  if (m.open == 0 && guarded()) set_rights(a, PROT_NONE);
+  *p = begin;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void* p) {
+  auto held = lock();
+  if (p == nullptr) return cudaSuccess;
+  Machine& m = machine();
+  auto found = m.memory.find(static_cast<char*>(p));
+  if (found == m.memory.end()) return say(cudaErrorInvalidValue);
+  // As the runtime does: it waits for the whole device first.
+  const std::vector<Stream*> all(m.streams.begin(), m.streams.end());
+  for (Stream* s : all)
+    if (m.streams.contains(s) && s->device == found->second.device) finish(s, held);
+  m.used[found->second.device] -= found->second.bytes;
+  munmap(found->second.mapped, found->second.mapped_bytes);
+  m.memory.erase(found);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMallocHost(void** p, size_t bytes) {
+  const auto held = lock();
+  if (posix_memalign(p, kPage, std::max<size_t>(bytes, 1)) != 0)
+    return say(cudaErrorMemoryAllocation);
+  std::memset(*p, 0xff, bytes);
+  machine().pinned[static_cast<char*>(*p)] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* p) {
+  auto held = lock();
+  const std::vector<Stream*> all(machine().streams.begin(), machine().streams.end());
+  for (Stream* s : all)
+    if (machine().streams.contains(s)) finish(s, held);
+  machine().pinned.erase(static_cast<char*>(p));
+  std::free(p);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t* left, size_t* all) {
+  const auto held = lock();
+  *all = device_bytes();
+  *left = *all - machine().used[chosen_device];
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+  const auto held = lock();
+  Stream* s = find(stream);
+  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
+  if (bytes == 0) return cudaSuccess;
+  bool known = false;
+  for (int d = 0; d < devices(); ++d) known = known || on_device(to, bytes, d) || on_device(from, bytes, d);
+  if (!known) {
+    std::fprintf(stderr, "simulated GPU: a copy of %zu bytes touches no device's memory\n", bytes);
+    return say(cudaErrorInvalidValue);
+  }
+  bool host = true;
+  for (int d = 0; d < devices(); ++d) host = host && !on_device(from, bytes, d);
+  if (host && !is_pinned(from)) {  // staged when the call returns
+    auto* begin = static_cast<const char*>(from);
+    put_done(s, [to, staged = std::vector<char>(begin, begin + bytes)] {
+      std::memcpy(to, staged.data(), staged.size());
+    });
+  } else {
+    put_done(s, [to, from, bytes] { std::memmove(to, from, bytes); });
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+  const auto held = lock();
+  Stream* s = find(stream);
+  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
+  if (bytes == 0) return cudaSuccess;
+  if (!on_device(p, bytes, s->device)) return say(cudaErrorInvalidValue);
+  put_done(s, [p, value, bytes] { std::memset(p, value, bytes); });
+  return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------- streams, events
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  const auto held = lock();
+  auto* made = new Stream;
+  made->device = chosen_device;
+  machine().streams.insert(made);
+  *stream = reinterpret_cast<cudaStream_t>(made);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, 0, 0);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  auto held = lock();
+  Stream* s = find(stream);
+  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
+  finish(s, held);
+  machine().streams.erase(s);
+  delete s;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  auto held = lock();
+  Stream* s = find(stream);
+  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
+  finish(s, held);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const auto held = lock();
+  Stream* s = find(stream);
+  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
+  advance(s);
+  if (!s->queue.empty()) advance_all();
+  return say(s->queue.empty() ? cudaSuccess : cudaErrorNotReady);
+}
+
+struct CUevent_st {
+  std::shared_ptr<Point> point;
+  int device = 0;
+};
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st{nullptr, chosen_device};
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const auto held = lock();
+  Stream* s = find(stream);
+  if (s == nullptr || s->device != event->device) return say(cudaErrorInvalidResourceHandle);
+  auto point = std::make_shared<Point>(Point{s});
+  event->point = point;
+  put_done(s, [point] {
+    point->done = true;
+    point->time = machine().time += 0.01f;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const auto held = lock();
+  Stream* s = find(stream);
+  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
+  if (event->point == nullptr) return cudaSuccess;
+  put(s, [point = event->point] {
+    if (!point->done && machine().streams.contains(point->stream)) advance(point->stream);
+    return point->done;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  auto held = lock();
+  const auto point = event->point;
+  if (point == nullptr) return cudaSuccess;
+  while (!point->done) {
+    advance(point->stream);
+    if (!point->done && !advance_all()) changed().wait(held);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
+  const auto held = lock();
+  if (begin->point == nullptr || end->point == nullptr) return say(cudaErrorInvalidResourceHandle);
+  if (!begin->point->done || !end->point->done) return say(cudaErrorNotReady);
+  *ms = end->point->time - begin->point->time;
+  return cudaSuccess;
+}
