@@ -17,8 +17,8 @@ namespace heddle {
 namespace {
 
 constexpr int64_t kDelay = 10;       // steps for the background to compute a table in
-constexpr double kLeastGain = 0.02;  // of the cost, for which a plan is changed,
-constexpr double kTolerance = 0.05;  // unless the one before is so far beyond the budget
+constexpr double kLeastGain = 0.02;  // of the cost, for which a plan within the budget is changed
+constexpr double kReserve = 0.02;  // of the budget, left unused where that costs no more than this
 
 void check_same(const std::vector<size_t>& chosen, int64_t step,
                 const LayerPlanner::Collective& collective) {
@@ -159,7 +159,8 @@ std::vector<double> LayerPlanner::take(const Table& table) {
   return norms;
 }
 
-// The best plan, or the one before where that is nearly as good.
+// The best plan, or the one before where that is nearly as good and still within the budget. So that
+// the next table, in which errors are a little larger, finds it so, a new plan leaves a reserve.
 LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
   LayerPlanOptions options{.alpha = options_.alpha};
   if (options_.accordion) {
@@ -172,12 +173,19 @@ LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
   LayerPlan before = plan;
   before.chosen = current_;
   measure_plan(layers_, before);
-  const bool keeps_budget = before.error <= (1 + kTolerance) * plan.budget;
-  const bool gains =
-      static_cast<double>(plan.cost) <= (1 - kLeastGain) * static_cast<double>(before.cost);
+  const bool keeps_budget = before.error <= plan.budget;
+  const auto gain = [](const LayerPlan& from, const LayerPlan& to) {
+    return static_cast<double>(to.cost) <= (1 - kLeastGain) * static_cast<double>(from.cost);
+  };
   // Times are measured anew: what was cheaper than the uniform settings may not be any more.
   const bool too_dear = plan.cost <= plan.uniform_cost && before.cost > plan.uniform_cost;
-  return plan.fallback.empty() && keeps_budget && !gains && !too_dear ? before : plan;
+  if (!plan.fallback.empty()) return plan;
+  if (keeps_budget && !gain(before, plan) && !too_dear) return before;
+  options.budget = (1 - kReserve) * plan.budget;
+  LayerPlan calm = plan_layers(layers_, options);
+  calm.budget = plan.budget;
+  const bool dear = calm.cost > plan.uniform_cost && plan.cost <= plan.uniform_cost;
+  return calm.fallback.empty() && !gain(calm, plan) && !dear ? calm : plan;
 }
 
 void LayerPlanner::adopt(int64_t step, double lr, const Collective& collective) {
