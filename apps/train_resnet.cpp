@@ -21,6 +21,7 @@
 #include "apps/training_state.h"
 #include "apps/weights.h"
 #include "core/context.h"
+#include "core/streams.h"
 #include "layers/loss.h"
 #include "optim/data_parallel.h"
 #include "optim/schedule.h"
@@ -147,6 +148,7 @@ class Trainer {
       tape.backward(
           loss, [&](Parameter& p) { optimizer_.ready(p); },
           [&](Parameter& p) { optimizer_.weights_free(p); });
+      wait_for_stream();
       t.backward += t.lap();
       const StepReport report = optimizer_.finish_step();
       t.update += t.lap();

@@ -1,6 +1,7 @@
 #include "comm/ledger.h"
 
 #include "core/error.h"
+#include "core/streams.h"
 #include "core/trace.h"
 
 namespace heddle {
@@ -39,6 +40,7 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
                   const std::function<void()>& call, bool again, const char* file, int line) {
   check(!parts.empty(), "ledger: expected at least one part of a payload");
   const Traffic before = comm.total_traffic();
+  wait_for_stream();  // what a GPU still has to encode is no part of the exchange
   const double begin_s = comm.now();
   const auto close = [&] {
     const Traffic after = comm.total_traffic();

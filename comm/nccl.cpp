@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <future>
 #include <memory>
 #include <thread>
@@ -62,10 +63,20 @@ class NcclCommunicator : public Communicator {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     check_nccl(ncclCommInitRankConfig(&comm_, size(), id, rank(), &config), "start");
-    await_call("start");
+    try {
+      await_call("start");
+    } catch (...) {
+      withdraw();
+      throw;
+    }
   }
   ~NcclCommunicator() override {
     if (comm_ == nullptr || failed_) return;
+    // The end is a collective, too, and the other ranks may not come to it.
+    if (std::uncaught_exceptions() > 0) {
+      withdraw();
+      return;
+    }
     if (const ncclResult_t s = ncclCommFinalize(comm_); s != ncclSuccess && s != ncclInProgress)
       return;
     try {

@@ -125,11 +125,10 @@ class BlockExchange : public CompressedReducer {
         e.comm, plan.parts, [&] { e.comm.all_gather(sums, theirs); }, true);
     const TraceRange range("compress", "decode");
     HEDDLE_DISPATCH(e.device, decode_blocks(e.device, all, theirs.data<uint8_t>()));
-    uint32_t largest = 0;  // beyond fp16, or beyond fp32 in the sum
-    for (const Item& item : e.compressed)
-      largest = std::max(largest, largest_magnitude_of(item.tensor));
-    for (const auto& [name, x] : e.dense) largest = std::max(largest, largest_magnitude_of(x));
-    return largest < kInfinite;
+    std::vector<Tensor> values;
+    for (const Item& item : e.compressed) values.push_back(item.tensor);
+    for (const auto& [name, x] : e.dense) values.push_back(x);
+    return largest_magnitude_of(values) < kInfinite;  // beyond fp16, or beyond fp32 in the sum
   }
 
   std::vector<double> settings(const Layer& /*layer*/) const override {

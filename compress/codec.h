@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "compress/select.h"
 #include "core/tensor.h"
@@ -51,9 +52,9 @@ HEDDLE_CODEC
 Tensor as_places(const Indices& indices);
 // The places that select_chunks or, without chunks, select_top gives.
 Tensor select_places(const IndexCode& code, const Tensor& x);
-// The largest of magnitudes (n), on the host.
-uint32_t fetch_largest(const Tensor& magnitudes);
-// Of x (n) itself.
-uint32_t largest_magnitude_of(const Tensor& x);
+// The largest of all tensors (n) f32 and of those that hold magnitudes already, on the host. From a
+// GPU in one copy.
+uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors,
+                              const std::vector<Tensor>& magnitudes = {});
 
 }  // namespace heddle

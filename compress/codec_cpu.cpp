@@ -101,19 +101,47 @@ Tensor select_places(const IndexCode& code, const Tensor& x) {
   return places;
 }
 
-uint32_t fetch_largest(const Tensor& magnitudes) {
-  const Tensor host = magnitudes.to(Device{});
-  return magnitudes.size() == 0 ? 0 : *std::max_element(words(host), words(host) + host.size());
-}
-
-uint32_t largest_magnitude_of(const Tensor& x) {
-  if (!x.device().is_cuda()) return largest_magnitude(x.data<float>(), x.size());
+uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors,
+                              const std::vector<Tensor>& magnitudes) {
   constexpr int64_t kStretch = 4096;
-  const Tensor magnitudes =
-      Tensor::empty_on(x.device(), {(x.size() + kStretch - 1) / kStretch}, DType::i32);
-  HEDDLE_DISPATCH(x.device(), largest_of_chunks(x, kStretch, false, Tensor::empty_like(magnitudes),
-                                                magnitudes));
-  return fetch_largest(magnitudes);
+  const auto stretches = [](const Tensor& x) { return (x.size() + kStretch - 1) / kStretch; };
+  const auto largest_in = [](const Tensor& m) {
+    return m.size() == 0 ? 0 : *std::max_element(words(m), words(m) + m.size());
+  };
+  uint32_t largest = 0;
+  int64_t far = 0;  // magnitudes on a GPU
+  Device device = {};
+  const auto count = [&](const Tensor& x, int64_t n) {
+    device = x.device();
+    far += n;
+  };
+  for (const Tensor& x : tensors)
+    if (x.device().is_cuda())
+      count(x, stretches(x));
+    else
+      largest = std::max(largest, largest_magnitude(x.data<float>(), x.size()));
+  for (const Tensor& m : magnitudes)
+    if (m.device().is_cuda())
+      count(m, m.size());
+    else
+      largest = std::max(largest, largest_in(m));
+  if (far == 0) return largest;
+  const Tensor all = Tensor::empty_on(device, {far}, DType::i32);
+  int64_t at = 0;
+  const auto next = [&](int64_t n) { return all.slice(at, at + n); };
+  for (const Tensor& x : tensors)
+    if (const int64_t n = x.device().is_cuda() ? stretches(x) : 0; n > 0) {
+      const Tensor here = next(n);
+      HEDDLE_DISPATCH(device,
+                      largest_of_chunks(x, kStretch, false, Tensor::empty_like(here), here));
+      at += n;
+    }
+  for (const Tensor& m : magnitudes)
+    if (const int64_t n = m.device().is_cuda() ? m.size() : 0; n > 0) {
+      next(n).copy_from(m);
+      at += n;
+    }
+  return std::max(largest, largest_in(all.to(Device{})));
 }
 
 }  // namespace heddle

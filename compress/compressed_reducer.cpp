@@ -81,7 +81,7 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   if (e.compressed.empty()) {
     sum_dense(bucket, flat, comm, ledger);
     // Beyond it a gradient that a skipped step left owed could never be sent.
-    accepted = largest_magnitude_of(flat) <= magnitude(kLargest);
+    accepted = largest_magnitude_of({flat}) <= magnitude(kLargest);
   } else {
     if (bucket.control > 0)
       e.dense.emplace_back(kControlWords, flat.slice(flat.size() - bucket.control, flat.size()));
@@ -121,12 +121,14 @@ void CompressedReducer::sort(const GradientBucket& bucket, const Tensor& flat, E
 // Nothing but zeros travels of what is not finite, with a flag.
 void CompressedReducer::check_finite(Exchange& e) {
   const TraceRange range("compress", "check");
-  uint32_t largest = 0;
+  std::vector<Tensor> values, known;
   for (const Item& item : e.compressed)
-    largest = std::max(largest, item.magnitudes.defined() ? fetch_largest(item.magnitudes)
-                                                          : largest_magnitude_of(item.tensor));
-  for (const auto& [name, x] : e.dense) largest = std::max(largest, largest_magnitude_of(x));
-  e.finite = largest <= magnitude(kLargest);
+    if (item.magnitudes.defined())
+      known.push_back(item.magnitudes);
+    else
+      values.push_back(item.tensor);
+  for (const auto& [name, x] : e.dense) values.push_back(x);
+  e.finite = largest_magnitude_of(values, known) <= magnitude(kLargest);
   if (e.finite) return;
   for (const Item& item : e.compressed) item.tensor.fill_zero();
   for (const auto& [name, x] : e.dense) x.fill_zero();
@@ -320,7 +322,7 @@ bool CompressedReducer::all_reduce(Exchange& e, const NamedTensors& tensors) {
   };
   for_all([](const Tensor& x, const Tensor& place) { place.copy_from(x); });
   e.ledger.book(e.comm, parts, [&] { e.comm.all_reduce(payload); });
-  if (flag.item() != 0 || largest_magnitude_of(sums) > magnitude(kSummable)) return false;
+  if (flag.item() != 0 || largest_magnitude_of({sums}) > magnitude(kSummable)) return false;
   for_all([](const Tensor& x, const Tensor& place) { x.copy_from(place); });
   return true;
 }

@@ -58,7 +58,7 @@ void ErrorFeedback::sent_all(const std::string& name) {
   if (!holds(name)) return;
   const Tensor& m = residuals_.at(name);
   if (beta_ < 1) scale(m, static_cast<float>(1 - beta_));
-  if (beta_ == 1 || largest_magnitude_of(m) < magnitude(kNothing)) residuals_.erase(name);
+  if (beta_ == 1 || largest_magnitude_of({m}) < magnitude(kNothing)) residuals_.erase(name);
 }
 
 }  // namespace heddle

@@ -161,7 +161,7 @@ class TopK : public CompressedReducer {
       accepted &= *from.slice(0, 1).to(Device{}).data<uint8_t>() == 0;
       decode(mine, r, from, sent.slice(r, r + 1).reshape({mine.values}), received);
     }
-    return accepted && largest_magnitude_of(sent) <= magnitude(kSummable);
+    return accepted && largest_magnitude_of({sent}) <= magnitude(kSummable);
   }
 
   // One rank's message, its values in `sent`.

@@ -7,6 +7,7 @@
 // order.
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -24,8 +25,9 @@
 namespace heddle::cuda {
 namespace {
 
-// The pool keeps the largest that was tried.
-constexpr size_t kMostWorkspace = size_t{1} << 28;
+// The pool keeps the largest that was tried. A stem's three channels are padded there: 512 images of
+// 224 pixels in bf16 take 392 MiB.
+constexpr size_t kMostWorkspace = size_t{1} << 30;
 
 template <auto kDestroy>
 struct Destroy {
@@ -191,7 +193,7 @@ std::vector<Candidate> find_candidates(const ConvPlan& plan, DType dtype) {
   constexpr int kMost = 16;
   typename Calls::Ranked ranked[kMost] = {};
   int count = 0;
-  if (Calls::rank(plan, kMost, &count, ranked) != CUDNN_STATUS_SUCCESS) return {};
+  if (Calls::rank(plan, kMost, &count, ranked) != CUDNN_STATUS_SUCCESS) count = 0;
   const bool deterministic = Context::current().options().deterministic;
   std::vector<Candidate> out;
   for (int i = 0; i < count; ++i) {
@@ -306,9 +308,11 @@ Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape&
     const ContextOptions& options = Context::current().options();
     if (options.tune && !options.deterministic && !plan.timed && plan.candidates.size() > 1)
       rank_by_time<Calls>(plan, left, right, out);
-    for (; !plan.candidates.empty(); plan.candidates.erase(plan.candidates.begin())) {
-      status = attempt<Calls>(plan, plan.candidates.front(), left, right, out);
+    for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
+      status = attempt<Calls>(plan, *c, left, right, out);
       if (status == CUDNN_STATUS_SUCCESS) return out;
+      // A shortage of memory passes; what is not supported stays so.
+      c = status == CUDNN_STATUS_ALLOC_FAILED ? std::next(c) : plan.candidates.erase(c);
     }
   }
   const std::string what = concat(Calls::kName, " of ", dtype_name(p.dtype), " ", to_string(p.x),

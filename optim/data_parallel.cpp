@@ -175,6 +175,7 @@ void DataParallelOptimizer::exchange(size_t index) {
   const double thread_begin = thread_seconds(), comm_begin = ledger_.seconds();
   const int64_t sent_before = totals_.dense_sent + totals_.compressed_sent;
   const bool finite = sum(bucket);
+  wait_for_stream();  // for what a GPU decodes, which is
   const double seconds = steady_seconds() - begin, comm_s = ledger_.seconds() - comm_begin;
   totals_.exchange_s += seconds;
   if (trial) {
@@ -254,7 +255,6 @@ void DataParallelOptimizer::finish_arrow(const Parameter& p) {
 
 StepReport DataParallelOptimizer::finish_step() {
   if (!alone() && last_micro_step()) {
-    if (chooser_ != nullptr) chooser_->backward_ended();
     for (Parameter& p : store_.parameters()) {
       if (!p.written) {  // others may have a gradient for it
         p.grad.fill_zero();
@@ -266,6 +266,8 @@ StepReport DataParallelOptimizer::finish_step() {
     }
     if (parallel_.local_clip > 0) clip_locally();
     flush();
+    wait_for_stream();  // until backward has ended on a GPU, too
+    if (chooser_ != nullptr) chooser_->backward_ended();
     TraceRange range("wait", "exchanges");
     const double begin = steady_seconds();
     worker_->drain();

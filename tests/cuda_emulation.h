@@ -120,6 +120,11 @@ inline void run_kernel(dim3 grid, dim3 block, bool backwards, bool barriers,
   }
 }
 
+#ifdef HEDDLE_SIMULATED_GPU
+// Puts a kernel on the stream of the current Context; throws Error for a shape that no GPU takes.
+void enqueue(const char* name, dim3 grid, dim3 block, std::function<void(bool backwards)> run);
+#endif
+
 }  // namespace heddle::emulation
 
 #define blockIdx heddle::emulation::block_index
@@ -129,12 +134,10 @@ inline void run_kernel(dim3 grid, dim3 block, bool backwards, bool barriers,
 #define __syncthreads() heddle::emulation::Fibers::instance().wait()
 
 namespace heddle {
+// A program may hold the same functions for a GPU, too.
+inline namespace emulated_launches {
 
 #ifdef HEDDLE_SIMULATED_GPU
-namespace emulation {
-// Puts a kernel on the stream of the current Context; throws Error for a shape that no GPU takes.
-void enqueue(const char* name, dim3 grid, dim3 block, std::function<void(bool backwards)> run);
-}  // namespace emulation
 void fetch(void* host, const void* device, size_t bytes);
 #endif
 
@@ -166,4 +169,5 @@ inline void fetch(void* host, const void* device, size_t bytes) {
 }
 #endif
 
+}  // namespace emulated_launches
 }  // namespace heddle

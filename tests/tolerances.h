@@ -31,6 +31,7 @@ inline double tolerance(const std::string& operation, DType dtype) {
       {"cross-entropy", 2e-6, 2e-6},
       {"update", 2e-6, 2e-6},
       {"exchange", 0, 0},
+      {"exchange of factors", 1e-5, 1e-5},
       {"learners", 1e-5, 1e-5},
       {"resnet step", 1e-3, 1.5e-1},
       {"language model step", 1e-4, 5e-2},

@@ -20,9 +20,13 @@ void enqueue(const char* name, dim3 grid, dim3 block, std::function<void(bool)> 
 
 }  // namespace emulation
 
+inline namespace emulated_launches {
+
 void fetch(void* host, const void* device, size_t bytes) {
   check_cuda(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_stream()), "fetch");
   check_cuda(cudaStreamSynchronize(cuda_stream()), "fetch");
 }
+
+}  // namespace emulated_launches
 
 }  // namespace heddle
