@@ -80,6 +80,10 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   units_ += facts.units * result_.world_size;
   seconds_ += t.data + t.forward + t.backward + t.update;
   result_.rate = static_cast<double>(units_) / std::max(seconds_, 1e-9);
+  if (report.clip < 1) {
+    ++result_.clipped_steps;
+    result_.clipped_norm += (1 - report.clip) * report.grad_norm;
+  }
   pending_.push_back({facts, exchange_since_last()});
   if (context_.trace().explaining()) explain(pending_.back());
   if (result_.world_size == 1 || result_.step % o_.print_freq == 0 || optimizer_.control(kShow) > 0)
@@ -239,9 +243,28 @@ void TrainingLog::finish_epoch() {
   take_totals();
 }
 
+// What leads in turn is not the same on every rank.
+void TrainingLog::compare_bytes() {
+  const DataParallelOptimizer::Totals totals = optimizer_.totals();
+  const bool compressed = totals.compressed_steps > 0;
+  const int64_t steps = compressed ? totals.compressed_steps : totals.dense_steps;
+  if (result_.world_size == 1 || steps == 0) return;
+  std::vector<std::vector<int64_t>> sent;
+  optimizer_.collective("bytes sent", [&](Communicator& comm) {
+    sent =
+        gather_values(comm, std::vector{compressed ? totals.compressed_sent : totals.dense_sent});
+  });
+  for (const std::vector<int64_t>& of_rank : sent) {
+    const double bytes = static_cast<double>(of_rank[0]) / static_cast<double>(steps);
+    result_.bytes_step_mean += bytes / static_cast<double>(sent.size());
+    result_.bytes_step_max = std::max(result_.bytes_step_max, bytes);
+  }
+}
+
 void TrainingLog::finish(const std::string& last_checkpoint) {
   take_totals();
   result_.ratios = ratios(optimizer_, store_);
+  if (healthy()) compare_bytes();
   if (folder_ == nullptr) return;
   if (result_.status == "diverged" && !last_checkpoint.empty())
     std::fprintf(stderr, "%s: the last checkpoint before: %s\n", names_.program.c_str(),
@@ -406,7 +429,11 @@ void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
                   {"ratio_values", result.ratios.values},
                   {"ratio_wire", result.ratios.wire},
                   {"ratio_run", result.ratios.run},
+                  {"bytes_step_mean", result.bytes_step_mean},
+                  {"bytes_step_max", result.bytes_step_max},
                   {"rejected_buckets", result.rejected_buckets},
+                  {"clipped_steps", result.clipped_steps},
+                  {"clipped_norm", result.clipped_norm},
                   {"exposed_comm_s", result.exposed_comm_s},
                   {"seed", seed}});
   if (folder != nullptr) summary["run_folder"] = folder->path();

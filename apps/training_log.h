@@ -41,8 +41,14 @@ struct TrainingResult {
   // Of rank 0, over the run; dense: what a plain exchange of all gradients would have sent.
   int64_t bytes_sent = 0, bytes_received = 0, bytes_dense = 0;
   Ratios ratios;
+  // Of gradients, in the mean over the compressed steps (of a run without: over all); the mean over
+  // the ranks, and that of the rank that sent most. Only of a run that is done.
+  double bytes_step_mean = 0, bytes_step_max = 0;
   int64_t rejected_buckets = 0;  // exchanges that some rank's gradients made unfit
-  double exposed_comm_s = 0;     // waited for exchanges that backward did not hide
+  // Behind the exchange: steps, and the sum of what was cut off the norm of the mean gradient.
+  int64_t clipped_steps = 0;
+  double clipped_norm = 0;
+  double exposed_comm_s = 0;  // waited for exchanges that backward did not hide
 };
 
 // Seconds of one update, by what they went into; lap() gives the time since the last call.
@@ -124,6 +130,7 @@ class TrainingLog {
   std::vector<LossSum> sum_losses();
   void watch_step(int64_t step);
   void explain(const Pending& step);
+  void compare_bytes();
   ExchangeFacts exchange_since_last();
   void take_totals();
   void flush();

@@ -139,6 +139,7 @@ void Optimizer::finish_deferred(StepReport& report) {
     TraceRange range("update", "all");
     const double clip =
         options_.clip_grad_norm > 0 ? clip_factor(report.grad_norm, options_.clip_grad_norm) : 1.0;
+    report.clip = clip;
     const Tensor before = remembered(store_.values());
     const bool sparse = std::any_of(store_.parameters().begin(), store_.parameters().end(),
                                     [](const Parameter& p) { return p.touched_rows.has_value(); });

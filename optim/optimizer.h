@@ -46,6 +46,7 @@ struct StepReport {
   std::string first_skipped;       // of these the one that backward, or an exchange, came to first
   // Global norm of the mean gradient before clipping; NaN where updates did not wait for it.
   double grad_norm = std::numeric_limits<double>::quiet_NaN();
+  double clip = 1;  // what it was scaled by
 };
 
 class Optimizer {

@@ -294,22 +294,28 @@ TEST_CASE("quantiser: bounds, unbiased over keys, variance; zeros, spikes, NaN, 
   // The mean over many keys is x, the mean square of the error at most a quarter of a step's.
   constexpr int kKeys = 4000;
   const std::vector<float> x = normal(32, 7);
-  std::vector<double> mean(x.size()), square(x.size());
-  std::vector<uint8_t> bytes(static_cast<size_t>(quantized_bytes(32, 4)));
-  std::vector<float> back(x.size());
-  for (uint64_t key = 0; key < kKeys; ++key) {
-    quantize(x.data(), 32, 4, Philox(1, key), 0, bytes.data());
-    dequantize(bytes.data(), 32, 4, back.data());
+  for (int bits = 2; bits <= 8; ++bits) {
+    CAPTURE(bits);
+    std::vector<double> mean(x.size()), square(x.size());
+    std::vector<uint8_t> bytes(static_cast<size_t>(quantized_bytes(32, bits)));
+    std::vector<float> back(x.size());
+    for (uint64_t key = 0; key < kKeys; ++key) {
+      quantize(x.data(), 32, bits, Philox(1, key), 0, bytes.data());
+      dequantize(bytes.data(), 32, bits, back.data());
+      for (size_t i = 0; i < x.size(); ++i) {
+        mean[i] += back[i] / double{kKeys};
+        square[i] += (back[i] - x[i]) * double{back[i] - x[i]} / kKeys;
+      }
+    }
+    const double levels = (1 << (bits - 1)) - 1;
+    const double step = std::bit_cast<float>(largest_magnitude(x.data(), 32)) / levels;
     for (size_t i = 0; i < x.size(); ++i) {
-      mean[i] += back[i] / double{kKeys};
-      square[i] += (back[i] - x[i]) * double{back[i] - x[i]} / kKeys;
+      CHECK(std::abs(mean[i] - x[i]) < 5 * step / 2 / std::sqrt(kKeys));
+      CHECK(square[i] <= step * step / 4 * 1.05);
     }
   }
-  const double step = std::bit_cast<float>(largest_magnitude(x.data(), 32)) / 7.0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    CHECK(std::abs(mean[i] - x[i]) < 5 * step / 2 / std::sqrt(kKeys));
-    CHECK(square[i] <= step * step / 4 * 1.05);
-  }
+  std::vector<uint8_t> bytes(static_cast<size_t>(quantized_bytes(32, 4)));
+  std::vector<float> back(x.size());
   for (const float odd : {0.0f, 1e-42f, 3e38f, kNan, kInf, -kInf}) {
     CAPTURE(odd);
     std::vector<float> y(32, 0.0f);

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <mutex>
 
 #include "core/kernels.h"
 #include "tests/learner_net.h"
@@ -253,6 +254,67 @@ TEST_CASE("learners: what was sent in a step that is not applied stays owed") {
     }));
 }
 
+TEST_CASE("learners: with beta below 1, too, what was applied and m / beta are the gradients") {
+  for (const double beta : {1.0, 0.3}) {
+    constexpr int64_t kSize = 256;
+    std::vector<std::vector<float>> left(2);  // residuals of a, by rank
+    std::vector<double> given(kSize);         // to a, in the steps whose buckets were accepted
+    std::vector<float> applied;
+    std::mutex mutex;
+    expect_none(run_ranks(2, [&](Communicator& comm) {
+      ParameterStore store;
+      Parameter& a = store.add("a", {32, 8}, constant_init(0.0f));
+      Parameter& b = store.add("b", {32, 8}, constant_init(0.0f));
+      store.finalize(1);
+      auto reducer = make_reducer(parse_compress(concat("scalecom:rate=4,beta=", beta)),
+                                  {.min_compress = 10}, store);
+      Reducer& state = *reducer;
+      DataParallelOptimizer optimizer(store, make_sgd({}), comm,
+                                      {.on_nonfinite = OnNonfinite::step}, {.bucket_bytes = 64},
+                                      std::move(reducer));
+      for (int step = 0; step < 6; ++step) {
+        optimizer.begin_step(1.0);
+        for (Parameter* p : {&b, &a}) {
+          p->next_beta();
+          for (int64_t i = 0; i < p->size(); ++i)
+            p->grad.data<float>()[i] =
+                Philox(4, p->offset).normal(64 * i + 8 * step) + static_cast<float>(comm.rank());
+          // b's bucket is refused; a's is not, and its step is taken back.
+          if (step == 2 && p == &b && comm.rank() == 1) fill(p->grad, NAN);
+          if (p == &a) {
+            const std::lock_guard lock(mutex);
+            for (int64_t i = 0; i < kSize; ++i)
+              given[static_cast<size_t>(i)] += double{p->grad.data<float>()[i]};
+          }
+          optimizer.ready(*p);
+          optimizer.weights_free(*p);
+        }
+        if (optimizer.finish_step().skipped != (step == 2)) throw Error("skipped or not");
+      }
+      for (const auto& [name, m] : state.named_state())
+        if (name == "residual.a") left[static_cast<size_t>(comm.rank())] = m.to_vector();
+      if (optimizer.totals().rejected != 1) throw Error("refused buckets are not counted");
+      if (comm.rank() == 0) applied = a.value.to_vector();
+    }));
+    REQUIRE(left[0].size() == size_t{kSize});
+    double worst = 0;
+    for (size_t i = 0; i < size_t{kSize}; ++i) {
+      const double owed = (double{left[0][i]} + double{left[1][i]}) / beta;
+      worst = std::max(worst, std::abs(given[i] + 2 * double{applied[i]} - owed));
+    }
+    CAPTURE(beta);
+    CHECK(worst < 1e-4);
+  }
+}
+
+TEST_CASE("learners: everything sent is the dense run, momentum and weight decay once") {
+  RunOptions o{.batch = 8, .steps = 6};
+  o.parallel.bucket_bytes = 2000;
+  const auto dense = train_ranks(2, o)[0];
+  o.compress = "scalecom:rate=1";
+  CHECK(distance(train_ranks(2, o)[0], dense) < 1e-6);
+}
+
 TEST_CASE("learners: the leader changes with every step, whatever it is made of or comes to") {
   for (const int accumulate : {1, 2})
     expect_none(run_ranks(2, [=](Communicator& comm) {
@@ -290,6 +352,28 @@ TEST_CASE("learners: rate=auto is the same on all ranks, whatever they have coun
     DataParallelOptimizer optimizer(store, make_sgd({}), comm, {}, {}, std::move(reducer));
     make_step(optimizer, w, 1.0f);
     if (settings.choices().at("w") != 25) throw Error("another rate");
+  }));
+}
+
+TEST_CASE("learners: local clipping comes before the residual: what it leaves is sent in full") {
+  expect_none(run_ranks(4, [](Communicator& comm) {
+    ParameterStore store;
+    Parameter& w = store.add("w", {10, 10}, constant_init(0.0f));
+    store.finalize(1);
+    DataParallelOptimizer optimizer(
+        store, make_sgd({}), comm, {}, {.local_clip = 3},
+        make_reducer(parse_compress("scalecom:rate=50"), {.min_compress = 10}, store));
+    // Norms as below, in the first step alone; the fifty steps behind it send the residuals.
+    for (int step = 0; step < 51; ++step) {
+      optimizer.begin_step(1.0);
+      w.next_beta();
+      fill(w.grad, step > 0 ? 0.0f : (comm.rank() % 2 == 0 ? 1.0f : 0.01f));
+      optimizer.ready(w);
+      optimizer.weights_free(w);
+      optimizer.finish_step();
+    }
+    for (float v : w.value.to_vector())
+      if (std::abs(v + 1.22f / 4) > 1e-5f) throw Error(concat("found ", v));
   }));
 }
 

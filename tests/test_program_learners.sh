@@ -19,12 +19,13 @@ ranks() { local n=$1; shift; "$mpirun" -n "$n" --allow-run-as-root --oversubscri
 json() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1" | tail -1; }
 losses() { sed -n 's/,"[a-z]*_per_s":.*//p' "$1/metrics.jsonl"; }
 same() { [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ] || fail "losses differ: $1 and $2 ($3)"; }
-# refuse PATTERN COMMAND…: exit code 2, a line that matches, no weights.
+# refuse PATTERN COMMAND…: exit code 2, one line and it matches (mpirun and ranks have more), no weights.
 refuse() {
   local pattern=$1 code; shift
   rm -rf refused
   "$@" --quiet --output-dir refused >stdout 2>stderr; code=$?
   [ "$code" = 2 ] || fail "exit code $code instead of 2: $* ($(head -c 300 stderr))"
+  [ "$1" = ranks ] || [ "$(wc -l <stderr)" = 1 ] || fail "one line expected: $(cat stderr) ($*)"
   grep -q -e "$pattern" stderr || fail "'$pattern' is not in: $(cat stderr) ($*)"
   [ -e refused/model.safetensors ] && fail "weights left behind: $*"
   return 0
@@ -195,6 +196,32 @@ grep -q 'ms of encoding and exchange' timed.err || fail "no word of times: $(cat
 awk -v a="$(sed -n 's/^  "cost": \(.*\),/\1/p' timed/plan-12.json)" -v b="$(sed -n 's/^  "uniform_cost": \(.*\),/\1/p' timed/plan-12.json)" \
   'BEGIN { exit !(a > 0 && a <= b) }' || fail "a plan that takes longer: $(head -20 timed/plan-12.json)"
 "$resnet" "${plan[@]}" --plan timed/plan-12.json --output-dir timed_replay >/dev/null || fail 'a plan by time that is replayed'
+# Densities are no whole numbers: a plan of them, replayed by threads and, below, by processes.
+"$resnet" "${planned[@]/scalecom:rate=50/topk:density=0.02}" --quiet --output-dir planned_topk >/dev/null || fail 'layer plans of top-k'
+topk=("${images[@]}" "${packed[@]}" topk:density=0.02)
+"$resnet" "${topk[@]}" --learners 3 --plan planned_topk/plan-12.json --output-dir replay_topk >/dev/null || fail 'a plan of densities that is replayed'
+"$resnet" "${topk[@]}" --learners 3 --output-dir plain_topk >/dev/null || fail 'top-k'
+[ "$(losses replay_topk)" != "$(losses plain_topk)" ] || fail 'a plan of densities that changes nothing'
+
+# What is cut off: before the exchange by default where there are residuals, else behind it.
+clipped() { "$resnet" "${images[@]}" "${packed[@]}" "$1" --learners 2 --clip-grad-norm 0.1 --output-dir "$2" "${@:3}" >"$2.json" 2>"$2.err" || fail "clipping: $2"; }
+clipped topk:density=0.05 clip_default
+clipped topk:density=0.05 clip_local --clip-mode local
+clipped topk:density=0.05 clip_aggregate --clip-mode aggregate
+same clip_default clip_local 'residuals: clipped locally by default'
+[ "$(losses clip_default)" != "$(losses clip_aggregate)" ] || fail '--clip-mode aggregate changes nothing'
+[ "$(json clip_local.json clipped_steps)" = 0 ] || fail "nothing is cut off behind the exchange: $(cat clip_local.json)"
+[ "$(json clip_aggregate.json clipped_steps)" = 6 ] || fail "every step is clipped: $(cat clip_aggregate.json)"
+awk -v lost="$(json clip_aggregate.json clipped_norm)" 'BEGIN { exit !(lost > 0.1) }' || fail "what was cut off: $(cat clip_aggregate.json)"
+clipped bf16 clip_bf16
+clipped bf16 clip_global --clip-mode global
+same clip_bf16 clip_global 'without residuals: clipped globally by default'
+"$resnet" "${loud[@]}" "${packed[@]}" topk:density=0.05 --learners 2 --clip-grad-norm 0.1 --clip-mode aggregate --steps 1 \
+  --output-dir clip_warned >/dev/null 2>clip.err || fail 'aggregate'
+grep -q 'clip-mode aggregate clips what has been sent: what it cuts off is in no residual, and lost' clip.err || fail "no warning: $(cat clip.err)"
+# A leader sends more: the mean over learners, and the most.
+awk -v mean="$(json clip_default.json bytes_step_mean)" -v most="$(json clip_default.json bytes_step_max)" \
+  'BEGIN { exit !(mean > 1000 && most >= mean) }' || fail "bytes of a step: $(cat clip_default.json)"
 
 # ------------------------------------------------------------------------------------------- text
 for i in {1..400}; do echo "line $((i % 7)): the cat saw the dog"; done >a.txt
@@ -218,6 +245,8 @@ if [ -n "$mpirun" ]; then
   mpi_planned=(); for flag in "${planned[@]}"; do [ "$flag" = --learners ] || [ "$flag" = 3 ] || mpi_planned+=("$flag"); done
   ranks 3 "$resnet" "${mpi_planned[@]}" --quiet --output-dir planned_mpi >/dev/null 2>&1 || fail 'layer plans under mpirun'
   same planned planned_mpi 'threads and MPI, layer plans'
+  ranks 3 "$resnet" "${topk[@]}" --plan planned_topk/plan-12.json --output-dir replay_mpi >/dev/null 2>&1 || fail 'a plan of densities under mpirun'
+  same replay_topk replay_mpi 'threads and MPI, a plan of densities'
   cmp -s planned/plan-12.json planned_mpi/plan-12.json || fail 'plans of threads and MPI differ'
   ranks 3 "$lm" "${text[@]}" --batch-size 2 --output-dir lm_mpi >/dev/null 2>&1 || fail 'mpirun train_lm'
   same three lm_mpi 'threads and MPI, text'
@@ -235,6 +264,10 @@ refuse 'needs --learners' "$resnet" --net 1mbit
 refuse '--learners' "$resnet" --learners 0
 refuse 'qsgd' "$resnet" --learners 2 --compress qsdg
 refuse 'bits' "$resnet" --learners 2 --compress qsgd:bits=9
+refuse 'rate' "$resnet" --learners 2 --compress scalecom:rate=0
+refuse 'rank' "$resnet" --learners 2 --compress powersgd:rank=-1
+refuse 'clip-mode: \|needs --clip-grad-norm' "$resnet" --learners 2 --compress topk --clip-mode local
+refuse 'clip-mode' "$resnet" --learners 2 --compress topk --clip-grad-norm 1 --clip-mode loacl
 refuse 'need --compress' "$resnet" --learners 2 --dense-layers fc
 refuse 'need --compress' "$resnet" --learners 2 --shadow 5
 refuse 'no expression' "$resnet" --learners 2 --compress topk --dense-layers '('

@@ -1,15 +1,15 @@
-// A GPU that is not there, for tests on machines without one: CUDA's runtime, cuBLAS, cuDNN and NCCL
-// as far as heddle calls them, on host memory. In a build with HEDDLE_SIMULATED_GPU the programs and
-// the tests are linked with this instead of NVIDIA's libraries, and the .cu files are compiled by the
-// C++ compiler (tests/cuda_emulation.h); NVIDIA's headers declare what is defined here, so that every
-// call is checked against them.
+// A GPU that is not there, for tests on machines without one: CUDA's runtime, cuBLAS, cuDNN and
+// NCCL as far as heddle calls them, on host memory. In a build with HEDDLE_SIMULATED_GPU the
+// programs and the tests are linked with this instead of NVIDIA's libraries, and the .cu files are
+// compiled by the C++ compiler (tests/cuda_emulation.h); NVIDIA's headers declare what is defined
+// here, so that every call is checked against them.
 //
-// It is as unkind as a GPU may be. A stream does its work as late as it can: when the host waits for
-// it, when an event makes another stream wait for it, or when nothing else can go on. A copy from
-// pinned memory reads that memory then, not before. Kernels run with their threads and blocks forwards
-// and backwards in turn. Memory of the device is without access rights while no work is done there, so
-// that a host that follows such a pointer is stopped; it is filled with NaN when it is handed out, and
-// what lies behind it has no rights at all. Two ranks need two devices for NCCL.
+// It is as unkind as a GPU may be. A stream does its work as late as it can: when the host waits
+// for it, when an event makes another stream wait for it, or when nothing else can go on. A copy
+// from pinned memory reads that memory then, not before. Kernels run with their threads and blocks
+// forwards and backwards in turn. Memory of the device is without access rights while no work is
+// done there, so that a host that follows such a pointer is stopped; it is filled with NaN when it
+// is handed out, and what lies behind it has no rights at all. Two ranks need two devices for NCCL.
 //
 //   SIMULATED_GPUS=N     how many devices there are (default 2)
 //   SIMULATED_GPU_MIB=N  memory of each (default 4096)

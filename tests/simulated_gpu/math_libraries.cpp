@@ -1,7 +1,7 @@
-// cuBLAS and cuDNN of the simulated GPU: the plain sums, in fp32, read from the descriptors that the
-// caller has made. What the real ones refuse is refused, and what they say of their algorithms has
-// every difficulty once: one that does not support the problem, one that needs too much workspace, one
-// that is not deterministic, one that fails when it is run.
+// cuBLAS and cuDNN of the simulated GPU: the plain sums, in fp32, read from the descriptors that
+// the caller has made. What the real ones refuse is refused, and what they say of their algorithms
+// has every difficulty once: one that does not support the problem, one that needs too much
+// workspace, one that is not deterministic, one that fails when it is run.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cudnn.h>
@@ -39,7 +39,8 @@ float weighted(float beta, const void* p, bool half, int64_t i) {
 
 }  // namespace
 
-// ------------------------------------------------------------------------------------------- cuBLAS
+// -------------------------------------------------------------------------------------------
+// cuBLAS
 struct cublasContext {
   cudaStream_t stream = nullptr;
   int device = 0;
@@ -63,7 +64,8 @@ const char* cublasGetStatusString(cublasStatus_t status) {
 }
 size_t cublasLtGetVersion() { return 0; }
 
-// Columns first, as cuBLAS has it: element (r, c) of a matrix lies at r + c * its leading dimension.
+// Columns first, as cuBLAS has it: element (r, c) of a matrix lies at r + c * its leading
+// dimension.
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transpose_a,
                             cublasOperation_t transpose_b, int m, int n, int k, const void* alpha,
                             const void* a, cudaDataType a_type, int lda, const void* b,
@@ -108,7 +110,8 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transpose_a
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// -------------------------------------------------------------------------------------------- cuDNN
+// --------------------------------------------------------------------------------------------
+// cuDNN
 struct cudnnContext {
   cudaStream_t stream = nullptr;
 };
@@ -235,9 +238,10 @@ struct Convolution {
   bool supported() const {
     return x.nhwc == w.nhwc && x.nhwc == y.nhwc && !(x.nhwc && conv.groups > 1);
   }
-  // Calls one(x's place, w's, y's) for every product.
+  // Calls run(x's place, w's, y's) for every row of products over the input's channels, whose
+  // places are x.step[1] and w.step[1] apart.
   template <class Call>
-  void each(const Call& one) const {
+  void each(const Call& run) const {
     const int64_t outputs = w.size[0] / conv.groups, inputs = w.size[1];
     for (int64_t n = 0; n < y.size[0]; ++n)
       for (int64_t k = 0; k < y.size[1]; ++k)
@@ -248,9 +252,7 @@ struct Convolution {
                 const int64_t row = h * conv.stride + r - conv.padding,
                               column = v * conv.stride + s - conv.padding;
                 if (row < 0 || row >= x.size[2] || column < 0 || column >= x.size[3]) continue;
-                for (int64_t c = 0; c < inputs; ++c)
-                  one(x.at(n, k / outputs * inputs + c, row, column), w.at(k, c, r, s),
-                      y.at(n, k, h, v));
+                run(x.at(n, k / outputs * inputs, row, column), w.at(k, 0, r, s), y.at(n, k, h, v));
               }
   }
 };
@@ -280,12 +282,22 @@ cudnnStatus_t workspace_of(const Convolution& c, int algorithm, size_t* bytes) {
   return CUDNN_STATUS_SUCCESS;
 }
 
-// out(i) = alpha * sum + beta * out(i), where add(sums) forms the sums; a, b are what it reads.
+using Floats = std::vector<float>;
+
+Floats floats(const void* p, const Block& block) {
+  Floats out(static_cast<size_t>(block.elements()));
+  for (int64_t i = 0; i < block.elements(); ++i)
+    out[static_cast<size_t>(i)] = read(p, block.half, i);
+  return out;
+}
+
+// out(i) = alpha * sum + beta * out(i), where add(a, b, sums) forms the sums from the two inputs.
 cudnnStatus_t put_convolution(cudnnHandle_t handle, const Convolution& c, int algorithm,
                               void* workspace, size_t workspace_bytes, const void* alpha,
-                              const void* beta, const std::array<std::pair<const void*, Block>, 2>& in,
-                              void* out, const Block& out_block,
-                              std::function<void(std::vector<float>&)> add) {
+                              const void* beta,
+                              const std::array<std::pair<const void*, Block>, 2>& in, void* out,
+                              const Block& out_block,
+                              std::function<void(const float*, const float*, float*)> add) {
   const auto held = lock();
   Stream* s = find(handle->stream);
   size_t needed = 0;
@@ -302,8 +314,9 @@ cudnnStatus_t put_convolution(cudnnHandle_t handle, const Convolution& c, int al
   const float scale = *static_cast<const float*>(alpha), old = *static_cast<const float*>(beta);
   put_done(s, [=] {
     std::memset(workspace, 0xff, needed);
-    std::vector<float> sums(static_cast<size_t>(out_block.elements()), 0.0f);
-    add(sums);
+    Floats sums(static_cast<size_t>(out_block.elements()), 0.0f);
+    add(floats(in[0].first, in[0].second).data(), floats(in[1].first, in[1].second).data(),
+        sums.data());
     for (int64_t i = 0; i < out_block.elements(); ++i)
       write(out, out_block.half, i,
             scale * sums[static_cast<size_t>(i)] + weighted(old, out, out_block.half, i));
@@ -313,9 +326,11 @@ cudnnStatus_t put_convolution(cudnnHandle_t handle, const Convolution& c, int al
 
 }  // namespace
 
-cudnnStatus_t cudnnGetConvolutionForwardAlgorithm_v7(
-    cudnnHandle_t, cudnnTensorDescriptor_t, cudnnFilterDescriptor_t, cudnnConvolutionDescriptor_t,
-    cudnnTensorDescriptor_t, int most, int* count, cudnnConvolutionFwdAlgoPerf_t* found) {
+cudnnStatus_t cudnnGetConvolutionForwardAlgorithm_v7(cudnnHandle_t, cudnnTensorDescriptor_t,
+                                                     cudnnFilterDescriptor_t,
+                                                     cudnnConvolutionDescriptor_t,
+                                                     cudnnTensorDescriptor_t, int most, int* count,
+                                                     cudnnConvolutionFwdAlgoPerf_t* found) {
   return rank_algorithms<cudnnConvolutionFwdAlgoPerf_t, cudnnConvolutionFwdAlgo_t>(most, count,
                                                                                    found);
 }
@@ -332,16 +347,20 @@ cudnnStatus_t cudnnGetConvolutionBackwardFilterAlgorithm_v7(
       most, count, found);
 }
 
-cudnnStatus_t cudnnGetConvolutionForwardWorkspaceSize(
-    cudnnHandle_t, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
-    cudnnConvolutionDescriptor_t conv, cudnnTensorDescriptor_t y,
-    cudnnConvolutionFwdAlgo_t algorithm, size_t* bytes) {
+cudnnStatus_t cudnnGetConvolutionForwardWorkspaceSize(cudnnHandle_t, cudnnTensorDescriptor_t x,
+                                                      cudnnFilterDescriptor_t w,
+                                                      cudnnConvolutionDescriptor_t conv,
+                                                      cudnnTensorDescriptor_t y,
+                                                      cudnnConvolutionFwdAlgo_t algorithm,
+                                                      size_t* bytes) {
   return workspace_of({*x, *w, *y, *conv}, algorithm, bytes);
 }
-cudnnStatus_t cudnnGetConvolutionBackwardDataWorkspaceSize(
-    cudnnHandle_t, cudnnFilterDescriptor_t w, cudnnTensorDescriptor_t dy,
-    cudnnConvolutionDescriptor_t conv, cudnnTensorDescriptor_t dx,
-    cudnnConvolutionBwdDataAlgo_t algorithm, size_t* bytes) {
+cudnnStatus_t cudnnGetConvolutionBackwardDataWorkspaceSize(cudnnHandle_t, cudnnFilterDescriptor_t w,
+                                                           cudnnTensorDescriptor_t dy,
+                                                           cudnnConvolutionDescriptor_t conv,
+                                                           cudnnTensorDescriptor_t dx,
+                                                           cudnnConvolutionBwdDataAlgo_t algorithm,
+                                                           size_t* bytes) {
   return workspace_of({*dx, *w, *dy, *conv}, algorithm, bytes);
 }
 cudnnStatus_t cudnnGetConvolutionBackwardFilterWorkspaceSize(
@@ -360,10 +379,13 @@ cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha,
                                       cudnnTensorDescriptor_t y_is, void* y) {
   const Convolution c{*x_is, *w_is, *y_is, *conv};
   return put_convolution(handle, c, algorithm, workspace, workspace_bytes, alpha, beta,
-                         {{{x, c.x}, {w, c.w}}}, y, c.y, [=](std::vector<float>& sums) {
+                         {{{x, c.x}, {w, c.w}}}, y, c.y,
+                         [c](const float* x, const float* w, float* y) {
                            c.each([&](int64_t i, int64_t j, int64_t k) {
-                             sums[static_cast<size_t>(k)] +=
-                                 read(x, c.x.half, i) * read(w, c.w.half, j);
+                             float sum = 0;
+                             for (int64_t m = 0; m < c.w.size[1]; ++m)
+                               sum += x[i + m * c.x.step[1]] * w[j + m * c.w.step[1]];
+                             y[k] += sum;
                            });
                          });
 }
@@ -377,10 +399,11 @@ cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alp
                                            cudnnTensorDescriptor_t dx_is, void* dx) {
   const Convolution c{*dx_is, *w_is, *dy_is, *conv};
   return put_convolution(handle, c, algorithm, workspace, workspace_bytes, alpha, beta,
-                         {{{w, c.w}, {dy, c.y}}}, dx, c.x, [=](std::vector<float>& sums) {
+                         {{{w, c.w}, {dy, c.y}}}, dx, c.x,
+                         [c](const float* w, const float* dy, float* dx) {
                            c.each([&](int64_t i, int64_t j, int64_t k) {
-                             sums[static_cast<size_t>(i)] +=
-                                 read(dy, c.y.half, k) * read(w, c.w.half, j);
+                             for (int64_t m = 0; m < c.w.size[1]; ++m)
+                               dx[i + m * c.x.step[1]] += dy[k] * w[j + m * c.w.step[1]];
                            });
                          });
 }
@@ -392,10 +415,11 @@ cudnnStatus_t cudnnConvolutionBackwardFilter(
     const void* beta, cudnnFilterDescriptor_t dw_is, void* dw) {
   const Convolution c{*x_is, *dw_is, *dy_is, *conv};
   return put_convolution(handle, c, algorithm, workspace, workspace_bytes, alpha, beta,
-                         {{{x, c.x}, {dy, c.y}}}, dw, c.w, [=](std::vector<float>& sums) {
+                         {{{x, c.x}, {dy, c.y}}}, dw, c.w,
+                         [c](const float* x, const float* dy, float* dw) {
                            c.each([&](int64_t i, int64_t j, int64_t k) {
-                             sums[static_cast<size_t>(j)] +=
-                                 read(x, c.x.half, i) * read(dy, c.y.half, k);
+                             for (int64_t m = 0; m < c.w.size[1]; ++m)
+                               dw[j + m * c.w.step[1]] += dy[k] * x[i + m * c.x.step[1]];
                            });
                          });
 }

@@ -67,8 +67,7 @@ size_t bytes_of(ncclDataType_t type) {
 template <class T>
 void add(void* sum, const void* x, size_t n) {
   for (size_t i = 0; i < n; ++i)
-    static_cast<T*>(sum)[i] =
-        static_cast<T>(static_cast<T*>(sum)[i] + static_cast<const T*>(x)[i]);
+    static_cast<T*>(sum)[i] = static_cast<T>(static_cast<T*>(sum)[i] + static_cast<const T*>(x)[i]);
 }
 
 void add(void* sum, const void* x, size_t n, ncclDataType_t type) {
@@ -171,16 +170,17 @@ ncclResult_t submit(ncclComm_t comm, Stream* stream, Call call) {
   const auto group = comm->group;
   auto& collective = group->collectives[comm->calls++];
   if (collective == nullptr) collective = std::make_shared<Collective>();
-  put(stream, [group, c = collective, call = std::move(call), rank = comm->rank, come = false]() mutable {
-    if (!come) c->calls.emplace(rank, std::move(call));
-    come = true;
-    if (!c->done && std::ssize(c->calls) == group->size) {
-      carry_out(*group, *c);
-      c->done = true;
-      changed().notify_all();
-    }
-    return c->done || group->aborted;
-  });
+  put(stream,
+      [group, c = collective, call = std::move(call), rank = comm->rank, come = false]() mutable {
+        if (!come) c->calls.emplace(rank, std::move(call));
+        come = true;
+        if (!c->done && std::ssize(c->calls) == group->size) {
+          carry_out(*group, *c);
+          c->done = true;
+          changed().notify_all();
+        }
+        return c->done || group->aborted;
+      });
   return ncclInProgress;
 }
 
@@ -214,7 +214,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   int number = 0;
   std::memcpy(&number, &id, sizeof number);
   auto& group = groups()[number];
-  if (group == nullptr) group = std::make_shared<Group>(Group{.size = size, .devices = {}, .collectives = {}});
+  if (group == nullptr)
+    group = std::make_shared<Group>(Group{.size = size, .devices = {}, .collectives = {}});
   for (const auto& [other, device] : group->devices)
     group->same_device = group->same_device || device == current_device();
   group->devices[rank] = current_device();
@@ -249,32 +250,40 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   if (op != ncclSum) return ncclInvalidArgument;
-  return submit(comm, stream,
-                {Kind::all_reduce, static_cast<const char*>(from), static_cast<char*>(to), count, type});
+  return submit(
+      comm, stream,
+      {Kind::all_reduce, static_cast<const char*>(from), static_cast<char*>(to), count, type});
 }
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream,
-                {Kind::broadcast, static_cast<const char*>(from), static_cast<char*>(to), count, type, root});
+  return submit(
+      comm, stream,
+      {Kind::broadcast, static_cast<const char*>(from), static_cast<char*>(to), count, type, root});
 }
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream,
-                {Kind::all_gather, static_cast<const char*>(from), static_cast<char*>(to), count, type});
+  return submit(
+      comm, stream,
+      {Kind::all_gather, static_cast<const char*>(from), static_cast<char*>(to), count, type});
 }
 ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   if (op != ncclSum) return ncclInvalidArgument;
-  return submit(comm, stream,
-                {Kind::reduce_scatter, static_cast<const char*>(from), static_cast<char*>(to), count, type});
+  return submit(
+      comm, stream,
+      {Kind::reduce_scatter, static_cast<const char*>(from), static_cast<char*>(to), count, type});
 }
 
 ncclResult_t ncclGroupStart() {
-  if (open_group.depth++ == 0) open_group = {.depth = 1, .call = {.kind = Kind::exchange, .from = nullptr, .to = nullptr, .count = 0, .type = ncclUint8}};
+  if (open_group.depth++ == 0)
+    open_group = {
+        .depth = 1,
+        .call = {
+            .kind = Kind::exchange, .from = nullptr, .to = nullptr, .count = 0, .type = ncclUint8}};
   return ncclSuccess;
 }
-ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                      cudaStream_t stream) {
+ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
   const auto held = lock();
   if (open_group.depth == 0) return ncclInvalidUsage;
   open_group.comm = comm;

@@ -28,10 +28,10 @@ struct Machine {
   std::mutex mutex;
   std::condition_variable changed;
   std::set<Stream*> streams;
-  std::map<char*, Allocation> memory;   // of devices, by address
-  std::map<char*, size_t> pinned;       // of the host, by address
-  std::map<int, size_t> used;           // bytes by device
-  int open = 0;                         // rights to the devices' memory, how often given
+  std::map<char*, Allocation> memory;  // of devices, by address
+  std::map<char*, size_t> pinned;      // of the host, by address
+  std::map<int, size_t> used;          // bytes by device
+  int open = 0;                        // rights to the devices' memory, how often given
   float time = 0;
   bool backwards = false;
 };
@@ -159,7 +159,8 @@ void put_kernel(Stream* stream, std::function<void(bool)> run) {
 
 using namespace simulated;
 
-// ------------------------------------------------------------------------------------------ devices
+// ------------------------------------------------------------------------------------------
+// devices
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = devices();
   return say(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
@@ -232,7 +233,8 @@ const char* cudaGetErrorString(cudaError_t error) {
   }
 }
 
-// ------------------------------------------------------------------------------------------- memory
+// -------------------------------------------------------------------------------------------
+// memory
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   const auto held = lock();
   Machine& m = machine();
@@ -308,7 +310,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
   if (bytes == 0) return cudaSuccess;
   bool known = false;
-  for (int d = 0; d < devices(); ++d) known = known || on_device(to, bytes, d) || on_device(from, bytes, d);
+  for (int d = 0; d < devices(); ++d)
+    known = known || on_device(to, bytes, d) || on_device(from, bytes, d);
   if (!known) {
     std::fprintf(stderr, "simulated GPU: a copy of %zu bytes touches no device's memory\n", bytes);
     return say(cudaErrorInvalidValue);
@@ -336,7 +339,8 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t strea
   return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------- streams, events
+// ---------------------------------------------------------------------------------- streams,
+// events
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   const auto held = lock();
   auto* made = new Stream;

@@ -1,0 +1,112 @@
+// What the programs write about an exchange, and read again: layer plans, the quality of
+// compression.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "apps/layer_plan.h"
+#include "apps/quality_report.h"
+#include "compress/families.h"
+#include "core/context.h"
+#include "tests/app_helpers.h"
+
+using namespace heddle;
+
+namespace {
+
+LayerQuality look(const std::string& name, double alike, double energy, double contraction) {
+  LayerQuality q;
+  q.name = name;
+  q.contraction = contraction;
+  q.cosine = 0.5;
+  q.residual_norm = 6;
+  q.gradient_norm = 3;
+  q.energy = energy;
+  q.alike = alike;
+  q.mismatch = q.bound = std::numeric_limits<double>::quiet_NaN();
+  return q;
+}
+
+}  // namespace
+
+TEST_CASE("layer plan: a reducer gets the settings that were written, bit for bit") {
+  Context context;
+  for (const char* spec : {"topk:density=0.03", "scalecom:rate=30", "qsgd:bits=4"}) {
+    CAPTURE(spec);
+    const TempFolder temp;
+    ParameterStore store;
+    store.add("a.weight", {40, 50}, constant_init(0));
+    store.add("b.weight", {30, 70}, constant_init(0));
+    store.finalize(1);
+    CommonOptions o;
+    o.compress = spec;
+    o.layerwise = "lgreco";
+    const auto make = [&] {
+      return make_reducer(parse_compress(spec), {.min_compress = 10}, store);
+    };
+    const auto planned = make();
+    PlanReport report{.step = 12,
+                      .layers = dynamic_cast<CompressedReducer&>(*planned).candidates(),
+                      .plan = {},
+                      .changed = true,
+                      .critical = {}};
+    REQUIRE(report.layers.size() == 2);
+    for (LayerChoices& layer : report.layers)
+      for (size_t c = 0; c < layer.settings.size(); ++c)
+        layer.errors.push_back(static_cast<double>(c + 1) / 7);
+    report.plan.chosen = {0, report.layers[1].settings.size() - 2};
+    report.plan.budget = 0.9;
+    o.plan = temp.write("plan.json", describe_layer_plan(report, o, store, 2));
+    const auto reducer = make();
+    auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
+    apply_layer_plan(o, store, 2, compressed);
+    const auto json = nlohmann::json::parse(read_text_file(o.plan));
+    for (size_t l = 0; l < 2; ++l) {
+      const LayerChoices& layer = report.layers[l];
+      const size_t c = report.plan.chosen[l];
+      CHECK(compressed.choices().at(layer.name) == layer.settings[c]);
+      CHECK(json["layers"][l]["error"] == layer.errors[c]);
+      CHECK(json["layers"][l]["share"] == layer.errors[c] / 0.9);
+      CHECK(json["layers"][l]["uniform"] == layer.settings[layer.uniform]);
+      CHECK(json["layers"][l]["uniform_bytes"] == layer.bytes[layer.uniform]);
+      CHECK(json["layers"][l]["bytes"] == layer.bytes[c]);
+    }
+  }
+}
+
+TEST_CASE("quality report: learners that have nothing in common are told of once, in the mean") {
+  const auto warnings_of = [](const std::vector<double>& alike) {
+    Strings said;
+    QualityReport report([&](const std::string& line) { said.push_back(line); });
+    int64_t step = 0;
+    for (const double a : alike)  // the second layer has nine tenths of the energy
+      CHECK(report.add(++step, {look("a", 1, 1, 0.5), look("b", a, 9, 0.5)}));
+    return said;
+  };
+  CHECK(warnings_of({-1, -1}).empty());  // too few looks
+  const Strings said = warnings_of({-0.9, 0.1, -0.2, -0.9, -0.9});
+  REQUIRE(said.size() == 1);
+  CHECK(said[0].find("step 3: the learners' gradients have nothing in common") == 0);
+  CHECK(warnings_of({0.5, 0.1, -0.2}).empty());
+  CHECK(warnings_of({-0.2, -0.2, -0.05}).size() == 1);  // with a's share: -0.08, -0.08, 0.055
+  CHECK(warnings_of({-0.1, -0.1, -0.1}).empty());       // 0.01 each
+}
+
+TEST_CASE("quality report: the table has the means over the looks, by layer") {
+  QualityReport report([](const std::string&) {});
+  CHECK(report.table().empty());
+  CHECK(!report.add(1, {}));
+  report.add(2, {look("a", 1, 1, 0.25)});
+  report.add(4, {look("a", 0.5, 1, 0.75), look("b", 0.5, 1, 0.125)});
+  const std::string table = report.table();
+  CAPTURE(table);
+  CHECK(table.find("a                 0.5000   0.5000         2.00   0.7500\n") !=
+        std::string::npos);
+  CHECK(table.find("b                 0.1250   0.5000         2.00   0.5000\n") !=
+        std::string::npos);
+  CHECK(table.find("means of 2 looks; learners alike 0.7500") != std::string::npos);
+  CHECK(report.json()["step"] == 4);
+  CHECK(report.json()["alike"] == 0.5);
+}
