@@ -17,12 +17,13 @@ namespace {
 
 struct Allocation {
   char* mapped = nullptr;
-  size_t mapped_bytes = 0;  // with the page behind it
+  size_t mapped_bytes = 0;  // with the pages behind it
+  size_t usable = 0;        // without
   size_t bytes = 0;         // as asked for, rounded up
   int device = 0;
 };
 
-constexpr size_t kPage = 4096, kAlign = 256;
+constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20, kAlign = 256;
 
 struct Machine {
   std::mutex mutex;
@@ -51,7 +52,7 @@ int devices() { return static_cast<int>(number_of("SIMULATED_GPUS", 2)); }
 size_t device_bytes() { return number_of("SIMULATED_GPU_MIB", 4096) << 20; }
 
 void set_rights(const Allocation& a, int rights) {
-  if (mprotect(a.mapped, a.mapped_bytes - kPage, rights) != 0) std::abort();
+  if (mprotect(a.mapped, a.usable, rights) != 0) std::abort();
 }
 
 // With as many allocations as there are without a pool it would take too long.
@@ -245,15 +246,21 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
     return say(cudaErrorMemoryAllocation);
   Allocation a;
   a.bytes = (bytes + kAlign - 1) / kAlign * kAlign;
-  const size_t pages = (a.bytes + kPage - 1) / kPage * kPage;
-  a.mapped_bytes = pages + kPage;
+  // Large ones in huge pages, whose rights change sooner.
+  const size_t page = a.bytes >= kHugePage ? kHugePage : kPage;
+  a.usable = (a.bytes + page - 1) / page * page;
+  a.mapped_bytes = a.usable + 2 * page;
   a.device = chosen_device;
   void* mapped = mmap(nullptr, a.mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return say(cudaErrorMemoryAllocation);
-  a.mapped = static_cast<char*>(mapped);
+  const size_t skipped = page - reinterpret_cast<size_t>(mapped) % page;
+  munmap(mapped, skipped);
+  a.mapped = static_cast<char*>(mapped) + skipped;
+  a.mapped_bytes -= skipped;
+  if (page == kHugePage) (void)madvise(a.mapped, a.usable, MADV_HUGEPAGE);
   set_rights(a, PROT_READ | PROT_WRITE);
-  std::memset(a.mapped, 0xff, pages);
-  char* begin = a.mapped + pages - a.bytes;  // its end is a page's
+  std::memset(a.mapped, 0xff, a.usable);
+  char* begin = a.mapped + a.usable - a.bytes;  // its end is a page's
   used += bytes;
   m.memory.emplace(begin, a);
   if (m.open == 0 && guarded()) set_rights(a, PROT_NONE);

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Whole programs on the simulated GPU (tests/simulated_gpu): the losses of the CPU, of any way to exchange,
+# and of a run that was not interrupted; what users of GPUs do wrong ends in one line.
+#   tests/test_simulated_gpu.sh build-simulated/train_resnet build-simulated/train_lm [mpirun]
+set -u
+resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
+mpirun=${3:-}
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 2
+unset "${!HEDDLE_@}"
+failures=0
+
+fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
+losses() { sed -n 's/.*"split":"train","loss":\([^,]*\),.*/\1/p' "$1/metrics.jsonl"; }
+run() {  # NAME COMMAND…
+  local name=$1; shift
+  "$@" --quiet --output-dir "$name" >"$name.out" 2>"$name.err" || fail "$name: $(head -c 500 "$name.err")"
+}
+same() { [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ] || fail "losses differ: $1 and $2"; }
+alike() {  # NAME NAME BOUND
+  paste <(losses "$1") <(losses "$2") | awk -v bound="$3" '
+    NF != 2 { exit 1 }
+    { d = ($1 - $2) / $1; if (d < 0) d = -d; if (!(d <= bound)) bad = 1; ++n }
+    END { exit bad || n < 2 }' || fail "losses of $1 and $2 are more than $3 apart: $(losses "$1" | tail -1) $(losses "$2" | tail -1)"
+}
+both() {  # NAME BOUND COMMAND…: on the CPU and on the simulated GPU
+  local name=$1 bound=$2; shift 2
+  run "$name-cpu" "$@" --device cpu
+  run "$name" "$@" --device cuda
+  alike "$name-cpu" "$name" "$bound"
+}
+refuse() {  # CODE PATTERN COMMAND…: with one line
+  local expected=$1 pattern=$2 code; shift 2
+  "$@" --quiet --output-dir refused >stdout 2>stderr; code=$?
+  rm -rf refused
+  [ "$code" = "$expected" ] || fail "exit code $code instead of $expected: $* ($(head -c 300 stderr))"
+  [ "$(wc -l <stderr)" = 1 ] || fail "expected one line: $(cat stderr) ($*)"
+  grep -q -e "$pattern" stderr || fail "'$pattern' is not in: $(cat stderr) ($*)"
+}
+
+images=("$resnet" --image-size 8 --steps 6 --threads 1 --print-freq 1 --deterministic --batch-size 8 --lr 0.02)
+both alone 2e-3 "${images[@]}" --augment standard
+both half 2e-2 "${images[@]}" --precision bf16
+run tuned "${images[@]/--deterministic/--tune}" --augment standard --device cuda
+alike alone tuned 2e-3
+for i in {1..120}; do echo "line $((i % 7)): the cat saw the $((i % 11)) dogs"; done >a.txt
+words=("$lm" --data a.txt --emsize 24 --nhid 24 --bptt 9 --steps 6 --batch-size 4 --threads 1 --print-freq 1 --deterministic)
+both text 2e-3 "${words[@]}" --dropout 0.3
+both tied 2e-2 "${words[@]}" --tied --precision bf16
+both readers 2e-3 "${words[@]}" --learners 2 --compress scalecom:rate=20 --compress-start 1 --clip-grad-norm 1
+
+# Learners that share a GPU, and learners with one each: the same sums.
+few=("${images[@]}" --batch-size 4 --learners 2)
+packed=(--compress-start 1 --compress)
+both dense 2e-3 "${few[@]}"
+run apart "${few[@]}" --overlap off --device cuda
+same dense apart
+run nccl "${few[@]}" --device cuda --comm nccl
+same dense nccl
+for spec in scalecom:rate=50 topk:density=0.05 qsgd powersgd bf16; do
+  name=${spec%%:*}
+  both "$name" 5e-2 "${few[@]}" "${packed[@]}" $spec
+  run "$name-nccl" "${few[@]}" "${packed[@]}" $spec --device cuda --comm nccl
+  same "$name" "$name-nccl"
+done
+both planned 5e-2 "${few[@]}" "${packed[@]}" scalecom:rate=50 --layerwise lgreco --lgreco every=2,window=1 \
+  --clip-grad-norm 1 --shadow 2 --accumulate 2
+run planned-nccl "${few[@]}" "${packed[@]}" scalecom:rate=50 --layerwise lgreco --lgreco every=2,window=1 \
+  --clip-grad-norm 1 --shadow 2 --accumulate 2 --device cuda --comm nccl
+same planned planned-nccl
+if [ -n "$mpirun" ]; then
+  "$mpirun" -n 2 --allow-run-as-root --oversubscribe "${images[@]}" --batch-size 4 --compress-start 1 --compress scalecom:rate=50 \
+    --device cuda:1 --quiet --output-dir processes >/dev/null 2>processes.err || fail "mpirun: $(head -c 500 processes.err)"
+  same scalecom processes
+fi
+
+# A run that is taken up again.
+run whole "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5
+run part "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5 --save-every 3
+[ -d part/checkpoints ] || fail 'no checkpoint'
+rm -rf again && cp -r part again
+"${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5 --resume part/checkpoints/step-3 --quiet \
+  --output-dir resumed >/dev/null 2>resumed.err || fail "resume: $(head -c 500 resumed.err)"
+[ "$(losses whole | tail -2)" = "$(losses resumed | tail -2)" ] || fail "resumed: $(losses whole) and $(losses resumed)"
+
+# What else programs do with weights, and traces of several streams.
+"$resnet" --evaluate --init alone/model.safetensors --device cuda --json >evaluated 2>/dev/null || fail 'evaluate'
+"$lm" --init text --generate 20 --prompt the --seed 1 --device cuda >generated 2>/dev/null && [ -s generated ] || fail 'generate'
+run traced "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --trace t.json --trace-steps 2:3 --explain-step 3
+grep -q '"device memory, exchanges"' t.json || fail 'no memory of the exchanges in the trace'
+
+refuse 2 'expected an index below 2' "${images[@]}" --device cuda:7
+refuse 2 'no CUDA device' env SIMULATED_GPUS=0 "${images[@]}" --device cuda
+refuse 2 'have the same GPU' env SIMULATED_GPUS=1 "${few[@]}" --device cuda --comm nccl
+refuse 2 'timed on the CPU' "${few[@]/--deterministic/--no-deterministic}" --device cuda --compress topk --layerwise lgreco --lgreco objective=time
+refuse 1 'out of memory on cuda:0: asked for .* are free: lower --batch-size' env SIMULATED_GPU_MIB=40 "${images[@]}" --device cuda --batch-size 512
+
+[ $failures = 0 ] || { echo "$failures failures"; exit 1; }
+echo 'the programs do on the simulated GPU what they do on the CPU'
