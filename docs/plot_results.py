@@ -10,6 +10,8 @@ import pathlib
 import re
 import statistics
 
+from reproduce import first_compressed_step
+
 DOCS = pathlib.Path(__file__).resolve().parent
 RESULTS = {f.stem: json.loads(f.read_text()) for f in sorted((DOCS / "results").glob("*.json"))}
 COLOURS = ["#1b6ca8", "#c1440e", "#3a7d44", "#7b4ea3", "#8a6d00", "#444444"]
@@ -38,6 +40,15 @@ def ratios(r):
 
 def megabytes(r):
     return number(r["summary"]["bytes_sent"] / 1e6, 1)
+
+
+def dense_steps(r):
+    """How many steps a compressed run exchanged densely before. Results of old do not say."""
+    if "compress_start" in r:
+        return r["compress_start"]
+    typed = re.search(r"--compress-start (\d+)", r["command"])
+    first = r["curve"][0]  # at the end of an epoch, or of a shorter run
+    return first_compressed_step(int(typed[1]) if typed else -1, first["step"] // first["epoch"], r["summary"]["step"])
 
 
 def headline():
@@ -107,10 +118,14 @@ def composed():
     for name, r in group("headline-").items():
         method, seed = name.rsplit("-", 1)
         for place in "model", "hosts":
+            dense = RESULTS.get(f"time-{place}-resnet20-dense-on")
             step = RESULTS.get(f"time-{place}-resnet20-{method}-on")
-            if seed == "1" and step:
-                curves.setdefault(place, []).append(
-                    (method, [(x["step"] * step["step_s"] / 60, x["acc1"]) for x in r["curve"] if "acc1" in x]))
+            if seed != "1" or not dense or not step:
+                continue
+            start = 0 if method == "dense" else dense_steps(r)
+            points = [((min(x["step"], start) * dense["step_s"] + max(0, x["step"] - start) * step["step_s"]) / 60,
+                       x["acc1"]) for x in r["curve"] if "acc1" in x]
+            curves.setdefault(place, []).append((method, points))
     for place, lines in curves.items():
         for method, points in lines:
             row = [place, method, number(points[-1][0], 1), number(points[-1][1])]

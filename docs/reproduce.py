@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -91,6 +92,14 @@ def experiments():
     return runs
 
 
+def first_compressed_step(typed, steps_per_epoch, total_steps):
+    """Steps that a compressed run exchanges densely before, as apps/exchange.cpp has them in the function of this
+    name. typed: --compress-start, negative where it was not given."""
+    if typed >= 0:
+        return typed
+    return max(100, min(steps_per_epoch, total_steps // 20))
+
+
 def median(lines, *keys):
     """Over the last twelve steps, of the sum of these seconds."""
     last = [sum(line[key] for key in keys) for line in lines[-12:] if all(key in line for key in keys)]
@@ -104,6 +113,11 @@ def digest(folder, metrics, summary):
     curve = [{k: line[k] for k in ("epoch", "step", "loss", "acc1", "ppl") if k in line}
              for line in lines if line.get("split") in ("valid", "test")]
     out = {"curve": curve, "summary": summary}
+    config = (folder / "config.toml").read_text()
+    if not re.search(r'^compress = "none"', config, re.M):
+        typed = int(re.search(r"^compress-start = (-?\d+)", config, re.M)[1])
+        per_epoch = max(x["step"] for x in steps if x["epoch"] == 1)
+        out["compress_start"] = first_compressed_step(typed, per_epoch, summary["step"])
     out["train_loss"] = [round(statistics.fmean(x["loss"] for x in steps if x["epoch"] == e), 5)
                          for e in sorted({x["epoch"] for x in steps})]
     out["step_s"] = median(steps, "t_data", "t_forward", "t_backward", "t_update")
