@@ -2,9 +2,10 @@
 """The runs behind docs/results.md. Runs what has no result yet, one after the other, and keeps what
 came out of each as docs/results/NAME.json: the command, the revision, curves, ratios, plans.
 
-  ./run reproduce                 all that is missing
+  ./run reproduce                 all that is missing, but for full-…
   ./run reproduce headline ptb    what begins with these names
-  ./run reproduce --list          every run, and whether it has a result
+  ./run reproduce full            the recipes of full length, which need a GPU and are run only when named
+  ./run reproduce --list          every run; "done": has a result, "gpu": run only when named
   ./run reproduce --again NAME    runs it although it has one
   ./run reproduce --keep DIR NAME the run folders stay, as DIR/NAME
 
@@ -31,6 +32,7 @@ PTB = "train_lm --data DATA/ptb --preset zaremba-small --learners 4 --batch-size
 LGRECO = " --layerwise lgreco"
 SCALECOM = " --compress scalecom:rate=100"
 QSGD = " --compress qsgd:bits=4"
+FULL = "full-"  # names of runs that begin so take a GPU
 
 
 def experiments():
@@ -42,12 +44,14 @@ def experiments():
     for name, flags in (
         ("dense", ""),
         ("topk", " --compress topk:density=0.01"),
+        ("scalecom", SCALECOM),
         ("scalecom-beta", " --compress scalecom:rate=100,beta=0.1"),
         ("scalecom-exact", " --compress scalecom:rate=100,select=exact"),
         ("qsgd", QSGD),
         ("powersgd", " --compress powersgd:rank=2"),
         ("lgreco-qsgd", QSGD + LGRECO),
         ("lgreco-powersgd", " --compress powersgd:rank=2" + LGRECO),
+        ("lgreco-scalecom", SCALECOM + LGRECO),
         ("lgreco-scalecom-accordion", SCALECOM + LGRECO + " --lgreco budget=accordion"),
     ):
         runs[f"ablation-{name}"] = f"{RESNET} --epochs 8{flags}"
@@ -89,7 +93,23 @@ def experiments():
                 runs[f"time-model-{net}-{name}-{overlap}"] = base + " --learners 4 --net 100mbit,1ms"
                 runs[f"time-hosts-{net}-{name}-{overlap}"] = "netlab " + base
     runs["whole-model-resnet18"] = (nets["resnet18"] + " --learners 4 --steps 20 --compress-start 0" + SCALECOM)
+    # 128 images a step, 0.1, a tenth after 82 and 123 of 164 epochs (32,000 and 48,000 of 64,000 steps): He et al.,
+    # at the 4 learners and the batch that ScaleCom has for CIFAR-10. Then Zaremba et al. with their 20 columns.
+    resnet = ("train_resnet --data DATA/cifar-10-batches-bin --arch resnet20 --device cuda --learners 4 --batch-size 32"
+              " --epochs 164 --lr 0.1 --no-nesterov --weight-decay 0.0001 --lr-scheduler multistep --lr-milestones 82 123")
+    lm = "train_lm --data DATA/ptb --preset zaremba-medium --device cuda --learners 4 --batch-size 5"
+    for name, command in (("resnet20-dense", resnet), ("resnet20-scalecom", resnet + SCALECOM),
+                          ("resnet20-lgreco-scalecom", resnet + SCALECOM + LGRECO),
+                          ("zaremba-medium-dense", lm), ("zaremba-medium-scalecom", lm + SCALECOM)):
+        runs[FULL + name] = command
     return runs
+
+
+def choose(runs, names):
+    """Whose names begin with one of these; without any, all that need no GPU."""
+    if names:
+        return [run for run in runs if any(name and run.startswith(name) for name in names)]
+    return [run for run in runs if not run.startswith(FULL)]
 
 
 def first_compressed_step(typed, steps_per_epoch, total_steps):
@@ -176,7 +196,8 @@ def run(name, typed, keep):
         about = json.loads((folder / "run.json").read_text())
         result = {"name": name, "command": "./run " + typed.replace("DATA", "…"),
                   "revision": about["build"]["git_revision"],
-                  "machine": f"{about['machine']['cpu']}, {about['machine']['cores']} cores"}
+                  "machine": f"{about['machine']['cpu']}, {about['machine']['cores']} cores"
+                             + (f", {about['device']}" if about["device"] != "cpu" else "")}
         result.update(digest(folder, folder / "metrics.jsonl", summary))
     RESULTS.mkdir(exist_ok=True)
     part = RESULTS / f"{name}.json.part"
@@ -185,22 +206,23 @@ def run(name, typed, keep):
     return True
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(prog="./run reproduce", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="beginning of a run's name")
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--again", action="store_true", help="also what has a result")
     parser.add_argument("--keep", metavar="DIR", help="where run folders stay")
-    o = parser.parse_args()
+    o = parser.parse_args(arguments)
     runs = experiments()
-    chosen = [name for name in runs if not o.names or any(name.startswith(part) for part in o.names)]
+    chosen = choose(runs, o.names) if o.names or not o.list else list(runs)
     if not chosen:
         parser.error(f"no run's name begins with {' or '.join(o.names)}")
     done = {name for name in chosen if (RESULTS / f"{name}.json").exists()}
     if o.list:
         for name in chosen:
-            print(f"{'done' if name in done else '    '}  {name:42} ./run {runs[name].replace('DATA', '…')}")
+            mark = "done" if name in done else "gpu" if name.startswith(FULL) else ""
+            print(f"{mark:4}  {name:42} ./run {runs[name].replace('DATA', '…')}")
         return
     if subprocess.run(["git", "-C", ROOT, "diff", "--quiet", "HEAD", "--", ".", ":!docs/results"], check=False).returncode:
         sys.exit("reproduce: there are changes that are not committed; a result needs a revision")
