@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables and pictures of docs/results.md from docs/results/*.json.
+"""Tables, expectations and pictures of docs/results.md from docs/results/*.json.
 
   docs/plot_results.py     rewrites what stands between "<!-- TABLE name -->" and "<!-- END -->" in
                            docs/results.md, and docs/results-*.svg
@@ -12,8 +12,7 @@ import statistics
 
 from reproduce import first_compressed_step
 
-DOCS = pathlib.Path(__file__).resolve().parent
-RESULTS = {f.stem: json.loads(f.read_text()) for f in sorted((DOCS / "results").glob("*.json"))}
+RESULTS = {}  # by name, as main() finds them
 COLOURS = ["#1b6ca8", "#c1440e", "#3a7d44", "#7b4ea3", "#8a6d00", "#444444"]
 
 
@@ -33,13 +32,58 @@ def number(x, digits=2):
     return "" if x is None else f"{x:.{digits}f}"
 
 
-def ratios(r):
-    s = r["summary"]
-    return [number(s[f"ratio_{key}"], 1) for key in ("layers", "values", "wire", "run")]
+def judged(found, least=None, most=None):
+    miss = found - most if least is None else least - found
+    if miss <= 1e-4:
+        return "holds"
+    return f"missed by {miss:.2f}" if miss >= 0.005 else f"missed by {miss:.1g}"
 
 
-def megabytes(r):
-    return number(r["summary"]["bytes_sent"] / 1e6, 1)
+def expected(what, found, least=None, most=None, over=""):
+    """A line below a table: what should be, what came out, and whether that is enough."""
+    bound = f"≤ {most:.2f}" if least is None else f"≥ {least:.2f}"
+    if found is None:
+        return f"- {what}: expected {bound}, no run yet\n"
+    return f"- {what}: expected {bound}, found {found:.2f}{over}: {judged(found, least, most)}\n"
+
+
+RATIOS = "layers", "values", "wire", "run"
+RATIO_HEAD = ["ratio layers", *RATIOS[1:]]
+
+
+def mean(values):
+    values = list(values)
+    return statistics.fmean(values) if values else None
+
+
+def ratios(*runs):
+    return [number(mean(r["summary"][f"ratio_{key}"] for r in runs), 1) for key in RATIOS]
+
+
+def megabytes(*runs):
+    return number(mean(r["summary"]["bytes_sent"] for r in runs) / 1e6, 1)
+
+
+def sent(*runs):
+    """Bytes of gradients that a learner sent in a compressed step of each run, and what to write behind them. Older
+    runs have only counted those of rank 0; then that is what is compared."""
+    if all("bytes_step_mean" in r["summary"] for r in runs):
+        return [r["summary"]["bytes_step_mean"] for r in runs], ""
+    return [r["bytes_per_step"] for r in runs], " (rank 0)"
+
+
+def over_budget(runs):
+    """One line for each method whose layers were planned; runs: (method, result)."""
+    plans = {}
+    for method, r in runs:
+        plans.setdefault(method, []).extend(p["budget_used"] or 0 for p in r.get("plans", {}).values())
+    out = ""
+    for method, used in plans.items():
+        over = sum(u > 1 for u in used)
+        if used:
+            out += f"- plans over budget, {method}: {over} of {len(used)}"
+            out += f", by {100 * (max(used) - 1):.1f} % at most\n" if over else "\n"
+    return out
 
 
 def dense_steps(r):
@@ -51,65 +95,188 @@ def dense_steps(r):
     return first_compressed_step(int(typed[1]) if typed else -1, first["step"] // first["epoch"], r["summary"]["step"])
 
 
-def headline():
+def plural(n, what):
+    return f" over {n} {what}{'' if n == 1 else 's'}"
+
+
+def headline_runs():
+    """Method -> seed -> result."""
     by_method = {}
     for name, r in group("headline-").items():
         method, seed = name.rsplit("-", 1)
-        by_method.setdefault(method, {})[seed] = r
+        by_method.setdefault(method, {})[int(seed)] = r
+    return {method: dict(sorted(seeds.items())) for method, seeds in by_method.items()}
+
+
+def accuracies(seeds):
+    return [r["summary"]["valid_acc1"] for r in seeds.values()]
+
+
+def spread(seeds):
+    found = accuracies(seeds)
+    return max(found) - min(found) if len(found) > 1 else None
+
+
+def difference(seeds, others):
+    """Mean over the seeds that both have, in points, and how many those are."""
+    both = seeds.keys() & others.keys()
+    return mean(seeds[s]["summary"]["valid_acc1"] - others[s]["summary"]["valid_acc1"] for s in both), len(both)
+
+
+def compressed_bytes(r, in_a_step):
+    """Of what a learner sends in a step, without the tensors that travel dense. Their share f of the model follows
+    from the ratios: 1 / values = f + (1 - f) / layers."""
+    layers, values = r["summary"]["ratio_layers"], r["summary"]["ratio_values"]
+    dense_share = (1 / values - 1 / layers) / (1 - 1 / layers)
+    return in_a_step - dense_share * r["bytes_dense"]
+
+
+def headline():
+    by_method = headline_runs()
+    dense, scalecom, lgreco = (by_method.get(m, {}) for m in ("dense", "scalecom", "lgreco-scalecom"))
     rows = []
     for method, seeds in by_method.items():
-        accuracy = [r["summary"]["valid_acc1"] for r in seeds.values()]
-        first = next(iter(seeds.values()))
-        rows.append([method, ", ".join(number(a) for a in accuracy), number(statistics.fmean(accuracy)),
-                     *ratios(first), megabytes(first)])
-    return table(["method", "accuracy by seed, %", "mean", "ratio layers", "values", "wire", "run",
-                  "MB sent, one learner"], rows)
+        points, n = difference(seeds, dense)
+        against = "" if method == "dense" or points is None else f"{points:+.2f} ({n})"
+        revisions = dict.fromkeys(r["revision"][:7] for r in seeds.values())
+        rows.append([method, ", ".join(number(a) for a in accuracies(seeds)), number(mean(accuracies(seeds))),
+                     number(spread(seeds)), against, *ratios(*seeds.values()), megabytes(*seeds.values()),
+                     ", ".join(revisions)])
+    out = table(["method", "accuracy by seed, %", "mean", "spread", "against dense, points (seeds)", *RATIO_HEAD,
+                 "MB sent, one learner", "revision"], rows)
+    if not rows:
+        return out
+
+    points, n = difference(scalecom, dense)
+    out += "\n" + expected("ScaleCom within 0.5 points of dense", points, least=-0.5, over=plural(n, "seed"))
+    for key, where, least in ("layers", "the compressed tensors", 99), ("values", "the whole model", 50):
+        out += expected(f"ScaleCom, ratio by values over {where}",
+                        mean(r["summary"][f"ratio_{key}"] for r in scalecom.values()), least=least,
+                        over=plural(len(scalecom), "seed"))
+    plans = [p["uniform_bytes"] / p["bytes"] for r in lgreco.values() for p in r.get("plans", {}).values()]
+    what = "L-GreCo, wire bytes of the compressed tensors, uniform default over planned, "
+    out += expected(what + "by its plans", mean(plans), least=1.3, over=plural(len(plans), "plan"))
+    gains, whose = [], ""
+    for seed in scalecom.keys() & lgreco.keys():
+        pair = scalecom[seed], lgreco[seed]
+        figures, whose = sent(*pair)
+        uniform, planned = (compressed_bytes(r, x) for r, x in zip(pair, figures))
+        gains.append(uniform / planned)
+    out += expected(what + f"by what the runs sent{whose}", mean(gains), least=1.3, over=plural(len(gains), "seed"))
+    points, n = difference(lgreco, scalecom)
+    spreads = [x for x in (spread(lgreco), spread(scalecom)) if x is not None]
+    what = "L-GreCo against uniform ScaleCom, at no loss beyond the spread of seeds"
+    if len(spreads) == 2 and n:
+        out += expected(what, points, least=-max(spreads), over=plural(n, "seed"))
+    else:
+        found = "" if points is None else f"found {points:.2f}{plural(n, 'seed')}, "
+        out += f"- {what}: {found}no spread before there are two seeds of each\n"
+    return out + over_budget((method, r) for method, seeds in by_method.items() for r in seeds.values())
 
 
 def accuracy_table(prefix):
-    rows = [[name, number(r["summary"]["valid_acc1"]), number(r["train_loss"][-1], 4), *ratios(r), megabytes(r)]
-            for name, r in group(prefix).items()]
-    return table(["method", "accuracy, %", "train loss", "ratio layers", "values", "wire", "run",
-                  "MB sent, one learner"], rows)
+    dense = group(prefix).get("dense")
+    rows = []
+    for name, r in group(prefix).items():
+        accuracy = r["summary"]["valid_acc1"]
+        against = "" if dense in (None, r) else f"{accuracy - dense['summary']['valid_acc1']:+.2f}"
+        rows.append([name, number(accuracy), against, number(r["train_loss"][-1], 4), *ratios(r), megabytes(r)])
+    out = table(["method", "accuracy, %", "against dense, points", "train loss", *RATIO_HEAD, "MB sent, one learner"],
+                rows)
+    planned = over_budget(group(prefix).items())
+    return out + ("\n" + planned if planned else "")
 
 
 def ptb():
-    rows = [[name, number(r["summary"]["valid_ppl"]), number(r["summary"]["test_ppl"]), *ratios(r), megabytes(r)]
-            for name, r in group("ptb-").items()]
-    return table(["method", "validation perplexity", "test", "ratio layers", "values", "wire", "run",
-                  "MB sent, one learner"], rows)
+    runs = group("ptb-")
+    dense = runs.get("dense")
+    share = {name: 100 * r["summary"]["test_ppl"] / dense["summary"]["test_ppl"] if dense else None
+             for name, r in runs.items()}
+    rows = [[name, number(r["summary"]["valid_ppl"]), number(r["summary"]["test_ppl"]), number(share[name], 1),
+             *ratios(r), megabytes(r)] for name, r in runs.items()]
+    lines = "".join(expected(f"{name}, test perplexity in % of dense", share[name], most=102)
+                    for name in runs if dense and name != "dense")
+    return table(["method", "validation perplexity", "test", "test, % of dense", *RATIO_HEAD, "MB sent, one learner"],
+                 rows) + ("\n" + lines if lines else "")
+
+
+def full():
+    rows = [[name, number(r["summary"].get("valid_acc1")), number(r["summary"].get("test_ppl")), *ratios(r),
+             megabytes(r), r["revision"][:7]] for name, r in group("full-").items()]
+    return table(["run", "accuracy, %", "test perplexity", *RATIO_HEAD, "MB sent, one learner", "revision"], rows)
+
+
+def scaling_runs():
+    """Method -> learners -> result."""
+    by_method = {}
+    for name, r in group("scaling-").items():
+        method, learners = name.rsplit("-", 1)
+        by_method.setdefault(method, {})[int(learners)] = r
+    return {method: dict(sorted(runs.items())) for method, runs in by_method.items()}
 
 
 def scaling():
-    rows = []
-    for name, r in sorted(group("scaling-").items(), key=lambda x: (x[0].rsplit("-", 1)[0], int(x[0].rsplit("-", 1)[1]))):
-        method, learners = name.rsplit("-", 1)
-        layers = r["quality"]["layers"].values()
-        mean = {key: statistics.fmean(layer[key] for layer in layers if key in layer) if any(key in x for x in layers)
-                else None for key in ("contraction", "cosine", "mismatch", "bound")}
-        rows.append([method, learners, r["bytes_per_step"], r["bytes_dense"], number(r["quality"]["alike"], 4),
-                     *(number(mean[key], 3) for key in mean)])
-    return table(["method", "learners", "bytes sent, a step and learner", "dense", "alike", "contraction", "cosine",
-                  "d / k", "bound"], rows)
+    rows, lines = [], ""
+    for method, runs in scaling_runs().items():
+        figures, whose = sent(*runs.values())
+        for (learners, r), in_a_step in zip(runs.items(), figures):
+            layers = r["quality"]["layers"].values()
+            means = [mean(layer[key] for layer in layers if key in layer)
+                     for key in ("contraction", "cosine", "mismatch", "bound")]
+            rows.append([method, learners, f"{in_a_step:.0f}{whose}", number(r["summary"].get("bytes_step_max"), 0),
+                         r["bytes_dense"], number(r["quality"]["alike"], 4), *(number(x, 3) for x in means)])
+        few, many = min(runs), max(runs)
+        if few == many:
+            continue
+        growth = figures[-1] / figures[0]
+        what = f"{method}, bytes that a learner sends{whose}, {many} learners over {few}"
+        if method == "scalecom":  # a ring of P learners sends 2 (P - 1) / P of what there is
+            lines += expected(what + ", within the ring factor 2 (P - 1) / P", growth,
+                              most=(many - 1) / many / ((few - 1) / few))
+        else:  # all-gather: everybody's, P - 1 times
+            lines += f"- {what}: linear in P - 1 would be {(many - 1) / (few - 1):.2f}, found {growth:.2f}\n"
+    return table(["method", "learners", "bytes sent, a step and learner", "at most", "dense", "alike", "contraction",
+                  "cosine", "d / k", "bound"], rows) + ("\n" + lines if lines else "")
 
 
 def times():
-    rows = []
+    rows, lines = [], ""
     for place in "model", "hosts":
         for net in "resnet20", "resnet18", "lstm":
             mine = group(f"time-{place}-{net}-")
+
+            def faster(method, than, overlap="on"):
+                pair = mine.get(f"{method}-{overlap}"), mine.get(f"{than}-{overlap}")
+                return pair[1]["step_s"] / pair[0]["step_s"] if all(pair) else None
+
             for name, r in mine.items():
                 method, overlap = name.rsplit("-", 1)
-                dense = mine.get(f"dense-{overlap}")
-                faster = number(dense["step_s"] / r["step_s"]) if dense else ""
-                rows.append([place, net, method, overlap, number(r["step_s"], 3), number(r["t_exposed"], 3), faster,
-                             number(r["summary"]["ratio_wire"], 1)])
-    return table(["network", "net", "method", "overlap", "step s", "waited for s", "over dense", "ratio wire"], rows)
+                rows.append([place, net, method, overlap, number(r["step_s"], 3), number(r["t_exposed"], 3),
+                             number(faster(method, "dense", overlap)), number(r["summary"]["ratio_wire"], 1)])
+            methods = [name[:-len("-on")] for name in mine if name.endswith("-on") and name != "dense-on"]
+            for what, least, found in (
+                ("over dense", 2.5, {m: faster(m, "dense") for m in methods}),
+                ("L-GreCo over its uniform default", 1,
+                 {m: faster(m, m.removeprefix("lgreco-")) for m in methods if m.startswith("lgreco-")}),
+            ):
+                each = [f"{m} {x:.2f} ({judged(x, least=least)})" for m, x in found.items() if x is not None]
+                if each:
+                    lines += f"- {place}, {net}, {what}: expected ≥ {least:.2f}, found {', '.join(each)}\n"
+    return table(["network", "net", "method", "overlap", "step s", "waited for s", "over dense", "ratio wire"],
+                 rows) + ("\n" + lines if lines else "")
 
 
 def whole():
-    rows = [[name, *ratios(r)[:3], r["bytes_per_step"], r["bytes_dense"]] for name, r in group("whole-model-").items()]
-    return table(["network", "ratio layers", "values", "wire", "bytes sent, a step and learner", "dense"], rows)
+    runs = group("whole-model-")
+    rows = []
+    for name, r in runs.items():
+        (in_a_step,), whose = sent(r)
+        rows.append([name, *ratios(r)[:3], f"{in_a_step:.0f}{whose}", r["bytes_dense"]])
+    out = table(["network", *RATIO_HEAD[:3], "bytes sent, a step and learner", "dense"], rows)
+    if "resnet18" in runs:
+        out += "\n" + expected("ResNet-18, ratio by values over the whole model",
+                               runs["resnet18"]["summary"]["ratio_values"], least=90)
+    return out
 
 
 def composed():
@@ -136,8 +303,8 @@ def composed():
                          reached)
 
 
-def plot(name, title, x_label, y_label, lines, log_y=False, from_zero=False):
-    """lines: [(label, [(x, y)])] -> docs/results-NAME.svg"""
+def plot(docs, name, title, x_label, y_label, lines, log_y=False, from_zero=False):
+    """lines: [(label, [(x, y)])] -> results-NAME.svg"""
     lines = [(label, points) for label, points in lines if points]
     if not lines:
         return
@@ -172,36 +339,39 @@ def plot(name, title, x_label, y_label, lines, log_y=False, from_zero=False):
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in points))
         out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
                    f'<text x="{width - right + 12}" y="{top + 16 * i + 12}" fill="{colour}">{label}</text>')
-    (DOCS / f"results-{name}.svg").write_text("\n".join(out + ["</svg>"]) + "\n")
+    (docs / f"results-{name}.svg").write_text("\n".join(out + ["</svg>"]) + "\n")
 
 
-def plots():
+def plots(docs):
+    for old in docs.glob("results-*.svg"):
+        old.unlink()
     curves = [(name, [(x["epoch"], x["acc1"]) for x in r["curve"] if "acc1" in x])
               for name, r in group("headline-").items() if name.endswith("-1")]
-    plot("headline", "ResNet-20 on CIFAR-10, 4 learners x 32, seed 1", "epoch", "test accuracy, %", curves)
+    plot(docs, "headline", "ResNet-20 on CIFAR-10, 4 learners x 32, seed 1", "epoch", "test accuracy, %", curves)
     for place, lines in composed()[0].items():
-        plot(f"composed-{place}", f"Accuracy against time, composed (100 Mbit/s, {place})", "minutes",
+        plot(docs, f"composed-{place}", f"Accuracy against time, composed (100 Mbit/s, {place})", "minutes",
              "test accuracy, %", lines, from_zero=False)
-    by_method = {}
-    for name, r in group("scaling-").items():
-        method, learners = name.rsplit("-", 1)
-        by_method.setdefault(method, []).append((int(learners), r["bytes_per_step"]))
-        by_method.setdefault("dense", []).append((int(learners), r["bytes_dense"]))
-    plot("scaling", "Bytes that a learner sends in a step, ResNet-20", "learners", "bytes (logarithmic)",
-         [(method, sorted(set(points))) for method, points in by_method.items()], log_y=True)
+    lines = {}
+    for method, runs in scaling_runs().items():
+        lines[method] = list(zip(runs, sent(*runs.values())[0]))
+        lines.setdefault("dense", set()).update((learners, r["bytes_dense"]) for learners, r in runs.items())
+    plot(docs, "scaling", "Bytes that a learner sends in a step, ResNet-20", "learners", "bytes (logarithmic)",
+         [(method, sorted(points)) for method, points in lines.items()], log_y=True)
 
 
-def main():
+def main(docs=pathlib.Path(__file__).resolve().parent):
+    RESULTS.clear()
+    RESULTS.update((f.stem, json.loads(f.read_text())) for f in sorted((docs / "results").glob("*.json")))
     made = {"headline": headline, "ablation": lambda: accuracy_table("ablation-"),
             "large": lambda: accuracy_table("large-"), "ptb": ptb, "scaling": scaling, "times": times, "whole": whole,
-            "composed": lambda: composed()[1]}
-    file = DOCS / "results.md"
+            "composed": lambda: composed()[1], "full": full}
+    file = docs / "results.md"
 
-    plots()
+    plots(docs)
 
     def fill(match):
         pictures = "".join(f"\n![{picture.stem.replace('-', ' ')}]({picture.name})\n"
-                           for picture in sorted(DOCS.glob(f"results-{match[1]}*.svg")))
+                           for picture in sorted(docs.glob(f"results-{match[1]}*.svg")))
         return f"<!-- TABLE {match[1]} -->\n{made[match[1]]()}{pictures}<!-- END -->"
 
     file.write_text(re.sub(r"<!-- TABLE (\w+) -->\n.*?<!-- END -->", fill, file.read_text(), flags=re.S))
