@@ -1,0 +1,309 @@
+#!/usr/bin/env python3
+"""docs/reproduce.py and docs/plot_results.py on made-up runs: each figure that is looked for here is computed by hand,
+in the line where it is made up or beside it. Nothing is trained, and nothing written in the tree."""
+import contextlib
+import io
+import json
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(DOCS))
+import plot_results  # noqa: E402
+import reproduce  # noqa: E402
+
+ACCURACY = {  # by seed
+    "dense": (90.0, 90.4, 89.6),  # mean 90.00, spread 0.80
+    "scalecom": (89.2, 89.7, 89.0),  # mean 89.30, spread 0.70; to dense -0.8, -0.7, -0.6: -0.70, 0.20 too far
+    "lgreco-scalecom": (88.9, 89.4, 88.3),  # spread 1.10; to scalecom -0.3, -0.3, -0.7: -0.43
+}
+STEP_S = {"dense": 2.0, "qsgd": 1.0, "lgreco-qsgd": 0.5, "scalecom": 0.5, "lgreco-scalecom": 0.625}
+SENT = {"scalecom-4": 20000, "scalecom-16": 25000, "scalecom-64": 27000,  # 1.35 times; of a ring 1.3125
+        "topk-4": 100000, "topk-16": 500000, "topk-64": 2000000}  # 20 times; 63 / 3 is 21
+TEST_PPL = {"dense": 100.0, "scalecom-100": 101.5, "scalecom-400": 103.25, "scalecom-100-aggregate": 102.0}
+
+
+def made_up(name, typed):
+    """What reproduce.py would keep of this run."""
+    compressed = "--compress " in typed
+    # A hundredth of the model travels dense: 1 / values = 0.01 + 0.99 / layers.
+    layers, values = (200.0, 1 / 0.01495) if "lgreco" in name else (100.0, 1 / 0.0199) if compressed else (1.0, 1.0)
+    in_a_step = 22500 if "lgreco" in name else 30000 if compressed else 1000000
+    summary = {"step": 6240, "valid_acc1": 80.0, "ratio_layers": layers, "ratio_values": values,
+               "ratio_wire": 1000000 / in_a_step, "ratio_run": 10.0, "bytes_sent": 5000000}
+    result = {"name": name, "command": "./run " + typed, "revision": "0123456789ab", "summary": summary,
+              "curve": [{"epoch": 1, "step": 390, "acc1": 50.0}, {"epoch": 8, "step": 3120, "acc1": 81.0},
+                        {"epoch": 16, "step": 6240, "acc1": 89.2}],
+              "train_loss": [1.0, 0.5], "step_s": 1.0, "t_exposed": 0.25, "bytes_dense": 1000000,
+              "bytes_per_step": in_a_step}
+    group, _, rest = name.partition("-")
+    if group == "headline":
+        method, seed = rest.rsplit("-", 1)
+        summary["valid_acc1"] = ACCURACY[method][int(seed) - 1]
+    elif group == "ablation":
+        summary["valid_acc1"] = {"dense": 88.0, "scalecom": 87.25}.get(rest, 87.0)
+    elif group == "ptb":
+        summary.update(valid_ppl=110.0, test_ppl=TEST_PPL[rest])
+    elif group == "scaling":
+        summary.update(bytes_step_mean=SENT[rest], bytes_step_max=SENT[rest] + 77)
+        layer = {"contraction": 0.5, "cosine": 0.75}
+        result["quality"] = {"looks": 10, "alike": 0.9, "layers": {"a": layer, "b": {**layer, "contraction": 0.7}}}
+    elif group == "time":
+        method, overlap = re.search("-(?:resnet18|resnet20|lstm)-(.*)-(on|off)$", name).groups()
+        result["step_s"] = STEP_S[method] + (0.5 if overlap == "off" else 0)
+    elif group == "whole":
+        summary["ratio_values"] = 88.5
+    if "lgreco" in name:
+        result["plans"] = {"400": {"bytes": 1000, "uniform_bytes": 1500, "budget_used": 1.025},
+                           "790": {"bytes": 1000, "uniform_bytes": 1300, "budget_used": 1.0},
+                           "1180": {"bytes": 500, "uniform_bytes": 700, "budget_used": None}}  # mean 1.40
+    if name == "headline-lgreco-scalecom-1":
+        result["compress_start"] = 1000  # what a result says of itself goes before the rule
+    return result
+
+
+class Page(unittest.TestCase):
+    def page(self, results):
+        """Tables of results.md by name, made from these results in a copy of docs/."""
+        with tempfile.TemporaryDirectory() as scratch:
+            docs = pathlib.Path(scratch)
+            (docs / "results").mkdir()
+            shutil.copy(DOCS / "results.md", docs)
+            (docs / "results-composed-of-old.svg").write_text("made once, of runs that are gone")
+            for name, result in results.items():
+                (docs / "results" / f"{name}.json").write_text(json.dumps(result))
+            plot_results.main(docs)
+            text = (docs / "results.md").read_text()
+            self.pictures = {x.name for x in docs.glob("results-*.svg")}
+        for linked in re.findall(r"\]\((results-.*?)\)", text):
+            self.assertIn(linked, self.pictures)
+        return dict(re.findall(r"<!-- TABLE (\w+) -->\n(.*?)<!-- END -->", text, re.S))
+
+    def made_up_page(self, change=lambda results: None):
+        results = {name: made_up(name, typed) for name, typed in reproduce.experiments().items()}
+        change(results)
+        return self.page(results)
+
+    def test_every_run_has_its_row(self):
+        tables = self.made_up_page()
+        counted = 0
+        for name, prefix in (("headline", "headline-"), ("whole", "whole-model-"), ("ablation", "ablation-"),
+                             ("large", "large-"), ("ptb", "ptb-"), ("scaling", "scaling-"), ("times", "time-"),
+                             ("full", "full-")):
+            runs = [x for x in reproduce.experiments() if x.startswith(prefix)]
+            counted += len(runs)
+            rows = sum(line.startswith("|") for line in tables.pop(name).splitlines()) - 2
+            self.assertEqual(rows, len(runs) // 3 if name == "headline" else len(runs), name)
+        self.assertEqual(counted, len(reproduce.experiments()))
+        self.assertEqual(set(tables), {"composed"})
+        self.assertEqual(self.pictures, {"results-headline.svg", "results-scaling.svg", "results-composed-model.svg",
+                                         "results-composed-hosts.svg"})
+
+    def test_headline(self):
+        out = self.made_up_page()["headline"]
+        self.assertIn("| scalecom | 89.20, 89.70, 89.00 | 89.30 | 0.70 | -0.70 (3) | 100.0 | 50.3 | 33.3 | 10.0 | 5.0 "
+                      "| 0123456 |", out)
+        self.assertIn("0.5 points of dense: expected ≥ -0.50, found -0.70 over 3 seeds: missed by 0.20\n", out)
+        self.assertIn("compressed tensors: expected ≥ 99.00, found 100.00 over 3 seeds: holds\n", out)
+        self.assertIn("whole model: expected ≥ 50.00, found 50.25 over 3 seeds: holds\n", out)
+        self.assertIn("by its plans: expected ≥ 1.30, found 1.40 over 9 plans: holds\n", out)
+        # Without the 10,000 bytes of the dense hundredth 20,000 against 12,500.
+        self.assertIn("sent (rank 0): expected ≥ 1.30, found 1.60 over 3 seeds: holds\n", out)
+        self.assertIn("spread of seeds: expected ≥ -1.10, found -0.43 over 3 seeds: holds\n", out)
+        self.assertIn("- plans over budget, lgreco-scalecom: 3 of 9, by 2.5 % at most\n", out)
+
+    def test_seeds_that_only_one_method_has(self):
+        def change(results):
+            del results["headline-dense-1"], results["headline-scalecom-2"], results["headline-lgreco-scalecom-1"]
+            del results["headline-lgreco-scalecom-2"]
+            results["headline-scalecom-1"]["summary"]["ratio_layers"] = 94.0
+            results["headline-scalecom-3"]["revision"] = "ba9876543210"
+
+        out = self.made_up_page(change)["headline"]
+        self.assertIn("| scalecom | 89.20, 89.00 | 89.10 | 0.20 | -0.60 (1) | 97.0 |", out)
+        self.assertIn("| 0123456, ba98765 |", out)
+        self.assertIn("found -0.60 over 1 seed: missed by 0.10\n", out)
+        self.assertIn("found 97.00 over 2 seeds: missed by 2.00\n", out)
+        self.assertIn("spread of seeds: found -0.70 over 1 seed, no spread before", out)
+
+    def test_ablation_and_perplexity(self):
+        tables = self.made_up_page()
+        self.assertIn("| dense | 88.00 |  | 0.5000 |", tables["ablation"])
+        self.assertIn("| scalecom | 87.25 | -0.75 | 0.5000 |", tables["ablation"])
+        self.assertIn("- plans over budget, lgreco-qsgd: 1 of 3, by 2.5 % at most\n", tables["ablation"])
+        self.assertIn("| scalecom-100 | 110.00 | 101.50 | 101.5 |", tables["ptb"])
+        self.assertIn("- scalecom-100, test perplexity in % of dense: expected ≤ 102.00, found 101.50: holds\n",
+                      tables["ptb"])
+        self.assertIn("- scalecom-100-aggregate, test perplexity in % of dense: expected ≤ 102.00, found 102.00: holds\n",
+                      tables["ptb"])
+        self.assertIn("found 103.25: missed by 1.25\n", tables["ptb"])
+
+    def test_times(self):
+        out = self.made_up_page()["times"]
+        self.assertIn("| model | resnet18 | lgreco-scalecom | off | 1.125 | 0.250 | 2.22 | 44.4 |", out)
+        self.assertIn("- hosts, lstm, over dense: expected ≥ 2.50, found lgreco-qsgd 4.00 (holds), lgreco-scalecom 3.20 "
+                      "(holds), qsgd 2.00 (missed by 0.50), scalecom 4.00 (holds)\n", out)
+        self.assertIn("- hosts, lstm, L-GreCo over its uniform default: expected ≥ 1.00, found lgreco-qsgd 2.00 (holds), "
+                      "lgreco-scalecom 0.80 (missed by 0.20)\n", out)
+        self.assertEqual(out.count("\n- "), 12)  # two for each place and network
+
+    def test_traffic(self):
+        tables = self.made_up_page()
+        self.assertIn("| scalecom | 64 | 27000 | 27077 | 1000000 | 0.9000 | 0.600 | 0.750 |  |  |", tables["scaling"])
+        self.assertIn("- scalecom, bytes that a learner sends, 64 learners over 4, within the ring factor 2 (P - 1) / P: "
+                      "expected ≤ 1.31, found 1.35: missed by 0.04\n", tables["scaling"])
+        self.assertIn("linear in P - 1 would be 21.00, found 20.00\n", tables["scaling"])
+        self.assertIn("over the whole model: expected ≥ 90.00, found 88.50: missed by 1.50\n", tables["whole"])
+
+        def change(results):  # counted on the first rank alone
+            for learners, count in (4, 16000), (16, 20000), (64, 21000):  # 1.3125 times
+                results[f"scaling-scalecom-{learners}"]["bytes_per_step"] = count
+            del results["scaling-scalecom-64"]["summary"]["bytes_step_mean"]
+
+        out = self.made_up_page(change)["scaling"]
+        self.assertIn("| scalecom | 4 | 16000 (rank 0) |", out)
+        self.assertIn("sends (rank 0), 64 learners over 4, within the ring factor 2 (P - 1) / P: "
+                      "expected ≤ 1.31, found 1.31: holds\n", out)
+
+    def test_composed(self):
+        out = self.made_up_page()["composed"]
+        # 312 steps of 2 s, then of 0.5 s: step 3120 at 2028 s, step 6240 at 3588 s.
+        self.assertIn("| model | scalecom | 59.8 | 89.20 | 33.8 | 59.8 | 59.8 |", out)
+        # 1000 steps of 2 s, then of 0.625 s: 3325 s and 5275 s.
+        self.assertIn("| hosts | lgreco-scalecom | 87.9 | 89.20 | 55.4 | 87.9 | 87.9 |", out)
+        self.assertIn("| hosts | dense | 208.0 | 89.20 | 104.0 | 208.0 | 208.0 |", out)
+
+    def test_without_runs(self):
+        tables = self.page({})
+        self.assertEqual(len(tables), 9)
+        for name, out in tables.items():
+            self.assertEqual(out, "No run has been kept yet.\n", name)
+        self.assertEqual(self.pictures, set())
+
+    def test_with_dense_runs_only(self):
+        tables = self.page({name: made_up(name, typed) for name, typed in reproduce.experiments().items()
+                            if "--compress " not in typed})
+        self.assertIn("| dense | 90.00, 90.40, 89.60 | 90.00 | 0.80 |  | 1.0 |", tables["headline"])
+        self.assertIn("0.5 points of dense: expected ≥ -0.50, no run yet\n", tables["headline"])
+        self.assertIn("| dense | 110.00 | 100.00 | 100.0 |", tables["ptb"])
+        self.assertIn("| model | dense | 208.0 |", tables["composed"])
+        self.assertIn("No run has been kept yet.", tables["scaling"])
+
+    def test_without_dense_runs(self):
+        def change(results):
+            for name in [name for name in results if "dense" in name]:
+                del results[name]
+
+        tables = self.made_up_page(change)
+        self.assertIn("0.5 points of dense: expected ≥ -0.50, no run yet\n", tables["headline"])
+        self.assertIn("| scalecom | 87.25 |  | 0.5000 |", tables["ablation"])
+        self.assertIn("| scalecom-100 | 110.00 | 101.50 |  |", tables["ptb"])
+        self.assertNotIn("expected", tables["ptb"])
+        self.assertNotIn("over dense: expected", tables["times"])
+        self.assertIn("L-GreCo over its uniform default", tables["times"])
+        self.assertEqual(tables["composed"], "No run has been kept yet.\n")
+
+
+class Digest(unittest.TestCase):
+    def digest(self, config, steps=14, first_epoch=9):
+        """Of a run of that many steps."""
+        lines = [{"schema": 1, "program": "made up"}]
+        for i in range(1, steps + 1):
+            # The last twelve take 3, 4, … 14 s; the two before them must not count.
+            lines.append({"step": i, "epoch": 1 if i <= first_epoch else 2, "split": "train", "loss": float(i),
+                          "t_data": 0.25, "t_forward": i - 1.0 if i > 2 else 100.0, "t_backward": 0.5,
+                          "t_update": 0.25, "t_exposed": i / 10, "t_comm": 0.125, "t_compress": 0.0625,
+                          "bytes_dense": 1000000})
+        lines += [{"step": 9, "epoch": 1, "split": "valid", "loss": 2.0, "acc1": 40.0, "acc5": 90.0},
+                  {"step": 5, "quality": {"a": {"contraction": 0.25}, "b": {"contraction": 1.0}}, "alike": 0.5},
+                  {"step": 10, "quality": {"a": {"contraction": 0.75}}, "alike": 1.0},
+                  {"summary": "done", "step": steps}]
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = pathlib.Path(scratch)
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            (folder / "config.toml").write_text(config)
+            for step, setting, error in (9, 7, 1.5), (10, 8, 2.5), (100, 7, 2.0):
+                (folder / f"plan-{step}.json").write_text(json.dumps(
+                    {"step": step, "bytes": 10 * setting, "uniform_bytes": 100, "error": error, "budget": 2.0,
+                     "layers": [{"name": "a", "setting": setting}]}))
+            return reproduce.digest(folder, folder / "metrics.jsonl", {"step": steps, "ratio_wire": 40.0})
+
+    def test_figures(self):
+        out = self.digest('compress = "scalecom:rate=100"\ncompress-start = 5\n')
+        self.assertEqual(out["curve"], [{"epoch": 1, "step": 9, "loss": 2.0, "acc1": 40.0}])
+        self.assertEqual(out["train_loss"], [5.0, 12.0])  # means of 1 … 9 and 10 … 14
+        self.assertEqual((out["step_s"], out["t_exposed"]), (8.5, 0.85))  # medians of 3 … 14 and .3 … 1.4
+        self.assertEqual((out["t_comm"], out["t_compress"]), (0.125, 0.0625))
+        self.assertEqual((out["bytes_dense"], out["bytes_per_step"]), (1000000, 25000))
+        self.assertEqual(out["quality"], {"looks": 2, "alike": 0.75, "layers": {"a": {"contraction": 0.5},
+                                                                               "b": {"contraction": 1.0}}})
+        self.assertEqual(out["compress_start"], 5)
+
+    def test_plans(self):
+        plans = self.digest('compress = "scalecom:rate=100"\ncompress-start = 5\n')["plans"]
+        self.assertEqual(list(plans), [9, 10, 100])
+        self.assertEqual([plan["bytes"] for plan in plans.values()], [70, 80, 70])
+        self.assertEqual([plan["budget_used"] for plan in plans.values()], [0.75, 1.25, 1.0])
+        self.assertEqual(plans[9]["hash"], plans[100]["hash"])
+        self.assertNotEqual(plans[9]["hash"], plans[10]["hash"])
+
+    def test_dense_steps(self):
+        self.assertEqual(self.digest('compress = "qsgd"\ncompress-start = -1  # default\n')["compress_start"], 100)
+        self.assertEqual(self.digest('compress = "qsgd"\ncompress-start = -1\n', 6240, 390)["compress_start"], 312)
+        self.assertEqual(self.digest('compress = "qsgd"\ncompress-start = -1\n', 6240, 120)["compress_start"], 120)
+        self.assertEqual(self.digest('compress = "qsgd"\ncompress-start = 0\n')["compress_start"], 0)
+        self.assertNotIn("compress_start", self.digest('compress = "none"  # default\ncompress-start = -1\n'))
+        for steps, per_epoch, dense in (6240, 390, 312), (63960, 390, 390), (30, 30, 100):
+            self.assertEqual(reproduce.first_compressed_step(-1, per_epoch, steps), dense)
+        self.assertEqual(reproduce.first_compressed_step(7, 390, 6240), 7)
+
+        def kept(command, epoch, step, steps):  # without a word of it
+            return {"command": command, "curve": [{"epoch": epoch, "step": step}], "summary": {"step": steps}}
+
+        self.assertEqual(plot_results.dense_steps(kept("./run x --compress y", 1, 390, 6240)), 312)
+        self.assertEqual(plot_results.dense_steps(kept("./run x --compress y", 2, 780, 63960)), 390)
+        self.assertEqual(plot_results.dense_steps(kept("./run x --compress-start 0", 1, 390, 6240)), 0)
+
+
+class Names(unittest.TestCase):
+    def main(self, *words):
+        """-> names of the runs that this would start, and what it says."""
+        said = io.StringIO()
+        with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(said), \
+                contextlib.redirect_stderr(said), \
+                mock.patch.object(reproduce, "RESULTS", pathlib.Path(scratch)), \
+                mock.patch.object(reproduce, "run", return_value=True) as run, \
+                mock.patch.object(reproduce.subprocess, "run", return_value=mock.Mock(returncode=0)):
+            (pathlib.Path(scratch) / "ptb-dense.json").write_text("{}")
+            reproduce.main(list(words))
+            return [call.args[0] for call in run.call_args_list], said.getvalue()
+
+    def test_full_length_only_when_named(self):
+        runs = reproduce.experiments()
+        full = [name for name in runs if name.startswith("full-")]
+        self.assertEqual(len(full), 5)
+        for name in full:
+            self.assertIn(" --device cuda ", runs[name])
+        self.assertEqual(self.main()[0], [name for name in runs if name not in full + ["ptb-dense"]])
+        self.assertEqual(reproduce.choose(runs, [""]), [])
+        self.assertEqual(self.main("full")[0], full)
+        self.assertEqual(self.main("full-zaremba")[0], full[3:])
+        self.assertEqual(self.main("ptb")[0], [name for name in runs if name.startswith("ptb-s")])
+
+    def test_list(self):
+        started, said = self.main("--list")
+        self.assertEqual(started, [])
+        self.assertEqual(len(said.splitlines()), len(reproduce.experiments()))
+        self.assertEqual(said.count("\ngpu   full-"), 5)
+        self.assertIn("\ndone  ptb-dense ", said)
+        self.assertEqual(said.count("done"), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
