@@ -297,6 +297,7 @@ TEST_CASE("learners: with beta below 1, too, what was applied and m / beta are t
       if (comm.rank() == 0) applied = a.value.to_vector();
     }));
     REQUIRE(left[0].size() == size_t{kSize});
+    REQUIRE(applied.size() == size_t{kSize});
     double worst = 0;
     for (size_t i = 0; i < size_t{kSize}; ++i) {
       const double owed = (double{left[0][i]} + double{left[1][i]}) / beta;

@@ -240,6 +240,38 @@ TEST_CASE("planner: a plan that has become dearer than the uniform settings is g
   for (const PlanReport& report : plans) CHECK(report.plan.cost <= report.plan.uniform_cost);
 }
 
+TEST_CASE("planner: the plan before is kept within the budget only") {
+  const auto growing = [](int, int64_t step) {
+    MadeUp figures;
+    figures.errors["a"][0] = step < 4 ? 4.7 : 4.9;
+    return figures;
+  };
+  const auto plans = plan_on(1e9, {.alpha = 1.1}, growing, 8)[0];
+  REQUIRE(plans.size() == 2);
+  CHECK(plans[0].plan.budget == doctest::Approx(8.8));
+  CHECK(plans[0].plan.chosen == std::vector<size_t>{0, 1});  // 8.7
+  CHECK(plans[1].plan.chosen == std::vector<size_t>{1, 1});  // 8.9 is over it
+  for (const PlanReport& report : plans) CHECK(report.plan.error <= report.plan.budget);
+}
+
+TEST_CASE("planner: a new plan leaves 2 % of the budget where that costs less, nothing more") {
+  // The budget is 8. First 7.96 in 0.6 ms, or 7.8 in 0.605 ms. Then that is far over the budget,
+  // and there are 7.96 in 0.995 ms and 7.76 in 1.005 ms, where the uniform settings take 1 ms.
+  const auto figures_at = [](int, int64_t step) {
+    MadeUp figures;
+    figures.errors = {{"a", {3.96, 4, step < 4 ? 3.8 : 5}}, {"b", {step < 4 ? 9 : 3.8, 4, 9}}};
+    figures.seconds = {{"a", {step < 4 ? 0.1e-3 : 0.495e-3, 0.5e-3, 0.105e-3}},
+                       {"b", {0.51e-3, 0.5e-3, 1}}};
+    return figures;
+  };
+  const auto plans = plan_on(1e12, {.time = true}, figures_at, 8)[0];
+  REQUIRE(plans.size() == 2);
+  CHECK(plans[0].plan.chosen == std::vector<size_t>{2, 1});
+  CHECK(plans[0].plan.budget == doctest::Approx(8));
+  CHECK(plans[1].plan.chosen == std::vector<size_t>{0, 1});
+  CHECK(plans[1].plan.cost <= plans[1].plan.uniform_cost);
+}
+
 TEST_CASE("planner: encoding at each setting is timed") {
   Context context({.threads = 1});
   PlannedModel model;
