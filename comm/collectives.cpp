@@ -44,10 +44,15 @@ void add(DType dtype, void* into, const void* from, int64_t n) {
 
 char* bytes_of(const Tensor& x) { return static_cast<char*>(x.raw()); }
 
-// The tensor's values on the host; finish() carries results back to a device.
+// The tensor's values on the host, or only room for them; finish() carries results back to a
+// device.
 class Staged {
  public:
-  explicit Staged(const Tensor& x) : x_(x), host_(x.to(Device{})) {}
+  explicit Staged(const Tensor& x, bool values = true)
+      : x_(x),
+        host_(x.device().is_cuda() && !values
+                  ? Tensor::empty_on(Device{}, x.shape(), x.dtype(), x.layout())
+                  : x.to(Device{})) {}
   const Tensor& host() const { return host_; }
   void finish() const {
     if (x_.device().is_cuda()) x_.copy_from(host_);
@@ -166,6 +171,7 @@ void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
 }
 
 void MessageCommunicator::do_all_reduce(const Tensor& x) {
+  if (size() == 1) return;
   const Staged staged(x);
   const Withdrawal withdrawal(*transport_);
   run_ring(staged.host(), {.reduce = true, .gather = true});
@@ -173,7 +179,7 @@ void MessageCommunicator::do_all_reduce(const Tensor& x) {
 }
 
 void MessageCommunicator::do_all_gather(const Tensor& mine, const Tensor& all) {
-  const Staged staged(all);
+  const Staged staged(all, false);
   const Withdrawal withdrawal(*transport_);
   const Tensor own = mine.to(Device{});
   std::copy_n(bytes_of(own), own.bytes(), bytes_of(staged.host()) + rank() * own.bytes());
@@ -233,7 +239,7 @@ void MessageCommunicator::broadcast_chain(char* data, int64_t bytes, int root) {
 
 void MessageCommunicator::do_all_to_all(const Tensor& sent, const Tensor& received) {
   const Tensor from = sent.to(Device{});
-  const Staged to(received);
+  const Staged to(received, false);
   const Withdrawal withdrawal(*transport_);
   const int64_t share = sent.bytes() / size();
   std::copy_n(bytes_of(from) + rank() * share, share, bytes_of(to.host()) + rank() * share);
