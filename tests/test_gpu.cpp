@@ -8,9 +8,11 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <thread>
 
 #include "core/gemm.h"
 #include "core/kernels.h"
+#include "core/streams.h"
 #include "data/augment.h"
 #include "layers/activation.h"
 #include "layers/conv2d.h"
@@ -435,6 +437,38 @@ Results reduce_steps(const std::string& spec) {
 }
 
 }  // namespace
+
+TEST_CASE("kernels: memory that a stream gives back is not written by one that overtakes it") {
+  Context context(subject());
+  const std::vector<float> values = random_tensor({1 << 20}, 1).to_vector();
+  Tensor x = Tensor::from(values).to(context.device());
+  const Tensor y = Tensor::empty_like(x);
+  wait_for_stream();
+  for (int i = 0; i < 50; ++i) y.copy_from(x);
+  x = {};
+  std::thread([&] {
+    const ContextScope scope(context);
+    const SideStream side;
+    const Tensor z = Tensor::empty_like(y);
+    fill(z, 7);
+    wait_for_stream();
+  }).join();
+  CHECK(y.to_vector() == values);
+}
+
+TEST_CASE("kernels: what was copied from the host may be overwritten there at once") {
+  Context context(subject());
+  const Tensor busy = Tensor::empty({1 << 22});
+  for (const int64_t n : {100, 16385, 1 << 18, 1 << 22}) {
+    const Tensor host = random_tensor({n}, 1);
+    const std::vector<float> values = host.to_vector();
+    for (int i = 0; i < 200; ++i) fill(busy, static_cast<float>(i));
+    const Tensor there = Tensor::empty({n});
+    there.copy_from(host);
+    host.fill_zero();
+    CHECK(there.to_vector() == values);
+  }
+}
 
 TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {
   for (const char* spec : kSpecs)
