@@ -72,9 +72,10 @@ LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan
                                     const std::function<void(const std::string&)>& log) {
   if (o.layerwise != "lgreco") return {};
   const Values values = lgreco_values(o);
-  check(!by_time(values) || !store.values().device().is_cuda(),
-        "--lgreco objective=time: its codecs are timed on the CPU, and --device cuda encodes on the "
-        "GPU");
+  check(
+      !by_time(values) || !store.values().device().is_cuda(),
+      "--lgreco objective=time: its codecs are timed on the CPU, and --device cuda encodes on the "
+      "GPU");
   const auto every = static_cast<int64_t>(values.at("every"));
   LayerPlannerOptions options{.every = every > 0 ? every : plan.steps_per_epoch,
                               .window = static_cast<int64_t>(values.at("window")),

@@ -378,6 +378,7 @@ int show_headroom(const TrainLmOptions& o, const Learner& learner, const TokenBa
                           tape.backward(
                               loss, [&](Parameter& p) { optimizer.ready(p); },
                               [&](Parameter& p) { optimizer.weights_free(p); });
+                          wait_for_stream();
                           backward_ended();
                           (void)optimizer.finish_step();
                         }

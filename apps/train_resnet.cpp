@@ -305,6 +305,7 @@ int show_headroom(const TrainResnetOptions& o, const Learner& learner, const Loa
                           tape.backward(
                               loss, [&](Parameter& p) { optimizer.ready(p); },
                               [&](Parameter& p) { optimizer.weights_free(p); });
+                          wait_for_stream();
                           backward_ended();
                           (void)optimizer.finish_step();
                         }

@@ -222,7 +222,7 @@ void TrainingLog::restore(int64_t step, int64_t epoch, const nlohmann::json& sav
   loss_units_ = saved.at("loss_units").get<double>();
   if (saved.at("train_loss").is_number()) result_.train_loss = saved["train_loss"].get<double>();
   skipped_ = saved.at("skipped").get<int64_t>();
-  seen_ = optimizer_.totals();
+  seen_ = before_ = optimizer_.totals();
   watch_step(step + 1);
 }
 
@@ -245,14 +245,16 @@ void TrainingLog::finish_epoch() {
 
 // What leads in turn is not the same on every rank.
 void TrainingLog::compare_bytes() {
-  const DataParallelOptimizer::Totals totals = optimizer_.totals();
-  const bool compressed = totals.compressed_steps > 0;
-  const int64_t steps = compressed ? totals.compressed_steps : totals.dense_steps;
+  const DataParallelOptimizer::Totals now = optimizer_.totals();
+  const bool compressed = now.compressed_steps > before_.compressed_steps;
+  const int64_t steps = compressed ? now.compressed_steps - before_.compressed_steps
+                                   : now.dense_steps - before_.dense_steps;
+  const int64_t bytes_sent = compressed ? now.compressed_sent - before_.compressed_sent
+                                        : now.dense_sent - before_.dense_sent;
   if (result_.world_size == 1 || steps == 0) return;
   std::vector<std::vector<int64_t>> sent;
   optimizer_.collective("bytes sent", [&](Communicator& comm) {
-    sent =
-        gather_values(comm, std::vector{compressed ? totals.compressed_sent : totals.dense_sent});
+    sent = gather_values(comm, std::vector{bytes_sent});
   });
   for (const std::vector<int64_t>& of_rank : sent) {
     const double bytes = static_cast<double>(of_rank[0]) / static_cast<double>(steps);
@@ -262,9 +264,9 @@ void TrainingLog::compare_bytes() {
 }
 
 void TrainingLog::finish(const std::string& last_checkpoint) {
+  if (healthy()) compare_bytes();
   take_totals();
   result_.ratios = ratios(optimizer_, store_);
-  if (healthy()) compare_bytes();
   if (folder_ == nullptr) return;
   if (result_.status == "diverged" && !last_checkpoint.empty())
     std::fprintf(stderr, "%s: the last checkpoint before: %s\n", names_.program.c_str(),

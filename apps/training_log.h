@@ -42,7 +42,7 @@ struct TrainingResult {
   int64_t bytes_sent = 0, bytes_received = 0, bytes_dense = 0;
   Ratios ratios;
   // Of gradients, in the mean over the compressed steps (of a run without: over all); the mean over
-  // the ranks, and that of the rank that sent most. Only of a run that is done.
+  // the ranks, and that of the rank that sent most. Of this process, and of a run that is done.
   double bytes_step_mean = 0, bytes_step_max = 0;
   int64_t rejected_buckets = 0;  // exchanges that some rank's gradients made unfit
   // Behind the exchange: steps, and the sum of what was cut off the norm of the mean gradient.
@@ -149,6 +149,7 @@ class TrainingLog {
   QualityReport quality_;
   std::vector<Pending> pending_;                      // steps whose loss is not averaged yet
   DataParallelOptimizer::Totals seen_;                // of all exchanges, at the last step
+  DataParallelOptimizer::Totals before_;              // of these, in earlier processes
   double loss_sum_ = 0, loss_units_ = 0;              // of the epoch, over all ranks
   int64_t units_ = 0, skipped_ = 0, steps_here_ = 0;  // of this process
   double seconds_ = 0, flushed_at_ = wall_clock();

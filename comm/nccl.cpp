@@ -62,8 +62,8 @@ class NcclCommunicator : public Communicator {
     std::memcpy(&id, text.raw(), sizeof id);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    check_nccl(ncclCommInitRankConfig(&comm_, size(), id, rank(), &config), "start");
     try {
+      check_nccl(ncclCommInitRankConfig(&comm_, size(), id, rank(), &config), "start");
       await_call("start");
     } catch (...) {
       withdraw();

@@ -159,8 +159,9 @@ std::vector<double> LayerPlanner::take(const Table& table) {
   return norms;
 }
 
-// The best plan, or the one before where that is nearly as good and still within the budget. So that
-// the next table, in which errors are a little larger, finds it so, a new plan leaves a reserve.
+// The best plan, or the one before where that is nearly as good and still within the budget. So
+// that the next table, in which errors are a little larger, finds it so, a new plan leaves a
+// reserve.
 LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
   LayerPlanOptions options{.alpha = options_.alpha};
   if (options_.accordion) {

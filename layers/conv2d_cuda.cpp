@@ -7,6 +7,7 @@
 // order.
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -25,8 +26,8 @@
 namespace heddle::cuda {
 namespace {
 
-// The pool keeps the largest that was tried. A stem's three channels are padded there: 512 images of
-// 224 pixels in bf16 take 392 MiB.
+// The pool keeps the largest that was tried. A stem's three channels are padded there: 512 images
+// of 224 pixels in bf16 take 392 MiB.
 constexpr size_t kMostWorkspace = size_t{1} << 30;
 
 template <auto kDestroy>
@@ -59,7 +60,7 @@ struct ConvPlan {
   MapDescriptor x, y;
   FilterDescriptor w;
   ConvDescriptor conv;
-  std::vector<Candidate> candidates = {};  // the best first; those that failed are taken out
+  std::vector<Candidate> candidates = {};  // the best first; those that cannot are taken out
   bool timed = false;
 };
 
@@ -235,15 +236,15 @@ ConvPlan& conv_plan(const Problem& p, Layout layout) {
   return plans.emplace(key, std::move(plan)).first->second;
 }
 
-// A workspace for which there is no memory is this algorithm's failure, unless no other is left.
+// A workspace for which there is no memory is this algorithm's failure; `shortage` says of what.
 template <class Calls>
 cudnnStatus_t attempt(const ConvPlan& plan, const Candidate& c, const Tensor& a, const Tensor& b,
-                      const Tensor& out) {
+                      const Tensor& out, std::exception_ptr& shortage) {
   Tensor space;
   try {
     space = Tensor::empty_on(out.device(), {static_cast<int64_t>(c.workspace)}, DType::u8);
   } catch (const Error&) {
-    if (plan.candidates.size() == 1) throw;
+    shortage = std::current_exception();
     return CUDNN_STATUS_ALLOC_FAILED;
   }
   check_cudnn(cudnnSetConvolutionMathType(plan.conv.get(), c.math), "cudnnSetConvolutionMathType");
@@ -272,12 +273,13 @@ void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor
   std::stable_sort(plan.candidates.begin(), plan.candidates.end(),
                    [](const auto& x, const auto& y) { return x.workspace > y.workspace; });
   std::vector<std::pair<float, Candidate>> timed;
+  std::exception_ptr shortage;
   for (const Candidate& c : plan.candidates) {
     float best = std::numeric_limits<float>::infinity();
-    bool runs = attempt<Calls>(plan, c, a, b, out) == CUDNN_STATUS_SUCCESS;
+    bool runs = attempt<Calls>(plan, c, a, b, out, shortage) == CUDNN_STATUS_SUCCESS;
     for (int i = 0; i < 3 && runs; ++i) {
       const Event begin = record_event();
-      runs = attempt<Calls>(plan, c, a, b, out) == CUDNN_STATUS_SUCCESS;
+      runs = attempt<Calls>(plan, c, a, b, out, shortage) == CUDNN_STATUS_SUCCESS;
       const Event end = record_event();
       float ms = 0;
       check_cuda(cudaEventSynchronize(end.get()), "convolution");
@@ -298,6 +300,7 @@ template <class Calls>
 Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape& shape,
                 const Tensor& to) {
   cudnnStatus_t status = CUDNN_STATUS_SUCCESS;  // of the last attempt
+  std::exception_ptr shortage;
   for (Layout layout : {Layout::nhwc, Layout::plain}) {
     ConvPlan& plan = conv_plan<Calls>(p, layout);
     if (plan.candidates.empty()) continue;
@@ -309,12 +312,13 @@ Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape&
     if (options.tune && !options.deterministic && !plan.timed && plan.candidates.size() > 1)
       rank_by_time<Calls>(plan, left, right, out);
     for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
-      status = attempt<Calls>(plan, *c, left, right, out);
+      status = attempt<Calls>(plan, *c, left, right, out, shortage);
       if (status == CUDNN_STATUS_SUCCESS) return out;
       // A shortage of memory passes; what is not supported stays so.
       c = status == CUDNN_STATUS_ALLOC_FAILED ? std::next(c) : plan.candidates.erase(c);
     }
   }
+  if (shortage != nullptr) std::rethrow_exception(shortage);
   const std::string what = concat(Calls::kName, " of ", dtype_name(p.dtype), " ", to_string(p.x),
                                   " with ", to_string(p.w));
   check_cudnn(status, what.c_str());

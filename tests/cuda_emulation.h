@@ -116,7 +116,7 @@ inline void run_kernel(dim3 grid, dim3 block, bool backwards, bool barriers,
     if (barriers)
       Fibers::instance().run(threads, backwards, run);
     else
-      for (size_t i = 0; i < threads; ++i) run(i);
+      for (size_t i = 0; i < threads; ++i) run(backwards ? threads - 1 - i : i);
   }
 }
 

@@ -10,6 +10,9 @@
 #include <functional>
 #include <thread>
 
+#ifdef HEDDLE_CUDA
+#include "comm/nccl.h"
+#endif
 #include "core/gemm.h"
 #include "core/kernels.h"
 #include "core/streams.h"
@@ -480,6 +483,43 @@ TEST_CASE("compare: exchanges of three ranks by factors") {
   compare("exchange of factors", "powersgd:rank=2", DType::f32,
           [&] { return reduce_steps("powersgd:rank=2"); });
 }
+
+#ifdef HEDDLE_CUDA
+// The ranks' own threads: each with a GPU, where there are two.
+TEST_CASE("NCCL: sums are those of the threads, and a rank that fails does not keep the other") {
+  const ContextOptions options = subject();
+  if (!options.device.is_cuda() || cuda_device_count() < 2) {
+    MESSAGE("skipped: needs two GPUs");
+    return;
+  }
+  for (const bool fails : {false, true}) {
+    const auto errors = run_ranks(2, [&](Communicator& control) {
+      ContextOptions own = options;
+      own.device.index = control.rank();
+      Context context(own);
+      const auto comm = make_nccl(control, {.timeout_s = 2});
+      const auto mine = static_cast<float>(comm->rank() + 1);
+      const Tensor x = Tensor::empty({1000}), all = Tensor::empty({2, 3}),
+                   own_row = Tensor::empty({3});
+      fill(x, mine);
+      comm->all_reduce(x);
+      if (x.to_vector() != std::vector<float>(1000, 3.0f)) throw Error("another sum");
+      fill(own_row, mine);
+      comm->all_gather(own_row, all);
+      if (all.to_vector() != std::vector<float>{1, 1, 1, 2, 2, 2}) throw Error("not gathered");
+      comm->all_to_all(all, all.clone());
+      if (fails && comm->rank() == 1) throw Error("this rank fails");
+      if (fails) comm->all_reduce(x);
+    });
+    if (!fails) {
+      expect_none(errors);
+      continue;
+    }
+    CHECK(errors[1] == "this rank fails");
+    CHECK(errors[0].find("no answer from the other ranks for 2 s") != std::string::npos);
+  }
+}
+#endif
 
 TEST_CASE("steps, compare: learners that share a device") {
   for (const char* spec : {"", "scalecom:rate=4", "qsgd:bits=8", "powersgd:rank=2"})

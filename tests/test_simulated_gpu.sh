@@ -20,7 +20,7 @@ run() {  # NAME COMMAND…
 same() { [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ] || fail "losses differ: $1 and $2"; }
 alike() {  # NAME NAME BOUND
   paste <(losses "$1") <(losses "$2") | awk -v bound="$3" '
-    NF != 2 { exit 1 }
+    NF != 2 { bad = 1; exit }
     { d = ($1 - $2) / $1; if (d < 0) d = -d; if (!(d <= bound)) bad = 1; ++n }
     END { exit bad || n < 2 }' || fail "losses of $1 and $2 are more than $3 apart: $(losses "$1" | tail -1) $(losses "$2" | tail -1)"
 }
@@ -79,10 +79,9 @@ fi
 run whole "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5
 run part "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5 --save-every 3
 [ -d part/checkpoints ] || fail 'no checkpoint'
-rm -rf again && cp -r part again
 "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5 --resume part/checkpoints/step-3 --quiet \
   --output-dir resumed >/dev/null 2>resumed.err || fail "resume: $(head -c 500 resumed.err)"
-[ "$(losses whole | tail -2)" = "$(losses resumed | tail -2)" ] || fail "resumed: $(losses whole) and $(losses resumed)"
+[ -n "$(losses resumed)" ] && [ "$(losses whole | tail -2)" = "$(losses resumed | tail -2)" ] || fail "resumed: $(losses whole) and $(losses resumed)"
 
 # What else programs do with weights, and traces of several streams.
 "$resnet" --evaluate --init alone/model.safetensors --device cuda --json >evaluated 2>/dev/null || fail 'evaluate'

@@ -5,11 +5,14 @@
 // here, so that every call is checked against them.
 //
 // It is as unkind as a GPU may be. A stream does its work as late as it can: when the host waits
-// for it, when an event makes another stream wait for it, or when nothing else can go on. A copy
-// from pinned memory reads that memory then, not before. Kernels run with their threads and blocks
-// forwards and backwards in turn. Memory of the device is without access rights while no work is
-// done there, so that a host that follows such a pointer is stopped; it is filled with NaN when it
-// is handed out, and what lies behind it has no rights at all. Two ranks need two devices for NCCL.
+// for it, when another stream waits for a point on it, and then up to there, or when nothing else
+// can go on. Kernels run with their threads and blocks forwards and backwards in turn. Memory of a
+// device has no access rights while no work is done, so that a host that follows such a pointer is
+// stopped; it is NaN when it comes from the device (not when a pool hands it out again), and what
+// lies behind it, but for 255 bytes, has no rights at all: with HEDDLE_NO_POOL that holds for each
+// tensor, and then memory is open to the host, since changing the rights would take too long. Two
+// ranks need two devices for NCCL. Copies from the host are staged when they are asked for, as from
+// memory that is not pinned.
 //
 //   SIMULATED_GPUS=N     how many devices there are (default 2)
 //   SIMULATED_GPU_MIB=N  memory of each (default 4096)
@@ -50,11 +53,12 @@ void put(Stream* stream, Work work);
 void put_done(Stream* stream, std::function<void()> work);  // that never waits
 // Its argument: with threads and blocks in the opposite order.
 void put_kernel(Stream* stream, std::function<void(bool)> run);
-// Does what can be done on the stream, and on others as far as it waits for them.
-void advance(Stream* stream);
+// Does what can be done on the stream, at most until the point is reached, and on others as far as
+// it waits for them.
+void advance(Stream* stream, const Point* until = nullptr);
 // The same on every stream; true when something was done.
 bool advance_all();
-// Until nothing is left on the stream.
+// Until nothing is left on the stream, or it is gone.
 void finish(Stream* stream, std::unique_lock<std::mutex>& held);
 // The stream that a handle means; null for one that is none.
 Stream* find(cudaStream_t stream);

@@ -10,8 +10,8 @@ void enqueue(const char* name, dim3 grid, dim3 block, std::function<void(bool)> 
   const cudaStream_t stream = cuda_stream();
   const auto held = simulated::lock();
   simulated::Stream* s = simulated::find(stream);
-  const bool fits = grid.x > 0 && grid.y > 0 && grid.y < 65536 && block.x * block.y > 0 &&
-                    block.x * block.y <= 1024;
+  const bool fits = grid.x > 0 && grid.y > 0 && grid.y < 65536 && grid.z == 1 && block.z == 1 &&
+                    block.x * block.y > 0 && block.x * block.y <= 1024;
   if (!fits) check_cuda(cudaErrorInvalidConfiguration, name);
   if (s == nullptr || s->device != simulated::current_device())
     check_cuda(cudaErrorInvalidResourceHandle, name);

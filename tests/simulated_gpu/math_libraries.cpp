@@ -1,7 +1,8 @@
 // cuBLAS and cuDNN of the simulated GPU: the plain sums, in fp32, read from the descriptors that
-// the caller has made. What the real ones refuse is refused, and what they say of their algorithms
-// has every difficulty once: one that does not support the problem, one that needs too much
-// workspace, one that is not deterministic, one that fails when it is run.
+// the caller has made. Sizes, types and memory that do not fit are refused. What cuDNN says of its
+// algorithms has every difficulty once: one that does not support the problem, one that needs too
+// much workspace, one that fails when it is run, one that needs much, one that is not
+// deterministic.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cudnn.h>
@@ -43,11 +44,10 @@ float weighted(float beta, const void* p, bool half, int64_t i) {
 // cuBLAS
 struct cublasContext {
   cudaStream_t stream = nullptr;
-  int device = 0;
 };
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
-  *handle = new cublasContext{nullptr, current_device()};
+  *handle = new cublasContext;
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
@@ -257,9 +257,9 @@ struct Convolution {
   }
 };
 
-constexpr size_t kWorkspace = 1000, kTooMuch = size_t{1} << 40;
+constexpr size_t kWorkspace = 1000, kMuch = size_t{1} << 26, kTooMuch = size_t{1} << 40;
 // An algorithm is its place in this list.
-enum : int { kUnsupported, kHungry, kBroken, kUnordered, kOrdered, kAlgorithms };
+enum : int { kUnsupported, kHungry, kBroken, kLarge, kUnordered, kOrdered, kAlgorithms };
 
 template <class Found, class Algorithm>
 cudnnStatus_t rank_algorithms(int most, int* count, Found* found) {
@@ -279,6 +279,7 @@ cudnnStatus_t workspace_of(const Convolution& c, int algorithm, size_t* bytes) {
   if (!c.fits()) return CUDNN_STATUS_BAD_PARAM;
   if (!c.supported() || algorithm == kUnsupported) return CUDNN_STATUS_NOT_SUPPORTED;
   *bytes = algorithm == kHungry ? kTooMuch : kWorkspace;
+  if (algorithm == kLarge && c.y.elements() > 20000) *bytes = kMuch;
   return CUDNN_STATUS_SUCCESS;
 }
 
@@ -313,7 +314,7 @@ cudnnStatus_t put_convolution(cudnnHandle_t handle, const Convolution& c, int al
     return CUDNN_STATUS_BAD_PARAM;
   const float scale = *static_cast<const float*>(alpha), old = *static_cast<const float*>(beta);
   put_done(s, [=] {
-    std::memset(workspace, 0xff, needed);
+    std::memset(workspace, 0xff, std::min<size_t>(needed, 65536));
     Floats sums(static_cast<size_t>(out_block.elements()), 0.0f);
     add(floats(in[0].first, in[0].second).data(), floats(in[1].first, in[1].second).data(),
         sums.data());

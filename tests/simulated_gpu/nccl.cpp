@@ -40,7 +40,8 @@ struct Collective {
 struct Group {
   int size = 0;
   std::map<int, int> devices;  // by rank
-  bool same_device = false, aborted = false;
+  bool same_device = false;
+  int ended = 0;  // ranks that have called ncclCommFinalize
   std::map<size_t, std::shared_ptr<Collective>> collectives;  // by number
 };
 
@@ -152,6 +153,8 @@ struct ncclComm {
   std::shared_ptr<Group> group;
   int rank = 0, device = 0;
   size_t calls = 0;
+  bool ended = false;
+  std::shared_ptr<bool> aborted = std::make_shared<bool>(false);  // lets go of this rank alone
 };
 
 namespace {
@@ -167,20 +170,29 @@ thread_local Open open_group;
 
 ncclResult_t submit(ncclComm_t comm, Stream* stream, Call call) {
   if (stream == nullptr || stream->device != comm->device) return ncclInvalidArgument;
+  const size_t bytes = call.count * bytes_of(call.type),
+               all = bytes * static_cast<size_t>(comm->group->size);
+  const bool scatters = call.kind == Kind::reduce_scatter, gathers = call.kind == Kind::all_gather;
+  if (call.kind != Kind::exchange && (!on_device(call.from, scatters ? all : bytes, comm->device) ||
+                                      !on_device(call.to, gathers ? all : bytes, comm->device)))
+    return ncclInvalidArgument;
+  for (const auto* parts : {&call.sent, &call.received})
+    for (const Part& part : *parts)
+      if (!on_device(part.data, part.bytes, comm->device)) return ncclInvalidArgument;
   const auto group = comm->group;
   auto& collective = group->collectives[comm->calls++];
   if (collective == nullptr) collective = std::make_shared<Collective>();
-  put(stream,
-      [group, c = collective, call = std::move(call), rank = comm->rank, come = false]() mutable {
-        if (!come) c->calls.emplace(rank, std::move(call));
-        come = true;
-        if (!c->done && std::ssize(c->calls) == group->size) {
-          carry_out(*group, *c);
-          c->done = true;
-          changed().notify_all();
-        }
-        return c->done || group->aborted;
-      });
+  put(stream, [group, c = collective, call = std::move(call), rank = comm->rank,
+               aborted = comm->aborted, come = false]() mutable {
+    if (!come) c->calls.emplace(rank, std::move(call));
+    come = true;
+    if (!c->done && std::ssize(c->calls) == group->size) {
+      carry_out(*group, *c);
+      c->done = true;
+      changed().notify_all();
+    }
+    return c->done || *aborted;
+  });
   return ncclInProgress;
 }
 
@@ -229,11 +241,17 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   const auto held = lock();
   *result = ncclInProgress;
   if (std::ssize(comm->group->devices) == comm->group->size) *result = ncclSuccess;
+  if (comm->ended && comm->group->ended < comm->group->size) *result = ncclInProgress;
   if (comm->group->same_device) *result = ncclInvalidUsage;
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {  // done when all ranks have called it
+  const auto held = lock();
+  comm->ended = true;
+  ++comm->group->ended;
+  return ncclInProgress;
+}
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const auto held = lock();
   delete comm;
@@ -241,7 +259,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   const auto held = lock();
-  comm->group->aborted = true;
+  *comm->aborted = true;
   changed().notify_all();
   delete comm;
   return ncclSuccess;

@@ -1,5 +1,6 @@
 // CUDA's runtime of the simulated GPU.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -23,7 +24,8 @@ struct Allocation {
   int device = 0;
 };
 
-constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20, kAlign = 256;
+const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+constexpr size_t kHugePage = size_t{2} << 20, kAlign = 256;
 
 struct Machine {
   std::mutex mutex;
@@ -33,6 +35,7 @@ struct Machine {
   std::map<char*, size_t> pinned;      // of the host, by address
   std::map<int, size_t> used;          // bytes by device
   int open = 0;                        // rights to the devices' memory, how often given
+  uint64_t done = 0;                   // works, ever
   float time = 0;
   bool backwards = false;
 };
@@ -83,14 +86,6 @@ cudaError_t say(cudaError_t status) {
   return status;
 }
 
-bool is_pinned(const void* p) {
-  const auto& pinned = machine().pinned;
-  auto next = pinned.upper_bound(static_cast<char*>(const_cast<void*>(p)));
-  if (next == pinned.begin()) return false;
-  --next;
-  return static_cast<const char*>(p) < next->first + next->second;
-}
-
 }  // namespace
 
 std::unique_lock<std::mutex> lock() { return std::unique_lock(machine().mutex); }
@@ -114,33 +109,32 @@ void put_done(Stream* stream, std::function<void()> work) {
   });
 }
 
-void advance(Stream* stream) {
+void advance(Stream* stream, const Point* until) {
   if (stream->running || stream->queue.empty()) return;
   const Rights rights;
+  const uint64_t before = machine().done;
   stream->running = true;
-  bool some = false;
-  while (!stream->queue.empty() && stream->queue.front()()) {
+  while (!stream->queue.empty() && !(until != nullptr && until->done) && stream->queue.front()()) {
     stream->queue.pop_front();
-    some = true;
+    ++machine().done;
   }
   stream->running = false;
-  if (some) changed().notify_all();
+  if (machine().done != before) changed().notify_all();
 }
 
 bool advance_all() {
-  bool some = false;
+  const uint64_t before = machine().done;
   const std::vector<Stream*> all(machine().streams.begin(), machine().streams.end());
-  for (Stream* s : all) {
-    const size_t before = s->queue.size();
-    advance(s);
-    some = some || s->queue.size() < before;
-  }
-  return some;
+  for (Stream* s : all) advance(s);
+  return machine().done != before;
 }
 
 void finish(Stream* stream, std::unique_lock<std::mutex>& held) {
-  for (advance(stream); !stream->queue.empty(); advance(stream))
-    if (!advance_all() && !stream->queue.empty()) changed().wait(held);
+  const auto left = [&] { return machine().streams.contains(stream) && !stream->queue.empty(); };
+  while (left()) {
+    advance(stream);
+    if (left() && !advance_all() && left()) changed().wait(held);
+  }
 }
 
 bool on_device(const void* p, size_t bytes, int device) {
@@ -242,10 +236,10 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   *p = nullptr;
   if (bytes == 0) return cudaSuccess;
   size_t& used = m.used[chosen_device];
-  if (bytes > device_bytes() || used > device_bytes() - bytes)
-    return say(cudaErrorMemoryAllocation);
   Allocation a;
   a.bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+  if (bytes > device_bytes() || used + a.bytes > device_bytes())
+    return say(cudaErrorMemoryAllocation);
   // Large ones in huge pages, whose rights change sooner.
   const size_t page = a.bytes >= kHugePage ? kHugePage : kPage;
   a.usable = (a.bytes + page - 1) / page * page;
@@ -261,7 +255,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   set_rights(a, PROT_READ | PROT_WRITE);
   std::memset(a.mapped, 0xff, a.usable);
   char* begin = a.mapped + a.usable - a.bytes;  // its end is a page's
-  used += bytes;
+  used += a.bytes;
   m.memory.emplace(begin, a);
   if (m.open == 0 && guarded()) set_rights(a, PROT_NONE);
   *p = begin;
@@ -284,25 +278,6 @@ cudaError_t cudaFree(void* p) {
   return cudaSuccess;
 }
 
-cudaError_t cudaMallocHost(void** p, size_t bytes) {
-  const auto held = lock();
-  if (posix_memalign(p, kPage, std::max<size_t>(bytes, 1)) != 0)
-    return say(cudaErrorMemoryAllocation);
-  std::memset(*p, 0xff, bytes);
-  machine().pinned[static_cast<char*>(*p)] = bytes;
-  return cudaSuccess;
-}
-
-cudaError_t cudaFreeHost(void* p) {
-  auto held = lock();
-  const std::vector<Stream*> all(machine().streams.begin(), machine().streams.end());
-  for (Stream* s : all)
-    if (machine().streams.contains(s)) finish(s, held);
-  machine().pinned.erase(static_cast<char*>(p));
-  std::free(p);
-  return cudaSuccess;
-}
-
 cudaError_t cudaMemGetInfo(size_t* left, size_t* all) {
   const auto held = lock();
   *all = device_bytes();
@@ -310,22 +285,23 @@ cudaError_t cudaMemGetInfo(size_t* left, size_t* all) {
   return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   const auto held = lock();
   Stream* s = find(stream);
   if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
   if (bytes == 0) return cudaSuccess;
-  bool known = false;
-  for (int d = 0; d < devices(); ++d)
-    known = known || on_device(to, bytes, d) || on_device(from, bytes, d);
-  if (!known) {
-    std::fprintf(stderr, "simulated GPU: a copy of %zu bytes touches no device's memory\n", bytes);
-    return say(cudaErrorInvalidValue);
-  }
-  bool host = true;
-  for (int d = 0; d < devices(); ++d) host = host && !on_device(from, bytes, d);
-  if (host && !is_pinned(from)) {  // staged when the call returns
+  const auto somewhere = [&](const void* p) {
+    for (int d = 0; d < devices(); ++d)
+      if (on_device(p, bytes, d)) return true;
+    return false;
+  };
+  const bool to_host = !somewhere(to), from_host = !somewhere(from);
+  const bool wrong_way = (kind == cudaMemcpyDeviceToHost && (!to_host || from_host)) ||
+                         (kind == cudaMemcpyHostToDevice && (to_host || !from_host)) ||
+                         (kind == cudaMemcpyDeviceToDevice && (to_host || from_host));
+  if ((to_host && from_host) || wrong_way) return say(cudaErrorInvalidValue);
+  if (from_host) {  // staged when the call returns
     auto* begin = static_cast<const char*>(from);
     put_done(s, [to, staged = std::vector<char>(begin, begin + bytes)] {
       std::memcpy(to, staged.data(), staged.size());
@@ -391,10 +367,11 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 struct CUevent_st {
   std::shared_ptr<Point> point;
   int device = 0;
+  unsigned flags = 0;
 };
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = new CUevent_st{nullptr, chosen_device};
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  *event = new CUevent_st{nullptr, chosen_device, flags};
   return cudaSuccess;
 }
 
@@ -424,7 +401,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
   if (event->point == nullptr) return cudaSuccess;
   put(s, [point = event->point] {
-    if (!point->done && machine().streams.contains(point->stream)) advance(point->stream);
+    if (!point->done && machine().streams.contains(point->stream))
+      advance(point->stream, point.get());
     return point->done;
   });
   return cudaSuccess;
@@ -435,7 +413,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const auto point = event->point;
   if (point == nullptr) return cudaSuccess;
   while (!point->done) {
-    advance(point->stream);
+    if (machine().streams.contains(point->stream)) advance(point->stream, point.get());
     if (!point->done && !advance_all()) changed().wait(held);
   }
   return cudaSuccess;
@@ -443,7 +421,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
   const auto held = lock();
-  if (begin->point == nullptr || end->point == nullptr) return say(cudaErrorInvalidResourceHandle);
+  if (begin->point == nullptr || end->point == nullptr ||
+      ((begin->flags | end->flags) & cudaEventDisableTiming) != 0)
+    return say(cudaErrorInvalidResourceHandle);
   if (!begin->point->done || !end->point->done) return say(cudaErrorNotReady);
   *ms = end->point->time - begin->point->time;
   return cudaSuccess;
