@@ -43,7 +43,7 @@ const Family& find_family(const std::string& name);
 
 // For one rank. Dense whatever the spec: parameters of one axis (batch norm, biases), those below
 // min_compress, those that dense_layers names, and the first convolution (of the parameters with
-// four axes the one that was added first; ScaleCom, section 5). Throws InputError for a bad regular
+// four axes the one that was added first; ScaleCom). Throws InputError for a bad regular
 // expression.
 std::unique_ptr<Reducer> make_reducer(const CompressSpec& spec, const ReducerOptions& options,
                                       const ParameterStore& store);

@@ -51,7 +51,7 @@ class SharedIndices : public CompressedReducer {
   }
 };
 
-// The rate of a layer for rate=auto. The bins are ScaleCom's (section 5); that they count
+// The rate of a layer for rate=auto. The bins are ScaleCom's, as recalled; that they count
 // multiply-accumulates per weight and sample, and which bin holds 196, is reconstructed from the
 // rates that the paper prints, not read in it.
 double automatic_rate(double uses_per_sample) {
