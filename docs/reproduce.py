@@ -46,6 +46,9 @@ def experiments():
         ("topk", " --compress topk:density=0.01"),
         ("scalecom", SCALECOM),
         ("scalecom-beta", " --compress scalecom:rate=100,beta=0.1"),
+        # What the difference to dense may come from: the rate, or a start that is dense for too short.
+        ("scalecom-rate-25", " --compress scalecom:rate=25"),
+        ("scalecom-start", SCALECOM + " --compress-start 780"),
         ("scalecom-exact", " --compress scalecom:rate=100,select=exact"),
         ("qsgd", QSGD),
         ("powersgd", " --compress powersgd:rank=2"),
