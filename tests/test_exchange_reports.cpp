@@ -10,6 +10,7 @@
 #include "apps/quality_report.h"
 #include "compress/families.h"
 #include "core/context.h"
+#include "core/files.h"
 #include "tests/app_helpers.h"
 
 using namespace heddle;
