@@ -85,14 +85,14 @@ Tensor decode_places(const IndexCode& code, const Tensor& bytes) {
 }  // namespace cpu
 
 Tensor as_places(const Indices& indices) {
-  const Tensor places = Tensor::empty_on(Device{}, {std::ssize(indices)}, DType::i32);
+  Tensor places = Tensor::empty_on(Device{}, {std::ssize(indices)}, DType::i32);
   copy_places(indices, places);
   return places;
 }
 
 Tensor select_places(const IndexCode& code, const Tensor& x) {
   const Device device = x.device();
-  const Tensor places = Tensor::empty_on(device, {code.k}, DType::i32);
+  Tensor places = Tensor::empty_on(device, {code.k}, DType::i32);
   if (code.chunk == 0)
     HEDDLE_DISPATCH(device, select_top(x, code.k, places));
   else

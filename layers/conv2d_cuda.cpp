@@ -305,9 +305,9 @@ Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape&
     ConvPlan& plan = conv_plan<Calls>(p, layout);
     if (plan.candidates.empty()) continue;
     const Tensor left = converted(a, p.dtype, layout), right = converted(b, p.dtype, layout);
-    const Tensor out = to.defined() && to.layout() == layout
-                           ? to
-                           : Tensor::empty_on(a.device(), shape, p.dtype, layout);
+    Tensor out = to.defined() && to.layout() == layout
+                     ? to
+                     : Tensor::empty_on(a.device(), shape, p.dtype, layout);
     const ContextOptions& options = Context::current().options();
     if (options.tune && !options.deterministic && !plan.timed && plan.candidates.size() > 1)
       rank_by_time<Calls>(plan, left, right, out);

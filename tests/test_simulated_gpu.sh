@@ -58,7 +58,7 @@ run apart "${few[@]}" --overlap off --device cuda
 same dense apart
 run nccl "${few[@]}" --device cuda --comm nccl
 same dense nccl
-for spec in scalecom:rate=50 topk:density=0.05 qsgd powersgd bf16; do
+for spec in scalecom:rate=50 qsgd; do  # of the others test_gpu compares every step
   name=${spec%%:*}
   both "$name" 5e-2 "${few[@]}" "${packed[@]}" $spec
   run "$name-nccl" "${few[@]}" "${packed[@]}" $spec --device cuda --comm nccl

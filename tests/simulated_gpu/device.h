@@ -39,7 +39,11 @@ using Work = std::function<bool()>;
 
 struct Stream {
   int device = 0;
-  std::deque<Work> queue;
+  struct Entry {
+    Work work;
+    bool touches;  // the devices' memory
+  };
+  std::deque<Entry> queue;
   bool running = false;  // its first work is being done, further up the stack
 };
 
@@ -49,8 +53,10 @@ struct Point {  // of a stream, as an event has recorded it
   float time = 0;  // milliseconds, of no clock
 };
 
-void put(Stream* stream, Work work);
+void put(Stream* stream, Work work);  // that touches no memory but in with_rights()
 void put_done(Stream* stream, std::function<void()> work);  // that never waits
+// Calls it while the devices' memory can be read and written.
+void with_rights(const std::function<void()>& call);
 // Its argument: with threads and blocks in the opposite order.
 void put_kernel(Stream* stream, std::function<void(bool)> run);
 // Does what can be done on the stream, at most until the point is reached, and on others as far as

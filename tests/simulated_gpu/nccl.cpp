@@ -187,7 +187,7 @@ ncclResult_t submit(ncclComm_t comm, Stream* stream, Call call) {
     if (!come) c->calls.emplace(rank, std::move(call));
     come = true;
     if (!c->done && std::ssize(c->calls) == group->size) {
-      carry_out(*group, *c);
+      with_rights([&] { carry_out(*group, *c); });
       c->done = true;
       changed().notify_all();
     }

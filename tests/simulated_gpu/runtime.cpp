@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -98,28 +99,38 @@ Stream* find(cudaStream_t stream) {
 }
 
 void put(Stream* stream, Work work) {
-  stream->queue.push_back(std::move(work));
+  stream->queue.push_back({std::move(work), false});
   changed().notify_all();
 }
 
 void put_done(Stream* stream, std::function<void()> work) {
-  put(stream, [work = std::move(work)] {
+  const auto done = [work = std::move(work)] {
     work();
     return true;
-  });
+  };
+  stream->queue.push_back({done, true});
+  changed().notify_all();
 }
 
 void advance(Stream* stream, const Point* until) {
   if (stream->running || stream->queue.empty()) return;
-  const Rights rights;
+  std::optional<Rights> rights;
   const uint64_t before = machine().done;
   stream->running = true;
-  while (!stream->queue.empty() && !(until != nullptr && until->done) && stream->queue.front()()) {
+  while (!stream->queue.empty() && !(until != nullptr && until->done)) {
+    const Stream::Entry& next = stream->queue.front();
+    if (next.touches && !rights) rights.emplace();
+    if (!next.work()) break;
     stream->queue.pop_front();
     ++machine().done;
   }
   stream->running = false;
   if (machine().done != before) changed().notify_all();
+}
+
+void with_rights(const std::function<void()>& call) {
+  const Rights rights;
+  call();
 }
 
 bool advance_all() {
