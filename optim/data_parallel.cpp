@@ -255,6 +255,8 @@ void DataParallelOptimizer::finish_arrow(const Parameter& p) {
 
 StepReport DataParallelOptimizer::finish_step() {
   if (!alone() && last_micro_step()) {
+    wait_for_stream();  // until backward has ended on a GPU, too
+    if (chooser_ != nullptr) chooser_->backward_ended();
     for (Parameter& p : store_.parameters()) {
       if (!p.written) {  // others may have a gradient for it
         p.grad.fill_zero();
@@ -266,8 +268,6 @@ StepReport DataParallelOptimizer::finish_step() {
     }
     if (parallel_.local_clip > 0) clip_locally();
     flush();
-    wait_for_stream();  // until backward has ended on a GPU, too
-    if (chooser_ != nullptr) chooser_->backward_ended();
     TraceRange range("wait", "exchanges");
     const double begin = steady_seconds();
     worker_->drain();
