@@ -44,6 +44,10 @@ both alone 2e-3 "${images[@]}" --augment standard
 both half 2e-2 "${images[@]}" --precision bf16
 run tuned "${images[@]/--deterministic/--tune}" --augment standard --device cuda
 alike alone tuned 2e-3
+# With memory for the algorithm that cuDNN ranks first, 64 MiB of it, and without.
+run enough "${images[@]}" --steps 2 --batch-size 64 --device cuda
+run short env SIMULATED_GPU_MIB=90 "${images[@]}" --steps 2 --batch-size 64 --device cuda
+same enough short
 for i in {1..120}; do echo "line $((i % 7)): the cat saw the $((i % 11)) dogs"; done >a.txt
 words=("$lm" --data a.txt --emsize 24 --nhid 24 --bptt 9 --steps 6 --batch-size 4 --threads 1 --print-freq 1 --deterministic)
 both text 2e-3 "${words[@]}" --dropout 0.3
