@@ -120,7 +120,8 @@ void child_step(const Options& o, const Case& c) {
        {"parameters", trainer.store().count()},
        {"loss", loss},
        {"rss_bytes", context.device().is_cuda()
-                         ? static_cast<int64_t>(context.pool(context.device())->bytes_reserved())
+                         ? static_cast<int64_t>(context.pool(context.device())->bytes_reserved() +
+                                                trainer.graph_bytes())
                          : peak_rss_bytes()}});
 }
 

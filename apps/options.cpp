@@ -46,6 +46,12 @@ void add_run_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
   flags.add("tune", &o.tune,
             {.help = "on a GPU: time the algorithms of each convolution at its first use, and take "
                      "the fastest; not with --deterministic"});
+  flags.add("graph", &o.graph,
+            {.value = "WHEN",
+             .help = "on a GPU: record forward and backward once and start them as one CUDA graph, "
+                     "same bits; auto: with one learner, without --compress and --accumulate, and "
+                     "where no step is traced or explained",
+             .choices = {"auto", "on", "off"}});
 }
 
 void add_learner_flags(FlagTable& flags, CommonOptions& o) {

@@ -18,6 +18,7 @@ struct CommonOptions {
   int64_t seed = 1, threads = 0, workers = 1;
   bool deterministic = false;
   bool tf32 = false, tune = true;
+  std::string graph = "auto";
   // learners
   int64_t learners = 1;
   std::string comm = "auto", net, overlap = "on";

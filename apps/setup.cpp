@@ -8,6 +8,7 @@
 
 #include "apps/exchange.h"
 #include "apps/flags.h"
+#include "apps/learners.h"
 #include "apps/run_folder.h"
 #include "core/error.h"
 
@@ -23,7 +24,36 @@ std::string format_bytes(int64_t bytes) {
   return text;
 }
 
+// What keeps steps from being recorded; empty when nothing does.
+std::string graph_hindrance(const CommonOptions& o, Device device, int learners) {
+  if (!device.is_cuda()) return "needs a GPU";
+  if (learners > 1) return "is for one learner: exchanges begin while backward runs";
+  if (o.compress != "none") return "not with --compress";
+  if (o.accumulate > 1) return "not with --accumulate";
+  if (!o.trace.empty()) return "not with --trace, which would see no layers";
+  if (o.explain_step > 0) return "not with --explain-step, which looks at every layer";
+  return "";
+}
+
 }  // namespace
+
+void check_graph(const CommonOptions& o) {
+  if (o.graph != "on") return;
+  const std::string hindrance = graph_hindrance(o, parse_device(o.device), plan_learners(o).size);
+  check(hindrance.empty(), "--graph on: ", hindrance);
+}
+
+std::unique_ptr<StepGraph> make_step_graph(const CommonOptions& o, ParameterStore& store,
+                                           int learners,
+                                           std::function<void(const std::string&)> log) {
+  if (o.graph == "off" || !graph_hindrance(o, store.values().device(), learners).empty())
+    return nullptr;
+  return std::make_unique<StepGraph>(
+      store, [required = o.graph == "on", log = std::move(log)](const std::string& why) {
+        if (required) throw Error("--graph on: " + why);
+        if (log) log("no CUDA graph, every step is started anew: " + why);
+      });
+}
 
 std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o) {
   if (o.optimizer == "sgd") {

@@ -9,6 +9,7 @@
 
 #include "apps/options.h"
 #include "core/parameters.h"
+#include "core/step_graph.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "optim/update_rule.h"
@@ -30,6 +31,14 @@ struct StepPlan {
 // `what` a batch is, for the InputError when an epoch has fewer than --accumulate: "batches of 4
 // images".
 StepPlan plan_updates(const CommonOptions& o, int64_t batches_per_epoch, const std::string& what);
+
+// Throws InputError where steps are to be recorded (--graph on) and cannot be.
+void check_graph(const CommonOptions& o);
+// Records the steps of a learner on a GPU, as --graph says; null where they are not to be recorded.
+// log gets a line should recording fail.
+std::unique_ptr<StepGraph> make_step_graph(const CommonOptions& o, ParameterStore& store,
+                                           int learners,
+                                           std::function<void(const std::string&)> log);
 
 // "cpu, 2 threads, fp32, seed 1": the end of the first line of every run.
 std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "apps/exchange.h"
 #include "apps/headroom.h"
@@ -23,7 +24,9 @@
 #include "apps/training_state.h"
 #include "apps/weights.h"
 #include "core/context.h"
+#include "core/step_graph.h"
 #include "core/streams.h"
+#include "layers/embedding.h"
 #include "layers/loss.h"
 #include "optim/data_parallel.h"
 #include "optim/schedule.h"
@@ -83,12 +86,14 @@ class Trainer {
         model_(learner.model),
         store_(learner.store),
         corpus_(job.corpus),
+        vocabulary_(job.vocabulary.size()),
         folder_(folder),
         progress_(progress),
         windows_(make_batches(o_, corpus_, learner.comm)),
         plan_(plan_steps(o_, windows_)),
         schedule_(make_schedule(o_, plan_)),
         optimizer_(make_optimizer(o_, store_, learner.comm, plan_, folder, noting(progress))),
+        graph_(make_step_graph(o_, store_, learner.comm.size(), noting(progress))),
         log_({.program = "train_lm",
               .rate_key = kRateKey,
               .metrics = [&o = o_](double loss) -> nlohmann::ordered_json {
@@ -151,31 +156,11 @@ class Trainer {
       const TokenWindow window = windows_.window(batch_);
       t.data += t.lap();
       const int64_t micro = batch_++ % o_.accumulate;
-      Tape tape({.training = true,
-                 .seed = static_cast<uint64_t>(o_.seed),
-                 .step = static_cast<uint64_t>(log_.step() * o_.accumulate + micro),
-                 .first_sample = window.first_column});
-      const Var logits = model_.forward(tape, window.inputs, state_);
-      const Var loss =
-          softmax_cross_entropy(tape, logits, window.targets, {.overwrite_logits = true});
-      const auto count = static_cast<double>(window.targets.size());
-      const double window_loss = loss.value().item();
-      step_loss += window_loss * count;
-      step_tokens += window.targets.size();
-      t.forward += t.lap();
       const double lr = schedule_.lr(log_.step() - ahead_);
-      // Saturated gates keep a loss finite that is far beyond hope.
-      if (!log_.check_loss(std::isfinite(perplexity(window_loss)) ? window_loss : NAN, lr)) return;
-
-      // The loss is a mean over tokens. The last window of an epoch may be shorter: its gradient is
-      // scaled down, so that all tokens weigh the same.
-      const double weight = count / static_cast<double>(o_.bptt * o_.batch_size);
-      optimizer_.begin_step(lr);
-      tape.backward(
-          loss, [&](Parameter& p) { optimizer_.ready(p); },
-          [&](Parameter& p) { optimizer_.weights_free(p); }, static_cast<float>(weight));
-      wait_for_stream();
-      t.backward += t.lap();
+      const double loss = graph_ ? recorded_pass(window, lr, t) : pass(window, micro, lr, t);
+      if (!log_.healthy()) return;
+      step_loss += loss * static_cast<double>(window.targets.size());
+      step_tokens += window.targets.size();
       const StepReport report = optimizer_.finish_step();
       t.update += t.lap();
       if (micro + 1 < o_.accumulate) continue;
@@ -195,6 +180,69 @@ class Trainer {
     }
     if (batch_ == batches) batch_ = 0;
     log_.finish_epoch();
+  }
+
+  // Forward and backward of one window; its loss, with which the run may have diverged.
+  double pass(const TokenWindow& window, int64_t micro, double lr, StepTimes& t) {
+    Tape tape({.training = true,
+               .seed = static_cast<uint64_t>(o_.seed),
+               .step = static_cast<uint64_t>(log_.step() * o_.accumulate + micro),
+               .first_sample = window.first_column});
+    const Var loss = forward(tape, window.inputs, window.targets, state_);
+    const double value = loss.value().item();
+    t.forward += t.lap();
+    if (!check_loss(value, lr)) return value;
+
+    optimizer_.begin_step(lr);
+    backward(tape, loss, window.targets.size());
+    wait_for_stream();
+    t.backward += t.lap();
+    return value;
+  }
+
+  // The same, recorded as a CUDA graph once it has run a few times. All its time counts as
+  // backward's.
+  double recorded_pass(const TokenWindow& window, double lr, StepTimes& t) {
+    check_tokens(window.inputs, vocabulary_, "inputs");
+    check_labels(window.targets, vocabulary_);
+    const Tensor counters = Tensor::empty_on(Device{}, {2}, DType::i64);
+    counters.data<int64_t>()[0] = log_.step();
+    counters.data<int64_t>()[1] = window.first_column;
+    optimizer_.begin_step(lr);
+    const std::vector<Tensor> out =
+        graph_->run({window.inputs, window.targets, counters, state_.h, state_.c},
+                    [&](const std::vector<Tensor>& in) {
+                      Tape tape({.seed = static_cast<uint64_t>(o_.seed), .counters = in[2]});
+                      LstmState state{in[3], in[4]};
+                      const Var loss = forward(tape, in[0], in[1], state);
+                      backward(tape, loss, in[1].size());
+                      return std::vector<Tensor>{loss.value(), state.h, state.c};
+                    });
+    state_ = {out[1], out[2]};
+    const double value = out[0].item();
+    t.backward += t.lap();
+    (void)check_loss(value, lr);
+    return value;
+  }
+
+  Var forward(Tape& tape, const Tensor& inputs, const Tensor& targets, LstmState& state) const {
+    const Var logits = model_.forward(tape, inputs, state);
+    return softmax_cross_entropy(tape, logits, targets, {.overwrite_logits = true});
+  }
+
+  // The loss is a mean over tokens. The last window of an epoch may be shorter: its gradient is
+  // scaled down, so that all tokens weigh the same.
+  void backward(Tape& tape, const Var& loss, int64_t tokens) {
+    const double weight =
+        static_cast<double>(tokens) / static_cast<double>(o_.bptt * o_.batch_size);
+    tape.backward(
+        loss, [&](Parameter& p) { optimizer_.ready(p); },
+        [&](Parameter& p) { optimizer_.weights_free(p); }, static_cast<float>(weight));
+  }
+
+  // Saturated gates keep a loss finite that is far beyond hope.
+  bool check_loss(double loss, double lr) {
+    return log_.check_loss(std::isfinite(perplexity(loss)) ? loss : NAN, lr);
   }
 
   // Between two updates. False: a signal ends the run here, or it has diverged.
@@ -255,12 +303,14 @@ class Trainer {
   const LstmLm& model_;
   ParameterStore& store_;
   const Corpus& corpus_;
+  int64_t vocabulary_;
   RunFolder* folder_;
   Progress* progress_;
   TokenBatches windows_;
   StepPlan plan_;
   Schedule schedule_;
   DataParallelOptimizer optimizer_;
+  std::unique_ptr<StepGraph> graph_;  // null: steps are not recorded
   TrainingLog log_;
   Saver saver_;
   TrainingParts parts_;
@@ -456,6 +506,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
     (void)TokenBatches(corpus.train,
                        {.batch_size = o.batch_size, .bptt = o.bptt, .world_size = learners});
   (void)parse_device(o.device);
+  if (training) check_graph(o);
   std::optional<SignalScope> signals;
   if (training && !o.dry_run && o.headroom == 0) signals.emplace();  // nothing else looks at them
   const Job job{o, flags, arguments, corpus, vocabulary, training};

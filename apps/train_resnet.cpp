@@ -1,10 +1,11 @@
 // Trains, evaluates or applies a residual network. Read run() first: it is the whole program in
-// order; Trainer::train_epoch holds the inner loop.
+// order; Trainer::train_epoch holds the inner loop, Trainer::pass forward and backward.
 #include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <vector>
 
 #include "apps/evaluate.h"
 #include "apps/exchange.h"
@@ -21,6 +22,7 @@
 #include "apps/training_state.h"
 #include "apps/weights.h"
 #include "core/context.h"
+#include "core/step_graph.h"
 #include "core/streams.h"
 #include "layers/loss.h"
 #include "optim/data_parallel.h"
@@ -77,6 +79,7 @@ class Trainer {
         store_(learner.store),
         train_(run.train),
         valid_loader_(run.valid),
+        class_count_(run.card.class_count),
         folder_(folder),
         progress_(progress),
         plan_(plan_steps(o_, train_)),
@@ -84,6 +87,7 @@ class Trainer {
         ahead_(start.ahead),
         schedule_(schedule_options(o_, plan_.total_steps, plan_.steps_per_epoch)),
         optimizer_(make_optimizer(o_, store_, learner.comm, plan_, folder, noting(progress))),
+        graph_(make_step_graph(o_, store_, learner.comm.size(), noting(progress))),
         log_({.program = "train_resnet", .rate_key = kRateKey}, o_, context_, store_, optimizer_,
              folder, progress),
         saver_(o_,
@@ -130,26 +134,9 @@ class Trainer {
     StepTimes t;
     for (auto& batch : train_.epoch(log_.epoch(), batch_)) {
       t.data += t.lap();
-      Tape tape(
-          {.training = true,
-           .seed = static_cast<uint64_t>(o_.seed),
-           .step = static_cast<uint64_t>(log_.step() * o_.accumulate + batch_ % o_.accumulate),
-           .first_sample = batch.first_sample});
-      const Var x = network_input(batch, train_, context_.device(), activation_type(o_));
-      const Var loss =
-          softmax_cross_entropy(tape, model_.forward(tape, x), batch.labels,
-                                {.label_smoothing = static_cast<float>(o_.label_smoothing)});
-      step_loss += static_cast<double>(loss.value().item()) / static_cast<double>(o_.accumulate);
-      t.forward += t.lap();
       const double lr = schedule_.lr(log_.step() - ahead_);
-      if (!log_.check_loss(step_loss, lr)) return;
-
-      optimizer_.begin_step(lr);
-      tape.backward(
-          loss, [&](Parameter& p) { optimizer_.ready(p); },
-          [&](Parameter& p) { optimizer_.weights_free(p); });
-      wait_for_stream();
-      t.backward += t.lap();
+      if (!(graph_ ? recorded_pass(batch, lr, step_loss, t) : pass(batch, lr, step_loss, t)))
+        return;
       const StepReport report = optimizer_.finish_step();
       t.update += t.lap();
       step_samples += batch.count;
@@ -167,6 +154,55 @@ class Trainer {
     }
     if (batch_ == batches) batch_ = 0;
     log_.finish_epoch();
+  }
+
+  // Forward and backward of one batch, whose loss is added to step_loss. False: it ends the run.
+  bool pass(const Batch& batch, double lr, double& step_loss, StepTimes& t) {
+    Tape tape({.training = true,
+               .seed = static_cast<uint64_t>(o_.seed),
+               .step = static_cast<uint64_t>(log_.step() * o_.accumulate + batch_ % o_.accumulate),
+               .first_sample = batch.first_sample});
+    const Var x = network_input(batch, train_, context_.device(), activation_type(o_));
+    const Var loss = forward(tape, x, batch.labels);
+    step_loss += static_cast<double>(loss.value().item()) / static_cast<double>(o_.accumulate);
+    t.forward += t.lap();
+    if (!log_.check_loss(step_loss, lr)) return false;
+
+    optimizer_.begin_step(lr);
+    backward(tape, loss);
+    wait_for_stream();
+    t.backward += t.lap();
+    return true;
+  }
+
+  // The same, recorded as a CUDA graph once it has run a few times. No layer of a residual network
+  // draws random numbers: nothing depends on the step but its batch. All its time counts as
+  // backward's.
+  bool recorded_pass(const Batch& batch, double lr, double& step_loss, StepTimes& t) {
+    check_labels(batch.labels, class_count_);
+    const Var x = network_input(batch, train_, context_.device(), activation_type(o_));
+    optimizer_.begin_step(lr);
+    const std::vector<Tensor> out =
+        graph_->run({x.value(), batch.labels}, [&](const std::vector<Tensor>& in) {
+          Tape tape;
+          const Var loss = forward(tape, Var(in[0]), in[1]);
+          backward(tape, loss);
+          return std::vector<Tensor>{loss.value()};
+        });
+    step_loss = static_cast<double>(out[0].item());
+    t.backward += t.lap();
+    return log_.check_loss(step_loss, lr);
+  }
+
+  Var forward(Tape& tape, const Var& x, const Tensor& labels) const {
+    return softmax_cross_entropy(tape, model_.forward(tape, x), labels,
+                                 {.label_smoothing = static_cast<float>(o_.label_smoothing)});
+  }
+
+  void backward(Tape& tape, const Var& loss) {
+    tape.backward(
+        loss, [&](Parameter& p) { optimizer_.ready(p); },
+        [&](Parameter& p) { optimizer_.weights_free(p); });
   }
 
   // Between two updates. False: a signal ends the run here, or it has diverged.
@@ -202,12 +238,14 @@ class Trainer {
   const ResNet& model_;
   ParameterStore& store_;
   const Loader &train_, &valid_loader_;
+  int64_t class_count_;
   RunFolder* folder_;
   Progress* progress_;
   StepPlan plan_;
   int64_t batch_, ahead_;  // the next of the epoch; as in Start
   Schedule schedule_;
   DataParallelOptimizer optimizer_;
+  std::unique_ptr<StepGraph> graph_;  // null: steps are not recorded
   TrainingLog log_;
   Saver saver_;
   TrainingParts parts_;
@@ -379,6 +417,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   const int learners = plan_learners(o).size;
   if (!training) check(learners == 1, "several learners: only for training");
   (void)parse_device(o.device);
+  if (training) check_graph(o);
   Data data, valid;  // read by all learners
   if (training) {
     data = open_data(o, Split::train);

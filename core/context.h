@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <typeindex>
+#include <utility>
 #include <vector>
 
 #include "core/device.h"
@@ -40,6 +41,11 @@ class Context {
   int threads() const { return options_.threads; }
   const ContextOptions& options() const { return options_; }
   std::shared_ptr<Pool> pool(Device device);
+  // Device tensors of this Context's own thread come from `pool` from now on; returns the one so
+  // far.
+  std::shared_ptr<Pool> exchange_device_pool(std::shared_ptr<Pool> pool) {
+    return std::exchange(device_pool_, std::move(pool));
+  }
   Trace& trace() { return trace_; }
   void trace_memory();  // what the pools hold now
 

@@ -2,15 +2,22 @@
 
 #include "core/context.h"
 #include "core/streams.h"
+#include "core/tensor.h"
 
 namespace heddle {
 namespace {
 
-// Made when something needs it, and for one stream.
-void make_cublas(cublasHandle_t& cublas, cudaStream_t stream) {
+// What NVIDIA advises for Hopper; older cards take less.
+constexpr int64_t kCublasWorkspace = int64_t{32} << 20;
+
+// Made when something needs it, and for one stream. Its workspace is ours: cuBLAS's own would be
+// asked for anew by every product of a recorded step (core/step_graph.h).
+void make_cublas(cublasHandle_t& cublas, Tensor& workspace, cudaStream_t stream) {
   if (cublas != nullptr) return;
   check_cublas(cublasCreate(&cublas), "cublasCreate");
   check_cublas(cublasSetStream(cublas, stream), "cublasSetStream");
+  workspace = Tensor::empty({kCublasWorkspace}, DType::u8);
+  check_cublas(cublasSetWorkspace(cublas, workspace.raw(), kCublasWorkspace), "cublasSetWorkspace");
   const bool tf32 = Context::current().options().tf32;
   // Sums that are cut into parts are fp32 too, where the result is bf16.
   const int mode = (tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
@@ -21,6 +28,7 @@ void make_cublas(cublasHandle_t& cublas, cudaStream_t stream) {
 struct CudaHandles {
   cudaStream_t stream = nullptr;
   cublasHandle_t cublas = nullptr;
+  Tensor workspace;  // of cuBLAS
   cudnnHandle_t cudnn = nullptr;
 
   CudaHandles() { check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate"); }
@@ -37,6 +45,7 @@ struct CudaHandles {
 struct SideHandles {
   cudaStream_t stream = nullptr;
   cublasHandle_t cublas = nullptr;
+  Tensor workspace;
 
   SideHandles() {
     int lowest = 0, highest = 0;
@@ -64,11 +73,11 @@ cudaStream_t cuda_stream() {
 cublasHandle_t cublas_handle() {
   if (SideStream::active()) {
     SideHandles& side = side_handles();
-    make_cublas(side.cublas, side.stream);
+    make_cublas(side.cublas, side.workspace, side.stream);
     return side.cublas;
   }
   CudaHandles& h = handles();
-  make_cublas(h.cublas, h.stream);
+  make_cublas(h.cublas, h.workspace, h.stream);
   return h.cublas;
 }
 

@@ -176,6 +176,21 @@ void Pool::release(void* block) noexcept {
   free_by_address_.emplace(p, size);
 }
 
+void Pool::trim() {
+  std::lock_guard lock(mutex_);
+  std::erase_if(segments_, [&](const auto& segment) {
+    auto [p, bytes] = segment;
+    const auto found = free_by_address_.find(static_cast<char*>(p));
+    if (found == free_by_address_.end() || found->second != bytes) return false;
+    free_by_size_.erase({bytes, found->first});
+    segment_starts_.erase(found->first);
+    free_by_address_.erase(found);
+    reserved_ -= bytes;
+    system_release(device_, p, bytes);
+    return true;
+  });
+}
+
 size_t Pool::bytes_in_use() const {
   std::lock_guard lock(mutex_);
   return in_use_;

@@ -30,6 +30,8 @@ class Pool {
   // At least `bytes` bytes, 256-byte aligned; never null. Throws Error when memory is exhausted.
   void* allocate(size_t bytes);
   void release(void* block) noexcept;
+  // Gives segments of which nothing is in use back to the system.
+  void trim();
 
   Device device() const { return device_; }
   size_t bytes_in_use() const;

@@ -17,7 +17,7 @@ enum class Stream : uint32_t { init, shuffle, augment, dropout, shapes, codec, s
 
 // A 64-bit stream number: purpose in the top byte, then the caller's key (a step, a parameter's
 // index, an epoch; below 2^56).
-constexpr uint64_t stream_id(Stream use, uint64_t key = 0) {
+HEDDLE_HD constexpr uint64_t stream_id(Stream use, uint64_t key = 0) {
   return (static_cast<uint64_t>(use) + 1) << 56 | (key & 0x00ffffffffffffffull);
 }
 

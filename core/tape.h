@@ -60,6 +60,9 @@ struct TapeOptions {
   uint64_t seed = 0;         // for dropout
   uint64_t step = 0;         // for dropout
   int64_t first_sample = 0;  // of this batch within the global batch, for dropout
+  // i64 (2) on the device, {step, first_sample}: read in their place by the work itself, for steps
+  // that are recorded once and done many times (core/step_graph.h).
+  Tensor counters = {};
 };
 
 class Tape;

@@ -46,9 +46,13 @@ Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
   if (!tape.training() || p == 0.0f) return x;
   TraceRange range("forward", "dropout");
   const TapeOptions& options = tape.options();
-  const uint64_t stream =
-      stream_id(Stream::dropout, options.step << 8 | static_cast<uint64_t>(tape.next_random_op()));
-  const DropoutKey key{p, options.seed, stream, options.first_sample, batch_axis};
+  const DropoutKey key{.p = p,
+                       .seed = options.seed,
+                       .step = options.step,
+                       .operation = tape.next_random_op(),
+                       .first = options.first_sample,
+                       .batch_axis = batch_axis,
+                       .counters = options.counters};
   const Tensor& input = x.value();
   const Device device = input.device();
   const Tensor output = Tensor::empty_like(input);

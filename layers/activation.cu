@@ -30,10 +30,15 @@ struct ReluBackward {
 // the global batch is the key; a block of the generator serves four neighbours of a row.
 struct DropoutMask {
   float p, keep_scale;
-  Philox rng;
+  uint64_t seed, step;
+  int operation;
   int64_t outer, batch, inner, first;
+  const int64_t* counters;  // null, or step and first of the step that runs
   HEDDLE_HD Philox::Block draw(int64_t row, int64_t block) const {
-    const int64_t sample = first + row % batch, place = sample * outer + row / batch;
+    const uint64_t now = counters == nullptr ? step : static_cast<uint64_t>(counters[0]);
+    const Philox rng(seed, stream_id(Stream::dropout, now << 8 | static_cast<uint64_t>(operation)));
+    const int64_t sample = (counters == nullptr ? first : counters[1]) + row % batch;
+    const int64_t place = sample * outer + row / batch;
     return rng.block(static_cast<uint64_t>(place * ((inner + 3) / 4) + block));
   }
   HEDDLE_HD float apply(uint32_t bits, float value) const {
@@ -99,13 +104,17 @@ void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key) {
   for (int axis = 0; axis < key.batch_axis; ++axis) outer *= s[axis];
   const int64_t batch = s.rank() > 0 ? s[key.batch_axis] : 1;
   if (x.size() == 0) return;
-  const DropoutMask mask{key.p,
-                         1.0f / (1.0f - key.p),
-                         Philox(key.seed, key.stream),
-                         outer,
-                         batch,
-                         x.size() / (outer * batch),
-                         key.first};
+  const DropoutMask mask{
+      .p = key.p,
+      .keep_scale = 1.0f / (1.0f - key.p),
+      .seed = key.seed,
+      .step = key.step,
+      .operation = key.operation,
+      .outer = outer,
+      .batch = batch,
+      .inner = x.size() / (outer * batch),
+      .first = key.first,
+      .counters = key.counters.defined() ? key.counters.data<int64_t>() : nullptr};
   if (x.dtype() == DType::f32)
     run_dropout<float>(x, y, mask);
   else

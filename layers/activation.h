@@ -19,9 +19,11 @@ Var dropout(Tape& tape, const Var& x, float p, int batch_axis = 0);
 
 struct DropoutKey {
   float p;
-  uint64_t seed, stream;
+  uint64_t seed, step;
+  int operation;  // of the step
   int64_t first;  // number of the first sample in the global batch
   int batch_axis;
+  Tensor counters = {};  // where defined, step and first come from here: TapeOptions::counters
 };
 
 // (N, C, H, W) -> (N, C*H*W) in logical order.

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "core/shared_kernel.h"
 #include "core/trace.h"
 
 namespace heddle {
+
+namespace cpu {
 namespace {
 
 // The places of each token that occurs: token rows[i] stands at places[starts[i] … starts[i + 1]).
@@ -32,24 +35,49 @@ Segments sort_tokens(const Tensor& tokens) {
   return s;
 }
 
-Tensor on_device(const std::vector<int32_t>& values, Device device) {
-  const Tensor host = Tensor::empty_on(Device{}, {std::ssize(values)}, DType::i32);
-  std::copy(values.begin(), values.end(), host.data<int32_t>());
-  return host.to(device);
+// Adds the gradients of one token's places in their order.
+template <class T>
+struct SegmentedSum {
+  const T* dy;
+  const int32_t *rows, *starts, *places;
+  float* dweight;
+  int64_t width;
+  void operator()(int64_t r, int64_t c) const {
+    float sum = dweight[rows[r] * width + c];
+    for (int32_t i = starts[r]; i < starts[r + 1]; ++i)
+      sum += static_cast<float>(dy[places[i] * width + c]);
+    dweight[rows[r] * width + c] = sum;
+  }
+};
+
+struct ClearRow {
+  const int32_t* rows;
+  float* x;
+  int64_t width;
+  void operator()(int64_t r, int64_t c) const { x[rows[r] * width + c] = 0.0f; }
+};
+
+template <class T>
+void segmented_sum(const Tensor& dy, const Segments& s, const Tensor& dweight) {
+  const int64_t width = dweight.shape()[1];
+  for_each_in_grid(std::ssize(s.rows), width,
+                   SegmentedSum<T>{dy.data<T>(), s.rows.data(), s.starts.data(), s.places.data(),
+                                   dweight.data<float>(), width});
 }
 
 // Makes the gradient one that is zero outside of known rows, or, when another layer has written
 // into it in this step (tied weights), leaves it dense; either way it may be added to.
 void prepare(Parameter& weight, const std::vector<int32_t>& rows) {
-  const Device device = weight.grad.device();
   if (weight.written && !weight.touched_rows) return;
   std::vector<int32_t> known;
   if (weight.written)
     known = *weight.touched_rows;
   else if (!weight.touched_rows)
     weight.grad.fill_zero();
-  else if (!weight.touched_rows->empty())
-    HEDDLE_DISPATCH(device, clear_rows(on_device(*weight.touched_rows, device), weight.grad));
+  else
+    for_each_in_grid(
+        std::ssize(*weight.touched_rows), weight.shape()[1],
+        ClearRow{weight.touched_rows->data(), weight.grad.data<float>(), weight.shape()[1]});
   weight.written = true;
   std::vector<int32_t> both;
   std::set_union(known.begin(), known.end(), rows.begin(), rows.end(), std::back_inserter(both));
@@ -58,31 +86,44 @@ void prepare(Parameter& weight, const std::vector<int32_t>& rows) {
 
 }  // namespace
 
+void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight) {
+  const Segments s = sort_tokens(tokens);
+  prepare(weight, s.rows);
+  if (dy.dtype() == DType::f32)
+    segmented_sum<float>(dy, s, weight.grad);
+  else
+    segmented_sum<bfloat16>(dy, s, weight.grad);
+}
+
+}  // namespace cpu
+
+void check_tokens(const Tensor& tokens, int64_t vocabulary, const std::string& name) {
+  check(tokens.dtype() == DType::i32, name, ": expected i32 tokens, found ",
+        dtype_name(tokens.dtype()));
+  if (tokens.device().is_cuda()) return;
+  for (int64_t i = 0; i < tokens.size(); ++i) {
+    const int32_t token = tokens.data<int32_t>()[i];
+    check(token >= 0 && token < vocabulary, name, ": token at place ", i, ": expected below ",
+          vocabulary, ", found ", token);
+  }
+}
+
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& weight, DType dtype) {
   TraceRange range("forward", weight.name);
   const int64_t vocabulary = weight.shape()[0], width = weight.shape()[1];
   check(weight.shape().rank() == 2 && vocabulary > 0 && width > 0, weight.name,
         ": expected a weight (V, E), found ", to_string(weight.shape()));
-  check(tokens.dtype() == DType::i32 && !tokens.device().is_cuda(), weight.name,
-        ": expected i32 tokens on the host, found ", dtype_name(tokens.dtype()));
-  for (int64_t i = 0; i < tokens.size(); ++i) {
-    const int32_t token = tokens.data<int32_t>()[i];
-    check(token >= 0 && token < vocabulary, weight.name, ": token at place ", i,
-          ": expected below ", vocabulary, ", found ", token);
-  }
+  check_tokens(tokens, vocabulary, weight.name);
   const Device device = weight.value.device();
   std::vector<int64_t> shape(tokens.shape().begin(), tokens.shape().end());
   shape.push_back(width);
   const Tensor output = Tensor::empty_on(device, Shape(shape), dtype);
-  HEDDLE_DISPATCH(device, embedding_forward(tokens.to(device), weight.value, output));
+  const Tensor places = tokens.to(device);
+  HEDDLE_DISPATCH(device, embedding_forward(places, weight.value, output));
   Var y(output, true);
-  tape.record(weight.name, y, {&weight}, [tokens, &weight, device](BackwardPass& pass) {
+  tape.record(weight.name, y, {&weight}, [places, &weight, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
-    const Segments s = sort_tokens(tokens);
-    prepare(weight, s.rows);
-    HEDDLE_DISPATCH(device,
-                    embedding_backward(dy, on_device(s.rows, device), on_device(s.starts, device),
-                                       on_device(s.places, device), weight.grad));
+    HEDDLE_DISPATCH(device, embedding_backward(dy, places, weight));
     pass.contributed(weight);
   });
   return y;

@@ -1,26 +1,31 @@
 // Embedding: a row of a matrix for each token. The gradient is dense in the flat buffer, but only
-// the rows of tokens that occurred differ from zero; Parameter::touched_rows carries that to the
-// clearing and, where the update rule leaves a weight without gradient alone, to the update.
+// the rows of tokens that occurred differ from zero; on the CPU Parameter::touched_rows carries
+// that to the clearing and, where the update rule leaves a weight without gradient alone, to the
+// update.
 //
 //   Var x = embedding(tape, window.inputs, *encoder);   // (T, B) -> (T, B, E)
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "core/tape.h"
 
 namespace heddle {
 
-// tokens i32 on the host, any shape, each in [0, V); weight (V, E) -> (tokens' shape, E), f32 or
-// bf16. A token's gradients are added in the order of their places, so the sum is the same on every
-// device and for every thread count. Throws InputError for a token that is not in the vocabulary.
+// tokens i32, any shape, each in [0, V); weight (V, E) -> (tokens' shape, E), f32 or bf16. A
+// token's gradients are added in the order of their places, so the sum is the same on every device
+// and for every thread count. Throws InputError for a token that is not in the vocabulary, but on a
+// GPU: those have to be checked before they go there.
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& weight, DType dtype = DType::f32);
+
+// Throws InputError, in the name of the layer, for tokens of another type, and on the host for one
+// that is not in [0, vocabulary).
+void check_tokens(const Tensor& tokens, int64_t vocabulary, const std::string& name);
 
 #define HEDDLE_EMBEDDING                                                               \
   void embedding_forward(const Tensor& tokens, const Tensor& weight, const Tensor& y); \
-  void embedding_backward(const Tensor& dy, const Tensor& rows, const Tensor& starts,  \
-                          const Tensor& places, const Tensor& dweight);                \
-  void clear_rows(const Tensor& rows, const Tensor& x);
+  void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight);
 namespace cpu {
 HEDDLE_EMBEDDING
 }

@@ -14,11 +14,10 @@ namespace heddle {
 
 namespace cpu {
 
-// Returns the sum of the samples' losses; log_sums (N, 2) becomes the largest logit m and
-// log sum_c exp(logits[n, c] - m). Apart: as one float, large logits would cost the second's
-// digits.
-double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing,
-                                     const Tensor& log_sums) {
+// log_sums (N, 2) becomes the largest logit m and log sum_c exp(logits[n, c] - m). Apart: as one
+// float, large logits would cost the second's digits.
+void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing,
+                                   const Tensor& log_sums, const Tensor& mean) {
   const int64_t n = logits.shape()[0], classes = logits.shape()[1];
   std::vector<double> losses(n);
   parallel_for(n, std::max<int64_t>(1, 4096 / classes), [&](int64_t begin, int64_t end) {
@@ -36,22 +35,23 @@ double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels,
       losses[i] = log_sum - static_cast<double>(z[labels.data<int32_t>()[i]]);
       // A class masked by -inf costs nothing unless smoothing gives it a share.
       if (smoothing == 0.0f) continue;
-      double mean = 0;
-      for (int64_t c = 0; c < classes; ++c) mean += z[c];
-      mean /= static_cast<double>(classes);
-      losses[i] = (1.0 - smoothing) * losses[i] + smoothing * (log_sum - mean);
+      double even = 0;
+      for (int64_t c = 0; c < classes; ++c) even += z[c];
+      even /= static_cast<double>(classes);
+      losses[i] = (1.0 - smoothing) * losses[i] + smoothing * (log_sum - even);
     }
   });
   double sum = 0;
   for (double loss : losses) sum += loss;
-  return sum;
+  *mean.data<float>() = static_cast<float>(sum / static_cast<double>(n));
 }
 
 // dlogits may be the logits' memory.
 void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
-                                    const Tensor& log_sums, float smoothing, float factor,
+                                    const Tensor& log_sums, float smoothing, const Tensor& dmean,
                                     const Tensor& dlogits) {
   const int64_t n = dlogits.shape()[0], classes = dlogits.shape()[1];
+  const float factor = dmean.item() / static_cast<float>(n);
   const float rest = smoothing / static_cast<float>(classes);
   parallel_for(n, std::max<int64_t>(1, 16384 / classes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -67,6 +67,16 @@ void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
 }
 
 }  // namespace cpu
+
+void check_labels(const Tensor& labels, int64_t classes) {
+  check(labels.dtype() == DType::i32, "labels: expected i32, found ", dtype_name(labels.dtype()));
+  if (labels.device().is_cuda()) return;
+  for (int64_t i = 0; i < labels.size(); ++i) {
+    const int32_t label = labels.data<int32_t>()[i];
+    check(label >= 0 && label < classes, "label of sample ", i, ": expected below ", classes,
+          ", found ", label);
+  }
+}
 
 Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                           const CrossEntropyOptions& options) {
@@ -85,27 +95,20 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
   const float smoothing = options.label_smoothing;
   check(smoothing >= 0.0f && smoothing < 1.0f, "label smoothing: expected [0, 1), found ",
         smoothing);
-  for (int64_t i = 0; i < n; ++i) {
-    const int32_t label = labels.data<int32_t>()[i];
-    check(label >= 0 && label < classes, "label of sample ", i, ": expected below ", classes,
-          ", found ", label);
-  }
+  check_labels(labels, classes);
   const Device device = logits.value().device();
   const Tensor z = logits.value().reshape({n, classes});
   const Tensor log_sums = Tensor::empty_on(device, {n, 2});
-  const double total =
-      HEDDLE_DISPATCH(device, softmax_cross_entropy_forward(z, labels, smoothing, log_sums));
-  const Tensor mean = Tensor::empty_on(device, {});
-  fill(mean, static_cast<float>(total / static_cast<double>(n)));
+  const Tensor targets = labels.to(device), mean = Tensor::empty_on(device, {});
+  HEDDLE_DISPATCH(device, softmax_cross_entropy_forward(z, targets, smoothing, log_sums, mean));
   Var loss(mean, true);
   const bool overwrite = options.overwrite_logits;
   tape.record("softmax cross-entropy", loss, {},
-              [logits, z, labels, log_sums, smoothing, overwrite, device](BackwardPass& pass) {
-                const float factor =
-                    std::move(pass.dy).sum().item() / static_cast<float>(labels.size());
+              [logits, z, targets, log_sums, smoothing, overwrite, device](BackwardPass& pass) {
+                const Tensor dmean = std::move(pass.dy).sum();
                 const Tensor dlogits = overwrite ? z : Tensor::empty_like(z);
-                HEDDLE_DISPATCH(device, softmax_cross_entropy_backward(z, labels, log_sums,
-                                                                       smoothing, factor, dlogits));
+                HEDDLE_DISPATCH(device, softmax_cross_entropy_backward(z, targets, log_sums,
+                                                                       smoothing, dmean, dlogits));
                 logits.add_grad(dlogits.reshape(logits.shape()));
               });
   return loss;

@@ -13,20 +13,27 @@ struct CrossEntropyOptions {
   bool overwrite_logits = false;
 };
 
-// logits (..., C) f32, labels (...) i32 on the host in [0, C) -> scalar.
+// logits (..., C) f32, labels (...) i32 in [0, C) -> scalar, on the logits' device.
 // loss = mean over samples of -sum_c target[c] * log softmax(logits)[c].
+// Throws InputError for a label out of range, but for labels on a GPU: those have to be checked
+// before they go there.
 Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                           const CrossEntropyOptions& options = {});
 
 // Number of samples whose label is among the k largest logits; ties count against the sample.
 int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k);
 
-#define HEDDLE_LOSS                                                                          \
-  double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels,           \
-                                       float smoothing, const Tensor& log_sums);             \
-  void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,            \
-                                      const Tensor& log_sums, float smoothing, float factor, \
-                                      const Tensor& dlogits);
+// Throws InputError for labels of another type, and on the host for one that is not in [0,
+// classes).
+void check_labels(const Tensor& labels, int64_t classes);
+
+// mean: the loss, a scalar. dmean: its gradient.
+#define HEDDLE_LOSS                                                                               \
+  void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing, \
+                                     const Tensor& log_sums, const Tensor& mean);                 \
+  void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,                 \
+                                      const Tensor& log_sums, float smoothing,                    \
+                                      const Tensor& dmean, const Tensor& dlogits);
 namespace cpu {
 HEDDLE_LOSS
 }

@@ -1,8 +1,7 @@
-// Softmax cross-entropy on CUDA: one block per sample, whose threads join as trees; the samples'
-// losses are added on the host, in order. Labels come from the host.
+// Softmax cross-entropy on CUDA: one block per sample, whose threads join as trees, and one block
+// for the mean. The host takes no part, so that a step can be recorded.
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "core/math.h"
 #include "core/shared_kernel.h"
@@ -63,9 +62,20 @@ __global__ void loss_forward(const float* logits, const int32_t* labels, int64_t
   losses[i] = smoothing == 0.0f ? loss : (1.0 - smoothing) * loss + smoothing * (log_sum - mean);
 }
 
+// In order within a thread, then as a tree over threads.
+__global__ void mean_loss(const double* losses, int64_t n, float* mean) {
+  __shared__ double doubles[kLossThreads];
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kLossThreads) sum += losses[i];
+  sum = join_block(sum, Sum(), doubles);
+  if (threadIdx.x == 0) *mean = static_cast<float>(sum / static_cast<double>(n));
+}
+
 // dlogits may be the logits' memory.
 __global__ void loss_backward(const float* logits, const int32_t* labels, const float* log_sums,
-                              int64_t classes, float smoothing, float factor, float* dlogits) {
+                              int64_t classes, float smoothing, const float* dmean,
+                              float* dlogits) {
+  const float factor = *dmean / static_cast<float>(gridDim.x);
   const int64_t i = blockIdx.x;
   const float* z = logits + i * classes;
   float* d = dlogits + i * classes;
@@ -79,30 +89,24 @@ __global__ void loss_backward(const float* logits, const int32_t* labels, const 
 
 }  // namespace
 
-double softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing,
-                                     const Tensor& log_sums) {
+void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing,
+                                   const Tensor& log_sums, const Tensor& mean) {
   const int64_t n = logits.shape()[0], classes = logits.shape()[1];
-  const Tensor here = labels.to(logits.device());
   const Tensor space = Tensor::empty_on(logits.device(), {n}, DType::i64);  // used as doubles
   auto* losses = static_cast<double*>(space.raw());
   launch("cross-entropy", loss_forward, static_cast<unsigned>(n), kLossThreads,
-         logits.data<float>(), here.data<int32_t>(), classes, smoothing, log_sums.data<float>(),
+         logits.data<float>(), labels.data<int32_t>(), classes, smoothing, log_sums.data<float>(),
          losses);
-  std::vector<double> host(n);
-  fetch(host.data(), losses, host.size() * sizeof(double));
-  double sum = 0;
-  for (double loss : host) sum += loss;
-  return sum;
+  launch("cross-entropy: mean", mean_loss, 1, kLossThreads, losses, n, mean.data<float>());
 }
 
 void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
-                                    const Tensor& log_sums, float smoothing, float factor,
+                                    const Tensor& log_sums, float smoothing, const Tensor& dmean,
                                     const Tensor& dlogits) {
   const int64_t n = dlogits.shape()[0], classes = dlogits.shape()[1];
-  const Tensor here = labels.to(logits.device());
   launch("cross-entropy: gradient", loss_backward, static_cast<unsigned>(n), kLossThreads,
-         logits.data<float>(), here.data<int32_t>(), log_sums.data<float>(), classes, smoothing,
-         factor, dlogits.data<float>());
+         logits.data<float>(), labels.data<int32_t>(), log_sums.data<float>(), classes, smoothing,
+         dmean.data<float>(), dlogits.data<float>());
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

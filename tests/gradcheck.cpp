@@ -49,6 +49,14 @@ Tensor random_tensor(const Shape& shape, uint64_t seed, Layout layout, float sca
   return here(out);
 }
 
+Tensor random_integers(const Shape& shape, uint64_t seed, uint32_t below) {
+  const Tensor out = Tensor::empty_on(Device{}, shape, DType::i32);
+  const Philox rng(seed, stream_id(Stream::sample));
+  for (int64_t i = 0; i < out.size(); ++i)
+    out.data<int32_t>()[i] = static_cast<int32_t>(rng.below(static_cast<uint64_t>(i), below));
+  return out;
+}
+
 void add_constant(const Tensor& x, float value) {
   const Tensor constant = Tensor::empty_like(x);
   fill(constant, value);

@@ -29,6 +29,9 @@ namespace heddle {
 Tensor random_tensor(const Shape& shape, uint64_t seed, Layout layout = Layout::plain,
                      float scale = 1.0f, DType dtype = DType::f32);
 
+// i32 in [0, below), on the host.
+Tensor random_integers(const Shape& shape, uint64_t seed, uint32_t below);
+
 // x += value.
 void add_constant(const Tensor& x, float value);
 

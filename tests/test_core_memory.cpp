@@ -1,6 +1,7 @@
 // Shapes, tensors, the pool, the Context and the trace.
 #include <doctest/doctest.h>
 
+#include <cstring>
 #include <omp.h>
 
 #include <algorithm>
@@ -76,6 +77,34 @@ TEST_CASE("Pool: random use keeps blocks apart, freed neighbours join again") {
   CHECK(pool.allocate(0) != nullptr);
   CHECK_THROWS_AS(pool.allocate(std::numeric_limits<size_t>::max()), Error);
   CHECK_THROWS_AS(pool.allocate((size_t{1} << 47) + 1), Error);
+}
+
+TEST_CASE("Pool: segments of which nothing is used go back") {
+  Pool pool(Device{}, true);
+  constexpr size_t kSegment = size_t{32} << 20;
+  void* first = pool.allocate(kSegment);
+  void* second = pool.allocate(kSegment);
+  void* third = pool.allocate(kSegment / 2);
+  CHECK(pool.bytes_reserved() == 3 * kSegment);
+  pool.trim();
+  CHECK(pool.bytes_reserved() == 3 * kSegment);
+  pool.release(second);
+  pool.trim();
+  CHECK(pool.bytes_reserved() == 2 * kSegment);
+  CHECK(pool.bytes_in_use() == kSegment + kSegment / 2);
+  std::memset(first, 1, kSegment);
+  void* behind = pool.allocate(kSegment / 2);
+  pool.release(third);
+  pool.trim();  // the third segment's end is in use
+  CHECK(pool.bytes_reserved() == 2 * kSegment);
+  pool.release(first);
+  pool.release(behind);
+  pool.trim();
+  CHECK(pool.bytes_reserved() == 0);
+  stress(pool, 2, 2000);  // as before
+  CHECK(pool.bytes_in_use() == 0);
+  pool.trim();
+  CHECK(pool.bytes_reserved() == 0);
 }
 
 TEST_CASE("Pool: without keeping blocks") {

@@ -83,14 +83,6 @@ Results run_layer(ParameterStore& store, const Tensor& input, const Network& net
   return out;
 }
 
-Tensor integers(const Shape& shape, uint64_t seed, uint32_t below) {
-  const Tensor out = Tensor::empty_on(Device{}, shape, DType::i32);
-  const Philox rng(seed, stream_id(Stream::sample));
-  for (int64_t i = 0; i < out.size(); ++i)
-    out.data<int32_t>()[i] = static_cast<int32_t>(rng.below(static_cast<uint64_t>(i), below));
-  return out;
-}
-
 constexpr DType kTypes[] = {DType::f32, DType::bf16};
 
 }  // namespace
@@ -147,7 +139,7 @@ TEST_CASE("kernels, compare: dropout, embedding and cross-entropy") {
       Parameter& weight = store.add("encoder.weight", {9, 37}, uniform_init(1));
       store.finalize(1);
       return run_layer(store, random_tensor({1}, 1), [&](Tape& tape, const Var&) {
-        return embedding(tape, integers({11, 6}, 7, 9), weight, dtype);
+        return embedding(tape, random_integers({11, 6}, 7, 9), weight, dtype);
       });
     });
   }
@@ -158,7 +150,7 @@ TEST_CASE("kernels, compare: dropout, embedding and cross-entropy") {
                 Tape tape;
                 const Var logits(random_tensor({n, classes}, 8, Layout::plain, 6.0f), true);
                 const Var loss = softmax_cross_entropy(
-                    tape, logits, integers({n}, 9, static_cast<uint32_t>(classes)),
+                    tape, logits, random_integers({n}, 9, static_cast<uint32_t>(classes)),
                     {.label_smoothing = smoothing});
                 Results out = {loss.value().to_vector()};
                 tape.backward(loss);
@@ -363,7 +355,7 @@ TEST_CASE("steps, compare: a ResNet and a language model") {
       store.finalize(1);
       const Tensor x = random_tensor({8, 3, 17, 17}, 1, Layout::plain, 1.0f, dtype);
       return train_steps(store, make_sgd({.momentum = 0.9}), [&](Tape& tape) {
-        return softmax_cross_entropy(tape, model.forward(tape, Var(x)), integers({8}, 3, 5));
+        return softmax_cross_entropy(tape, model.forward(tape, Var(x)), random_integers({8}, 3, 5));
       });
     });
     for (bool tied : {false, true})
@@ -374,8 +366,8 @@ TEST_CASE("steps, compare: a ResNet and a language model") {
         store.finalize(1);
         LstmState state = model.zero_state(3);
         return train_steps(store, make_sgd({}), [&](Tape& tape) {
-          const Var logits = model.forward(tape, integers({9, 3}, 1, 50), state);
-          return softmax_cross_entropy(tape, logits, integers({9, 3}, 2, 50),
+          const Var logits = model.forward(tape, random_integers({9, 3}, 1, 50), state);
+          return softmax_cross_entropy(tape, logits, random_integers({9, 3}, 2, 50),
                                        {.overwrite_logits = true});
         });
       });

@@ -54,6 +54,21 @@ both text 2e-3 "${words[@]}" --dropout 0.3
 both tied 2e-2 "${words[@]}" --tied --precision bf16
 both readers 2e-3 "${words[@]}" --learners 2 --compress scalecom:rate=20 --compress-start 1 --clip-grad-norm 1
 
+# Steps recorded as a graph: the bits of steps that are not. The last batch of an epoch is smaller for the text.
+run eager "${images[@]}" --augment standard --device cuda --graph off
+same eager alone
+run recorded "${images[@]}" --augment standard --device cuda --graph on
+same eager recorded
+epochs=("$lm" --data a.txt --emsize 24 --nhid 24 --bptt 150 --epochs 2 --batch-size 4 --threads 1 --print-freq 1 --deterministic --dropout 0.3)
+run text-eager "${epochs[@]}" --device cuda --graph off
+run text-recorded "${epochs[@]}" --device cuda --graph on
+same text-eager text-recorded
+run text-part "${epochs[@]}" --device cuda --save-every 4
+"${epochs[@]}" --device cuda --resume text-part/checkpoints/step-4 --quiet --output-dir text-resumed >/dev/null 2>text-resumed.err ||
+  fail "resume: $(head -c 500 text-resumed.err)"
+[ -n "$(losses text-resumed)" ] && [ "$(losses text-eager | tail -2)" = "$(losses text-resumed | tail -2)" ] ||
+  fail "a recorded run taken up again: $(losses text-eager | tail -2) and $(losses text-resumed | tail -2)"
+
 # Learners that share a GPU, and learners with one each: the same sums.
 few=("${images[@]}" --batch-size 4 --learners 2)
 packed=(--compress-start 1 --compress)
@@ -94,6 +109,9 @@ run traced "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --trace t.j
 grep -q '"device memory, exchanges"' t.json || fail 'no memory of the exchanges in the trace'
 
 refuse 2 'expected an index below 2' "${images[@]}" --device cuda:7
+refuse 2 '--graph on: needs a GPU' "${images[@]}" --device cpu --graph on
+refuse 2 '--graph on: is for one learner' "${few[@]}" --device cuda --graph on
+refuse 2 '--graph on: not with --accumulate' "${images[@]}" --device cuda --graph on --accumulate 2
 refuse 2 'no CUDA device' env SIMULATED_GPUS=0 "${images[@]}" --device cuda
 refuse 2 'have the same GPU' env SIMULATED_GPUS=1 "${few[@]}" --device cuda --comm nccl
 refuse 2 'timed on the CPU' "${few[@]/--deterministic/--no-deterministic}" --device cuda --compress topk --layerwise lgreco --lgreco objective=time

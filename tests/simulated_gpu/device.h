@@ -26,6 +26,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace simulated {
 
@@ -45,6 +46,10 @@ struct Stream {
   };
   std::deque<Entry> queue;
   bool running = false;  // its first work is being done, further up the stack
+  // While a graph is recorded, what is put on the stream goes there; what a recording does not
+  // allow spoils it.
+  std::shared_ptr<std::vector<Entry>> recording = {};
+  bool spoiled = false;
 };
 
 struct Point {  // of a stream, as an event has recorded it
@@ -53,7 +58,8 @@ struct Point {  // of a stream, as an event has recorded it
   float time = 0;  // milliseconds, of no clock
 };
 
-void put(Stream* stream, Work work);  // that touches no memory but in with_rights()
+// Work that touches no memory but in with_rights(). It may be done more than once: a graph's.
+void put(Stream* stream, Work work);
 void put_done(Stream* stream, std::function<void()> work);  // that never waits
 // Calls it while the devices' memory can be read and written.
 void with_rights(const std::function<void()>& call);

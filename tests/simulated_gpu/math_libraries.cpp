@@ -44,6 +44,7 @@ float weighted(float beta, const void* p, bool half, int64_t i) {
 // cuBLAS
 struct cublasContext {
   cudaStream_t stream = nullptr;
+  bool workspace = false;  // of the caller
 };
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
@@ -56,6 +57,14 @@ cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
 }
 cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
   handle->stream = stream;
+  handle->workspace = false;  // it falls back to its own
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t handle, void* workspace, size_t bytes) {
+  const auto held = lock();
+  Stream* s = find(handle->stream);
+  if (s == nullptr || !on_device(workspace, bytes, s->device)) return CUBLAS_STATUS_INVALID_VALUE;
+  handle->workspace = true;
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
@@ -75,6 +84,8 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transpose_a
   const auto held = lock();
   Stream* s = find(handle->stream);
   if (s == nullptr || s->device != current_device()) return CUBLAS_STATUS_EXECUTION_FAILED;
+  // It would put nodes that ask for memory into the graph.
+  if (s->recording != nullptr && !handle->workspace) return CUBLAS_STATUS_NOT_SUPPORTED;
   const bool ta = transpose_a == CUBLAS_OP_T, tb = transpose_b == CUBLAS_OP_T;
   const bool half = a_type == CUDA_R_16BF, half_c = c_type == CUDA_R_16BF;
   if (m <= 0 || n <= 0 || k <= 0 || lda < (ta ? k : m) || ldb < (tb ? n : k) || ldc < m)

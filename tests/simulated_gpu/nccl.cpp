@@ -173,6 +173,10 @@ ncclResult_t submit(ncclComm_t comm, Stream* stream, Call call) {
   const size_t bytes = call.count * bytes_of(call.type),
                all = bytes * static_cast<size_t>(comm->group->size);
   const bool scatters = call.kind == Kind::reduce_scatter, gathers = call.kind == Kind::all_gather;
+  if (stream->recording != nullptr) {
+    stream->spoiled = true;
+    return ncclInvalidUsage;
+  }
   if (call.kind != Kind::exchange && (!on_device(call.from, scatters ? all : bytes, comm->device) ||
                                       !on_device(call.to, gathers ? all : bytes, comm->device)))
     return ncclInvalidArgument;

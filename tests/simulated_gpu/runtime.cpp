@@ -87,6 +87,14 @@ cudaError_t say(cudaError_t status) {
   return status;
 }
 
+// Of a stream whose work is being recorded, by a call that a recording does not allow.
+bool spoils(Stream* stream) {
+  if (stream->recording == nullptr) return false;
+  stream->spoiled = true;
+  (void)say(cudaErrorStreamCaptureUnsupported);
+  return true;
+}
+
 }  // namespace
 
 std::unique_lock<std::mutex> lock() { return std::unique_lock(machine().mutex); }
@@ -98,18 +106,20 @@ Stream* find(cudaStream_t stream) {
   return machine().streams.contains(s) ? s : nullptr;
 }
 
-void put(Stream* stream, Work work) {
-  stream->queue.push_back({std::move(work), false});
+static void put(Stream* stream, Stream::Entry entry) {
+  if (stream->recording != nullptr) return stream->recording->push_back(std::move(entry));
+  stream->queue.push_back(std::move(entry));
   changed().notify_all();
 }
+
+void put(Stream* stream, Work work) { put(stream, Stream::Entry{std::move(work), false}); }
 
 void put_done(Stream* stream, std::function<void()> work) {
   const auto done = [work = std::move(work)] {
     work();
     return true;
   };
-  stream->queue.push_back({done, true});
-  changed().notify_all();
+  put(stream, Stream::Entry{done, true});
 }
 
 void advance(Stream* stream, const Point* until) {
@@ -234,6 +244,10 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid resource handle";
     case cudaErrorNotReady:
       return "device not ready";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+      return "operation failed due to a previous error during capture";
     default:
       return "another error";
   }
@@ -279,8 +293,10 @@ cudaError_t cudaFree(void* p) {
   Machine& m = machine();
   auto found = m.memory.find(static_cast<char*>(p));
   if (found == m.memory.end()) return say(cudaErrorInvalidValue);
-  // As the runtime does: it waits for the whole device first.
   const std::vector<Stream*> all(m.streams.begin(), m.streams.end());
+  for (Stream* s : all)
+    if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
+  // As the runtime does: it waits for the whole device first.
   for (Stream* s : all)
     if (m.streams.contains(s) && s->device == found->second.device) finish(s, held);
   m.used[found->second.device] -= found->second.bytes;
@@ -312,6 +328,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                          (kind == cudaMemcpyHostToDevice && (to_host || !from_host)) ||
                          (kind == cudaMemcpyDeviceToDevice && (to_host || from_host));
   if ((to_host && from_host) || wrong_way) return say(cudaErrorInvalidValue);
+  if ((to_host || from_host) && spoils(s)) return cudaErrorStreamCaptureUnsupported;
   if (from_host) {  // staged when the call returns
     auto* begin = static_cast<const char*>(from);
     put_done(s, [to, staged = std::vector<char>(begin, begin + bytes)] {
@@ -362,6 +379,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   auto held = lock();
   Stream* s = find(stream);
   if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
+  if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
   finish(s, held);
   return cudaSuccess;
 }
@@ -370,6 +388,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const auto held = lock();
   Stream* s = find(stream);
   if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
+  if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
   advance(s);
   if (!s->queue.empty()) advance_all();
   return say(s->queue.empty() ? cudaSuccess : cudaErrorNotReady);
@@ -397,6 +416,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const auto held = lock();
   Stream* s = find(stream);
   if (s == nullptr || s->device != event->device) return say(cudaErrorInvalidResourceHandle);
+  if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
   auto point = std::make_shared<Point>(Point{s});
   event->point = point;
   put_done(s, [point] {
@@ -410,6 +430,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   const auto held = lock();
   Stream* s = find(stream);
   if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
+  if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
   if (event->point == nullptr) return cudaSuccess;
   put(s, [point = event->point] {
     if (!point->done && machine().streams.contains(point->stream))
@@ -437,5 +458,59 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) 
     return say(cudaErrorInvalidResourceHandle);
   if (!begin->point->done || !end->point->done) return say(cudaErrorNotReady);
   *ms = end->point->time - begin->point->time;
+  return cudaSuccess;
+}
+
+// ------------------------------------------------------------------------------------------
+// graphs
+struct CUgraph_st {
+  std::shared_ptr<std::vector<Stream::Entry>> work;
+  int device = 0;
+};
+struct CUgraphExec_st : CUgraph_st {};
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  const auto held = lock();
+  Stream* s = find(stream);
+  if (s == nullptr || s->recording != nullptr) return say(cudaErrorInvalidResourceHandle);
+  s->recording = std::make_shared<std::vector<Stream::Entry>>();
+  s->spoiled = false;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const auto held = lock();
+  *graph = nullptr;
+  Stream* s = find(stream);
+  if (s == nullptr || s->recording == nullptr) return say(cudaErrorInvalidResourceHandle);
+  const auto work = std::exchange(s->recording, nullptr);
+  if (s->spoiled) return say(cudaErrorStreamCaptureInvalidated);
+  *graph = new CUgraph_st{work, s->device};
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t graph,
+                                          unsigned long long) {
+  *made = new CUgraphExec_st{*graph};
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  const auto held = lock();
+  Stream* s = find(stream);
+  if (s == nullptr || s->device != graph->device) return say(cudaErrorInvalidResourceHandle);
+  if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
+  for (const Stream::Entry& entry : *graph->work) s->queue.push_back(entry);
+  changed().notify_all();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete graph;
   return cudaSuccess;
 }

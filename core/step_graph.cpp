@@ -1,0 +1,134 @@
+#include "core/step_graph.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "core/context.h"
+#include "core/streams.h"
+
+#ifdef HEDDLE_CUDA
+#include "core/cuda.h"
+#endif
+
+namespace heddle {
+
+StepGraph::StepGraph(ParameterStore& store, std::function<void(const std::string&)> on_failure)
+    : store_(store), on_failure_(std::move(on_failure)) {}
+
+bool StepGraph::fits(const std::vector<Tensor>& inputs) const {
+  return std::equal(inputs.begin(), inputs.end(), inputs_.begin(), inputs_.end(),
+                    [](const Tensor& a, const Tensor& b) {
+                      return a.shape() == b.shape() && a.dtype() == b.dtype() &&
+                             a.layout() == b.layout();
+                    });
+}
+
+#ifdef HEDDLE_CUDA
+namespace {
+
+// While one lives, tensors on the device come from this pool.
+class PoolScope {
+ public:
+  explicit PoolScope(const std::shared_ptr<Pool>& pool)
+      : previous_(Context::current().exchange_device_pool(pool)) {}
+  ~PoolScope() { Context::current().exchange_device_pool(previous_); }
+  PoolScope(const PoolScope&) = delete;
+  PoolScope& operator=(const PoolScope&) = delete;
+
+ private:
+  std::shared_ptr<Pool> previous_;
+};
+
+// What the calling thread puts on its stream is recorded instead of done until finish(), or, should
+// that not be called, until the end of this object, which forgets it.
+class Capture {
+ public:
+  // Relaxed: the pool may ask for memory.
+  Capture() : stream_(cuda_stream()) {
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed),
+               "cudaStreamBeginCapture");
+  }
+  ~Capture() {
+    if (!open_) return;
+    cudaGraph_t graph = nullptr;
+    (void)cudaStreamEndCapture(stream_, &graph);
+    if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    (void)cudaGetLastError();  // of the work that has failed, or of the capture that it has ended
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  std::shared_ptr<void> finish() {
+    open_ = false;
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    cudaGraphExec_t made = nullptr;
+    const cudaError_t status = cudaGraphInstantiateWithFlags(&made, graph, 0);
+    (void)cudaGraphDestroy(graph);
+    check_cuda(status, "cudaGraphInstantiate");
+    return {made, [](void* g) { (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(g)); }};
+  }
+
+ private:
+  cudaStream_t stream_;
+  bool open_ = true;
+};
+
+}  // namespace
+
+StepGraph::~StepGraph() {
+  if (recorded()) (void)cudaStreamSynchronize(cuda_stream());
+}
+
+void StepGraph::record(const std::vector<Tensor>& inputs, const Work& work) {
+  const Device device = Context::current().device();
+  for (const Parameter& p : store_.parameters())
+    check(!p.written, "step graph: ", p.name, " has a gradient before the step");
+  inputs_.clear();
+  for (const Tensor& x : inputs) inputs_.push_back(x.to(device).clone());
+  try {
+    // The steps so far have left about as much memory in the Context's pool as the graph will take.
+    Context::current().pool(device)->trim();
+    pool_ = std::make_shared<Pool>(device, true);
+    const PoolScope scope(pool_);
+    Capture capture;
+    outputs_ = work(inputs_);
+    executable_ = capture.finish();
+    for (Parameter& p : store_.parameters())
+      if (p.written) written_.push_back(&p);
+  } catch (const std::exception& e) {
+    (void)cudaGetLastError();
+    failure_ = e.what();
+    inputs_.clear();
+    outputs_.clear();
+    pool_.reset();
+    for (Parameter& p : store_.parameters()) p.written = false;
+    if (on_failure_) on_failure_(failure_);
+  }
+}
+
+std::vector<Tensor> StepGraph::run(const std::vector<Tensor>& inputs, const Work& work) {
+  const Device device = Context::current().device();
+  if (device.is_cuda() && !recorded() && failure_.empty() && runs_++ == kWarmUp)
+    record(inputs, work);
+  if (!recorded() || !fits(inputs)) {
+    std::vector<Tensor> here;
+    for (const Tensor& x : inputs) here.push_back(x.to(device));
+    return work(here);
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) inputs_[i].copy_from(inputs[i]);
+  check_cuda(cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_.get()), cuda_stream()),
+             "cudaGraphLaunch");
+  for (Parameter* p : written_) p->written = true;
+  return outputs_;
+}
+#else
+StepGraph::~StepGraph() = default;
+
+std::vector<Tensor> StepGraph::run(const std::vector<Tensor>& inputs, const Work& work) {
+  return work(inputs);
+}
+#endif
+
+}  // namespace heddle

@@ -1,0 +1,70 @@
+// A step's work on a GPU, recorded once as a CUDA graph and from then on started with one call, so
+// that a small network does not wait for the host to start its kernels one by one. What runs is the
+// same kernels in the same order: recorded steps give the same bits.
+//
+//   StepGraph graph(store);
+//   optimizer.begin_step(lr);
+//   Tensor loss = graph.run({images, labels}, [&](const std::vector<Tensor>& in) {
+//     Tape tape;
+//     Var loss = softmax_cross_entropy(tape, model.forward(tape, Var(in[0])), in[1]);
+//     tape.backward(loss);
+//     return std::vector<Tensor>{loss.value()};
+//   })[0];
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/parameters.h"
+#include "core/pool.h"
+
+namespace heddle {
+
+class StepGraph {
+ public:
+  // Gets the inputs on the device and returns what is wanted of the step. It may neither wait for
+  // the GPU nor read from it, and must begin with gradients that nobody has written; whatever
+  // changes from step to step has to be among the inputs (see TapeOptions::counters).
+  using Work = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
+
+  // The store is that of the parameters whose gradients the work writes. Without a GPU, every run
+  // just calls the work. on_failure is told once if and why the work cannot be recorded; it may
+  // throw.
+  explicit StepGraph(ParameterStore& store,
+                     std::function<void(const std::string&)> on_failure = {});
+  // Waits for what is still running.
+  ~StepGraph();
+  StepGraph(const StepGraph&) = delete;
+  StepGraph& operator=(const StepGraph&) = delete;
+
+  // The first runs, in which plans are made, and runs with inputs of other shapes, types or layouts
+  // than those that were recorded, call the work. The third run records it. Inputs may lie on the
+  // host. What is returned stays valid until the next run, which overwrites it; it may be an input
+  // there.
+  std::vector<Tensor> run(const std::vector<Tensor>& inputs, const Work& work);
+
+  bool recorded() const { return executable_ != nullptr; }
+  size_t bytes() const { return pool_ == nullptr ? 0 : pool_->bytes_reserved(); }  // that it keeps
+  // Why recording has failed, once it has: then every run calls the work. Empty otherwise.
+  const std::string& failure() const { return failure_; }
+
+ private:
+  static constexpr int kWarmUp = 2;
+
+  bool fits(const std::vector<Tensor>& inputs) const;
+  void record(const std::vector<Tensor>& inputs, const Work& work);
+
+  ParameterStore& store_;
+  std::function<void(const std::string&)> on_failure_;
+  int runs_ = 0;
+  std::string failure_;
+  std::vector<Tensor> inputs_, outputs_;  // where the recorded work reads and writes
+  std::vector<Parameter*> written_;       // whose gradients it writes
+  // Its memory, kept for as long as the graph. In front of it, so that it goes last.
+  std::shared_ptr<Pool> pool_;
+  std::shared_ptr<void> executable_;
+};
+
+}  // namespace heddle

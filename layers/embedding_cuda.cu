@@ -1,0 +1,61 @@
+// An embedding's gradient on CUDA. The host takes no part, so that a step can be recorded: each
+// place finds by itself where its token stands next, and the first place of a token adds up along
+// that chain, in the order of places, as the CPU does.
+#include "core/shared_kernel.h"
+#include "layers/embedding.h"
+
+namespace heddle::HEDDLE_BACKEND {
+namespace {
+
+// links (N, 2): where the token of place i stands next, or N; 1 when it has not occurred before.
+struct Link {
+  const int32_t* tokens;
+  int32_t* links;
+  int64_t count;
+  HEDDLE_HD void operator()(int64_t i) const {
+    const int32_t token = tokens[i];
+    int64_t next = i + 1, before = 0;
+    while (next < count && tokens[next] != token) ++next;
+    while (tokens[before] != token) ++before;
+    links[2 * i] = static_cast<int32_t>(next);
+    links[2 * i + 1] = before == i ? 1 : 0;
+  }
+};
+
+template <class T>
+struct AddAlong {
+  const T* dy;
+  const int32_t *tokens, *links;
+  float* dweight;
+  int64_t count, width;
+  HEDDLE_HD void operator()(int64_t r, int64_t c) const {
+    if (links[2 * r + 1] == 0) return;
+    float* to = dweight + tokens[r] * width + c;
+    float sum = *to;
+    for (int64_t i = r; i < count; i = links[2 * i]) sum += static_cast<float>(dy[i * width + c]);
+    *to = sum;
+  }
+};
+
+template <class T>
+void add_along(const Tensor& dy, const Tensor& tokens, const Tensor& links, const Tensor& dweight) {
+  const int64_t count = tokens.size(), width = dweight.shape()[1];
+  for_each_in_grid(count, width,
+                   AddAlong<T>{dy.data<T>(), tokens.data<int32_t>(), links.data<int32_t>(),
+                               dweight.data<float>(), count, width});
+}
+
+}  // namespace
+
+void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight) {
+  if (weight.next_beta() == 0.0f) weight.grad.fill_zero();
+  const int64_t count = tokens.size();
+  const Tensor links = Tensor::empty_on(dy.device(), {count, 2}, DType::i32);
+  for_each(count, Link{tokens.data<int32_t>(), links.data<int32_t>(), count});
+  if (dy.dtype() == DType::f32)
+    add_along<float>(dy, tokens, links, weight.grad);
+  else
+    add_along<bfloat16>(dy, tokens, links, weight.grad);
+}
+
+}  // namespace heddle::HEDDLE_BACKEND
