@@ -7,6 +7,7 @@
 #include "apps/progress.h"
 #include "core/error.h"
 #include "core/kernels.h"
+#include "data/feed.h"
 #include "layers/loss.h"
 
 namespace heddle {
@@ -21,15 +22,6 @@ Var network_input(const Tensor& images, Device device, DType dtype) {
   return Var(dtype == here.dtype() ? here : converted(here, dtype, Layout::plain));
 }
 
-Var network_input(const Batch& batch, const Loader& loader, Device device, DType dtype) {
-  if (!batch.bytes.defined()) return network_input(batch.images, device, dtype);
-  const int64_t side = batch.bytes.shape()[1];
-  const Tensor images = Tensor::empty_on(device, {batch.count, 3, side, side}, dtype,
-                                         device.is_cuda() ? Layout::nhwc : Layout::plain);
-  augment_bytes(loader.augmentation(), batch.bytes.to(device), batch.placements.to(device), images);
-  return Var(images);
-}
-
 Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
                     DataParallelOptimizer* learners) {
   const double begin = wall_clock();
@@ -37,14 +29,17 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
   int64_t first = 0, five = 0;
   const bool together = learners != nullptr && learners->learners() > 1;
   int64_t batches = 0;
-  for (auto& batch : loader.epoch(0)) {
+  BatchFeed feed(loader.epoch(0), loader.augmentation(), device, dtype);
+  while (feed.next()) {
+    const FedBatch& batch = feed.batch();
     // A sign of life now and then, as often on all ranks: who waits gives up after a time.
     if (together && ++batches % kBatchesPerSign == 0)
       learners->collective("evaluation", [](Communicator& comm) { comm.barrier(); });
     if (batch.count == 0) continue;  // fewer images than learners were left
     Tape tape({.training = false});
-    const Var logits = model.forward(tape, network_input(batch, loader, device, dtype));
+    const Var logits = model.forward(tape, Var(batch.images));
     const Var loss = softmax_cross_entropy(tape, logits, batch.labels);
+    (void)feed.prefetch();
     out.loss += static_cast<double>(loss.value().item()) * static_cast<double>(batch.count);
     out.samples += batch.count;
     first += count_top_k(logits.value(), batch.labels, 1);

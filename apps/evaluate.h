@@ -42,9 +42,7 @@ struct Guess {
 std::vector<Guess> predict(const ResNet& model, const std::string& file,
                            const Augmentation& prepare, Device device, int count);
 
-// Images as the network takes them: on the device, in f32 or bf16. Those of a batch that the loader
-// left as bytes are augmented there.
+// Images as the network takes them: on the device, in f32 or bf16.
 Var network_input(const Tensor& images, Device device, DType dtype);
-Var network_input(const Batch& batch, const Loader& loader, Device device, DType dtype);
 
 }  // namespace heddle

@@ -24,6 +24,7 @@
 #include "core/context.h"
 #include "core/step_graph.h"
 #include "core/streams.h"
+#include "data/feed.h"
 #include "layers/loss.h"
 #include "optim/data_parallel.h"
 #include "optim/schedule.h"
@@ -132,14 +133,15 @@ class Trainer {
     double step_loss = 0;
     int64_t step_samples = 0;
     StepTimes t;
-    for (auto& batch : train_.epoch(log_.epoch(), batch_)) {
+    BatchFeed feed(train_.epoch(log_.epoch(), batch_), train_.augmentation(), context_.device(),
+                   activation_type(o_));
+    while (feed.next()) {
       t.data += t.lap();
       const double lr = schedule_.lr(log_.step() - ahead_);
-      if (!(graph_ ? recorded_pass(batch, lr, step_loss, t) : pass(batch, lr, step_loss, t)))
-        return;
+      if (!(graph_ ? recorded_pass(feed, lr, step_loss, t) : pass(feed, lr, step_loss, t))) return;
       const StepReport report = optimizer_.finish_step();
       t.update += t.lap();
-      step_samples += batch.count;
+      step_samples += feed.batch().count;
       if (++batch_ % o_.accumulate != 0) continue;
 
       if (!log_.finish_step(report,
@@ -157,19 +159,20 @@ class Trainer {
   }
 
   // Forward and backward of one batch, whose loss is added to step_loss. False: it ends the run.
-  bool pass(const Batch& batch, double lr, double& step_loss, StepTimes& t) {
+  bool pass(BatchFeed& feed, double lr, double& step_loss, StepTimes& t) {
+    const FedBatch& batch = feed.batch();
     Tape tape({.training = true,
                .seed = static_cast<uint64_t>(o_.seed),
                .step = static_cast<uint64_t>(log_.step() * o_.accumulate + batch_ % o_.accumulate),
                .first_sample = batch.first_sample});
-    const Var x = network_input(batch, train_, context_.device(), activation_type(o_));
-    const Var loss = forward(tape, x, batch.labels);
+    const Var loss = forward(tape, Var(batch.images), batch.labels);
     step_loss += static_cast<double>(loss.value().item()) / static_cast<double>(o_.accumulate);
     t.forward += t.lap();
     if (!log_.check_loss(step_loss, lr)) return false;
 
     optimizer_.begin_step(lr);
     backward(tape, loss);
+    (void)feed.prefetch();
     wait_for_stream();
     t.backward += t.lap();
     return true;
@@ -178,17 +181,18 @@ class Trainer {
   // The same, recorded as a CUDA graph once it has run a few times. No layer of a residual network
   // draws random numbers: nothing depends on the step but its batch. All its time counts as
   // backward's.
-  bool recorded_pass(const Batch& batch, double lr, double& step_loss, StepTimes& t) {
+  bool recorded_pass(BatchFeed& feed, double lr, double& step_loss, StepTimes& t) {
+    const FedBatch& batch = feed.batch();
     check_labels(batch.labels, class_count_);
-    const Var x = network_input(batch, train_, context_.device(), activation_type(o_));
     optimizer_.begin_step(lr);
     const std::vector<Tensor> out =
-        graph_->run({x.value(), batch.labels}, [&](const std::vector<Tensor>& in) {
+        graph_->run({batch.images, batch.labels}, [&](const std::vector<Tensor>& in) {
           Tape tape;
           const Var loss = forward(tape, Var(in[0]), in[1]);
           backward(tape, loss);
           return std::vector<Tensor>{loss.value()};
         });
+    (void)feed.prefetch();
     step_loss = static_cast<double>(out[0].item());
     t.backward += t.lap();
     return log_.check_loss(step_loss, lr);
@@ -331,7 +335,8 @@ Outcome train(const Job& job, const Learner& learner) {
 int show_headroom(const TrainResnetOptions& o, const Learner& learner, const Loader& train) {
   auto epoch = train.epoch(0);
   const Batch& batch = *epoch.begin();
-  const Var images = network_input(batch, train, learner.context.device(), activation_type(o));
+  const Var images(
+      images_on(learner.context.device(), batch, train.augmentation(), activation_type(o)));
   return run_headroom(o, learner.store, learner.comm, plan_steps(o, train),
                       [&](DataParallelOptimizer& optimizer, const auto& backward_ended) {
                         for (int64_t micro = 0; micro < o.accumulate; ++micro) {

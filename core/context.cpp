@@ -14,10 +14,14 @@ namespace {
 
 thread_local Context* current_context = nullptr;
 
-// Of the thread on the side stream.
-struct SidePool {
-  std::shared_ptr<Pool> pool;
+// Of the streams beside the first.
+struct SidePools {
+  std::mutex mutex;
+  std::shared_ptr<Pool> pools[kStreamUses];
 };
+
+constexpr const char* kMemoryOf[kStreamUses] = {"device memory", "device memory, exchanges",
+                                                "device memory, copies"};
 
 #ifdef HEDDLE_CUDA
 void use_device(Device device) {
@@ -57,6 +61,7 @@ Context::Context(const ContextOptions& options)
   if (options_.device.is_cuda()) {
     use_device(options_.device);
     device_pool_ = std::make_shared<Pool>(options_.device);
+    pinned_pool_ = std::make_shared<Pool>(Device{}, Pool::keeps_blocks(), true);
   }
 #endif
   current_context = this;
@@ -81,18 +86,19 @@ void Context::trace_memory() {
   };
   record("host memory", host_pool_);
   if (device_pool_ != nullptr)
-    record(SideStream::active() ? "device memory, exchanges" : "device memory",
-           pool(options_.device));
+    record(kMemoryOf[static_cast<size_t>(stream_use())], pool(options_.device));
 }
 
 std::shared_ptr<Pool> Context::pool(Device device) {
   if (!device.is_cuda()) return host_pool_;
   if (device_pool_ == nullptr || device != options_.device)
     throw Error(concat("no memory pool for ", to_string(device), " in this Context"));
-  if (!SideStream::active()) return device_pool_;
-  SidePool& side = state<SidePool>();
-  if (side.pool == nullptr) side.pool = std::make_shared<Pool>(device);
-  return side.pool;
+  if (stream_use() == StreamUse::main) return device_pool_;
+  SidePools& sides = state<SidePools>();
+  const std::lock_guard lock(sides.mutex);
+  auto& side = sides.pools[static_cast<size_t>(stream_use())];
+  if (side == nullptr) side = std::make_shared<Pool>(device);
+  return side;
 }
 
 ContextScope::ContextScope(Context& context)

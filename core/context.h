@@ -41,6 +41,10 @@ class Context {
   int threads() const { return options_.threads; }
   const ContextOptions& options() const { return options_; }
   std::shared_ptr<Pool> pool(Device device);
+  // Of the host, and where this Context has a GPU, pinned for it.
+  std::shared_ptr<Pool> pinned_pool() {
+    return pinned_pool_ == nullptr ? host_pool_ : pinned_pool_;
+  }
   // Device tensors of this Context's own thread come from `pool` from now on; returns the one so
   // far.
   std::shared_ptr<Pool> exchange_device_pool(std::shared_ptr<Pool> pool) {
@@ -68,7 +72,7 @@ class Context {
   ContextOptions options_;
   Context* previous_ = nullptr;
   int previous_threads_;
-  std::shared_ptr<Pool> host_pool_, device_pool_;
+  std::shared_ptr<Pool> host_pool_, pinned_pool_, device_pool_;
   Trace trace_;
   std::mutex mutex_;
   std::map<std::type_index, void*> states_;

@@ -41,7 +41,8 @@ struct CudaHandles {
   CudaHandles& operator=(const CudaHandles&) = delete;
 };
 
-// High priority: what others wait for goes first.
+// Of a stream beside the first. High priority: what others wait for goes first.
+template <StreamUse kUse>
 struct SideHandles {
   cudaStream_t stream = nullptr;
   cublasHandle_t cublas = nullptr;
@@ -62,23 +63,32 @@ struct SideHandles {
 };
 
 CudaHandles& handles() { return Context::current().state<CudaHandles>(); }
-SideHandles& side_handles() { return Context::current().state<SideHandles>(); }
+
+template <class Call>
+auto with_handles(const Call& call) {
+  Context& context = Context::current();
+  switch (stream_use()) {
+    case StreamUse::exchange:
+      return call(context.state<SideHandles<StreamUse::exchange>>());
+    case StreamUse::copy:
+      return call(context.state<SideHandles<StreamUse::copy>>());
+    case StreamUse::main:
+      break;
+  }
+  return call(handles());
+}
 
 }  // namespace
 
 cudaStream_t cuda_stream() {
-  return SideStream::active() ? side_handles().stream : handles().stream;
+  return with_handles([](auto& h) { return h.stream; });
 }
 
 cublasHandle_t cublas_handle() {
-  if (SideStream::active()) {
-    SideHandles& side = side_handles();
-    make_cublas(side.cublas, side.workspace, side.stream);
-    return side.cublas;
-  }
-  CudaHandles& h = handles();
-  make_cublas(h.cublas, h.workspace, h.stream);
-  return h.cublas;
+  return with_handles([](auto& h) {
+    make_cublas(h.cublas, h.workspace, h.stream);
+    return h.cublas;
+  });
 }
 
 // Works on the Context's first stream, whichever thread asks; cuDNN takes a second to load.

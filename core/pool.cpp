@@ -21,19 +21,21 @@ constexpr size_t kMinSegment = size_t{32} << 20;
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Memory from the system: bytes is a multiple of kHugePage. Returns null when there is none.
-void* system_allocate(Device device, size_t bytes) {
 #ifdef HEDDLE_CUDA
-  if (device.is_cuda()) {
-    void* p = nullptr;
-    if (cudaMalloc(&p, bytes) != cudaSuccess) {
-      (void)cudaGetLastError();
-      return nullptr;
-    }
-    return p;
-  }
+// Null when there is none.
+void* cuda_allocate(bool on_device, size_t bytes) {
+  void* p = nullptr;
+  const cudaError_t status = on_device ? cudaMalloc(&p, bytes) : cudaMallocHost(&p, bytes);
+  if (status == cudaSuccess) return p;
+  (void)cudaGetLastError();
+  return nullptr;
+}
+
+void cuda_release(bool on_device, void* p) { (void)(on_device ? cudaFree(p) : cudaFreeHost(p)); }
 #endif
-  (void)device;
+
+// Huge pages from the system: bytes is a multiple of kHugePage. Returns null when there is none.
+void* map_pages(size_t bytes) {
   // Map one huge page more than needed and give back what is not aligned.
   void* mapped = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -45,30 +47,6 @@ void* system_allocate(Device device, size_t bytes) {
   if (tail > 0) munmap(aligned + bytes, tail);
   (void)madvise(aligned, bytes, MADV_HUGEPAGE);  // advice: refusal costs speed only
   return aligned;
-}
-
-void system_release(Device device, void* p, size_t bytes) {
-#ifdef HEDDLE_CUDA
-  if (device.is_cuda()) {
-    (void)cudaFree(p);
-    return;
-  }
-#endif
-  (void)device;
-  munmap(p, bytes);
-}
-
-void* allocate_alone(Device device, size_t bytes) {
-  if (device.is_cuda()) return system_allocate(device, bytes);
-  void* p = nullptr;
-  return posix_memalign(&p, kAlign, bytes) == 0 ? p : nullptr;
-}
-
-void release_alone(Device device, void* p) {
-  if (device.is_cuda())
-    system_release(device, p, 0);
-  else
-    std::free(p);
 }
 
 // What the card has left and what to do about it; empty for the CPU.
@@ -85,15 +63,36 @@ std::string advice(Device device) {
 
 }  // namespace
 
-Pool::Pool(Device device, bool caching) : device_(device), caching_(caching) {}
+Pool::Pool(Device device, bool caching, bool pinned)
+    : device_(device), caching_(caching), pinned_(pinned) {}
 
-bool Pool::switched_off() {
-  static const bool off = std::getenv("HEDDLE_NO_POOL") != nullptr;
-  return off;
+bool Pool::keeps_blocks() {
+  static const bool keeps = std::getenv("HEDDLE_NO_POOL") == nullptr;
+  return keeps;
 }
 
 Pool::~Pool() {
-  for (auto [p, bytes] : segments_) system_release(device_, p, bytes);
+  for (auto [p, bytes] : segments_) give_back(p, bytes);
+}
+
+// Segments, or without caching blocks. Returns null when there is no memory.
+void* Pool::take(size_t bytes) const {
+#ifdef HEDDLE_CUDA
+  if (device_.is_cuda() || pinned_) return cuda_allocate(device_.is_cuda(), bytes);
+#endif
+  if (caching_) return map_pages(bytes);
+  void* p = nullptr;
+  return posix_memalign(&p, kAlign, bytes) == 0 ? p : nullptr;
+}
+
+void Pool::give_back(void* p, size_t bytes) const noexcept {
+#ifdef HEDDLE_CUDA
+  if (device_.is_cuda() || pinned_) return cuda_release(device_.is_cuda(), p);
+#endif
+  if (caching_)
+    munmap(p, bytes);
+  else
+    std::free(p);
 }
 
 void Pool::refuse(size_t bytes) const {
@@ -103,7 +102,7 @@ void Pool::refuse(size_t bytes) const {
 
 void Pool::grow(size_t bytes) {
   const size_t size = round_up(std::max(bytes, kMinSegment), kHugePage);
-  void* p = system_allocate(device_, size);
+  void* p = take(size);
   if (p == nullptr) refuse(size);
   segments_.emplace_back(p, size);
   segment_starts_.insert(static_cast<char*>(p));
@@ -116,7 +115,7 @@ void* Pool::allocate(size_t bytes) {
   if (bytes > (size_t{1} << 48)) throw Error(concat("out of memory: asked for ", bytes, " bytes"));
   std::lock_guard lock(mutex_);
   if (!caching_) {
-    void* p = allocate_alone(device_, std::max<size_t>(bytes, 1));
+    void* p = take(std::max<size_t>(bytes, 1));
     if (p == nullptr) refuse(bytes);
     used_.emplace(static_cast<char*>(p), bytes);
     reserved_ = in_use_ += bytes;
@@ -152,7 +151,7 @@ void Pool::release(void* block) noexcept {
   in_use_ -= size;
   if (!caching_) {
     reserved_ = in_use_;
-    release_alone(device_, p);
+    give_back(p, size);
     return;
   }
   // Join with the free neighbours, but never across segments.
@@ -186,7 +185,7 @@ void Pool::trim() {
     segment_starts_.erase(found->first);
     free_by_address_.erase(found);
     reserved_ -= bytes;
-    system_release(device_, p, bytes);
+    give_back(p, bytes);
     return true;
   });
 }

@@ -22,10 +22,13 @@ namespace heddle {
 
 class Pool {
  public:
-  explicit Pool(Device device, bool caching = !switched_off());
+  // pinned: memory of the host that GPUs read at full speed, in a build with CUDA.
+  explicit Pool(Device device, bool caching = keeps_blocks(), bool pinned = false);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
+
+  static bool keeps_blocks();  // unless HEDDLE_NO_POOL is set
 
   // At least `bytes` bytes, 256-byte aligned; never null. Throws Error when memory is exhausted.
   void* allocate(size_t bytes);
@@ -34,6 +37,7 @@ class Pool {
   void trim();
 
   Device device() const { return device_; }
+  bool pinned() const { return pinned_; }
   size_t bytes_in_use() const;
   size_t peak_bytes_in_use() const;
   size_t bytes_reserved() const;  // taken from the system
@@ -42,12 +46,13 @@ class Pool {
  private:
   using Block = std::pair<size_t, char*>;  // size, address: best fit is lower_bound
 
-  static bool switched_off();  // by HEDDLE_NO_POOL
+  void* take(size_t bytes) const;
+  void give_back(void* p, size_t bytes) const noexcept;
   void grow(size_t bytes);
   [[noreturn]] void refuse(size_t bytes) const;
 
   Device device_;
-  bool caching_;
+  bool caching_, pinned_;
   mutable std::mutex mutex_;
   std::set<Block> free_by_size_;
   std::map<char*, size_t> free_by_address_;

@@ -9,13 +9,17 @@
 namespace heddle {
 namespace {
 
-thread_local bool on_side = false;
+thread_local StreamUse current_use = StreamUse::main;
 
 }  // namespace
 
-SideStream::SideStream() { on_side = Context::current().device().is_cuda(); }
-SideStream::~SideStream() { on_side = false; }
-bool SideStream::active() { return on_side; }
+StreamUse stream_use() { return current_use; }
+
+SideStream::SideStream(StreamUse use) : previous_(current_use) {
+  if (Context::current().device().is_cuda()) current_use = use;
+}
+
+SideStream::~SideStream() { current_use = previous_; }
 
 #ifdef HEDDLE_CUDA
 void wait_for_stream() {

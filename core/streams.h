@@ -1,28 +1,37 @@
-// A second stream for a thread that works beside its Context's own: what it starts on a GPU runs at
-// high priority and is ordered with the first stream by fences only. Its tensors come from a pool
-// of their own, so that memory is handed out again in the order of the stream that used it, and
-// cuBLAS is there twice; cuDNN stays with the first stream. Without CUDA, and on the CPU, nothing
-// of this does anything.
+// Streams beside a Context's own: what a thread starts there on a GPU runs at high priority and is
+// ordered with the first stream by fences only. Tensors come from a pool of each stream's own, so
+// that memory is handed out again in the order of the stream that used it, and cuBLAS is there for
+// each; cuDNN stays with the first stream. Without CUDA, and on the CPU, nothing of this does
+// anything.
 //
 //   Fence written;                       // on the Context's thread
 //   written.record();                    // behind what it has started so far
-//   SideStream side;                     // on the other thread, after its ContextScope
+//   SideStream side(StreamUse::exchange);  // on another thread, after its ContextScope
 //   written.wait();                      // what this thread starts from now on comes after that
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 
 namespace heddle {
 
-// While one lives, the calling thread is on the side stream of its Context.
+// main: a Context's own stream; the others work beside it.
+enum class StreamUse : uint8_t { main, exchange, copy };
+constexpr size_t kStreamUses = 3;
+
+StreamUse stream_use();  // of the calling thread
+
+// While one lives, the calling thread is on that stream of its Context.
 class SideStream {
  public:
-  SideStream();
+  explicit SideStream(StreamUse use);
   ~SideStream();
   SideStream(const SideStream&) = delete;
   SideStream& operator=(const SideStream&) = delete;
 
-  static bool active();  // for the calling thread
+ private:
+  StreamUse previous_;
 };
 
 // The calling thread waits until its stream has done all that it was given.

@@ -95,6 +95,7 @@ class Storage {
 
   void* data() const { return data_; }
   Device device() const { return pool_->device(); }
+  bool pinned() const { return pool_->pinned(); }
 
  private:
   std::shared_ptr<Pool> pool_;
@@ -103,21 +104,23 @@ class Storage {
 
 namespace {
 
-void copy_bytes(void* to, Device to_device, const void* from, Device from_device, int64_t bytes) {
+// pinned: what the host has of it.
+void copy_bytes(void* to, Device to_device, const void* from, Device from_device, bool pinned,
+                int64_t bytes) {
 #ifdef HEDDLE_CUDA
   if (to_device.is_cuda() && from_device == to_device) {  // in the order of the stream, no wait
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream()), "copy");
     return;
   }
   if (to_device.is_cuda() || from_device.is_cuda()) {
-    // In the order of the stream. The host's memory is not pinned: a copy from it has been staged
-    // when the call returns, but on cards that read it by the host's page tables.
+    // In the order of the stream. A copy from the host has been staged when the call returns, but
+    // from pinned memory, and on cards that read by the host's page tables.
     int direct = 0;
     cudaError_t status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream());
     if (status == cudaSuccess && to_device.is_cuda())
       status = cudaDeviceGetAttribute(&direct, cudaDevAttrPageableMemoryAccessUsesHostPageTables,
                                       to_device.index);
-    if (status == cudaSuccess && (direct != 0 || !to_device.is_cuda()))
+    if (status == cudaSuccess && (direct != 0 || pinned || !to_device.is_cuda()))
       status = cudaStreamSynchronize(cuda_stream());
     if (status != cudaSuccess)
       throw Error(concat("copy of ", bytes, " bytes from ", to_string(from_device), " to ",
@@ -127,6 +130,7 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
 #endif
   (void)to_device;
   (void)from_device;
+  (void)pinned;
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
@@ -145,7 +149,8 @@ int64_t offset(Layout layout, const Shape& s, int64_t n, int64_t c, int64_t h, i
 
 }  // namespace
 
-Tensor Tensor::empty_on(Device device, const Shape& shape, DType dtype, Layout layout) {
+Tensor Tensor::make(const std::shared_ptr<Pool>& pool, const Shape& shape, DType dtype,
+                    Layout layout) {
   check(layout == Layout::plain || shape.rank() == 4, "tensor: layout ", layout_name(layout),
         " needs four axes, found shape ", to_string(shape));
   check(layout != Layout::c16 || shape[1] % 16 == 0,
@@ -155,9 +160,17 @@ Tensor Tensor::empty_on(Device device, const Shape& shape, DType dtype, Layout l
   out.size_ = shape.elements();
   out.dtype_ = dtype;
   out.layout_ = layout;
-  out.storage_ = std::make_shared<Storage>(Context::current().pool(device), out.bytes());
+  out.storage_ = std::make_shared<Storage>(pool, out.bytes());
   out.data_ = out.storage_->data();
   return out;
+}
+
+Tensor Tensor::empty_on(Device device, const Shape& shape, DType dtype, Layout layout) {
+  return make(Context::current().pool(device), shape, dtype, layout);
+}
+
+Tensor Tensor::empty_pinned(const Shape& shape, DType dtype) {
+  return make(Context::current().pinned_pool(), shape, dtype, Layout::plain);
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Layout layout) {
@@ -230,7 +243,9 @@ void Tensor::copy_from(const Tensor& source) const {
         "copy: expected ", dtype_name(dtype_), " ", to_string(shape_), " ", layout_name(layout_),
         ", found ", dtype_name(source.dtype_), " ", to_string(source.shape_), " ",
         layout_name(source.layout_));
-  copy_bytes(data_, device(), source.data_, source.device(), bytes());
+  const bool pinned =
+      (storage_ && storage_->pinned()) || (source.storage_ && source.storage_->pinned());
+  copy_bytes(data_, device(), source.data_, source.device(), pinned, bytes());
 }
 
 Tensor Tensor::to(Device target) const {

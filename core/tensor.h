@@ -73,6 +73,7 @@ class Shape {
 
 std::string to_string(const Shape& shape);  // "(32, 3, 224, 224)"
 
+class Pool;
 class Storage;  // owns memory of a pool
 
 class Tensor {
@@ -84,6 +85,8 @@ class Tensor {
   static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Layout layout = Layout::plain);
   static Tensor empty_on(Device device, const Shape& shape, DType dtype = DType::f32,
                          Layout layout = Layout::plain);
+  // On the host; where the Context has a GPU, in memory from which copies to it are fast.
+  static Tensor empty_pinned(const Shape& shape, DType dtype = DType::f32);
   // Uninitialised, with shape, type, layout and device of another tensor.
   static Tensor empty_like(const Tensor& other);
   // A one-dimensional CPU tensor with these values.
@@ -128,6 +131,9 @@ class Tensor {
   float item() const;
 
  private:
+  static Tensor make(const std::shared_ptr<Pool>& pool, const Shape& shape, DType dtype,
+                     Layout layout);
+
   std::shared_ptr<Storage> storage_;
   void* data_ = nullptr;
   Shape shape_;

@@ -84,6 +84,12 @@ class Epoch::State {
     return true;
   }
 
+  bool ready() {
+    if (next_ >= end_ || workers_.empty()) return false;
+    const std::lock_guard lock(mutex_);
+    return next_ < queued_ && slot_of(next_).missing == 0;
+  }
+
  private:
   struct Slot {
     Batch batch;
@@ -104,10 +110,10 @@ class Epoch::State {
     if (batch.count == 0) return batch;
     const int64_t side = augmentation_.size;
     if (as_bytes_) {
-      batch.bytes = Tensor::empty_on(Device{}, {batch.count, side, side, 3}, DType::u8);
-      batch.placements = Tensor::empty_on(Device{}, {batch.count, 5}, DType::i32);
+      batch.bytes = Tensor::empty_pinned({batch.count, side, side, 3}, DType::u8);
+      batch.placements = Tensor::empty_pinned({batch.count, 5}, DType::i32);
     } else {
-      batch.images = Tensor::empty_on(Device{}, {batch.count, 3, side, side});
+      batch.images = Tensor::empty_pinned({batch.count, 3, side, side});
     }
     batch.labels = Tensor::empty_on(Device{}, {batch.count}, DType::i32);
     return batch;
@@ -210,6 +216,7 @@ Epoch::Epoch(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Epoch::~Epoch() = default;
 Epoch::Epoch(Epoch&&) noexcept = default;
 bool Epoch::next() { return state_->next(batch_); }
+bool Epoch::ready() const { return state_->ready(); }
 
 Loader::Loader(std::shared_ptr<const ImageDataset> dataset, const Augmentation& augmentation,
                const LoaderOptions& options)

@@ -70,6 +70,7 @@ class Epoch {
   // Waits for the next batch; false after the last. Rethrows what a worker threw.
   bool next();
   Batch& batch() { return batch_; }  // the one that next() brought
+  bool ready() const;  // next() would bring a batch, or throw, without waiting for workers
 
  private:
   friend class Loader;

@@ -44,7 +44,7 @@ void CommWorker::run(Context& context) {
   std::unique_lock lock(mutex_);
   try {
     scope.emplace(context);
-    side.emplace();
+    side.emplace(StreamUse::exchange);
   } catch (...) {  // a GPU that cannot be used from here
     failure_ = std::current_exception();
     changed_.notify_all();

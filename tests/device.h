@@ -19,6 +19,9 @@ inline ContextOptions on_test_device(ContextOptions options = {}) {
   return options;
 }
 
+// Whether the current Context computes on a GPU.
+inline bool on_gpu() { return Context::current().device().is_cuda(); }
+
 // A copy where the current Context computes.
 inline Tensor here(const Tensor& x) { return x.to(Context::current().device()); }
 

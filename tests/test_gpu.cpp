@@ -443,7 +443,7 @@ TEST_CASE("kernels: memory that a stream gives back is not written by one that o
   x = {};
   std::thread([&] {
     const ContextScope scope(context);
-    const SideStream side;
+    const SideStream side(StreamUse::exchange);
     const Tensor z = Tensor::empty_like(y);
     fill(z, 7);
     wait_for_stream();

@@ -24,8 +24,6 @@ namespace {
 using Work = StepGraph::Work;
 using Runner = std::function<std::vector<Tensor>(const std::vector<Tensor>&, const Work&)>;
 
-bool on_gpu() { return Context::current().device().is_cuda(); }
-
 Tensor counters(int64_t step, int64_t first_sample) {
   const Tensor out = Tensor::empty_on(Device{}, {2}, DType::i64);
   out.data<int64_t>()[0] = step;

@@ -87,6 +87,15 @@ cudaError_t say(cudaError_t status) {
   return status;
 }
 
+bool is_pinned(const void* p, size_t bytes) {
+  const auto& pinned = machine().pinned;
+  auto* begin = static_cast<char*>(const_cast<void*>(p));
+  auto next = pinned.upper_bound(begin);
+  if (next == pinned.begin()) return false;
+  --next;
+  return begin + bytes <= next->first + next->second;
+}
+
 // Of a stream whose work is being recorded, by a call that a recording does not allow.
 bool spoils(Stream* stream) {
   if (stream->recording == nullptr) return false;
@@ -305,6 +314,21 @@ cudaError_t cudaFree(void* p) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMallocHost(void** p, size_t bytes) {
+  const auto held = lock();
+  *p = std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign);
+  if (*p == nullptr) return say(cudaErrorMemoryAllocation);
+  machine().pinned.emplace(static_cast<char*>(*p), bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* p) {
+  const auto held = lock();
+  if (machine().pinned.erase(static_cast<char*>(p)) == 0) return say(cudaErrorInvalidValue);
+  std::free(p);
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemGetInfo(size_t* left, size_t* all) {
   const auto held = lock();
   *all = device_bytes();
@@ -329,7 +353,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                          (kind == cudaMemcpyDeviceToDevice && (to_host || from_host));
   if ((to_host && from_host) || wrong_way) return say(cudaErrorInvalidValue);
   if ((to_host || from_host) && spoils(s)) return cudaErrorStreamCaptureUnsupported;
-  if (from_host) {  // staged when the call returns
+  if (from_host && !is_pinned(from, bytes)) {  // staged when the call returns
     auto* begin = static_cast<const char*>(from);
     put_done(s, [to, staged = std::vector<char>(begin, begin + bytes)] {
       std::memcpy(to, staged.data(), staged.size());

@@ -1,0 +1,63 @@
+#include "data/feed.h"
+
+#include <utility>
+
+#include "core/kernels.h"
+
+namespace heddle {
+
+Tensor images_on(Device device, const Batch& batch, const Augmentation& augmentation, DType dtype) {
+  if (batch.count == 0) return {};
+  if (!batch.bytes.defined()) {
+    const Tensor here = batch.images.to(device);
+    return dtype == here.dtype() ? here : converted(here, dtype, Layout::plain);
+  }
+  const int64_t side = batch.bytes.shape()[1];
+  const Tensor images = Tensor::empty_on(device, {batch.count, 3, side, side}, dtype,
+                                         device.is_cuda() ? Layout::nhwc : Layout::plain);
+  augment_bytes(augmentation, batch.bytes.to(device), batch.placements.to(device), images);
+  return images;
+}
+
+BatchFeed::BatchFeed(Epoch epoch, const Augmentation& augmentation, Device device, DType dtype)
+    : epoch_(std::move(epoch)), augmentation_(augmentation), device_(device), dtype_(dtype) {}
+
+// Of the batch that the epoch has brought.
+FedBatch BatchFeed::take() {
+  const Batch& batch = epoch_.batch();
+  return {.images = images_on(device_, batch, augmentation_, dtype_),
+          .labels = batch.labels,
+          .first_sample = batch.first_sample,
+          .count = batch.count};
+}
+
+bool BatchFeed::next() {
+  batch_ = {};
+  consumed_.record();
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+  if (ahead_) {
+    arrived_.wait();
+    batch_ = *std::exchange(ahead_, std::nullopt);
+    return true;
+  }
+  if (!epoch_.next()) return false;
+  batch_ = take();
+  return true;
+}
+
+bool BatchFeed::prefetch() {
+  if (ahead_ || failure_ != nullptr) return true;
+  if (!device_.is_cuda() || !epoch_.ready()) return false;
+  try {
+    const SideStream copies(StreamUse::copy);
+    consumed_.wait();  // its memory may be used for the new one
+    (void)epoch_.next();
+    ahead_ = take();
+    arrived_.record();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+  return true;
+}
+
+}  // namespace heddle

@@ -1,0 +1,98 @@
+// Batches on their way to the device of HEDDLE_TEST_DEVICE.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/kernels.h"
+#include "data/feed.h"
+#include "data/shapes.h"
+#include "tests/device.h"
+
+using namespace heddle;
+
+namespace {
+
+constexpr int64_t kImages = 26, kBatch = 4;
+
+Augmentation moved() { return {.size = 8, .crop = Crop::pad, .padding = 1, .flip = true}; }
+
+Loader loader_of(std::shared_ptr<const ImageDataset> set, bool bytes, int workers) {
+  return {std::move(set),
+          moved(),
+          {.batch_size = kBatch, .workers = workers, .seed = 3, .shuffle = true, .bytes = bytes}};
+}
+
+std::shared_ptr<const ImageDataset> shapes() {
+  return render_shapes(Split::train, {.image_size = 8, .train_images = kImages});
+}
+
+// Until the next batch is on its way.
+void prefetch_surely(BatchFeed& feed) {
+  for (int tries = 0; tries < 5000 && !feed.prefetch(); ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+}  // namespace
+
+TEST_CASE("batch feed: the loader's batches, ahead or not") {
+  Context context(on_test_device());
+  const auto set = shapes();
+  for (bool bytes : {false, true})
+    for (int workers : {0, 2})
+      for (DType dtype : {DType::f32, DType::bf16}) {
+        CAPTURE(bytes);
+        CAPTURE(workers);
+        CAPTURE(dtype_name(dtype));
+        const Loader loader = loader_of(set, bytes, workers), plain = loader_of(set, false, 0);
+        BatchFeed feed(loader.epoch(1), loader.augmentation(), context.device(), dtype);
+        // Copies that a GPU may make as late as it likes.
+        std::vector<Tensor> found;
+        std::vector<std::vector<float>> expected;
+        for (auto& batch : plain.epoch(1)) {
+          REQUIRE(feed.next());
+          const FedBatch& fed = feed.batch();
+          CHECK(fed.images.device() == context.device());
+          CHECK(fed.images.dtype() == dtype);
+          CHECK(fed.count == batch.count);
+          CHECK(fed.first_sample == batch.first_sample);
+          CHECK(fed.labels.to_vector() == batch.labels.to_vector());
+          found.push_back(fed.images.clone());
+          expected.push_back(converted(batch.images, dtype, Layout::plain).to_vector());
+          const bool last = std::ssize(found) * kBatch >= kImages;
+          if (on_gpu() && workers > 0 && !last) prefetch_surely(feed);
+          CHECK(feed.prefetch() == (on_gpu() && workers > 0 && !last));
+        }
+        CHECK_FALSE(feed.next());
+        CHECK_FALSE(feed.prefetch());
+        REQUIRE(found.size() == 7);
+        for (size_t i = 0; i < found.size(); ++i) CHECK(found[i].to_vector() == expected[i]);
+      }
+}
+
+TEST_CASE("batch feed: a broken image is the error of its own batch") {
+  struct Broken final : ImageDataset {
+    Broken() : ImageDataset({"broken", {"a"}, 8, {}}) {}
+    int64_t size() const override { return kImages; }
+    int label(int64_t) const override { return 0; }
+    void read(int64_t index, Image& out) const override {
+      check(index != 9, "image ", index, " is broken");
+      out.label = 0;
+      out.width = out.height = 8;
+      out.pixels.assign(192, 7);
+    }
+  };
+  Context context(on_test_device());
+  for (bool ahead : {false, true}) {
+    const Loader loader(std::make_shared<Broken>(), moved(), {.batch_size = kBatch, .bytes = true});
+    BatchFeed feed(loader.epoch(0), loader.augmentation(), context.device(), DType::f32);
+    for (int i = 0; i < 2; ++i) {
+      REQUIRE(feed.next());
+      if (ahead && on_gpu()) prefetch_surely(feed);
+    }
+    CHECK_THROWS_WITH_AS(feed.next(), "image 9 is broken", InputError);
+  }
+}
