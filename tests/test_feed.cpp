@@ -65,6 +65,10 @@ TEST_CASE("batch feed: the loader's batches, ahead or not") {
           const bool last = std::ssize(found) * kBatch >= kImages;
           if (on_gpu() && workers > 0 && !last) prefetch_surely(feed);
           CHECK(feed.prefetch() == (on_gpu() && workers > 0 && !last));
+          if (on_gpu() && workers > 0 && !last) {
+            const SideStream copies(StreamUse::copy);
+            CHECK(context.pool(context.device())->bytes_in_use() > 0);
+          }
         }
         CHECK_FALSE(feed.next());
         CHECK_FALSE(feed.prefetch());

@@ -2,8 +2,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <numeric>
 #include <thread>
 
@@ -65,6 +67,44 @@ std::vector<float> joined(const std::vector<std::vector<float>>& parts) {
   std::vector<float> all;
   for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
   return all;
+}
+
+TEST_CASE("loader: a batch is ready when its last image is there") {
+  struct Gated final : ImageDataset {
+    Gated() : ImageDataset({"gated", {"a"}, 8, {}}) {}
+    int64_t size() const override { return 6; }
+    int label(int64_t) const override { return 0; }
+    void read(int64_t index, Image& out) const override {
+      open[static_cast<size_t>(index)].wait(false);
+      out.label = 0;
+      out.width = out.height = 8;
+      out.pixels.assign(192, 0);
+    }
+    mutable std::array<std::atomic<bool>, 6> open = {};
+  };
+  Context context;
+  const auto set = std::make_shared<Gated>();
+  const auto pass = [&](size_t i) {
+    set->open[i] = true;
+    set->open[i].notify_all();
+  };
+  Epoch epoch = Loader(set, kTiny, {.batch_size = 3, .workers = 2}).epoch(0);
+  const auto wait_until_ready = [&] {
+    while (!epoch.ready()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  CHECK_FALSE(epoch.ready());
+  pass(0);
+  pass(1);
+  CHECK_FALSE(epoch.ready());
+  pass(2);
+  wait_until_ready();
+  CHECK(epoch.next());
+  CHECK_FALSE(epoch.ready());
+  for (size_t i : {3, 4, 5}) pass(i);
+  wait_until_ready();
+  CHECK(epoch.next());
+  CHECK_FALSE(epoch.ready());  // there is none
+  CHECK_FALSE(epoch.next());
 }
 
 TEST_CASE("loader: workers change nothing") {
