@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/error.h"
 #include "core/kernels.h"
 
 namespace heddle {
@@ -40,24 +41,30 @@ bool BatchFeed::next() {
     batch_ = *std::exchange(ahead_, std::nullopt);
     return true;
   }
-  if (!epoch_.next()) return false;
+  if (!std::exchange(taken_, false) && !epoch_.next()) return false;
   batch_ = take();
   return true;
 }
 
 bool BatchFeed::prefetch() {
   if (ahead_ || failure_ != nullptr) return true;
-  if (!device_.is_cuda() || !epoch_.ready()) return false;
+  if (!device_.is_cuda() || taken_ || !epoch_.ready()) return false;
+  try {
+    taken_ = epoch_.next();
+  } catch (...) {
+    failure_ = std::current_exception();
+    return true;
+  }
   try {
     const SideStream copies(StreamUse::copy);
     consumed_.wait();  // its memory may be used for the new one
-    (void)epoch_.next();
     ahead_ = take();
     arrived_.record();
-  } catch (...) {
-    failure_ = std::current_exception();
+    taken_ = false;
+  } catch (const Error&) {  // no memory: next() tries again behind the step
+    ahead_.reset();
   }
-  return true;
+  return ahead_.has_value();
 }
 
 }  // namespace heddle

@@ -39,7 +39,8 @@ class BatchFeed {
   bool next();
   const FedBatch& batch() const { return batch_; }
   // Once the step on this batch has been started: brings the next one to the GPU if the loader has
-  // it. The caller waits for the copy, not for the step. True: the next one is there, or its error.
+  // it and there is memory for it. The caller waits for the copy, not for the step. True: it is
+  // there, or its error.
   bool prefetch();
 
  private:
@@ -51,6 +52,7 @@ class BatchFeed {
   DType dtype_;
   FedBatch batch_;
   std::optional<FedBatch> ahead_;
+  bool taken_ = false;          // the epoch has brought a batch that found no room beside this one
   std::exception_ptr failure_;  // of the batch ahead
   // Of the first stream: the batch before this one is no longer read; of the copies: the batch
   // ahead is there.

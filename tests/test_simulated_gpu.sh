@@ -63,7 +63,7 @@ epochs=("$lm" --data a.txt --emsize 24 --nhid 24 --bptt 150 --epochs 2 --batch-s
 run text-eager "${epochs[@]}" --device cuda --graph off
 run text-recorded "${epochs[@]}" --device cuda --graph on
 same text-eager text-recorded
-run text-part "${epochs[@]}" --device cuda --save-every 4
+run text-part "${epochs[@]}" --device cuda --save-every 4 --keep 9
 "${epochs[@]}" --device cuda --resume text-part/checkpoints/step-4 --quiet --output-dir text-resumed >/dev/null 2>text-resumed.err ||
   fail "resume: $(head -c 500 text-resumed.err)"
 [ -n "$(losses text-resumed)" ] && [ "$(losses text-eager | tail -2)" = "$(losses text-resumed | tail -2)" ] ||
