@@ -1,8 +1,8 @@
 // Shapes, tensors, the pool, the Context and the trace.
 #include <doctest/doctest.h>
 
-#include <cstring>
 #include <omp.h>
+#include <cstring>
 
 #include <algorithm>
 #include <cmath>

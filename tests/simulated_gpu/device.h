@@ -11,9 +11,9 @@
 // stopped; it is NaN when it comes from the device (not when a pool hands it out again), and what
 // lies behind it, but for 255 bytes, has no rights at all: with HEDDLE_NO_POOL that holds for each
 // tensor, and then memory is open to the host, since changing the rights would take too long. Two
-// ranks need two devices for NCCL. Copies from the host are staged when they are asked for, but from
-// pinned memory, which is read when the stream gets to it. While a graph is recorded on a stream,
-// waiting for it, copies from or to the host and events spoil the graph.
+// ranks need two devices for NCCL. Copies from the host are staged when they are asked for, but
+// from pinned memory, which is read when the stream gets to it. While a graph is recorded on a
+// stream, waiting for it, copies from or to the host and events spoil the graph.
 //
 //   SIMULATED_GPUS=N     how many devices there are (default 2)
 //   SIMULATED_GPU_MIB=N  memory of each (default 4096)
