@@ -1,5 +1,7 @@
 #include "core/cuda.h"
 
+#include <memory>
+
 #include "core/context.h"
 #include "core/streams.h"
 #include "core/tensor.h"
@@ -99,6 +101,23 @@ cudnnHandle_t cudnn_handle() {
     check_cudnn(cudnnSetStream(h.cudnn, h.stream), "cudnnSetStream");
   }
   return h.cudnn;
+}
+
+float stream_milliseconds(const std::function<void()>& start) {
+  const auto record = [] {
+    cudaEvent_t made = nullptr;
+    check_cuda(cudaEventCreate(&made), "cudaEventCreate");
+    std::unique_ptr<CUevent_st, Destroy<cudaEventDestroy>> out(made);
+    check_cuda(cudaEventRecord(made, cuda_stream()), "cudaEventRecord");
+    return out;
+  };
+  const auto begin = record();
+  start();
+  const auto end = record();
+  float ms = 0;
+  check_cuda(cudaEventSynchronize(end.get()), "cudaEventSynchronize");
+  check_cuda(cudaEventElapsedTime(&ms, begin.get(), end.get()), "cudaEventElapsedTime");
+  return ms;
 }
 
 }  // namespace heddle

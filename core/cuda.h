@@ -5,6 +5,8 @@
 #include <cuda_runtime.h>
 #include <cudnn.h>
 
+#include <functional>
+
 #include "core/error.h"
 
 namespace heddle {
@@ -24,11 +26,23 @@ inline void check_cudnn(cudnnStatus_t status, const char* what) {
   throw Error(concat("cuDNN: ", what, ": ", cudnnGetErrorString(status), " ", detail));
 }
 
+// For std::unique_ptr of what a library's kDestroy takes back.
+template <auto kDestroy>
+struct Destroy {
+  template <class T>
+  void operator()(T* descriptor) const {
+    (void)kDestroy(descriptor);
+  }
+};
+
 // Stream and library handles of the calling thread's Context, made at first use. All work of a
 // Context runs in the order of its stream, so memory that goes back to the pool may be handed out
 // again at once.
 cudaStream_t cuda_stream();
 cublasHandle_t cublas_handle();
 cudnnHandle_t cudnn_handle();
+
+// How long the calling thread's stream takes for what start() puts on it. Waits for it.
+float stream_milliseconds(const std::function<void()>& start);
 
 }  // namespace heddle

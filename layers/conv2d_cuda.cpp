@@ -30,14 +30,6 @@ namespace {
 // of 224 pixels in bf16 take 392 MiB.
 constexpr size_t kMostWorkspace = size_t{1} << 30;
 
-template <auto kDestroy>
-struct Destroy {
-  template <class T>
-  void operator()(T* descriptor) const {
-    (void)kDestroy(descriptor);
-  }
-};
-
 using MapDescriptor = std::unique_ptr<cudnnTensorStruct, Destroy<cudnnDestroyTensorDescriptor>>;
 using FilterDescriptor = std::unique_ptr<cudnnFilterStruct, Destroy<cudnnDestroyFilterDescriptor>>;
 using ConvDescriptor =
@@ -255,16 +247,6 @@ cudnnStatus_t attempt(const ConvPlan& plan, const Candidate& c, const Tensor& a,
   return status;
 }
 
-using Event = std::unique_ptr<CUevent_st, Destroy<cudaEventDestroy>>;
-
-Event record_event() {
-  cudaEvent_t made = nullptr;
-  check_cuda(cudaEventCreate(&made), "cudaEventCreate");
-  Event out(made);
-  check_cuda(cudaEventRecord(made, cuda_stream()), "cudaEventRecord");
-  return out;
-}
-
 // Orders the candidates by the shortest of three runs behind a first; what fails comes last, and
 // convolve() finds out why, should it come to it. The largest workspace goes first, so that the
 // others find its memory in the pool.
@@ -277,15 +259,10 @@ void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor
   for (const Candidate& c : plan.candidates) {
     float best = std::numeric_limits<float>::infinity();
     bool runs = attempt<Calls>(plan, c, a, b, out, shortage) == CUDNN_STATUS_SUCCESS;
-    for (int i = 0; i < 3 && runs; ++i) {
-      const Event begin = record_event();
-      runs = attempt<Calls>(plan, c, a, b, out, shortage) == CUDNN_STATUS_SUCCESS;
-      const Event end = record_event();
-      float ms = 0;
-      check_cuda(cudaEventSynchronize(end.get()), "convolution");
-      check_cuda(cudaEventElapsedTime(&ms, begin.get(), end.get()), "cudaEventElapsedTime");
-      best = std::min(best, ms);
-    }
+    for (int i = 0; i < 3 && runs; ++i)
+      best = std::min(best, stream_milliseconds([&] {
+                        runs = attempt<Calls>(plan, c, a, b, out, shortage) == CUDNN_STATUS_SUCCESS;
+                      }));
     timed.emplace_back(runs ? best : std::numeric_limits<float>::infinity(), c);
   }
   std::stable_sort(timed.begin(), timed.end(),

@@ -7,6 +7,9 @@
 #include "core/shared_kernel.h"
 #include "core/trace.h"
 #include "layers/activation.h"
+#ifdef HEDDLE_CUDA
+#include "layers/lstm_cudnn.h"
+#endif
 
 namespace heddle {
 namespace {
@@ -46,6 +49,37 @@ void add_bias_gradient(const Tensor& dgates, const LstmWeights& w, BackwardPass&
   }
 }
 
+// What all steps of a layer leave behind: states (T + 1, B, H) on their time line, activated gates
+// (T, B, 4H).
+struct Steps {
+  Tensor hs, cs, gates;
+};
+
+Steps run_steps(const Tensor& x, const LstmWeights& w, const Tensor& h, const Tensor& c,
+                const TimeLine& line) {
+  const Device device = x.device();
+  const DType dtype = x.dtype();
+  const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
+  const Tensor hs = Tensor::empty_on(device, {steps + 1, batch, hidden}, dtype);
+  const Tensor cs = Tensor::empty_on(device, {steps + 1, batch, hidden});
+  convert(h, entry(hs, line.start()));
+  entry(cs, line.start()).copy_from(c);
+  const Tensor bias = Tensor::empty_like(w.bias_ih->value);
+  add(w.bias_ih->value, w.bias_hh->value, bias);
+  const Tensor gates = Tensor::empty_on(device, {steps, batch, 4 * hidden});
+  gemm(rows_of(x), converted(w.ih->value, dtype, Layout::plain), rows_of(gates),
+       {.transpose_b = true});
+  const PackedMatrix recurrent(w.hh->value, true, batch, dtype, 1.0f);
+  for (int64_t step = 0; step < steps; ++step) {
+    const int64_t t = line.time(step);
+    const Tensor gate = entry(gates, t), before = entry(hs, line.before(t));
+    recurrent.multiply(before, gate);
+    HEDDLE_DISPATCH(device, lstm_cell_forward(gate, bias, entry(cs, line.before(t)),
+                                              entry(cs, line.at(t)), entry(hs, line.at(t))));
+  }
+  return {hs, cs, gates};
+}
+
 Var concatenate(Tape& tape, const Var& a, const Var& b) {
   const Device device = a.value().device();
   const Shape& s = a.shape();
@@ -77,30 +111,21 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
   const DType dtype = x.value().dtype();
   const TimeLine line{steps, reverse};
 
-  const Tensor hs = Tensor::empty_on(device, {steps + 1, batch, hidden}, dtype);
-  const Tensor cs = Tensor::empty_on(device, {steps + 1, batch, hidden});
-  convert(h, entry(hs, line.start()));
-  entry(cs, line.start()).copy_from(c);
-  const Tensor bias = Tensor::empty_like(w.bias_ih->value);
-  add(w.bias_ih->value, w.bias_hh->value, bias);
-  const Tensor gates = Tensor::empty_on(device, {steps, batch, 4 * hidden});
+#ifdef HEDDLE_CUDA
+  if (device.is_cuda() && !reverse && tape.training() &&
+      cuda::cudnn_lstm_wins(x.value(), w, h, c, [&] { (void)run_steps(x.value(), w, h, c, line); }))
+    return cuda::cudnn_lstm_layer(tape, x, w, h, c);
+#endif
+  const auto [hs, cs, gates] = run_steps(x.value(), w, h, c, line);
   const Tensor input = rows_of(x.value());
-  gemm(input, converted(w.ih->value, dtype, Layout::plain), rows_of(gates), {.transpose_b = true});
-  const PackedMatrix recurrent(w.hh->value, true, batch, dtype, 1.0f);
-  for (int64_t step = 0; step < steps; ++step) {
-    const int64_t t = line.time(step);
-    const Tensor gate = entry(gates, t), before = entry(hs, line.before(t));
-    recurrent.multiply(before, gate);
-    HEDDLE_DISPATCH(device, lstm_cell_forward(gate, bias, entry(cs, line.before(t)),
-                                              entry(cs, line.at(t)), entry(hs, line.at(t))));
-  }
   const int64_t last = line.at(line.time(steps - 1));
   h = converted(entry(hs, last), DType::f32, Layout::plain);
   c = entry(cs, last);
   w.ih->uses_per_sample = w.hh->uses_per_sample = static_cast<double>(steps);
 
   Var y(line.all(hs), true);
-  auto backward = [x, input, w, hs, cs, gates, line, device, dtype](BackwardPass& pass) {
+  auto backward = [x, input, w, hs = hs, cs = cs, gates = gates, line, device,
+                   dtype](BackwardPass& pass) {
     const int64_t batch = x.shape()[1], hidden = w.hh->shape()[1];
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dgates =

@@ -51,6 +51,8 @@ same enough short
 for i in {1..120}; do echo "line $((i % 7)): the cat saw the $((i % 11)) dogs"; done >a.txt
 words=("$lm" --data a.txt --emsize 24 --nhid 24 --bptt 9 --steps 6 --batch-size 4 --threads 1 --print-freq 1 --deterministic)
 both text 2e-3 "${words[@]}" --dropout 0.3
+run text-tuned "${words[@]/--deterministic/--tune}" --dropout 0.3 --device cuda  # cuDNN's LSTM
+alike text text-tuned 2e-3
 both tied 2e-2 "${words[@]}" --tied --precision bf16
 both readers 2e-3 "${words[@]}" --learners 2 --compress scalecom:rate=20 --compress-start 1 --clip-grad-norm 1
 

@@ -2,7 +2,7 @@
 // the caller has made. Sizes, types and memory that do not fit are refused. What cuDNN says of its
 // algorithms has every difficulty once: one that does not support the problem, one that needs too
 // much workspace, one that fails when it is run, one that needs much, one that is not
-// deterministic.
+// deterministic. cuDNN's LSTM: rnn.cpp.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cudnn.h>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/bfloat16.h"
+#include "tests/simulated_gpu/cudnn_types.h"
 #include "tests/simulated_gpu/device.h"
 
 using namespace simulated;
@@ -123,35 +124,6 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transpose_a
 
 // --------------------------------------------------------------------------------------------
 // cuDNN
-struct cudnnContext {
-  cudaStream_t stream = nullptr;
-};
-
-// Extents n, c, h, w (a filter's k, c, r, s) and what to multiply their indices with.
-struct Block {
-  std::array<int64_t, 4> size{}, step{};
-  bool half = false, nhwc = false;
-
-  bool set(cudnnTensorFormat_t format, cudnnDataType_t type, int n, int c, int h, int w) {
-    if (type != CUDNN_DATA_FLOAT && type != CUDNN_DATA_BFLOAT16) return false;
-    if (n <= 0 || c <= 0 || h <= 0 || w <= 0) return false;
-    half = type == CUDNN_DATA_BFLOAT16;
-    nhwc = format == CUDNN_TENSOR_NHWC;
-    size = {n, c, h, w};
-    if (nhwc)
-      step = {int64_t{h} * w * c, 1, int64_t{w} * c, c};
-    else
-      step = {int64_t{c} * h * w, int64_t{h} * w, w, 1};
-    return true;
-  }
-  int64_t at(int64_t n, int64_t c, int64_t h, int64_t w) const {
-    return n * step[0] + c * step[1] + h * step[2] + w * step[3];
-  }
-  int64_t elements() const { return size[0] * size[1] * size[2] * size[3]; }
-  size_t bytes() const { return static_cast<size_t>(elements() * (half ? 2 : 4)); }
-};
-
-struct cudnnTensorStruct : Block {};
 struct cudnnFilterStruct : Block {};
 struct cudnnConvolutionStruct {
   int64_t padding = 0, stride = 1, groups = 1;

@@ -1,0 +1,20 @@
+// An LSTM layer by cuDNN's RNN, which fuses what layers/lstm.cpp starts step by step. fp32 only: in
+// bf16 cuDNN keeps the cells in bf16 too, ours stay fp32.
+#pragma once
+
+#include <functional>
+
+#include "layers/lstm.h"
+
+namespace heddle::cuda {
+
+// Whether cuDNN's forward of this layer (x (T, B, I), state (B, H)) takes no longer than `own`:
+// both are timed at a shape's first use. False where the Context may not tune, for other types, and
+// for what cuDNN does not support.
+bool cudnn_lstm_wins(const Tensor& x, const LstmWeights& weights, const Tensor& h, const Tensor& c,
+                     const std::function<void()>& own);
+
+// As lstm_layer() forwards, for a shape that cudnn_lstm_wins() was asked for.
+Var cudnn_lstm_layer(Tape& tape, const Var& x, const LstmWeights& weights, Tensor& h, Tensor& c);
+
+}  // namespace heddle::cuda
