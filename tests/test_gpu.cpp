@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -55,7 +56,7 @@ void compare(const std::string& operation, const std::string& what, DType dtype,
   double worst = 0;
   for (size_t i = 0; i < found.size(); ++i) {
     const double distance = relative_distance(found[i], expected[i]);
-    worst = worst >= distance ? worst : distance;  // NaN stays
+    worst = std::isnan(worst) || worst >= distance ? worst : distance;  // NaN stays
   }
   const double bound = tolerance(operation, dtype);
   std::printf("compare %-20s %-40s %-4s %8.1e %8.1e\n", operation.c_str(), what.c_str(),

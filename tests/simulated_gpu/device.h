@@ -23,6 +23,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -56,7 +57,7 @@ struct Stream {
 struct Point {  // of a stream, as an event has recorded it
   Stream* stream = nullptr;
   bool done = false;
-  float time = 0;  // milliseconds, of no clock
+  int64_t time = 0;  // of no clock: one more for each event
 };
 
 // Work that touches no memory but in with_rights(). It may be done more than once: a graph's.

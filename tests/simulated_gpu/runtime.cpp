@@ -37,7 +37,7 @@ struct Machine {
   std::map<int, size_t> used;          // bytes by device
   int open = 0;                        // rights to the devices' memory, how often given
   uint64_t done = 0;                   // works, ever
-  float time = 0;
+  int64_t time = 0;
   bool backwards = false;
 };
 
@@ -445,7 +445,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->point = point;
   put_done(s, [point] {
     point->done = true;
-    point->time = machine().time += 0.01f;
+    point->time = ++machine().time;
   });
   return cudaSuccess;
 }
@@ -481,7 +481,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) 
       ((begin->flags | end->flags) & cudaEventDisableTiming) != 0)
     return say(cudaErrorInvalidResourceHandle);
   if (!begin->point->done || !end->point->done) return say(cudaErrorNotReady);
-  *ms = end->point->time - begin->point->time;
+  *ms = 0.01f * static_cast<float>(end->point->time - begin->point->time);
   return cudaSuccess;
 }
 
