@@ -9,6 +9,17 @@
 namespace heddle {
 namespace {
 
+// Not ordered with the legacy stream, which nobody here uses: a library that did would break the
+// recording of a step.
+cudaStream_t make_stream(bool first) {
+  int lowest = 0, highest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities");
+  cudaStream_t made = nullptr;
+  check_cuda(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, first ? highest : lowest),
+             "cudaStreamCreate");
+  return made;
+}
+
 // What NVIDIA advises for Hopper; older cards take less.
 constexpr int64_t kCublasWorkspace = int64_t{32} << 20;
 
@@ -16,15 +27,18 @@ constexpr int64_t kCublasWorkspace = int64_t{32} << 20;
 // asked for anew by every product of a recorded step (core/step_graph.h).
 void make_cublas(cublasHandle_t& cublas, Tensor& workspace, cudaStream_t stream) {
   if (cublas != nullptr) return;
-  check_cublas(cublasCreate(&cublas), "cublasCreate");
-  check_cublas(cublasSetStream(cublas, stream), "cublasSetStream");
   workspace = Tensor::empty({kCublasWorkspace}, DType::u8);
-  check_cublas(cublasSetWorkspace(cublas, workspace.raw(), kCublasWorkspace), "cublasSetWorkspace");
+  cublasHandle_t made = nullptr;
+  check_cublas(cublasCreate(&made), "cublasCreate");
+  std::unique_ptr<cublasContext, Destroy<cublasDestroy>> handle(made);
+  check_cublas(cublasSetStream(made, stream), "cublasSetStream");
+  check_cublas(cublasSetWorkspace(made, workspace.raw(), kCublasWorkspace), "cublasSetWorkspace");
   const bool tf32 = Context::current().options().tf32;
   // Sums that are cut into parts are fp32 too, where the result is bf16.
   const int mode = (tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
                    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
-  check_cublas(cublasSetMathMode(cublas, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
+  check_cublas(cublasSetMathMode(made, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
+  cublas = handle.release();
 }
 
 struct CudaHandles {
@@ -33,7 +47,7 @@ struct CudaHandles {
   Tensor workspace;  // of cuBLAS
   cudnnHandle_t cudnn = nullptr;
 
-  CudaHandles() { check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate"); }
+  CudaHandles() : stream(make_stream(false)) {}
   ~CudaHandles() {
     if (cudnn != nullptr) (void)cudnnDestroy(cudnn);
     if (cublas != nullptr) (void)cublasDestroy(cublas);
@@ -50,12 +64,7 @@ struct SideHandles {
   cublasHandle_t cublas = nullptr;
   Tensor workspace;
 
-  SideHandles() {
-    int lowest = 0, highest = 0;
-    check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities");
-    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamDefault, highest),
-               "cudaStreamCreate");
-  }
+  SideHandles() : stream(make_stream(true)) {}
   ~SideHandles() {
     if (cublas != nullptr) (void)cublasDestroy(cublas);
     (void)cudaStreamDestroy(stream);
@@ -101,6 +110,12 @@ cudnnHandle_t cudnn_handle() {
     check_cudnn(cudnnSetStream(h.cudnn, h.stream), "cudnnSetStream");
   }
   return h.cudnn;
+}
+
+bool stream_is_recorded() {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(cuda_stream(), &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
 }
 
 float stream_milliseconds(const std::function<void()>& start) {

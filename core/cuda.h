@@ -42,6 +42,9 @@ cudaStream_t cuda_stream();
 cublasHandle_t cublas_handle();
 cudnnHandle_t cudnn_handle();
 
+// Whether what the calling thread puts on its stream is being recorded (core/step_graph.h).
+bool stream_is_recorded();
+
 // How long the calling thread's stream takes for what start() puts on it. Waits for it.
 float stream_milliseconds(const std::function<void()>& start);
 

@@ -16,12 +16,10 @@ namespace heddle {
 StepGraph::StepGraph(ParameterStore& store, std::function<void(const std::string&)> on_failure)
     : store_(store), on_failure_(std::move(on_failure)) {}
 
-bool StepGraph::fits(const std::vector<Tensor>& inputs) const {
-  return std::equal(inputs.begin(), inputs.end(), inputs_.begin(), inputs_.end(),
-                    [](const Tensor& a, const Tensor& b) {
-                      return a.shape() == b.shape() && a.dtype() == b.dtype() &&
-                             a.layout() == b.layout();
-                    });
+std::vector<StepGraph::Form> StepGraph::forms_of(const std::vector<Tensor>& inputs) {
+  std::vector<Form> out;
+  for (const Tensor& x : inputs) out.push_back({x.shape(), x.dtype(), x.layout()});
+  return out;
 }
 
 #ifdef HEDDLE_CUDA
@@ -85,13 +83,12 @@ void StepGraph::record(const std::vector<Tensor>& inputs, const Work& work) {
   const Device device = Context::current().device();
   for (const Parameter& p : store_.parameters())
     check(!p.written, "step graph: ", p.name, " has a gradient before the step");
-  inputs_.clear();
-  for (const Tensor& x : inputs) inputs_.push_back(x.to(device).clone());
   try {
     // The steps so far have left about as much memory in the Context's pool as the graph will take.
     Context::current().pool(device)->trim();
     pool_ = std::make_shared<Pool>(device, true);
     const PoolScope scope(pool_);
+    for (const Tensor& x : inputs) inputs_.push_back(x.to(device).clone());
     Capture capture;
     outputs_ = work(inputs_);
     executable_ = capture.finish();
@@ -110,9 +107,12 @@ void StepGraph::record(const std::vector<Tensor>& inputs, const Work& work) {
 
 std::vector<Tensor> StepGraph::run(const std::vector<Tensor>& inputs, const Work& work) {
   const Device device = Context::current().device();
-  if (device.is_cuda() && !recorded() && failure_.empty() && runs_++ == kWarmUp)
-    record(inputs, work);
-  if (!recorded() || !fits(inputs)) {
+  const std::vector<Form> forms = forms_of(inputs);
+  if (device.is_cuda() && !recorded() && failure_.empty()) {
+    repeated_ = forms == std::exchange(forms_, forms) ? repeated_ + 1 : 0;
+    if (repeated_ == kWarmUp) record(inputs, work);
+  }
+  if (!recorded() || forms != forms_) {
     std::vector<Tensor> here;
     for (const Tensor& x : inputs) here.push_back(x.to(device));
     return work(here);

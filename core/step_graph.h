@@ -39,8 +39,9 @@ class StepGraph {
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;
 
-  // The first runs, in which plans are made, and runs with inputs of other shapes, types or layouts
-  // than those that were recorded, call the work. The third run records it. Inputs may lie on the
+  // The work is called until inputs have had the same shapes, types and layouts three times in a
+  // row, since plans are made at their first use; the third time it is recorded. It is called for
+  // inputs of other shapes later on, too, with memory beside the graph's. Inputs may lie on the
   // host. What is returned stays valid until the next run, which overwrites it; it may be an input
   // there.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, const Work& work);
@@ -51,14 +52,21 @@ class StepGraph {
   const std::string& failure() const { return failure_; }
 
  private:
+  struct Form {
+    Shape shape;
+    DType dtype;
+    Layout layout;
+    bool operator==(const Form&) const = default;
+  };
   static constexpr int kWarmUp = 2;
 
-  bool fits(const std::vector<Tensor>& inputs) const;
+  static std::vector<Form> forms_of(const std::vector<Tensor>& inputs);
   void record(const std::vector<Tensor>& inputs, const Work& work);
 
   ParameterStore& store_;
   std::function<void(const std::string&)> on_failure_;
-  int runs_ = 0;
+  std::vector<Form> forms_;  // of the last inputs; once recorded, of those
+  int repeated_ = -1;        // runs with these before the last
   std::string failure_;
   std::vector<Tensor> inputs_, outputs_;  // where the recorded work reads and writes
   std::vector<Parameter*> written_;       // whose gradients it writes

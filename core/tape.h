@@ -72,7 +72,7 @@ class BackwardPass {
  public:
   Grad dy;
   // This node has written its contribution to p.grad. Call it before the input's gradient is
-  // computed, so that an exchange can start early.
+  // computed where that can be, so that an exchange can start early.
   void contributed(Parameter& p);
 
  private:

@@ -113,6 +113,8 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
     return;
   }
   if (to_device.is_cuda() || from_device.is_cuda()) {
+    // A recorded step would copy from, or to, what the host has at this address later on.
+    if (stream_is_recorded()) throw Error("a copy from or to the host cannot be recorded");
     // In the order of the stream. A copy from the host has been staged when the call returns, but
     // from pinned memory, and on cards that read by the host's page tables.
     int direct = 0;
@@ -170,7 +172,12 @@ Tensor Tensor::empty_on(Device device, const Shape& shape, DType dtype, Layout l
 }
 
 Tensor Tensor::empty_pinned(const Shape& shape, DType dtype) {
-  return make(Context::current().pinned_pool(), shape, dtype, Layout::plain);
+  Context& context = Context::current();
+  try {
+    return make(context.pinned_pool(), shape, dtype, Layout::plain);
+  } catch (const Error&) {  // not everything that the host has may be pinned
+    return make(context.pool(Device{}), shape, dtype, Layout::plain);
+  }
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Layout layout) {

@@ -55,6 +55,8 @@ Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
                        .counters = options.counters};
   const Tensor& input = x.value();
   const Device device = input.device();
+  check(!key.counters.defined() || key.counters.device() == device,
+        "dropout: expected counters on ", to_string(device));
   const Tensor output = Tensor::empty_like(input);
   HEDDLE_DISPATCH(device, dropout_apply(input, output, key));
   Var y(output, true);

@@ -26,20 +26,31 @@ struct ReluBackward {
   }
 };
 
+HEDDLE_HD inline uint64_t dropout_stream(uint64_t step, int operation) {
+  return stream_id(Stream::dropout, step << 8 | static_cast<uint64_t>(operation));
+}
+
 // The mask of a batch: rows are (o, b), o before and b along the batch axis, whose sample number in
 // the global batch is the key; a block of the generator serves four neighbours of a row.
 struct DropoutMask {
   float p, keep_scale;
-  uint64_t seed, step;
-  int operation;
+  Philox rng;
   int64_t outer, batch, inner, first;
-  const int64_t* counters;  // null, or step and first of the step that runs
+  int operation;
+  const int64_t* counters;  // on a GPU: null, or step and first of the step that runs
   HEDDLE_HD Philox::Block draw(int64_t row, int64_t block) const {
-    const uint64_t now = counters == nullptr ? step : static_cast<uint64_t>(counters[0]);
-    const Philox rng(seed, stream_id(Stream::dropout, now << 8 | static_cast<uint64_t>(operation)));
-    const int64_t sample = (counters == nullptr ? first : counters[1]) + row % batch;
-    const int64_t place = sample * outer + row / batch;
-    return rng.block(static_cast<uint64_t>(place * ((inner + 3) / 4) + block));
+#ifdef HEDDLE_GPU
+    if (counters != nullptr) {
+      Philox now = rng;
+      now.stream = dropout_stream(static_cast<uint64_t>(counters[0]), operation);
+      return now.block(index(row, block, counters[1]));
+    }
+#endif
+    return rng.block(index(row, block, first));
+  }
+  HEDDLE_HD uint64_t index(int64_t row, int64_t block, int64_t first_sample) const {
+    const int64_t sample = first_sample + row % batch, place = sample * outer + row / batch;
+    return static_cast<uint64_t>(place * ((inner + 3) / 4) + block);
   }
   HEDDLE_HD float apply(uint32_t bits, float value) const {
     return Philox::unit(bits) < p ? 0.0f : value * keep_scale;
@@ -104,17 +115,21 @@ void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key) {
   for (int axis = 0; axis < key.batch_axis; ++axis) outer *= s[axis];
   const int64_t batch = s.rank() > 0 ? s[key.batch_axis] : 1;
   if (x.size() == 0) return;
-  const DropoutMask mask{
-      .p = key.p,
-      .keep_scale = 1.0f / (1.0f - key.p),
-      .seed = key.seed,
-      .step = key.step,
-      .operation = key.operation,
-      .outer = outer,
-      .batch = batch,
-      .inner = x.size() / (outer * batch),
-      .first = key.first,
-      .counters = key.counters.defined() ? key.counters.data<int64_t>() : nullptr};
+  const int64_t* counters = key.counters.defined() ? key.counters.data<int64_t>() : nullptr;
+  uint64_t step = key.step;
+  int64_t first = key.first;
+#ifndef HEDDLE_GPU
+  if (counters != nullptr) step = static_cast<uint64_t>(counters[0]), first = counters[1];
+#endif
+  const DropoutMask mask{.p = key.p,
+                         .keep_scale = 1.0f / (1.0f - key.p),
+                         .rng = Philox(key.seed, dropout_stream(step, key.operation)),
+                         .outer = outer,
+                         .batch = batch,
+                         .inner = x.size() / (outer * batch),
+                         .first = first,
+                         .operation = key.operation,
+                         .counters = counters};
   if (x.dtype() == DType::f32)
     run_dropout<float>(x, y, mask);
   else

@@ -291,6 +291,8 @@ Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape&
     for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
       status = attempt<Calls>(plan, *c, left, right, out, shortage);
       if (status == CUDNN_STATUS_SUCCESS) return out;
+      // No other algorithm than that of the steps before, and none is ruled out for those to come.
+      if (stream_is_recorded()) check_cudnn(status, "recorded convolution");
       // A shortage of memory passes; what is not supported stays so.
       c = status == CUDNN_STATUS_ALLOC_FAILED ? std::next(c) : plan.candidates.erase(c);
     }

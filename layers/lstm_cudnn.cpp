@@ -47,6 +47,7 @@ struct LstmPlan {
   size_t weights = 0, workspace = 0, reserve = 0;  // bytes
   Tensor lengths;                                  // i32 (B), each T
   std::vector<Span> spans;
+  bool gaps = false;  // the spans leave some of the weights' space out
   bool wins = false;
 };
 
@@ -143,6 +144,9 @@ std::optional<LstmPlan> make_plan(const Sizes& n) {
   std::fill_n(lengths.data<int32_t>(), n.batch, static_cast<int32_t>(n.steps));
   plan.lengths = lengths.to(Context::current().device());
   plan.spans = find_weights(plan, n);
+  size_t used = 0;
+  for (const Span& span : plan.spans) used += static_cast<size_t>(span.count) * 4;
+  plan.gaps = used < plan.weights;
   return plan;
 }
 
@@ -169,6 +173,7 @@ cudnnStatus_t run_forward(const LstmPlan& plan, const Tensor& x, const LstmWeigh
                           const Tensor& h, const Tensor& c, Forwarded& out) {
   const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
   out.weights = Tensor::empty({static_cast<int64_t>(plan.weights / 4)});
+  if (plan.gaps) out.weights.fill_zero();
   for (const Span& s : plan.spans)
     part(out.weights, s.to, s.count).copy_from(part((w.*s.parameter)->value, s.from, s.count));
   out.y = Tensor::empty({steps, batch, hidden});
@@ -191,21 +196,26 @@ bool cudnn_lstm_wins(const Tensor& x, const LstmWeights& w, const Tensor& h, con
   if (!options.tune || options.deterministic || x.dtype() != DType::f32) return false;
   const Sizes n = sizes_of(x, w);
   if (const auto* known = find_plan(n)) return known->has_value() && (*known)->wins;
-  std::optional<LstmPlan> plan = make_plan(n);
-  const auto cudnn = [&] {
-    Forwarded out;
-    if (run_forward(*plan, x, w, h, c, out) != CUDNN_STATUS_SUCCESS) plan.reset();
-  };
-  if (plan) cudnn();
-  if (plan) {
-    own();
-    float best = 0, best_own = 0;
-    for (int i = 0; i < 3 && plan; ++i) {
-      const float ms = stream_milliseconds(cudnn), ms_own = stream_milliseconds(own);
-      best = i == 0 ? ms : std::min(best, ms);
-      best_own = i == 0 ? ms_own : std::min(best_own, ms_own);
+  std::optional<LstmPlan> plan;
+  try {
+    plan = make_plan(n);
+    const auto cudnn = [&] {
+      Forwarded out;
+      check_cudnn(run_forward(*plan, x, w, h, c, out), "cudnnRNNForward");
+    };
+    if (plan) {
+      cudnn();
+      own();
+      float best = 0, best_own = 0;
+      for (int i = 0; i < 3; ++i) {
+        const float ms = stream_milliseconds(cudnn), ms_own = stream_milliseconds(own);
+        best = i == 0 ? ms : std::min(best, ms);
+        best_own = i == 0 ? ms_own : std::min(best_own, ms_own);
+      }
+      plan->wins = best <= best_own;
     }
-    if (plan) plan->wins = best <= best_own;
+  } catch (const Error&) {  // refused, or no memory for it: there is ours
+    plan.reset();
   }
   (void)cudaGetLastError();  // what refused calls left behind is not the next kernel's fault
   auto& plans = Context::current().state<LstmPlans>().plans;

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -100,3 +101,24 @@ TEST_CASE("batch feed: a broken image is the error of its own batch") {
     CHECK_THROWS_WITH_AS(feed.next(), "image 9 is broken", InputError);
   }
 }
+
+#ifdef HEDDLE_SIMULATED_GPU
+TEST_CASE("batch feed: without memory for the next batch it comes behind the step") {
+  Context context(on_test_device());
+  if (!on_gpu()) return;
+  const auto set = shapes();
+  const Loader loader = loader_of(set, true, 2), plain = loader_of(set, false, 0);
+  BatchFeed feed(loader.epoch(0), loader.augmentation(), context.device(), DType::f32);
+  for (auto& batch : plain.epoch(0)) {
+    REQUIRE(feed.next());
+    CHECK(feed.batch().images.to_vector() == batch.images.to_vector());
+    if (batch.first_sample + batch.count == kImages) break;
+    setenv("SIMULATED_GPU_MIB", "1", 1);  // from now on nothing is left
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK_FALSE(feed.prefetch());
+    CHECK_FALSE(feed.prefetch());
+    unsetenv("SIMULATED_GPU_MIB");
+  }
+  CHECK_FALSE(feed.next());
+}
+#endif

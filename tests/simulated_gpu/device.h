@@ -17,6 +17,7 @@
 //
 //   SIMULATED_GPUS=N     how many devices there are (default 2)
 //   SIMULATED_GPU_MIB=N  memory of each (default 4096)
+//   SIMULATED_CONVOLUTIONS_SPOIL=1  cuDNN's cannot be recorded
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -77,6 +78,7 @@ void finish(Stream* stream, std::unique_lock<std::mutex>& held);
 // The stream that a handle means; null for one that is none.
 Stream* find(cudaStream_t stream);
 
+void pass_time(int64_t events);  // by work: later events come after so many more
 int current_device();
 // Whether [p, p + bytes) lies in one allocation on this device.
 bool on_device(const void* p, size_t bytes, int device);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -290,6 +291,10 @@ cudnnStatus_t put_convolution(cudnnHandle_t handle, const Convolution& c, int al
       status != CUDNN_STATUS_SUCCESS)
     return status;
   if (algorithm == kBroken) return CUDNN_STATUS_EXECUTION_FAILED;
+  if (s->recording != nullptr && std::getenv("SIMULATED_CONVOLUTIONS_SPOIL") != nullptr) {
+    s->spoiled = true;
+    return CUDNN_STATUS_EXECUTION_FAILED;
+  }
   for (const auto& [p, block] : in)
     if (!on_device(p, block.bytes(), s->device)) return CUDNN_STATUS_BAD_PARAM;
   if (workspace_bytes < needed || !on_device(workspace, needed, s->device) ||

@@ -109,6 +109,7 @@ bool spoils(Stream* stream) {
 std::unique_lock<std::mutex> lock() { return std::unique_lock(machine().mutex); }
 std::condition_variable& changed() { return machine().changed; }
 int current_device() { return chosen_device; }
+void pass_time(int64_t events) { machine().time += events; }
 
 Stream* find(cudaStream_t stream) {
   auto* s = reinterpret_cast<Stream*>(stream);
@@ -385,10 +386,6 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  return cudaStreamCreateWithPriority(stream, 0, 0);
-}
-
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   auto held = lock();
   Stream* s = find(stream);
@@ -499,6 +496,16 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   if (s == nullptr || s->recording != nullptr) return say(cudaErrorInvalidResourceHandle);
   s->recording = std::make_shared<std::vector<Stream::Entry>>();
   s->spoiled = false;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  const auto held = lock();
+  Stream* s = find(stream);
+  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
+  *status = s->recording == nullptr ? cudaStreamCaptureStatusNone
+            : s->spoiled            ? cudaStreamCaptureStatusInvalidated
+                                    : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
 
