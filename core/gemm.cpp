@@ -156,6 +156,26 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& 
     cpu::gemm_f32(a, b, c, o);
 }
 
+void gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
+                    const Tensor& c) {
+  auto [m, k] = dims<2>(a, "gemm a");
+  auto [b0, b1] = dims<2>(b, "gemm b");
+  const int64_t n = transpose_b ? b0 : b1;
+  check((transpose_b ? b1 : b0) == k, "gemm: ", to_string(a.shape()), " and ", to_string(b.shape()),
+        " do not fit");
+  check_shape(bias, {n}, "gemm bias");
+  check_shape(c, {m, n}, "gemm c");
+  check(bias.dtype() == DType::f32 && c.dtype() == DType::f32 && a.dtype() == b.dtype(),
+        "gemm: types do not fit");
+#ifdef HEDDLE_CUDA
+  if (c.device().is_cuda() && c.size() > 0 && k > 0 &&
+      cuda::gemm_with_bias(a, b, transpose_b, bias, c))
+    return;
+#endif
+  repeat_row(bias, c);
+  gemm(a, b, c, {.transpose_b = transpose_b, .beta = 1.0f});
+}
+
 PackedMatrix::PackedMatrix(const Tensor& b, bool transpose, int64_t m, DType dtype, float beta)
     : m_(m), transpose_(transpose), dtype_(dtype), beta_(beta) {
   auto [b0, b1] = dims<2>(b, "packed matrix");

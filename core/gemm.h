@@ -15,6 +15,18 @@ struct GemmOptions {
 // both f32 (then c too) or both bf16 (then c is f32 or bf16; sums are fp32).
 void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& options = {});
 
+// c = a * op(b) + bias in each row.  bias (N) and c f32, the others as above.
+void gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
+                    const Tensor& c);
+
+#ifdef HEDDLE_CUDA
+namespace cuda {
+// The same by cuBLASLt; false where it does not offer the product.
+bool gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
+                    const Tensor& c);
+}  // namespace cuda
+#endif
+
 // op(b) in the order that products with an (M, K) read it in, for a matrix that many small products
 // share (the recurrent weights of one pass). On CUDA the matrix itself.
 class PackedMatrix {

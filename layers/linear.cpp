@@ -18,9 +18,11 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
   const int64_t n = in > 0 ? x.value().size() / in : 0;
   const Tensor input = converted(x.value(), dtype, Layout::plain).reshape({n, in});
   const Tensor output = Tensor::empty_on(input.device(), {n, out});
-  if (bias != nullptr) repeat_row(bias->value, output);
-  gemm(input, converted(weight.value, dtype, Layout::plain), output,
-       {.transpose_b = true, .beta = bias != nullptr ? 1.0f : 0.0f});
+  const Tensor matrix = converted(weight.value, dtype, Layout::plain);
+  if (bias != nullptr)
+    gemm_with_bias(input, matrix, true, bias->value, output);
+  else
+    gemm(input, matrix, output, {.transpose_b = true});
   weight.uses_per_sample = axes == 3 ? static_cast<double>(x.shape()[0]) : 1;
 
   Shape shape = x.shape();

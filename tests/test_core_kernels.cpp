@@ -143,6 +143,25 @@ TEST_CASE("repeat_row: many short rows, few long ones, none") {
   }
 }
 
+TEST_CASE("gemm_with_bias: the product with the bias in each row") {
+  Context context;
+  for (bool transpose : {false, true}) {
+    const Tensor a = numbers({3, 4}, 1), b = numbers(transpose ? Shape{5, 4} : Shape{4, 5}, 2);
+    const Tensor bias = numbers({5}, 3), expected = numbers({3, 5}, 4), c = numbers({3, 5}, 5);
+    repeat_row(bias, expected);
+    gemm(a, b, expected, {.transpose_b = transpose, .beta = 1.0f});
+    gemm_with_bias(a, b, transpose, bias, c);
+    CHECK(c.to_vector() == expected.to_vector());
+    const Tensor none = numbers({3, 5}, 6);
+    gemm_with_bias(numbers({3, 0}, 1), numbers(transpose ? Shape{5, 0} : Shape{0, 5}, 1), transpose,
+                   bias, none);
+    CHECK(none.to_vector()[7] == bias.to_vector()[2]);
+    CHECK_THROWS_AS(gemm_with_bias(a, b, !transpose, bias, c), InputError);
+    CHECK_THROWS_AS(gemm_with_bias(a, b, transpose, numbers({4}, 1), c), InputError);
+    CHECK_THROWS_AS(gemm_with_bias(a, b, transpose, bias, numbers({5, 3}, 1)), InputError);
+  }
+}
+
 TEST_CASE("gemm: bf16 operands, and packed matrices in both types") {
   Context context;
   for (auto [m, n, k] : {std::array<int64_t, 3>{1, 1, 1}, {3, 5, 7}, {20, 70, 33}, {32, 64, 128}})

@@ -308,6 +308,34 @@ TEST_CASE("compare: linear and LSTM") {
   }
 }
 
+// From every alignment: a library's algorithm may count on one that the first call had.
+TEST_CASE("compare: products with a bias") {
+  for (DType dtype : kTypes)
+    for (const auto& [m, n, k] : {std::tuple{1, 1, 1}, {17, 33, 65}, {9, 24, 40}})
+      for (bool transpose : {false, true})
+        compare("gemm", concat(m, " x ", n, " x ", k, transpose ? ", transposed" : "", ", bias"),
+                dtype, [&, m = m, n = n, k = k]() -> Results {
+                  Results out;
+                  for (int64_t skip : {0, 1, 3}) {
+                    const auto behind = [&](const Shape& shape, uint64_t seed, DType type) {
+                      const Tensor all =
+                          random_tensor({shape.elements() + skip}, seed, Layout::plain, 1.0f, type);
+                      return all.slice(skip, all.size()).reshape(shape);
+                    };
+                    const Tensor a = behind({m, k}, 1, dtype);
+                    const Tensor b = behind(transpose ? Shape{n, k} : Shape{k, n}, 2, dtype);
+                    const Tensor c = behind({m, n}, 3, DType::f32);
+                    const Tensor bias = behind({n}, 4, DType::f32),
+                                 other = behind({n}, 5, DType::f32);
+                    for (const Tensor& added : {bias, other}) {
+                      gemm_with_bias(a, b, transpose, added, c);
+                      out.push_back(c.to_vector());
+                    }
+                  }
+                  return out;
+                });
+}
+
 // Tuned, a GPU may take cuDNN's, which the simulated one refuses for 13 units. Two windows in one
 // step: the second goes on from a state, and adds to the gradients.
 TEST_CASE("compare: an LSTM's windows, tuned or not") {
