@@ -187,6 +187,25 @@ def accuracy_table(prefix):
     return out + ("\n" + planned if planned else "")
 
 
+def pairs():
+    """ScaleCom at rate 100 beside dense under other conditions; headline's: means over the seeds that both have."""
+    named = [("8 epochs", "ablation-"), ("16 epochs", "headline-"), ("32 epochs", "pair-32-epochs-"),
+             ("8 epochs, one learner of 128 images", "pair-one-learner-"),
+             ("8 epochs, no momentum, learning rate 1", "pair-no-momentum-")]
+    rows = []
+    for what, prefix in named:
+        if prefix == "headline-":
+            both = [[group(f"headline-{method}-").get(str(seed)) for method in ("dense", "scalecom")]
+                    for seed in (1, 2, 3)]
+        else:
+            both = [[group(prefix).get(method) for method in ("dense", "scalecom")]]
+        both = [pair for pair in both if None not in pair]
+        if both:
+            dense, scalecom = (mean(r["summary"]["valid_acc1"] for r in runs) for runs in zip(*both))
+            rows.append([what, len(both), number(dense), number(scalecom), f"{scalecom - dense:+.2f}"])
+    return table(["condition", "seeds", "dense, %", "scalecom, %", "difference, points"], rows)
+
+
 def ptb():
     runs = group("ptb-")
     dense = runs.get("dense")
@@ -371,7 +390,7 @@ def plots(docs):
 def main(docs=pathlib.Path(__file__).resolve().parent):
     RESULTS.clear()
     RESULTS.update((f.stem, json.loads(f.read_text())) for f in sorted((docs / "results").glob("*.json")))
-    made = {"headline": headline, "ablation": lambda: accuracy_table("ablation-"),
+    made = {"headline": headline, "ablation": lambda: accuracy_table("ablation-"), "pairs": pairs,
             "large": lambda: accuracy_table("large-"), "ptb": ptb, "scaling": scaling, "times": times, "whole": whole,
             "composed": lambda: composed()[1], "full": full}
     file = docs / "results.md"

@@ -28,6 +28,7 @@ RESULTS = ROOT / "docs" / "results"
 DATA = pathlib.Path(os.environ.get("HEDDLE_DATA", ROOT.parent / "shared" / "data"))
 
 RESNET = "train_resnet --data DATA/cifar-10-batches-bin --arch resnet20 --learners 4 --batch-size 32 --lr 0.2"
+ALONE = RESNET.replace("--learners 4 --batch-size 32", "--batch-size 128")
 PTB = "train_lm --data DATA/ptb --preset zaremba-small --learners 4 --batch-size 5"
 LGRECO = " --layerwise lgreco"
 SCALECOM = " --compress scalecom:rate=100"
@@ -58,6 +59,10 @@ def experiments():
         ("lgreco-scalecom-accordion", SCALECOM + LGRECO + " --lgreco budget=accordion"),
     ):
         runs[f"ablation-{name}"] = f"{RESNET} --epochs 8{flags}"
+    for name, flags in (("dense", ""), ("scalecom", SCALECOM)):  # pairs: what the difference depends on
+        runs[f"pair-one-learner-{name}"] = f"{ALONE} --epochs 8{flags}"
+        runs[f"pair-no-momentum-{name}"] = f"{RESNET.replace('--lr 0.2', '--lr 1')} --momentum 0 --no-nesterov --epochs 8{flags}"
+        runs[f"pair-32-epochs-{name}"] = f"{RESNET} --epochs 32{flags}"
     # The linear rule: 0.1 for 64 images, so 1.6 for 1024, after a warm-up.
     large = RESNET.replace("--learners 4 --batch-size 32 --lr 0.2", "--learners 16 --batch-size 64 --lr 1.6")
     for name, flags in (("dense", ""), ("beta-1", SCALECOM), ("beta-0.1", " --compress scalecom:rate=100,beta=0.1")):

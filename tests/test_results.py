@@ -100,7 +100,10 @@ class Page(unittest.TestCase):
             counted += len(runs)
             rows = sum(line.startswith("|") for line in tables.pop(name).splitlines()) - 2
             self.assertEqual(rows, len(runs) // 3 if name == "headline" else len(runs), name)
-        self.assertEqual(counted, len(reproduce.experiments()))
+        in_pairs = [x for x in reproduce.experiments() if x.startswith("pair-")]
+        self.assertEqual(counted + len(in_pairs), len(reproduce.experiments()))
+        rows = tables.pop("pairs").splitlines()[2:]  # two of other groups, and one for two runs
+        self.assertEqual(len(rows), 2 + len(in_pairs) // 2)
         self.assertEqual(set(tables), {"composed"})
         self.assertEqual(self.pictures, {"results-headline.svg", "results-scaling.svg", "results-composed-model.svg",
                                          "results-composed-hosts.svg"})
@@ -117,6 +120,17 @@ class Page(unittest.TestCase):
         self.assertIn("sent (rank 0): expected ≥ 1.30, found 1.60 over 3 seeds: holds\n", out)
         self.assertIn("spread of seeds: expected ≥ -1.10, found -0.43 over 3 seeds: holds\n", out)
         self.assertIn("- plans over budget, lgreco-scalecom: 3 of 9, by 2.5 % at most\n", out)
+
+    def test_pairs(self):
+        def change(results):
+            results["pair-one-learner-dense"]["summary"]["valid_acc1"] = 82.5
+            del results["pair-no-momentum-scalecom"], results["headline-scalecom-3"]
+
+        rows = self.made_up_page(change)["pairs"].splitlines()[2:]
+        self.assertEqual(rows[0], "| 8 epochs | 1 | 88.00 | 87.25 | -0.75 |")
+        self.assertEqual(rows[1], "| 16 epochs | 2 | 90.20 | 89.45 | -0.75 |")
+        self.assertEqual(rows[3], "| 8 epochs, one learner of 128 images | 1 | 82.50 | 80.00 | -2.50 |")
+        self.assertEqual(len(rows), 4)
 
     def test_seeds_that_only_one_method_has(self):
         def change(results):
@@ -183,7 +197,7 @@ class Page(unittest.TestCase):
 
     def test_without_runs(self):
         tables = self.page({})
-        self.assertEqual(len(tables), 9)
+        self.assertEqual(len(tables), 10)
         for name, out in tables.items():
             self.assertEqual(out, "No run has been kept yet.\n", name)
         self.assertEqual(self.pictures, set())
