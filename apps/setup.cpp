@@ -113,7 +113,9 @@ StepPlan plan_updates(const CommonOptions& o, int64_t batches_per_epoch, const s
 
 std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store) {
   return concat(to_string(store.values().device()), ", ", o.threads,
-                o.threads == 1 ? " thread, " : " threads, ", o.precision, ", seed ", o.seed);
+                o.threads == 1 ? " thread, " : " threads, ", o.precision,
+                o.tf32 && store.values().device().is_cuda() ? " (fp32 products in TF32)" : "",
+                ", seed ", o.seed);
 }
 
 std::string format_plan(const CommonOptions& o, const ParameterStore& store, const RunPlan& plan) {

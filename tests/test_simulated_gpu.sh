@@ -110,6 +110,7 @@ run part "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5 --s
 run traced "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --trace t.json --trace-steps 2:3 --explain-step 3
 grep -q '"device memory, exchanges"' t.json || fail 'no memory of the exchanges in the trace'
 
+"${images[@]}" --device cuda --tf32 --dry-run 2>&1 | grep -q '(fp32 products in TF32)' || fail 'TF32 is not said in the header'
 refuse 2 'expected an index below 2' "${images[@]}" --device cuda:7
 refuse 2 '--graph on: needs a GPU' "${images[@]}" --device cpu --graph on
 refuse 2 '--graph on: is for one learner' "${few[@]}" --device cuda --graph on
