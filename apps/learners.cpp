@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <thread>
@@ -17,6 +18,7 @@
 #ifdef HEDDLE_CUDA
 #include "comm/nccl.h"
 #endif
+#include "core/context.h"
 #include "core/error.h"
 
 namespace heddle {
@@ -163,6 +165,16 @@ Device learner_device(const CommonOptions& o, const Communicator& comm) {
       if (const char* text = std::getenv(name)) local = std::atoi(text);
   device.index = local % cuda_device_count();  // who shares one is told so by make_nccl
   return device;
+}
+
+void check_devices(const CommonOptions& o, Communicator& comm) {
+  const int64_t mine = Context::current().device().is_cuda() ? 1 : 0;
+  const auto all = gather_values(comm, std::vector<int64_t>{mine});
+  const auto what = [&](size_t rank) {
+    return concat("rank ", rank, all[rank][0] != 0 ? " computes on a GPU" : " computes on a CPU");
+  };
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    check(all[rank] == all[0], "--device ", o.device, ": ", what(0), ", ", what(rank));
 }
 
 std::unique_ptr<Communicator> make_gpu_communicator([[maybe_unused]] const CommonOptions& o,

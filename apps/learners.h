@@ -36,6 +36,9 @@ enum class ControlWord : uint8_t { stop, written, failed, show };
 // The device of one learner: under MPI, and with NCCL, the GPU of its number on this machine,
 // unless --device names one.
 Device learner_device(const CommonOptions& o, const Communicator& comm);
+// Collective, in the learners' Contexts: throws InputError when some compute on a CPU and others on
+// a GPU, whose updates would not have the same bits.
+void check_devices(const CommonOptions& o, Communicator& comm);
 // NCCL's communicator for the current Context, or null: gradients go over `comm` itself.
 std::unique_ptr<Communicator> make_gpu_communicator(const CommonOptions& o, Communicator& comm);
 

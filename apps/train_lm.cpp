@@ -445,6 +445,7 @@ int run_rank(const Job& job, Communicator& started) {
                    .tune = o.tune,
                    .deterministic = o.deterministic,
                    .tf32 = o.tf32});
+  check_devices(o, started);
   const auto gpus = make_gpu_communicator(o, started);
   Communicator& comm = gpus == nullptr ? started : *gpus;
   ParameterStore store;

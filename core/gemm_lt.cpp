@@ -107,8 +107,7 @@ std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       lt_handle(), plan.operation.get(), plan.a.get(), plan.b.get(), plan.c.get(), plan.c.get(),
       preference.get(), 1, &found, &count);
-  if (status != CUBLAS_STATUS_NOT_SUPPORTED)
-    check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
   if (count == 0 || found.state != CUBLAS_STATUS_SUCCESS) return std::nullopt;
   plan.algorithm = found.algo;
   plan.workspace = static_cast<int64_t>(found.workspaceSize);

@@ -33,7 +33,10 @@ ranks_of() { pgrep -f "^$work/$1/rank"; }
 expect_end() {  # NAME LAUNCHER SECONDS [PATTERN]
   local code i
   for ((i = 0; i < $3 * 10; i++)); do kill -0 "$2" 2>/dev/null || break; sleep 0.1; done
-  kill -0 "$2" 2>/dev/null && { fail "$1: still there after $3 s"; kill -KILL "$2"; }
+  if kill -0 "$2" 2>/dev/null; then
+    fail "$1: still there after $3 s; ranks: $(ranks_of "$1" | tr '\n' ' '); they said: $(tail -c 800 "$work/$1.err")"
+    kill -KILL "$2"
+  fi
   wait "$2"; code=$?
   [ $code != 0 ] || fail "$1: exit code 0"
   for i in {1..300}; do [ -z "$(ranks_of "$1")" ] && break; sleep 0.1; done

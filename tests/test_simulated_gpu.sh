@@ -94,6 +94,9 @@ if [ -n "$mpirun" ]; then
   "$mpirun" -n 2 --allow-run-as-root --oversubscribe "${images[@]}" --batch-size 4 --compress-start 1 --compress scalecom:rate=50 \
     --device cuda:1 --quiet --output-dir processes >/dev/null 2>processes.err || fail "mpirun: $(head -c 500 processes.err)"
   same scalecom processes
+  mixed=("${images[@]}" --quiet --output-dir mixed)
+  "$mpirun" --allow-run-as-root --oversubscribe -n 1 "${mixed[@]}" --device cpu : -n 1 "${mixed[@]}" --device cuda >/dev/null 2>mixed.err
+  [ $? = 2 ] && grep -q 'rank 0 computes on a CPU, rank 1 computes on a GPU' mixed.err || fail "a CPU and a GPU together: $(head -c 500 mixed.err)"
 fi
 
 # A run that is taken up again.
