@@ -17,6 +17,7 @@ export OMP_WAIT_POLICY=passive build root
 reason() {  # PAGE COMMAND
   case "$1 $2" in
     *slurm.md*) echo 'needs Slurm' ;;
+    *gpu.md*) echo 'needs a GPU' ;;
     *'./run netlab'*) echo 'needs root and network namespaces' ;;
     *as-a-cmake-library.md* | *' cmake '*) echo 'stage consumer of .ci/run does it' ;;
     *' mpirun '*) command -v mpirun >/dev/null || echo 'needs mpirun' ;;
