@@ -168,6 +168,7 @@ CheckpointWriter::CheckpointWriter(const std::string& run_folder, int rank,
     remove_folder(later + kAside);
     fs::rename(later, later + kAside, none);
   }
+  remove_old();  // what a process that was killed behind its last checkpoint has not
 }
 
 CheckpointWriter::~CheckpointWriter() {

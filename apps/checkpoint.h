@@ -74,8 +74,9 @@ struct CheckpointWriterOptions {
 
 class CheckpointWriter {
  public:
-  // The first rank also removes what an earlier process left half done, and sets aside, as
-  // "step-<n>.aside", checkpoints of later steps than the one at which the run begins.
+  // The first rank also removes what an earlier process left half done or did not come to remove,
+  // and sets aside, as "step-<n>.aside", checkpoints of later steps than the one at which the run
+  // begins.
   CheckpointWriter(const std::string& run_folder, int rank,
                    const CheckpointWriterOptions& options = {});
   ~CheckpointWriter();  // waits for what is being written

@@ -37,6 +37,7 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
       parallel_(parallel),
       log_(options.log),
       accumulate_(options.accumulate),
+      outside_(comm.total_traffic()),
       reducer_(std::move(reducer)),
       optimizer_(store, std::move(rule), averaging(options, comm.size())) {
   check(parallel.bucket_bytes > 0, "bucket size: expected at least one byte, found ",
@@ -351,9 +352,9 @@ void DataParallelOptimizer::clip_locally() {
 DataParallelOptimizer::Totals DataParallelOptimizer::totals() const {
   Totals totals = totals_;
   totals.traffic = comm_.total_traffic();
-  totals.traffic.sent += before_.traffic.sent;
-  totals.traffic.received += before_.traffic.received;
-  totals.traffic.calls += before_.traffic.calls;
+  totals.traffic.sent += before_.traffic.sent - outside_.sent;
+  totals.traffic.received += before_.traffic.received - outside_.received;
+  totals.traffic.calls += before_.traffic.calls - outside_.calls;
   totals.collective_s = before_.collective_s + ledger_.seconds();
   return totals;
 }

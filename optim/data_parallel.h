@@ -169,8 +169,9 @@ class DataParallelOptimizer {
   int micro_step_ = 0;
   int64_t step_ = 0;
   Ledger ledger_;
-  Totals totals_;  // without what the communicator and the ledger count
-  Totals before_;  // what these counted in an earlier process
+  Totals totals_;    // without what the communicator and the ledger count
+  Totals before_;    // what these counted in an earlier process
+  Traffic outside_;  // what the ranks had sent each other before this was made
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<LayerPlanner> planner_;
   std::unique_ptr<QualityMeter> meter_;

@@ -198,6 +198,22 @@ TEST_CASE("checkpoint: a run that goes on from an older one sets later ones asid
   CHECK(open_checkpoint(run.at(6) + ".aside").step == 6);
 }
 
+TEST_CASE("checkpoint: what a killed process did not come to remove goes when the run goes on") {
+  Context context;
+  const Folder run;
+  {
+    CheckpointWriter writer(run.path, 0, {.keep = 9});
+    for (const int64_t step : {2, 4, 6, 8}) save(writer, step);
+  }
+  const auto left = [&] { return names_in(run.path + "/checkpoints"); };
+  const std::vector<std::string> all = left();
+  const CheckpointWriter other(run.path, 1, {.keep = 1, .begin = 8});  // not the first rank's
+  CHECK(left() == all);
+  const CheckpointWriter writer(run.path, 0, {.keep = 2, .begin = 8});
+  // Of equals the oldest counts as the best and stays.
+  CHECK(left() == std::vector<std::string>{"step-2", "step-6", "step-8"});
+}
+
 TEST_CASE("checkpoint: a failure is told, leaves nothing, and the next one works") {
   Context context;
   const Folder run;
