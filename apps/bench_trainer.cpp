@@ -45,7 +45,7 @@ Trainer::Forward Trainer::make_text(const Case& c, DType dtype) {
                                                                     .dtype = dtype});
   auto tokens = [&](uint64_t key) {
     const Philox noise(1, stream_id(Stream::sample, key));
-    const Tensor out = Tensor::empty_on(Device{}, {c.bptt, c.batch}, DType::i32);
+    Tensor out = Tensor::empty_on(Device{}, {c.bptt, c.batch}, DType::i32);
     for (int64_t i = 0; i < out.size(); ++i)
       out.data<int32_t>()[i] = static_cast<int32_t>(
           noise.below(static_cast<uint64_t>(i), static_cast<uint32_t>(c.vocabulary)));

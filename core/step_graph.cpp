@@ -18,6 +18,7 @@ StepGraph::StepGraph(ParameterStore& store, std::function<void(const std::string
 
 std::vector<StepGraph::Form> StepGraph::forms_of(const std::vector<Tensor>& inputs) {
   std::vector<Form> out;
+  out.reserve(inputs.size());
   for (const Tensor& x : inputs) out.push_back({x.shape(), x.dtype(), x.layout()});
   return out;
 }
@@ -114,6 +115,7 @@ std::vector<Tensor> StepGraph::run(const std::vector<Tensor>& inputs, const Work
   }
   if (!recorded() || forms != forms_) {
     std::vector<Tensor> here;
+    here.reserve(inputs.size());
     for (const Tensor& x : inputs) here.push_back(x.to(device));
     return work(here);
   }

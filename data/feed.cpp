@@ -14,8 +14,8 @@ Tensor images_on(Device device, const Batch& batch, const Augmentation& augmenta
     return dtype == here.dtype() ? here : converted(here, dtype, Layout::plain);
   }
   const int64_t side = batch.bytes.shape()[1];
-  const Tensor images = Tensor::empty_on(device, {batch.count, 3, side, side}, dtype,
-                                         device.is_cuda() ? Layout::nhwc : Layout::plain);
+  Tensor images = Tensor::empty_on(device, {batch.count, 3, side, side}, dtype,
+                                   device.is_cuda() ? Layout::nhwc : Layout::plain);
   augment_bytes(augmentation, batch.bytes.to(device), batch.placements.to(device), images);
   return images;
 }
