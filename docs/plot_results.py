@@ -191,7 +191,8 @@ def pairs():
     """ScaleCom at rate 100 beside dense under other conditions; headline's: means over the seeds that both have."""
     named = [("8 epochs", "ablation-"), ("16 epochs", "headline-"), ("32 epochs", "pair-32-epochs-"),
              ("8 epochs, one learner of 128 images", "pair-one-learner-"),
-             ("8 epochs, no momentum, learning rate 1", "pair-no-momentum-")]
+             ("8 epochs, no momentum, learning rate 1", "pair-no-momentum-"),
+             ("8 epochs, learning rate 0.1", "pair-low-rate-")]
     rows = []
     for what, prefix in named:
         if prefix == "headline-":

@@ -130,7 +130,8 @@ class Page(unittest.TestCase):
         self.assertEqual(rows[0], "| 8 epochs | 1 | 88.00 | 87.25 | -0.75 |")
         self.assertEqual(rows[1], "| 16 epochs | 2 | 90.20 | 89.45 | -0.75 |")
         self.assertEqual(rows[3], "| 8 epochs, one learner of 128 images | 1 | 82.50 | 80.00 | -2.50 |")
-        self.assertEqual(len(rows), 4)
+        self.assertEqual(rows[4], "| 8 epochs, learning rate 0.1 | 1 | 80.00 | 80.00 | +0.00 |")
+        self.assertEqual(len(rows), 5)
 
     def test_seeds_that_only_one_method_has(self):
         def change(results):
