@@ -1,22 +1,13 @@
-// Every operation on two devices: the CPU, and that of HEDDLE_TEST_DEVICE. Without a GPU the CPU is
-// compared with itself on one thread, which shows no more than that these tests run. Each
-// comparison prints a line "compare operation shape type distance bound" for gpu-report.md.
-// Cases named "kernels" need no library and are small enough for compute-sanitizer.
+// Every operation on two devices, compared (tests/compare.h); exchanges are in
+// test_gpu_exchange.cpp. Cases named "kernels" need no library and are small enough for
+// compute-sanitizer.
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <functional>
-#include <thread>
 
-#ifdef HEDDLE_CUDA
-#include "comm/nccl.h"
-#endif
 #include "core/gemm.h"
 #include "core/kernels.h"
-#include "core/streams.h"
 #include "data/augment.h"
 #include "layers/activation.h"
 #include "layers/conv2d.h"
@@ -26,44 +17,14 @@
 #include "layers/pooling.h"
 #include "layers/resnet.h"
 #include "optim/optimizer.h"
-#include "tests/device.h"
+#include "tests/compare.h"
 #include "tests/gradcheck.h"
-#include "tests/learner_net.h"
-#include "tests/tolerances.h"
 
 using namespace heddle;
 
 namespace {
 
-using Results = std::vector<std::vector<float>>;  // in logical order
-using Job = std::function<Results()>;             // runs in the Context of a device
 using Network = std::function<Var(Tape&, const Var&)>;
-
-ContextOptions subject(bool tune = false) {
-  ContextOptions options = on_test_device({.tune = tune, .deterministic = !tune});
-  if (!options.device.is_cuda()) options.threads = 1;
-  return options;
-}
-
-void compare(const std::string& operation, const std::string& what, DType dtype, const Job& job,
-             const ContextOptions& options = subject()) {
-  const auto run = [&](const ContextOptions& where) {
-    Context context(where);
-    return job();
-  };
-  const Results expected = run({.threads = 2}), found = run(options);
-  REQUIRE(found.size() == expected.size());
-  double worst = 0;
-  for (size_t i = 0; i < found.size(); ++i) {
-    const double distance = relative_distance(found[i], expected[i]);
-    worst = std::isnan(worst) || worst >= distance ? worst : distance;  // NaN stays
-  }
-  const double bound = tolerance(operation, dtype);
-  std::printf("compare %-20s %-40s %-4s %8.1e %8.1e\n", operation.c_str(), what.c_str(),
-              dtype_name(dtype), worst, bound);
-  CAPTURE(what);
-  CHECK(worst <= bound);
-}
 
 // Output of a layer, gradients of its input and of all parameters.
 Results run_layer(ParameterStore& store, const Tensor& input, const Network& network,
@@ -436,158 +397,4 @@ TEST_CASE("steps, compare: a ResNet and a language model") {
         });
       });
   }
-}
-
-namespace {
-
-constexpr const char* kSpecs[] = {"none",
-                                  "bf16",
-                                  "fp16",
-                                  "topk:density=0.02",
-                                  "topk:density=0.3",
-                                  "randomk:density=0.02",
-                                  "scalecom:rate=50",
-                                  "scalecom:rate=3",
-                                  "scalecom:rate=30,beta=0.3,select=exact",
-                                  "scalecom:rate=auto",
-                                  "qsgd:bits=4,bucket=64",
-                                  "qsgd:bits=3,rounding=nearest"};
-
-// Sums and residuals of some steps of three ranks; in the third of them one has NaN.
-Results reduce_steps(const std::string& spec) {
-  const ContextOptions of_rank = Context::current().options();
-  std::vector<Results> seen(3);
-  expect_none(run_ranks(
-      3,
-      [&](Communicator& comm) {
-        ParameterStore store;
-        store.add("conv1.weight", {40, 3, 3, 3}, constant_init(0));
-        store.add("conv2.weight", {16, 8, 9, 3}, constant_init(0));
-        store.add("fc.weight", {35, 50}, constant_init(0));
-        store.add("fc.bias", {35}, constant_init(0));
-        store.finalize(1);
-        const auto reducer =
-            make_reducer(parse_compress(spec), {.seed = 5, .min_compress = 100}, store);
-        Ledger ledger;
-        for (int64_t step = 0; step < 4; ++step) {
-          GradientBucket bucket{{}, {}, step};
-          for (Parameter& p : store.parameters()) {
-            const auto seed = static_cast<uint64_t>(100 * step + 10 * comm.rank());
-            p.grad.copy_from(random_tensor(p.shape(), seed + p.name.size()));
-            if (step == 2 && comm.rank() == 1 && p.name == "fc.weight")
-              fill(p.grad.slice(7, 8), std::numeric_limits<float>::quiet_NaN());
-            bucket.parameters.insert(bucket.parameters.begin(), &p);
-          }
-          const Parameter& last = *bucket.parameters.back();
-          bucket.flat =
-              store.grads().slice(bucket.parameters.front()->offset, last.offset + last.size());
-          Results& mine = seen[static_cast<size_t>(comm.rank())];
-          const bool accepted = reducer->reduce(bucket, comm, ledger);
-          mine.push_back({accepted ? 1.0f : 0.0f});
-          if (accepted)
-            for (const Parameter& p : store.parameters()) mine.push_back(p.grad.to_vector());
-          for (const auto& [name, x] : reducer->named_state()) mine.push_back(x.to_vector());
-        }
-      },
-      {.timeout_s = 30}, of_rank));
-  Results out;
-  for (Results& mine : seen) std::move(mine.begin(), mine.end(), std::back_inserter(out));
-  return out;
-}
-
-}  // namespace
-
-TEST_CASE("kernels: memory that a stream gives back is not written by one that overtakes it") {
-  Context context(subject());
-  const std::vector<float> values = random_tensor({1 << 20}, 1).to_vector();
-  Tensor x = Tensor::from(values).to(context.device());
-  const Tensor y = Tensor::empty_like(x);
-  wait_for_stream();
-  for (int i = 0; i < 50; ++i) y.copy_from(x);
-  x = {};
-  std::thread([&] {
-    const ContextScope scope(context);
-    const SideStream side(StreamUse::exchange);
-    const Tensor z = Tensor::empty_like(y);
-    fill(z, 7);
-    wait_for_stream();
-  }).join();
-  CHECK(y.to_vector() == values);
-}
-
-TEST_CASE("kernels: what was copied from the host may be overwritten there at once") {
-  Context context(subject());
-  const Tensor busy = Tensor::empty({1 << 22});
-  for (const int64_t n : {100, 16385, 1 << 18, 1 << 22}) {
-    const Tensor host = random_tensor({n}, 1);
-    const std::vector<float> values = host.to_vector();
-    for (int i = 0; i < 200; ++i) fill(busy, static_cast<float>(i));
-    const Tensor there = Tensor::empty({n});
-    there.copy_from(host);
-    host.fill_zero();
-    CHECK(there.to_vector() == values);
-  }
-}
-
-TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {
-  for (const char* spec : kSpecs)
-    compare("exchange", spec, DType::f32, [&] { return reduce_steps(spec); });
-}
-
-// Its products are a library's, and its sums have another order.
-TEST_CASE("compare: exchanges of three ranks by factors") {
-  compare("exchange of factors", "powersgd:rank=2", DType::f32,
-          [&] { return reduce_steps("powersgd:rank=2"); });
-}
-
-#ifdef HEDDLE_CUDA
-// The ranks' own threads: each with a GPU, where there are two.
-TEST_CASE("NCCL: sums are those of the threads, and a rank that fails does not keep the other") {
-  const ContextOptions options = subject();
-  if (!options.device.is_cuda() || cuda_device_count() < 2) {
-    MESSAGE("skipped: needs two GPUs");
-    return;
-  }
-  for (const bool fails : {false, true}) {
-    const auto errors = run_ranks(2, [&](Communicator& control) {
-      ContextOptions own = options;
-      own.device.index = control.rank();
-      Context context(own);
-      const auto comm = make_nccl(control, {.timeout_s = 6});
-      const auto mine = static_cast<float>(comm->rank() + 1);
-      const Tensor x = Tensor::empty({1000}), all = Tensor::empty({2, 3}),
-                   own_row = Tensor::empty({3});
-      fill(x, mine);
-      comm->all_reduce(x);
-      if (x.to_vector() != std::vector<float>(1000, 3.0f)) throw Error("another sum");
-      fill(own_row, mine);
-      comm->all_gather(own_row, all);
-      if (all.to_vector() != std::vector<float>{1, 1, 1, 2, 2, 2}) throw Error("not gathered");
-      comm->all_to_all(all, all.clone());
-      if (fails && comm->rank() == 1) throw Error("this rank fails");
-      if (fails) comm->all_reduce(x);
-    });
-    if (!fails) {
-      expect_none(errors);
-      continue;
-    }
-    CHECK(errors[1] == "this rank fails");
-    CHECK(errors[0].find("no answer from the other ranks for 6 s") != std::string::npos);
-  }
-}
-#endif
-
-TEST_CASE("steps, compare: learners that share a device") {
-  for (const char* spec : {"", "scalecom:rate=4", "qsgd:bits=8", "powersgd:rank=2"})
-    compare("learners", concat("3 learners ", spec), DType::f32, [&]() -> Results {
-      RunOptions o{.compress = spec};
-      o.parallel.bucket_bytes = 1000;
-      // A choice that rounding decides would go on for good: few steps where something is chosen.
-      o.steps = *spec == 0 ? 5 : 1;
-      const ContextOptions of_rank = Context::current().options();
-      const Results overlapped = train_ranks(3, o, of_rank);
-      o.parallel.overlap = false;
-      CHECK(train_ranks(3, o, of_rank) == overlapped);
-      return overlapped;
-    });
 }

@@ -82,11 +82,6 @@ class Rights {
 thread_local int chosen_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 
-cudaError_t say(cudaError_t status) {
-  if (status != cudaSuccess) last_error = status;
-  return status;
-}
-
 bool is_pinned(const void* p, size_t bytes) {
   const auto& pinned = machine().pinned;
   auto* begin = static_cast<char*>(const_cast<void*>(p));
@@ -96,7 +91,17 @@ bool is_pinned(const void* p, size_t bytes) {
   return begin + bytes <= next->first + next->second;
 }
 
-// Of a stream whose work is being recorded, by a call that a recording does not allow.
+}  // namespace
+
+std::unique_lock<std::mutex> lock() { return std::unique_lock(machine().mutex); }
+std::condition_variable& changed() { return machine().changed; }
+int current_device() { return chosen_device; }
+
+cudaError_t say(cudaError_t status) {
+  if (status != cudaSuccess) last_error = status;
+  return status;
+}
+
 bool spoils(Stream* stream) {
   if (stream->recording == nullptr) return false;
   stream->spoiled = true;
@@ -104,11 +109,6 @@ bool spoils(Stream* stream) {
   return true;
 }
 
-}  // namespace
-
-std::unique_lock<std::mutex> lock() { return std::unique_lock(machine().mutex); }
-std::condition_variable& changed() { return machine().changed; }
-int current_device() { return chosen_device; }
 void pass_time(int64_t events) { machine().time += events; }
 
 Stream* find(cudaStream_t stream) {
@@ -479,69 +479,5 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) 
     return say(cudaErrorInvalidResourceHandle);
   if (!begin->point->done || !end->point->done) return say(cudaErrorNotReady);
   *ms = 0.01f * static_cast<float>(end->point->time - begin->point->time);
-  return cudaSuccess;
-}
-
-// ------------------------------------------------------------------------------------------
-// graphs
-struct CUgraph_st {
-  std::shared_ptr<std::vector<Stream::Entry>> work;
-  int device = 0;
-};
-struct CUgraphExec_st : CUgraph_st {};
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  const auto held = lock();
-  Stream* s = find(stream);
-  if (s == nullptr || s->recording != nullptr) return say(cudaErrorInvalidResourceHandle);
-  s->recording = std::make_shared<std::vector<Stream::Entry>>();
-  s->spoiled = false;
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  const auto held = lock();
-  Stream* s = find(stream);
-  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
-  *status = s->recording == nullptr ? cudaStreamCaptureStatusNone
-            : s->spoiled            ? cudaStreamCaptureStatusInvalidated
-                                    : cudaStreamCaptureStatusActive;
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  const auto held = lock();
-  *graph = nullptr;
-  Stream* s = find(stream);
-  if (s == nullptr || s->recording == nullptr) return say(cudaErrorInvalidResourceHandle);
-  const auto work = std::exchange(s->recording, nullptr);
-  if (s->spoiled) return say(cudaErrorStreamCaptureInvalidated);
-  *graph = new CUgraph_st{work, s->device};
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t graph,
-                                          unsigned long long) {
-  *made = new CUgraphExec_st{*graph};
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
-  const auto held = lock();
-  Stream* s = find(stream);
-  if (s == nullptr || s->device != graph->device) return say(cudaErrorInvalidResourceHandle);
-  if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
-  for (const Stream::Entry& entry : *graph->work) s->queue.push_back(entry);
-  changed().notify_all();
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  delete graph;
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
-  delete graph;
   return cudaSuccess;
 }
