@@ -34,6 +34,24 @@ int64_t measure_step_bytes(const TrainLmOptions& o, Context& context, const Lstm
 
 }  // namespace
 
+LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
+  if (o.init.empty()) return {};
+  LmCard card = read_lm_card(o.init);
+  const auto suggest = [&](const char* name, int64_t value) {
+    if (value > 0) flags.suggest(name, std::to_string(value), o.init + ": " + name);
+  };
+  suggest("emsize", card.emsize);
+  suggest("nhid", card.nhid);
+  suggest("nlayers", card.nlayers);
+  if (card.tied) flags.suggest("tied", "true", o.init + ": tied");
+  if (card.level == TextLevel::automatic) return card;
+  const std::string level = text_level_name(card.level);
+  check(o.level == "auto" || o.level == level, "--level ", o.level, ": ", o.init,
+        " holds a model at level ", level);
+  o.level = level;
+  return card;
+}
+
 Corpus open_text(const TrainLmOptions& o) {
   Corpus corpus = open_corpus(o.data == "sources" ? "" : o.data, parse_text_level(o.level));
   for (const auto* text : {&corpus.valid, &corpus.test}) {
@@ -153,6 +171,31 @@ std::vector<int32_t> encode_prompt(const TrainLmOptions& o, const Vocabulary& vo
   const bool open = !o.prompt.empty() && o.prompt.back() != '\n';
   if (level == TextLevel::word && open) tokens.pop_back();
   return tokens;
+}
+
+std::string generate(const TrainLmOptions& o, const LstmLm& model, const Vocabulary& vocabulary) {
+  const TextLevel level = parse_text_level(o.level);
+  std::vector<int32_t> tokens = encode_prompt(o, vocabulary);
+  const std::vector<int32_t> start = {start_token(level, vocabulary)};
+  const std::vector<int32_t> written = continue_text(
+      model, tokens.empty() ? start : tokens,
+      {.tokens = o.generate, .temperature = o.temperature, .seed = static_cast<uint64_t>(o.seed)});
+  tokens.insert(tokens.end(), written.begin(), written.end());
+  return decode_text(tokens, level, vocabulary);
+}
+
+bool is_char_level(const TrainLmOptions& o) { return o.level == "char"; }
+
+const char* score_key(const TrainLmOptions& o) { return is_char_level(o) ? "bpc" : "ppl"; }
+double score(const TrainLmOptions& o, double loss) {
+  return is_char_level(o) ? bits(loss) : perplexity(loss);
+}
+
+std::string score_text(const TrainLmOptions& o, double loss) {
+  char text[64];
+  std::snprintf(text, sizeof text, is_char_level(o) ? "%.4f bits per character" : "perplexity %.2f",
+                score(o, loss));
+  return text;
 }
 
 }  // namespace heddle

@@ -17,6 +17,9 @@
 
 namespace heddle {
 
+// What the run folder or file of --init says of its model, so that no flag has to be repeated.
+// Throws InputError when it is of another --level.
+LmCard read_card(TrainLmOptions& o, FlagTable& flags);
 // Throws InputError for a corpus whose validation or test text is too short to predict anything.
 Corpus open_text(const TrainLmOptions& o);
 LstmLmOptions network_options(const TrainLmOptions& o, int64_t vocabulary);
@@ -52,5 +55,14 @@ std::string config_text(const TrainLmOptions& o, const FlagTable& flags);
 std::vector<int32_t> encode_prompt(const TrainLmOptions& o, const Vocabulary& vocabulary);
 // What a text without a prompt follows upon: a line end if there is one, else the first token.
 int32_t start_token(TextLevel level, const Vocabulary& vocabulary);
+// Prompt and continuation.
+std::string generate(const TrainLmOptions& o, const LstmLm& model, const Vocabulary& vocabulary);
+
+bool is_char_level(const TrainLmOptions& o);
+// Of a mean loss per token: perplexity at word level, bits per character at character level.
+const char* score_key(const TrainLmOptions& o);
+double score(const TrainLmOptions& o, double loss);
+// "perplexity 121.39", "2.104 bits per character".
+std::string score_text(const TrainLmOptions& o, double loss);
 
 }  // namespace heddle

@@ -61,22 +61,6 @@ struct Learner {
   ParameterStore& store;
 };
 
-bool is_char_level(const TrainLmOptions& o) { return o.level == "char"; }
-
-// Perplexity at word level, bits per character at character level.
-const char* score_key(const TrainLmOptions& o) { return is_char_level(o) ? "bpc" : "ppl"; }
-double score(const TrainLmOptions& o, double loss) {
-  return is_char_level(o) ? bits(loss) : perplexity(loss);
-}
-
-// "perplexity 121.39", "2.104 bits per character".
-std::string score_text(const TrainLmOptions& o, double loss) {
-  char text[64];
-  std::snprintf(text, sizeof text, is_char_level(o) ? "%.4f bits per character" : "perplexity %.2f",
-                score(o, loss));
-  return text;
-}
-
 class Trainer {
  public:
   // Folder and progress are null on all ranks but the first.
@@ -321,18 +305,6 @@ class Trainer {
   Tensor best_;  // the values of the best validation, under the plateau schedule
 };
 
-// Prompt and continuation.
-std::string generate(const TrainLmOptions& o, const LstmLm& model, const Vocabulary& vocabulary) {
-  const TextLevel level = parse_text_level(o.level);
-  std::vector<int32_t> tokens = encode_prompt(o, vocabulary);
-  const std::vector<int32_t> start = {start_token(level, vocabulary)};
-  const std::vector<int32_t> written = continue_text(
-      model, tokens.empty() ? start : tokens,
-      {.tokens = o.generate, .temperature = o.temperature, .seed = static_cast<uint64_t>(o.seed)});
-  tokens.insert(tokens.end(), written.begin(), written.end());
-  return decode_text(tokens, level, vocabulary);
-}
-
 std::string final_json(const TrainLmOptions& o, const Outcome& out) {
   nlohmann::ordered_json json = begin_summary(out.run);
   const auto add = [&](const std::string& split, const TextEvaluation& e) {
@@ -392,25 +364,6 @@ Outcome train(const Job& job, const Learner& learner) {
   finish_report(o, *files.folder, progress);
   out.folder = std::move(files.folder);
   return out;
-}
-
-// --init may name a run folder or a file that says what it holds: no flag has to be repeated.
-LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
-  if (o.init.empty()) return {};
-  LmCard card = read_lm_card(o.init);
-  const auto suggest = [&](const char* name, int64_t value) {
-    if (value > 0) flags.suggest(name, std::to_string(value), o.init + ": " + name);
-  };
-  suggest("emsize", card.emsize);
-  suggest("nhid", card.nhid);
-  suggest("nlayers", card.nlayers);
-  if (card.tied) flags.suggest("tied", "true", o.init + ": tied");
-  if (card.level == TextLevel::automatic) return card;
-  const std::string level = text_level_name(card.level);
-  check(o.level == "auto" || o.level == level, "--level ", o.level, ": ", o.init,
-        " holds a model at level ", level);
-  o.level = level;
-  return card;
 }
 
 // Steps on one window, again and again, at a learning rate of 0.
