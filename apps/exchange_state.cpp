@@ -24,11 +24,11 @@ Json planner_json(const LayerPlannerState& planner) {
                       {"settings", layer.settings},
                       {"bytes", layer.bytes},
                       {"uniform", layer.uniform}});
-  return {{"due", planner.due},
-          {"layers", layers},
-          {"current", planner.current},
-          {"norms", planner.look.norms},
-          {"lr", planner.look.lr}};
+  Json out = {{"due", planner.due}, {"layers", layers}, {"current", planner.current}};
+  out["norms"] = planner.look.norms;
+  out["lr"] = planner.look.lr;
+  out["plan's lr"] = planner.lr ? Json(*planner.lr) : Json();
+  return out;
 }
 
 LayerPlannerState parse_planner(const nlohmann::json& json) {
@@ -58,6 +58,8 @@ LayerPlannerState parse_planner(const nlohmann::json& json) {
   check(planner.look.norms.empty() || planner.look.norms.size() == planner.layers.size(),
         "plan: ", planner.look.norms.size(), " norms for ", planner.layers.size(), " layers");
   planner.look.lr = json.at("lr").get<double>();
+  const auto lr = json.find("plan's lr");  // older files have none
+  if (lr != json.end() && !lr->is_null()) planner.lr = lr->get<double>();
   return planner;
 }
 

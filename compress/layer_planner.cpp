@@ -16,7 +16,7 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kDelay = 10;       // steps for the background to compute a table in
+constexpr int64_t kDelay = 10;       // steps for the background: a table, in the last one a plan
 constexpr double kLeastGain = 0.02;  // of the cost, for which a plan within the budget is changed
 constexpr double kReserve = 0.02;  // of the budget, left unused where that costs no more than this
 
@@ -52,6 +52,7 @@ bool LayerPlanner::closes_at(int64_t step) const {
 
 void LayerPlanner::finish_step(int64_t step, double lr, const Collective& collective) {
   if (closes_at(step)) close_window(step);
+  if (step == due_ - 1) solve(lr, collective);
   if (step == due_) adopt(step, lr, collective);
   if (closes_at(step + options_.window)) reducer_.open_window(options_.accordion);
 }
@@ -82,6 +83,7 @@ LayerPlannerState LayerPlanner::state() {
                           .layers = layers_,
                           .current = current_,
                           .look = accordion_.last(),
+                          .lr = lr_,
                           .table = {},
                           .window = {}};
   for (LayerChoices& layer : state.layers) layer.errors.clear(), layer.costs.clear();
@@ -95,12 +97,16 @@ LayerPlannerState LayerPlanner::state() {
 }
 
 void LayerPlanner::restore(int64_t step, LayerPlannerState state) {
+  table_ = {};
+  solution_ = {};
   layers_ = std::move(state.layers);
   current_ = std::move(state.current);
   accordion_.restore(std::move(state.look));
+  lr_ = {};
   due_ = -1;
   if (state.due > step && !layers_.empty() && state.table.size() == table_size()) {
     due_ = state.due;
+    lr_ = state.lr;
     put_table(std::move(state.table));
   }
   (void)reducer_.close_window();
@@ -189,13 +195,30 @@ LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
   return calm.fallback.empty() && !gain(calm, plan) && !dear ? calm : plan;
 }
 
-void LayerPlanner::adopt(int64_t step, double lr, const Collective& collective) {
+// A rank's own table stays: a checkpoint keeps that, and its run solves once more.
+void LayerPlanner::solve(double lr, const Collective& collective) {
+  if (!lr_) lr_ = lr;
   Table table = table_.get();
+  put_table(table);
   collective("layer plan", [&](Communicator& comm) { table = mean_over_ranks(comm, table); });
   const std::vector<double> norms = take(table);
-  std::vector<bool> critical;
-  if (options_.accordion) critical = accordion_.judge(norms, lr);
-  const LayerPlan plan = choose(critical);
+  solution_ = std::async(std::launch::async, [this, norms, &context = Context::current()] {
+    const ContextScope scope(context);
+    const TraceRange range("plan", "solve");
+    Solution out{.plan = {}, .accordion = accordion_, .critical = {}};
+    if (options_.accordion) out.critical = out.accordion.judge(norms, *lr_);
+    out.plan = choose(out.critical);
+    return out;
+  });
+}
+
+void LayerPlanner::adopt(int64_t step, double lr, const Collective& collective) {
+  if (!solution_.valid()) solve(lr, collective);  // no step between, or none of this process
+  Solution solution = solution_.get();
+  table_ = {};
+  lr_ = {};
+  accordion_ = std::move(solution.accordion);
+  const LayerPlan& plan = solution.plan;
   check_same(plan.chosen, step, collective);
   for (size_t l = 0; l < layers_.size(); ++l)
     reducer_.set_choice(layers_[l].name, layers_[l].settings[plan.chosen[l]]);
@@ -203,7 +226,7 @@ void LayerPlanner::adopt(int64_t step, double lr, const Collective& collective) 
   current_ = plan.chosen;
   if (!plan.fallback.empty() && options_.log && said_.insert(plan.fallback).second)
     options_.log(concat("step ", step, ": layers keep their uniform settings: ", plan.fallback));
-  if (options_.on_plan) options_.on_plan({step, layers_, plan, changed, critical});
+  if (options_.on_plan) options_.on_plan({step, layers_, plan, changed, solution.critical});
 }
 
 }  // namespace heddle

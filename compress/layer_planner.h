@@ -2,8 +2,8 @@
 // each layer. Over a window of steps each rank sums up its gradients, residual included and with
 // their signs, so that layers whose gradients agree from step to step weigh more. From the sums a
 // thread in the background finds out what each setting would lose. At a step that is fixed when the
-// window closes the ranks exchange their tables and average them, solve for a plan (l_greco.h), and
-// use it from the next step on. Between these windows nothing is computed or copied.
+// window closes the ranks exchange their tables and average them; a plan is solved for (l_greco.h)
+// beside the next step, and used from then on. Between these windows nothing is computed or copied.
 //
 // The budget is the error of the uniform settings, or of those that Accordion chooses (accordion.h)
 // by the norms of the windows' gradients without residuals. What plans make small is bytes, or the
@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -53,6 +54,7 @@ struct LayerPlannerState {
   std::vector<LayerChoices> layers;  // without errors; empty before the first window has closed
   std::vector<size_t> current;
   Accordion::Look look;
+  std::optional<double> lr;  // of the step beside which the plan is being solved for
   // Of one rank: what its background has found out, empty when nothing is due, and the window that
   // is open, whose tensors may still grow.
   std::vector<double> table;
@@ -71,8 +73,8 @@ class LayerPlanner {
   LayerPlanner(CompressedReducer& reducer, const LayerPlannerOptions& options, int64_t start);
 
   // `step` steps have been made, the last at rate `lr`. Windows close at multiples of `every`; a
-  // plan takes effect ten steps later, or before the next window opens. Throws Error when the
-  // ranks' plans differ.
+  // plan takes effect ten steps later, or before the next window opens; tables are exchanged a step
+  // before that, where there is one. Throws Error when the ranks' plans differ.
   void finish_step(int64_t step, double lr, const Collective& collective);
 
   // Between steps; waits for the background.
@@ -92,7 +94,15 @@ class LayerPlanner {
   void close_window(int64_t step);
   Table describe(const LayerChoices& layer, const GradientWindow& window, double per_byte) const;
   std::vector<double> take(const Table& table);
+  // What has been found out by a table of all ranks.
+  struct Solution {
+    LayerPlan plan;
+    Accordion accordion;
+    std::vector<bool> critical;
+  };
+
   LayerPlan choose(const std::vector<bool>& critical) const;
+  void solve(double lr, const Collective& collective);
   void adopt(int64_t step, double lr, const Collective& collective);
 
   CompressedReducer& reducer_;
@@ -101,8 +111,10 @@ class LayerPlanner {
   std::vector<LayerChoices> layers_;  // with the errors of the last table
   std::vector<size_t> current_;       // a candidate for each of them
   Accordion accordion_;
+  std::optional<double> lr_;  // while a plan is being solved for, as in LayerPlannerState
   std::set<std::string> said_;
-  std::future<Table> table_;  // last: its thread uses the above
+  std::future<Table> table_;  // last: their threads use the above
+  std::future<Solution> solution_;
 };
 
 }  // namespace heddle

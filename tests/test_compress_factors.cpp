@@ -218,35 +218,42 @@ TEST_CASE("powersgd: exact where the gradients have the rank that travels, for a
 
 TEST_CASE("powersgd: five steps as a plain implementation in double, in fp32 and in double") {
   constexpr int kRanks = 3;
-  constexpr size_t kLow = 3, kColumns = 50;
+  constexpr size_t kLow = 3;
   const ReduceOptions o{.steps = 5};
   const auto runs = reduce_ranks(kRanks, "powersgd:rank=3", o);
-  // The first factor is the reducer's; it is no part of the algorithm where it comes from.
-  Matrix q = zeros(kColumns, kLow);
-  {
-    Context context;
-    CompressModel model;
-    const auto reducer = make_reducer(parse_compress("powersgd:rank=3"), o.reducer, model.store);
-    for (const auto& [name, x] : reducer->named_state())
-      if (name == "factor.fc.weight") q = transposed(matrix_of(x.to_vector(), kColumns));
-  }
-  CHECK(q[0].size() == kLow);
-  PlainPowerSgd plain{q, {}};
-  InDouble same{q, {}};
-  for (size_t s = 0; s < 5; ++s) {
-    std::vector<Matrix> gradients;
-    for (const RankRun& run : runs)
-      gradients.push_back(matrix_of(part_of(run.given[s], "fc.weight"), kColumns));
-    const Matrix mean = plain.step(gradients);
-    CHECK(distance(same.step(gradients), mean) < 1e-12);
-    CHECK(distance(same.q, plain.q) < 1e-12);
-    Values sum = part_of(runs[0].sums[s], "fc.weight");
-    for (float& v : sum) v /= kRanks;
-    CHECK(distance(matrix_of(sum, kColumns), mean) < 1e-5);
-    for (size_t r = 0; r < kRanks; ++r) {
-      CHECK(distance(same.residuals[r], plain.residuals[r]) < 1e-12);
-      const Values& kept = runs[r].states[s].at("residual.fc.weight");
-      CHECK(distance(matrix_of(kept, kColumns), plain.residuals[r]) < 1e-5);
+  for (const std::string layer : {"fc.weight", "conv2.weight"}) {
+    CAPTURE(layer);
+    // The first factor is the reducer's; it is no part of the algorithm where it comes from.
+    size_t columns = 0;
+    Matrix q;
+    {
+      Context context;
+      CompressModel model;
+      const auto reducer = make_reducer(parse_compress("powersgd:rank=3"), o.reducer, model.store);
+      const Parameter& weight = *model.store.find(layer);
+      columns = static_cast<size_t>(weight.size() / weight.shape()[0]);
+      for (const auto& [name, x] : reducer->named_state())
+        if (name == "factor." + layer) q = transposed(matrix_of(x.to_vector(), columns));
+    }
+    REQUIRE(q.size() == columns);
+    CHECK(q[0].size() == kLow);
+    PlainPowerSgd plain{q, {}};
+    InDouble same{q, {}};
+    for (size_t s = 0; s < 5; ++s) {
+      std::vector<Matrix> gradients;
+      for (const RankRun& run : runs)
+        gradients.push_back(matrix_of(part_of(run.given[s], layer), columns));
+      const Matrix mean = plain.step(gradients);
+      CHECK(distance(same.step(gradients), mean) < 1e-12);
+      CHECK(distance(same.q, plain.q) < 1e-12);
+      Values sum = part_of(runs[0].sums[s], layer);
+      for (float& v : sum) v /= kRanks;
+      CHECK(distance(matrix_of(sum, columns), mean) < 1e-5);
+      for (size_t r = 0; r < kRanks; ++r) {
+        CHECK(distance(same.residuals[r], plain.residuals[r]) < 1e-12);
+        const Values& kept = runs[r].states[s].at("residual." + layer);
+        CHECK(distance(matrix_of(kept, columns), plain.residuals[r]) < 1e-5);
+      }
     }
   }
 }

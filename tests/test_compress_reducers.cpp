@@ -278,6 +278,27 @@ TEST_CASE("qsgd: within the bound, unbiased over steps, ranks' noise independent
       square += (got[i] - sum[i]) * double{got[i] - sum[i]} / (kSteps * double{1750});
     }
   }
+  // Rounding to one of two neighbours has at most a quarter of their squared distance as variance:
+  // each rank's, and that of the sum, which is off by the ranks' steps when it is rounded again.
+  double bound = 0;
+  for (size_t b = 0; b < sum.size(); b += 64) {
+    const size_t end = std::min(b + 64, sum.size());
+    const auto step = [&](const Values& x) {
+      float largest = 0;
+      for (size_t i = b; i < end; ++i) largest = std::max(largest, std::abs(x[i]));
+      return double{largest} / 7;
+    };
+    double squares = 0, steps = 0;
+    for (const RankRun& run : runs) {
+      const double of_rank = step(part_of(run.given[0], "fc.weight"));
+      squares += of_rank * of_rank;
+      steps += of_rank;
+    }
+    const double of_sum = step(sum) + steps / 7;
+    bound += static_cast<double>(end - b) * (squares + of_sum * of_sum) / 4 / 1750;
+  }
+  CHECK(square <= bound);
+  CHECK(square > bound / 4);
   const double deviation = std::sqrt(square);
   for (size_t i = 0; i < mean.size(); ++i)
     CHECK(std::abs(mean[i] - sum[i]) < 6 * deviation / std::sqrt(kSteps));

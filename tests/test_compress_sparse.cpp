@@ -230,7 +230,7 @@ TEST_CASE("scalecom: alone it is local top-k with filtered feedback, written out
 TEST_CASE("identical learners behave as one") {
   const auto fill = [](CompressModel& m, int, int64_t step) { m.fill_random(0, step); };
   for (const std::string& spec : kSparse)
-    for (int p : {2, 4}) {
+    for (int p : {2, 3, 4}) {
       CAPTURE(spec);
       const auto alone = reduce_ranks(1, spec, {.fill = fill});
       const auto runs = reduce_ranks(p, spec, {.fill = fill});

@@ -27,30 +27,33 @@ void make_step(DataParallelOptimizer& optimizer, Parameter& w, float value) {
 }  // namespace
 
 TEST_CASE("learners: compressed, overlapped or not, the same bits; replicas equal; a dense start") {
-  for (const char* spec : {"none", "bf16", "fp16", "topk:density=0.1", "randomk:density=0.1",
-                           "scalecom:rate=10,beta=0.3", "scalecom:rate=10,select=exact",
-                           "qsgd:bits=4,bucket=64", "powersgd:rank=2"})
-    for (double local_clip : {0.0, 0.2}) {
-      CAPTURE(spec);
-      CAPTURE(local_clip);
-      const int accumulate = local_clip > 0 ? 2 : 1;
-      RunOptions o{.batch = 8, .steps = 6, .accumulate = accumulate, .compress = spec};
-      o.parallel = {.bucket_bytes = 2000, .compress_start = 2, .local_clip = local_clip};
-      const auto on = train_ranks(4, o);
-      for (const auto& values : on) CHECK(values == on[0]);
-      o.parallel.overlap = false;
-      CHECK(train_ranks(4, o)[3] == on[0]);
-      // It does something, and no more than it should.
-      const bool dense = spec == std::string("none");
-      RunOptions plain{.batch = 8, .steps = 6, .accumulate = accumulate};
-      plain.parallel = {.bucket_bytes = 2000, .local_clip = local_clip};
-      const double d = distance(train_ranks(4, plain)[0], on[0]);
-      CHECK((d == 0) == dense);
-      CHECK(d < 0.2);
-      // Before compress_start it is the dense run.
-      o.steps = plain.steps = 2;
-      CHECK(train_ranks(4, o)[0] == train_ranks(4, plain)[0]);
-    }
+  for (const char* spec :
+       {"none", "bf16", "fp16", "topk:density=0.1", "topk:density=0.1,indices=plain",
+        "randomk:density=0.1", "scalecom:rate=10,beta=0.3", "scalecom:rate=10,select=exact",
+        "scalecom:rate=auto", "qsgd:bits=4,bucket=64", "qsgd:bits=3,rounding=nearest",
+        "powersgd:rank=2"})
+    for (const int accumulate : {1, 2})
+      for (const double local_clip : {0.0, 0.2}) {  // with one nothing overlaps
+        CAPTURE(spec);
+        CAPTURE(accumulate);
+        CAPTURE(local_clip);
+        RunOptions o{.batch = 8, .steps = 6, .accumulate = accumulate, .compress = spec};
+        o.parallel = {.bucket_bytes = 2000, .compress_start = 2, .local_clip = local_clip};
+        const auto on = train_ranks(4, o);
+        for (const auto& values : on) CHECK(values == on[0]);
+        o.parallel.overlap = false;
+        CHECK(train_ranks(4, o)[3] == on[0]);
+        // It does something, and no more than it should.
+        const bool dense = spec == std::string("none");
+        RunOptions plain{.batch = 8, .steps = 6, .accumulate = accumulate};
+        plain.parallel = {.bucket_bytes = 2000, .local_clip = local_clip};
+        const double d = distance(train_ranks(4, plain)[0], on[0]);
+        CHECK((d == 0) == dense);
+        CHECK(d < 0.2);
+        // Before compress_start it is the dense run.
+        o.steps = plain.steps = 2;
+        CHECK(train_ranks(4, o)[0] == train_ranks(4, plain)[0]);
+      }
 }
 
 TEST_CASE("learners: a quality meter changes no bit, and is not counted as compressed traffic") {

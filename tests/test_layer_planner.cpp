@@ -207,11 +207,13 @@ TEST_CASE("planner: identical learners have the same plan for any number of them
     REQUIRE(alone.size() == 1);
     CHECK(alone[0].step == 30);
     CHECK(alone[0].plan.fallback == "");
-    for (const int p : {2, 4}) {
+    for (const int p : {2, 3, 4}) {
       const auto plans = train(p, o)[0].plans;
       REQUIRE(plans.size() == 1);
       CHECK(plans[0].plan.chosen == alone[0].plan.chosen);
-      CHECK(plans[0].plan.error == alone[0].plan.error);
+      // A third, three times, is rounded.
+      if (p != 3) CHECK(plans[0].plan.error == alone[0].plan.error);
+      CHECK(plans[0].plan.error == doctest::Approx(alone[0].plan.error).epsilon(1e-6));
     }
   }
 }

@@ -2,7 +2,9 @@
 // looking changes nothing.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "compress/quality.h"
 #include "core/kernels.h"
@@ -57,12 +59,30 @@ double square(const Values& x) {
   return sum;
 }
 
+// Where |x| is largest: in each chunk, or as many anywhere.
+std::vector<size_t> largest_of(const Values& x, size_t chunk, bool anywhere) {
+  const auto larger = [&](size_t a, size_t b) { return std::abs(x[a]) > std::abs(x[b]); };
+  std::vector<size_t> order(x.size()), out;
+  std::iota(order.begin(), order.end(), size_t{0});
+  const size_t k = (x.size() + chunk - 1) / chunk;
+  if (anywhere) {
+    std::ranges::sort(order, larger);
+    order.resize(k);
+    return order;
+  }
+  for (size_t c = 0; c < x.size(); c += chunk) {
+    const auto end = order.begin() + static_cast<std::ptrdiff_t>(std::min(c + chunk, x.size()));
+    out.push_back(*std::min_element(order.begin() + static_cast<std::ptrdiff_t>(c), end, larger));
+  }
+  return out;
+}
+
 }  // namespace
 
 TEST_CASE("quality: figures are those of a plain calculation, residuals included") {
   constexpr int kRanks = 3, kSteps = 4;
-  for (const char* spec : {"scalecom:rate=50,beta=0.3", "topk:density=0.02", "powersgd:rank=2",
-                           "qsgd:bits=4,bucket=64"}) {
+  for (const char* spec : {"scalecom:rate=50,beta=0.3", "scalecom:rate=50,select=exact",
+                           "topk:density=0.02", "powersgd:rank=2", "qsgd:bits=4,bucket=64"}) {
     CAPTURE(spec);
     std::vector<RankRun> runs;
     const Looks looks = look(
@@ -102,7 +122,21 @@ TEST_CASE("quality: figures are those of a plain calculation, residuals included
               doctest::Approx(std::sqrt(own_gradient / kRanks)).epsilon(1e-5));
         CHECK(layer.alike ==
               doctest::Approx((square(all) - own) / ((kRanks - 1) * own)).epsilon(1e-4));
-        CHECK(std::isnan(layer.mismatch) == (std::string(spec).find("scalecom") != 0));
+        const bool shared = std::string(spec).find("scalecom") == 0;
+        CHECK(std::isnan(layer.mismatch) == !shared);
+        if (!shared) continue;
+        const std::vector<size_t> right =
+            largest_of(all, 50, std::string(spec).find("exact") != std::string::npos);
+        double missed = 0, kept = 0;
+        for (const size_t i : right) {
+          missed += sent[i] == 0 ? 1.0 / static_cast<double>(right.size()) : 0;
+          kept += static_cast<double>(all[i]) * all[i];
+        }
+        CHECK(layer.mismatch == doctest::Approx(missed));
+        CHECK(layer.mismatch > 0);
+        CHECK(layer.mismatch < 1);
+        const double rest = 1 - kept / square(all);
+        CHECK(layer.bound == doctest::Approx(missed + (1 - missed) * rest).epsilon(1e-5));
       }
     }
   }

@@ -54,8 +54,8 @@ continues dense 4 "${image[@]}" --steps 9 --save-every 2 --learners 3
 continues scalecom 4 "${image[@]}" --steps 9 --save-every 4 "${three[@]}" scalecom:rate=50,beta=0.5 --overlap off
 continues auto 4 "${image[@]}" --steps 9 --save-every 4 "${three[@]}" scalecom:rate=auto --bucket-mb 0.2
 planned=(--layerwise lgreco --lgreco)
-for step in 6 9 12; do  # in a window, between a window and its plan, behind a plan
-  continues plan$step $step "${image[@]}" --steps 20 --save-every 3 "${three[@]}" scalecom:rate=50 "${planned[@]}" every=8,window=4
+for step in 6 9 11 12; do  # in a window, between it and its plan, while that is being solved for, behind it
+  continues plan$step $step "${image[@]}" --steps 20 --save-every $((step % 2 ? step : 3)) "${three[@]}" scalecom:rate=50 "${planned[@]}" every=8,window=4
 done
 
 for i in {1..300}; do echo "line $((i % 7)): the cat saw the dog $((i * i % 13))"; done >a.txt

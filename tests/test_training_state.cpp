@@ -34,6 +34,7 @@ DataParallelOptimizer::State some_state() {
                      .uniform = 1}};
   planner.current = {0};
   planner.look = {{std::numeric_limits<double>::infinity()}, 0.3};
+  planner.lr = 0.7;
   planner.table = {1.0 / 3, std::numeric_limits<double>::infinity()};
   planner.window.sums["a.weight"] = Tensor::from({1.0f, 2.0f});
   planner.window.exchanges = {{1000, 1e-3}, {2000, 2e-3}};
@@ -129,6 +130,7 @@ TEST_CASE("training state: the exchange's numbers come back bit for bit") {
   REQUIRE(back.planner);
   CHECK(back.planner->layers[0].settings[1] == 1.0 / 3);
   CHECK(std::isinf(back.planner->look.norms[0]));
+  CHECK(back.planner->lr == 0.7);
 
   const TempFolder folder;
   const auto file_of = [&](const DataParallelOptimizer::State& s, const std::string& name) {
