@@ -205,26 +205,39 @@ TEST_CASE("scalecom: what is sent of the sum is the sum of what is sent, at the 
 }
 
 TEST_CASE("scalecom: alone it is local top-k with filtered feedback, written out in double") {
-  for (const double beta : {1.0, 0.1}) {
-    const auto runs =
-        reduce_ranks(1, concat("scalecom:rate=50,select=exact,beta=", beta), {.steps = 12});
-    std::vector<double> m(1750);
-    for (size_t s = 0; s < 12; ++s) {
-      const Values g = part_of(runs[0].given[s], "fc.weight");
-      std::vector<size_t> order(g.size());
-      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-      std::ranges::stable_sort(
-          order, [&](size_t a, size_t b) { return std::abs(g[a] + m[a]) > std::abs(g[b] + m[b]); });
-      std::vector<double> sent(g.size());
-      for (size_t j = 0; j < 35; ++j) sent[order[j]] = g[order[j]] + m[order[j]];
-      for (size_t i = 0; i < m.size(); ++i)
-        m[i] = (1 - beta) * m[i] + beta * (m[i] + g[i] - sent[i]);
-      const Values got = part_of(runs[0].sums[s], "fc.weight");
-      double worst = 0;
-      for (size_t i = 0; i < m.size(); ++i) worst = std::max(worst, std::abs(got[i] - sent[i]));
-      CHECK(worst < 1e-4);
+  constexpr size_t kChunk = 50;  // exact: as many elements as there are chunks
+  for (const bool exact : {true, false})
+    for (const double beta : {1.0, 0.1}) {
+      CAPTURE(exact);
+      CAPTURE(beta);
+      const std::string spec =
+          concat("scalecom:rate=", kChunk, ",select=", exact ? "exact" : "chunk", ",beta=", beta);
+      const auto runs = reduce_ranks(1, spec, {.steps = 12});
+      std::vector<double> m(1750);
+      for (size_t s = 0; s < 12; ++s) {
+        const Values g = part_of(runs[0].given[s], "fc.weight");
+        const size_t within = exact ? g.size() : kChunk, k = exact ? g.size() / kChunk : 1;
+        std::vector<size_t> order(g.size());
+        for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+        std::vector<double> sent(g.size());
+        for (auto begin = order.begin(); begin != order.end();) {
+          const auto end = begin + static_cast<std::ptrdiff_t>(within);
+          std::stable_sort(begin, end, [&](size_t x, size_t y) {
+            return std::abs(g[x] + m[x]) > std::abs(g[y] + m[y]);
+          });
+          for (size_t j = 0; j < k; ++j) sent[begin[static_cast<std::ptrdiff_t>(j)]] = 1;
+          begin = end;
+        }
+        for (size_t i = 0; i < m.size(); ++i) {
+          sent[i] *= g[i] + m[i];
+          m[i] = (1 - beta) * m[i] + beta * (m[i] + g[i] - sent[i]);
+        }
+        const Values got = part_of(runs[0].sums[s], "fc.weight");
+        double worst = 0;
+        for (size_t i = 0; i < m.size(); ++i) worst = std::max(worst, std::abs(got[i] - sent[i]));
+        CHECK(worst < 1e-4);
+      }
     }
-  }
 }
 
 TEST_CASE("identical learners behave as one") {
