@@ -71,7 +71,52 @@ double lost(const std::string& family, const Values& x, double setting, uint64_t
   return norm_of(rest);
 }
 
+// Steps of ScaleCom under a planner, without an optimizer; the rank's table before the last of
+// them.
+std::vector<double> plan_alone(Communicator& comm, const LayerPlannerOptions& options,
+                               int64_t steps) {
+  PlannedModel model;
+  auto reducer = reducer_of("scalecom:rate=20", model.store);
+  LayerPlanner planner(dynamic_cast<CompressedReducer&>(*reducer), options, 0);
+  Ledger ledger;
+  std::vector<double> table;
+  for (int64_t step = 0; step < steps; ++step) {
+    model.fill(static_cast<uint64_t>(comm.rank()), step, 0);
+    auto& all = model.store.parameters();
+    GradientBucket bucket{model.store.grads(), {}, step};
+    for (size_t i = all.size(); i-- > 0;) bucket.parameters.push_back(&all[i]);
+    (void)reducer->reduce(bucket, comm, ledger);
+    table = planner.state().table;
+    planner.finish_step(step + 1, 0.1, [&](const auto&, const auto& call) { call(comm); });
+  }
+  return table;
+}
+
 }  // namespace
+
+TEST_CASE("planner: a plan's errors are the mean of all ranks' tables") {
+  constexpr int kRanks = 3;
+  std::vector<std::vector<double>> tables(kRanks);
+  std::vector<LayerChoices> layers;
+  expect_none(run_ranks(kRanks, [&](Communicator& comm) {
+    LayerPlannerOptions options{.every = 6, .window = 3};
+    if (comm.rank() == 0)
+      options.on_plan = [&](const PlanReport& report) { layers = report.layers; };
+    tables[static_cast<size_t>(comm.rank())] =
+        plan_alone(comm, options, 9);  // closed at 6, due at 9
+  }));
+  size_t at = 0;
+  for (const LayerChoices& layer : layers)
+    for (const double error : layer.errors) {
+      double mean = 0;
+      for (const std::vector<double>& table : tables) mean += table.at(at) / kRanks;
+      CHECK(error == doctest::Approx(mean).epsilon(1e-12));
+      CHECK(std::abs(tables[0][at] - tables[1][at]) > 1e-6 * mean);
+      ++at;
+    }
+  CHECK(at == tables[0].size());
+  CHECK(at > 0);
+}
 
 TEST_CASE("planner: error tables are what encoding and decoding loses") {
   Context context({.threads = 2});
@@ -310,19 +355,7 @@ TEST_CASE("planner: NaN in a window, zero gradients, plans that differ") {
   CHECK(!run.plans[0].changed);
 
   const auto errors = run_ranks(2, [](Communicator& comm) {
-    PlannedModel model;
-    auto reducer = reducer_of("scalecom:rate=20", model.store);
-    LayerPlanner planner(dynamic_cast<CompressedReducer&>(*reducer),
-                         {.every = 2, .window = 2, .alpha = comm.rank() == 0 ? 1.0 : 2.0}, 0);
-    Ledger ledger;
-    for (int64_t step = 0; step < 2; ++step) {
-      model.fill(0, step, 0);
-      auto& all = model.store.parameters();
-      GradientBucket bucket{model.store.grads(), {}, step};
-      for (size_t i = all.size(); i-- > 0;) bucket.parameters.push_back(&all[i]);
-      (void)reducer->reduce(bucket, comm, ledger);
-      planner.finish_step(step + 1, 0.1, [&](const auto&, const auto& call) { call(comm); });
-    }
+    plan_alone(comm, {.every = 2, .window = 2, .alpha = comm.rank() == 0 ? 1.0 : 2.0}, 2);
   });
   CHECK(errors[0].find("the layer plan of rank 1") != std::string::npos);
 }
