@@ -13,8 +13,8 @@
 
 #include "apps/build_info.h"
 #include "apps/flags.h"
-#include "apps/progress.h"
 #include "core/error.h"
+#include "core/trace.h"
 
 extern char** environ;
 
@@ -247,7 +247,7 @@ double process_cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-Clock clock_of(const Options& o) { return o.clock == "cpu" ? process_cpu_seconds : wall_clock; }
+Clock clock_of(const Options& o) { return o.clock == "cpu" ? process_cpu_seconds : steady_seconds; }
 
 }  // namespace heddle::bench
 

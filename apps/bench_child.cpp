@@ -8,7 +8,6 @@
 
 #include "apps/bench.h"
 #include "apps/bench_trainer.h"
-#include "apps/progress.h"
 #include "apps/run_folder.h"
 #include "compress/codec.h"
 #include "core/context.h"
@@ -17,6 +16,7 @@
 #include "core/onednn.h"
 #include "core/parallel.h"
 #include "core/shared_kernel.h"
+#include "core/trace.h"
 #include "data/loader.h"
 
 namespace heddle::bench {
@@ -105,12 +105,12 @@ void child_step(const Options& o, const Case& c) {
   std::vector<double> ms, cpu_ms;
   float loss = 0;
   for (int64_t i = 0; i < o.warmup + (o.steps > 0 ? o.steps : c.steps); ++i) {
-    const double begin = wall_clock(), cpu_begin = process_cpu_seconds();
+    const double begin = steady_seconds(), cpu_begin = process_cpu_seconds();
     loss = trainer.step();
     // On a GPU the update may still run.
     if (context.device().is_cuda()) (void)trainer.store().values().slice(0, 1).to_vector();
     if (i < o.warmup) continue;
-    ms.push_back(1000 * (wall_clock() - begin));
+    ms.push_back(1000 * (steady_seconds() - begin));
     cpu_ms.push_back(1000 * (process_cpu_seconds() - cpu_begin));
   }
   print_json(
@@ -186,12 +186,12 @@ void child_loader(const Options& o) {
   for (auto& batch : loader.epoch(0))  // to warm up: files into memory, buffers into the pool
     if ((images += batch.count) >= 2560) break;
   images = 0;
-  const double begin = wall_clock(), cpu_begin = process_cpu_seconds();
+  const double begin = steady_seconds(), cpu_begin = process_cpu_seconds();
   double end = begin;
   for (int64_t e = 1; end < begin + 1.5; ++e)
     for (auto& batch : loader.epoch(e)) {
       images += batch.count;
-      if ((end = wall_clock()) >= begin + 1.5) break;
+      if ((end = steady_seconds()) >= begin + 1.5) break;
     }
   print_json({{"set", set->info().name},
               {"images", images},

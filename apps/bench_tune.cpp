@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "apps/bench.h"
-#include "apps/progress.h"
 #include "core/context.h"
 #include "core/onednn.h"
+#include "core/trace.h"
 #include "layers/winograd.h"
 
 namespace heddle::bench {
@@ -52,11 +52,11 @@ template <class Call>
 double time_calls(Call&& call) {
   call();
   std::vector<double> ms;
-  const double stop = wall_clock() + 0.1;
-  while (ms.size() < 5 || (wall_clock() < stop && ms.size() < 50)) {
-    const double begin = wall_clock();
+  const double stop = steady_seconds() + 0.1;
+  while (ms.size() < 5 || (steady_seconds() < stop && ms.size() < 50)) {
+    const double begin = steady_seconds();
     call();
-    ms.push_back(1000 * (wall_clock() - begin));
+    ms.push_back(1000 * (steady_seconds() - begin));
   }
   return median(ms);
 }

@@ -1,9 +1,5 @@
 #include "apps/checkpoint.h"
 
-#define XXH_INLINE_ALL
-#define XXH_NO_XXH3
-#include <xxhash.h>
-
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -12,6 +8,7 @@
 #include "core/context.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/hash.h"
 #include "core/safetensors.h"
 
 namespace heddle {
@@ -29,7 +26,7 @@ std::string hash_of(const MappedFile& file) {
   char text[17];
   std::snprintf(
       text, sizeof text, "%016llx",
-      static_cast<unsigned long long>(XXH64(file.bytes().data(), file.bytes().size(), 0)));
+      static_cast<unsigned long long>(hash_bytes(file.bytes().data(), file.bytes().size())));
   return text;
 }
 

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "apps/progress.h"
 #include "core/error.h"
 #include "core/kernels.h"
+#include "core/trace.h"
 #include "data/feed.h"
 #include "layers/loss.h"
 
@@ -24,7 +24,7 @@ Var network_input(const Tensor& images, Device device, DType dtype) {
 
 Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
                     DataParallelOptimizer* learners) {
-  const double begin = wall_clock();
+  const double begin = steady_seconds();
   Evaluation out;
   int64_t first = 0, five = 0;
   const bool together = learners != nullptr && learners->learners() > 1;
@@ -61,7 +61,7 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
   out.loss /= samples;
   out.acc1 = 100.0 * static_cast<double>(first) / samples;
   out.acc5 = 100.0 * static_cast<double>(five) / samples;
-  out.seconds = wall_clock() - begin;
+  out.seconds = steady_seconds() - begin;
   return out;
 }
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "apps/progress.h"
 #include "core/error.h"
 #include "core/random.h"
+#include "core/trace.h"
 #include "data/text.h"
 #include "layers/loss.h"
 
@@ -34,7 +34,7 @@ std::vector<float> read_on(const LstmLm& model, const int32_t* tokens, int64_t c
 // Calls `before` with the number of each window.
 template <class Before>
 TextEvaluation read_text(const LstmLm& model, const std::vector<int32_t>& text, Before before) {
-  const double begin = wall_clock();
+  const double begin = steady_seconds();
   const TokenBatches windows(text, {.batch_size = 1, .bptt = kWindow});
   LstmState state = model.zero_state(1);
   TextEvaluation out;
@@ -49,7 +49,7 @@ TextEvaluation read_text(const LstmLm& model, const std::vector<int32_t>& text, 
     out.tokens += window.targets.size();
   }
   out.loss = sum / static_cast<double>(out.tokens);
-  out.seconds = wall_clock() - begin;
+  out.seconds = steady_seconds() - begin;
   return out;
 }
 
@@ -78,9 +78,9 @@ TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>
     tokens.data<int64_t>()[0] = out.tokens;
   } else {
     const TokenBatches windows(text, {.batch_size = 1, .bptt = kWindow});
-    const double begin = wall_clock();
+    const double begin = steady_seconds();
     for (int64_t i = 0; i < windows.size(); ++i) sign(i);
-    out.seconds = wall_clock() - begin;
+    out.seconds = steady_seconds() - begin;
   }
   learners.collective("evaluation", [&](Communicator& comm) {
     comm.broadcast(loss, 0);

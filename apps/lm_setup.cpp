@@ -1,9 +1,5 @@
 #include "apps/lm_setup.h"
 
-#define XXH_INLINE_ALL
-#define XXH_NO_XXH3
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -11,6 +7,7 @@
 #include "apps/learners.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/hash.h"
 #include "layers/loss.h"
 
 namespace heddle {
@@ -89,7 +86,7 @@ int64_t units_per_batch(const TrainLmOptions& o, int learners) {
 
 nlohmann::ordered_json identity(const TrainLmOptions& o, const Corpus& corpus) {
   const auto hash = [](const void* bytes, size_t size) {
-    return static_cast<int64_t>(XXH64(bytes, size, 0) >> 1);
+    return static_cast<int64_t>(hash_bytes(bytes, size) >> 1);
   };
   const std::string vocabulary = format_vocabulary(corpus.vocabulary, corpus.level);
   return {{"program", "train_lm"},

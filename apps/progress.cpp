@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/trace.h"
 
 namespace heddle {
 
@@ -30,11 +30,6 @@ size_t terminal_columns(FILE* out) {
 
 }  // namespace
 
-double wall_clock() {
-  using Seconds = std::chrono::duration<double>;
-  return Seconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 std::string format_duration(double seconds) {
   const auto total = static_cast<int64_t>(std::lround(std::clamp(seconds, 0.0, 3.6e7)));
   char text[32];
@@ -48,7 +43,7 @@ std::string format_duration(double seconds) {
   return text;
 }
 
-Progress::Progress(const ProgressOptions& options) : options_(options), started_(wall_clock()) {
+Progress::Progress(const ProgressOptions& options) : options_(options), started_(steady_seconds()) {
   if (options_.out == nullptr) options_.out = stderr;
   bar_ = !options_.quiet && is_smart_terminal(options_.out);
   const char* no_colour = std::getenv("NO_COLOR");
@@ -59,7 +54,7 @@ Progress::~Progress() { clear(); }
 
 std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr,
                            bool show_lr) const {
-  const double elapsed = std::max(wall_clock() - started_, 1e-9);
+  const double elapsed = std::max(steady_seconds() - started_, 1e-9);
   const double left = elapsed / static_cast<double>(steps_) *
                       static_cast<double>(std::max<int64_t>(options_.total_steps - step, 0));
   char text[160], rate[32] = "";
@@ -94,7 +89,7 @@ void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t
     }
     return;
   }
-  const double now = wall_clock();
+  const double now = steady_seconds();
   if (drawn_ && now - drawn_at_ < kRedrawSeconds && step < options_.total_steps) return;
   // The bar gets what the figures leave of the line; a line that wraps could not be redrawn.
   const auto columns = static_cast<int64_t>(terminal_columns(options_.out)) - 1;
@@ -128,8 +123,8 @@ void Progress::clear() {
   drawn_ = false;
 }
 
-void Progress::pause() { paused_at_ = wall_clock(); }
+void Progress::pause() { paused_at_ = steady_seconds(); }
 
-void Progress::resume() { started_ += wall_clock() - paused_at_; }
+void Progress::resume() { started_ += steady_seconds() - paused_at_; }
 
 }  // namespace heddle

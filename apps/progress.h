@@ -55,7 +55,4 @@ class Progress {
 // "2:07", "1:02:07".
 std::string format_duration(double seconds);
 
-// Seconds of the steady clock.
-double wall_clock();
-
 }  // namespace heddle

@@ -15,9 +15,9 @@
 #include <thread>
 
 #include "apps/build_info.h"
-#include "apps/progress.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/trace.h"
 
 namespace heddle {
 
@@ -170,7 +170,7 @@ void RunFolder::metric(const nlohmann::ordered_json& line) {
     throw Error(concat(file("metrics.jsonl"), ": write failed: ", std::strerror(errno)));
   }
   if (listener_) listener_(line);
-  if (const double now = wall_clock(); now - flushed_at_ > 1) flush(), flushed_at_ = now;
+  if (const double now = steady_seconds(); now - flushed_at_ > 1) flush(), flushed_at_ = now;
 }
 
 int64_t RunFolder::flush() {

@@ -11,8 +11,8 @@
 #include <cstring>
 #include <filesystem>
 
-#include "apps/progress.h"
 #include "core/error.h"
+#include "core/trace.h"
 
 namespace heddle {
 namespace {
@@ -147,7 +147,7 @@ void EventFile::record(const std::string& event) {
   const std::string length = little_endian(static_cast<uint64_t>(event.size()));
   const std::string bytes =
       length + little_endian(masked_crc32c(length)) + event + little_endian(masked_crc32c(event));
-  const double now = wall_clock();
+  const double now = steady_seconds();
   bool written = std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) == bytes.size();
   if (now - flushed_at_ > kFlushSeconds) {
     written = std::fflush(file_.get()) == 0 && written;

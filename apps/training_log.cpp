@@ -90,7 +90,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
     flush();
   // The first rank asks for it, and all do it behind the next step. Not where equal runs are to
   // send equal bytes.
-  const bool late = folder_ != nullptr && wall_clock() - flushed_at_ > kSilence;
+  const bool late = folder_ != nullptr && steady_seconds() - flushed_at_ > kSilence;
   optimizer_.set_control(kShow, late && !o_.deterministic ? 1.0f : 0.0f);
   watch_step(result_.step + 1);
   if (quality_.add(result_.step, optimizer_.take_quality()) && folder_ != nullptr)
@@ -199,7 +199,7 @@ void TrainingLog::flush() {
                     static_cast<int64_t>(units));
   }
   pending_.clear();
-  flushed_at_ = wall_clock();
+  flushed_at_ = steady_seconds();
 }
 
 bool TrainingLog::settle() {

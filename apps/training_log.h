@@ -26,6 +26,7 @@
 #include "core/context.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/trace.h"
 #include "optim/data_parallel.h"
 
 namespace heddle {
@@ -53,9 +54,9 @@ struct TrainingResult {
 
 // Seconds of one update, by what they went into; lap() gives the time since the last call.
 struct StepTimes {
-  double data = 0, forward = 0, backward = 0, update = 0, last = wall_clock();
+  double data = 0, forward = 0, backward = 0, update = 0, last = steady_seconds();
   double lap() {
-    const double now = wall_clock(), seconds = now - last;
+    const double now = steady_seconds(), seconds = now - last;
     last = now;
     return seconds;
   }
@@ -152,7 +153,7 @@ class TrainingLog {
   DataParallelOptimizer::Totals before_;              // of these, in earlier processes
   double loss_sum_ = 0, loss_units_ = 0;              // of the epoch, over all ranks
   int64_t units_ = 0, skipped_ = 0, steps_here_ = 0;  // of this process
-  double seconds_ = 0, flushed_at_ = wall_clock();
+  double seconds_ = 0, flushed_at_ = steady_seconds();
 };
 
 // Notes for people, where there is somebody to show them.

@@ -2,15 +2,12 @@
 
 #include <omp.h>
 
-#define XXH_INLINE_ALL
-#define XXH_NO_XXH3
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "core/context.h"
+#include "core/hash.h"
 #include "core/kernels.h"
 
 namespace heddle {
@@ -22,7 +19,7 @@ constexpr double kReserve = 0.02;  // of the budget, left unused where that cost
 
 void check_same(const std::vector<size_t>& chosen, int64_t step,
                 const LayerPlanner::Collective& collective) {
-  const uint64_t hash = XXH64(chosen.data(), chosen.size() * sizeof(size_t), 0);
+  const uint64_t hash = hash_bytes(chosen.data(), chosen.size() * sizeof(size_t));
   std::vector<std::vector<uint64_t>> all;
   collective("layer plan",
              [&](Communicator& comm) { all = gather_values(comm, std::vector{hash}); });

@@ -1,15 +1,12 @@
 #include "optim/data_parallel.h"
 
-#define XXH_INLINE_ALL
-#define XXH_NO_XXH3
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "comm/link_cost.h"
+#include "core/hash.h"
 #include "core/kernels.h"
 #include "core/streams.h"
 #include "core/trace.h"
@@ -401,7 +398,7 @@ void DataParallelOptimizer::check_replicas() {
   std::vector<uint64_t> hashes;
   for (const Parameter& parameter : parameters) {
     const Tensor values = parameter.value.to(Device{});
-    hashes.push_back(XXH64(values.raw(), static_cast<size_t>(values.bytes()), 0));
+    hashes.push_back(hash_bytes(values.raw(), static_cast<size_t>(values.bytes())));
   }
   std::vector<std::vector<uint64_t>> all;
   collective("replica check", [&](Communicator& comm) { all = gather_values(comm, hashes); });

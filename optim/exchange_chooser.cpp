@@ -12,7 +12,7 @@ namespace {
 // Of both ways, so that what else a machine does meets both; near a tie noise would decide.
 constexpr int kTurns = 2, kMostTurns = 8;
 
-double median(std::vector<double> values) {  // the lower one: what disturbs makes longer
+double lower_median(std::vector<double> values) {  // what disturbs makes longer
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
   std::ranges::nth_element(values, middle);
   return *middle;
@@ -208,13 +208,13 @@ void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& 
 ExchangeTrial ExchangeChooser::mean_of_ranks(Phase phase,
                                              const LayerPlanner::Collective& collective) const {
   const Trial& trial = trials_.at(phase);
-  std::vector<double> means = {median(trial.backward), median(trial.step)};
+  std::vector<double> means = {lower_median(trial.backward), lower_median(trial.step)};
   for (size_t i = 0; i < trial.buckets[0].size(); ++i)
     for (const auto part : {&BucketTimes::ready_s, &BucketTimes::code_s, &BucketTimes::comm_s,
                             &BucketTimes::latencies}) {
       std::vector<double> values;
       for (const auto& step : trial.buckets) values.push_back(step[i].*part);
-      means.push_back(median(values));
+      means.push_back(lower_median(values));
     }
   collective("exchange choice", [&](Communicator& comm) { means = mean_over_ranks(comm, means); });
   ExchangeTrial out{.backward_s = means[0]};
