@@ -207,6 +207,14 @@ def pairs():
     return table(["condition", "seeds", "dense, %", "scalecom, %", "difference, points"], rows)
 
 
+def meter():
+    """How alike the learners' gradients are, and how well the leader's choice suits all, by epoch."""
+    keys = ("alike", "mismatch", "contraction", "cosine", "backlog")
+    rows = [[epoch, *(number(figures.get(key), 3) for key in keys)]
+            for r in group("meter-").values() for epoch, figures in r["quality"]["epochs"].items()]
+    return table(["epoch", "alike", "d / k", "contraction", "cosine", "residual / g"], rows)
+
+
 def ptb():
     runs = group("ptb-")
     dense = runs.get("dense")
@@ -391,7 +399,7 @@ def plots(docs):
 def main(docs=pathlib.Path(__file__).resolve().parent):
     RESULTS.clear()
     RESULTS.update((f.stem, json.loads(f.read_text())) for f in sorted((docs / "results").glob("*.json")))
-    made = {"headline": headline, "ablation": lambda: accuracy_table("ablation-"), "pairs": pairs,
+    made = {"headline": headline, "ablation": lambda: accuracy_table("ablation-"), "meter": meter, "pairs": pairs,
             "large": lambda: accuracy_table("large-"), "ptb": ptb, "scaling": scaling, "times": times, "whole": whole,
             "composed": lambda: composed()[1], "full": full}
     file = docs / "results.md"

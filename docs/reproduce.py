@@ -42,6 +42,7 @@ def experiments():
     for seed in 1, 2, 3:
         for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("lgreco-scalecom", SCALECOM + LGRECO)):
             runs[f"headline-{name}-{seed}"] = f"{RESNET} --epochs 16 --seed {seed}{flags}"
+    runs["meter-scalecom"] = f"{RESNET} --epochs 16 --seed 1{SCALECOM} --shadow 50"  # the headline's, looked at
     for name, flags in (
         ("dense", ""),
         ("topk", " --compress topk:density=0.01"),
@@ -135,6 +136,19 @@ def median(lines, *keys):
     return round(statistics.median(last), 5) if last else None
 
 
+def by_epoch(looks, epochs):
+    """The mean over the looks of each epoch and over layers."""
+    out = {}
+    for epoch in sorted({epochs[look["step"]] for look in looks}):
+        here = [look for look in looks if epochs[look["step"]] == epoch]
+        layers = [layer for look in here for layer in look["quality"].values()]
+        means = {key: round(statistics.fmean(x[key] for x in layers), 5) for key in layers[0]}
+        owed = statistics.fmean(x["residual_norm"] / x["gradient_norm"] for x in layers if x["gradient_norm"] > 0)
+        out[epoch] = {**means, "alike": round(statistics.fmean(x["alike"] for x in here), 5),
+                      "backlog": round(owed, 5)}
+    return out
+
+
 def digest(folder, metrics, summary):
     """What is kept of a run folder."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -166,7 +180,7 @@ def digest(folder, metrics, summary):
         layers = {name: {key: round(statistics.fmean(x[key] for x in seen), 5) for key in seen[0]}
                   for name, seen in by_layer.items()}
         out["quality"] = {"looks": len(looks), "alike": round(statistics.fmean(x["alike"] for x in looks), 5),
-                          "layers": layers}
+                          "layers": layers, "epochs": by_epoch(looks, {x["step"]: x["epoch"] for x in steps})}
     plans = {}
     for file in sorted(folder.glob("plan-*.json"), key=lambda f: int(f.stem.split("-")[1])):
         plan = json.loads(file.read_text())

@@ -54,6 +54,9 @@ def made_up(name, typed):
         summary.update(bytes_step_mean=SENT[rest], bytes_step_max=SENT[rest] + 77)
         layer = {"contraction": 0.5, "cosine": 0.75}
         result["quality"] = {"looks": 10, "alike": 0.9, "layers": {"a": layer, "b": {**layer, "contraction": 0.7}}}
+    elif group == "meter":
+        figures = {"alike": 0.125, "mismatch": 0.75, "contraction": 0.875, "cosine": 0.25, "backlog": 30.0}
+        result["quality"] = {"looks": 2, "alike": 0.125, "layers": {}, "epochs": {"1": figures, "16": figures}}
     elif group == "time":
         method, overlap = re.search("-(?:resnet18|resnet20|lstm)-(.*)-(on|off)$", name).groups()
         result["step_s"] = STEP_S[method] + (0.5 if overlap == "off" else 0)
@@ -100,6 +103,9 @@ class Page(unittest.TestCase):
             counted += len(runs)
             rows = sum(line.startswith("|") for line in tables.pop(name).splitlines()) - 2
             self.assertEqual(rows, len(runs) // 3 if name == "headline" else len(runs), name)
+        self.assertEqual(tables.pop("meter").splitlines()[2:], ["| 1 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |",
+                                                                "| 16 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |"])
+        counted += 1
         in_pairs = [x for x in reproduce.experiments() if x.startswith("pair-")]
         self.assertEqual(counted + len(in_pairs), len(reproduce.experiments()))
         rows = tables.pop("pairs").splitlines()[2:]  # two of other groups, and one for two runs
@@ -198,7 +204,7 @@ class Page(unittest.TestCase):
 
     def test_without_runs(self):
         tables = self.page({})
-        self.assertEqual(len(tables), 10)
+        self.assertEqual(len(tables), 11)
         for name, out in tables.items():
             self.assertEqual(out, "No run has been kept yet.\n", name)
         self.assertEqual(self.pictures, set())
@@ -230,6 +236,9 @@ class Page(unittest.TestCase):
 class Digest(unittest.TestCase):
     def digest(self, config, steps=14, first_epoch=9):
         """Of a run of that many steps."""
+        def look(contraction, owed):
+            return {"contraction": contraction, "residual_norm": 2 * owed, "gradient_norm": 2.0}
+
         lines = [{"schema": 1, "program": "made up"}]
         for i in range(1, steps + 1):
             # The last twelve take 3, 4, … 14 s; the two before them must not count.
@@ -238,8 +247,8 @@ class Digest(unittest.TestCase):
                           "t_update": 0.25, "t_exposed": i / 10, "t_comm": 0.125, "t_compress": 0.0625,
                           "bytes_dense": 1000000})
         lines += [{"step": 9, "epoch": 1, "split": "valid", "loss": 2.0, "acc1": 40.0, "acc5": 90.0},
-                  {"step": 5, "quality": {"a": {"contraction": 0.25}, "b": {"contraction": 1.0}}, "alike": 0.5},
-                  {"step": 10, "quality": {"a": {"contraction": 0.75}}, "alike": 1.0},
+                  {"step": 5, "quality": {"a": look(0.25, 3.0), "b": look(1.0, 5.0)}, "alike": 0.5},
+                  {"step": 10, "quality": {"a": look(0.75, 7.0)}, "alike": 1.0},
                   {"summary": "done", "step": steps}]
         with tempfile.TemporaryDirectory() as scratch:
             folder = pathlib.Path(scratch)
@@ -258,8 +267,11 @@ class Digest(unittest.TestCase):
         self.assertEqual((out["step_s"], out["t_exposed"]), (8.5, 0.85))  # medians of 3 … 14 and .3 … 1.4
         self.assertEqual((out["t_comm"], out["t_compress"]), (0.125, 0.0625))
         self.assertEqual((out["bytes_dense"], out["bytes_per_step"]), (1000000, 25000))
-        self.assertEqual(out["quality"], {"looks": 2, "alike": 0.75, "layers": {"a": {"contraction": 0.5},
-                                                                               "b": {"contraction": 1.0}}})
+        quality = out["quality"]
+        self.assertEqual((quality["looks"], quality["alike"]), (2, 0.75))
+        self.assertEqual({name: x["contraction"] for name, x in quality["layers"].items()}, {"a": 0.5, "b": 1.0})
+        self.assertEqual({epoch: [x[key] for key in ("contraction", "backlog", "alike")]
+                          for epoch, x in quality["epochs"].items()}, {1: [0.625, 4.0, 0.5], 2: [0.75, 7.0, 1.0]})
         self.assertEqual(out["compress_start"], 5)
 
     def test_plans(self):
