@@ -284,7 +284,7 @@ FlagTable lm_flags(TrainLmOptions& o) {
   return flags;
 }
 
-void resolve(TrainLmOptions& o, const FlagTable& flags, TextKind kind) {
+void resolve(TrainLmOptions& o, FlagTable& flags, TextKind kind) {
   if (o.level == "auto") o.level = kind == TextKind::folder ? "word" : "char";
   const Recipe& r = recipe(o, kind);
   set_default(flags, "emsize", o.emsize, r.emsize);

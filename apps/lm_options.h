@@ -45,7 +45,7 @@ FlagTable lm_flags(TrainLmOptions& options);
 // Fills in what nobody gave, by preset, level and kind of data, and refuses what cannot go
 // together.
 // --level is word or char afterwards.
-void resolve(TrainLmOptions& options, const FlagTable& flags, TextKind kind);
+void resolve(TrainLmOptions& options, FlagTable& flags, TextKind kind);
 
 // "zaremba-small", or without a preset "text at character level" and so on: what the defaults are
 // for.

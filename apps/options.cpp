@@ -337,7 +337,7 @@ std::string find_data(const std::string& data, const std::string& embedded) {
   return fs::exists(found, error) ? found.string() : data;
 }
 
-void resolve_batch_size(CommonOptions& o, const FlagTable& flags, int64_t by_rule) {
+void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule) {
   const FlagSource each = flags.source("batch-size"), all = flags.source("global-batch-size");
   if (all == FlagSource::default_value || each > all) {
     o.global_batch_size = 0;
@@ -352,6 +352,7 @@ void resolve_batch_size(CommonOptions& o, const FlagTable& flags, int64_t by_rul
   o.batch_size = o.global_batch_size / batches;
   check(o.batch_size <= kMaxBatch, "--global-batch-size: expected at most ", kMaxBatch,
         " for each learner, found ", o.batch_size);
+  flags.suggest("batch-size", std::to_string(o.batch_size), "--global-batch-size");  // no default
 }
 
 void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string& embedded) {

@@ -82,7 +82,7 @@ std::string find_data(const std::string& data, const std::string& embedded);
 // --batch-size, `by_rule` unless it or --global-batch-size is given; of the two the stronger source
 // counts, of a file's two the global one, since a dumped configuration has both. Throws InputError
 // for both at once otherwise, and for a global batch that learners and --accumulate do not divide.
-void resolve_batch_size(CommonOptions& o, const FlagTable& flags, int64_t by_rule);
+void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule);
 
 // The end of resolve(): absolute paths (`embedded` is the --data that is none), the defaults that
 // no data set changes, and a refusal of what cannot go together.

@@ -131,7 +131,7 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
   return flags;
 }
 
-void resolve(TrainResnetOptions& o, const FlagTable& flags, DataKind kind) {
+void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   const Recipe& r = recipe(kind);
   set_default(flags, "arch", o.arch, r.arch);
   set_default(flags, "image-size", o.image_size, r.image_size);

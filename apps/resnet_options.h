@@ -33,7 +33,7 @@ const char* data_kind_name(DataKind kind);
 FlagTable resnet_flags(TrainResnetOptions& options);
 
 // Fills in what nobody gave, by kind of data and by optimizer, and refuses what cannot go together.
-void resolve(TrainResnetOptions& options, const FlagTable& flags, DataKind kind);
+void resolve(TrainResnetOptions& options, FlagTable& flags, DataKind kind);
 
 // The text of --list.
 std::string list_choices();

@@ -260,6 +260,7 @@ TEST_CASE("configuration: a dump read back dumps the same") {
   }
   CHECK(contains(dump({}), "lr = 0.1  # default"));
   CHECK(contains(dump({"--lr", "0.1"}), "lr = 0.1\n"));
+  CHECK(contains(dump({"--global-batch-size", "96", "--learners", "4"}), "\nbatch-size = 24\n"));
 }
 
 TEST_CASE("defaults follow the data set and the optimizer") {
