@@ -13,7 +13,7 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kDelay = 10;       // steps for the background: a table, in the last one a plan
+constexpr int64_t kDelay = 10;  // steps from window to plan; beside the last the plan is solved for
 constexpr double kLeastGain = 0.02;  // of the cost, for which a plan within the budget is changed
 constexpr double kReserve = 0.02;  // of the budget, left unused where that costs no more than this
 
@@ -48,13 +48,17 @@ bool LayerPlanner::closes_at(int64_t step) const {
 }
 
 void LayerPlanner::finish_step(int64_t step, double lr, const Collective& collective) {
-  if (closes_at(step)) close_window(step);
-  if (step == due_ - 1) solve(lr, collective);
+  if (closes_at(step))
+    close_window(step);
+  else if (step == due_ - 1)
+    solve(lr, collective);  // a table has had a step at least
   if (step == due_) adopt(step, lr, collective);
   if (closes_at(step + options_.window)) reducer_.open_window(options_.accordion);
 }
 
 void LayerPlanner::close_window(int64_t step) {
+  solution_ = {};  // of a plan that is due now, where a run goes on with another interval
+  lr_ = {};
   if (layers_.empty()) {  // the settings are still the uniform ones
     layers_ = reducer_.candidates();
     for (const LayerChoices& layer : layers_) current_.push_back(layer.uniform);
@@ -210,7 +214,8 @@ void LayerPlanner::solve(double lr, const Collective& collective) {
 }
 
 void LayerPlanner::adopt(int64_t step, double lr, const Collective& collective) {
-  if (!solution_.valid()) solve(lr, collective);  // no step between, or none of this process
+  if (!solution_.valid())
+    solve(lr, collective);  // there was no step for it, or not in this process
   Solution solution = solution_.get();
   table_ = {};
   lr_ = {};

@@ -54,7 +54,7 @@ struct LayerPlannerState {
   std::vector<LayerChoices> layers;  // without errors; empty before the first window has closed
   std::vector<size_t> current;
   Accordion::Look look;
-  std::optional<double> lr;  // of the step beside which the plan is being solved for
+  std::optional<double> lr;  // of the last step before the tables were exchanged
   // Of one rank: what its background has found out, empty when nothing is due, and the window that
   // is open, whose tensors may still grow.
   std::vector<double> table;
@@ -73,8 +73,9 @@ class LayerPlanner {
   LayerPlanner(CompressedReducer& reducer, const LayerPlannerOptions& options, int64_t start);
 
   // `step` steps have been made, the last at rate `lr`. Windows close at multiples of `every`; a
-  // plan takes effect ten steps later, or before the next window opens; tables are exchanged a step
-  // before that, where there is one. Throws Error when the ranks' plans differ.
+  // plan takes effect ten steps later, or before the next window opens; where more than one
+  // step lies between, tables are exchanged and the plan is solved for beside the last. Throws
+  // Error when the ranks' plans differ.
   void finish_step(int64_t step, double lr, const Collective& collective);
 
   // Between steps; waits for the background.

@@ -143,9 +143,9 @@ def by_epoch(looks, epochs):
         here = [look for look in looks if epochs[look["step"]] == epoch]
         layers = [layer for look in here for layer in look["quality"].values()]
         means = {key: round(statistics.fmean(x[key] for x in layers), 5) for key in layers[0]}
-        owed = statistics.fmean(x["residual_norm"] / x["gradient_norm"] for x in layers if x["gradient_norm"] > 0)
+        backlog = sum(x["residual_norm"] for x in layers) / sum(x["gradient_norm"] for x in layers)  # as --shadow's table
         out[epoch] = {**means, "alike": round(statistics.fmean(x["alike"] for x in here), 5),
-                      "backlog": round(owed, 5)}
+                      "backlog": round(backlog, 5)}
     return out
 
 

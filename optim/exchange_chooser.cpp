@@ -12,7 +12,7 @@ namespace {
 // Of both ways, so that what else a machine does meets both; near a tie noise would decide.
 constexpr int kTurns = 2, kMostTurns = 8;
 
-double lower_median(std::vector<double> values) {  // what disturbs makes longer
+double lower_median(std::vector<double> values) {  // disturbances only make times longer
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
   std::ranges::nth_element(values, middle);
   return *middle;

@@ -33,7 +33,7 @@ TEST_CASE("learners: compressed, overlapped or not, the same bits; replicas equa
         "scalecom:rate=auto", "qsgd:bits=4,bucket=64", "qsgd:bits=3,rounding=nearest",
         "powersgd:rank=2"})
     for (const int accumulate : {1, 2})
-      for (const double local_clip : {0.0, 0.2}) {  // with one nothing overlaps
+      for (const double local_clip : {0.0, 0.2}) {  // with local clipping nothing overlaps
         CAPTURE(spec);
         CAPTURE(accumulate);
         CAPTURE(local_clip);

@@ -71,25 +71,25 @@ double lost(const std::string& family, const Values& x, double setting, uint64_t
   return norm_of(rest);
 }
 
-// Steps of ScaleCom under a planner, without an optimizer; the rank's table before the last of
-// them.
-std::vector<double> plan_alone(Communicator& comm, const LayerPlannerOptions& options,
-                               int64_t steps) {
+// Steps of ScaleCom under a planner, without an optimizer; the planner's state before the last.
+LayerPlannerState plan_alone(
+    Communicator& comm, const LayerPlannerOptions& options, int64_t steps,
+    double (*lr)(int64_t step) = [](int64_t) { return 0.1; }) {
   PlannedModel model;
   auto reducer = reducer_of("scalecom:rate=20", model.store);
   LayerPlanner planner(dynamic_cast<CompressedReducer&>(*reducer), options, 0);
   Ledger ledger;
-  std::vector<double> table;
+  LayerPlannerState state;
   for (int64_t step = 0; step < steps; ++step) {
     model.fill(static_cast<uint64_t>(comm.rank()), step, 0);
     auto& all = model.store.parameters();
     GradientBucket bucket{model.store.grads(), {}, step};
     for (size_t i = all.size(); i-- > 0;) bucket.parameters.push_back(&all[i]);
     (void)reducer->reduce(bucket, comm, ledger);
-    table = planner.state().table;
-    planner.finish_step(step + 1, 0.1, [&](const auto&, const auto& call) { call(comm); });
+    state = planner.state();
+    planner.finish_step(step + 1, lr(step), [&](const auto&, const auto& call) { call(comm); });
   }
-  return table;
+  return state;
 }
 
 }  // namespace
@@ -102,8 +102,8 @@ TEST_CASE("planner: a plan's errors are the mean of all ranks' tables") {
     LayerPlannerOptions options{.every = 6, .window = 3};
     if (comm.rank() == 0)
       options.on_plan = [&](const PlanReport& report) { layers = report.layers; };
-    tables[static_cast<size_t>(comm.rank())] =
-        plan_alone(comm, options, 9);  // closed at 6, due at 9
+    // Closed at 6, due at 9.
+    tables[static_cast<size_t>(comm.rank())] = plan_alone(comm, options, 9).table;
   }));
   size_t at = 0;
   for (const LayerChoices& layer : layers)
@@ -116,6 +116,29 @@ TEST_CASE("planner: a plan's errors are the mean of all ranks' tables") {
     }
   CHECK(at == tables[0].size());
   CHECK(at > 0);
+}
+
+TEST_CASE("planner: a run that goes on while a plan is solved for comes to the same plan") {
+  // Windows close at 6 and 12, plans are due at 9 and 15; the rate falls with the last step.
+  constexpr int64_t kDue = 15;
+  const auto lr = [](int64_t step) { return step + 1 < kDue ? 0.1 : 0.05; };
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    std::vector<PlanReport> plans;
+    LayerPlannerOptions options{.every = 6, .window = 3, .accordion = true};
+    options.on_plan = [&](const PlanReport& report) { plans.push_back(report); };
+    const LayerPlannerState state = plan_alone(comm, options, kDue, lr);
+    PlannedModel model;
+    auto reducer = reducer_of("scalecom:rate=20", model.store);
+    LayerPlanner other(dynamic_cast<CompressedReducer&>(*reducer), options, 0);
+    other.restore(kDue - 1, state);
+    other.finish_step(kDue, lr(kDue - 1), [&](const auto&, const auto& call) { call(comm); });
+    if (plans.size() != 3) throw Error(concat(plans.size(), " plans"));
+    const PlanReport &whole = plans[1], &resumed = plans[2];
+    if (whole.critical != std::vector<bool>(6, false)) throw Error("judged by a rate behind it");
+    if (resumed.critical != whole.critical || resumed.plan.chosen != whole.plan.chosen ||
+        resumed.plan.error != whole.plan.error || resumed.step != whole.step)
+      throw Error("another plan");
+  }));
 }
 
 TEST_CASE("planner: error tables are what encoding and decoding loses") {

@@ -79,8 +79,8 @@ void finish(Stream* stream, std::unique_lock<std::mutex>& held);
 Stream* find(cudaStream_t stream);
 
 cudaError_t say(cudaError_t status);  // the same, kept for cudaGetLastError
-// Of a stream whose work is being recorded, by a call that a recording does not allow: the call is
-// to return cudaErrorStreamCaptureUnsupported.
+// For a call that a recording does not allow. If the stream's work is being recorded, spoils the
+// recording and returns true: the call is to return cudaErrorStreamCaptureUnsupported.
 bool spoils(Stream* stream);
 void pass_time(int64_t events);  // by work: later events come after so many more
 int current_device();
