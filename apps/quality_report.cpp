@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -43,11 +44,13 @@ bool QualityReport::add(int64_t step, const std::vector<LayerQuality>& layers) {
   }
   alike_ = energy > 0 ? weighted / energy : 1.0;
   alike_sum_ += alike_;
-  const bool apart = ++looks_ >= kLooksBeforeWarning && alike_sum_ <= 0;
+  recent_[static_cast<size_t>(looks_++) % recent_.size()] = alike_;
+  const auto n = std::min(looks_, static_cast<int64_t>(recent_.size()));  // the others are zero
+  const double mean = std::accumulate(recent_.begin(), recent_.end(), 0.0) / static_cast<double>(n);
+  const bool apart = looks_ >= kLooksBeforeWarning && mean <= 0;
   if (apart && warn_)
     warn_(concat("step ", step,
-                 ": the learners' gradients have nothing in common (mean correlation ",
-                 alike_sum_ / static_cast<double>(looks_),
+                 ": the learners' gradients have nothing in common (mean correlation ", mean,
                  "): what one of them selects does not suit the others"));
   if (apart) warn_ = {};
   return true;

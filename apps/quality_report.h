@@ -5,6 +5,7 @@
 //   if (report.add(step, optimizer.take_quality())) folder.metric(report.json());
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
@@ -17,7 +18,8 @@ namespace heddle {
 
 class QualityReport {
  public:
-  // `warn` is told once when the learners' gradients have had nothing in common.
+  // `warn` is told once when the learners' gradients have had nothing in common over the last
+  // looks (at least three, at most ten).
   explicit QualityReport(std::function<void(const std::string&)> warn) : warn_(std::move(warn)) {}
 
   // False when there was no look in this step.
@@ -31,6 +33,7 @@ class QualityReport {
   std::function<void(const std::string&)> warn_;
   int64_t step_ = 0, looks_ = 0;
   double alike_ = 0, alike_sum_ = 0;  // over all layers, by their energy
+  std::array<double, 10> recent_{};   // of alike_
   std::vector<LayerQuality> last_;
   struct Mean {
     LayerQuality sum;

@@ -160,6 +160,8 @@ BREAKS = [
      "test_compress", "quality: figures are those*"),
     ("the cosine is to what was to be sent", "compress/quality.cpp", "dot(sent, seen.gradients)", "dot(sent, seen.all)",
      "test_compress", "quality: figures are those*"),
+    ("the warning looks at the whole run", "apps/quality_report.cpp", "looks_ >= kLooksBeforeWarning && mean <= 0",
+     "looks_ >= kLooksBeforeWarning && alike_sum_ <= 0", "test_apps", "quality report: learners that have nothing*"),
     ("residuals without 1 / beta", "compress/quality.cpp", "std::sqrt(residual / ranks) / beta", "std::sqrt(residual / ranks) / (0 * beta + 1)",
      "test_compress", "quality: figures are those*"),
 ]

@@ -93,6 +93,12 @@ TEST_CASE("quality report: learners that have nothing in common are told of once
   CHECK(warnings_of({0.5, 0.1, -0.2}).empty());
   CHECK(warnings_of({-0.2, -0.2, -0.05}).size() == 1);  // with a's share: -0.08, -0.08, 0.055
   CHECK(warnings_of({-0.1, -0.1, -0.1}).empty());       // 0.01 each
+  std::vector<double> later(20, 1);    // alike at first; what counts are the last ten looks
+  later.insert(later.end(), 8, -0.3);  // -0.17 each
+  CHECK(warnings_of(later).empty());
+  later.push_back(-0.3);
+  REQUIRE(warnings_of(later).size() == 1);
+  CHECK(warnings_of(later)[0].find("step 29:") == 0);
 }
 
 TEST_CASE("quality report: the table has the means over the looks, by layer") {
