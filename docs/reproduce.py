@@ -193,14 +193,35 @@ def digest(folder, metrics, summary):
     return out
 
 
+def head():
+    """The revision as a program that is built of it has it in its run.json."""
+    return subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], stdout=subprocess.PIPE, text=True,
+                          check=True).stdout.strip()
+
+
+def interrupted(folder, flags, revision):
+    """Whether a run of these flags and this revision was broken off in this folder, after a checkpoint."""
+    try:
+        about = json.loads((folder / "run.json").read_text())
+        finished = '\n{"summary":"done"' in (folder / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return False
+    return (not finished and about["build"]["git_revision"] == revision and about["argv"][1:len(flags) + 1] == flags
+            and any(folder.glob("checkpoints/step-*")))
+
+
 def run(name, typed, keep):
     words = typed.replace("DATA", str(DATA)).split()
     hosts = words[0] == "netlab"
     program, flags = (words[1], words[2:]) if hosts else (words[0], words[1:])
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(keep or scratch).resolve() / name
-        shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
         flags = flags + ["--json", "--quiet", "--output-dir", str(folder)]
+        resumed = interrupted(folder, flags, head())
+        if resumed:  # gives the bits of a run in one go
+            flags += ["--resume", "auto"]
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
         if hosts:
             subprocess.run([ROOT / "run", "netlab", "up", "4", "100mbit"], check=True)
             command = [ROOT / "run", "netlab", "run", ROOT / "build" / program, *flags]
@@ -221,6 +242,8 @@ def run(name, typed, keep):
                   "revision": about["build"]["git_revision"],
                   "machine": f"{about['machine']['cpu']}, {about['machine']['cores']} cores"
                              + (f", {about['device']}" if about["device"] != "cpu" else "")}
+        if resumed:
+            result["resumed"] = True
         result.update(digest(folder, folder / "metrics.jsonl", summary))
     RESULTS.mkdir(exist_ok=True)
     part = RESULTS / f"{name}.json.part"
@@ -235,7 +258,8 @@ def main(arguments=None):
     parser.add_argument("names", nargs="*", metavar="NAME", help="beginning of a run's name")
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--again", action="store_true", help="also what has a result")
-    parser.add_argument("--keep", metavar="DIR", help="where run folders stay")
+    parser.add_argument("--keep", metavar="DIR",
+                        help="where run folders stay; a run that was broken off there goes on from its last checkpoint")
     o = parser.parse_args(arguments)
     runs = experiments()
     chosen = choose(runs, o.names) if o.names or not o.list else list(runs)

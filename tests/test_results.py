@@ -300,6 +300,45 @@ class Digest(unittest.TestCase):
         self.assertEqual(plot_results.dense_steps(kept("./run x --compress-start 0", 1, 390, 6240)), 0)
 
 
+class Resumed(unittest.TestCase):
+    FLAGS = "--data D --epochs 3"
+
+    def words(self, left):
+        """How the program is called in a folder where this was left behind: files by name."""
+        def program(command, **_):
+            if "rev-parse" in command:
+                return mock.Mock(stdout="0123456789ab\n")
+            self.called = list(map(str, command))
+            return mock.Mock(returncode=1)
+
+        with tempfile.TemporaryDirectory() as scratch, mock.patch.object(reproduce.subprocess, "run", program), \
+                contextlib.redirect_stderr(io.StringIO()):
+            folder = pathlib.Path(scratch).resolve() / "r"
+            for name, text in left.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text(text.replace("FOLDER", str(folder)))
+            self.assertFalse(reproduce.run("r", "train_lm " + self.FLAGS, scratch))
+            kept = folder.exists()
+        self.assertEqual("--resume" in self.called, kept)
+        return self.called[-2:]
+
+    def test_goes_on(self):
+        argv = ["train_lm", *self.FLAGS.split(), "--json", "--quiet", "--output-dir", "FOLDER"]
+        left = {"run.json": json.dumps({"argv": argv, "build": {"git_revision": "0123456789ab"}}),
+                "metrics.jsonl": '{"schema": 1}\n{"step":1}\n', "checkpoints/step-10/manifest.json": "{}"}
+        anew = ["--resume", "auto"]
+        self.assertEqual(self.words(left), anew)
+        again = argv + ["--resume", "auto"]  # broken off a second time
+        self.assertEqual(self.words({**left, "run.json": left["run.json"].replace(json.dumps(argv), json.dumps(again))}),
+                         anew)
+        for name, other in (("run.json", left["run.json"].replace("456789ab", "456789ac")),
+                            ("run.json", left["run.json"].replace('"3"', '"4"')),
+                            ("metrics.jsonl", left["metrics.jsonl"] + '{"summary":"done"}\n')):
+            self.assertEqual(self.words({**left, name: other})[0], "--output-dir", name)
+        for name in left:
+            self.assertEqual(self.words({n: text for n, text in left.items() if n != name})[0], "--output-dir", name)
+
+
 class Names(unittest.TestCase):
     def main(self, *words):
         """-> names of the runs that this would start, and what it says."""
