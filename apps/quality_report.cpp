@@ -50,7 +50,7 @@ bool QualityReport::add(int64_t step, const std::vector<LayerQuality>& layers) {
   const bool apart = looks_ >= kLooksBeforeWarning && mean <= 0;
   if (apart && warn_)
     warn_(concat("step ", step,
-                 ": the learners' gradients have nothing in common (mean correlation ", mean,
+                 ": what the learners would send has nothing in common (mean correlation ", mean,
                  "): what one of them selects does not suit the others"));
   if (apart) warn_ = {};
   return true;

@@ -18,7 +18,7 @@ namespace heddle {
 
 class QualityReport {
  public:
-  // `warn` is told once when the learners' gradients have had nothing in common over the last
+  // `warn` is told once when what the learners would send has had nothing in common over the last
   // looks (at least three, at most ten).
   explicit QualityReport(std::function<void(const std::string&)> warn) : warn_(std::move(warn)) {}
 

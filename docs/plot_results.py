@@ -289,7 +289,7 @@ def times():
             for name, r in mine.items():
                 method, overlap = name.rsplit("-", 1)
                 rows.append([place, net, method, overlap, number(r["step_s"], 3), number(r["t_exposed"], 3),
-                             number(faster(method, "dense", overlap)), number(r["summary"]["ratio_wire"], 1)])
+                             number(faster(method, "dense", overlap)), number(r["ratio_timed"], 1)])
             methods = [name[:-len("-on")] for name in mine if name.endswith("-on") and name != "dense-on"]
             for what, least, found in (
                 ("over dense", 2.5, {m: faster(m, "dense") for m in methods}),

@@ -63,7 +63,7 @@ def experiments():
     for name, flags in (("dense", ""), ("scalecom", SCALECOM)):  # pairs: what the difference depends on
         runs[f"pair-one-learner-{name}"] = f"{ALONE} --epochs 8{flags}"
         runs[f"pair-no-momentum-{name}"] = f"{RESNET.replace('--lr 0.2', '--lr 1')} --momentum 0 --no-nesterov --epochs 8{flags}"
-        runs[f"pair-low-rate-{name}"] = f"{RESNET.replace('--lr 0.2', '--lr 0.1')} --epochs 8{flags}"  # ScaleCom's own
+        runs[f"pair-low-rate-{name}"] = f"{RESNET.replace('--lr 0.2', '--lr 0.1')} --epochs 8{flags}"
         runs[f"pair-32-epochs-{name}"] = f"{RESNET} --epochs 32{flags}"
     # The linear rule: 0.1 for 64 images, so 1.6 for 1024, after a warm-up.
     large = RESNET.replace("--learners 4 --batch-size 32 --lr 0.2", "--learners 16 --batch-size 64 --lr 1.6")
@@ -168,6 +168,8 @@ def digest(folder, metrics, summary):
         out[key] = median(steps, key)
     if "bytes_dense" in steps[-1]:
         out["bytes_dense"] = steps[-1]["bytes_dense"]
+        timed = statistics.fmean(x["bytes_sent"] for x in steps[-12:])  # those that step_s is of
+        out["ratio_timed"] = round(out["bytes_dense"] / timed, 5)
         # Of gradients, in the mean over the compressed steps. What the metrics count in a step has losses in
         # it, checks, and, where the quality meter looks, two dense exchanges.
         out["bytes_per_step"] = round(out["bytes_dense"] / summary["ratio_wire"])

@@ -89,7 +89,7 @@ TEST_CASE("quality report: learners that have nothing in common are told of once
   CHECK(warnings_of({-1, -1}).empty());  // too few looks
   const Strings said = warnings_of({-0.9, 0.1, -0.2, -0.9, -0.9});
   REQUIRE(said.size() == 1);
-  CHECK(said[0].find("step 3: the learners' gradients have nothing in common") == 0);
+  CHECK(said[0].find("step 3: what the learners would send has nothing in common") == 0);
   CHECK(warnings_of({0.5, 0.1, -0.2}).empty());
   CHECK(warnings_of({-0.2, -0.2, -0.05}).size() == 1);  // with a's share: -0.08, -0.08, 0.055
   CHECK(warnings_of({-0.1, -0.1, -0.1}).empty());       // 0.01 each

@@ -60,6 +60,7 @@ def made_up(name, typed):
     elif group == "time":
         method, overlap = re.search("-(?:resnet18|resnet20|lstm)-(.*)-(on|off)$", name).groups()
         result["step_s"] = STEP_S[method] + (0.5 if overlap == "off" else 0)
+        result["ratio_timed"] = {"dense": 1.0}.get(method, 6.5)
     elif group == "whole":
         summary["ratio_values"] = 88.5
     if "lgreco" in name:
@@ -167,7 +168,7 @@ class Page(unittest.TestCase):
 
     def test_times(self):
         out = self.made_up_page()["times"]
-        self.assertIn("| model | resnet18 | lgreco-scalecom | off | 1.125 | 0.250 | 2.22 | 44.4 |", out)
+        self.assertIn("| model | resnet18 | lgreco-scalecom | off | 1.125 | 0.250 | 2.22 | 6.5 |", out)
         self.assertIn("- hosts, lstm, over dense: expected ≥ 2.50, found lgreco-qsgd 4.00 (holds), lgreco-scalecom 3.20 "
                       "(holds), qsgd 2.00 (missed by 0.50), scalecom 4.00 (holds)\n", out)
         self.assertIn("- hosts, lstm, L-GreCo over its uniform default: expected ≥ 1.00, found lgreco-qsgd 2.00 (holds), "
@@ -245,7 +246,7 @@ class Digest(unittest.TestCase):
             lines.append({"step": i, "epoch": 1 if i <= first_epoch else 2, "split": "train", "loss": float(i),
                           "t_data": 0.25, "t_forward": i - 1.0 if i > 2 else 100.0, "t_backward": 0.5,
                           "t_update": 0.25, "t_exposed": i / 10, "t_comm": 0.125, "t_compress": 0.0625,
-                          "bytes_dense": 1000000})
+                          "bytes_dense": 1000000, "bytes_sent": 1000000 if i <= 2 else 10000 + 1000 * (i % 2)})
         lines += [{"step": 9, "epoch": 1, "split": "valid", "loss": 2.0, "acc1": 40.0, "acc5": 90.0},
                   {"step": 5, "quality": {"a": look(0.25, 3.0), "b": look(1.0, 5.0)}, "alike": 0.5},
                   {"step": 10, "quality": {"a": look(0.75, 7.0)}, "alike": 1.0},
@@ -267,6 +268,7 @@ class Digest(unittest.TestCase):
         self.assertEqual((out["step_s"], out["t_exposed"]), (8.5, 0.85))  # medians of 3 … 14 and .3 … 1.4
         self.assertEqual((out["t_comm"], out["t_compress"]), (0.125, 0.0625))
         self.assertEqual((out["bytes_dense"], out["bytes_per_step"]), (1000000, 25000))
+        self.assertEqual(out["ratio_timed"], 95.2381)  # of the mean of 10000 and 11000
         quality = out["quality"]
         self.assertEqual((quality["looks"], quality["alike"]), (2, 0.75))
         self.assertEqual({name: x["contraction"] for name, x in quality["layers"].items()}, {"a": 0.5, "b": 1.0})
