@@ -99,10 +99,10 @@ def plural(n, what):
     return f" over {n} {what}{'' if n == 1 else 's'}"
 
 
-def headline_runs():
+def runs_by_seed(prefix):
     """Method -> seed -> result."""
     by_method = {}
-    for name, r in group("headline-").items():
+    for name, r in group(prefix).items():
         method, seed = name.rsplit("-", 1)
         by_method.setdefault(method, {})[int(seed)] = r
     return {method: dict(sorted(seeds.items())) for method, seeds in by_method.items()}
@@ -131,9 +131,8 @@ def compressed_bytes(r, in_a_step):
     return in_a_step - dense_share * r["bytes_dense"]
 
 
-def headline():
-    by_method = headline_runs()
-    dense, scalecom, lgreco = (by_method.get(m, {}) for m in ("dense", "scalecom", "lgreco-scalecom"))
+def table_by_seed(by_method):
+    dense = by_method.get("dense", {})
     rows = []
     for method, seeds in by_method.items():
         points, n = difference(seeds, dense)
@@ -142,9 +141,15 @@ def headline():
         rows.append([method, ", ".join(number(a) for a in accuracies(seeds)), number(mean(accuracies(seeds))),
                      number(spread(seeds)), against, *ratios(*seeds.values()), megabytes(*seeds.values()),
                      ", ".join(revisions)])
-    out = table(["method", "accuracy by seed, %", "mean", "spread", "against dense, points (seeds)", *RATIO_HEAD,
-                 "MB sent, one learner", "revision"], rows)
-    if not rows:
+    return table(["method", "accuracy by seed, %", "mean", "spread", "against dense, points (seeds)", *RATIO_HEAD,
+                  "MB sent, one learner", "revision"], rows)
+
+
+def headline():
+    by_method = runs_by_seed("headline-")
+    dense, scalecom, lgreco = (by_method.get(m, {}) for m in ("dense", "scalecom", "lgreco-scalecom"))
+    out = table_by_seed(by_method)
+    if not by_method:
         return out
 
     points, n = difference(scalecom, dense)
@@ -172,6 +177,15 @@ def headline():
         found = "" if points is None else f"found {points:.2f}{plural(n, 'seed')}, "
         out += f"- {what}: {found}no spread before there are two seeds of each\n"
     return out + over_budget((method, r) for method, seeds in by_method.items() for r in seeds.values())
+
+
+def large():
+    by_method = runs_by_seed("large-")
+    out = table_by_seed(by_method)
+    if not by_method:
+        return out
+    points, n = difference(by_method.get("beta-0.1", {}), by_method.get("beta-1", {}))
+    return out + "\n" + expected("beta-0.1 against beta-1, points", points, least=0, over=plural(n, "seed"))
 
 
 def accuracy_table(prefix):
@@ -400,7 +414,7 @@ def main(docs=pathlib.Path(__file__).resolve().parent):
     RESULTS.clear()
     RESULTS.update((f.stem, json.loads(f.read_text())) for f in sorted((docs / "results").glob("*.json")))
     made = {"headline": headline, "ablation": lambda: accuracy_table("ablation-"), "meter": meter, "pairs": pairs,
-            "large": lambda: accuracy_table("large-"), "ptb": ptb, "scaling": scaling, "times": times, "whole": whole,
+            "large": large, "ptb": ptb, "scaling": scaling, "times": times, "whole": whole,
             "composed": lambda: composed()[1], "full": full}
     file = docs / "results.md"
 

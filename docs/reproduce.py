@@ -67,8 +67,9 @@ def experiments():
         runs[f"pair-32-epochs-{name}"] = f"{RESNET} --epochs 32{flags}"
     # The linear rule: 0.1 for 64 images, so 1.6 for 1024, after a warm-up.
     large = RESNET.replace("--learners 4 --batch-size 32 --lr 0.2", "--learners 16 --batch-size 64 --lr 1.6")
-    for name, flags in (("dense", ""), ("beta-1", SCALECOM), ("beta-0.1", " --compress scalecom:rate=100,beta=0.1")):
-        runs[f"large-{name}"] = f"{large} --epochs 8 --lr-warmup-epochs 2{flags}"
+    for seed in 1, 2, 3:
+        for name, flags in (("dense", ""), ("beta-1", SCALECOM), ("beta-0.1", " --compress scalecom:rate=100,beta=0.1")):
+            runs[f"large-{name}-{seed}"] = f"{large} --epochs 8 --seed {seed} --lr-warmup-epochs 2{flags}"
     for name, flags in (
         ("dense", ""),
         ("scalecom-100", SCALECOM),

@@ -23,6 +23,7 @@ ACCURACY = {  # by seed
     "scalecom": (89.2, 89.7, 89.0),  # mean 89.30, spread 0.70; to dense -0.8, -0.7, -0.6: -0.70, 0.20 too far
     "lgreco-scalecom": (88.9, 89.4, 88.3),  # spread 1.10; to scalecom -0.3, -0.3, -0.7: -0.43
 }
+LARGE = {"dense": (76.0, 75.0, 77.0), "beta-1": (56.0, 58.0, 60.0), "beta-0.1": (66.0, 57.0, 63.0)}
 STEP_S = {"dense": 2.0, "qsgd": 1.0, "lgreco-qsgd": 0.5, "scalecom": 0.5, "lgreco-scalecom": 0.625}
 SENT = {"scalecom-4": 20000, "scalecom-16": 25000, "scalecom-64": 27000,  # 1.35 times; of a ring 1.3125
         "topk-4": 100000, "topk-16": 500000, "topk-64": 2000000}  # 20 times; 63 / 3 is 21
@@ -46,6 +47,9 @@ def made_up(name, typed):
     if group == "headline":
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = ACCURACY[method][int(seed) - 1]
+    elif group == "large":
+        method, seed = rest.rsplit("-", 1)
+        summary["valid_acc1"] = LARGE[method][int(seed) - 1]
     elif group == "ablation":
         summary["valid_acc1"] = {"dense": 88.0, "scalecom": 87.25}.get(rest, 87.0)
     elif group == "ptb":
@@ -103,7 +107,7 @@ class Page(unittest.TestCase):
             runs = [x for x in reproduce.experiments() if x.startswith(prefix)]
             counted += len(runs)
             rows = sum(line.startswith("|") for line in tables.pop(name).splitlines()) - 2
-            self.assertEqual(rows, len(runs) // 3 if name == "headline" else len(runs), name)
+            self.assertEqual(rows, len(runs) // 3 if name in ("headline", "large") else len(runs), name)
         self.assertEqual(tables.pop("meter").splitlines()[2:], ["| 1 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |",
                                                                 "| 16 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |"])
         counted += 1
@@ -127,6 +131,16 @@ class Page(unittest.TestCase):
         self.assertIn("sent (rank 0): expected ≥ 1.30, found 1.60 over 3 seeds: holds\n", out)
         self.assertIn("spread of seeds: expected ≥ -1.10, found -0.43 over 3 seeds: holds\n", out)
         self.assertIn("- plans over budget, lgreco-scalecom: 3 of 9, by 2.5 % at most\n", out)
+
+    def test_large(self):
+        self.assertIn("| beta-0.1 | 66.00, 57.00, 63.00 | 62.00 | 9.00 | -14.00 (3) |", self.made_up_page()["large"])
+        self.assertIn("beta-1, points: expected ≥ 0.00, found 4.00 over 3 seeds: holds\n", self.made_up_page()["large"])
+
+        def change(results):
+            del results["large-beta-1-1"], results["large-beta-0.1-3"]
+
+        self.assertIn("beta-1, points: expected ≥ 0.00, found -1.00 over 1 seed: missed by 1.00\n",
+                      self.made_up_page(change)["large"])
 
     def test_pairs(self):
         def change(results):
