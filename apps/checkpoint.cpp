@@ -165,7 +165,6 @@ CheckpointWriter::CheckpointWriter(const std::string& run_folder, int rank,
     remove_folder(later + kAside);
     fs::rename(later, later + kAside, none);
   }
-  remove_old();  // what a process that was killed behind its last checkpoint has not
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -290,6 +289,7 @@ void CheckpointWriter::seal(int64_t step) {
 }
 
 void CheckpointWriter::remove_old() const {
+  if (rank_ > 0) return;
   const std::vector<int64_t> steps = steps_in(folder_);
   int64_t best = -1;
   double least = std::numeric_limits<double>::infinity();

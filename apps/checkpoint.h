@@ -74,9 +74,8 @@ struct CheckpointWriterOptions {
 
 class CheckpointWriter {
  public:
-  // The first rank also removes what an earlier process left half done or did not come to remove,
-  // and sets aside, as "step-<n>.aside", checkpoints of later steps than the one at which the run
-  // begins.
+  // The first rank also removes what an earlier process left half done, and sets aside, as
+  // "step-<n>.aside", checkpoints of later steps than the one at which the run begins.
   CheckpointWriter(const std::string& run_folder, int rank,
                    const CheckpointWriterOptions& options = {});
   ~CheckpointWriter();  // waits for what is being written
@@ -96,12 +95,14 @@ class CheckpointWriter {
   void abandon();
   // Until everything that was committed is in its place. False when that has failed.
   bool finish();
+  // All but those to keep, on the first rank. Follows every commit(); after finish(), at the end of
+  // a run, for what a process that was killed behind its last checkpoint did not come to remove.
+  void remove_old() const;
 
  private:
   std::string part_folder(int64_t step) const;
   void write_files(int64_t step, const CheckpointFiles& files);
   void seal(int64_t step);
-  void remove_old() const;
   void event(const std::string& what) const;
 
   std::string folder_;  // of all checkpoints

@@ -166,6 +166,7 @@ void Saver::finish() {
     if (sum[2] == 0) conclude(sum[0], sum[1]);
   }
   end_saving();
+  writer_->remove_old();
 }
 
 void Saver::fail(const std::string& why) {

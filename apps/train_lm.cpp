@@ -98,7 +98,7 @@ class Trainer {
                .log = log_,
                .rank = learner.comm.rank(),
                .units = units_per_batch(o_, learner.comm.size()),
-               .identity = identity(o_, corpus_),
+               .identity = start.identity,
                .config = config,
                .model = model_.named_tensors(),
                .metadata = lm_metadata(model_, corpus_.level, corpus_.vocabulary)},
@@ -338,7 +338,8 @@ Outcome train(const Job& job, const Learner& learner) {
   Communicator& comm = learner.comm;
   const StepPlan plan = plan_steps(o, make_batches(o, job.corpus, comm));
   const std::string config = config_text(o, job.flags);
-  const Start start = find_start(o, plan, units_per_batch(o, comm.size()), comm);
+  const Start start =
+      find_start(o, plan, units_per_batch(o, comm.size()), identity(o, job.corpus), comm);
   const auto run = [&](Trainer trainer, RunFolder* files) {
     Outcome out = trainer.run();
     if (out.run.status == "done" && files != nullptr)

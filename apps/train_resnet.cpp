@@ -105,7 +105,7 @@ class Trainer {
                .log = log_,
                .rank = learner.comm.rank(),
                .units = o_.batch_size * learner.comm.size(),
-               .identity = identity(o_, run.card, train_.dataset()),
+               .identity = start.identity,
                .config = run.config,
                .model = store_.named_tensors(),
                .metadata = resnet_metadata(run.card)} {
@@ -311,7 +311,8 @@ Outcome train(const Job& job, const Learner& learner) {
                valid_loader = make_loader(o, job.valid, false, &comm);
   const StepPlan plan = plan_steps(o, train_loader);
   const Run run{o, job.card, train_loader, valid_loader, config_text(o, job.flags)};
-  const Start start = find_start(o, plan, o.batch_size * comm.size(), comm);
+  const Start start = find_start(o, plan, o.batch_size * comm.size(),
+                                 identity(o, job.card, train_loader.dataset()), comm);
   if (comm.rank() > 0) {
     Outcome out = Trainer(run, learner, start, nullptr, nullptr).run();
     finish_trace(o, {}, learner.context, comm);

@@ -169,6 +169,16 @@ void check_steps_to_show(const CommonOptions& o, int64_t last) {
         o.trace_steps, ": this run ends with step ", last);
 }
 
+void check_same_run(const CommonOptions& o, const Json& identity, const Checkpoint& checkpoint) {
+  const nlohmann::json& state = checkpoint.state;
+  const std::string differs = difference(state.at("identity"), identity);
+  check(differs.empty() || o.resume_anyway, checkpoint.path, ": of another run: ", differs,
+        "; --resume-anyway takes what fits");
+  const std::string packed = difference(state.at("compression"), compression_of(o));
+  check(packed.empty() || o.resume_anyway, checkpoint.path, ": ", packed,
+        "; --resume-anyway drops what was still owed");
+}
+
 // The checkpoint to go on from; none: from the beginning.
 std::string path_for_all(const CommonOptions& o, Communicator& comm) {
   if (o.resume.empty()) return "";
@@ -178,8 +188,9 @@ std::string path_for_all(const CommonOptions& o, Communicator& comm) {
 
 }  // namespace
 
-Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units, Communicator& comm) {
-  Start start;
+Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units, const Json& identity,
+                 Communicator& comm) {
+  Start start{.identity = identity};
   const std::string path = path_for_all(o, comm);
   if (path.empty()) {
     check_steps_to_show(o, plan.total_steps);
@@ -188,6 +199,7 @@ Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units, Co
   start.checkpoint = read_checkpoint(path);
   try {
     const nlohmann::json& state = start.checkpoint->state;
+    check_same_run(o, identity, *start.checkpoint);
     const auto epoch = state.at("epoch").get<int64_t>(), seen = state.at("units").get<int64_t>();
     check(epoch >= 0 && seen >= 0, path, ": epoch ", epoch, ", ", seen, " units of it");
     const int64_t update = std::min(seen / units / o.accumulate, plan.steps_per_epoch - 1);
@@ -270,12 +282,8 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
   const nlohmann::json& state = checkpoint.state;
   const bool anyway = parts.o.resume_anyway;
   try {
-    const std::string differs = difference(state.at("identity"), parts.identity);
-    check(differs.empty() || anyway, checkpoint.path, ": of another run: ", differs,
-          "; --resume-anyway takes what fits");
-    const std::string packed = difference(state.at("compression"), compression_of(parts.o));
-    check(packed.empty() || anyway, checkpoint.path, ": ", packed,
-          "; --resume-anyway drops what was still owed");
+    const bool same_compression =
+        difference(state.at("compression"), compression_of(parts.o)).empty();
     load_weights(checkpoint.file(kModel), parts.model);
     fill_from(SafetensorsFile::open(checkpoint.file(kOptimizer)),
               parts.optimizer.optimizer().named_state(), "", anyway);
@@ -287,11 +295,11 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
          .best = number_or(schedule.at("best"), std::numeric_limits<double>::infinity()),
          .bad = schedule.at("bad").get<int64_t>()});
     DataParallelOptimizer::State exchange = parse_exchange(state.at("exchange"));
-    if (!packed.empty() || !difference(state.at("planning"), planning_of(parts.o)).empty()) {
+    if (!same_compression || !difference(state.at("planning"), planning_of(parts.o)).empty()) {
       exchange.settings.clear();
       exchange.planner.reset();
     }
-    restore_ranks(parts, checkpoint, own, exchange, packed.empty(), note);
+    restore_ranks(parts, checkpoint, own, exchange, same_compression, note);
     parts.log.restore(checkpoint.step, state.at("epoch").get<int64_t>(), state.at("log"));
     if (note) note_changes(state.at("config").get<std::string>(), parts.config, note);
   } catch (const nlohmann::json::exception& error) {

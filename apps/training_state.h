@@ -1,7 +1,7 @@
 // What both programs save in a checkpoint and restore from it: weights, the optimizer's state, what
 // each rank has for itself, the books of the run.
 //
-//   const Start start = find_start(o, plan, units, comm);
+//   const Start start = find_start(o, plan, units, identity, comm);
 //   restore_training(parts, start, own);
 //   saver.after_step(step, [&] { return save_training(parts, batch, own); });
 #pragma once
@@ -25,7 +25,9 @@ namespace heddle {
 
 // Where a run begins: at the first step, or at a checkpoint.
 struct Start {
-  std::optional<Checkpoint> checkpoint;
+  // What must be equal in the run that goes on: program, network, data. In order, for messages.
+  nlohmann::ordered_json identity;
+  std::optional<Checkpoint> checkpoint = {};
   int64_t batch = 0;  // of the epoch
   // Updates that were made beyond those that this run's plan counts: with another number of
   // learners an epoch has other steps. The steps of a run are counted on, its plan goes by what was
@@ -36,8 +38,10 @@ struct Start {
 
 // What --resume asks for; with `auto`, the beginning where the run folder holds no checkpoint.
 // `units`: images or tokens of a batch over all ranks. Says on stderr, on the first rank, which
-// checkpoints were passed over and why. Collective. Throws InputError for a path without one.
-Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units, Communicator& comm);
+// checkpoints were passed over and why. Collective. Throws InputError for a path without one, and
+// for a checkpoint of another run or compression, before anything in a run folder is touched.
+Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units,
+                 const nlohmann::ordered_json& identity, Communicator& comm);
 
 struct TrainingParts {
   const CommonOptions& o;
@@ -46,10 +50,9 @@ struct TrainingParts {
   Schedule& schedule;
   TrainingLog& log;
   int rank;
-  int64_t units;  // of a batch over all ranks
-  // What must be equal in the run that goes on: program, network, data. In order, for messages.
-  nlohmann::ordered_json identity;
-  std::string config;  // of which may differ what a user may change; as config.toml
+  int64_t units;                    // of a batch over all ranks
+  nlohmann::ordered_json identity;  // as in Start
+  std::string config;               // of which may differ what a user may change; as config.toml
   // Of model.safetensors: names (the store's and for tied weights more) and metadata.
   std::vector<std::pair<std::string, Tensor>> model;
   std::map<std::string, std::string> metadata;
@@ -70,7 +73,7 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
 // Fills the parts and own.shared, and own.rank unless the number of learners has changed. Then each
 // gets the mean of the residuals, so that what is still owed to the mean gradient is what it was,
 // and the averaged statistics. Notes what else has changed. Throws InputError that names the first
-// difference between the run that was saved and this one: identity, tensors, compression.
+// difference in their tensors between the run that was saved and this one.
 void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
                       const std::function<void(const std::string&)>& note);
 

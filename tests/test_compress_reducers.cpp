@@ -142,7 +142,7 @@ TEST_CASE("a collective that fails: residuals are what they were, bit for bit") 
   }
 }
 
-TEST_CASE("finite gradients whose sum is not: nobody accepts, residuals stay") {
+TEST_CASE("finite gradients larger than could be owed: nobody accepts, residuals stay") {
   for (const std::string& spec : kAllSpecs) {
     CAPTURE(spec);
     const auto fill = [](CompressModel& m, int rank, int64_t step) {
@@ -154,6 +154,39 @@ TEST_CASE("finite gradients whose sum is not: nobody accepts, residuals stay") {
       CHECK(run.accepted == std::vector<bool>{true, false, true});
       CHECK(run.states[1] == run.states[0]);
     }
+  }
+}
+
+TEST_CASE("casts: what fp16 cannot hold, of one rank or in the sum, is applied by nobody") {
+  struct Case {
+    std::string spec;
+    float value;
+    bool everywhere, accepted;
+  };
+  for (const Case& c : {Case{"fp16", 7e4f, false, false}, Case{"fp16", 4e4f, true, false},
+                        Case{"fp16", 4e4f, false, true}, Case{"fp16", 2e4f, true, true},
+                        Case{"bf16", 7e4f, true, true}}) {
+    CAPTURE(c.spec);
+    CAPTURE(c.value);
+    const auto fill = [&](CompressModel& m, int rank, int64_t step) {
+      m.fill_random(rank, step);
+      if (step == 1 && (c.everywhere || rank == 1))
+        m.store.find("fc.weight")->grad.data<float>()[3] = c.value;
+    };
+    for (const RankRun& run : reduce_ranks(3, c.spec, {.steps = 3, .fill = fill}))
+      CHECK(run.accepted == std::vector<bool>{true, c.accepted, true});
+  }
+}
+
+TEST_CASE("powersgd: a factor that overflows, of gradients that are finite, is used by nobody") {
+  const auto fill = [](CompressModel& m, int rank, int64_t step) {
+    m.fill_random(rank, step);
+    if (step == 1 || step == 2)  // Q of step 1 is near 1e31: M Q of step 2 is not finite
+      for (float& v : std::span(m.store.find("fc.weight")->grad.data<float>(), 1750)) v = 9e29f;
+  };
+  for (const RankRun& run : reduce_ranks(2, "powersgd:rank=2", {.steps = 3, .fill = fill})) {
+    CHECK(run.accepted == std::vector<bool>{true, true, false});
+    CHECK(run.states[2] == run.states[1]);
   }
 }
 

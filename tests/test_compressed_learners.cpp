@@ -24,6 +24,13 @@ void make_step(DataParallelOptimizer& optimizer, Parameter& w, float value) {
   optimizer.finish_step();
 }
 
+using Values = std::vector<float>;
+
+Values scaled(Values x, float factor) {
+  for (float& v : x) v *= factor;
+  return x;
+}
+
 }  // namespace
 
 TEST_CASE("learners: compressed, overlapped or not, the same bits; replicas equal; a dense start") {
@@ -54,6 +61,37 @@ TEST_CASE("learners: compressed, overlapped or not, the same bits; replicas equa
         o.steps = plain.steps = 2;
         CHECK(train_ranks(4, o)[0] == train_ranks(4, plain)[0]);
       }
+}
+
+TEST_CASE("learners: a dense start leaves nothing owed, a step of it that is skipped neither") {
+  for (const char* spec : {"topk:density=0.1", "randomk:density=0.1", "scalecom:rate=10,beta=0.3",
+                           "powersgd:rank=1"}) {
+    CAPTURE(spec);
+    expect_none(run_ranks(2, [&](Communicator& comm) {
+      ParameterStore store;
+      Parameter& w = store.add("w", {32, 32}, constant_init(0.0f));
+      store.finalize(1);
+      auto reducer = make_reducer(parse_compress(spec), {.min_compress = 10}, store);
+      Reducer& state = *reducer;
+      DataParallelOptimizer optimizer(store, make_sgd({}), comm,
+                                      {.on_nonfinite = OnNonfinite::step}, {.compress_start = 3},
+                                      std::move(reducer));
+      for (int step = 0; step < 4; ++step) {
+        optimizer.begin_step(0.1);
+        w.next_beta();
+        for (int64_t i = 0; i < w.size(); ++i)
+          w.grad.data<float>()[i] = Philox(3, static_cast<uint64_t>(step)).normal(i);
+        if (step == 1 && comm.rank() == 1) w.grad.data<float>()[7] = NAN;
+        optimizer.ready(w);
+        optimizer.weights_free(w);
+        if (optimizer.finish_step().skipped != (step == 1)) throw Error("skipped or not");
+        double owed = 0;
+        for (const auto& [name, m] : state.named_state())
+          if (name == "residual.w") owed = squared_norm(m);
+        if ((owed > 0) != (step == 3)) throw Error(concat("step ", step, ": ", owed, " is owed"));
+      }
+    }));
+  }
 }
 
 TEST_CASE("learners: a quality meter changes no bit, and is not counted as compressed traffic") {
@@ -219,18 +257,28 @@ TEST_CASE(
 
 TEST_CASE("learners: what was sent in a step that is not applied stays owed") {
   enum Form { compressed_then, dense_then, huge_then };  // in that step; a larger than can be owed
-  for (const Form form : {compressed_then, dense_then, huge_then})
-    expect_none(run_ranks(2, [=](Communicator& comm) {
+  struct Case {
+    std::string spec;
+    Form form;
+    int steps = 8;  // until all has arrived
+    float tolerance = 1e-5f;
+  };
+  for (const Case& c :
+       {Case{"scalecom:rate=4", compressed_then}, Case{"scalecom:rate=4", dense_then},
+        Case{"scalecom:rate=4", huge_then}, Case{"topk:density=0.25", compressed_then},
+        Case{"randomk:density=0.25", compressed_then, 60},
+        Case{"powersgd:rank=2", compressed_then, 60, 1e-4f}})
+    expect_none(run_ranks(2, [=, form = c.form](Communicator& comm) {
       ParameterStore store;
       Parameter& a = store.add("a", {32, 8}, constant_init(0.0f));
       Parameter& b = store.add("b", {32, 8}, constant_init(0.0f));
       store.finalize(1);
-      auto reducer = make_reducer(parse_compress("scalecom:rate=4"), {.min_compress = 10}, store);
+      auto reducer = make_reducer(parse_compress(c.spec), {.min_compress = 10}, store);
       auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
       DataParallelOptimizer optimizer(store, make_sgd({}), comm,
                                       {.on_nonfinite = OnNonfinite::step}, {.bucket_bytes = 64},
                                       std::move(reducer));
-      for (int step = 0; step < 8; ++step) {
+      for (int step = 0; step < c.steps; ++step) {
         for (const char* name : {"a", "b"})
           compressed.travel_dense(name, form != compressed_then && step == 1);
         optimizer.begin_step(1.0);
@@ -251,9 +299,9 @@ TEST_CASE("learners: what was sent in a step that is not applied stays owed") {
       for (int64_t i = 0; i < a.size(); ++i) {
         const auto g = static_cast<float>(1 + i % 5);  // of a twice, of b in the first step alone
         const float times = form == huge_then ? 1.0f : 2.0f;
-        if (std::abs(a.value.data<float>()[i] + times * g) > 1e-5f ||
-            std::abs(b.value.data<float>()[i] + g) > 1e-5f)
-          throw Error(concat("element ", i, ": ", a.value.data<float>()[i], " and ",
+        if (std::abs(a.value.data<float>()[i] + times * g) > c.tolerance ||
+            std::abs(b.value.data<float>()[i] + g) > c.tolerance)
+          throw Error(concat(c.spec, ": element ", i, ": ", a.value.data<float>()[i], " and ",
                              b.value.data<float>()[i], " have arrived"));
       }
     }));
@@ -319,6 +367,54 @@ TEST_CASE("learners: everything sent is the dense run, momentum and weight decay
   const auto dense = train_ranks(2, o)[0];
   o.compress = "scalecom:rate=1";
   CHECK(distance(train_ranks(2, o)[0], dense) < 1e-6);
+}
+
+TEST_CASE("learners: momentum and weight decay come after the exchange, written out in double") {
+  constexpr size_t kRanks = 2, kSteps = 5;
+  constexpr int64_t kSize = 256;
+  std::vector<Values> sent(kSteps, Values(kSize)), weights(kSteps);  // means; after each step
+  expect_none(run_ranks(kRanks, [&](Communicator& comm) {
+    const auto fill = [&](Parameter& p, size_t step) {
+      const Philox rng(6, 10 * step + static_cast<uint64_t>(comm.rank()));
+      for (int64_t i = 0; i < kSize; ++i) p.grad.data<float>()[i] = rng.normal(i);
+    };
+    // What the algorithm makes of the same gradients without an optimizer.
+    ParameterStore alone, store;
+    Parameter& seen = alone.add("w", {16, 16}, constant_init(1.0f));
+    Parameter& w = store.add("w", {16, 16}, constant_init(1.0f));
+    alone.finalize(1);
+    store.finalize(1);
+    const CompressSpec spec = parse_compress("scalecom:rate=8");
+    const auto reducer = make_reducer(spec, {.min_compress = 10}, alone);
+    Ledger ledger;
+    for (size_t step = 0; step < kSteps; ++step) {
+      fill(seen, step);
+      reducer->reduce({alone.grads(), {&seen}, static_cast<int64_t>(step)}, comm, ledger);
+      if (comm.rank() == 0) sent[step] = scaled(seen.grad.to_vector(), 1.0f / kRanks);
+    }
+    DataParallelOptimizer optimizer(store, make_sgd({.momentum = 0.9, .weight_decay = 0.1}), comm,
+                                    {}, {}, make_reducer(spec, {.min_compress = 10}, store));
+    for (size_t step = 0; step < kSteps; ++step) {
+      optimizer.begin_step(0.5);
+      w.next_beta();
+      fill(w, step);
+      optimizer.ready(w);
+      optimizer.weights_free(w);
+      optimizer.finish_step();
+      if (comm.rank() == 0) weights[step] = w.value.to_vector();
+    }
+  }));
+  std::vector<double> momentum(kSize), value(kSize, 1.0);
+  for (size_t step = 0; step < kSteps; ++step) {
+    CHECK(std::ranges::count(sent[step], 0.0f) == kSize - kSize / 8);
+    double worst = 0;
+    for (size_t i = 0; i < size_t{kSize}; ++i) {
+      momentum[i] = 0.9 * momentum[i] + double{sent[step][i]} + 0.1 * value[i];
+      value[i] -= 0.5 * momentum[i];
+      worst = std::max(worst, std::abs(value[i] - double{weights[step][i]}));
+    }
+    CHECK(worst < 1e-5);
+  }
 }
 
 TEST_CASE("learners: the leader changes with every step, whatever it is made of or comes to") {

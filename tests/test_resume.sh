@@ -191,6 +191,11 @@ refuse 'found .often' "${again[@]}" --save-every often
 "${image[@]}" --steps 4 --resume auto --output-dir ended >/dev/null 2>stderr; code=$?
 [ $code = 2 ] && grep -q 'has left no checkpoint' stderr || fail "a run that has ended: exit code $code, $(cat stderr)"
 cmp -s ended/metrics.jsonl ended.jsonl || fail 'the metrics of a run that has ended are gone'
+# A run that is refused leaves the other one's folder as it is.
+"${image[@]}" --steps 9 --save-every 3 --keep 9 --output-dir other_run >/dev/null 2>&1 && cp -r other_run untouched || fail 'a run to be left alone'
+"${image[@]}" --steps 9 --save-every 3 --keep 1 --arch resnet32 --resume auto --output-dir other_run >/dev/null 2>stderr; code=$?
+[ $code = 2 ] && grep -q 'of another run: arch' stderr || fail "another network in a run's folder: exit code $code, $(cat stderr)"
+diff -r other_run untouched || fail "a run that was refused has changed another's folder"
 refuse 'with --evaluate use --init' "${again[@]}" --resume auto --evaluate
 sed 's/dog/pig/' a.txt >b.txt
 refuse 'vocabulary\|data: "a.txt" there' "${text[@]/a.txt/b.txt}" --resume text

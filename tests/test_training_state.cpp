@@ -231,11 +231,14 @@ TEST_CASE("training state: where a run goes on is a matter of what was seen") {
   const TempFolder folder;
   (void)leave_checkpoint(folder.path, "scalecom:rate=10");
   const auto comm = make_solo();
+  nlohmann::ordered_json identity = {{"net", "small"}};
   CommonOptions o;
   o.quiet = true;
+  o.compress = "scalecom:rate=10";
   o.resume = folder.path;
   const auto start = [&](int64_t steps_per_epoch, int64_t units) {
-    return find_start(o, {.steps_per_epoch = steps_per_epoch, .total_steps = 100}, units, *comm);
+    return find_start(o, {.steps_per_epoch = steps_per_epoch, .total_steps = 100}, units, identity,
+                      *comm);
   };
   Start s = start(10, 12);  // as it was: six batches of three times four
   CHECK(s.batch == 6);
@@ -253,6 +256,15 @@ TEST_CASE("training state: where a run goes on is a matter of what was seen") {
   CHECK(start(10, 12).step() == 5);
   o.resume = folder.path + "/checkpoints/step-6";
   CHECK(message_of([&] { (void)start(10, 12); }) != "");
+  o.resume = folder.path;
+  o.compress = "topk";
+  CHECK(message_of([&] { (void)start(10, 12); }).find("compress: \"scalecom:rate=10\" there") !=
+        std::string::npos);
+  identity["net"] = "large";
+  CHECK(message_of([&] { (void)start(10, 12); }).find("net: \"small\" there, \"large\" here") !=
+        std::string::npos);
+  o.resume_anyway = true;
+  CHECK(start(10, 12).step() == 5);
   o.resume = "";
   CHECK(!start(10, 12).checkpoint);
 }
