@@ -66,8 +66,9 @@ def megabytes(*runs):
 
 def sent(*runs):
     """Bytes of gradients that a learner sent in a compressed step of each run, and what to write behind them. Older
-    runs have only counted those of rank 0; then that is what is compared."""
-    if all("bytes_step_mean" in r["summary"] for r in runs):
+    runs have only counted those of rank 0, and a mean over ranks is that of a run's last process; then rank 0's are
+    what is compared."""
+    if all("bytes_step_mean" in r["summary"] and not r.get("resumed") for r in runs):
         return [r["summary"]["bytes_step_mean"] for r in runs], ""
     return [r["bytes_per_step"] for r in runs], " (rank 0)"
 
@@ -161,12 +162,11 @@ def headline():
     plans = [p["uniform_bytes"] / p["bytes"] for r in lgreco.values() for p in r.get("plans", {}).values()]
     what = "L-GreCo, wire bytes of the compressed tensors, uniform default over planned, "
     out += expected(what + "by its plans", mean(plans), least=1.3, over=plural(len(plans), "plan"))
-    gains, whose = [], ""
-    for seed in scalecom.keys() & lgreco.keys():
-        pair = scalecom[seed], lgreco[seed]
-        figures, whose = sent(*pair)
-        uniform, planned = (compressed_bytes(r, x) for r, x in zip(pair, figures))
-        gains.append(uniform / planned)
+    both = sorted(scalecom.keys() & lgreco.keys())
+    pairs_of = [runs[seed] for seed in both for runs in (scalecom, lgreco)]
+    figures, whose = sent(*pairs_of)
+    rest = [compressed_bytes(r, x) for r, x in zip(pairs_of, figures)]
+    gains = [uniform / planned for uniform, planned in zip(rest[::2], rest[1::2])]
     out += expected(what + f"by what the runs sent{whose}", mean(gains), least=1.3, over=plural(len(gains), "seed"))
     points, n = difference(lgreco, scalecom)
     spreads = [x for x in (spread(lgreco), spread(scalecom)) if x is not None]

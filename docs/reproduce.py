@@ -196,32 +196,37 @@ def digest(folder, metrics, summary):
     return out
 
 
-def head():
-    """The revision as a program that is built of it has it in its run.json."""
-    return subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], stdout=subprocess.PIPE, text=True,
-                          check=True).stdout.strip()
+def revision_of(program):
+    """As the program has it in its run.json; commits that leave the sources alone do not build it again."""
+    said = subprocess.run([ROOT / "run", program, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return re.search(r"\bgit ([0-9a-f]+(?:-dirty)?)", said)[1]
 
 
 def interrupted(folder, flags, revision):
-    """Whether a run of these flags and this revision was broken off in this folder, after a checkpoint."""
+    """Whether this folder has a checkpoint of a run of these flags and this revision; it may have ended, too."""
     try:
         about = json.loads((folder / "run.json").read_text())
-        finished = '\n{"summary":"done"' in (folder / "metrics.jsonl").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, json.JSONDecodeError):
         return False
-    return (not finished and about["build"]["git_revision"] == revision and about["argv"][1:len(flags) + 1] == flags
-            and any(folder.glob("checkpoints/step-*")))
+    saved = [x for x in folder.glob("checkpoints/step-*/manifest.json") if re.fullmatch(r"step-\d+", x.parent.name)]
+    return (about["build"]["git_revision"] == revision and about["argv"][1:len(flags) + 1] == flags
+            and (folder / "metrics.jsonl").exists() and saved != [])
 
 
-def run(name, typed, keep):
+# What these are about are figures of a process: times, and bytes of each rank.
+IN_ONE_GO = "time-", "scaling-", "whole-"
+
+
+def run(name, typed, keep, again=False):
     words = typed.replace("DATA", str(DATA)).split()
     hosts = words[0] == "netlab"
     program, flags = (words[1], words[2:]) if hosts else (words[0], words[1:])
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(keep or scratch).resolve() / name
         flags = flags + ["--json", "--quiet", "--output-dir", str(folder)]
-        resumed = interrupted(folder, flags, head())
-        if resumed:  # gives the bits of a run in one go
+        resumed = (folder.exists() and not again and not name.startswith(IN_ONE_GO)
+                   and interrupted(folder, flags, revision_of(program)))
+        if resumed:  # gives the weights and losses of a run in one go, bit for bit
             flags += ["--resume", "auto"]
         else:
             shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
@@ -280,7 +285,7 @@ def main(arguments=None):
     for name in chosen:
         if name not in done or o.again:
             print(f"reproduce: {name}", file=sys.stderr, flush=True)
-            if not run(name, runs[name], o.keep):
+            if not run(name, runs[name], o.keep, o.again):
                 failed.append(name)
     if failed:
         sys.exit("reproduce: no result of " + ", ".join(failed))

@@ -142,6 +142,21 @@ class Page(unittest.TestCase):
         self.assertIn("beta-1, points: expected ≥ 0.00, found -1.00 over 1 seed: missed by 1.00\n",
                       self.made_up_page(change)["large"])
 
+    def test_bytes_of_a_run_that_went_on(self):
+        def counted(results):
+            for seed in 1, 2, 3:
+                results[f"headline-scalecom-{seed}"]["summary"]["bytes_step_mean"] = 20000  # 10,000 of them dense
+                results[f"headline-lgreco-scalecom-{seed}"]["summary"]["bytes_step_mean"] = 15000
+
+        def resumed(results):
+            counted(results)
+            results["headline-lgreco-scalecom-2"].update(resumed=True)
+            results["headline-lgreco-scalecom-2"]["summary"]["bytes_step_mean"] = 0
+
+        self.assertIn("by what the runs sent: expected ≥ 1.30, found 2.00 over", self.made_up_page(counted)["headline"])
+        self.assertIn("by what the runs sent (rank 0): expected ≥ 1.30, found 1.60 over",
+                      self.made_up_page(resumed)["headline"])
+
     def test_pairs(self):
         def change(results):
             results["pair-one-learner-dense"]["summary"]["valid_acc1"] = 82.5
@@ -319,21 +334,21 @@ class Digest(unittest.TestCase):
 class Resumed(unittest.TestCase):
     FLAGS = "--data D --epochs 3"
 
-    def words(self, left):
+    def words(self, left, name="r", again=False):
         """How the program is called in a folder where this was left behind: files by name."""
         def program(command, **_):
-            if "rev-parse" in command:
-                return mock.Mock(stdout="0123456789ab\n")
+            if "--version" in command:
+                return mock.Mock(stdout="heddle 0.1.0 (GNU 12.2.0, Release, git 0123456789ab)\noneDNN 2.6.3\n")
             self.called = list(map(str, command))
             return mock.Mock(returncode=1)
 
         with tempfile.TemporaryDirectory() as scratch, mock.patch.object(reproduce.subprocess, "run", program), \
                 contextlib.redirect_stderr(io.StringIO()):
-            folder = pathlib.Path(scratch).resolve() / "r"
-            for name, text in left.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_text(text.replace("FOLDER", str(folder)))
-            self.assertFalse(reproduce.run("r", "train_lm " + self.FLAGS, scratch))
+            folder = pathlib.Path(scratch).resolve() / name
+            for file, text in left.items():
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / file).write_text(text.replace("FOLDER", str(folder)))
+            self.assertFalse(reproduce.run(name, "train_lm " + self.FLAGS, scratch, again))
             kept = folder.exists()
         self.assertEqual("--resume" in self.called, kept)
         return self.called[-2:]
@@ -347,10 +362,17 @@ class Resumed(unittest.TestCase):
         again = argv + ["--resume", "auto"]  # broken off a second time
         self.assertEqual(self.words({**left, "run.json": left["run.json"].replace(json.dumps(argv), json.dumps(again))}),
                          anew)
+        # It has ended, but its result was not kept: nothing is left to be done.
+        ended = {**left, "metrics.jsonl": left["metrics.jsonl"] + '{"summary":"done"}\n'}
+        self.assertEqual(self.words(ended), anew)
+        self.assertEqual(self.words(ended, again=True)[0], "--output-dir")
+        for group in "time", "scaling":
+            self.assertEqual(self.words(left, name=group + "-r")[0], "--output-dir", group)
         for name, other in (("run.json", left["run.json"].replace("456789ab", "456789ac")),
-                            ("run.json", left["run.json"].replace('"3"', '"4"')),
-                            ("metrics.jsonl", left["metrics.jsonl"] + '{"summary":"done"}\n')):
+                            ("run.json", left["run.json"].replace('"3"', '"4"')), ("run.json", left["run.json"][:40])):
             self.assertEqual(self.words({**left, name: other})[0], "--output-dir", name)
+        half = {name.replace("step-10", "step-10.part"): text for name, text in left.items()}
+        self.assertEqual(self.words(half)[0], "--output-dir")
         for name in left:
             self.assertEqual(self.words({n: text for n, text in left.items() if n != name})[0], "--output-dir", name)
 
