@@ -187,8 +187,10 @@ Codec factor_codec(int64_t rank, const Philox& rng, const Tensor& x, const Tenso
           }};
 }
 
-// For one layer; x in the layer's shape, out as large.
-Codec make_codec(const CompressSpec& spec, const Philox& rng, const Tensor& x, const Tensor& out) {
+// For one layer; x in the layer's shape, out as large. None for a family that is not known here:
+// its exchanges are measured all the same.
+std::optional<Codec> make_codec(const CompressSpec& spec, const Philox& rng, const Tensor& x,
+                                const Tensor& out) {
   const auto value = [&](const char* key) { return spec.values.at(key); };
   const int64_t n = x.size();
   if (spec.family == "bf16") return cast_codec<bfloat16>(x, out);
@@ -204,6 +206,7 @@ Codec make_codec(const CompressSpec& spec, const Philox& rng, const Tensor& x, c
       return sparse_codec([=] { return select_chunks(elements(x), chunk); }, indices, x, out);
     return sparse_codec([=] { return select_top(elements(x), code.k); }, indices, x, out);
   }
+  if (spec.family != "randomk" && spec.family != "topk") return std::nullopt;
   const int64_t k = kept_elements(value("density"), n);
   if (spec.family == "randomk")
     return sparse_codec([=] { return select_random(n, k, rng); }, {}, x, out);
@@ -263,6 +266,24 @@ std::vector<Parameter*> time_reduce(const Options& o, const CompressSpec& spec,
   return compressed;
 }
 
+// |x - C(x)| / |x| of a first exchange of all layers, before there is a residual.
+double lost_in_exchange(const Options& o, const CompressSpec& spec, ParameterStore& store,
+                        const Tensor& gradient) {
+  GradientBucket bucket;
+  for (Parameter& p : store.parameters()) bucket.parameters.insert(bucket.parameters.begin(), &p);
+  const Parameter &first = *bucket.parameters.front(), &last = *bucket.parameters.back();
+  const int64_t begin = first.offset, end = last.offset + last.size();
+  bucket.flat = store.grads().slice(begin, end);
+  store.grads().copy_from(gradient);
+  Ledger ledger;
+  const auto comm = make_solo();
+  check(make_reducer(spec, {.seed = static_cast<uint64_t>(o.seed)}, store)
+            ->reduce(bucket, *comm, ledger),
+        to_string(spec), ": these gradients were not accepted");
+  axpy(-1, gradient, store.grads());
+  return std::sqrt(squared_norm(store.grads()) / squared_norm(gradient));
+}
+
 // The shortest of some calls, in seconds.
 template <class Call>
 double shortest(const Options& o, int64_t calls, const Call& call) {
@@ -275,7 +296,7 @@ double shortest(const Options& o, int64_t calls, const Call& call) {
   return best;
 }
 
-void time_codec(const Options& o, const CompressSpec& spec, const ParameterStore& store,
+void time_codec(const Options& o, const CompressSpec& spec, ParameterStore& store,
                 const std::vector<Parameter*>& layers, const Tensor& gradient, int64_t calls,
                 Row& row) {
   const Tensor decoded = gradient.clone();
@@ -285,8 +306,14 @@ void time_codec(const Options& o, const CompressSpec& spec, const ParameterStore
     const auto of_layer = [&](const Tensor& flat) {
       return flat.slice(p->offset, p->offset + p->size());
     };
-    codecs.push_back(
-        make_codec(spec, rng, of_layer(gradient).reshape(p->shape()), of_layer(decoded)));
+    const auto codec =
+        make_codec(spec, rng, of_layer(gradient).reshape(p->shape()), of_layer(decoded));
+    if (!codec) {
+      row = {row.values, row.wire,    lost_in_exchange(o, spec, store, gradient), 0, 0,
+             0,          row.reduce_s};
+      return;
+    }
+    codecs.push_back(*codec);
     row.bytes += static_cast<double>(p->size()) * 4;
   }
   const auto encode = [&] {
@@ -331,12 +358,13 @@ void print_heading(const Options& o, const ParameterStore& store, int64_t calls,
               static_cast<long long>(store.count()), store.parameters().size());
   std::printf(
       "# values, wire: 4 n / bytes of values, 4 n / bytes of values, indices and scales\n"
-      "# error: |x - C(x)| / |x|; encode, decode: GB/s of gradients, %%: of copying, %.2f GB/s\n"
+      "# error: |x - C(x)| / |x|; energy, %%: 1 - error^2, of a selection what it keeps of |x|^2\n"
+      "# encode, decode: GB/s of gradients, %%: of copying, %.2f GB/s; -: not known here\n"
       "# reduce: an exchange with nobody, on one thread; %%: of a training step, %s\n"
       "# times: the shortest of %lld calls by the %s clock\n",
       copy, step.c_str(), static_cast<long long>(calls), o.clock.c_str());
-  std::printf("%-42s %7s %7s %8s %8s %6s %8s %6s %10s %6s\n", "compress", "values", "wire", "error",
-              "encode", "%", "decode", "%", "reduce ms", "%");
+  std::printf("%-42s %7s %7s %8s %8s %8s %6s %8s %6s %10s %6s\n", "compress", "values", "wire",
+              "error", "energy", "encode", "%", "decode", "%", "reduce ms", "%");
 }
 
 // L-GreCo's knapsack, for layers whose errors fall and whose bytes grow from setting to setting. A
@@ -384,8 +412,9 @@ void measure_compression(const Options& o) {
     const auto compressed = time_reduce(o, spec, store, gradient, calls, row);
     store.grads().copy_from(gradient);
     time_codec(o, spec, store, compressed, gradient, calls, row);
-    std::printf("%-42s %7.2f %7.2f %8.4f %s %s %10.2f", to_string(spec).c_str(), row.values,
-                row.wire, row.error, rate_columns(row.bytes, row.encode_s, copy).c_str(),
+    std::printf("%-42s %7.2f %7.2f %8.4f %8.2f %s %s %10.2f", to_string(spec).c_str(), row.values,
+                row.wire, row.error, 100 * (1 - row.error * row.error),
+                rate_columns(row.bytes, row.encode_s, copy).c_str(),
                 rate_columns(row.bytes, row.decode_s, copy).c_str(), 1e3 * row.reduce_s);
     if (step_ms > 0)
       std::printf(" %6.2f\n", 100 * 1e3 * row.reduce_s / step_ms);

@@ -275,6 +275,15 @@ void add_output_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts
              .help = "steps that are traced, from 1",
              .default_text = "2:6",
              .replay = false});
+  flags.add(
+      "dump-gradients", &o.dump_gradients,
+      {.value = "N",
+       .help = "write the first rank's own gradients of step N, before clipping and exchange, "
+               "to gradients-<step>.safetensors of the run folder, for bench compress",
+       .min = 1,
+       .max = 1e12,
+       .default_text = "none",
+       .replay = false});
   flags.add("explain-step", &o.explain_step,
             {.value = "N",
              .help = "tell how step N went on the first rank, from gradient to update, each event "

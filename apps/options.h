@@ -44,7 +44,7 @@ struct CommonOptions {
   double max_loss = 0;
   // what is written
   std::string output_dir, name, trace, trace_steps;
-  int64_t print_freq = 50, explain_step = 0;
+  int64_t print_freq = 50, explain_step = 0, dump_gradients = 0;
   bool json = false, quiet = false, report = true, tensorboard = true;
   // checkpoints
   std::string save_every = "1epoch", resume;

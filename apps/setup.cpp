@@ -32,6 +32,7 @@ std::string graph_hindrance(const CommonOptions& o, Device device, int learners)
   if (o.accumulate > 1) return "not with --accumulate";
   if (!o.trace.empty()) return "not with --trace, which would see no layers";
   if (o.explain_step > 0) return "not with --explain-step, which looks at every layer";
+  if (o.dump_gradients > 0) return "not with --dump-gradients, which copies those of every layer";
   return "";
 }
 

@@ -220,7 +220,11 @@ class Trainer {
     const double weight =
         static_cast<double>(tokens) / static_cast<double>(o_.bptt * o_.batch_size);
     tape.backward(
-        loss, [&](Parameter& p) { optimizer_.ready(p); },
+        loss,
+        [&](Parameter& p) {
+          log_.gradient(p);
+          optimizer_.ready(p);
+        },
         [&](Parameter& p) { optimizer_.weights_free(p); }, static_cast<float>(weight));
   }
 

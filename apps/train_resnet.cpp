@@ -205,7 +205,11 @@ class Trainer {
 
   void backward(Tape& tape, const Var& loss) {
     tape.backward(
-        loss, [&](Parameter& p) { optimizer_.ready(p); },
+        loss,
+        [&](Parameter& p) {
+          log_.gradient(p);
+          optimizer_.ready(p);
+        },
         [&](Parameter& p) { optimizer_.weights_free(p); });
   }
 

@@ -10,6 +10,7 @@
 #include "apps/run_report.h"
 #include "core/error.h"
 #include "core/kernels.h"
+#include "core/safetensors.h"
 
 namespace heddle {
 namespace {
@@ -38,6 +39,7 @@ TrainingLog::TrainingLog(const TrainingLogOptions& names, const CommonOptions& o
 // What is going to be recorded of this step.
 void TrainingLog::watch_step(int64_t step) {
   context_.trace().explain(step == o_.explain_step && folder_ != nullptr);
+  dumping_ = step == o_.dump_gradients && folder_ != nullptr;
   if (o_.trace.empty()) return;
   const StepRange range = parse_step_range(o_.trace_steps);
   if (step == range.first) context_.trace().start();
@@ -86,6 +88,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   }
   pending_.push_back({facts, exchange_since_last()});
   if (context_.trace().explaining()) explain(pending_.back());
+  if (dumping_) dump_gradients();
   if (result_.world_size == 1 || result_.step % o_.print_freq == 0 || optimizer_.control(kShow) > 0)
     flush();
   // The first rank asks for it, and all do it behind the next step. Not where equal runs are to
@@ -116,6 +119,21 @@ ExchangeFacts TrainingLog::exchange_since_last() {
           .comm_s = comm_s,
           .compress_s = std::max(0.0, exchange_s - comm_s),
           .exposed_s = seen_.exposed_s - last.exposed_s};
+}
+
+void TrainingLog::gradient(const Parameter& p) {
+  if (!dumping_ || !p.written) return;
+  const auto known = std::ranges::find(gradients_, p.name, [](const auto& g) { return g.first; });
+  const Tensor copy = p.grad.to(Device{}).clone();
+  if (known != gradients_.end())  // accumulated over several batches
+    known->second = copy;
+  else
+    gradients_.emplace_back(p.name, copy);
+}
+
+void TrainingLog::dump_gradients() {
+  save_safetensors(folder_->file(concat("gradients-", result_.step, ".safetensors")), gradients_);
+  gradients_.clear();
 }
 
 // On stderr and in the run folder.
@@ -282,6 +300,8 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
   };
   if (o_.explain_step > 0 && (o_.explain_step <= before || o_.explain_step > result_.step))
     missed(concat("--explain-step ", o_.explain_step));
+  if (o_.dump_gradients > 0 && (o_.dump_gradients <= before || o_.dump_gradients > result_.step))
+    missed(concat("--dump-gradients ", o_.dump_gradients));
   if (!o_.trace.empty())
     if (const StepRange range = parse_step_range(o_.trace_steps);
         range.last <= before || range.first > result_.step)

@@ -95,6 +95,9 @@ class TrainingLog {
   int64_t epoch() const { return result_.epoch; }
   bool healthy() const { return result_.status == "done"; }
 
+  // p.grad is complete, but for those of further batches of the same update, and has not been
+  // exchanged. Before optimizer.ready(p); for --dump-gradients.
+  void gradient(const Parameter& p);
   // An update has been made. False, and the run has diverged, after more than --max-skipped steps
   // in a row whose gradients were not finite.
   bool finish_step(const StepReport& report, const StepFacts& facts);
@@ -131,6 +134,7 @@ class TrainingLog {
   std::vector<LossSum> sum_losses();
   void watch_step(int64_t step);
   void explain(const Pending& step);
+  void dump_gradients();
   void compare_bytes();
   ExchangeFacts exchange_since_last();
   void take_totals();
@@ -148,6 +152,8 @@ class TrainingLog {
   Progress* progress_;
   TrainingResult result_;
   QualityReport quality_;
+  bool dumping_ = false;                              // the gradients of this step
+  NamedTensors gradients_;                            // so far, in backward's order
   std::vector<Pending> pending_;                      // steps whose loss is not averaged yet
   DataParallelOptimizer::Totals seen_;                // of all exchanges, at the last step
   DataParallelOptimizer::Totals before_;              // of these, in earlier processes

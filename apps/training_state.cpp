@@ -165,6 +165,8 @@ std::string path_to_resume(const CommonOptions& o) {
 void check_steps_to_show(const CommonOptions& o, int64_t last) {
   check(o.explain_step <= last, "--explain-step ", o.explain_step, ": this run ends with step ",
         last);
+  check(o.dump_gradients <= last, "--dump-gradients ", o.dump_gradients,
+        ": this run ends with step ", last);
   check(o.trace.empty() || parse_step_range(o.trace_steps).first <= last, "--trace-steps ",
         o.trace_steps, ": this run ends with step ", last);
 }

@@ -179,8 +179,8 @@ def headline():
     return out + over_budget((method, r) for method, seeds in by_method.items() for r in seeds.values())
 
 
-def large():
-    by_method = runs_by_seed("large-")
+def large(prefix):
+    by_method = runs_by_seed(prefix)
     out = table_by_seed(by_method)
     if not by_method:
         return out
@@ -414,7 +414,7 @@ def main(docs=pathlib.Path(__file__).resolve().parent):
     RESULTS.clear()
     RESULTS.update((f.stem, json.loads(f.read_text())) for f in sorted((docs / "results").glob("*.json")))
     made = {"headline": headline, "ablation": lambda: accuracy_table("ablation-"), "meter": meter, "pairs": pairs,
-            "large": large, "ptb": ptb, "scaling": scaling, "times": times, "whole": whole,
+            "large": lambda: large("large-"), "root": lambda: large("root-"), "ptb": ptb, "scaling": scaling, "times": times, "whole": whole,
             "composed": lambda: composed()[1], "full": full}
     file = docs / "results.md"
 

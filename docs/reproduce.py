@@ -69,7 +69,10 @@ def experiments():
     large = RESNET.replace("--learners 4 --batch-size 32 --lr 0.2", "--learners 16 --batch-size 64 --lr 1.6")
     for seed in 1, 2, 3:
         for name, flags in (("dense", ""), ("beta-1", SCALECOM), ("beta-0.1", " --compress scalecom:rate=100,beta=0.1")):
-            runs[f"large-{name}-{seed}"] = f"{large} --epochs 8 --seed {seed} --lr-warmup-epochs 2{flags}"
+            command = f"{large} --epochs 8 --seed {seed} --lr-warmup-epochs 2{flags}"
+            runs[f"large-{name}-{seed}"] = command
+            if seed == 1:  # by the root of the batch, which does not fall back when the warm-up ends
+                runs[f"root-{name}-1"] = command.replace("--lr 1.6", "--lr 0.4")
     for name, flags in (
         ("dense", ""),
         ("scalecom-100", SCALECOM),

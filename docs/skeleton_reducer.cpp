@@ -1,7 +1,7 @@
-// A compression algorithm to copy: a layer (O, ...) travels as the mean of each of its O rows, and
-// what the means leave out stays in a residual. It shows what every algorithm of heddle has: a
-// class with exchange(), a function that makes it, and a row in the table of families.
-// docs/new_reducer.md goes through it. Compiled and run by the tests.
+// A compression algorithm to copy: of a layer (O, ...) so many of its O rows at a time travel as
+// the mean of their elements, and what the means leave out stays in a residual. It shows what every
+// algorithm of heddle has: a class with exchange(), a function that makes it, and a row in the
+// table of families. docs/new_reducer.md goes through it. Compiled and run by the tests.
 #include "compress/compressed_reducer.h"
 #include "tests/compress_helpers.h"
 
@@ -20,25 +20,32 @@ class RowMeans : public CompressedReducer {
     NamedTensors sums = e.dense;
     std::vector<Tensor> means;
     for (const Item& item : e.compressed) {
-      const int64_t rows = item.layer->parameter->shape()[0], width = item.n() / rows;
-      const Tensor mean = Tensor::from(std::vector<float>(static_cast<size_t>(rows)));
+      const int64_t stretch = stretch_of(item);
+      const Tensor mean = Tensor::zeros({(item.n() + stretch - 1) / stretch});
       for (int64_t i = 0; i < item.n(); ++i)
-        mean.data<float>()[i / width] += item.x()[i] / static_cast<float>(width);
+        mean.data<float>()[i / stretch] += item.x()[i] / static_cast<float>(stretch);
       means.push_back(mean);
       sums.emplace_back(item.name(), mean.clone());
     }
     if (!all_reduce(e, sums)) return false;  // with the residuals as they were
     for (size_t k = 0; k < means.size(); ++k) {
       const Item& item = e.compressed[k];
-      const int64_t width = item.n() / means[k].size();
+      const int64_t stretch = stretch_of(item);
       const float* mine = means[k].data<float>();
       const float* sum = sums[e.dense.size() + k].second.data<float>();
       for (int64_t i = 0; i < item.n(); ++i) {
-        item.x()[i] -= mine[i / width];  // what is left is the residual
-        item.sum.data<float>()[i] = sum[i / width];
+        item.x()[i] -= mine[i / stretch];  // what is left is the residual
+        item.sum.data<float>()[i] = sum[i / stretch];
       }
     }
     return true;
+  }
+
+ private:
+  // Elements that share a mean: those of so many rows, as the layer's setting says.
+  static int64_t stretch_of(const Item& item) {
+    const int64_t width = item.n() / item.layer->parameter->shape()[0];
+    return width * static_cast<int64_t>(item.layer->choice);
   }
 };
 
@@ -47,33 +54,37 @@ std::unique_ptr<Reducer> make_row_means(const ReducerSetup& setup) {
 }
 
 // The row that the table in compress/families.cpp would have.
-const Family kRowMeans = {"rowmeans", {}, make_row_means};
+const Family kRowMeans = {"rowmeans",
+                          {{.name = "rows", .initial = 1, .low = 1, .high = 64, .whole = true}},
+                          make_row_means};
 
 }  // namespace
 
 TEST_CASE("the reducer to copy: what was delivered and what is kept are the gradients") {
-  std::vector<double> missing(10000);  // by place in the flat buffer
-  std::mutex mutex;
-  expect_none(run_ranks(3, [&](Communicator& comm) {
-    CompressModel model;
-    const CompressSpec spec{"rowmeans"};
-    const auto reducer = kRowMeans.make({kRowMeans, spec, {}, model.store});
-    Ledger ledger;
-    std::vector<double> mine(missing.size());
-    const auto count = [&](const Tensor& x, int64_t offset, double sign) {
-      for (int64_t i = 0; i < x.size(); ++i)
-        mine[static_cast<size_t>(offset + i)] += sign * x.data<float>()[i];
-    };
-    for (int64_t step = 0; step < 4; ++step) {
-      model.fill_random(comm.rank(), step);
-      count(model.store.grads(), 0, 1);
-      if (!reducer->reduce(model.bucket(step), comm, ledger)) throw Error("not accepted");
-      if (comm.rank() == 0) count(model.store.grads(), 0, -1);
-    }
-    for (const auto& [name, residual] : reducer->named_state())
-      count(residual, model.store.find(name.substr(std::string("residual.").size()))->offset, -1);
-    const std::lock_guard lock(mutex);
-    for (size_t i = 0; i < mine.size(); ++i) missing[i] += mine[i];
-  }));
-  for (const double m : missing) CHECK(std::abs(m) < 1e-4);
+  for (const char* settings : {"rows=1", "rows=2", "rows=64"}) {
+    std::vector<double> missing(10000);  // by place in the flat buffer
+    std::mutex mutex;
+    expect_none(run_ranks(3, [&](Communicator& comm) {
+      CompressModel model;
+      const CompressSpec spec{"rowmeans", parse_settings(settings, kRowMeans.keys, "rowmeans")};
+      const auto reducer = kRowMeans.make({kRowMeans, spec, {}, model.store});
+      Ledger ledger;
+      std::vector<double> mine(missing.size());
+      const auto count = [&](const Tensor& x, int64_t offset, double sign) {
+        for (int64_t i = 0; i < x.size(); ++i)
+          mine[static_cast<size_t>(offset + i)] += sign * x.data<float>()[i];
+      };
+      for (int64_t step = 0; step < 4; ++step) {
+        model.fill_random(comm.rank(), step);
+        count(model.store.grads(), 0, 1);
+        if (!reducer->reduce(model.bucket(step), comm, ledger)) throw Error("not accepted");
+        if (comm.rank() == 0) count(model.store.grads(), 0, -1);
+      }
+      for (const auto& [name, residual] : reducer->named_state())
+        count(residual, model.store.find(name.substr(std::string("residual.").size()))->offset, -1);
+      const std::lock_guard lock(mutex);
+      for (size_t i = 0; i < mine.size(); ++i) missing[i] += mine[i];
+    }));
+    for (const double m : missing) CHECK(std::abs(m) < 1e-4);
+  }
 }

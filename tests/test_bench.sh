@@ -28,9 +28,10 @@ rows() {
         if ($i !~ /^[0-9.]+$/ || $i < want[2 * i - 2] || $i > want[2 * i - 1]) {
           print "column " i " of: " $0; bad = 1
         }
-      for (i = 5; i <= 10; ++i) if ($i !~ /^[0-9.]+$/) { print "column " i " of: " $0; bad = 1 }
-      if ($5 <= 0 || $7 <= 0 || $9 <= 0) { print "no time in: " $0; bad = 1 }
-      if (($9 - $10) ^ 2 > 0.0002) { print "not a share of 100 ms: " $0; bad = 1 }
+      if (($5 - 100 * (1 - $4 ^ 2)) ^ 2 > 0.02 * (1 + $4) ^ 2) { print "not the energy: " $0; bad = 1 }
+      for (i = 6; i <= 11; ++i) if ($i !~ /^[0-9.]+$/) { print "column " i " of: " $0; bad = 1 }
+      if ($6 <= 0 || $8 <= 0 || $10 <= 0) { print "no time in: " $0; bad = 1 }
+      if (($10 - $11) ^ 2 > 0.0002) { print "not a share of 100 ms: " $0; bad = 1 }
     }
     END { for (spec in low_high) { print "no row for " spec; bad = 1 } exit bad }' - "$1"
 }
@@ -58,6 +59,7 @@ qsgd:bits=8,bucket=512,rounding=stochastic  3.8 4   3.8  4      0.005  0.1
 powersgd:rank=2                         10   60     10   60     0.5    1
 powersgd:rank=4                         5    40     5    40     0.5    1
 SPECS
+grep -Eq '^# a layer plan of 60 layers with 12 settings: [0-9.]+ ms$' table || fail "no time of a plan: $(tail -1 table)"
 grep -q 'resnet20, seed 1, 269722 elements in 59 tensors' table || fail "$(head -1 table)"
 lab --arch resnet20 --compress qsgd:bits=4 --seed 2 >other || fail "exit code $?"
 [ "$(grep -c '^[a-z0-9]*:' other)" = 1 ] || fail "one spec: $(cat other)"

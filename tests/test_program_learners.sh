@@ -162,6 +162,12 @@ done <places
 grep -q 'went between the step before and this one: losses' told5/explain-5.txt || fail "losses: $(tail -3 told5/explain-5.txt)"
 "$resnet" "${told[@]}" --learners 2 --compress qsgd --explain-step 5 --output-dir told_qsgd >/dev/null 2>&1 || fail 'qsgd explained'
 grep -q 'bits for each 4, rounding error over the norm [1-9]' told_qsgd/explain-5.txt || fail "qsgd: $(grep select told_qsgd/explain-5.txt)"
+# A step's gradients, dumped: neither the run nor what the algorithm sends of them changes, and the lab reads them.
+"$resnet" "${told[@]}" --quiet --dump-gradients 6 --output-dir dumped >/dev/null 2>dumped.err || fail "--dump-gradients: $(tail -1 dumped.err)"
+same untold dumped 'with gradients dumped'
+cmp untold/model.safetensors dumped/model.safetensors || fail 'weights with gradients dumped'
+"${resnet%/*}/bench" compress --gradients dumped/gradients-6.safetensors --threads 1 --steps 1 --compress scalecom:rate=20 >lab.txt || fail 'gradients in the lab'
+grep -q "gradients-6.safetensors, $(sed -n 's/.*"parameters":\([0-9]*\).*/\1/p' dumped/metrics.jsonl | head -1) elements" lab.txt || fail "not all gradients: $(head -1 lab.txt)"
 "$resnet" "${images[@]}" --batch-size 4 --explain-step 2 --output-dir told_alone >/dev/null 2>alone.err || fail 'one learner explained'
 [ ! -s alone.err ] || fail "--quiet: $(head -3 alone.err)"
 [ "$(awk '$2 == "main" { print $3 }' told_alone/explain-2.txt | sort -u | tr '\n' ' ')" = 'final update ' ] || fail 'one learner exchanges nothing'
@@ -170,6 +176,7 @@ refuse 'explain-step 60: this run ends with step 6' "$resnet" "${loud[@]}" --bat
 refuse 'trace-steps 50:60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --trace late.json --trace-steps 50:60
 [ ! -e late.json ] || fail 'a trace of no step'
 refuse '--explain-step' "$resnet" --explain-step 0
+refuse 'dump-gradients 60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --dump-gradients 60
 
 planned=(--image-size 8 --steps 15 --threads 1 --print-freq 4 --deterministic --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
   --lgreco every=8,window=4 --shadow 5)

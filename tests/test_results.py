@@ -47,7 +47,7 @@ def made_up(name, typed):
     if group == "headline":
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = ACCURACY[method][int(seed) - 1]
-    elif group == "large":
+    elif group in ("large", "root"):
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = LARGE[method][int(seed) - 1]
     elif group == "ablation":
@@ -102,7 +102,7 @@ class Page(unittest.TestCase):
         tables = self.made_up_page()
         counted = 0
         for name, prefix in (("headline", "headline-"), ("whole", "whole-model-"), ("ablation", "ablation-"),
-                             ("large", "large-"), ("ptb", "ptb-"), ("scaling", "scaling-"), ("times", "time-"),
+                             ("large", "large-"), ("root", "root-"), ("ptb", "ptb-"), ("scaling", "scaling-"), ("times", "time-"),
                              ("full", "full-")):
             runs = [x for x in reproduce.experiments() if x.startswith(prefix)]
             counted += len(runs)
@@ -234,7 +234,7 @@ class Page(unittest.TestCase):
 
     def test_without_runs(self):
         tables = self.page({})
-        self.assertEqual(len(tables), 11)
+        self.assertEqual(len(tables), 12)
         for name, out in tables.items():
             self.assertEqual(out, "No run has been kept yet.\n", name)
         self.assertEqual(self.pictures, set())

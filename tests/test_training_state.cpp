@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -290,4 +291,54 @@ TEST_CASE("saver: --save-every counts steps or epochs") {
     CAPTURE(bad);
     CHECK(contains(message_of([&] { (void)parse_save_every(bad, 10); }), "--save-every"));
   }
+}
+
+TEST_CASE("training log: gradients are dumped as they are before the exchange, of one step") {
+  Context context;
+  const TempFolder temp;
+  Means seen;  // of the first rank, when its second update's gradients were complete
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    CommonOptions o;
+    o.quiet = true;
+    o.dump_gradients = 2;
+    Net net(1);
+    DataParallelOptimizer optimizer(net.store, make_sgd({}), comm, {.accumulate = 2},
+                                    {.bucket_bytes = 64, .control_words = true});
+    std::unique_ptr<RunFolder> folder;
+    if (comm.rank() == 0)
+      folder = std::make_unique<RunFolder>(RunFolder::create(temp.path + "/run", "x"));
+    Progress progress({.total_steps = 3, .quiet = true});
+    TrainingLog log({.program = "test", .rate_key = "rows_per_s"}, o, Context::current(), net.store,
+                    optimizer, folder.get(), &progress);
+    const Tensor x = Tensor::zeros({4, 20}), y = Tensor::zeros({4}, DType::i32);
+    for (int64_t micro = 0; micro < 6; ++micro) {
+      fill_batch(micro, comm.rank() * 4, x, y);
+      Tape tape;
+      const Var loss = softmax_cross_entropy(tape, net.forward(tape, Var(x), true), y);
+      optimizer.begin_step(0.1);
+      tape.backward(
+          loss,
+          [&](Parameter& p) {
+            if (micro == 3 && comm.rank() == 0) {
+              const std::vector<float> g = p.grad.to_vector();
+              seen[p.name].assign(g.begin(), g.end());
+            }
+            log.gradient(p);
+            optimizer.ready(p);
+          },
+          [&](Parameter& p) { optimizer.weights_free(p); });
+      const StepReport report = optimizer.finish_step();
+      if (micro % 2 == 1)
+        log.finish_step(report, {.loss = loss.value().item(), .lr = 0.1, .units = 4, .times = {}});
+    }
+  }));
+  const SafetensorsFile file = SafetensorsFile::open(temp.path + "/run/gradients-2.safetensors");
+  CHECK(file.names().size() == seen.size());
+  CHECK(seen.size() == 8);
+  for (const auto& [name, expected] : seen) {
+    const std::vector<float> g = file.load(name).to_vector();
+    CHECK(std::vector<double>(g.begin(), g.end()) == expected);
+  }
+  for (const char* other : {"1", "3"})
+    CHECK(!std::filesystem::exists(concat(temp.path, "/run/gradients-", other, ".safetensors")));
 }
