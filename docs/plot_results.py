@@ -4,6 +4,7 @@
   docs/plot_results.py     rewrites what stands between "<!-- TABLE name -->" and "<!-- END -->" in
                            docs/results.md, and docs/results-*.svg
 """
+import collections
 import json
 import math
 import pathlib
@@ -410,12 +411,29 @@ def plots(docs):
          [(method, sorted(points)) for method, points in lines.items()], log_y=True)
 
 
+def provenance(prefix):
+    """How the runs of a table are made again, and what they were made with."""
+    runs = group(prefix)
+    if not runs:
+        return ""
+    revisions = collections.Counter(r["revision"][:7] for r in runs.values())
+    out = f"\n`./run reproduce {prefix}`; revision " + ", ".join(
+        f"{revision} ({n})" if len(revisions) > 1 else revision for revision, n in revisions.items())
+    resumed = [f"`{name}`" for name, r in runs.items() if r.get("resumed")]
+    if resumed:
+        out += f"; broken off and resumed: {', '.join(resumed)}"
+    name, first = next(iter(runs.items()))
+    command = re.sub("^./run netlab (?!run )", "./run netlab run build/", first["command"])  # older results
+    return f"{out}. `{name}` is\n`{command}`\n"
+
+
 def main(docs=pathlib.Path(__file__).resolve().parent):
     RESULTS.clear()
     RESULTS.update((f.stem, json.loads(f.read_text())) for f in sorted((docs / "results").glob("*.json")))
-    made = {"headline": headline, "ablation": lambda: accuracy_table("ablation-"), "meter": meter, "pairs": pairs,
-            "large": lambda: large("large-"), "root": lambda: large("root-"), "ptb": ptb, "scaling": scaling, "times": times, "whole": whole,
-            "composed": lambda: composed()[1], "full": full}
+    made = {"headline": (headline, "headline-"), "ablation": (lambda: accuracy_table("ablation-"), "ablation-"),
+            "meter": (meter, "meter-"), "pairs": (pairs, "pair-"), "large": (lambda: large("large-"), "large-"),
+            "root": (lambda: large("root-"), "root-"), "ptb": (ptb, "ptb-"), "scaling": (scaling, "scaling-"),
+            "times": (times, "time-"), "whole": (whole, "whole-model-"), "full": (full, "full-")}
     file = docs / "results.md"
 
     plots(docs)
@@ -423,7 +441,12 @@ def main(docs=pathlib.Path(__file__).resolve().parent):
     def fill(match):
         pictures = "".join(f"\n![{picture.stem.replace('-', ' ')}]({picture.name})\n"
                            for picture in sorted(docs.glob(f"results-{match[1]}*.svg")))
-        return f"<!-- TABLE {match[1]} -->\n{made[match[1]]()}{pictures}<!-- END -->"
+        if match[1] == "composed":
+            text = composed()[1]
+        else:
+            rows, prefix = made[match[1]]
+            text = rows() + provenance(prefix)
+        return f"<!-- TABLE {match[1]} -->\n{text}{pictures}<!-- END -->"
 
     file.write_text(re.sub(r"<!-- TABLE (\w+) -->\n.*?<!-- END -->", fill, file.read_text(), flags=re.S))
 

@@ -220,6 +220,11 @@ def interrupted(folder, flags, revision):
 IN_ONE_GO = "time-", "scaling-", "whole-"
 
 
+def shown(typed):
+    """What a user would type."""
+    return "./run " + re.sub("^netlab ", "netlab run build/", typed.replace("DATA", "…"))
+
+
 def run(name, typed, keep, again=False):
     words = typed.replace("DATA", str(DATA)).split()
     hosts = words[0] == "netlab"
@@ -249,7 +254,7 @@ def run(name, typed, keep, again=False):
         summary = json.loads(done.stdout.splitlines()[-1])
         summary.pop("run_folder", None)  # a folder that is about to go
         about = json.loads((folder / "run.json").read_text())
-        result = {"name": name, "command": "./run " + typed.replace("DATA", "…"),
+        result = {"name": name, "command": shown(typed),
                   "revision": about["build"]["git_revision"],
                   "machine": f"{about['machine']['cpu']}, {about['machine']['cores']} cores"
                              + (f", {about['device']}" if about["device"] != "cpu" else "")}
@@ -280,7 +285,7 @@ def main(arguments=None):
     if o.list:
         for name in chosen:
             mark = "done" if name in done else "gpu" if name.startswith(FULL) else ""
-            print(f"{mark:4}  {name:42} ./run {runs[name].replace('DATA', '…')}")
+            print(f"{mark:4}  {name:42} {shown(runs[name])}")
         return
     if subprocess.run(["git", "-C", ROOT, "diff", "--quiet", "HEAD", "--", ".", ":!docs/results"], check=False).returncode:
         sys.exit("reproduce: there are changes that are not committed; a result needs a revision")

@@ -98,6 +98,9 @@ class Page(unittest.TestCase):
         change(results)
         return self.page(results)
 
+    def rows(self, text):
+        return [line for line in text.splitlines() if line.startswith("|")][2:]
+
     def test_every_run_has_its_row(self):
         tables = self.made_up_page()
         counted = 0
@@ -106,14 +109,14 @@ class Page(unittest.TestCase):
                              ("full", "full-")):
             runs = [x for x in reproduce.experiments() if x.startswith(prefix)]
             counted += len(runs)
-            rows = sum(line.startswith("|") for line in tables.pop(name).splitlines()) - 2
+            rows = len(self.rows(tables.pop(name)))
             self.assertEqual(rows, len(runs) // 3 if name in ("headline", "large") else len(runs), name)
-        self.assertEqual(tables.pop("meter").splitlines()[2:], ["| 1 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |",
+        self.assertEqual(self.rows(tables.pop("meter")), ["| 1 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |",
                                                                 "| 16 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |"])
         counted += 1
         in_pairs = [x for x in reproduce.experiments() if x.startswith("pair-")]
         self.assertEqual(counted + len(in_pairs), len(reproduce.experiments()))
-        rows = tables.pop("pairs").splitlines()[2:]  # two of other groups, and one for two runs
+        rows = self.rows(tables.pop("pairs"))  # two of other groups, and one for two runs
         self.assertEqual(len(rows), 2 + len(in_pairs) // 2)
         self.assertEqual(set(tables), {"composed"})
         self.assertEqual(self.pictures, {"results-headline.svg", "results-scaling.svg", "results-composed-model.svg",
@@ -131,6 +134,17 @@ class Page(unittest.TestCase):
         self.assertIn("sent (rank 0): expected ≥ 1.30, found 1.60 over 3 seeds: holds\n", out)
         self.assertIn("spread of seeds: expected ≥ -1.10, found -0.43 over 3 seeds: holds\n", out)
         self.assertIn("- plans over budget, lgreco-scalecom: 3 of 9, by 2.5 % at most\n", out)
+
+    def test_how_they_were_made(self):
+        def change(results):
+            results["ptb-dense"]["revision"] = "ba9876543210"
+            results["ptb-scalecom-400"]["resumed"] = True
+
+        tables = self.made_up_page(change)
+        self.assertIn("\n`./run reproduce ptb-`; revision ba98765 (1), 0123456 (3); broken off and resumed: "
+                      "`scalecom-400`. `dense` is\n`./run train_lm --data DATA/ptb ", tables["ptb"])
+        self.assertIn("\n`./run reproduce headline-`; revision 0123456. `dense-1` is\n`./run train", tables["headline"])
+        self.assertNotIn("reproduce", tables["composed"])
 
     def test_large(self):
         self.assertIn("| beta-0.1 | 66.00, 57.00, 63.00 | 62.00 | 9.00 | -14.00 (3) |", self.made_up_page()["large"])
@@ -162,7 +176,7 @@ class Page(unittest.TestCase):
             results["pair-one-learner-dense"]["summary"]["valid_acc1"] = 82.5
             del results["pair-no-momentum-scalecom"], results["headline-scalecom-3"]
 
-        rows = self.made_up_page(change)["pairs"].splitlines()[2:]
+        rows = self.rows(self.made_up_page(change)["pairs"])
         self.assertEqual(rows[0], "| 8 epochs | 1 | 88.00 | 87.25 | -0.75 |")
         self.assertEqual(rows[1], "| 16 epochs | 2 | 90.20 | 89.45 | -0.75 |")
         self.assertEqual(rows[3], "| 8 epochs, one learner of 128 images | 1 | 82.50 | 80.00 | -2.50 |")
