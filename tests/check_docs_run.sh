@@ -44,6 +44,7 @@ esac
 case $words in *' --compress '*) more+=(--compress-start 2) ;; esac
 case $words in *' --save-every '*) more+=(--save-every 3) ;; esac
 case $words in *' --shadow '*) more+=(--shadow 2) ;; esac
+case $words in *' --dump-gradients '*) more+=(--dump-gradients 4) ;; esac
 case $words in *' --explain-step '*) more+=(--explain-step 4) ;; esac
 case $words in *' --trace-steps '*) more+=(--trace-steps 4:5) ;; esac
 exec "$build/$program" "$@" "${more[@]}"
@@ -73,6 +74,7 @@ case $verb in
     case $1 in mpirun) ;; *) set -- build/"$@" ;; esac
     exec "$@" --headroom 1 ;;
   report) exec "$build/report" "$@" ;;
+  bench) exec "$build/bench" "$@" --threads 1 --steps 1 ;;
   watch) exec "$build/report" --watch "$@" --once ;;
   man) exec "$build/${1:-train_resnet}" --man ;;
   supervise) [ "$1" = -- ] && exec "build/$2" "${@:3}" --resume auto ;;  # tests/test_supervise.sh has the rest
