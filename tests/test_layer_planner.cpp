@@ -71,6 +71,14 @@ double lost(const std::string& family, const Values& x, double setting, uint64_t
   return norm_of(rest);
 }
 
+void reduce_all(PlannedModel& model, Reducer& reducer, Communicator& comm, Ledger& ledger,
+                int64_t step) {
+  auto& all = model.store.parameters();
+  GradientBucket bucket{model.store.grads(), {}, step};
+  for (size_t i = all.size(); i-- > 0;) bucket.parameters.push_back(&all[i]);
+  (void)reducer.reduce(bucket, comm, ledger);
+}
+
 // Steps of ScaleCom under a planner, without an optimizer; the planner's state before the last.
 LayerPlannerState plan_alone(
     Communicator& comm, const LayerPlannerOptions& options, int64_t steps,
@@ -82,10 +90,7 @@ LayerPlannerState plan_alone(
   LayerPlannerState state;
   for (int64_t step = 0; step < steps; ++step) {
     model.fill(static_cast<uint64_t>(comm.rank()), step, 0);
-    auto& all = model.store.parameters();
-    GradientBucket bucket{model.store.grads(), {}, step};
-    for (size_t i = all.size(); i-- > 0;) bucket.parameters.push_back(&all[i]);
-    (void)reducer->reduce(bucket, comm, ledger);
+    reduce_all(model, *reducer, comm, ledger, step);
     state = planner.state();
     planner.finish_step(step + 1, lr(step), [&](const auto&, const auto& call) { call(comm); });
   }
@@ -138,6 +143,36 @@ TEST_CASE("planner: a run that goes on while a plan is solved for comes to the s
     if (resumed.critical != whole.critical || resumed.plan.chosen != whole.plan.chosen ||
         resumed.plan.error != whole.plan.error || resumed.step != whole.step)
       throw Error("another plan");
+  }));
+}
+
+TEST_CASE("planner: with another interval a plan that is solved for gives way to the next table") {
+  // A window closes at 12, its plan is due at 15; going on, a window closes at 15 and is due at
+  // once.
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    const LayerPlannerState state = plan_alone(comm, {.every = 6, .window = 3}, 14);
+    if (state.due != 15) throw Error(concat("due at ", state.due));
+    std::vector<PlanReport> plans;
+    LayerPlannerOptions options{.every = 15, .window = 15};
+    options.on_plan = [&](const PlanReport& report) { plans.push_back(report); };
+    PlannedModel model;
+    auto reducer = reducer_of("scalecom:rate=20", model.store);
+    LayerPlanner planner(dynamic_cast<CompressedReducer&>(*reducer), options, 0);
+    planner.restore(13, state);
+    Ledger ledger;
+    for (int64_t step = 13; step < 15; ++step) {
+      model.fill(static_cast<uint64_t>(comm.rank()), step, 3);  // other layers are the peaked ones
+      reduce_all(model, *reducer, comm, ledger, step);
+      planner.finish_step(step + 1, 0.1, [&](const auto&, const auto& call) { call(comm); });
+    }
+    if (plans.size() != 1 || plans[0].step != 15) throw Error(concat(plans.size(), " plans"));
+    const std::vector<double> before = mean_over_ranks(comm, state.table);
+    size_t at = 0, same = 0;
+    for (const LayerChoices& layer : plans[0].layers)
+      for (const double error : layer.errors) same += error == before.at(at++);
+    if (at != before.size() || same == at) throw Error("the plan is of the table before");
+    if (plans[0].plan.budget != plan_layers(plans[0].layers).budget)
+      throw Error("the plan is of another table than its layers");
   }));
 }
 
