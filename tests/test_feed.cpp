@@ -1,6 +1,8 @@
 // Batches on their way to the device of HEDDLE_TEST_DEVICE.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -106,13 +108,30 @@ TEST_CASE("batch feed: a broken image is the error of its own batch") {
 TEST_CASE("batch feed: without memory for the next batch it comes behind the step") {
   Context context(on_test_device());
   if (!on_gpu()) return;
-  const auto set = shapes();
-  const Loader loader = loader_of(set, true, 2), plain = loader_of(set, false, 0);
+  struct Counted final : ImageDataset {
+    explicit Counted(std::shared_ptr<const ImageDataset> of)
+        : ImageDataset(of->info()), images(std::move(of)) {}
+    int64_t size() const override { return images->size(); }
+    int label(int64_t index) const override { return images->label(index); }
+    void read(int64_t index, Image& out) const override {
+      images->read(index, out);
+      ++reads;
+    }
+    std::shared_ptr<const ImageDataset> images;
+    mutable std::atomic<int64_t> reads = 0;
+  };
+  const auto set = std::make_shared<Counted>(shapes());
+  const Loader loader = loader_of(set, true, 2), plain = loader_of(shapes(), false, 0);
   BatchFeed feed(loader.epoch(0), loader.augmentation(), context.device(), DType::f32);
   for (auto& batch : plain.epoch(0)) {
     REQUIRE(feed.next());
     CHECK(feed.batch().images.to_vector() == batch.images.to_vector());
     if (batch.first_sample + batch.count == kImages) break;
+    // The loader has the next batch, or is about to: only memory is missing.
+    const int64_t needed = std::min(kImages, batch.first_sample + 2 * kBatch);
+    for (int tries = 0; tries < 10000 && set->reads < needed; ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    REQUIRE(set->reads >= needed);
     setenv("SIMULATED_GPU_MIB", "1", 1);  // from now on nothing is left
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK_FALSE(feed.prefetch());
