@@ -11,6 +11,7 @@
 #include "apps/exchange_state.h"
 #include "apps/saver.h"
 #include "apps/training_state.h"
+#include "core/kernels.h"
 #include "tests/app_helpers.h"
 #include "tests/learner_net.h"
 
@@ -341,4 +342,37 @@ TEST_CASE("training log: gradients are dumped as they are before the exchange, o
   }
   for (const char* other : {"1", "3"})
     CHECK(!std::filesystem::exists(concat(temp.path, "/run/gradients-", other, ".safetensors")));
+}
+
+TEST_CASE("training log: exchanges that were refused are counted in the result") {
+  Context context;
+  const TempFolder temp;
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    CommonOptions o;
+    o.compress = "scalecom:rate=10";
+    Net net(1);
+    DataParallelOptimizer optimizer(
+        net.store, make_sgd({}), comm, {}, {.bucket_bytes = 1 << 20, .control_words = true},
+        make_reducer(parse_compress(o.compress), {.min_compress = 100}, net.store));
+    TrainingLog log({.program = "test", .rate_key = "rows_per_s"}, o, Context::current(), net.store,
+                    optimizer, nullptr, nullptr);
+    for (int step = 0; step < 5; ++step) {
+      optimizer.begin_step(0.1);
+      for (Parameter& p : net.store.parameters()) {
+        p.next_beta();
+        fill(p.grad, step > 2 && comm.rank() == 1 ? NAN : 1.0f);
+        optimizer.ready(p);
+        optimizer.weights_free(p);
+      }
+      if (!log.finish_step(optimizer.finish_step(),
+                           {.loss = 1, .lr = 0.1, .units = 4, .times = {}}))
+        throw Error("the run has ended");
+    }
+    log.finish("");
+    if (log.result().rejected_buckets != 2)
+      throw Error(concat(log.result().rejected_buckets, " are counted"));
+    nlohmann::ordered_json summary = begin_summary(log.result());
+    end_summary(summary, "rows_per_s", log.result(), 1, nullptr);
+    if (summary.at("rejected_buckets") != 2) throw Error(summary.dump());
+  }));
 }
