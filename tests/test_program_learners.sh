@@ -167,7 +167,7 @@ grep -q 'bits for each 4, rounding error over the norm [1-9]' told_qsgd/explain-
 same untold dumped 'with gradients dumped'
 cmp untold/model.safetensors dumped/model.safetensors || fail 'weights with gradients dumped'
 "${resnet%/*}/bench" compress --gradients dumped/gradients-6.safetensors --threads 1 --steps 1 --compress scalecom:rate=20 >lab.txt || fail 'gradients in the lab'
-grep -q "gradients-6.safetensors, $(sed -n 's/.*"parameters":\([0-9]*\).*/\1/p' dumped/metrics.jsonl | head -1) elements" lab.txt || fail "not all gradients: $(head -1 lab.txt)"
+grep -q 'gradients-6.safetensors, 269722 elements in 59 tensors' lab.txt || fail "not all gradients: $(head -1 lab.txt)"
 "$resnet" "${images[@]}" --batch-size 4 --explain-step 2 --output-dir told_alone >/dev/null 2>alone.err || fail 'one learner explained'
 [ ! -s alone.err ] || fail "--quiet: $(head -3 alone.err)"
 [ "$(awk '$2 == "main" { print $3 }' told_alone/explain-2.txt | sort -u | tr '\n' ' ')" = 'final update ' ] || fail 'one learner exchanges nothing'
