@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What the tests of compression are worth: breaks one line at a time, and says whether the test that stands for it fails.
 
-  tests/broken_lines.py             all of them, in a copy of the tree under build-broken (half an hour of two cores)
+  tests/broken_lines.py             all of them, in a copy of the tree under build-broken (an hour of two cores)
   tests/broken_lines.py TEXT…       those whose description contains one of these
   tests/broken_lines.py --check     nothing is built: every line still stands in its file, once, and every test exists
 
+A test is one of a program of doctest's or, where only processes or whole programs show it, one of ctest's.
 Exit code 1 when a test does not notice.
 """
 import argparse
@@ -16,9 +17,11 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "build-broken"
-TIMEOUT_S = 200
+TIMEOUT_S = 200  # of one test of doctest's
+CTEST_TIMEOUT_S = 900
 
-# What no longer holds, file, its line, the line as it is broken, program, test (doctest's pattern).
+# What no longer holds, file, its line, the line as it is broken, program, test (doctest's pattern). Where that is empty, the
+# program is the name of a test of ctest's, which is run as a whole.
 BREAKS = [
     # ScaleCom, error feedback
     ("the residual forgets what it held", "compress/error_feedback.cpp", "filter(g, x, beta_)", "filter(x, x, beta_)",
@@ -60,6 +63,19 @@ BREAKS = [
     ("with beta below 1 a residual sent whole is gone whole", "compress/error_feedback.cpp",
      "if (beta_ < 1) scale(m, static_cast<float>(1 - beta_));", "if (beta_ < 1) scale(m, 0.0f);", "test_compress",
      "error feedback: a layer that travels dense for a while*"),
+    ("what is owed is dropped with the setting", "compress/compressed_reducer.cpp",
+     "  layers_.at(parameter).choice = value;\n",
+     "  if (feedback_) feedback_->sent_all(parameter);\n  layers_.at(parameter).choice = value;\n", "test_compress",
+     "powersgd: after a change of rank*"),
+    ("gradients of the dense start are owed, too", "optim/data_parallel.cpp",
+     "    sum_dense(gradients, gradients.flat, comm_, ledger_);\n",
+     "    if (reducer_ != nullptr) reducer_->take_back(gradients, comm_.size());\n"
+     "    sum_dense(gradients, gradients.flat, comm_, ledger_);\n", "test_optim",
+     "learners: a dense start leaves nothing owed*"),
+    ("micro-steps are counted as steps", "optim/data_parallel.cpp",
+     "  micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;\n",
+     "  if (!last_micro_step()) ++step_;\n  micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;\n", "test_optim",
+     "learners: the leader changes with every step*"),
     # What is not finite, and steps that do not count
     ("nobody is told of a rank's NaN", "compress/compressed_reducer.cpp", "fill(flag, e.finite ? 0.0f : 1.0f);",
      "fill(flag, 0.0f);", "test_compress", "not finite on one rank: nobody accepts*"),
@@ -77,6 +93,21 @@ BREAKS = [
      "if (report.skipped && compressing() && comm_.size() == 0)", "test_optim", "learners: what was sent in a step that is not applied*"),
     ("what a skipped step sent is owed without beta", "compress/error_feedback.cpp", "static_cast<float>(beta_ * share)",
      "static_cast<float>(share)", "test_optim", "learners: with beta below 1*"),
+    ("every rank owes all that was sent in a skipped step", "compress/compressed_reducer.cpp",
+     "p->grad.reshape({p->size()}), 1.0 / ranks);", "p->grad.reshape({p->size()}), 1.0 + 0 * ranks);", "test_optim",
+     "learners: what was sent in a step that is not applied*"),
+    ("what was refused is owed twice", "optim/data_parallel.cpp", "if (bucket.accepted) reducer_->take_back",
+     "reducer_->take_back", "test_optim", "learners: what was sent in a step that is not applied*"),
+    ("a skipped step of the dense start stays owed", "optim/data_parallel.cpp", "if (report.skipped && compressing())",
+     "if (report.skipped && reducer_ != nullptr)", "test_optim", "learners: a dense start leaves nothing owed*"),
+    ("fp16 may overflow", "compress/block_exchange.cpp", "return largest_magnitude_of(values) < kInfinite;", "return true;",
+     "test_compress", "casts: what fp16 cannot hold*"),
+    ("sums may overflow", "compress/compressed_reducer.cpp",
+     "if (flag.item() != 0 || largest_magnitude_of({sums}) > magnitude(kSummable)) return false;",
+     "if (flag.item() != 0) return false;", "test_compress", "powersgd: a factor that overflows*"),
+    ("values of top-k may be infinite", "compress/top_k.cpp",
+     "return accepted && largest_magnitude_of({sent}) <= magnitude(kSummable);", "return accepted;", "test_compress",
+     "top-k: what a rank sends that is no message*"),
     ("gradients are clipped after they were compressed", "optim/data_parallel.cpp",
      "    if (parallel_.local_clip > 0) clip_locally();\n    flush();\n", "    flush();\n    worker_->drain();\n    if (parallel_.local_clip > 0) clip_locally();\n",
      "test_optim", "learners: local clipping comes before the residual*"),
@@ -86,6 +117,18 @@ BREAKS = [
     ("a bucket leaves after the first micro-batch", "optim/data_parallel.cpp",
      "if (!last_micro_step() || !p.written || !ready_.insert(&p).second) return;",
      "if (!p.written || !ready_.insert(&p).second) return;", "test_optim", "learners: compressed*overlapped or not*"),
+    ("with local clipping, too, buckets leave at once", "optim/data_parallel.cpp",
+     "if (parallel_.overlap && parallel_.local_clip == 0) flush();", "if (parallel_.overlap) flush();", "test_optim",
+     "learners: compressed*overlapped or not*"),
+    ("the sum is applied, not the mean", "optim/data_parallel.cpp", "out.learners = ranks;",
+     "out.learners = ranks > 0 ? 1 : 0;", "test_optim", "learners: momentum and weight decay come after*"),
+    ("weight decay counts twice", "optim/update.cu", "multiply_add(s.momentum, velocity[i], gradient);",
+     "multiply_add(s.momentum, velocity[i], gradient + s.weight_decay * w[i]);", "test_optim",
+     "learners: momentum and weight decay come after*"),
+    ("processes add up in another order than threads", "comm/collectives.cpp",
+     "run_ring(staged.host(), {.reduce = true, .gather = true});",
+     "run_ring(staged.host(), {.reduce = true, .gather = true, .shift = *transport_->name() == 'm' ? -1 : 0});",
+     "test_learners_mpi", ""),
     # Codecs
     ("indices take a byte more than they count", "compress/select.cpp",
      "return is_bitmap() ? packed_bytes(n, 1) : packed_bytes(k, width());",
@@ -106,6 +149,22 @@ BREAKS = [
      "qsgd: within the bound*"),
     ("a message of top-k of any length is read", "compress/top_k.cpp", "if (lengths[r] < least || lengths[r] > most)",
      "if (lengths[r] < 0)", "test_compress", "top-k: what a rank sends that is no message*"),
+    ("the owner uses its sum as it was before it was encoded", "compress/block_exchange.cpp",
+     "    std::vector<Tensor> values;\n", "    for (size_t i = 0, j = 0; i < all.size(); ++i)\n"
+     "      if (plan.blocks[i].owner == me) std::copy_n(owned[j].x, owned[j].n, all[i].x), ++j;\n"
+     "    std::vector<Tensor> values;\n", "test_compress", "reducers: the same bits on all ranks*"),
+    ("the last block is said to be a whole one", "compress/block_exchange.cpp", "(rest > 0 ? encoded(rest) : 0)",
+     "(rest > 0 ? encoded(block_) : 0)", "test_compress", "payload: what a parameter costs*"),
+    ("ScaleCom's indices are said to cost nothing", "compress/scalecom.cpp", "return indices.k * 4 + indices.bytes();",
+     "return indices.k * 4;", "test_compress", "payload: what a parameter costs*"),
+    ("differences have a bit too many", "compress/delta_code.cpp", "std::bit_width(static_cast<uint64_t>(mean)) - 1",
+     "std::bit_width(static_cast<uint64_t>(mean))", "test_compress", "differences: round trip*"),
+    ("zeros without end are read as one difference", "compress/delta_code.cpp", "if (next >= n) refuse",
+     "if (next > n + k) refuse", "test_compress", "differences: what is cut off*"),
+    ("half: ties are rounded up", "compress/half.h", "(a + 0xfffu + ((a >> 13) & 1u) - 0x38000000u)",
+     "(a + 0x1000u - 0x38000000u)", "test_compress", "half: all 65536*"),
+    ("an element may be drawn twice", "compress/select.cpp", "    if (drawn[i]) continue;\n", "", "test_compress",
+     "selection at random*"),
     # PowerSGD
     ("the residual is against the sum", "compress/power_sgd.cpp", "axpy(static_cast<float>(-1.0 / ranks), item.sum, item.tensor);",
      "axpy(static_cast<float>(-1.0 + 0 * ranks), item.sum, item.tensor);", "test_compress", "powersgd: five steps*"),
@@ -115,9 +174,37 @@ BREAKS = [
     ("Gram-Schmidt once", "compress/low_rank.cpp", "round < 2", "round < 1", "test_compress", "orthogonalize: orthonormal*"),
     ("factors are no part of the state", "compress/power_sgd.cpp", "if (layer.compressed && pays(layer)) state.emplace_back",
      "if (!layer.compressed && pays(layer)) state.emplace_back", "test_compress", "state: copied into a fresh*"),
+    ("P is not made orthonormal", "compress/power_sgd.cpp", "    HEDDLE_DISPATCH(e.device, orthogonalize(factors));\n", "",
+     "test_compress", "powersgd: exact where the gradients have the rank*"),
+    ("Gram-Schmidt adds up in fp32", "compress/low_rank.cpp", "double sum = 0;", "float sum = 0;", "test_compress",
+     "powersgd: in double exact*"),
+    ("a change of rank makes all factors new", "compress/power_sgd.cpp", "if (!q.defined() || q.shape()[0] != m.rank) q =",
+     "if (q.defined() && q.shape()[0] != m.rank)\n      for (auto& [name, other] : factors_) other = {};\n"
+     "    if (!q.defined()) q =", "test_compress", "powersgd: after a change of rank*"),
+    ("what a layer owes that travels dense is no part of the state", "compress/compressed_reducer.cpp",
+     "if (feedback_ && layer.compressed && (pays(layer) || feedback_->holds(name)))",
+     "if (feedback_ && layer.compressed && pays(layer))", "test_compress", "powersgd: turned dense in a step*"),
     # Which tensors
     ("the first convolution is compressed", "compress/compressed_reducer.cpp", "&& &p != first && !named;",
      "&& (&p != first || !named) && !named;", "test_compress", "which layers: first convolution*"),
+    ("batch norm and biases are compressed", "compress/compressed_reducer.cpp", "p.shape().rank() > 1 &&",
+     "p.shape().rank() > 0 &&", "test_compress", "which layers: first convolution*"),
+    ("--min-compress is not enough", "compress/compressed_reducer.cpp", "p.size() >= options.min_compress",
+     "p.size() > options.min_compress", "test_compress", "which layers: first convolution*"),
+    ("--dense-layers must be whole names", "compress/compressed_reducer.cpp", "std::regex_search(p.name, dense)",
+     "std::regex_match(p.name, dense)", "test_compress", "which layers: first convolution*"),
+    # Bad input
+    ("rate=0", "compress/families.cpp", '{{.name = "rate", .initial = 100, .low = 1,',
+     '{{.name = "rate", .initial = 100, .low = 0,', "test_compress", "spec: defaults*"),
+    ("bits=9", "compress/families.cpp", ".low = 2, .high = 8,", ".low = 2, .high = 16,", "test_compress", "spec: defaults*"),
+    ("the first name is said to be the nearest", "compress/spec.cpp", "nearest_name(name, known)", "known.front()",
+     "test_compress", "spec: defaults*"),
+    ("a plan of another network is used", "apps/layer_plan.cpp", "check(elements == here && here > 0,", "check(here >= 0,",
+     "test_apps", "layer plan: one of another network*"),
+    ("a plan for other learners is used", "apps/layer_plan.cpp", "check(ranks == learners,", "check(ranks > 0,", "test_apps",
+     "layer plan: one of another network*"),
+    ("a plan without some layers is used", "apps/layer_plan.cpp", "check(settings.contains(layer.name),",
+     "check(!settings.empty(),", "test_apps", "layer plan: one of another network*"),
     # L-GreCo
     ("errors are rounded down", "compress/l_greco.cpp", "std::ceil(error / (budget / buckets))", "std::floor(error / (budget / buckets))",
      "test_compress", "L-GreCo: the plan is the best of all*"),
@@ -127,6 +214,44 @@ BREAKS = [
      "L-GreCo: over the budget by the last bit*"),
     ("plans may be larger than the default", "compress/l_greco.cpp", "if (uniform.error <= plan.budget && plan.cost > uniform.cost)",
      "if (uniform.error <= plan.budget && plan.cost > 9 * uniform.cost)", "test_compress", "L-GreCo: the plan is the best of all*"),
+    ("an error that is no number is only never chosen", "compress/l_greco.cpp",
+     'if (!finite) return fall_back("an error is not a number");', "(void)finite;", "test_compress",
+     "L-GreCo: a budget of its own*"),
+    ("a budget of zero is divided by", "compress/l_greco.cpp",
+     'if (uniform.budget <= 0) return fall_back("the budget is zero");', "", "test_compress",
+     "L-GreCo: a budget of its own*"),
+    ("where no plan keeps the budget, the first candidates do", "compress/l_greco.cpp",
+     'if (plan.chosen.empty() || plan.error > plan.budget) return fall_back("no plan keeps the budget");',
+     "if (plan.chosen.empty()) plan.chosen.assign(layers.size(), 0), measure_plan(layers, plan);", "test_compress",
+     "L-GreCo: a budget of its own*"),
+    ("without a plan the first candidates are used", "compress/l_greco.cpp", "    uniform.fallback = why;\n",
+     "    uniform.fallback = why;\n    uniform.chosen.assign(layers.size(), 0);\n", "test_optim",
+     "planner: NaN in a window*"),
+    ("of equal costs the most error", "compress/l_greco.cpp", "if (least.back()[b] < least.back()[best]) best = b;",
+     "if (least.back()[b] <= least.back()[best]) best = b;", "test_compress", "L-GreCo: over the budget by the last bit*"),
+    ("of equal candidates the last", "compress/l_greco.cpp", "while (!leads_here(chosen[l])) ++chosen[l];",
+     "for (chosen[l] = errors[l].size() - 1; !leads_here(chosen[l]);) --chosen[l];", "test_compress",
+     "L-GreCo: over the budget by the last bit*"),
+    ("bytes are compared where costs count", "compress/l_greco.cpp",
+     "if (uniform.error <= plan.budget && plan.cost > uniform.cost)",
+     "if (uniform.error <= plan.budget && plan.bytes > uniform.bytes)", "test_compress",
+     "L-GreCo: costs in place of bytes*"),
+    ("a plan that has become too dear is kept", "compress/layer_planner.cpp",
+     "if (keeps_budget && !gain(before, plan) && !too_dear) return before;",
+     "if (keeps_budget && (!gain(before, plan) || too_dear)) return before;", "test_optim",
+     "planner: a plan that has become dearer*"),
+    ("a budget of its own counts only below the default's", "compress/l_greco.cpp", "options.budget > 0 ? options.budget :",
+     "options.budget > 0 ? std::min(options.budget, uniform.error) :", "test_compress", "Accordion: plans keep its budget*"),
+    ("all layers have Accordion's budget of those that are steady", "compress/layer_planner.cpp",
+     "accordion_settings(layers_, critical)", "accordion_settings(layers_, std::vector<bool>(critical.size()))",
+     "test_optim", "planner: Accordion lets steady layers*"),
+    ("alpha counts twice in Accordion's budget", "compress/l_greco.cpp", "options.budget > 0 ? options.budget :",
+     "options.budget > 0 ? options.alpha * options.budget :", "test_optim", "planner: alpha is a factor of Accordion's*"),
+    ("a window adds up in the residual itself", "compress/compressed_reducer.cpp",
+     "seen.emplace_back(item.name(), item.tensor.clone());", "seen.emplace_back(item.name(), item.tensor);", "test_optim",
+     "planner: different learners agree*"),
+    ("plans are read in fp32", "apps/layer_plan.cpp", 'layer.at("setting").get<double>()',
+     'layer.at("setting").get<float>()', "test_apps", "layer plan: a reducer gets the settings*"),
     ("squared errors", "compress/select.cpp", "return std::sqrt(std::max(0.0, unsent));", "return std::max(0.0, unsent);", "test_optim",
      "planner: error tables are what*"),
     ("tables are summed, not averaged", "comm/communicator.cpp", "mean[i] += values[i] / comm.size();", "mean[i] += values[i];",
@@ -164,11 +289,44 @@ BREAKS = [
      "looks_ >= kLooksBeforeWarning && alike_sum_ <= 0", "test_apps", "quality report: learners that have nothing*"),
     ("residuals without 1 / beta", "compress/quality.cpp", "std::sqrt(residual / ranks) / beta", "std::sqrt(residual / ranks) / (0 * beta + 1)",
      "test_compress", "quality: figures are those*"),
+    ("a plan is used of a table that another has replaced", "compress/layer_planner.cpp",
+     "  solution_ = {};  // of a plan that is due now, where a run goes on with another interval\n", "", "test_optim",
+     "planner: with another interval*"),
+    # Runs that go on, and what programs show
+    ("refused exchanges are not counted", "optim/data_parallel.cpp", "totals_.rejected += !finite;", "", "test_apps",
+     "training log: exchanges that were refused*"),
+    ("gradients are dumped of the first of several batches", "apps/training_log.cpp", "    known->second = copy;\n",
+     "    return;\n", "test_apps", "training log: gradients are dumped*"),
+    ("a run that goes on begins with the first leader", "optim/data_parallel.cpp", "  step_ = state.steps;\n", "",
+     "test_apps", "training state: fewer and more learners*"),
+    ("fewer or more learners owe the sum of what was owed", "apps/training_state.cpp",
+     "    scale(x, 1.0f / static_cast<float>(files.size()));\n", "", "test_apps",
+     "training state: fewer and more learners*"),
+    ("all go on with the first rank's residuals", "apps/training_state.cpp",
+     "for (int r = same ? parts.rank : 0; r < (same ? parts.rank + 1 : learners); ++r)",
+     "for (int r = 0; r < (same ? 1 : learners); ++r)", "test_apps", "training state: fewer and more learners*"),
+    ("a run goes on as another one", "apps/training_state.cpp", "    check_same_run(o, identity, *start.checkpoint);\n",
+     "    if (comm.size() == 0) check_same_run(o, identity, *start.checkpoint);\n", "test_apps",
+     "training state: where a run goes on*"),
+    ("the ratio of compressed layers is that of all", "apps/exchange.cpp", "    if (sent >= dense) continue;\n", "",
+     "test_program_learners", ""),
+    ("dense steps count as if they were compressed", "apps/exchange.cpp",
+     "out.wire = quotient(dense_bytes * steps, static_cast<double>(totals.compressed_sent));",
+     "out.wire = quotient(dense_bytes * steps, static_cast<double>(totals.compressed_sent + totals.dense_sent));",
+     "test_program_learners", ""),
 ]
 
 
 def found(path, text):
     return (ROOT / path).read_text().count(text)
+
+
+def targets_of(program, case):
+    """What is built for a test: the program itself, or those that CMakeLists.txt gives a test of ctest's; none: no such test."""
+    if case:
+        return [program]
+    made = re.search(rf"add_test\(NAME {program} COMMAND ([^)]*)\)", (ROOT / "CMakeLists.txt").read_text())
+    return re.findall(r"TARGET_FILE:(\w+)", made[1] if made else "")
 
 
 def cases_of(program):
@@ -182,12 +340,16 @@ def cases_of(program):
 def check():
     """Lines that are gone or stand more than once, and tests that no longer exist."""
     wrong = []
-    cases = {program: cases_of(program) for program in {entry[4] for entry in BREAKS}}
+    cases = {program: cases_of(program) for program in {entry[4] for entry in BREAKS if entry[5]}}
     for what, path, old, new, program, case in BREAKS:
         if found(path, old) != 1:
             wrong.append(f"{what}: {path} has its line {found(path, old)} times: {old.strip()}")
         if old == new:
             wrong.append(f"{what}: nothing is broken")
+        if not case:
+            if not targets_of(program, case):
+                wrong.append(f"{what}: CMakeLists.txt has no test {program}")
+            continue
         pattern = re.compile(".*".join(map(re.escape, case.split("*"))) + "$")
         if not any(pattern.match(name) for name in cases[program]):
             wrong.append(f"{what}: {program} has no test {case}")
@@ -198,12 +360,12 @@ def run(*command, timeout=None):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False)
 
 
-def build(program):
-    return run("ninja", "-C", COPY / "build", program)
+def build(entries):
+    return run("ninja", "-C", COPY / "build", *sorted({target for entry in entries for target in targets_of(*entry[4:])}))
 
 
-def prepare():
-    """A copy of what git tracks, as it is here, with its programs."""
+def prepare(chosen):
+    """A copy of what git tracks, as it is here, with the programs of the chosen tests."""
     source = COPY / "source"
     source.mkdir(parents=True, exist_ok=True)
     names = subprocess.run(["git", "-C", ROOT, "ls-files"], stdout=subprocess.PIPE, text=True, check=True).stdout.split("\n")
@@ -216,14 +378,15 @@ def prepare():
     configured = run("cmake", "-S", source, "-B", COPY / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DHEDDLE_CUDA=OFF")
     if configured.returncode:
         sys.exit(configured.stdout[-3000:])
-    for program in sorted({entry[4] for entry in BREAKS}):
-        made = build(program)
-        if made.returncode:
-            sys.exit(made.stdout[-3000:])
+    made = build(chosen)
+    if made.returncode:
+        sys.exit(made.stdout[-3000:])
 
 
 def test(program, case):
     """"passes", or how it fails."""
+    if not case:
+        return test_whole(program)
     try:
         done = run(COPY / "build" / program, f"--test-case={case}", "--no-colors", timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -235,6 +398,19 @@ def test(program, case):
         return "does not exist"
     errors = len(re.findall(r": (?:FATAL )?ERROR: ", done.stdout))
     return "passes" if done.returncode == 0 else f"fails, {errors} checks"
+
+
+def test_whole(name):
+    """The same of a test of ctest's."""
+    done = run("ctest", "--test-dir", COPY / "build", "-R", f"^{name}$", "--output-on-failure", "--timeout", str(CTEST_TIMEOUT_S))
+    if "No tests were found" in done.stdout:
+        return "does not exist"
+    if done.returncode == 0:
+        return "passes"
+    if "***Timeout" in done.stdout:
+        return f"is still running after {CTEST_TIMEOUT_S} s"
+    errors = re.findall(r"^FAIL: |: (?:\x1b\[[\d;]*m)?(?:FATAL )?ERROR: ", done.stdout, re.M)  # mpirun leaves doctest its colours
+    return f"fails, {len(errors)} checks"
 
 
 def main():
@@ -249,26 +425,26 @@ def main():
     chosen = [entry for entry in BREAKS if not arguments.text or any(text in entry[0] for text in arguments.text)]
     if not chosen:
         sys.exit("no break has such a description")
-    prepare()
+    prepare(chosen)
     unnoticed = 0
-    for what, path, old, new, program, case in chosen:
+    for entry in chosen:
+        what, path, old, new, program, case = entry
         begin = time.monotonic()
         file = COPY / "source" / path
         whole = file.read_text()
         file.write_text(whole.replace(old, new))
         try:
-            made = build(program)
+            made = build([entry])
             outcome = test(program, case) if made.returncode == 0 else "is not built: " + made.stdout[-600:]
         finally:
             file.write_text(whole)
         red = outcome.startswith(("fails", "ends", "is still"))
         unnoticed += not red
-        print(f"{'red ' if red else 'GREEN'} {what} | {path} | {case} {outcome} | {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"{'red ' if red else 'GREEN'} {what} | {path} | {case or program} {outcome} | {time.monotonic() - begin:.0f} s", flush=True)
     print(f"{len(chosen) - unnoticed} of {len(chosen)} breaks were noticed")
-    for program in sorted({entry[4] for entry in chosen}):
-        if build(program).returncode:
-            sys.exit(f"{program} is not built without a break")
-    worthless = [(case, outcome) for program, case in sorted({entry[4:] for entry in chosen})
+    if build(chosen).returncode:
+        sys.exit("the programs are not built without a break")
+    worthless = [(case or program, outcome) for program, case in sorted({entry[4:] for entry in chosen})
                  if (outcome := test(program, case)) != "passes"]
     for case, outcome in worthless:
         print(f"without a break, too: {case} {outcome}")

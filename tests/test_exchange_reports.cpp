@@ -77,6 +77,38 @@ TEST_CASE("layer plan: a reducer gets the settings that were written, bit for bi
   }
 }
 
+TEST_CASE(
+    "layer plan: one of another network, of other learners or with layers missing is refused") {
+  Context context;
+  const TempFolder temp;
+  ParameterStore store;
+  store.add("a.weight", {40, 50}, constant_init(0));
+  store.add("b.weight", {30, 70}, constant_init(0));
+  store.finalize(1);
+  const nlohmann::json good = {{"family", "topk"},
+                               {"learners", 2},
+                               {"layers",
+                                {{{"name", "a.weight"}, {"elements", 2000}, {"setting", 0.02}},
+                                 {{"name", "b.weight"}, {"elements", 2100}, {"setting", 0.03}}}}};
+  const auto complaint = [&](const char* pointer, const nlohmann::json& value) {
+    nlohmann::json plan = good;
+    plan[nlohmann::json::json_pointer(pointer)] = value;
+    CommonOptions o;
+    o.plan = temp.write("plan.json", plan.dump());
+    const auto reducer = make_reducer(parse_compress("topk"), {.min_compress = 10}, store);
+    auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
+    return message_of([&] { apply_layer_plan(o, store, 2, compressed); });
+  };
+  CHECK(complaint("/learners", 2) == "");
+  CHECK(contains(complaint("/learners", 3), "of 3 learners, not 2"));
+  CHECK(contains(complaint("/family", "qsgd"), "of --compress qsgd, not topk"));
+  CHECK(contains(complaint("/layers/0/name", "c.weight"), "of another network: c.weight has 2000"));
+  CHECK(contains(complaint("/layers/1/elements", 2000), "2000 elements there, 2100 here"));
+  CHECK(contains(complaint("/layers/1", good["layers"][0]), "has no setting for b.weight"));
+  CHECK(contains(complaint("/layers/0/setting", 2), "expected a number from"));
+  CHECK(contains(complaint("/layers", "none"), "is no plan"));
+}
+
 TEST_CASE("quality report: learners that have nothing in common are told of once, in the mean") {
   const auto warnings_of = [](const std::vector<double>& alike) {
     Strings said;

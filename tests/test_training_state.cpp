@@ -213,6 +213,7 @@ TEST_CASE("training state: fewer and more learners owe what was owed, on average
         const float expected = p == 3 ? static_cast<float>(comm.rank()) : -1.0f;
         if (own.item() != expected) throw Error(concat("own state ", own.item()));
         if (learner.log.step() != 5) throw Error(concat("step ", learner.log.step()));
+        if (learner.optimizer.state().steps != 5) throw Error("another leader");
         {
           std::lock_guard lock(mutex);
           add_residuals(learner, p, after);
