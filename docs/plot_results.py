@@ -183,9 +183,9 @@ def headline():
 def large(prefix):
     by_method = runs_by_seed(prefix)
     out = table_by_seed(by_method)
-    if not by_method:
+    if not {"beta-0.1", "beta-1"} <= by_method.keys():
         return out
-    points, n = difference(by_method.get("beta-0.1", {}), by_method.get("beta-1", {}))
+    points, n = difference(by_method["beta-0.1"], by_method["beta-1"])
     return out + "\n" + expected("beta-0.1 against beta-1, points", points, least=0, over=plural(n, "seed"))
 
 
@@ -432,8 +432,8 @@ def main(docs=pathlib.Path(__file__).resolve().parent):
     RESULTS.update((f.stem, json.loads(f.read_text())) for f in sorted((docs / "results").glob("*.json")))
     made = {"headline": (headline, "headline-"), "ablation": (lambda: accuracy_table("ablation-"), "ablation-"),
             "meter": (meter, "meter-"), "pairs": (pairs, "pair-"), "large": (lambda: large("large-"), "large-"),
-            "root": (lambda: large("root-"), "root-"), "ptb": (ptb, "ptb-"), "scaling": (scaling, "scaling-"),
-            "times": (times, "time-"), "whole": (whole, "whole-model-"), "full": (full, "full-")}
+            "root": (lambda: large("root-"), "root-"), "long": (lambda: large("long-"), "long-"), "ptb": (ptb, "ptb-"),
+            "scaling": (scaling, "scaling-"), "times": (times, "time-"), "whole": (whole, "whole-model-"), "full": (full, "full-")}
     file = docs / "results.md"
 
     plots(docs)

@@ -73,6 +73,8 @@ def experiments():
             runs[f"large-{name}-{seed}"] = command
             if seed == 1:  # by the root of the batch, which does not fall back when the warm-up ends
                 runs[f"root-{name}-1"] = command.replace("--lr 1.6", "--lr 0.4")
+    for name in "dense", "beta-0.1":
+        runs[f"long-{name}-1"] = runs[f"root-{name}-1"].replace("--epochs 8", "--epochs 16")
     runs["root-beta-0.1-rate-25-1"] = runs["root-beta-0.1-1"].replace("rate=100", "rate=25")
     for name, flags in (
         ("dense", ""),

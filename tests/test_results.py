@@ -48,7 +48,7 @@ def made_up(name, typed):
     if group == "headline":
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = ACCURACY[method][int(seed) - 1]
-    elif group in ("large", "root"):
+    elif group in ("large", "root", "long"):
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = LARGE[method][int(seed) - 1]
     elif group == "ablation":
@@ -106,7 +106,8 @@ class Page(unittest.TestCase):
         tables = self.made_up_page()
         counted = 0
         for name, prefix in (("headline", "headline-"), ("whole", "whole-model-"), ("ablation", "ablation-"),
-                             ("large", "large-"), ("root", "root-"), ("ptb", "ptb-"), ("scaling", "scaling-"), ("times", "time-"),
+                             ("large", "large-"), ("root", "root-"), ("long", "long-"), ("ptb", "ptb-"), ("scaling", "scaling-"),
+                             ("times", "time-"),
                              ("full", "full-")):
             runs = [x for x in reproduce.experiments() if x.startswith(prefix)]
             counted += len(runs)
@@ -249,7 +250,7 @@ class Page(unittest.TestCase):
 
     def test_without_runs(self):
         tables = self.page({})
-        self.assertEqual(len(tables), 12)
+        self.assertEqual(len(tables), 13)
         for name, out in tables.items():
             self.assertEqual(out, "No run has been kept yet.\n", name)
         self.assertEqual(self.pictures, set())
