@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the tests of compression are worth: breaks one line at a time, and says whether the test that stands for it fails.
 
-  tests/broken_lines.py             all of them, in a copy of the tree under build-broken (an hour of two cores)
+  tests/broken_lines.py             all of them, in a copy of the tree under build-broken (half an hour of two cores)
   tests/broken_lines.py TEXT…       those whose description contains one of these
   tests/broken_lines.py --check     nothing is built: every line still stands in its file, once, and every test exists
 
