@@ -53,6 +53,10 @@ std::string why_no_device() {
 
 }  // namespace
 
+bool has_avx512() {
+  return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+}
+
 std::string library_versions() {
   const dnnl_version_t* v = dnnl_version();
   std::string out = concat("oneDNN ", v->major, ".", v->minor, ".", v->patch);

@@ -17,6 +17,16 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
+// Declares a backend's functions in the namespaces cpu and cuda. HEDDLE_DISPATCH
+// (core/shared_kernel.h) calls those of a device.
+#define HEDDLE_BACKENDS(functions) \
+  namespace cpu {                  \
+  functions                        \
+  }                                \
+  namespace cuda {                 \
+  functions                        \
+  }
+
 // "cpu" or "cuda:1".
 std::string to_string(Device device);
 
@@ -31,6 +41,9 @@ constexpr bool built_with_cuda() {
   return false;
 #endif
 }
+
+// Whether this processor has AVX-512 and oneDNN may use it. Without it the CPU has no bf16.
+bool has_avx512();
 
 // The libraries behind the backends with their versions: "oneDNN 2.6.3, CUDA 13.0, …".
 std::string library_versions();

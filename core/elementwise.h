@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/bfloat16.h"
+#include "core/device.h"
 
 namespace heddle {
 
@@ -32,14 +33,7 @@ namespace heddle {
   void from_nhwc(const From* src, To* dst, int64_t images, int64_t channels, int64_t pixels, \
                  float beta);
 
-namespace cpu {
-HEDDLE_ELEMENTWISE
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_ELEMENTWISE
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_ELEMENTWISE)
 #undef HEDDLE_ELEMENTWISE
 
 }  // namespace heddle

@@ -1,7 +1,6 @@
 #include "core/files.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,33 +42,46 @@ bool sync_descriptor(int fd) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
+InputFile::InputFile(const std::string& path) : path_(path) {
   // O_NONBLOCK: opening a pipe must not wait for its other end.
-  const Descriptor file{open_retrying(path.c_str(), O_RDONLY | O_NONBLOCK)};
-  if (file.fd < 0) throw InputError(concat(path, ": cannot open: ", std::strerror(errno)));
+  Descriptor file{open_retrying(path.c_str(), O_RDONLY | O_NONBLOCK)};
+  if (file.fd < 0) {
+    const std::string why = concat(path, ": cannot open: ", std::strerror(errno));
+    // A path that leads to no file is the caller's mistake; the rest may be well another time.
+    check(errno != ENOENT && errno != ENOTDIR && errno != ELOOP && errno != ENXIO, why);
+    throw Error(why);
+  }
   struct stat status {};
   if (::fstat(file.fd, &status) != 0)
     throw Error(concat(path, ": cannot stat: ", std::strerror(errno)));
   check(!S_ISDIR(status.st_mode), path, ": expected a file, found a folder");
   check(S_ISREG(status.st_mode), path, ": expected a regular file, found a device, pipe or socket");
-  if (status.st_size == 0) return;
-  const auto size = static_cast<size_t>(status.st_size);
-  void* mapped = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
-  if (mapped == MAP_FAILED) throw Error(concat(path, ": cannot map: ", std::strerror(errno)));
-  bytes_ = {static_cast<const std::byte*>(mapped), size};
+  size_ = status.st_size;
+  fd_ = std::exchange(file.fd, -1);
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
+InputFile::InputFile(InputFile&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
 
-MappedFile::~MappedFile() {
-  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+InputFile::~InputFile() { const Descriptor closed{fd_}; }
+
+void InputFile::read(int64_t offset, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t found = ::pread(fd_, out.data(), out.size(), offset);
+    if (found < 0 && errno == EINTR) continue;
+    if (found < 0) throw Error(concat(path_, ": cannot read: ", std::strerror(errno)));
+    check(found > 0, path_, ": expected ", size_, " bytes, as when it was opened, found ", offset,
+          ": it has been cut");
+    out = out.subspan(static_cast<size_t>(found));
+    offset += found;
+  }
 }
 
 std::string read_text_file(const std::string& path) {
-  const MappedFile file(path);
-  if (file.bytes().empty()) return {};
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+  const InputFile file(path);
+  std::string text(static_cast<size_t>(file.size()), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {

@@ -1,7 +1,9 @@
-// Files: read-only mappings, and writing that never leaves half a file under a final name.
+// Files: reading, and writing that never leaves half a file under a final name.
 //
-// The content goes to a temporary file in the same folder, which is synced and renamed; then the
-// folder is synced. Whoever looks at the path sees the old content or the new, also after a crash.
+// Nothing is mapped: where a file is cut while somebody reads it, a mapping ends the program.
+// What is written goes to a temporary file in the same folder, which is synced and renamed; then
+// the folder is synced. Whoever looks at the path sees the old content or the new, also after a
+// crash.
 //
 //   AtomicFile out("runs/a/run.json");
 //   out.write(text);
@@ -9,32 +11,37 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace heddle {
 
-// A regular file mapped into memory, read-only. Move-only.
-class MappedFile {
+// A regular file, open for reading. Move-only.
+class InputFile {
  public:
-  // Throws InputError when there is no such regular file, Error when it cannot be read; both name
-  // the path and the system's reason.
-  explicit MappedFile(const std::string& path);
-  ~MappedFile();
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&&) = delete;
+  // Throws InputError when there is no such regular file, Error when there is one that cannot be
+  // read (permission, input/output error, too many open files); both name the path and the reason.
+  explicit InputFile(const std::string& path);
+  ~InputFile();
+  InputFile(InputFile&& other) noexcept;
+  InputFile& operator=(InputFile&&) = delete;
 
-  std::span<const std::byte> bytes() const { return bytes_; }
+  // Fills `out` from an offset on. Threads may call it at once. Throws InputError when the file
+  // ends before, because it has been cut, Error when it cannot be read.
+  void read(int64_t offset, std::span<std::byte> out) const;
+
+  int64_t size() const { return size_; }  // bytes, when it was opened
   const std::string& path() const { return path_; }
 
  private:
   std::string path_;
-  std::span<const std::byte> bytes_;
+  int fd_ = -1;
+  int64_t size_ = 0;
 };
 
-// The whole content of a regular file. Throws as MappedFile does.
+// The whole content of a regular file. Throws as InputFile does.
 std::string read_text_file(const std::string& path);
 
 // A file in the making. Every function throws Error with the path and the system's reason

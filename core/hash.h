@@ -4,9 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/files.h"
+
 namespace heddle {
 
 // XXH64 of so many bytes, with seed 0.
 uint64_t hash_bytes(const void* bytes, size_t size);
+// That of a file's bytes. Throws as InputFile::read does.
+uint64_t hash_file(const InputFile& file);
 
 }  // namespace heddle

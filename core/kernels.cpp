@@ -54,21 +54,16 @@ void check_floating(const Tensor& x, const std::string& name) {
 
 void fill(const Tensor& x, float value) {
   check_floating(x, "fill");
-  if (x.dtype() == DType::f32)
-    HEDDLE_DISPATCH(x.device(), fill(x.data<float>(), x.size(), value));
-  else
-    HEDDLE_DISPATCH(x.device(), fill(x.data<bfloat16>(), x.size(), value));
+  with_type(x, [&]<class T>() { HEDDLE_DISPATCH(x.device(), fill(x.data<T>(), x.size(), value)); });
 }
 
 void add(const Tensor& a, const Tensor& b, const Tensor& out) {
   check_floating(a, "add");
   check_same(a, b, "add");
   check_same(a, out, "add");
-  if (a.dtype() == DType::f32)
-    HEDDLE_DISPATCH(a.device(), add(a.data<float>(), b.data<float>(), out.data<float>(), a.size()));
-  else
-    HEDDLE_DISPATCH(a.device(),
-                    add(a.data<bfloat16>(), b.data<bfloat16>(), out.data<bfloat16>(), a.size()));
+  with_type(a, [&]<class T>() {
+    HEDDLE_DISPATCH(a.device(), add(a.data<T>(), b.data<T>(), out.data<T>(), a.size()));
+  });
 }
 
 void add_to(const Tensor& x, const Tensor& y) { add(x, y, y); }
@@ -80,10 +75,8 @@ void axpy(float alpha, const Tensor& x, const Tensor& y) {
 
 void scale(const Tensor& x, float factor) {
   check_floating(x, "scale");
-  if (x.dtype() == DType::f32)
-    HEDDLE_DISPATCH(x.device(), scale(x.data<float>(), x.size(), factor));
-  else
-    HEDDLE_DISPATCH(x.device(), scale(x.data<bfloat16>(), x.size(), factor));
+  with_type(x,
+            [&]<class T>() { HEDDLE_DISPATCH(x.device(), scale(x.data<T>(), x.size(), factor)); });
 }
 
 void convert(const Tensor& src, const Tensor& dst) {
@@ -125,11 +118,9 @@ void sum_rows(const Tensor& x, const Tensor& out, float beta) {
   auto [rows, columns] = dims<2>(x, "sum_rows");
   check_shape(out, {columns}, "sum_rows output");
   check_floating(x, "sum_rows");
-  if (x.dtype() == DType::f32)
-    HEDDLE_DISPATCH(x.device(), sum_rows(x.data<float>(), out.data<float>(), rows, columns, beta));
-  else
-    HEDDLE_DISPATCH(x.device(),
-                    sum_rows(x.data<bfloat16>(), out.data<float>(), rows, columns, beta));
+  with_type(x, [&, rows = rows, columns = columns]<class T>() {
+    HEDDLE_DISPATCH(x.device(), sum_rows(x.data<T>(), out.data<float>(), rows, columns, beta));
+  });
 }
 
 void repeat_row(const Tensor& row, const Tensor& out) {
@@ -142,10 +133,9 @@ void add_row(const Tensor& row, const Tensor& x) {
   auto [rows, columns] = dims<2>(x, "add_row");
   check_shape(row, {columns}, "add_row row");
   check_floating(x, "add_row");
-  if (x.dtype() == DType::f32)
-    HEDDLE_DISPATCH(x.device(), add_row(row.data<float>(), x.data<float>(), rows, columns));
-  else
-    HEDDLE_DISPATCH(x.device(), add_row(row.data<float>(), x.data<bfloat16>(), rows, columns));
+  with_type(x, [&, rows = rows, columns = columns]<class T>() {
+    HEDDLE_DISPATCH(x.device(), add_row(row.data<float>(), x.data<T>(), rows, columns));
+  });
 }
 
 }  // namespace heddle

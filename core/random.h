@@ -13,7 +13,7 @@
 namespace heddle {
 
 // What a stream of random numbers is used for; distinct uses never share numbers.
-enum class Stream : uint32_t { init, shuffle, augment, dropout, shapes, codec, selection, sample };
+enum class Stream { init, shuffle, augment, dropout, shapes, codec, selection, sample, network };
 
 // A 64-bit stream number: purpose in the top byte, then the caller's key (a step, a parameter's
 // index, an epoch; below 2^56).

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
+
+#include "core/half.h"
 
 namespace heddle {
 namespace {
@@ -234,18 +235,6 @@ void check_coverage(const std::string& file, const HeaderReader& header,
         data.size());
 }
 
-float half_to_float(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-  const uint32_t exponent = (half >> 10) & 31u, fraction = half & 1023u;
-  if (exponent == 31)  // Inf and NaN
-    return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
-  if (exponent == 0) {  // zero and subnormal: fraction * 2^-24
-    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
-}
-
 template <class Source, class Convert>
 void convert_to_float(std::span<const std::byte> from, float* to, Convert convert) {
   for (size_t i = 0; i < from.size() / sizeof(Source); ++i) {
@@ -301,9 +290,9 @@ std::string make_header(const std::vector<const std::pair<std::string, Tensor>*>
 }  // namespace
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
-  auto mapping = std::make_shared<const MappedFile>(path);
-  SafetensorsFile file = parse(mapping->bytes(), path);
-  file.mapping_ = std::move(mapping);
+  auto content = std::make_shared<const std::string>(read_text_file(path));
+  SafetensorsFile file = parse(std::as_bytes(std::span(*content)), path);
+  file.content_ = std::move(content);
   return file;
 }
 
@@ -345,7 +334,8 @@ Tensor SafetensorsFile::load(std::string_view name) const {
   const SafetensorsInfo& from = info(name);
   Tensor out = Tensor::empty_on(Device{}, from.shape, from.dtype);
   if (from.file_dtype == "F16") {
-    convert_to_float<uint16_t>(from.data, out.data<float>(), half_to_float);
+    convert_to_float<Half>(from.data, out.data<float>(),
+                           [](Half half) { return static_cast<float>(half); });
   } else if (from.file_dtype == "F64") {
     convert_to_float<double>(from.data, out.data<float>(),
                              [](double value) { return static_cast<float>(value); });

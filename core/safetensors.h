@@ -35,7 +35,7 @@ struct SafetensorsInfo {
 
 class SafetensorsFile {
  public:
-  // Maps and checks a file. Throws InputError with the path, the tensor or offset, what was
+  // Reads and checks a file. Throws InputError with the path, the tensor or offset, what was
   // expected and what was found: length of the header, JSON, duplicate names, dtype, shape (at most
   // five axes), offsets that overlap, leave holes, lie outside or do not match dtype and shape.
   static SafetensorsFile open(const std::string& path);
@@ -52,7 +52,7 @@ class SafetensorsFile {
 
  private:
   std::string path_;
-  std::shared_ptr<const MappedFile> mapping_;  // null after parse()
+  std::shared_ptr<const std::string> content_;  // null after parse()
   std::map<std::string, SafetensorsInfo, std::less<>> tensors_;
   std::map<std::string, std::string> metadata_;
 };

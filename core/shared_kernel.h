@@ -32,6 +32,15 @@
 
 namespace heddle {
 
+// Calls f.template operator()<T>() for the type of x, float or bfloat16.
+template <class F>
+void with_type(const Tensor& x, F&& f) {
+  if (x.dtype() == DType::f32)
+    f.template operator()<float>();
+  else
+    f.template operator()<bfloat16>();
+}
+
 #ifdef HEDDLE_GPU
 template <class F>
 __global__ void for_each_kernel(int64_t n, F f) {

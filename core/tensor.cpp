@@ -11,47 +11,24 @@
 
 namespace heddle {
 
-int64_t dtype_size(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-    case DType::i32:
-      return 4;
-    case DType::bf16:
-      return 2;
-    case DType::i64:
-      return 8;
-    case DType::u8:
-      return 1;
-  }
-  return 0;
-}
+namespace {
 
-const char* dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return "f32";
-    case DType::bf16:
-      return "bf16";
-    case DType::i32:
-      return "i32";
-    case DType::i64:
-      return "i64";
-    case DType::u8:
-      return "u8";
-  }
-  return "?";
-}
+struct Type {
+  const char* name;
+  int64_t bytes;
+};
+// In the order of DType.
+constexpr Type kTypes[] = {{"f32", 4}, {"bf16", 2}, {"i32", 4}, {"i64", 8}, {"u8", 1}};
+
+}  // namespace
+
+int64_t dtype_size(DType dtype) { return kTypes[static_cast<size_t>(dtype)].bytes; }
+
+const char* dtype_name(DType dtype) { return kTypes[static_cast<size_t>(dtype)].name; }
 
 const char* layout_name(Layout layout) {
-  switch (layout) {
-    case Layout::plain:
-      return "plain";
-    case Layout::nhwc:
-      return "nhwc";
-    case Layout::c16:
-      return "c16";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"plain", "nhwc", "c16"};
+  return kNames[static_cast<size_t>(layout)];
 }
 
 Shape::Shape(std::initializer_list<int64_t> dims) : Shape(std::vector<int64_t>(dims)) {}
@@ -134,19 +111,6 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   (void)from_device;
   (void)pinned;
   if (bytes > 0) std::memcpy(to, from, bytes);
-}
-
-// Position in memory of logical element (n, c, h, w).
-int64_t offset(Layout layout, const Shape& s, int64_t n, int64_t c, int64_t h, int64_t w) {
-  switch (layout) {
-    case Layout::plain:
-      return ((n * s[1] + c) * s[2] + h) * s[3] + w;
-    case Layout::nhwc:
-      return ((n * s[2] + h) * s[3] + w) * s[1] + c;
-    case Layout::c16:
-      return (((n * (s[1] / 16) + c / 16) * s[2] + h) * s[3] + w) * 16 + c % 16;
-  }
-  return 0;
 }
 
 }  // namespace
@@ -296,11 +260,11 @@ std::vector<float> Tensor::to_vector() const {
     return out;
   }
   int64_t i = 0;
+  const int64_t pixels = shape_[2] * shape_[3];
   for (int64_t n = 0; n < shape_[0]; ++n)
     for (int64_t c = 0; c < shape_[1]; ++c)
-      for (int64_t h = 0; h < shape_[2]; ++h)
-        for (int64_t w = 0; w < shape_[3]; ++w)
-          out[i++] = value(offset(layout_, shape_, n, c, h, w));
+      for (int64_t p = 0; p < pixels; ++p)
+        out[i++] = value(offset_in(layout_, shape_[1], pixels, n, c, p));
   return out;
 }
 

@@ -27,6 +27,13 @@ enum class Layout : uint8_t { plain, nhwc, c16 };
 int64_t dtype_size(DType dtype);  // bytes
 const char* dtype_name(DType dtype);
 const char* layout_name(Layout layout);
+// Where channel c of a pixel of image n lies in (N, C, H * W), in elements.
+inline int64_t offset_in(Layout layout, int64_t channels, int64_t pixels, int64_t n, int64_t c,
+                         int64_t pixel) {
+  if (layout == Layout::plain) return (n * channels + c) * pixels + pixel;
+  if (layout == Layout::nhwc) return (n * pixels + pixel) * channels + c;
+  return ((n * (channels / 16) + c / 16) * pixels + pixel) * 16 + c % 16;
+}
 
 template <class T>
 constexpr DType dtype_of();

@@ -18,10 +18,7 @@ enum Word : uint64_t {
   kCropY,
   kCutoutX,
   kCutoutY,
-  kBrightness,
-  kContrast,
-  kSaturation,
-  kWindow,  // four words for each of ten attempts
+  kWindow = 8,  // four words for each of ten attempts
 };
 constexpr int kAttempts = 10;
 
@@ -99,31 +96,6 @@ Window draw_window(const Augmentation& augmentation, const Image& image, const D
   return middle(image, std::min(width, height * ratio), std::min(height, width / ratio));
 }
 
-// Brightness, contrast (towards the mean grey of the image), saturation (towards each pixel's
-// grey), in this order, on values of [0, 255].
-void jitter(const Augmentation& augmentation, const Draws& draws, int64_t plane, float* rgb) {
-  const auto factor = [&](Word word, float range) {
-    return draws.between(word, 1 - range, 1 + range);
-  };
-  const float bright = factor(kBrightness, augmentation.brightness);
-  const float contrast = factor(kContrast, augmentation.contrast);
-  const float saturation = factor(kSaturation, augmentation.saturation);
-  const auto grey = [&](int64_t i) {
-    return 0.299f * rgb[i] + 0.587f * rgb[i + plane] + 0.114f * rgb[i + 2 * plane];
-  };
-  const auto clamped = [](float value) { return std::min(255.0f, std::max(0.0f, value)); };
-  double sum = 0;
-  for (int64_t i = 0; i < 3 * plane; ++i) rgb[i] = clamped(rgb[i] * bright);
-  for (int64_t i = 0; i < plane; ++i) sum += static_cast<double>(grey(i));
-  const auto mean = static_cast<float>(sum / static_cast<double>(plane));
-  for (int64_t i = 0; i < 3 * plane; ++i) rgb[i] = clamped(mean + contrast * (rgb[i] - mean));
-  for (int64_t i = 0; i < plane; ++i) {
-    const float g = grey(i);
-    for (int c = 0; c < 3; ++c)
-      rgb[i + c * plane] = clamped(g + saturation * (rgb[i + c * plane] - g));
-  }
-}
-
 void normalize(const Normalization& normalization, int64_t plane, float* rgb) {
   for (int c = 0; c < 3; ++c) {
     const float scale = 1 / (255 * normalization.std[c]);
@@ -142,27 +114,28 @@ void cut_out(int side, int size, int left, int top, float* out) {
     }
 }
 
-bool jitters(const Augmentation& augmentation) {
-  return augmentation.brightness > 0 || augmentation.contrast > 0 || augmentation.saturation > 0;
-}
-
-bool is_fixed(const Augmentation& augmentation) {
-  return augmentation.crop == Crop::none || augmentation.crop == Crop::pad;
-}
-
 void crop_fixed(const Augmentation& augmentation, const Image& image, const Placement& place,
                 float* out) {
   check_fits(augmentation, image);
-  const bool plain = !jitters(augmentation);
-  constexpr Normalization kBytes{{0, 0, 0}, {1 / 255.0f, 1 / 255.0f, 1 / 255.0f}};
-  crop_bytes(image, place.left, place.top, place.flip != 0,
-             table_of(plain ? augmentation.normalization : kBytes), out);
+  crop_bytes(image, place.left, place.top, place.flip != 0, table_of(augmentation.normalization),
+             out);
 }
 
+// The window that torchvision's Resize and CenterCrop leave, which count in whole pixels.
 Window eval_window(const Augmentation& augmentation, const Image& image) {
-  const auto shorter = static_cast<float>(std::min(image.width, image.height));
-  const float side = std::min(shorter, shorter / augmentation.resize);
-  return middle(image, side, side);
+  const auto size = static_cast<float>(augmentation.size);
+  const int shorter = std::min(image.width, image.height);
+  const auto side = [&](int length, float& begin, float& extent) {
+    const auto pixels =
+        static_cast<float>(std::lround(size * augmentation.resize) * length / shorter);
+    const float scale = static_cast<float>(length) / pixels;
+    begin = std::nearbyint((pixels - size) / 2) * scale;
+    extent = size * scale;
+  };
+  Window window{};
+  side(image.width, window.x, window.width);
+  side(image.height, window.y, window.height);
+  return window;
 }
 
 }  // namespace
@@ -202,8 +175,6 @@ void check_augmentation(const Augmentation& augmentation) {
   check(a.min_ratio > 0 && a.min_ratio <= a.max_ratio && a.max_ratio <= 100,
         "augmentation: expected 0 < min_ratio <= max_ratio <= 100, found ", a.min_ratio, " and ",
         a.max_ratio);
-  for (const float range : {a.brightness, a.contrast, a.saturation})
-    check(range >= 0 && range <= 1, "augmentation: expected jitter from 0 to 1, found ", range);
   for (const float std : a.normalization.std)
     check(std > 0, "augmentation: expected a standard deviation above 0, found ", std);
   check(a.cutout >= 0, "augmentation: expected cutout of 0 or more, found ", a.cutout);
@@ -214,24 +185,21 @@ void augment(const Augmentation& augmentation, const Image& image, const Philox&
   const Draws draws{rng, sample * kWords};
   const Placement place = draw_placement(augmentation, rng, sample);
   const int size = augmentation.size;
-  const int64_t plane = int64_t{size} * size;
-  const bool fixed = is_fixed(augmentation);
-  if (fixed) {
+  if (moves_bytes(augmentation)) {
     crop_fixed(augmentation, image, place, out);
   } else {
-    const Window window = augmentation.crop == Crop::center
-                              ? eval_window(augmentation, image)
-                              : draw_window(augmentation, image, draws);
-    resample(image, window, size, place.flip != 0, out);
+    if (augmentation.crop == Crop::center)
+      resample_bytes(image, eval_window(augmentation, image), size, out);
+    else
+      resample(image, draw_window(augmentation, image, draws), size, place.flip != 0, out);
+    normalize(augmentation.normalization, int64_t{size} * size, out);
   }
-  if (jitters(augmentation)) jitter(augmentation, draws, plane, out);
-  if (!fixed || jitters(augmentation)) normalize(augmentation.normalization, plane, out);
   if (augmentation.cutout > 0)
     cut_out(augmentation.cutout, size, place.cut_left, place.cut_top, out);
 }
 
 bool moves_bytes(const Augmentation& augmentation) {
-  return is_fixed(augmentation) && !jitters(augmentation);
+  return augmentation.crop == Crop::none || augmentation.crop == Crop::pad;
 }
 
 void check_fits(const Augmentation& augmentation, const Image& image) {

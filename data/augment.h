@@ -30,7 +30,6 @@ struct Augmentation {
   float min_area = 0.08f, max_area = 1.0f;                 // random_resized: share of the image
   float min_ratio = 3.0f / 4.0f, max_ratio = 4.0f / 3.0f;  // random_resized: width / height
   bool flip = false;                                       // left-right, every second image
-  float brightness = 0, contrast = 0, saturation = 0;      // factors from [1 - x, 1 + x]
   Normalization normalization{{0, 0, 0}, {1, 1, 1}};       // (value / 255 - mean) / std
   int cutout = 0;  // side of the square that is set to 0 (DeVries and Taylor 2017); 0: none
 };
@@ -59,7 +58,7 @@ struct Placement {
   int32_t cut_left = 0, cut_top = 0;  // the corner, in the result, of the square that becomes 0
 };
 static_assert(sizeof(Placement) == 5 * sizeof(int32_t));  // a row of Batch::placements
-// Whether a Placement says all that is drawn: Crop::none or Crop::pad, without jitter.
+// Whether a Placement says all that is drawn: Crop::none or Crop::pad.
 bool moves_bytes(const Augmentation& augmentation);
 // Throws InputError for an image that is not S x S.
 void check_fits(const Augmentation& augmentation, const Image& image);
@@ -76,14 +75,7 @@ void augment_bytes(const Augmentation& augmentation, const Tensor& bytes, const 
 #define HEDDLE_AUGMENT                                                                          \
   void place_bytes(const Tensor& bytes, const Tensor& placements, const Tensor& table, int cut, \
                    const Tensor& out);
-namespace cpu {
-HEDDLE_AUGMENT
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_AUGMENT
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_AUGMENT)
 #undef HEDDLE_AUGMENT
 
 }  // namespace heddle

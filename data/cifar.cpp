@@ -1,16 +1,12 @@
 #include "data/cifar.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-#include <fstream>
+#include <array>
+#include <span>
+#include <sstream>
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 
 namespace heddle {
 namespace {
@@ -65,60 +61,34 @@ bool holds_any(const fs::path& folder, const Format& format) {
   return false;
 }
 
-// A file mapped read-only.
-class MappedFile {
- public:
-  explicit MappedFile(const fs::path& path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    check(file >= 0, path.string(), ": cannot be opened: ", std::strerror(errno));
-    struct stat status {};
-    const bool known = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
-    if (known && status.st_size > 0) {
-      size_ = status.st_size;
-      void* address = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_PRIVATE, file, 0);
-      if (address != MAP_FAILED) data_ = static_cast<const uint8_t*>(address);
-    }
-    const int mapping_error = errno;
-    ::close(file);
-    check(known, path.string(), ": expected a regular file");
-    if (size_ > 0 && !data_)
-      throw Error(concat(path.string(), ": cannot be mapped: ", std::strerror(mapping_error)));
-  }
-  ~MappedFile() {
-    if (data_) ::munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(size_));
-  }
-  MappedFile(MappedFile&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  MappedFile& operator=(MappedFile&&) = delete;
-
-  const uint8_t* data() const { return data_; }
-  int64_t size() const { return size_; }  // bytes
-
- private:
-  const uint8_t* data_ = nullptr;
-  int64_t size_ = 0;
+// A file of records and their labels. The pixels stay in the file.
+struct Records {
+  InputFile file;
+  std::vector<uint8_t> labels;
 };
 
-void check_records(const MappedFile& file, const std::string& name, const Format& format) {
-  const int64_t record = format.record();
-  check(file.size() > 0, name, ": expected records of ", record, " bytes, found an empty file");
-  check(file.size() % record == 0, name, ": expected whole records of ", record, " bytes, found ",
-        file.size() % record, " bytes in the last one, at offset ", file.size() / record * record,
-        " of ", file.size());
-  for (int64_t offset = 0; offset < file.size(); offset += record)
-    for (int i = 0; i < format.label_bytes; ++i) {
-      const int found = file.data()[offset + i];
-      check(found < format.labels[i], name, ": expected a label from 0 to ", format.labels[i] - 1,
-            " at offset ", offset + i, ", found ", found);
-    }
+Records open_records(const std::string& name, const Format& format) {
+  Records records{InputFile(name), {}};
+  const int64_t record = format.record(), size = records.file.size();
+  check(size > 0, name, ": expected records of ", record, " bytes, found an empty file");
+  check(size % record == 0, name, ": expected whole records of ", record, " bytes, found ",
+        size % record, " bytes in the last one, at offset ", size / record * record, " of ", size);
+  std::vector<uint8_t> bytes(static_cast<size_t>(record));
+  for (int64_t offset = 0; offset < size; offset += record) {
+    records.file.read(offset, std::as_writable_bytes(std::span(bytes)));
+    for (int i = 0; i < format.label_bytes; ++i)
+      check(bytes[i] < format.labels[i], name, ": expected a label from 0 to ",
+            format.labels[i] - 1, " at offset ", offset + i, ", found ", int{bytes[i]});
+    records.labels.push_back(bytes[format.label_bytes - 1]);
+  }
+  return records;
 }
 
 // One name per line; empty when the file is not there.
 std::vector<std::string> read_names(const fs::path& path, int expected) {
   std::error_code error;
   if (!fs::exists(path, error)) return {};
-  std::ifstream file(path);
-  check(file.is_open(), path.string(), ": cannot be opened: ", std::strerror(errno));
+  std::istringstream file(read_text_file(path.string()));
   std::vector<std::string> names;
   for (std::string line; names.size() <= 1000 && std::getline(file, line);) {
     while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
@@ -152,39 +122,42 @@ class Cifar final : public ImageDataset {
     check(missing.empty(), folder.string(), ": ", format.name,
           " is incomplete, missing: ", missing);
     for (const auto& name : names) {
-      const fs::path path = folder / name;
-      files_.emplace_back(path);
-      check_records(files_.back(), path.string(), format);
-      ends_.push_back(size() + files_.back().size() / format.record());
+      files_.push_back(open_records((folder / name).string(), format));
+      ends_.push_back(size() + std::ssize(files_.back().labels));
     }
   }
 
   int64_t size() const override { return ends_.empty() ? 0 : ends_.back(); }
 
-  int label(int64_t index) const override { return record(index)[format_.label_bytes - 1]; }
+  int label(int64_t index) const override {
+    const auto [file, number] = find(index);
+    return file.labels[static_cast<size_t>(number)];
+  }
 
   void read(int64_t index, Image& out) const override {
-    const uint8_t* bytes = record(index);
-    out.label = bytes[format_.label_bytes - 1];
+    const auto [file, number] = find(index);
+    out.label = file.labels[static_cast<size_t>(number)];
     out.width = out.height = kSide;
     out.pixels.resize(3 * kPlane);
-    const uint8_t* plane = bytes + format_.label_bytes;
+    std::array<uint8_t, 3 * kPlane> planes;
+    file.file.read(number * format_.record() + format_.label_bytes,
+                   std::as_writable_bytes(std::span(planes)));
     for (int i = 0; i < kPlane; ++i)
-      for (int c = 0; c < 3; ++c) out.pixels[3 * i + c] = plane[c * kPlane + i];
+      for (int c = 0; c < 3; ++c) out.pixels[3 * i + c] = planes[c * kPlane + i];
   }
 
  private:
-  const uint8_t* record(int64_t index) const {
+  // The file that holds an image, and the image's number there.
+  std::pair<const Records&, int64_t> find(int64_t index) const {
     check(index >= 0 && index < size(), info().name, ": expected an image from 0 to ", size() - 1,
           ", found ", index);
     size_t file = 0;
     while (index >= ends_[file]) ++file;
-    const int64_t first = file == 0 ? 0 : ends_[file - 1];
-    return files_[file].data() + (index - first) * format_.record();
+    return {files_[file], file == 0 ? index : index - ends_[file - 1]};
   }
 
   const Format& format_;
-  std::vector<MappedFile> files_;
+  std::vector<Records> files_;
   std::vector<int64_t> ends_;  // images up to and with each file
 };
 

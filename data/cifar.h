@@ -1,7 +1,7 @@
 // CIFAR-10 and CIFAR-100 in their official binary version (Krizhevsky 2009,
 // https://www.cs.toronto.edu/~kriz/cifar.html): records of one label byte (CIFAR-100: coarse, then
-// fine) and 32 x 32 red, green and blue bytes. The files are mapped, not read, so a run starts at
-// once; all labels are checked on opening.
+// fine) and 32 x 32 red, green and blue bytes. Pixels are read when they are wanted; all labels
+// are checked on opening.
 #pragma once
 
 #include <filesystem>

@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <climits>
-#include <cstdio>
-#include <cstring>
 #include <memory>
 #include <optional>
 
 #include "core/error.h"
+#include "core/files.h"
+#include "data/stb_memory.h"
 
 namespace heddle {
 namespace {
@@ -25,6 +24,7 @@ struct Size {
 // allocated.
 constexpr int64_t kPngPixelsPerByte = 8256, kJpegPixelsPerByte = 1024;
 constexpr int kMaxScans = 100;     // real files have some ten; each costs time in all pixels
+constexpr size_t kPngHead = 33;    // bytes of signature and header
 constexpr size_t kHead = 1 << 16;  // bytes of a file in which its size is usually found
 
 [[noreturn]] void throw_not_an_image(const std::string& name, const std::string& found) {
@@ -44,16 +44,58 @@ void check_size(Size size, int64_t bytes, int64_t pixels_per_byte, const std::st
         height, " pixels, found ", bytes, " bytes");
 }
 
+bool is_png(std::span<const uint8_t> head) {
+  constexpr std::array<uint8_t, 8> kPng{0x89, 'P', 'N', 'G', 0x0D, 0x0A, 0x1A, 0x0A};
+  return head.size() >= kPngHead && std::equal(kPng.begin(), kPng.end(), head.begin());
+}
+
+// The size in a PNG file's header. stb_image allows Apple's chunk before the header.
+Size png_size(std::span<const uint8_t> head, const std::string& name) {
+  constexpr std::array<uint8_t, 8> kHeader{0, 0, 0, 13, 'I', 'H', 'D', 'R'};
+  check(std::equal(kHeader.begin(), kHeader.end(), head.begin() + 8), name,
+        ": expected the chunk IHDR first in a PNG file, found another");
+  const auto big_endian = [&](size_t at) {
+    const int64_t value =
+        int64_t{head[at]} << 24 | head[at + 1] << 16 | head[at + 2] << 8 | head[at + 3];
+    return static_cast<int>(std::min<int64_t>(value, INT_MAX));
+  };
+  return {big_endian(16), big_endian(20)};
+}
+
+// Up to so many bytes a PNG file may inflate to: twice what its pixels need, four times where they
+// are interlaced, because a row is then cut into as many as four. stb_image also joins the
+// compressed bytes in a buffer that doubles from 4096.
+size_t png_limit(std::span<const uint8_t> bytes, Size size) {
+  constexpr std::array<int, 7> kChannels{1, 0, 3, 1, 2, 0, 4};  // by colour type
+  const int64_t channels = bytes[25] < kChannels.size() ? kChannels[bytes[25]] : 0;
+  const int64_t row = 1 + (int64_t{size.width} * bytes[24] + 7) / 8 * channels;
+  const auto raw = static_cast<size_t>(row * size.height);
+  return std::max((bytes[28] != 0 ? 4 : 2) * raw, 2 * std::max<size_t>(bytes.size(), 4096));
+}
+
+// Black for every colour that the file's own palette leaves out: stb_image would take what the
+// stack holds. A second palette replaces the beginning of the first.
+std::vector<uint8_t> with_whole_palette(std::span<const uint8_t> bytes) {
+  constexpr std::array<uint8_t, 8> kPalette{0, 0, 3, 0, 'P', 'L', 'T', 'E'};
+  std::vector<uint8_t> out(bytes.begin(), bytes.begin() + kPngHead);
+  out.insert(out.end(), kPalette.begin(), kPalette.end());
+  out.resize(out.size() + 768 + 4);  // and a checksum, which nobody reads
+  out.insert(out.end(), bytes.begin() + kPngHead, bytes.end());
+  return out;
+}
+
 // Walks over the segments of a JPEG file as stb_image does.
 class JpegScan {
  public:
   JpegScan(std::span<const uint8_t> bytes, const std::string& name) : bytes_(bytes), name_(name) {}
 
-  // Finds the size; with `whole` false it stops there. stb_image of 2022 writes beyond its tables
-  // when a Huffman table has more than 256 codes (the format allows no more): such a file must
-  // never reach it. Where the walk meets what stb_image refuses, it ends and leaves the rest to it.
+  // Finds the size; with `whole` false it stops there. Throws for a component without a scan, whose
+  // pixels nothing would fill. stb_image of 2022 writes beyond its tables when a Huffman table has
+  // more than 256 codes (the format allows no more): such a file must never reach it. Where the
+  // walk meets what stb_image refuses, it ends and leaves the rest to it.
   std::optional<Size> run(bool whole) {
     std::optional<Size> size;
+    std::vector<int> missing;  // components of which no scan has been seen
     int scans = 0;
     at_ = 2;
     while (at_ < bytes_.size()) {
@@ -64,11 +106,13 @@ class JpegScan {
         byte();  // bits of a sample
         const int height = byte() << 8 | byte(), width = byte() << 8 | byte();
         if (at_ > bytes_.size()) break;
+        if (!size) missing = read_components(2);
         if (!size) size = Size{width, height};
-        if (!whole) break;
+        if (!whole) return size;
       } else if (marker == 0xDA) {
         check(++scans <= kMaxScans, name_, ": expected at most ", kMaxScans,
               " scans in a progressive JPEG, found more");
+        for (const int id : read_components(1)) std::erase(missing, id);
       } else if (marker == 0xC4) {
         check_huffman_tables(begin + static_cast<size_t>(length));
       } else if (marker == 0xD9) {
@@ -76,6 +120,8 @@ class JpegScan {
       }
       at_ = begin + static_cast<size_t>(std::max(2, length));
     }
+    check(!whole || missing.empty(), name_, ": truncated or corrupt image: ", missing.size(),
+          " of the JPEG's components have no pixels");
     return size;
   }
 
@@ -85,6 +131,16 @@ class JpegScan {
     const int value = at_ < bytes_.size() ? bytes_[at_] : 0;
     ++at_;
     return value;
+  }
+
+  // A count, then for each component its number and `more` bytes.
+  std::vector<int> read_components(size_t more) {
+    std::vector<int> out(static_cast<size_t>(byte()));
+    for (int& id : out) {
+      id = byte();
+      at_ += more;
+    }
+    return out;
   }
 
   // Skips padding, and the compressed data after a start of scan: FF 00 and restarts belong to it.
@@ -119,14 +175,8 @@ class JpegScan {
 // Finds and checks the size in the first bytes of a file of `length` bytes. False when a JPEG's
 // lies beyond them.
 bool check_header(std::span<const uint8_t> head, int64_t length, const std::string& name) {
-  constexpr std::array<uint8_t, 8> kPng{0x89, 'P', 'N', 'G', 0x0D, 0x0A, 0x1A, 0x0A};
-  if (head.size() >= 24 && std::equal(kPng.begin(), kPng.end(), head.begin())) {
-    const auto big_endian = [&](size_t at) {
-      const int64_t value =
-          int64_t{head[at]} << 24 | head[at + 1] << 16 | head[at + 2] << 8 | head[at + 3];
-      return static_cast<int>(std::min<int64_t>(value, INT_MAX));
-    };
-    check_size({big_endian(16), big_endian(20)}, length, kPngPixelsPerByte, name);
+  if (is_png(head)) {
+    check_size(png_size(head, name), length, kPngPixelsPerByte, name);
     return true;
   }
   if (head.size() < 4 || head[0] != 0xFF || head[1] != 0xD8)
@@ -138,25 +188,18 @@ bool check_header(std::span<const uint8_t> head, int64_t length, const std::stri
   return size.has_value();
 }
 
-using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
-
-int64_t file_bytes(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto bytes = std::filesystem::file_size(path, error);
-  check(!error, path.string(), ": cannot be read: ", error.message());
-  check(bytes > 0, path.string(), ": expected a JPEG or PNG image, found an empty file");
-  check(bytes <= static_cast<uintmax_t>(kMaxImageFile), path.string(), ": expected at most ",
-        kMaxImageFile, " bytes, found ", bytes);
-  return static_cast<int64_t>(bytes);
+InputFile open_image(const std::string& path) {
+  InputFile file(path);
+  check(file.size() > 0, path, ": expected a JPEG or PNG image, found an empty file");
+  check(file.size() <= kMaxImageFile, path, ": expected at most ", kMaxImageFile, " bytes, found ",
+        file.size());
+  return file;
 }
 
 // The first `length` bytes of a file.
-std::vector<uint8_t> read_head(const std::filesystem::path& path, int64_t length) {
+std::vector<uint8_t> read_head(const InputFile& file, int64_t length) {
   std::vector<uint8_t> bytes(static_cast<size_t>(length));
-  const File file(std::fopen(path.c_str(), "rb"), &std::fclose);
-  check(file != nullptr, path.string(), ": cannot be opened: ", std::strerror(errno));
-  const size_t found = std::fread(bytes.data(), 1, bytes.size(), file.get());
-  check(found == bytes.size(), path.string(), ": expected ", bytes.size(), " bytes, read ", found);
+  file.read(0, std::as_writable_bytes(std::span(bytes)));
   return bytes;
 }
 
@@ -168,15 +211,23 @@ void decode_image(std::span<const uint8_t> bytes, const std::string& name, Image
   check(length <= kMaxImageFile, name, ": expected at most ", kMaxImageFile, " bytes, found ",
         length);
   check_header(bytes, length, name);
+  const bool png = is_png(bytes);
+  std::vector<uint8_t> padded;
+  if (png && bytes[25] == 3) padded = with_whole_palette(bytes);
+  if (!padded.empty()) bytes = padded;
+  stb_growth_limit = png ? png_limit(bytes, png_size(bytes, name)) : 0;
 
   int width = 0, height = 0, channels = 0;
   const std::unique_ptr<stbi_uc, void (*)(void*)> pixels(
-      stbi_load_from_memory(bytes.data(), static_cast<int>(length), &width, &height, &channels, 3),
+      stbi_load_from_memory(bytes.data(), static_cast<int>(bytes.size()), &width, &height,
+                            &channels, 3),
       &stbi_image_free);
   if (!pixels) {
-    const char* reason = stbi_failure_reason();
-    throw InputError(concat(name, ": truncated or corrupt image in ", length,
-                            " bytes: ", reason ? reason : "unknown"));
+    const char* found = stbi_failure_reason();
+    const std::string reason = found ? found : "unknown";
+    throw InputError(
+        concat(name, ": truncated or corrupt image in ", length, " bytes: ",
+               reason == "outofmem" ? "its data need more memory than its size implies" : reason));
   }
   out.width = width;
   out.height = height;
@@ -184,15 +235,15 @@ void decode_image(std::span<const uint8_t> bytes, const std::string& name, Image
 }
 
 void read_image_file(const std::filesystem::path& path, Image& out) {
-  const int64_t length = file_bytes(path);
-  decode_image(read_head(path, length), path.string(), out);
+  const InputFile file = open_image(path.string());
+  decode_image(read_head(file, file.size()), file.path(), out);
 }
 
 void check_image_header(const std::filesystem::path& path) {
-  const int64_t length = file_bytes(path);
-  const auto head = read_head(path, std::min<int64_t>(length, kHead));
-  if (!check_header(head, length, path.string()))
-    check_header(read_head(path, length), length, path.string());
+  const InputFile file = open_image(path.string());
+  const auto head = read_head(file, std::min<int64_t>(file.size(), kHead));
+  if (!check_header(head, file.size(), file.path()))
+    check_header(read_head(file, file.size()), file.size(), file.path());
 }
 
 }  // namespace heddle

@@ -242,11 +242,6 @@ int64_t Loader::batches_per_epoch() const {
   return (dataset_->size() + (options_.drop_last ? 0 : global - 1)) / global;
 }
 
-int64_t Loader::samples_per_epoch() const {
-  return std::min(dataset_->size(),
-                  batches_per_epoch() * options_.batch_size * options_.world_size);
-}
-
 Epoch Loader::epoch(int64_t number, int64_t first_batch) const {
   check(number >= 0, "loader: expected an epoch from 0 on, found ", number);
   check(first_batch >= 0 && first_batch <= batches_per_epoch(),

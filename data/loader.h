@@ -91,8 +91,6 @@ class Loader {
   // The same for every rank. A rank's share of the last batch may be smaller than another's, and
   // empty (count 0, tensors undefined) when fewer images than ranks are left.
   int64_t batches_per_epoch() const;
-  // Images that all ranks together see in an epoch.
-  int64_t samples_per_epoch() const;
   const ImageDataset& dataset() const { return *dataset_; }
   const Augmentation& augmentation() const { return augmentation_; }
 

@@ -30,26 +30,19 @@ struct PlaceBytes {
   }
 };
 
-template <class T>
-void place(const Tensor& bytes, const Tensor& placements, const Tensor& table, int cut,
-           const Tensor& out) {
-  const int64_t size = out.shape()[3], plane = size * size;
-  const bool nhwc = out.layout() == Layout::nhwc;
-  for_each_in_grid(
-      out.shape()[0], plane,
-      PlaceBytes<T>{bytes.data<uint8_t>(), reinterpret_cast<const Placement*>(placements.raw()),
-                    table.data<float>(), out.data<T>(), static_cast<int32_t>(size), cut,
-                    nhwc ? 1 : plane, nhwc ? 3 : 1});
-}
-
 }  // namespace
 
 void place_bytes(const Tensor& bytes, const Tensor& placements, const Tensor& table, int cut,
                  const Tensor& out) {
-  if (out.dtype() == DType::f32)
-    place<float>(bytes, placements, table, cut, out);
-  else
-    place<bfloat16>(bytes, placements, table, cut, out);
+  const int64_t size = out.shape()[3], plane = size * size;
+  const bool nhwc = out.layout() == Layout::nhwc;
+  with_type(out, [&]<class T>() {
+    for_each_in_grid(
+        out.shape()[0], plane,
+        PlaceBytes<T>{bytes.data<uint8_t>(), reinterpret_cast<const Placement*>(placements.raw()),
+                      table.data<float>(), out.data<T>(), static_cast<int32_t>(size), cut,
+                      nhwc ? 1 : plane, nhwc ? 3 : 1});
+  });
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

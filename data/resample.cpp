@@ -83,4 +83,23 @@ void resample(const Image& image, const Window& window, int size, bool flip, flo
   }
 }
 
+void resample_bytes(const Image& image, const Window& window, int size, float* out) {
+  thread_local Filter across;
+  thread_local Image narrow;
+  make_filter(window.x, window.width, image.width, size, across);
+  narrow.width = size, narrow.height = image.height;
+  narrow.pixels.clear();
+  for (int row = 0; row < image.height; ++row)
+    for (const Taps& taps : across.taps)
+      for (int c = 0; c < 3; ++c) {
+        const uint8_t* source = image.pixels.data() + 3 * (int64_t{row} * image.width + taps.first);
+        float sum = 0.5f;
+        for (int k = 0; k < taps.count; ++k)
+          sum += across.weights[static_cast<size_t>(taps.weights + k)] * source[3 * k + c];
+        narrow.pixels.push_back(static_cast<uint8_t>(sum));
+      }
+  resample(narrow, {0, window.y, static_cast<float>(size), window.height}, size, false, out);
+  for (int64_t i = 0; i < int64_t{3} * size * size; ++i) out[i] = std::floor(out[i] + 0.5f);
+}
+
 }  // namespace heddle

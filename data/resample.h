@@ -15,4 +15,8 @@ struct Window {
 // come mirrored with `flip`. The window lies inside the image.
 void resample(const Image& image, const Window& window, int size, bool flip, float* out);
 
+// The same with Pillow's rounding, which torchvision has too: across first, then down, both to
+// bytes.
+void resample_bytes(const Image& image, const Window& window, int size, float* out);
+
 }  // namespace heddle

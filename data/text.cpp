@@ -110,10 +110,10 @@ Corpus make_corpus(const std::string& where, TextLevel level,
   return corpus;
 }
 
-std::string_view view(const MappedFile& file) {
-  const auto bytes = file.bytes();
-  check(!bytes.empty(), file.path(), ": expected text, found an empty file");
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+std::string read_text(const fs::path& path) {
+  std::string text = read_text_file(path.string());
+  check(!text.empty(), path.string(), ": expected text, found an empty file");
+  return text;
 }
 
 Corpus open_folder(const fs::path& folder, TextLevel level) {
@@ -136,12 +136,14 @@ Corpus open_folder(const fs::path& folder, TextLevel level) {
   for (const char* name : names)
     check(fs::exists(folder / name, error), folder.string(), ": missing ", name);
 
-  const MappedFile train((folder / names[0]).string()), valid((folder / names[1]).string()),
-      test((folder / names[2]).string());
-  Corpus corpus = make_corpus(folder.string(), level, {{train.path(), view(train)}},
-                              {{0, {train.path(), view(train)}},
-                               {1, {valid.path(), view(valid)}},
-                               {2, {test.path(), view(test)}}});
+  std::array<std::string, 3> paths, texts;
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < 3; ++i) {
+    paths[i] = (folder / names[i]).string();
+    texts[i] = read_text(paths[i]);
+    pieces.push_back({i, {paths[i], texts[i]}});
+  }
+  Corpus corpus = make_corpus(folder.string(), level, {pieces[0].file}, pieces);
   const fs::path whole = fs::weakly_canonical(folder, error);
   corpus.name = (error ? folder : whole).filename().string();
   return corpus;
@@ -215,8 +217,7 @@ Corpus open_corpus(const fs::path& path, TextLevel level) {
   if (level == TextLevel::automatic) level = folder ? TextLevel::word : TextLevel::character;
   if (path.empty()) return open_sources(level);
   if (folder) return open_folder(path, level);
-  const MappedFile file(path.string());
-  Corpus corpus = split_text(view(file), level, file.path());
+  Corpus corpus = split_text(read_text(path), level, path.string());
   corpus.name = path.filename().string();
   return corpus;
 }

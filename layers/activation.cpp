@@ -23,20 +23,6 @@ Var relu(Tape& tape, const Var& x) {
   return y;
 }
 
-Var add(Tape& tape, const Var& a, const Var& b) {
-  TraceRange range("forward", "add");
-  const Tensor output = Tensor::empty_like(a.value());
-  add(a.value(), b.value(), output);
-  Var y(output, true);
-  tape.record("add", y, {}, [a, b](BackwardPass& pass) {
-    // Both inputs get the same memory: no longer unique, so neither writes into it.
-    Tensor dy = std::move(pass.dy).sum();
-    a.add_grad(dy);
-    b.add_grad(std::move(dy));
-  });
-  return y;
-}
-
 Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
   check(p >= 0.0f && p < 1.0f, "dropout: expected a probability in [0, 1), found ", p);
   check(batch_axis >= 0 && batch_axis < std::max(1, x.shape().rank()), "dropout: batch axis ",
@@ -66,20 +52,6 @@ Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
     const Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy);
     HEDDLE_DISPATCH(device, dropout_apply(dy, dx, key));
     x.add_grad(dx);
-  });
-  return y;
-}
-
-Var flatten(Tape& tape, const Var& x) {
-  const Tensor& input = x.value();
-  check(input.shape().rank() >= 2, "flatten: expected at least two axes, found ",
-        to_string(input.shape()));
-  const int64_t rows = input.shape()[0];
-  const Shape shape = {rows, rows == 0 ? 0 : input.size() / rows};
-  Var y(converted(input, input.dtype(), Layout::plain).reshape(shape), true);
-  tape.record("flatten", y, {}, [x](BackwardPass& pass) {
-    const Tensor dy = std::move(pass.dy).sum();
-    x.add_grad(converted(dy.reshape(x.shape()), dy.dtype(), x.value().layout()));
   });
   return y;
 }

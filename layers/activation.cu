@@ -85,28 +85,16 @@ struct DropoutRest {
   }
 };
 
-template <class T>
-void run_dropout(const Tensor& x, const Tensor& y, const DropoutMask& mask) {
-  const int64_t rows = mask.outer * mask.batch;
-  for_each_in_grid(rows, mask.inner / 4, DropoutBlock<T>{x.data<T>(), y.data<T>(), mask});
-  for_each_in_grid(rows, mask.inner % 4, DropoutRest<T>{x.data<T>(), y.data<T>(), mask});
-}
-
 }  // namespace
 
 void relu_forward(const Tensor& x, const Tensor& y) {
-  if (x.dtype() == DType::f32)
-    for_each(x.size(), Relu<float>{x.data<float>(), y.data<float>()});
-  else
-    for_each(x.size(), Relu<bfloat16>{x.data<bfloat16>(), y.data<bfloat16>()});
+  with_type(x, [&]<class T>() { for_each(x.size(), Relu<T>{x.data<T>(), y.data<T>()}); });
 }
 
 void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
-  if (y.dtype() == DType::f32)
-    for_each(y.size(), ReluBackward<float>{y.data<float>(), dy.data<float>(), dx.data<float>()});
-  else
-    for_each(y.size(),
-             ReluBackward<bfloat16>{y.data<bfloat16>(), dy.data<bfloat16>(), dx.data<bfloat16>()});
+  with_type(y, [&]<class T>() {
+    for_each(y.size(), ReluBackward<T>{y.data<T>(), dy.data<T>(), dx.data<T>()});
+  });
 }
 
 void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key) {
@@ -130,10 +118,11 @@ void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key) {
                          .first = first,
                          .operation = key.operation,
                          .counters = counters};
-  if (x.dtype() == DType::f32)
-    run_dropout<float>(x, y, mask);
-  else
-    run_dropout<bfloat16>(x, y, mask);
+  const int64_t rows = outer * batch;
+  with_type(x, [&]<class T>() {
+    for_each_in_grid(rows, mask.inner / 4, DropoutBlock<T>{x.data<T>(), y.data<T>(), mask});
+    for_each_in_grid(rows, mask.inner % 4, DropoutRest<T>{x.data<T>(), y.data<T>(), mask});
+  });
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

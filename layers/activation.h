@@ -1,4 +1,4 @@
-// Elementwise layers: ReLU, addition, dropout, and the flattening of maps.
+// Elementwise layers: ReLU and dropout.
 #pragma once
 
 #include "core/tape.h"
@@ -7,9 +7,6 @@ namespace heddle {
 
 // max(x, 0), any shape.
 Var relu(Tape& tape, const Var& x);
-
-// a + b of equal shape, type and layout.
-Var add(Tape& tape, const Var& a, const Var& b);
 
 // While training, each element is zeroed with probability p and the others are scaled by 1/(1-p)
 // (Srivastava et al., 2014, inverted form). Keyed by (seed, step, operation, sample in the global
@@ -26,21 +23,11 @@ struct DropoutKey {
   Tensor counters = {};  // where defined, step and first come from here: TapeOptions::counters
 };
 
-// (N, C, H, W) -> (N, C*H*W) in logical order.
-Var flatten(Tape& tape, const Var& x);
-
 #define HEDDLE_ACTIVATION                                                  \
   void relu_forward(const Tensor& x, const Tensor& y);                     \
   void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx); \
   void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
-namespace cpu {
-HEDDLE_ACTIVATION
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_ACTIVATION
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_ACTIVATION)
 #undef HEDDLE_ACTIVATION
 
 }  // namespace heddle

@@ -62,14 +62,7 @@ struct BatchNormBackward {
   void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,         \
                        const Tensor& residual, bool relu, const Tensor& y);               \
   void batchnorm_backward(const BatchNormBackward& a);
-namespace cpu {
-HEDDLE_BATCHNORM
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_BATCHNORM
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_BATCHNORM)
 #undef HEDDLE_BATCHNORM
 
 }  // namespace heddle

@@ -9,16 +9,6 @@
 namespace heddle::cpu {
 namespace {
 
-// Calls f.template operator()<lanes, T>() for the lanes of the runs and the type of x.
-template <class F>
-void dispatch(const Runs& runs, const Tensor& x, F&& f) {
-  if (x.dtype() == DType::f32)
-    runs.lanes() == 16 ? f.template operator()<16, float>() : f.template operator()<1, float>();
-  else
-    runs.lanes() == 16 ? f.template operator()<16, bfloat16>()
-                       : f.template operator()<1, bfloat16>();
-}
-
 // The first pixel of every run, (runs, width).
 std::vector<float> first_pixels(const Runs& runs, const Tensor& x) {
   std::vector<float> first(runs.count() * runs.width());
@@ -117,7 +107,7 @@ void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& var
   const int64_t channels = runs.channels(), width = runs.width();
   // Sums are taken around the run's first pixel, which is near the mean: squares do not cancel.
   std::vector<float> partial(runs.count() * 2 * width);
-  dispatch(runs, x, [&]<int kLanes, class T>() {
+  with_runs(runs, x, [&]<int kLanes, class T>() {
     using L = Lanes<kLanes>;
     const T* in = x.data<T>();
     for_runs(runs, [&](int64_t r, const Run& run) {
@@ -173,7 +163,7 @@ void batchnorm_update_running(const BatchNormRunning& a) {
 void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
                      const Tensor& residual, bool relu, const Tensor& y) {
   const Runs runs(x);
-  dispatch(runs, x, [&]<int kLanes, class T>() {
+  with_runs(runs, x, [&]<int kLanes, class T>() {
     using L = Lanes<kLanes>;
     struct Constants {
       typename L::Vec scale, shift;
@@ -201,8 +191,8 @@ void batchnorm_backward(const BatchNormBackward& a) {
   const Runs runs(a.x);
   const int64_t channels = runs.channels(), width = runs.width();
   std::vector<float> partial(runs.count() * 2 * width);
-  dispatch(runs, a.x,
-           [&]<int kLanes, class T>() { backward_sums<kLanes, T>(runs, a, partial.data()); });
+  with_runs(runs, a.x,
+            [&]<int kLanes, class T>() { backward_sums<kLanes, T>(runs, a, partial.data()); });
   std::vector<double> s(channels, 0.0), t(channels, 0.0);
   for (int64_t r = 0; r < runs.count(); ++r)
     for (int64_t c = 0; c < width; ++c) {
@@ -224,7 +214,7 @@ void batchnorm_backward(const BatchNormBackward& a) {
     v[c] = static_cast<float>(slope);
     k[c] = static_cast<float>(-scale * s[c] / count - slope * mean);
   }
-  dispatch(runs, a.x, [&]<int kLanes, class T>() {
+  with_runs(runs, a.x, [&]<int kLanes, class T>() {
     backward_input<kLanes, T>(runs, a, u.data(), v.data(), k.data());
   });
 }

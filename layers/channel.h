@@ -7,9 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/parallel.h"
+#include "core/shared_kernel.h"
 #include "core/simd.h"
-#include "core/tensor.h"
 
 namespace heddle {
 
@@ -58,6 +57,14 @@ class Runs {
   int lanes_;
   int64_t channels_, groups_, outer_, pixels_, piece_, pieces_;
 };
+
+// Calls f.template operator()<lanes, T>() for the lanes of the runs and the type of x.
+template <class F>
+void with_runs(const Runs& runs, const Tensor& x, F&& f) {
+  with_type(x, [&]<class T>() {
+    runs.lanes() == 16 ? f.template operator()<16, T>() : f.template operator()<1, T>();
+  });
+}
 
 // Calls f(index, run) for all runs, on several threads.
 template <class F>

@@ -55,14 +55,7 @@ struct ConvLayouts {
   void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,                 \
                              const Conv2dOptions& o);                                             \
   ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o);
-namespace cpu {
-HEDDLE_CONV2D
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_CONV2D
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_CONV2D)
 #undef HEDDLE_CONV2D
 
 }  // namespace heddle

@@ -153,7 +153,8 @@ ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOp
   if (x.layout() == Layout::plain) {
     if (in > 4 || o.groups > 1 || out_channels % 16 != 0) return {Layout::plain, Layout::plain};
     // The first convolution, from images, sets the layout of the whole network.
-    if (x.dtype() == DType::bf16) return {Layout::nhwc, Layout::nhwc};
+    // Without AVX-512 oneDNN has blocks of 16 channels in its reference implementation only.
+    if (x.dtype() == DType::bf16 || !has_avx512()) return {Layout::nhwc, Layout::nhwc};
     return {Layout::plain, Layout::c16};
   }
   // A group must fill whole blocks, or be a single channel.

@@ -21,6 +21,7 @@
 #include "core/elementwise.h"
 #include "core/gemm.h"
 #include "core/kernels.h"
+#include "core/shared_kernel.h"
 #include "layers/conv2d.h"
 
 namespace heddle::cuda {
@@ -353,10 +354,7 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
     return gemm(pixels_of(dy), pixels_of(x), matrix_of(dw), {.transpose_a = true, .beta = beta});
   const Tensor out = convolve<BackwardWeight>({x.shape(), dw.shape(), dy.shape(), o, x.dtype()}, x,
                                               dy, dw.shape(), {});
-  if (x.dtype() == DType::f32)
-    accumulate<float>(out, dw, beta);
-  else
-    accumulate<bfloat16>(out, dw, beta);
+  with_type(x, [&]<class T>() { accumulate<T>(out, dw, beta); });
 }
 
 void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,

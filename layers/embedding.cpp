@@ -57,14 +57,6 @@ struct ClearRow {
   void operator()(int64_t r, int64_t c) const { x[rows[r] * width + c] = 0.0f; }
 };
 
-template <class T>
-void segmented_sum(const Tensor& dy, const Segments& s, const Tensor& dweight) {
-  const int64_t width = dweight.shape()[1];
-  for_each_in_grid(std::ssize(s.rows), width,
-                   SegmentedSum<T>{dy.data<T>(), s.rows.data(), s.starts.data(), s.places.data(),
-                                   dweight.data<float>(), width});
-}
-
 // Makes the gradient one that is zero outside of known rows, or, when another layer has written
 // into it in this step (tied weights), leaves it dense; either way it may be added to.
 void prepare(Parameter& weight, const std::vector<int32_t>& rows) {
@@ -89,10 +81,12 @@ void prepare(Parameter& weight, const std::vector<int32_t>& rows) {
 void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight) {
   const Segments s = sort_tokens(tokens);
   prepare(weight, s.rows);
-  if (dy.dtype() == DType::f32)
-    segmented_sum<float>(dy, s, weight.grad);
-  else
-    segmented_sum<bfloat16>(dy, s, weight.grad);
+  const int64_t width = weight.shape()[1];
+  with_type(dy, [&]<class T>() {
+    for_each_in_grid(std::ssize(s.rows), width,
+                     SegmentedSum<T>{dy.data<T>(), s.rows.data(), s.starts.data(), s.places.data(),
+                                     weight.grad.data<float>(), width});
+  });
 }
 
 }  // namespace cpu

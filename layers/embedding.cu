@@ -18,20 +18,14 @@ struct Gather {
   }
 };
 
-template <class T>
-void gather(const Tensor& tokens, const Tensor& weight, const Tensor& y) {
-  const int64_t width = weight.shape()[1];
-  for_each_in_grid(tokens.size(), width,
-                   Gather<T>{tokens.data<int32_t>(), weight.data<float>(), y.data<T>(), width});
-}
-
 }  // namespace
 
 void embedding_forward(const Tensor& tokens, const Tensor& weight, const Tensor& y) {
-  if (y.dtype() == DType::f32)
-    gather<float>(tokens, weight, y);
-  else
-    gather<bfloat16>(tokens, weight, y);
+  const int64_t width = weight.shape()[1];
+  with_type(y, [&]<class T>() {
+    for_each_in_grid(tokens.size(), width,
+                     Gather<T>{tokens.data<int32_t>(), weight.data<float>(), y.data<T>(), width});
+  });
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

@@ -26,14 +26,7 @@ void check_tokens(const Tensor& tokens, int64_t vocabulary, const std::string& n
 #define HEDDLE_EMBEDDING                                                               \
   void embedding_forward(const Tensor& tokens, const Tensor& weight, const Tensor& y); \
   void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight);
-namespace cpu {
-HEDDLE_EMBEDDING
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_EMBEDDING
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_EMBEDDING)
 #undef HEDDLE_EMBEDDING
 
 }  // namespace heddle

@@ -37,25 +37,18 @@ struct AddAlong {
   }
 };
 
-template <class T>
-void add_along(const Tensor& dy, const Tensor& tokens, const Tensor& links, const Tensor& dweight) {
-  const int64_t count = tokens.size(), width = dweight.shape()[1];
-  for_each_in_grid(count, width,
-                   AddAlong<T>{dy.data<T>(), tokens.data<int32_t>(), links.data<int32_t>(),
-                               dweight.data<float>(), count, width});
-}
-
 }  // namespace
 
 void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight) {
   if (weight.next_beta() == 0.0f) weight.grad.fill_zero();
-  const int64_t count = tokens.size();
+  const int64_t count = tokens.size(), width = weight.shape()[1];
   const Tensor links = Tensor::empty_on(dy.device(), {count, 2}, DType::i32);
   for_each(count, Link{tokens.data<int32_t>(), links.data<int32_t>(), count});
-  if (dy.dtype() == DType::f32)
-    add_along<float>(dy, tokens, links, weight.grad);
-  else
-    add_along<bfloat16>(dy, tokens, links, weight.grad);
+  with_type(dy, [&]<class T>() {
+    for_each_in_grid(count, width,
+                     AddAlong<T>{dy.data<T>(), tokens.data<int32_t>(), links.data<int32_t>(),
+                                 weight.grad.data<float>(), count, width});
+  });
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

@@ -34,14 +34,7 @@ void check_labels(const Tensor& labels, int64_t classes);
   void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,                 \
                                       const Tensor& log_sums, float smoothing,                    \
                                       const Tensor& dmean, const Tensor& dlogits);
-namespace cpu {
-HEDDLE_LOSS
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_LOSS
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_LOSS)
 #undef HEDDLE_LOSS
 
 }  // namespace heddle

@@ -14,21 +14,6 @@
 namespace heddle {
 namespace {
 
-// Where the steps of a sequence lie in a buffer of T + 1 entries that also holds the state before
-// the first step: in front of it, or, for the reverse direction, behind it.
-struct TimeLine {
-  int64_t steps;
-  bool reverse;
-  int64_t time(int64_t step) const { return reverse ? steps - 1 - step : step; }
-  int64_t start() const { return reverse ? steps : 0; }
-  int64_t before(int64_t t) const { return reverse ? t + 1 : t; }
-  int64_t at(int64_t t) const { return reverse ? t : t + 1; }
-  Tensor all_before(const Tensor& buffer) const {
-    return buffer.slice(before(0), before(0) + steps);
-  }
-  Tensor all(const Tensor& buffer) const { return buffer.slice(at(0), at(0) + steps); }
-};
-
 // Entry i of a (T, B, H) buffer as (B, H).
 Tensor entry(const Tensor& buffer, int64_t i) {
   return buffer.slice(i, i + 1).reshape({buffer.shape()[1], buffer.shape()[2]});
@@ -49,56 +34,38 @@ void add_bias_gradient(const Tensor& dgates, const LstmWeights& w, BackwardPass&
   }
 }
 
-// What all steps of a layer leave behind: states (T + 1, B, H) on their time line, activated gates
-// (T, B, 4H).
+// What all steps of a layer leave behind: states (T + 1, B, H), entry t the one before step t;
+// activated gates (T, B, 4H).
 struct Steps {
   Tensor hs, cs, gates;
 };
 
-Steps run_steps(const Tensor& x, const LstmWeights& w, const Tensor& h, const Tensor& c,
-                const TimeLine& line) {
+Steps run_steps(const Tensor& x, const LstmWeights& w, const Tensor& h, const Tensor& c) {
   const Device device = x.device();
   const DType dtype = x.dtype();
   const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
   const Tensor hs = Tensor::empty_on(device, {steps + 1, batch, hidden}, dtype);
   const Tensor cs = Tensor::empty_on(device, {steps + 1, batch, hidden});
-  convert(h, entry(hs, line.start()));
-  entry(cs, line.start()).copy_from(c);
+  convert(h, entry(hs, 0));
+  entry(cs, 0).copy_from(c);
   const Tensor bias = Tensor::empty_like(w.bias_ih->value);
   add(w.bias_ih->value, w.bias_hh->value, bias);
   const Tensor gates = Tensor::empty_on(device, {steps, batch, 4 * hidden});
   gemm(rows_of(x), converted(w.ih->value, dtype, Layout::plain), rows_of(gates),
        {.transpose_b = true});
   const PackedMatrix recurrent(w.hh->value, true, batch, dtype, 1.0f);
-  for (int64_t step = 0; step < steps; ++step) {
-    const int64_t t = line.time(step);
-    const Tensor gate = entry(gates, t), before = entry(hs, line.before(t));
-    recurrent.multiply(before, gate);
-    HEDDLE_DISPATCH(device, lstm_cell_forward(gate, bias, entry(cs, line.before(t)),
-                                              entry(cs, line.at(t)), entry(hs, line.at(t))));
+  for (int64_t t = 0; t < steps; ++t) {
+    const Tensor gate = entry(gates, t);
+    recurrent.multiply(entry(hs, t), gate);
+    HEDDLE_DISPATCH(
+        device, lstm_cell_forward(gate, bias, entry(cs, t), entry(cs, t + 1), entry(hs, t + 1)));
   }
   return {hs, cs, gates};
 }
 
-Var concatenate(Tape& tape, const Var& a, const Var& b) {
-  const Device device = a.value().device();
-  const Shape& s = a.shape();
-  const Tensor output = Tensor::empty_on(device, {s[0], s[1], 2 * s[2]}, a.value().dtype());
-  HEDDLE_DISPATCH(device, join_halves(a.value(), b.value(), output));
-  Var y(output, true);
-  tape.record("concatenate", y, {}, [a, b, device](BackwardPass& pass) {
-    const Tensor dy = std::move(pass.dy).sum();
-    const Tensor da = Tensor::empty_like(a.value()), db = Tensor::empty_like(b.value());
-    HEDDLE_DISPATCH(device, split_halves(dy, da, db));
-    a.add_grad(da);
-    b.add_grad(db);
-  });
-  return y;
-}
-
 }  // namespace
 
-Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor& c, bool reverse) {
+Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor& c) {
   TraceRange range("forward", w.ih->name);
   auto [steps, batch, in] = dims<3>(x.value(), w.ih->name.c_str());
   const int64_t hidden = w.hh->shape()[1];
@@ -109,24 +76,22 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
   check_shape(c, {batch, hidden}, w.hh->name + ": cell state");
   const Device device = x.value().device();
   const DType dtype = x.value().dtype();
-  const TimeLine line{steps, reverse};
 
 #ifdef HEDDLE_CUDA
-  if (device.is_cuda() && !reverse && tape.training() &&
-      cuda::cudnn_lstm_wins(x.value(), w, h, c, [&] { (void)run_steps(x.value(), w, h, c, line); }))
+  if (device.is_cuda() && tape.training() &&
+      cuda::cudnn_lstm_wins(x.value(), w, h, c, [&] { (void)run_steps(x.value(), w, h, c); }))
     return cuda::cudnn_lstm_layer(tape, x, w, h, c);
 #endif
-  const auto [hs, cs, gates] = run_steps(x.value(), w, h, c, line);
+  const auto [hs, cs, gates] = run_steps(x.value(), w, h, c);
   const Tensor input = rows_of(x.value());
-  const int64_t last = line.at(line.time(steps - 1));
-  h = converted(entry(hs, last), DType::f32, Layout::plain);
-  c = entry(cs, last);
+  h = converted(entry(hs, steps), DType::f32, Layout::plain);
+  c = entry(cs, steps);
   w.ih->uses_per_sample = w.hh->uses_per_sample = static_cast<double>(steps);
 
-  Var y(line.all(hs), true);
-  auto backward = [x, input, w, hs = hs, cs = cs, gates = gates, line, device,
+  Var y(hs.slice(1, steps + 1), true);
+  auto backward = [x, input, w, hs = hs, cs = cs, gates = gates, device,
                    dtype](BackwardPass& pass) {
-    const int64_t batch = x.shape()[1], hidden = w.hh->shape()[1];
+    const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dgates =
         dtype == DType::f32 ? gates : Tensor::empty_on(device, gates.shape(), dtype);
@@ -136,15 +101,13 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
     dh.fill_zero();
     dc.fill_zero();
     const PackedMatrix recurrent(w.hh->value, false, batch, dtype, 0.0f);
-    for (int64_t step = line.steps - 1; step >= 0; --step) {
-      const int64_t t = line.time(step);
-      HEDDLE_DISPATCH(device, lstm_cell_backward(entry(gates, t), entry(cs, line.before(t)),
-                                                 entry(cs, line.at(t)), entry(dy, t), dh, dc,
-                                                 entry(dgates, t)));
-      if (step > 0) recurrent.multiply(entry(dgates, t), dh);
+    for (int64_t t = steps - 1; t >= 0; --t) {
+      HEDDLE_DISPATCH(device, lstm_cell_backward(entry(gates, t), entry(cs, t), entry(cs, t + 1),
+                                                 entry(dy, t), dh, dc, entry(dgates, t)));
+      if (t > 0) recurrent.multiply(entry(dgates, t), dh);
     }
     const Tensor d = rows_of(dgates);
-    gemm(d, rows_of(line.all_before(hs)), w.hh->grad,
+    gemm(d, rows_of(hs.slice(0, steps)), w.hh->grad,
          {.transpose_a = true, .beta = w.hh->next_beta()});
     pass.contributed(*w.hh);
     gemm(d, input, w.ih->grad, {.transpose_a = true, .beta = w.ih->next_beta()});
@@ -167,19 +130,14 @@ Lstm::Lstm(ParameterStore& store, const std::string& name, int64_t input, int64_
         options.layers);
   const float bound =
       options.init > 0 ? options.init : 1.0f / std::sqrt(static_cast<float>(hidden));
-  const int directions = options.bidirectional ? 2 : 1;
   for (int64_t l = 0; l < options.layers; ++l) {
-    const int64_t in = l == 0 ? input : hidden * directions;
-    for (int d = 0; d < directions; ++d) {
-      const std::string suffix = concat("_l", l, d == 1 ? "_reverse" : "");
-      auto make = [&](const char* kind, const Shape& shape, bool decay) {
-        return &store.add(concat(name, kind, suffix), shape, uniform_init(bound), decay);
-      };
-      weights_.push_back({make(".weight_ih", {4 * hidden, in}, true),
-                          make(".weight_hh", {4 * hidden, hidden}, true),
-                          make(".bias_ih", {4 * hidden}, false),
-                          make(".bias_hh", {4 * hidden}, false)});
-    }
+    auto make = [&](const char* kind, const Shape& shape, bool decay) {
+      return &store.add(concat(name, kind, "_l", l), shape, uniform_init(bound), decay);
+    };
+    weights_.push_back({make(".weight_ih", {4 * hidden, l == 0 ? input : hidden}, true),
+                        make(".weight_hh", {4 * hidden, hidden}, true),
+                        make(".bias_ih", {4 * hidden}, false),
+                        make(".bias_hh", {4 * hidden}, false)});
   }
 }
 
@@ -193,24 +151,18 @@ LstmState Lstm::zero_state(int64_t batch) const {
 }
 
 Var Lstm::forward(Tape& tape, const Var& x, LstmState& state) const {
-  const int64_t directions = options_.bidirectional ? 2 : 1;
   check(x.shape().rank() == 3, "lstm: expected input (T, B, I), found ", to_string(x.shape()));
   const Shape shape = {std::ssize(weights_), x.shape()[1], hidden_};
   check_shape(state.h, shape, "lstm: hidden state");
   check_shape(state.c, shape, "lstm: cell state");
   LstmState next{Tensor::empty_like(state.h), Tensor::empty_like(state.c)};
-  auto run = [&](const Var& in, int64_t i, bool reverse) {
-    Tensor h = entry(state.h, i), c = entry(state.c, i);
-    Var out = lstm_layer(tape, in, weights_[static_cast<size_t>(i)], h, c, reverse);
-    entry(next.h, i).copy_from(h);
-    entry(next.c, i).copy_from(c);
-    return out;
-  };
   Var y = x;
   for (int64_t l = 0; l < options_.layers; ++l) {
     if (l > 0) y = dropout(tape, y, options_.dropout, 1);
-    Var forward = run(y, l * directions, false);
-    y = directions == 1 ? forward : concatenate(tape, forward, run(y, l * 2 + 1, true));
+    Tensor h = entry(state.h, l), c = entry(state.c, l);
+    y = lstm_layer(tape, y, weights_[static_cast<size_t>(l)], h, c);
+    entry(next.h, l).copy_from(h);
+    entry(next.c, l).copy_from(c);
   }
   state = next;
   return y;

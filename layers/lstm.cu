@@ -1,5 +1,4 @@
-// Kernels of the LSTM, shared between CPU and CUDA: one cell for a batch, forward and backward, and
-// the two halves of a bidirectional output.
+// Kernels of the LSTM, shared between CPU and CUDA: one cell for a batch, forward and backward.
 #include "layers/lstm.h"
 
 #include "core/math.h"
@@ -59,92 +58,28 @@ struct CellBackward {
   }
 };
 
-template <class T>
-struct JoinHalves {
-  const T *a, *b;
-  T* y;
-  int64_t width;
-  HEDDLE_HD void operator()(int64_t r, int64_t c) const {
-    y[r * 2 * width + c] = a[r * width + c];
-    y[r * 2 * width + width + c] = b[r * width + c];
-  }
-};
-
-template <class T>
-struct SplitHalves {
-  const T* y;
-  T *a, *b;
-  int64_t width;
-  HEDDLE_HD void operator()(int64_t r, int64_t c) const {
-    a[r * width + c] = y[r * 2 * width + c];
-    b[r * width + c] = y[r * 2 * width + width + c];
-  }
-};
-
-template <class T>
-void cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_before, const Tensor& c,
-                  const Tensor& h) {
-  const int64_t hidden = bias.size() / 4;
-  for_each_in_grid(h.size() / hidden, hidden,
-                   CellForward<T>{gates.data<float>(), bias.data<float>(), c_before.data<float>(),
-                                  c.data<float>(), h.data<T>(), hidden});
-}
-
-template <class T>
-void cell_backward(const Tensor& gates, const Tensor& c_before, const Tensor& c, const Tensor& dy,
-                   const Tensor& dh, const Tensor& dc, const Tensor& dgates) {
-  const int64_t hidden = dc.shape()[dc.shape().rank() - 1];
-  for_each_in_grid(
-      dc.size() / hidden, hidden,
-      CellBackward<T>{gates.data<float>(), c_before.data<float>(), c.data<float>(), dy.data<T>(),
-                      dh.data<float>(), dc.data<float>(), dgates.data<T>(), hidden});
-}
-
-template <class T>
-void join(const Tensor& a, const Tensor& b, const Tensor& y) {
-  const int64_t width = a.shape()[2];
-  for_each_in_grid(a.size() / width, width,
-                   JoinHalves<T>{a.data<T>(), b.data<T>(), y.data<T>(), width});
-}
-
-template <class T>
-void split(const Tensor& y, const Tensor& a, const Tensor& b) {
-  const int64_t width = a.shape()[2];
-  for_each_in_grid(a.size() / width, width,
-                   SplitHalves<T>{y.data<T>(), a.data<T>(), b.data<T>(), width});
-}
-
 }  // namespace
 
 void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_before,
                        const Tensor& c, const Tensor& h) {
-  if (h.dtype() == DType::f32)
-    cell_forward<float>(gates, bias, c_before, c, h);
-  else
-    cell_forward<bfloat16>(gates, bias, c_before, c, h);
+  const int64_t hidden = bias.size() / 4;
+  with_type(h, [&]<class T>() {
+    for_each_in_grid(h.size() / hidden, hidden,
+                     CellForward<T>{gates.data<float>(), bias.data<float>(), c_before.data<float>(),
+                                    c.data<float>(), h.data<T>(), hidden});
+  });
 }
 
 void lstm_cell_backward(const Tensor& gates, const Tensor& c_before, const Tensor& c,
                         const Tensor& dy, const Tensor& dh, const Tensor& dc,
                         const Tensor& dgates) {
-  if (dy.dtype() == DType::f32)
-    cell_backward<float>(gates, c_before, c, dy, dh, dc, dgates);
-  else
-    cell_backward<bfloat16>(gates, c_before, c, dy, dh, dc, dgates);
-}
-
-void join_halves(const Tensor& a, const Tensor& b, const Tensor& y) {
-  if (y.dtype() == DType::f32)
-    join<float>(a, b, y);
-  else
-    join<bfloat16>(a, b, y);
-}
-
-void split_halves(const Tensor& y, const Tensor& a, const Tensor& b) {
-  if (y.dtype() == DType::f32)
-    split<float>(y, a, b);
-  else
-    split<bfloat16>(y, a, b);
+  const int64_t hidden = dc.shape()[dc.shape().rank() - 1];
+  with_type(dy, [&]<class T>() {
+    for_each_in_grid(
+        dc.size() / hidden, hidden,
+        CellBackward<T>{gates.data<float>(), c_before.data<float>(), c.data<float>(), dy.data<T>(),
+                        dh.data<float>(), dc.data<float>(), dgates.data<T>(), hidden});
+  });
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

@@ -25,41 +25,37 @@ struct LstmWeights {
   Parameter *bias_ih, *bias_hh;  // (4H)
 };
 
-// Hidden and cell state of every layer and direction, f32 (layers * directions, B, H). Values only:
-// no gradient flows through a state from one window to the one before (truncated backpropagation
-// through time).
+// Hidden and cell state of every layer, f32 (layers, B, H). Values only: no gradient flows through
+// a state from one window to the one before (truncated backpropagation through time).
 struct LstmState {
   Tensor h, c;
 };
 
-// One layer in one direction. x (T, B, I) f32 or bf16; h, c f32 (B, H), the state before the first
-// step, which the state behind the last step (a view) replaces -> (T, B, H) of x's type. `reverse`
-// runs from the last time step to the first.
-Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& weights, Tensor& h, Tensor& c,
-               bool reverse = false);
+// One layer. x (T, B, I) f32 or bf16; h, c f32 (B, H), the state before the first step, which the
+// state after the last step (a view) replaces -> (T, B, H) of x's type.
+Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& weights, Tensor& h, Tensor& c);
 
 struct LstmOptions {
   int64_t layers = 1;
-  bool bidirectional = false;  // y is then (T, B, 2H), forward half first
-  float dropout = 0;           // on the outputs of all layers but the last, as torch.nn.LSTM
-  float init = 0;              // parameters uniform in ±init; 0: ±1/sqrt(H), as PyTorch
+  float dropout = 0;  // on the outputs of all layers but the last, as torch.nn.LSTM
+  float init = 0;     // parameters uniform in ±init; 0: ±1/sqrt(H), as PyTorch
 };
 
 class Lstm {
  public:
   // Parameters name.weight_ih_l0, name.weight_hh_l0, name.bias_ih_l0, name.bias_hh_l0, then l1 and
-  // so on; "_reverse" is appended for the second direction.
+  // so on.
   Lstm(ParameterStore& store, const std::string& name, int64_t input, int64_t hidden,
        const LstmOptions& options = {});
 
   LstmState zero_state(int64_t batch) const;
-  // (T, B, I) -> (T, B, H * directions). Replaces `state`.
+  // (T, B, I) -> (T, B, H). Replaces `state`.
   Var forward(Tape& tape, const Var& x, LstmState& state) const;
 
  private:
   LstmOptions options_;
   int64_t hidden_;
-  std::vector<LstmWeights> weights_;  // by layer, then direction
+  std::vector<LstmWeights> weights_;  // by layer
 };
 
 #define HEDDLE_LSTM                                                                       \
@@ -67,17 +63,8 @@ class Lstm {
                          const Tensor& c, const Tensor& h);                               \
   void lstm_cell_backward(const Tensor& gates, const Tensor& c_before, const Tensor& c,   \
                           const Tensor& dy, const Tensor& dh, const Tensor& dc,           \
-                          const Tensor& dgates);                                          \
-  void join_halves(const Tensor& a, const Tensor& b, const Tensor& y);                    \
-  void split_halves(const Tensor& y, const Tensor& a, const Tensor& b);
-namespace cpu {
-HEDDLE_LSTM
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_LSTM
-}
-#endif
+                          const Tensor& dgates);
+HEDDLE_BACKENDS(HEDDLE_LSTM)
 #undef HEDDLE_LSTM
 
 }  // namespace heddle

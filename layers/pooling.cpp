@@ -41,12 +41,6 @@ Var max_pool2d(Tape& tape, const Var& x, const PoolOptions& o) {
   return pool(tape, x, PoolKind::max, o.kernel, o.kernel, o.stride, o.padding);
 }
 
-Var average_pool2d(Tape& tape, const Var& x, const PoolOptions& o) {
-  TraceRange range("forward", "average pooling");
-  const PoolKind kind = o.count_include_pad ? PoolKind::average : PoolKind::average_exclude_pad;
-  return pool(tape, x, kind, o.kernel, o.kernel, o.stride, o.padding);
-}
-
 Var global_average_pool(Tape& tape, const Var& x) {
   TraceRange range("forward", "global average pooling");
   auto [n, c, h, w] = dims<4>(x.value(), "global average pooling input");

@@ -7,19 +7,17 @@ namespace heddle {
 
 struct PoolOptions {
   int64_t kernel = 2, stride = 2, padding = 0;
-  bool count_include_pad = true;  // average only: padding counts as zeros, as PyTorch's default
 };
 
-// (N, C, H, W) -> (N, C, P, Q), P = (H + 2*padding - kernel)/stride + 1. Padding is -infinity for
-// the maximum; of equal values the first one gets the gradient. On the CPU a NaN counts only as the
-// first value of its window (oneDNN's comparison). Needs padding <= kernel/2.
+// (N, C, H, W) -> (N, C, P, Q), P = (H + 2*padding - kernel)/stride + 1. Padding is -infinity; of
+// equal values the first one gets the gradient. On the CPU a NaN counts only as the first value of
+// its window (oneDNN's comparison). Needs padding <= kernel/2.
 Var max_pool2d(Tape& tape, const Var& x, const PoolOptions& options);
-Var average_pool2d(Tape& tape, const Var& x, const PoolOptions& options);
 
 // Mean over each map: (N, C, H, W) -> (N, C).
 Var global_average_pool(Tape& tape, const Var& x);
 
-enum class PoolKind { max, average, average_exclude_pad };
+enum class PoolKind { max, average };  // average: padding counts as zeros
 
 // The backends. `workspace` carries what max pooling's backward needs.
 #define HEDDLE_POOLING                                                                           \
@@ -27,14 +25,7 @@ enum class PoolKind { max, average, average_exclude_pad };
                       int64_t kernel_w, int64_t stride, int64_t padding);                        \
   void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx, \
                      int64_t kernel_h, int64_t kernel_w, int64_t stride, int64_t padding);
-namespace cpu {
-HEDDLE_POOLING
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_POOLING
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_POOLING)
 #undef HEDDLE_POOLING
 
 }  // namespace heddle

@@ -18,18 +18,6 @@ struct PoolPlans {
   std::map<std::array<int64_t, 12>, PoolPlan> plans;
 };
 
-dnnl::algorithm algorithm_of(PoolKind kind) {
-  switch (kind) {
-    case PoolKind::max:
-      return dnnl::algorithm::pooling_max;
-    case PoolKind::average:
-      return dnnl::algorithm::pooling_avg_include_padding;
-    case PoolKind::average_exclude_pad:
-      break;
-  }
-  return dnnl::algorithm::pooling_avg_exclude_padding;
-}
-
 const PoolPlan& pool_plan(bool backward, PoolKind kind, const Tensor& x, const Tensor& y,
                           int64_t kernel_h, int64_t kernel_w, int64_t stride, int64_t padding) {
   const std::array<int64_t, 12> key = {backward,
@@ -48,7 +36,9 @@ const PoolPlan& pool_plan(bool backward, PoolKind kind, const Tensor& x, const T
   if (auto found = plans.find(key); found != plans.end()) return found->second;
   const dnnl::memory::dims kernel = {kernel_h, kernel_w}, strides = {stride, stride},
                            pad = {padding, padding};
-  const dnnl::algorithm algorithm = algorithm_of(kind);
+  const dnnl::algorithm algorithm = kind == PoolKind::max
+                                        ? dnnl::algorithm::pooling_max
+                                        : dnnl::algorithm::pooling_avg_include_padding;
   const dnnl::engine& engine = onednn().engine;
   const dnnl::pooling_forward::primitive_desc forward(
       {dnnl::prop_kind::forward_training, algorithm, describe(x), describe(y), strides, kernel, pad,

@@ -11,17 +11,9 @@ namespace {
 struct Windows {
   int64_t images, channels, height, width;  // of the input
   int64_t out_height, out_width, kernel_h, kernel_w, stride, padding;
-  PoolKind kind;
 
-  // Values that a window at (p, q) is divided by.
-  HEDDLE_HD float count(int64_t p, int64_t q) const {
-    if (kind == PoolKind::average) return static_cast<float>(kernel_h * kernel_w);
-    const int64_t h = p * stride - padding, w = q * stride - padding;
-    const int64_t top = h < 0 ? 0 : h, left = w < 0 ? 0 : w;
-    const int64_t bottom = h + kernel_h < height ? h + kernel_h : height,
-                  right = w + kernel_w < width ? w + kernel_w : width;
-    return static_cast<float>((bottom - top) * (right - left));
-  }
+  // Values that an average is of.
+  HEDDLE_HD float count() const { return static_cast<float>(kernel_h * kernel_w); }
 };
 
 // Image, row, column and first channel of a pack; divisions cost less with 32 bits.
@@ -93,7 +85,7 @@ struct AverageForward {
             load_pack<kPack>(x + (((at.n * s.height + h) * s.width + w) * s.channels + at.c));
         for (int k = 0; k < kPack; ++k) sum[k] += v[k];
       }
-    const float count = s.count(at.h, at.w);
+    const float count = s.count();
     Pack<T, kPack> out;
     for (int k = 0; k < kPack; ++k) out.set(k, sum[k] / count);
     store_pack<kPack>(y + i * kPack, out);
@@ -124,7 +116,7 @@ struct Backward {
         if (chosen != nullptr) {
           for (int k = 0; k < kPack; ++k) sum[k] += chosen[from + k] == pixel ? g[k] : 0.0f;
         } else {
-          const float count = s.count(p, q);
+          const float count = s.count();
           for (int k = 0; k < kPack; ++k) sum[k] += g[k] / count;
         }
       }
@@ -134,21 +126,21 @@ struct Backward {
   }
 };
 
-Windows windows_of(PoolKind kind, const Tensor& x, const Tensor& y, int64_t kernel_h,
-                   int64_t kernel_w, int64_t stride, int64_t padding) {
+Windows windows_of(const Tensor& x, const Tensor& y, int64_t kernel_h, int64_t kernel_w,
+                   int64_t stride, int64_t padding) {
   auto [n, c, h, w] = dims<4>(x, "pooling input");
   check(x.layout() != Layout::c16, "pooling on CUDA: layout c16 is the CPU's alone");
   check(h * w < (int64_t{1} << 31), "pooling: a map of ", h, " x ", w, " is too large");
   const bool last = x.layout() == Layout::nhwc;
-  return {last ? n : n * c, last ? c : 1, h,      w,       y.shape()[2], y.shape()[3],
-          kernel_h,         kernel_w,     stride, padding, kind};
+  return {last ? n : n * c, last ? c : 1, h,        w,      y.shape()[2],
+          y.shape()[3],     kernel_h,     kernel_w, stride, padding};
 }
 
 }  // namespace
 
 Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, int64_t kernel_h,
                     int64_t kernel_w, int64_t stride, int64_t padding) {
-  const Windows s = windows_of(kind, x, y, kernel_h, kernel_w, stride, padding);
+  const Windows s = windows_of(x, y, kernel_h, kernel_w, stride, padding);
   Tensor chosen;
   if (kind == PoolKind::max) chosen = Tensor::empty_on(x.device(), {y.size()}, DType::i32);
   with_packs({&x, &y}, s.channels, [&]<class T, int kPack>() {
@@ -163,8 +155,8 @@ Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, int64_t ker
 
 void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,
                    int64_t kernel_h, int64_t kernel_w, int64_t stride, int64_t padding) {
-  const Windows s = windows_of(kind, dx, dy, kernel_h, kernel_w, stride, padding);
-  const int32_t* chosen = workspace.defined() ? workspace.data<int32_t>() : nullptr;
+  const Windows s = windows_of(dx, dy, kernel_h, kernel_w, stride, padding);
+  const int32_t* chosen = kind == PoolKind::max ? workspace.data<int32_t>() : nullptr;
   with_packs({&dy, &dx}, s.channels, [&]<class T, int kPack>() {
     for_each(dx.size() / kPack, Backward<T, kPack>{dy.data<T>(), chosen, dx.data<T>(), s});
   });

@@ -37,71 +37,30 @@ const Arch& find_arch(const std::string& name) {
   throw InputError(concat("--arch: expected one of ", known, ", found '", name, "'"));
 }
 
-// Where a pixel's channels lie in memory, per image.
-struct Walk {
-  Layout layout;
-  int64_t channels, pixels;  // of one image
-
-  int64_t at(int64_t n, int64_t pixel, int64_t c) const {
-    switch (layout) {
-      case Layout::plain:
-        return (n * channels + c) * pixels + pixel;
-      case Layout::nhwc:
-        return (n * pixels + pixel) * channels + c;
-      case Layout::c16:
-        return ((n * (channels / 16) + c / 16) * pixels + pixel) * 16 + c % 16;
-    }
-    return 0;
-  }
-  // How many channels from c on are neighbours in memory.
-  int64_t neighbours(int64_t c) const {
-    switch (layout) {
-      case Layout::plain:
-        return 1;
-      case Layout::nhwc:
-        return channels - c;
-      case Layout::c16:
-        return 16 - c % 16;
-    }
-    return 1;
-  }
-};
+// How many channels from c on are neighbours in memory.
+int64_t neighbours(const Tensor& x, int64_t c) {
+  if (x.layout() == Layout::plain) return 1;
+  return x.layout() == Layout::nhwc ? x.shape()[1] - c : 16 - c % 16;
+}
 
 // Calls copy(position in the large map, position in the small map, channels) for every second pixel
 // of every second row and all stretches of channels that are neighbours on both sides.
 template <class Copy>
 void for_subsampled(const Tensor& large, const Tensor& small, Copy&& copy) {
   const Shape &s = large.shape(), &t = small.shape();
-  const Walk from = {large.layout(), s[1], s[2] * s[3]}, to = {small.layout(), t[1], t[2] * t[3]};
+  const auto at = [](const Tensor& x, int64_t n, int64_t c, int64_t pixel) {
+    return offset_in(x.layout(), x.shape()[1], x.shape()[2] * x.shape()[3], n, c, pixel);
+  };
   const int64_t front = (t[1] - s[1]) / 2;
   parallel_for(t[0], 1, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n)
       for (int64_t c = 0, length = 0; c < s[1]; c += length) {
-        length = std::min({from.neighbours(c), to.neighbours(front + c), s[1] - c});
+        length = std::min({neighbours(large, c), neighbours(small, front + c), s[1] - c});
         for (int64_t h = 0; h < t[2]; ++h)
           for (int64_t w = 0; w < t[3]; ++w)
-            copy(from.at(n, 2 * (h * s[3] + w), c), to.at(n, h * t[3] + w, front + c), length);
+            copy(at(large, n, c, 2 * (h * s[3] + w)), at(small, n, front + c, h * t[3] + w),
+                 length);
       }
-  });
-}
-
-template <class T>
-void subsample(const Tensor& x, const Tensor& y) {
-  const T* in = x.data<T>();
-  T* out = y.data<T>();
-  y.fill_zero();
-  for_subsampled(x, y, [in, out](int64_t from, int64_t to, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) out[to + i] = in[from + i];
-  });
-}
-
-template <class T>
-void spread(const Tensor& dy, const Tensor& dx) {
-  const T* in = dy.data<T>();
-  T* out = dx.data<T>();
-  dx.fill_zero();
-  for_subsampled(dx, dy, [in, out](int64_t to, int64_t from, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) out[to + i] = in[from + i];
   });
 }
 
@@ -110,11 +69,21 @@ void spread(const Tensor& dy, const Tensor& dx) {
 namespace cpu {
 
 void subsample_forward(const Tensor& x, const Tensor& y) {
-  x.dtype() == DType::bf16 ? subsample<bfloat16>(x, y) : subsample<float>(x, y);
+  y.fill_zero();
+  with_type(x, [&]<class T>() {
+    for_subsampled(x, y, [in = x.data<T>(), out = y.data<T>()](auto from, auto to, auto n) {
+      for (int64_t i = 0; i < n; ++i) out[to + i] = in[from + i];
+    });
+  });
 }
 
 void subsample_backward(const Tensor& dy, const Tensor& dx) {
-  dy.dtype() == DType::bf16 ? spread<bfloat16>(dy, dx) : spread<float>(dy, dx);
+  dx.fill_zero();
+  with_type(dy, [&]<class T>() {
+    for_subsampled(dx, dy, [in = dy.data<T>(), out = dx.data<T>()](auto to, auto from, auto n) {
+      for (int64_t i = 0; i < n; ++i) out[to + i] = in[from + i];
+    });
+  });
 }
 
 }  // namespace cpu

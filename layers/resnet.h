@@ -35,14 +35,7 @@ Var subsample_pad(Tape& tape, const Var& x, int64_t channels);
 #define HEDDLE_SHORTCUT                                     \
   void subsample_forward(const Tensor& x, const Tensor& y); \
   void subsample_backward(const Tensor& dy, const Tensor& dx);
-namespace cpu {
-HEDDLE_SHORTCUT
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_SHORTCUT
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_SHORTCUT)
 #undef HEDDLE_SHORTCUT
 
 class ResNet {

@@ -51,18 +51,12 @@ Maps maps_of(const Tensor& large, const Tensor& small) {
 
 void subsample_forward(const Tensor& x, const Tensor& y) {
   const Maps m = maps_of(x, y);
-  if (x.dtype() == DType::f32)
-    for_each(y.size(), Subsample<float>{x.data<float>(), y.data<float>(), m});
-  else
-    for_each(y.size(), Subsample<bfloat16>{x.data<bfloat16>(), y.data<bfloat16>(), m});
+  with_type(x, [&]<class T>() { for_each(y.size(), Subsample<T>{x.data<T>(), y.data<T>(), m}); });
 }
 
 void subsample_backward(const Tensor& dy, const Tensor& dx) {
   const Maps m = maps_of(dx, dy);
-  if (dx.dtype() == DType::f32)
-    for_each(dx.size(), Spread<float>{dy.data<float>(), dx.data<float>(), m});
-  else
-    for_each(dx.size(), Spread<bfloat16>{dy.data<bfloat16>(), dx.data<bfloat16>(), m});
+  with_type(dx, [&]<class T>() { for_each(dx.size(), Spread<T>{dy.data<T>(), dx.data<T>(), m}); });
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

@@ -73,7 +73,8 @@ inline fs::path find_data(const std::string& name) {
   roots.emplace_back("../shared/data");
   for (const auto& root : roots)
     if (fs::is_directory(root / name)) return root / name;
-  MESSAGE("skipped, " << name << " is not there (set HEDDLE_DATA to the folder that holds it)");
+  MESSAGE("skipped: data set " << name
+                               << " is not there (set HEDDLE_DATA to the folder that holds it)");
   return {};
 }
 

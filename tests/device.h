@@ -5,6 +5,7 @@
 //   for (Layout layout : map_layouts()) …
 #pragma once
 
+#include <cstdio>
 #include <cstdlib>
 #include <vector>
 
@@ -21,6 +22,14 @@ inline ContextOptions on_test_device(ContextOptions options = {}) {
 
 // Whether the current Context computes on a GPU.
 inline bool on_gpu() { return Context::current().device().is_cuda(); }
+
+// Whether layers compute in bf16 on the CPU, and where the current Context does; both say so where
+// they do not.
+inline bool bf16_on_cpu() {
+  if (!has_avx512()) std::puts("skipped: bf16 on this processor, which has no AVX-512");
+  return has_avx512();
+}
+inline bool bf16_here() { return on_gpu() || bf16_on_cpu(); }
 
 // A copy where the current Context computes.
 inline Tensor here(const Tensor& x) { return x.to(Context::current().device()); }

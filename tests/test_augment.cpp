@@ -234,7 +234,7 @@ TEST_CASE("augment: center takes the middle") {
       image.pixels.insert(image.pixels.end(),
                           {static_cast<uint8_t>(x / 2), static_cast<uint8_t>(y), 0});
   const auto out =
-      run({.size = 50, .crop = Crop::center, .resize = 1.25f, .normalization = kBytes}, image);
+      run({.size = 50, .crop = Crop::center, .resize = 1.2f, .normalization = kBytes}, image);
   const auto mean = [&](size_t from) {
     double sum = 0;
     for (size_t i = 0; i < 2500; ++i) sum += static_cast<double>(out[from + i]);
@@ -242,33 +242,41 @@ TEST_CASE("augment: center takes the middle") {
   };
   CHECK(std::abs(mean(0) - 74.5) < 0.6);
   CHECK(std::abs(mean(2500) - 49.5) < 0.1);
-  CHECK(std::abs(out[2500] - 10.3f) < 0.6f);  // the first row lies 10 % below the top
+  CHECK(std::abs(out[2500] - 8.7f) < 0.6f);  // a sixth of the rows is cut away
 }
 
-TEST_CASE("augment: colour jitter") {
-  Augmentation jitter{.size = 8, .brightness = 0.4f, .normalization = kBytes};
-  const Image grey = constant_image(8, 8, 100, 100, 100);
-  float least = 255, most = 0;
-  for (uint64_t sample = 0; sample < 100; ++sample) {
-    const auto out = run(jitter, grey, sample);
-    least = std::min(least, out[0]), most = std::max(most, out[0]);
-    for (const float value : out) REQUIRE(std::abs(value - out[0]) < 1e-3f);
+// Resize(7) and CenterCrop(6) of torchvision 0.14 on Pillow 9.4.
+TEST_CASE("augment: center gives the bytes that torchvision gives") {
+  const std::vector<float> wide = {
+      156, 70,  161, 120, 94,  180, 147, 93,  170, 87,  119, 169, 102, 117, 181, 85,  145, 137,
+      79,  144, 156, 81,  170, 117, 82,  171, 107, 105, 178, 87,  103, 171, 79,  131, 158, 78,
+      41,  77,  127, 186, 82,  99,  52,  88,  138, 197, 93,  110, 64,  100, 150, 201, 95,  122,
+      76,  112, 162, 179, 65,  134, 88,  124, 174, 175, 71,  146, 100, 136, 186, 123, 70,  158,
+      57,  64,  71,  78,  86,  93,  96,  120, 144, 163, 163, 134, 138, 180, 164, 115, 92,  100,
+      177, 132, 79,  110, 151, 141, 167, 75,  129, 172, 104, 119, 107, 109, 175, 119, 141, 131};
+  const std::vector<float> high = {
+      22, 59, 96,  133, 170, 207, 33, 70,  107, 144, 181, 218, 44, 81,  118, 155, 192, 229,
+      55, 92, 129, 166, 203, 240, 66, 103, 140, 177, 214, 251, 77, 114, 151, 188, 225, 6,
+      10, 11, 14,  19,  26,  35,  15, 16,  19,  24,  31,  40,  20, 21,  24,  29,  36,  45,
+      25, 26, 29,  34,  41,  50,  30, 31,  34,  39,  46,  55,  35, 36,  39,  44,  51,  60,
+      40, 46, 52,  58,  64,  70,  40, 49,  58,  67,  76,  85,  40, 52,  64,  76,  88,  100,
+      40, 55, 70,  85,  100, 115, 40, 58,  76,  94,  112, 130, 40, 61,  82,  103, 124, 145};
+  for (const auto& [width, height, expected] : {std::tuple{23, 17, wide}, {7, 11, high}}) {
+    Image image{width, height, 0, {}};
+    for (int y = 0; y < height; ++y)
+      for (int x = 0; x < width; ++x)
+        image.pixels.insert(image.pixels.end(), {static_cast<uint8_t>(x * 37 + y * 11),
+                                                 static_cast<uint8_t>(x * x + 5 * y),
+                                                 static_cast<uint8_t>(x * y * 3 + 40)});
+    const auto out =
+        run({.size = 6, .crop = Crop::center, .resize = 7.0f / 6, .normalization = kBytes}, image);
+    int off = 0;  // by one, where the exact value lies between two bytes
+    for (size_t i = 0; i < out.size(); ++i) {
+      CHECK(std::abs(out[i] - expected[i]) < 1.001f);
+      off += std::abs(out[i] - expected[i]) > 0.001f ? 1 : 0;
+    }
+    CHECK(off <= 2);
   }
-  CHECK(least > 59.9f);
-  CHECK(least < 70);
-  CHECK(most < 140.1f);
-  CHECK(most > 130);
-
-  // Neither contrast nor saturation changes one grey; each pulls colours by its own rule.
-  jitter = {.size = 8, .contrast = 0.5f, .saturation = 0.5f, .normalization = kBytes};
-  for (const float value : run(jitter, grey)) CHECK(std::abs(value - 100) < 1e-3f);
-  jitter.contrast = 0;
-  const auto out = run(jitter, constant_image(8, 8, 180, 90, 30));
-  const float luma = 0.299f * 180 + 0.587f * 90 + 0.114f * 30;
-  const float factor = (out[0] - luma) / (180 - luma);
-  CHECK(std::abs(factor - 1) > 0.01f);
-  CHECK(std::abs(out[64] - (luma + factor * (90 - luma))) < 0.01f);
-  CHECK(std::abs(out[128] - (luma + factor * (30 - luma))) < 0.01f);
 }
 
 TEST_CASE("augment: numbers depend on epoch and sample") {

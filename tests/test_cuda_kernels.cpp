@@ -19,6 +19,7 @@
 #include "core/context.h"
 #include "core/elementwise.h"
 #include "core/kernels.h"
+#include "tests/device.h"
 #include "tests/gradcheck.h"
 
 using namespace heddle;
@@ -182,12 +183,13 @@ TEST_CASE("CUDA kernels: pooling as on the CPU") {
   for (const Shape& shape : {Shape{2, 16, 9, 7}, Shape{3, 5, 6, 8}, Shape{1, 24, 7, 7}})
     for (Layout layout : {Layout::plain, Layout::nhwc})
       for (DType dtype : {DType::f32, DType::bf16})
-        for (PoolKind kind : {PoolKind::max, PoolKind::average, PoolKind::average_exclude_pad})
+        for (PoolKind kind : {PoolKind::max, PoolKind::average})
           for (const Window& k : {Window{2, 2, 2, 0},
                                   {3, 3, 2, 1},
                                   {3, 3, 1, 1},
                                   {2, 2, 3, 1},
                                   {shape[2], shape[3], 1, 0}}) {
+            if (dtype == DType::bf16 && !bf16_on_cpu()) continue;
             INFO(concat(to_string(shape), " ", layout_name(layout), " ", dtype_name(dtype),
                         " kind ", static_cast<int>(kind), " kernel ", k.kernel_h, " stride ",
                         k.stride));

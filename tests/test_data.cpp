@@ -1,6 +1,9 @@
 // Data sets: what is read from good files, and what is said about broken ones.
 #include <doctest/doctest.h>
+#include <malloc.h>
+#include <sys/stat.h>
 
+#include <array>
 #include <cmath>
 #include <map>
 
@@ -111,7 +114,41 @@ TEST_CASE("cifar-10: broken files are named with their offset") {
 
   fs::create_directory(folder.path() / "data_batch_3.bin");
   folder.write("data_batch_5.bin", cifar_file(1));
-  CHECK(contains(input_error(open), "data_batch_3.bin: expected a regular file"));
+  CHECK(contains(input_error(open), "data_batch_3.bin: expected a file, found a folder"));
+}
+
+TEST_CASE("a file that is cut while it is read is an error that names it") {
+  const TempFolder folder;
+  write_cifar10(folder);
+  const auto train = open_dataset(folder.path(), Split::train);
+  const fs::path file = folder.path() / "data_batch_1.bin";
+  fs::resize_file(file, 4096);
+  Image image;
+  train->read(0, image);
+  CHECK(image.label == 0);
+  for (const int64_t index : {1, 20})
+    CHECK(contains(input_error([&] { train->read(index, image); }),
+                   "data_batch_1.bin: expected 64533 bytes, as when it was opened, found"));
+  train->read(21, image);  // of the next file
+}
+
+TEST_CASE("a pipe in the place of a data file is refused, not waited for") {
+  const TempFolder folder;
+  write_cifar10(folder);
+  const auto make = [&](const char* name) {
+    fs::remove(folder.path() / name);
+    REQUIRE(::mkfifo((folder.path() / name).c_str(), 0600) == 0);
+  };
+  const auto open = [&] { open_dataset(folder.path(), Split::train); };
+  make("batches.meta.txt");
+  CHECK(contains(input_error(open), "batches.meta.txt: expected a regular file, found a device"));
+  make("data_batch_2.bin");
+  fs::remove(folder.path() / "batches.meta.txt");
+  CHECK(contains(input_error(open), "data_batch_2.bin: expected a regular file, found a device"));
+  make("x.png");
+  Image image;
+  CHECK(contains(input_error([&] { read_image_file(folder.path() / "x.png", image); }),
+                 "x.png: expected a regular file, found a device"));
 }
 
 TEST_CASE("cifar-100: the fine label counts") {
@@ -217,6 +254,35 @@ Bytes jpeg_file(int width, int height, int channels = 3) {
   return bytes;
 }
 
+// The offset of a JPEG's first marker of this kind.
+std::ptrdiff_t find_marker(const Bytes& jpeg, uint8_t marker) {
+  size_t at = 2;
+  while (jpeg[at] != 0xFF || jpeg[at + 1] != marker) ++at;
+  return static_cast<std::ptrdiff_t>(at);
+}
+
+// A PNG file of one colour in its palette and these rows, before compression, with their filters.
+Bytes png_of(int width, int height, int bits, int colour_type, int interlaced, Bytes rows) {
+  Bytes out{0x89, 'P', 'N', 'G', 0x0D, 0x0A, 0x1A, 0x0A};
+  const auto chunk = [&](const std::string& name, const Bytes& content) {
+    for (int shift = 24; shift >= 0; shift -= 8)
+      out.push_back(static_cast<uint8_t>(content.size() >> shift));
+    out.insert(out.end(), name.begin(), name.end());
+    out.insert(out.end(), content.begin(), content.end());
+    out.insert(out.end(), 4, 0);  // a checksum, which nobody reads
+  };
+  const auto byte = [](int value) { return static_cast<uint8_t>(value); };
+  chunk("IHDR", {0, 0, 0, byte(width), 0, 0, 0, byte(height), byte(bits), byte(colour_type), 0, 0,
+                 byte(interlaced)});
+  chunk("PLTE", {1, 2, 3});
+  int length = 0;
+  uint8_t* data = stbi_zlib_compress(rows.data(), static_cast<int>(rows.size()), &length, 8);
+  chunk("IDAT", Bytes(data, data + length));
+  std::free(data);
+  chunk("IEND", {});
+  return out;
+}
+
 // A PNG file whose header claims another size.
 Bytes png_claiming(uint32_t width, uint32_t height) {
   Bytes bytes = png_file(8, 8);
@@ -263,14 +329,13 @@ TEST_CASE("images: broken files") {
   CHECK(contains(decode(png_claiming(9, 8)), "truncated or corrupt image in"));
   for (Bytes bytes : {png_file(40, 40), jpeg_file(40, 40)}) {
     bytes.resize(bytes.size() * 3 / 4);
-    CHECK(contains(decode(bytes), "truncated or corrupt image in"));
+    CHECK(contains(decode(bytes), "truncated or corrupt image"));
   }
 }
 
 TEST_CASE("images: a JPEG's Huffman table with too many codes never reaches stb_image") {
   Bytes bytes = jpeg_file(40, 40);
-  size_t table = 2;
-  while (bytes[table] != 0xFF || bytes[table + 1] != 0xC4) ++table;
+  const auto table = static_cast<size_t>(find_marker(bytes, 0xC4));
   bytes[table + 5 + 15] = 255;  // codes of 16 bits
   bytes[table + 5 + 14] = 255;
   Image image;
@@ -278,11 +343,82 @@ TEST_CASE("images: a JPEG's Huffman table with too many codes never reaches stb_
                  concat("at most 256 codes in the Huffman table at offset ", table + 4)));
 }
 
+// Memory that is allocated from here on holds this byte.
+void fill_new_memory(int byte) {
+  ::mallopt(M_PERTURB, ~byte & 0xff);
+  std::array<volatile uint8_t, 1 << 16> stack;
+  for (volatile uint8_t& x : stack) x = static_cast<uint8_t>(byte);
+}
+
+TEST_CASE("images: a JPEG with components that no scan holds is refused") {
+  const Bytes good = jpeg_file(40, 40);
+  const auto scan = find_marker(good, 0xDA);
+  Image image;
+  Bytes none(good.begin(), good.begin() + scan);
+  none.insert(none.end(), {0xFF, 0xD9});
+  CHECK(contains(input_error([&] { decode_image(none, "x.jpg", image); }),
+                 "x.jpg: truncated or corrupt image: 3 of the JPEG's components have no pixels"));
+  Bytes one = good;
+  const std::array<uint8_t, 10> first{0xFF, 0xDA, 0, 8, 1, 1, 0, 0, 63, 0};
+  one.erase(one.begin() + scan, one.begin() + scan + 14);
+  one.insert(one.begin() + scan, first.begin(), first.end());
+  CHECK(contains(input_error([&] { decode_image(one, "x.jpg", image); }), "2 of the JPEG's"));
+}
+
+TEST_CASE("images: what a broken file leaves out is the same in every run") {
+  Bytes cut = jpeg_file(40, 40);  // its scan ends at the first restart: after one block
+  const std::array<uint8_t, 6> restart{0xFF, 0xDD, 0, 4, 0, 1};
+  cut.insert(cut.begin() + find_marker(cut, 0xDA), restart.begin(), restart.end());
+  Bytes row(17, 200);  // colour 200 of a palette of one
+  row[0] = 0;
+  const Bytes colour = png_of(16, 1, 8, 3, 0, row);
+  for (const Bytes& bytes : {cut, colour}) {
+    Image first, second;
+    fill_new_memory(0x11);
+    decode_image(bytes, "x", first);
+    fill_new_memory(0x77);
+    decode_image(bytes, "x", second);
+    fill_new_memory(0xff);  // off
+    CHECK(first.pixels == second.pixels);
+  }
+}
+
+TEST_CASE("images: a PNG file does not inflate to more than its size implies") {
+  Image image;
+  const Bytes bomb = png_of(16, 16, 8, 2, 0, Bytes(size_t{1} << 22));
+  CHECK(contains(input_error([&] { decode_image(bomb, "x.png", image); }),
+                 "x.png: truncated or corrupt image in"));
+  Bytes apple = bomb;
+  const std::array<uint8_t, 16> chunk{0, 0, 0, 4, 'C', 'g', 'B', 'I'};
+  apple.insert(apple.begin() + 8, chunk.begin(), chunk.end());
+  CHECK(contains(input_error([&] { decode_image(apple, "x.png", image); }), "IHDR first"));
+
+  constexpr std::array<std::array<int, 4>, 7> passes{
+      {{0, 0, 8, 8},
+       {4, 0, 8, 8},
+       {0, 4, 4, 8},
+       {2, 0, 4, 4},
+       {0, 2, 2, 4},
+       {1, 0, 2, 2},
+       {0, 1, 1, 2}}};  // of interlaced files: first column and row, steps
+  for (const int bits : {1, 8, 16})
+    for (int width = 1; width <= 17; ++width)
+      for (int height = 1; height <= 9; ++height) {
+        size_t inflated = 0;
+        for (const auto& [x, y, across, down] : passes) {
+          const int columns = (width - x + across - 1) / across,
+                    rows = (height - y + down - 1) / down;
+          if (columns > 0 && rows > 0)
+            inflated += static_cast<size_t>((1 + (columns * bits + 7) / 8) * rows);
+        }
+        decode_image(png_of(width, height, bits, 0, 1, Bytes(inflated)), "x.png", image);
+        CHECK(image.width == width);
+      }
+}
+
 TEST_CASE("images: a JPEG of endless scans is refused") {
   const Bytes good = jpeg_file(40, 40);
-  size_t scan = 2;
-  while (good[scan] != 0xFF || good[scan + 1] != 0xDA) ++scan;
-  const auto at = good.begin() + static_cast<std::ptrdiff_t>(scan);
+  const auto at = good.begin() + find_marker(good, 0xDA);
   Bytes bytes(good.begin(), at);
   for (int i = 0; i < 101; ++i) bytes.insert(bytes.end(), at, at + 14);
   Image image;
@@ -364,7 +500,7 @@ TEST_CASE("image folder: broken folders and files") {
   train->read(0, image);
   CHECK(contains(input_error([&] { train->read(1, image); }), "b/1.png: truncated or corrupt"));
   fs::remove(folder.path() / "train" / "b" / "1.png");
-  CHECK(contains(input_error([&] { train->read(1, image); }), "b/1.png: cannot be read"));
+  CHECK(contains(input_error([&] { train->read(1, image); }), "b/1.png: cannot open"));
 }
 
 TEST_CASE("open_dataset: paths that hold no data set") {

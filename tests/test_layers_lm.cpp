@@ -144,20 +144,17 @@ TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleare
   CHECK_THROWS_AS(embedding(tape, Tensor::zeros({1}), weight), InputError);
 }
 
-TEST_CASE("lstm: gradients, one and two layers, both directions, odd sizes") {
+TEST_CASE("lstm: gradients, one and two layers, odd sizes") {
   Context context(on_test_device());
   struct Case {
     int64_t steps, batch, input, hidden, layers;
-    bool bidirectional;
   };
-  for (const Case& s :
-       {Case{1, 1, 1, 1, 1, false}, Case{4, 2, 3, 5, 1, false}, Case{3, 3, 16, 16, 2, false},
-        Case{4, 2, 5, 3, 1, true}, Case{3, 2, 4, 7, 2, true}}) {
+  for (const Case& s : {Case{1, 1, 1, 1, 1}, Case{4, 2, 3, 5, 1}, Case{3, 3, 16, 16, 2},
+                        Case{4, 2, 5, 3, 1}, Case{3, 2, 4, 7, 2}}) {
     CAPTURE(s.steps);
-    CAPTURE(s.bidirectional);
+    CAPTURE(s.layers);
     ParameterStore store;
-    const Lstm rnn(store, "rnn", s.input, s.hidden,
-                   {.layers = s.layers, .bidirectional = s.bidirectional});
+    const Lstm rnn(store, "rnn", s.input, s.hidden, {.layers = s.layers});
     store.finalize(1);
     randomize(store, 2, 0.6f);
     LstmState start = rnn.zero_state(s.batch);
@@ -168,9 +165,9 @@ TEST_CASE("lstm: gradients, one and two layers, both directions, odd sizes") {
     };
     const Tensor x = random_tensor({s.steps, s.batch, s.input}, 4);
     GradCheck(store, {x}, network, {.samples = 64}).run();
-    CHECK(forward_value(network, {x}).shape() ==
-          Shape{s.steps, s.batch, s.hidden * (s.bidirectional ? 2 : 1)});
+    CHECK(forward_value(network, {x}).shape() == Shape{s.steps, s.batch, s.hidden});
 
+    if (!bf16_here()) continue;
     const Tensor half = converted(x, DType::bf16, Layout::plain);
     const auto a = GradCheck(store, {half}, network).analytic(DyMode::shared);
     const auto b = GradCheck(store, {converted(half, DType::f32, Layout::plain)}, network)
@@ -179,11 +176,11 @@ TEST_CASE("lstm: gradients, one and two layers, both directions, odd sizes") {
   }
 }
 
-TEST_CASE("lstm: outputs and states by the definition, gates in PyTorch's order, both directions") {
+TEST_CASE("lstm: outputs and states by the definition, gates in PyTorch's order") {
   Context context(on_test_device());
   constexpr int64_t kSteps = 4, kBatch = 2, kIn = 3, kHidden = 5;
   ParameterStore store;
-  const Lstm rnn(store, "rnn", kIn, kHidden, {.bidirectional = true});
+  const Lstm rnn(store, "rnn", kIn, kHidden);
   store.finalize(1);
   randomize(store, 2, 0.6f);
   const Tensor x = random_tensor({kSteps, kBatch, kIn}, 4);
@@ -194,43 +191,37 @@ TEST_CASE("lstm: outputs and states by the definition, gates in PyTorch's order,
   const std::vector<float> y = rnn.forward(tape, Var(x), state).value().to_vector();
   const std::vector<float> h0 = start.h.to_vector(), c0 = start.c.to_vector(),
                            h1 = state.h.to_vector(), c1 = state.c.to_vector();
-  for (const bool reverse : {false, true}) {
-    CAPTURE(reverse);
-    auto weight = [&](const char* kind) {
-      return store.find(concat("rnn.", kind, "_l0", reverse ? "_reverse" : ""))->value.to_vector();
-    };
-    const std::vector<float> ih = weight("weight_ih"), hh = weight("weight_hh"),
-                             bi = weight("bias_ih"), bh = weight("bias_hh"), in = x.to_vector();
-    for (int64_t b = 0; b < kBatch; ++b) {
-      const int64_t at = ((reverse ? 1 : 0) * kBatch + b) * kHidden;
-      double h[kHidden], c[kHidden], gates[4 * kHidden];
+  auto weight = [&](const char* name) {
+    return store.find(concat("rnn.", name, "_l0"))->value.to_vector();
+  };
+  const std::vector<float> ih = weight("weight_ih"), hh = weight("weight_hh"),
+                           bi = weight("bias_ih"), bh = weight("bias_hh"), in = x.to_vector();
+  for (int64_t b = 0; b < kBatch; ++b) {
+    const int64_t at = b * kHidden;
+    double h[kHidden], c[kHidden], gates[4 * kHidden];
+    for (int64_t j = 0; j < kHidden; ++j) {
+      h[j] = h0[at + j];
+      c[j] = c0[at + j];
+    }
+    for (int64_t t = 0; t < kSteps; ++t) {
+      for (int64_t g = 0; g < 4 * kHidden; ++g) {
+        gates[g] = double{bi[g]} + bh[g];
+        for (int64_t k = 0; k < kIn; ++k)
+          gates[g] += double{ih[g * kIn + k]} * in[(t * kBatch + b) * kIn + k];
+        for (int64_t k = 0; k < kHidden; ++k) gates[g] += double{hh[g * kHidden + k]} * h[k];
+      }
+      auto gate = [&](int64_t which, int64_t j) {
+        return 1 / (1 + std::exp(-gates[which * kHidden + j]));
+      };
       for (int64_t j = 0; j < kHidden; ++j) {
-        h[j] = h0[at + j];
-        c[j] = c0[at + j];
+        c[j] = gate(1, j) * c[j] + gate(0, j) * std::tanh(gates[2 * kHidden + j]);
+        h[j] = gate(3, j) * std::tanh(c[j]);
+        CHECK(y[(t * kBatch + b) * kHidden + j] == doctest::Approx(h[j]).epsilon(1e-5));
       }
-      for (int64_t step = 0; step < kSteps; ++step) {
-        const int64_t t = reverse ? kSteps - 1 - step : step;
-        for (int64_t g = 0; g < 4 * kHidden; ++g) {
-          gates[g] = double{bi[g]} + bh[g];
-          for (int64_t k = 0; k < kIn; ++k)
-            gates[g] += double{ih[g * kIn + k]} * in[(t * kBatch + b) * kIn + k];
-          for (int64_t k = 0; k < kHidden; ++k) gates[g] += double{hh[g * kHidden + k]} * h[k];
-        }
-        auto gate = [&](int64_t which, int64_t j) {
-          return 1 / (1 + std::exp(-gates[which * kHidden + j]));
-        };
-        for (int64_t j = 0; j < kHidden; ++j) {
-          c[j] = gate(1, j) * c[j] + gate(0, j) * std::tanh(gates[2 * kHidden + j]);
-          h[j] = gate(3, j) * std::tanh(c[j]);
-          const int64_t half = reverse ? kHidden : 0;
-          CHECK(y[(t * kBatch + b) * 2 * kHidden + half + j] ==
-                doctest::Approx(h[j]).epsilon(1e-5));
-        }
-      }
-      for (int64_t j = 0; j < kHidden; ++j) {
-        CHECK(h1[at + j] == doctest::Approx(h[j]).epsilon(1e-5));
-        CHECK(c1[at + j] == doctest::Approx(c[j]).epsilon(1e-5));
-      }
+    }
+    for (int64_t j = 0; j < kHidden; ++j) {
+      CHECK(h1[at + j] == doctest::Approx(h[j]).epsilon(1e-5));
+      CHECK(c1[at + j] == doctest::Approx(c[j]).epsilon(1e-5));
     }
   }
 }
@@ -451,10 +442,12 @@ TEST_CASE("language model: learns a repeating text in fp32 and bf16, the same in
     }
     return losses;
   };
-  const std::vector<float> first = train(DType::f32), half = train(DType::bf16);
+  const std::vector<float> first = train(DType::f32);
   CHECK(first.front() == doctest::Approx(std::log(12.0)).epsilon(0.05));
   CHECK(first.back() < 0.5f * first.front());
-  CHECK(half.back() < 0.5f * half.front());
   CHECK(train(DType::f32) == first);
+  if (!bf16_here()) return;
+  const std::vector<float> half = train(DType::bf16);
+  CHECK(half.back() < 0.5f * half.front());
   CHECK(train(DType::bf16) == half);
 }

@@ -149,13 +149,12 @@ TEST_CASE("loader: bytes that are augmented as a batch become the same images, b
       }
       CHECK(number == 5);
     }
-  augmentation.brightness = 0.1f;  // bytes and placements do not say everything
-  for (auto& batch : Loader(shapes, augmentation, options).epoch(2)) {
-    CHECK(batch.images.defined());
-    CHECK_FALSE(batch.bytes.defined());
-  }
   augmentation = make_augmentation("none", shapes->info(), Split::train, 8);
   CHECK_FALSE(moves_bytes(augmentation));
+  for (auto& batch : Loader(shapes, augmentation, options).epoch(2)) {
+    CHECK(batch.images.defined());  // bytes and placements do not say everything
+    CHECK_FALSE(batch.bytes.defined());
+  }
   augmentation.crop = Crop::none;
   CHECK_THROWS_AS(take(Loader(shapes, augmentation, options).epoch(0)), InputError);
 }
@@ -165,7 +164,6 @@ TEST_CASE("loader: every image once, in another order each epoch") {
   const auto set = std::make_shared<Numbered>(101, -1, true);
   Loader loader(set, kTiny, {.batch_size = 10, .workers = 3, .shuffle = true});
   CHECK(loader.batches_per_epoch() == 11);
-  CHECK(loader.samples_per_epoch() == 101);
   std::vector<float> numbers(101);
   std::iota(numbers.begin(), numbers.end(), 0.0f);
   const auto first = joined(take(loader.epoch(0)).labels),
@@ -178,7 +176,6 @@ TEST_CASE("loader: every image once, in another order each epoch") {
   CHECK(joined(take(plain.epoch(0)).labels) == numbers);
   Loader full(set, kTiny, {.batch_size = 10, .workers = 2, .drop_last = true});
   CHECK(full.batches_per_epoch() == 10);
-  CHECK(full.samples_per_epoch() == 100);
   CHECK(take(full.epoch(0)).first.back() == 90);
 }
 
