@@ -35,14 +35,7 @@ struct CodedBlock {
   void decode_blocks(Device device, const std::vector<CodedBlock>& blocks, const uint8_t* bytes); \
   void add_blocks(Device device, const std::vector<CodedBlock>& blocks, const uint8_t* bytes,     \
                   int64_t part, int parts);
-namespace cpu {
-HEDDLE_BLOCKS
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_BLOCKS
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_BLOCKS)
 #undef HEDDLE_BLOCKS
 
 }  // namespace heddle

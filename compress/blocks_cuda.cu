@@ -1,7 +1,7 @@
 // Casts and QSGD on CUDA, one block of threads for each block of elements. The arithmetic is
 // quantize.cpp's, operation by operation, and the compiler fuses none of it.
 #include "compress/blocks.h"
-#include "compress/half.h"
+#include "core/half.h"
 #include "core/shared_kernel.h"
 
 namespace heddle::HEDDLE_BACKEND {

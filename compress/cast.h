@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "compress/half.h"
+#include "core/half.h"
 
 namespace heddle {
 

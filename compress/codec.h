@@ -38,14 +38,7 @@ namespace heddle {
   void filter(const Tensor& m, const Tensor& x, double beta);                                \
   void copy_bytes(const Tensor& from, const Tensor& to);
 
-namespace cpu {
-HEDDLE_CODEC
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_CODEC
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_CODEC)
 #undef HEDDLE_CODEC
 
 // Indices as a tensor on the host.

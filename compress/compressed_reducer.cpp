@@ -15,6 +15,7 @@ namespace {
 
 // What a rank may add to a sum leaves room for others: a residual beyond it could never be sent.
 constexpr float kLargest = 1e30f;
+constexpr double kFirstRate = 4;    // of a ramp
 constexpr int64_t kStretch = 4096;  // elements in which residuals are added where nobody asks
 
 // Of the parameters with four axes the one that was added first, and so lies last.
@@ -61,6 +62,8 @@ CompressedReducer::CompressedReducer(const ReducerSetup& setup) : family_(setup.
         concat("dense layers: \"", options.dense_layers, "\" is no expression: ", error.what()));
   }
   const double choice = family_.keys.empty() ? 0 : setup.spec.values.at(family_.keys[0].name);
+  if (const auto ramp = setup.spec.values.find("ramp"); ramp != setup.spec.values.end())
+    ramp_ = static_cast<int64_t>(ramp->second);
   const Parameter* first = first_convolution(setup.store);
   for (const Parameter& p : setup.store.parameters()) {
     const bool named = !options.dense_layers.empty() && std::regex_search(p.name, dense);
@@ -74,7 +77,7 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   // A window sums up on the host.
   const Device device = works_on_devices() && !window_ ? bucket.flat.device() : Device{};
   const Tensor flat = bucket.flat.to(device);
-  Exchange e{device, {}, {}, true, bucket.step, comm, ledger};
+  Exchange e{device, {}, {}, true, 0, bucket.step, bucket.compressed_steps, comm, ledger};
   NamedTensors gradients;  // for a window, as they are before residuals
   sort(bucket, flat, e, gradients);
   bool accepted;
@@ -97,7 +100,18 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
                         norm(feedback_->residual(item.name(), item.n(), device))}};
       });
   if (bucket.flat.device() != device) bucket.flat.copy_from(flat);
+  if (!accepted) mark_culprit(bucket, e);
   return accepted;
+}
+
+// Of all ranks' culprits the first becomes NaN on each of them, for whoever names it.
+void CompressedReducer::mark_culprit(const GradientBucket& bucket, Exchange& e) const {
+  std::vector<std::vector<uint64_t>> culprits;
+  e.ledger.book(e.comm, {{"culprit", PayloadKind::control, 8}},
+                [&] { culprits = gather_values(e.comm, std::vector{e.culprit}); });
+  for (const Parameter* p : bucket.parameters)
+    if (layers_.at(p->name).index + 1 == std::ranges::max(culprits)[0])
+      fill(p->grad, std::numeric_limits<float>::quiet_NaN());
 }
 
 // A bucket's layers into those that are compressed and those that travel dense, residuals added.
@@ -109,6 +123,7 @@ void CompressedReducer::sort(const GradientBucket& bucket, const Tensor& flat, E
     Layer& layer = layers_.at(p->name);
     const Tensor x = flat.slice(p->offset - begin, p->offset - begin + p->size());
     if (layer.compressed && !layer.dense_for_now && pays(layer)) {
+      layer.now = ramped(layer.choice, e.compressed_steps);
       if (window_ && window_has_gradients_ && feedback_) gradients.emplace_back(p->name, x.clone());
       e.compressed.push_back(item_of(layer, x, e));
     } else {
@@ -118,8 +133,8 @@ void CompressedReducer::sort(const GradientBucket& bucket, const Tensor& flat, E
   }
 }
 
-// Nothing but zeros travels of what is not finite, with a flag.
-void CompressedReducer::check_finite(Exchange& e) {
+// Nothing but zeros travels of what is not finite, with a flag; remembers the first culprit.
+void CompressedReducer::check_finite(Exchange& e) const {
   const TraceRange range("compress", "check");
   std::vector<Tensor> values, known;
   for (const Item& item : e.compressed)
@@ -130,8 +145,13 @@ void CompressedReducer::check_finite(Exchange& e) {
   for (const auto& [name, x] : e.dense) values.push_back(x);
   e.finite = largest_magnitude_of(values, known) <= magnitude(kLargest);
   if (e.finite) return;
-  for (const Item& item : e.compressed) item.tensor.fill_zero();
-  for (const auto& [name, x] : e.dense) x.fill_zero();
+  const auto clear = [&](const std::string& name, const Tensor& x) {
+    if (layers_.contains(name) && largest_magnitude_of({x}) > magnitude(kLargest))
+      e.culprit = std::max(e.culprit, layers_.at(name).index + 1);
+    x.fill_zero();
+  };
+  for (const Item& item : e.compressed) clear(item.name(), item.tensor);
+  for (const auto& [name, x] : e.dense) clear(name, x);
 }
 
 CompressedReducer::Item CompressedReducer::item_of(Layer& layer, const Tensor& gradient,
@@ -251,6 +271,14 @@ std::vector<double> CompressedReducer::settings(const Layer& layer) const {
 std::vector<double> CompressedReducer::lost_norms(const Layer& /*layer*/, const Tensor& /*x*/,
                                                   const std::vector<double>& /*settings*/) const {
   throw InputError(concat(name(), " does not say what it loses: no plan of its settings"));
+}
+
+double CompressedReducer::ramped(double choice, int64_t compressed_steps) const {
+  const double rate = choice < 1 ? 1 / choice : choice;
+  if (compressed_steps >= ramp_ || undecided(choice) || rate <= kFirstRate) return choice;
+  const double done = static_cast<double>(compressed_steps) / static_cast<double>(ramp_);
+  const double now = kFirstRate * std::pow(rate / kFirstRate, done);
+  return choice < 1 ? 1 / now : std::round(now);
 }
 
 bool CompressedReducer::compresses(const std::string& parameter) const {

@@ -43,6 +43,9 @@ class CompressedReducer : public Reducer {
   std::map<std::string, double> choices() const override;
   void set_choice(const std::string& parameter, double value) override;
   bool keeps_residuals() const override { return feedback_.has_value(); }
+  bool holds_back(const std::string& parameter) const override {
+    return feedback_.has_value() && compresses(parameter);
+  }
   // The residuals, as "residual.<parameter>"; zero before the first step.
   NamedTensors named_state() const override;
   // Whether the layer is compressed at present.
@@ -57,6 +60,8 @@ class CompressedReducer : public Reducer {
   virtual Indices selection(const std::string& /*parameter*/, const Tensor& /*x*/) const {
     return {};
   }
+  // Steps from the first compressed one until layers are compressed as far as their setting says.
+  int64_t ramp() const { return ramp_; }
   ErrorFeedback* feedback() { return feedback_ ? &*feedback_ : nullptr; }
 
   // For a planner of settings (layer_planner.h): the layers that are compressed at present, each
@@ -88,6 +93,7 @@ class CompressedReducer : public Reducer {
     bool compressed;  // false: travels dense whatever is set
     double choice;
     bool dense_for_now = false;
+    double now = 0;  // `choice`, or what a ramp makes of it in the step under way
   };
   struct Item {
     Layer* layer;
@@ -105,8 +111,9 @@ class CompressedReducer : public Reducer {
     Device device;
     std::vector<Item> compressed;
     NamedTensors dense;
-    bool finite;  // false: this rank's gradients were not, and are zero now
-    int64_t step;
+    bool finite;       // false: this rank's gradients were not, and are zero now
+    uint64_t culprit;  // 1 + Layer::index of the first of them in the order of memory; 0: none
+    int64_t step, compressed_steps;
     Communicator& comm;
     Ledger& ledger;
   };
@@ -148,6 +155,11 @@ class CompressedReducer : public Reducer {
   // ranks, and the tensors are as they were.
   static bool all_reduce(Exchange& e, const NamedTensors& tensors);
 
+  // The setting (a rate, or a density below 1) in a step of the ramp, in which the rate grows from
+  // 4 by the same factor in every step. Our own schedule; Lin et al. 2018 (arXiv 1712.01887,
+  // section 3.3) raise the sparsity in four steps of an epoch each.
+  double ramped(double choice, int64_t compressed_steps) const;
+
   mutable std::optional<ErrorFeedback> feedback_;  // set by algorithms that use it
   std::map<std::string, Layer> layers_;
 
@@ -155,13 +167,15 @@ class CompressedReducer : public Reducer {
   // A word in place of a number: a rule will decide, and nobody else until then.
   bool undecided(double setting) const { return setting < family_.keys[0].low; }
   void sort(const GradientBucket& bucket, const Tensor& flat, Exchange& e, NamedTensors& gradients);
-  static void check_finite(Exchange& e);
+  void check_finite(Exchange& e) const;
+  void mark_culprit(const GradientBucket& bucket, Exchange& e) const;
   Item item_of(Layer& layer, const Tensor& gradient, const Exchange& e);
   void compensate(const std::string& name, const Tensor& x);
   bool exchange_or_undo(Exchange& e);
   bool exchange_in_window(Exchange& e, const NamedTensors& gradients);
 
   const Family& family_;
+  int64_t ramp_ = 0;
   std::optional<GradientWindow> window_;
   bool window_has_gradients_ = false;
 };

@@ -7,11 +7,6 @@
 #include "core/shared_kernel.h"
 
 namespace heddle {
-void ErrorFeedback::set_beta(double beta) {
-  check(beta > 0 && beta <= 1, "beta: expected a number above 0 up to 1, found ", beta);
-  for (auto& [name, m] : residuals_) scale(m, static_cast<float>(beta / beta_));
-  beta_ = beta;
-}
 
 Tensor ErrorFeedback::residual(const std::string& name, int64_t n, Device device) {
   Tensor& m = residuals_[name];

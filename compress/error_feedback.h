@@ -31,8 +31,6 @@ class ErrorFeedback {
   explicit ErrorFeedback(double beta = 1) : beta_(beta) {}  // in (0, 1]
 
   double beta() const { return beta_; }
-  // Multiplies the residuals by new / old, so that m / beta, what is still owed, stays.
-  void set_beta(double beta);
 
   bool holds(const std::string& name) const { return residuals_.contains(name); }
   // (n) f32, zero at first use. It lies where it was used last, and moves when it is asked for

@@ -13,18 +13,21 @@ std::unique_ptr<Reducer> make_power_sgd(const ReducerSetup& setup);
 
 const std::vector<Family>& families() {
   static const SpecKey kDensity{.name = "density", .initial = 0.01, .low = 1e-6, .high = 1};
+  // Steps in which a rate grows from 4 to what it shall be; see CompressedReducer::ramped().
+  static const SpecKey kRamp{.name = "ramp", .initial = 0, .low = 0, .high = 1e9, .whole = true};
   static const std::vector<Family> kFamilies = {
       {"none", {}, make_dense},
       {"bf16", {}, make_cast},
       {"fp16", {}, make_cast},
       {"topk",
-       {kDensity, {.name = "indices", .initial = 0, .words = {"delta", "plain"}}},
+       {kDensity, {.name = "indices", .initial = 0, .words = {"delta", "plain"}}, kRamp},
        make_top_k},
-      {"randomk", {kDensity}, make_random_k},
+      {"randomk", {kDensity, kRamp}, make_random_k},
       {"scalecom",
        {{.name = "rate", .initial = 100, .low = 1, .high = 1e6, .whole = true, .words = {"auto"}},
         {.name = "beta", .initial = 1, .low = 0.001, .high = 1},
-        {.name = "select", .initial = 0, .words = {"chunk", "exact"}}},
+        {.name = "select", .initial = 0, .words = {"chunk", "exact"}},
+        kRamp},
        make_scalecom},
       {"qsgd",
        {{.name = "bits", .initial = 4, .low = 2, .high = 8, .whole = true},

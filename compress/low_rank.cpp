@@ -56,8 +56,11 @@ void next_factor(const T* sum, int ranks, int64_t r, int64_t columns, T* next) {
   const auto share = static_cast<T>(1.0 / ranks);
   for (int64_t k = 0; k < r; ++k) {
     const T* row = sum + k * columns;
-    if (std::any_of(row, row + columns, [](T v) { return v != 0; }))
-      std::transform(row, row + columns, next + k * columns, [=](T v) { return share * v; });
+    double size = 0;
+    for (int64_t j = 0; j < columns; ++j) size += std::abs(row[j]);
+    if (size == 0) continue;
+    const double power = std::ldexp(1, -std::ilogb(share * size));  // one of float could overflow
+    for (int64_t j = 0; j < columns; ++j) next[k * columns + j] = T(share * row[j] * power);
   }
 }
 

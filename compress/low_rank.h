@@ -27,8 +27,11 @@ template <class T>
 void multiply_factors(const T* p, const T* q, T* out, int64_t rows, int64_t columns, int64_t r);
 
 // What the next step begins with: next (r, columns) = the mean over ranks of q, of which `sum` is
-// the sum. A row of zeros, a direction in which there was nothing, stays what it was in next, to be
-// tried again.
+// the sum, with each row scaled by a power of two, to |x| that add up to between 1 and 2: a
+// direction is all that the next step needs of it, and of a gradient near the largest numbers the
+// product with both their sizes would overflow.
+// A row of zeros, a direction in which there was nothing, stays what it was in next, to be tried
+// again.
 template <class T>
 void next_factor(const T* sum, int ranks, int64_t r, int64_t columns, T* next);
 
@@ -38,14 +41,7 @@ void next_factor(const T* sum, int ranks, int64_t r, int64_t columns, T* next);
   void orthogonalize(const std::vector<Tensor>& factors);                     \
   void multiply_factors(const Tensor& p, const Tensor& q, const Tensor& out); \
   void next_factor(const Tensor& sum, int ranks, const Tensor& next);
-namespace cpu {
-HEDDLE_LOW_RANK
-}
-#ifdef HEDDLE_CUDA
-namespace cuda {
-HEDDLE_LOW_RANK
-}
-#endif
+HEDDLE_BACKENDS(HEDDLE_LOW_RANK)
 #undef HEDDLE_LOW_RANK
 
 }  // namespace heddle

@@ -73,12 +73,13 @@ struct Product {
 __global__ void next_factor_kernel(const float* sum, float share, int64_t columns, float* next) {
   __shared__ double shared[kSumThreads];
   const int64_t begin = blockIdx.x * columns;
-  double filled = 0;
+  double size = 0;
+  for (int64_t i = threadIdx.x; i < columns; i += kSumThreads) size += fabs(sum[begin + i]);
+  size = block_sum(size, shared);
+  if (size == 0) return;
+  const double power = ldexp(1.0, -ilogb(share * size));
   for (int64_t i = threadIdx.x; i < columns; i += kSumThreads)
-    if (sum[begin + i] != 0) filled = 1;
-  if (block_sum(filled, shared) == 0) return;
-  for (int64_t i = threadIdx.x; i < columns; i += kSumThreads)
-    next[begin + i] = share * sum[begin + i];
+    next[begin + i] = static_cast<float>(share * sum[begin + i] * power);
 }
 
 }  // namespace

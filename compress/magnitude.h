@@ -61,8 +61,5 @@ template <class Values>
 
 // Up to here sums over hundreds of ranks stay finite.
 constexpr float kSummable = 1e36f;
-inline bool summable(const float* x, int64_t n) {
-  return largest_magnitude(x, n) <= magnitude(kSummable);
-}
 
 }  // namespace heddle

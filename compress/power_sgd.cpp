@@ -59,6 +59,7 @@ class PowerSgd : public CompressedReducer {
     const Tensor m = x.reshape({rows, columns}), q = first_factor(layer, most);
     const Tensor p = Tensor::empty_on(Device{}, {most, rows});
     for (int i = 0; i < kIterations; ++i) {
+      cpu::next_factor(q, 1, q);
       gemm(q, m, p, {.transpose_b = true});
       cpu::orthogonalize({p});
       gemm(p, m, q);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -21,8 +22,10 @@ namespace heddle {
 struct GradientBucket {
   Tensor flat;                         // of the flat gradient buffer; padding is zero and stays so
   std::vector<Parameter*> parameters;  // those inside, in the order of memory
-  int64_t step = 0;                    // updates that the optimizer has made: the same on all ranks
+  int64_t step = 0;     // made before it, skipped ones included: the same on all ranks
   int64_t control = 0;  // elements at the end of flat that are summed as they are, in any algorithm
+  // Steps since the first that was compressed, for a ramp; without one, after any ramp.
+  int64_t compressed_steps = std::numeric_limits<int64_t>::max();
 };
 
 // What those elements are called in the ledger.
@@ -33,8 +36,9 @@ class Reducer {
   virtual ~Reducer() = default;
   virtual const char* name() const = 0;
   // Every p.grad becomes the sum over ranks of what the ranks delivered, the same bits on all of
-  // them. False when a rank's gradients held NaN or Inf: then the bucket must not be applied, its
-  // contents mean nothing, and the residuals are as if nothing had been sent.
+  // them. False when a rank's gradients held NaN or Inf: then the bucket must not be applied, the
+  // first p.grad that was to blame holds NaN on all ranks, the other contents mean nothing, and the
+  // residuals are as if nothing had been sent.
   virtual bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) = 0;
   // The sums that reduce() has left in the bucket are not going to be applied: to each rank returns
   // an equal part of what was delivered, so that all of it is still owed.
@@ -47,6 +51,8 @@ class Reducer {
   virtual void set_choice(const std::string& parameter, double value);
   // Whether something of a gradient is kept for later steps.
   virtual bool keeps_residuals() const { return false; }
+  // Whether what the layer sends at present was held back, in part, by a residual.
+  virtual bool holds_back(const std::string& /*parameter*/) const { return false; }
   // What a checkpoint keeps of this rank, as views to copy from and into, keyed by parameter.
   virtual std::vector<std::pair<std::string, Tensor>> named_state() const { return {}; }
 };

@@ -67,13 +67,13 @@ class ScaleCom : public SharedIndices {
   }
 
   Indices selection(const std::string& parameter, const Tensor& x) const override {
-    return select(x, code(x.size(), layers_.at(parameter).choice));
+    return select(x, code(x.size(), layers_.at(parameter).now));
   }
 
  protected:
   // Chunks have been searched by the leader already, unless the rate is about to be settled.
   int64_t chunk(const Layer& layer, const Exchange& e) const override {
-    return exact_ || e.comm.rank() != leader_of(e) ? 0 : static_cast<int64_t>(layer.choice);
+    return exact_ || e.comm.rank() != leader_of(e) ? 0 : static_cast<int64_t>(layer.now);
   }
 
   std::vector<Tensor> choose(Exchange& e) override {
@@ -83,7 +83,7 @@ class ScaleCom : public SharedIndices {
     std::vector<PayloadPart> parts;
     int64_t bytes = 0;
     for (const Item& item : e.compressed) {
-      codes.push_back(code(item.n(), item.layer->choice));
+      codes.push_back(code(item.n(), item.layer->now));
       parts.push_back({item.name(), PayloadKind::indices, codes.back().bytes()});
       bytes += parts.back().bytes;
     }
@@ -133,7 +133,7 @@ class ScaleCom : public SharedIndices {
   static int leader_of(const Exchange& e) { return static_cast<int>(e.step % e.comm.size()); }
   // rate=auto is settled when a layer is first sent, by the first rank: another one may have used a
   // layer less often, or not at all.
-  static void agree_on_rates(Exchange& e) {
+  void agree_on_rates(Exchange& e) const {
     const auto open = [](const Item& item) { return item.layer->choice == 0; };
     if (std::none_of(e.compressed.begin(), e.compressed.end(), open)) return;
     const Tensor rates = Tensor::empty_on(Device{}, {std::ssize(e.compressed)});
@@ -143,7 +143,10 @@ class ScaleCom : public SharedIndices {
     e.ledger.book(e.comm, {{"rates", PayloadKind::control, rates.bytes()}},
                   [&] { e.comm.broadcast(rates, 0); });
     for (size_t i = 0; i < e.compressed.size(); ++i)
-      if (open(e.compressed[i])) e.compressed[i].layer->choice = rates.data<float>()[i];
+      if (Layer& layer = *e.compressed[i].layer; open(e.compressed[i])) {
+        layer.choice = rates.data<float>()[i];
+        layer.now = ramped(layer.choice, e.compressed_steps);
+      }
   }
   IndexCode code(int64_t n, double rate) const {
     const auto chunk = static_cast<int64_t>(rate);
@@ -169,7 +172,7 @@ class RandomK : public SharedIndices {
     for (const Item& item : e.compressed) {
       const uint64_t key = static_cast<uint64_t>(e.step) << 20 | item.layer->index;
       const Philox rng(seed_, stream_id(Stream::selection, key));
-      const int64_t k = kept_elements(item.layer->choice, item.n());
+      const int64_t k = kept_elements(item.layer->now, item.n());
       chosen.push_back(as_places(select_random(item.n(), k, rng)).to(e.device));
     }
     return chosen;

@@ -94,7 +94,7 @@ class TopK : public CompressedReducer {
     out.parts.push_back({"flag", PayloadKind::control, 1});
     int64_t most = 1;
     for (const Item& item : e.compressed) {
-      const IndexCode code{item.n(), kept_elements(item.layer->choice, item.n())};
+      const IndexCode code{item.n(), kept_elements(item.layer->now, item.n())};
       out.codes.push_back(code);
       out.places.push_back(select_places(code, item.tensor));
       pieces.push_back(Tensor::empty_on(e.device, {code.k}));

@@ -13,11 +13,4 @@ double clip_factor(double norm, double max_norm) {
   return std::isfinite(norm) ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
 }
 
-double clip_grad_norm(const ParameterStore& store, double max_norm) {
-  const double norm = global_norm(store);
-  const double factor = clip_factor(norm, max_norm);
-  if (factor < 1) scale(store.grads(), static_cast<float>(factor));
-  return norm;
-}
-
 }  // namespace heddle

@@ -15,8 +15,4 @@ double global_norm(const ParameterStore& store);
 // The factor that brings gradients of this norm within max_norm; 1 for a norm that is not finite.
 double clip_factor(double norm, double max_norm);
 
-// Scales the gradients in place and returns the norm from before. A norm that is not finite leaves
-// them as they are: the caller decides.
-double clip_grad_norm(const ParameterStore& store, double max_norm);
-
 }  // namespace heddle

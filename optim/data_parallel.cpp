@@ -58,9 +58,9 @@ void DataParallelOptimizer::watch_reducer() {
         "layer plans, exchange choices and the quality meter need a reducer that compresses");
   check(parallel.planner.every == 0 || parallel.chooser.every == 0,
         "either layer plans or exchange choices, not both");
+  const int64_t steady = parallel.compress_start + compressed->ramp();
   if (parallel.planner.every > 0)
-    planner_ =
-        std::make_unique<LayerPlanner>(*compressed, parallel.planner, parallel.compress_start);
+    planner_ = std::make_unique<LayerPlanner>(*compressed, parallel.planner, steady);
   if (parallel.shadow_every > 0) meter_ = std::make_unique<QualityMeter>(*compressed);
   if (parallel.chooser.every == 0) return;
   std::vector<std::vector<std::string>> names;
@@ -68,8 +68,7 @@ void DataParallelOptimizer::watch_reducer() {
     for (names.emplace_back(); const Parameter* p : parameters) names.back().push_back(p->name);
   ExchangeChooserOptions options = parallel.chooser;
   collective("latency", [&](Communicator& comm) { options.latency_s = measure_latency(comm); });
-  chooser_ = std::make_unique<ExchangeChooser>(*compressed, std::move(names), options,
-                                               parallel.compress_start);
+  chooser_ = std::make_unique<ExchangeChooser>(*compressed, std::move(names), options, steady);
 }
 
 void DataParallelOptimizer::cut(int64_t bytes) {
@@ -198,9 +197,13 @@ void DataParallelOptimizer::exchange(size_t index) {
     p->touched_rows.reset();  // other ranks had other rows
     if (!finite)
       optimizer_.reject(*p);
-    else if (optimizer_.ready(*p))
+    else if (optimizer_.ready(*p, from_residual(*p)))
       finish_arrow(*p);
   }
+}
+
+bool DataParallelOptimizer::from_residual(const Parameter& p) const {
+  return parallel_.residual_momentum && compressing() && reducer_->holds_back(p.name);
 }
 
 // Of the messages of this bucket, since `before`.
@@ -305,10 +308,12 @@ int64_t DataParallelOptimizer::dense_bytes() const {
 }
 
 GradientBucket DataParallelOptimizer::bucket_gradients(const Bucket& bucket) const {
+  const int64_t since = step_ - parallel_.compress_start;
   if (!has_control(bucket))
-    return {store_.grads().slice(bucket.begin, bucket.end), bucket.parameters, step_};
+    return {store_.grads().slice(bucket.begin, bucket.end), bucket.parameters, step_, 0, since};
   const Tensor& all = store_.grads_and_extra();
-  return {all.slice(bucket.begin, all.size()), bucket.parameters, step_, ParameterStore::kExtra};
+  return {all.slice(bucket.begin, all.size()), bucket.parameters, step_, ParameterStore::kExtra,
+          since};
 }
 
 void DataParallelOptimizer::write_control_words() {
@@ -321,8 +326,13 @@ void DataParallelOptimizer::write_control_words() {
 void DataParallelOptimizer::read_control_words(bool accepted) {
   const Tensor& all = store_.grads_and_extra();
   const Tensor words = all.slice(all.size() - ParameterStore::kExtra, all.size());
-  const Tensor host = words.to(Device{});
-  for (size_t i = 0; i < kWords; ++i) words_[i] = accepted ? host.data<float>()[i] : 0.0f;
+  const Tensor host = words.to(Device{}).clone();
+  if (!accepted) {  // nor were the words exchanged: a signal must be heard nevertheless
+    std::copy(own_words_.begin(), own_words_.end(), host.data<float>());
+    ledger_.book(comm_, {{kControlWords, PayloadKind::control, 0}},
+                 [&] { comm_.all_reduce(host); });
+  }
+  for (size_t i = 0; i < kWords; ++i) words_[i] = host.data<float>()[i];
   words.fill_zero();
 }
 

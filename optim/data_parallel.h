@@ -45,6 +45,9 @@ struct DataParallelOptions {
   // exchanges then wait for the end of backward. 0: none. Lin et al. 2018 (arXiv 1712.01887,
   // section 3.2) clip at threshold / sqrt(ranks) what is divided by the number of ranks already.
   double local_clip = 0;
+  // SGD's momentum leaves gradients that a residual held back alone (see UpdateInput); false: they
+  // are treated like dense ones (ScaleCom's algorithm 1).
+  bool residual_momentum = true;
   // Steps between two looks of a quality meter at what is compressed; 0: none. The reducer must be
   // a CompressedReducer.
   int64_t shadow_every = 0;
@@ -141,6 +144,7 @@ class DataParallelOptimizer {
   void flush();
   void exchange(size_t index);
   bool sum(const Bucket& bucket);
+  bool from_residual(const Parameter& p) const;
   double latencies_since(const CollectiveTraffic& before) const;
   bool has_control(const Bucket& bucket) const {
     return parallel_.control_words && &bucket == &buckets_.back();

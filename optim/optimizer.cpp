@@ -40,16 +40,8 @@ Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
   counters_ = Tensor::empty_on(Device{}, {2}, DType::i64);
   counters_.fill_zero();
 
-  std::vector<const Parameter*> order;
-  for (const Parameter& p : store.parameters()) order.push_back(&p);
-  std::sort(order.begin(), order.end(),
-            [](const Parameter* a, const Parameter* b) { return a->offset < b->offset; });
-  for (const Parameter* p : order) {
-    const bool decay = rule_->decays(*p);
-    if (ranges_.empty() || ranges_.back().decay != decay)
-      ranges_.push_back({p->offset, p->offset, decay});
-    ranges_.back().end = p->offset + p->size();
-  }
+  for (const Parameter& p : store.parameters()) in_memory_order_.push_back(&p);
+  std::ranges::sort(in_memory_order_, {}, &Parameter::offset);
 }
 
 void Optimizer::begin_step(double lr) {
@@ -63,13 +55,18 @@ void Optimizer::begin_step(double lr) {
   for (Parameter& p : store_.parameters()) p.written = false;
 }
 
-UpdateInput Optimizer::input(double clip) const {
-  return {.lr = lr_, .grad_scale = clip / averaged_, .step = steps() + 1};
+UpdateInput Optimizer::input(bool from_residual, double clip) const {
+  return {.lr = lr_,
+          .grad_scale = clip / averaged_,
+          .step = steps() + 1,
+          .from_residual = from_residual};
 }
 
-bool Optimizer::ready(Parameter& p) { return signal(p, &Progress::ready); }
+bool Optimizer::ready(Parameter& p, bool from_residual) {
+  return signal(p, {.ready = true, .from_residual = from_residual});
+}
 
-bool Optimizer::weights_free(Parameter& p) { return signal(p, &Progress::free); }
+bool Optimizer::weights_free(Parameter& p) { return signal(p, {.free = true}); }
 
 void Optimizer::reject(Parameter& p) {
   std::lock_guard lock(mutex_);
@@ -89,27 +86,35 @@ void Optimizer::count_not_finite(const Parameter& p) {
   if (first_not_finite_.empty()) first_not_finite_ = p.name;
 }
 
-bool Optimizer::signal(Parameter& p, bool Progress::*what) {
+bool Optimizer::signal(Parameter& p, const Progress& news) {
+  bool from_residual;
   {
     std::lock_guard lock(mutex_);
     Progress& progress = progress_[&p];
-    progress.*what = true;
+    progress.ready |= news.ready;
+    progress.free |= news.free;
+    from_residual = progress.from_residual |= news.from_residual;
     // A gradient that nobody wrote is stale memory; finish_step sets it to zero.
     if (!progress.ready || !progress.free || progress.updated || !p.written || deferred_ ||
         !last_micro_step())
       return false;
     progress.updated = true;
   }
-  update_one(p);
+  update_one(p, from_residual);
   return true;
 }
 
-void Optimizer::update_one(Parameter& p) {
+void Optimizer::update_one(Parameter& p, bool from_residual) {
   TraceRange range("update", p.name);
   const bool finite = all_finite(p.grad);
   const Tensor before = remembered(p.value);
-  if (finite) rule_->update(p, input());
-  explain("update", p.name, [&] { return finite ? applied(lr_, p.value, before) : not_applied(); });
+  if (finite) rule_->update(p, input(from_residual));
+  explain("update", p.name, [&] {
+    if (!finite) return not_applied();
+    Figures figures = applied(lr_, p.value, before);
+    if (from_residual) figures.push_back({"its gradient left a residual", 0, Unit::none});
+    return figures;
+  });
   std::lock_guard lock(mutex_);
   if (finite)
     ++updated_;
@@ -120,7 +125,31 @@ void Optimizer::update_one(Parameter& p) {
 // At the end of a step, when no other thread signals any more.
 void Optimizer::update_rest() {
   for (Parameter& p : store_.parameters())
-    if (!std::exchange(progress_[&p].updated, true)) update_one(p);
+    if (Progress& progress = progress_[&p]; !std::exchange(progress.updated, true))
+      update_one(p, progress.from_residual);
+}
+
+// At the end of a step whose gradients are finite. Neighbours in memory that are updated alike are
+// updated by one call.
+void Optimizer::update_all(double clip) {
+  const auto& order = in_memory_order_;
+  const bool sparse =
+      std::ranges::any_of(order, [](const Parameter* p) { return p->touched_rows.has_value(); });
+  const auto kind = [&](const Parameter* p) {
+    return std::pair(rule_->decays(*p), progress_[p].from_residual);
+  };
+  for (size_t first = 0, next; first < order.size(); first = next) {
+    const auto [decay, from_residual] = kind(order[first]);
+    next = first + 1;
+    if (sparse) {
+      rule_->update(*order[first], input(from_residual, clip));
+      continue;
+    }
+    while (next < order.size() && kind(order[next]) == kind(order[first])) ++next;
+    const Parameter& last = *order[next - 1];
+    rule_->update_range(order[first]->offset, last.offset + last.size(), decay,
+                        input(from_residual, clip));
+  }
 }
 
 void Optimizer::zero_missing_gradients() {
@@ -141,17 +170,15 @@ void Optimizer::finish_deferred(StepReport& report) {
         options_.clip_grad_norm > 0 ? clip_factor(report.grad_norm, options_.clip_grad_norm) : 1.0;
     report.clip = clip;
     const Tensor before = remembered(store_.values());
-    const bool sparse = std::any_of(store_.parameters().begin(), store_.parameters().end(),
-                                    [](const Parameter& p) { return p.touched_rows.has_value(); });
-    if (sparse)
-      for (const Parameter& p : store_.parameters()) rule_->update(p, input(clip));
-    else
-      for (const Range& r : ranges_) rule_->update_range(r.begin, r.end, r.decay, input(clip));
+    update_all(clip);
     updated_ = std::ssize(store_.parameters());
     explain("update", "all parameters", [&] {
       Figures figures = applied(lr_, store_.values(), before);
       figures.push_back({"gradient norm", report.grad_norm});
       figures.push_back({"scaled to", 100 * clip, Unit::percent});
+      const auto held = std::ranges::count_if(
+          progress_, [](const auto& entry) { return entry.second.from_residual; });
+      figures.push_back({"gradients that left a residual", static_cast<double>(held), Unit::count});
       return figures;
     });
   } else if (options_.on_nonfinite == OnNonfinite::bucket && options_.clip_grad_norm == 0) {

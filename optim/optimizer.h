@@ -58,9 +58,9 @@ class Optimizer {
   // Forgets the gradients, unless micro-steps are being added up. Throws InputError for a rate that
   // is negative or not finite.
   void begin_step(double lr);
-  // p.grad is complete for this backward pass.
+  // p.grad is complete for this backward pass. `from_residual`: see UpdateInput.
   // True when this call has updated it.
-  bool ready(Parameter& p);
+  bool ready(Parameter& p, bool from_residual = false);
   // p.grad must not be applied in this step: some rank's gradient was not finite.
   void reject(Parameter& p);
   // This step's report names it as the first that was not finite, whichever is rejected first.
@@ -82,20 +82,18 @@ class Optimizer {
  private:
   struct Progress {
     bool ready = false, free = false, updated = false;  // updated: or left alone, for this step
-  };
-  struct Range {  // neighbours in the flat buffers with the same weight decay
-    int64_t begin, end;
-    bool decay;
+    bool from_residual = false;
   };
 
   bool last_micro_step() const { return micro_step_ + 1 == options_.accumulate; }
-  UpdateInput input(double clip = 1) const;
-  bool signal(Parameter& p, bool Progress::*what);
+  UpdateInput input(bool from_residual, double clip = 1) const;
+  bool signal(Parameter& p, const Progress& news);
   void update_rest();
-  void update_one(Parameter& p);
+  void update_one(Parameter& p, bool from_residual);
   void count_not_finite(const Parameter& p);
   void zero_missing_gradients();
   void finish_deferred(StepReport& report);
+  void update_all(double clip);
 
   ParameterStore& store_;
   std::unique_ptr<UpdateRule> rule_;
@@ -108,7 +106,7 @@ class Optimizer {
   int64_t updated_ = 0, not_finite_ = 0;  // parameters in this step
   std::string first_not_finite_;
   std::unordered_map<const Parameter*, Progress> progress_;
-  std::vector<Range> ranges_;
+  std::vector<const Parameter*> in_memory_order_;
   std::set<std::string> named_missing_;
   Tensor counters_;  // i64: steps applied, steps skipped
 };

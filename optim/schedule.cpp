@@ -33,8 +33,6 @@ ScheduleKind parse_schedule_kind(const std::string& text) {
   return static_cast<ScheduleKind>(found - kNames.begin());
 }
 
-const char* schedule_name(ScheduleKind kind) { return kNames[static_cast<size_t>(kind)]; }
-
 Schedule::Schedule(const ScheduleOptions& options) : options_(options) {
   constexpr double kMost = 1e9;
   check_range(options.lr, 0, kMost, "learning rate");
@@ -44,7 +42,7 @@ Schedule::Schedule(const ScheduleOptions& options) : options_(options) {
         options.steps_per_epoch);
   check_range(options.warmup_epochs, 0, kMost, "warm-up epochs");
   check_range(options.gamma, 0, 1, "learning rate gamma");
-  check_range(options.step_epochs, 1e-6, kMost, "epochs between reductions");
+  check_range(options.step_epochs, 1e-15, kMost, "epochs between reductions");
   check_range(options.min_lr, 0, kMost, "lowest learning rate");
   check_range(options.pct_start, 0, 1, "one-cycle: rising part");
   check_range(options.div_factor, 1, kMost, "one-cycle: div_factor");

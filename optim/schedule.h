@@ -18,7 +18,6 @@ enum class ScheduleKind : uint8_t { constant, step, multistep, cosine, onecycle,
 
 // "cosine" and so on; throws InputError for other text.
 ScheduleKind parse_schedule_kind(const std::string& text);
-const char* schedule_name(ScheduleKind kind);
 
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::constant;

@@ -43,6 +43,24 @@ struct MomentumSgd {
   }
 };
 
+// The gradient left a residual, which has summed it up over steps already: it moves the weights by
+// all that momentum would move them in the steps to come, and leaves no velocity that later
+// gradients could not take back. Our own rule.
+template <bool kNesterov>
+struct ResidualSgd {
+  float* w;
+  const float* g;
+  float* velocity;
+  SgdStep s;
+  HEDDLE_HD void operator()(int64_t i) const {
+    const float decay = s.weight_decay * w[i];
+    const float v = multiply_add(s.momentum, velocity[i], decay);
+    velocity[i] = v;
+    const float rest = kNesterov ? multiply_add(s.momentum, v, decay) : v;
+    w[i] = multiply_add(-s.lr, multiply_add(s.grad_scale, g[i], rest), w[i]);
+  }
+};
+
 // Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019, algorithm 2 for the decoupled decay.
 struct Adam {
   float* w;
@@ -66,6 +84,10 @@ struct Adam {
 void sgd(float* w, const float* g, float* velocity, int64_t n, const SgdStep& step) {
   if (velocity == nullptr)
     for_each(n, PlainSgd{w, g, step});
+  else if (step.from_residual && step.nesterov)
+    for_each(n, ResidualSgd<true>{w, g, velocity, step});
+  else if (step.from_residual)
+    for_each(n, ResidualSgd<false>{w, g, velocity, step});
   else if (step.nesterov)
     for_each(n, MomentumSgd<true>{w, g, velocity, step});
   else

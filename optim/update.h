@@ -12,6 +12,7 @@ namespace heddle {
 struct SgdStep {
   float lr, momentum, weight_decay, grad_scale;
   bool nesterov;
+  bool from_residual;  // the velocity is weight decay's alone; grad_scale holds 1 / (1 - momentum)
 };
 
 struct AdamStep {

@@ -22,6 +22,10 @@ struct UpdateInput {
   double lr = 0;
   double grad_scale = 1;  // the gradient's factor: 1 / micro-steps, and the clip's
   int64_t step = 1;       // this update's number, from 1 (Adam's bias correction)
+  // The gradient was held back in a residual, which takes momentum's place: SGD applies it at once
+  // with the weight 1 / (1 - momentum), and only weight decay and what the velocity already held
+  // keep moving. Adam's rule does not change.
+  bool from_residual = false;
 };
 
 class UpdateRule {

@@ -381,7 +381,10 @@ TEST_CASE("top-k: what a rank sends that is no message is refused, and residuals
         const int64_t longest = std::max(all.data<int64_t>()[0], length);
         const Tensor sent = Tensor::zeros({longest}, DType::u8);
         std::ranges::copy(message, sent.data<uint8_t>());
-        return comm.all_gather(sent, Tensor::empty_on(Device{}, {2, longest}, DType::u8));
+        comm.all_gather(sent, Tensor::empty_on(Device{}, {2, longest}, DType::u8));
+        if (message[1 + 3] == 0x7f)  // refused: all ranks say whose gradient is to blame
+          (void)gather_values(comm, std::vector<uint64_t>{0});
+        return;
       }
       CompressModel model;
       const auto reducer = make_reducer(parse_compress("topk:density=0.02"), {}, model.store);
@@ -408,12 +411,9 @@ TEST_CASE("top-k: what a rank sends that is no message is refused, and residuals
     CHECK(result(good, length).find(concat("rank 1 announces ", length)) != std::string::npos);
 }
 
-TEST_CASE("scalecom: a change of beta keeps what is owed; settings of single layers") {
-  // The last step of 12 with another beta: the balance holds with the new one.
+TEST_CASE("scalecom: what is owed with beta below 1; settings of single layers") {
   const ReduceOptions o{.steps = 12, .before = [](Reducer& reducer, int64_t step) {
-                          if (step != 11) return;
-                          dynamic_cast<CompressedReducer&>(reducer).feedback()->set_beta(0.2);
-                          reducer.set_choice("fc.weight", 7);
+                          if (step == 11) reducer.set_choice("fc.weight", 7);
                         }};
   const auto runs = reduce_ranks(2, "scalecom:rate=50,beta=0.8", o);
   const auto [offset, size] = place_of("fc.weight");
@@ -422,7 +422,7 @@ TEST_CASE("scalecom: a change of beta keeps what is owed; settings of single lay
     double balance = 0;
     for (const RankRun& run : runs) {
       for (const Values& g : run.given) balance += g[at];
-      balance -= run.states.back().at("residual.fc.weight")[static_cast<size_t>(i)] / 0.2;
+      balance -= run.states.back().at("residual.fc.weight")[static_cast<size_t>(i)] / 0.8;
     }
     for (const Values& sum : runs[0].sums) balance -= sum[at];
     CHECK(std::abs(balance) < 2e-4);

@@ -13,7 +13,7 @@ namespace {
 
 void check_rates(const ScheduleOptions& options, const std::vector<double>& expected) {
   const Schedule schedule(options);
-  CAPTURE(schedule_name(options.kind));
+  CAPTURE(static_cast<int>(options.kind));
   for (size_t i = 0; i < expected.size(); ++i) {
     CAPTURE(i);
     CHECK(schedule.lr(static_cast<int64_t>(i)) == doctest::Approx(expected[i]).epsilon(1e-8));
