@@ -13,6 +13,7 @@
 
 #include "apps/build_info.h"
 #include "apps/flags.h"
+#include "apps/program.h"
 #include "core/error.h"
 #include "core/trace.h"
 
@@ -252,6 +253,7 @@ Clock clock_of(const Options& o) { return o.clock == "cpu" ? process_cpu_seconds
 }  // namespace heddle::bench
 
 int main(int argc, char** argv) {
+  heddle::prepare_process(argv);
   try {
     return heddle::bench::bench_main({argv + 1, argv + argc});
   } catch (const heddle::Error& e) {

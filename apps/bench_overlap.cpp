@@ -7,6 +7,7 @@
 
 #include "apps/bench.h"
 #include "apps/bench_trainer.h"
+#include "apps/json.h"
 #include "comm/threads.h"
 #include "core/context.h"
 #include "core/error.h"
@@ -42,7 +43,7 @@ Steps run_training(const Options& o, const std::string& arch, int64_t batch, int
   std::ifstream metrics(scratch.path() + "/run/metrics.jsonl");
   std::vector<std::vector<double>> columns(7);
   for (std::string line; std::getline(metrics, line);) {
-    const nlohmann::json step = nlohmann::json::parse(line);
+    const nlohmann::json step = parse_json(line, scratch.path() + "/run/metrics.jsonl");
     if (step.value("split", "") != "train" || step.at("step").get<int64_t>() <= o.warmup) continue;
     size_t i = 0;
     for (const char* key : {"t_forward", "t_backward", "t_update", "t_comm", "t_exposed",

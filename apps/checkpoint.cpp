@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 
+#include "apps/json.h"
 #include "core/context.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -22,11 +24,9 @@ constexpr const char* kPrefix = "step-";
 constexpr const char* kPart = ".part";
 constexpr const char* kAside = ".aside";
 
-std::string hash_of(const MappedFile& file) {
+std::string hash_of(const InputFile& file) {
   char text[17];
-  std::snprintf(
-      text, sizeof text, "%016llx",
-      static_cast<unsigned long long>(hash_bytes(file.bytes().data(), file.bytes().size())));
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash_file(file)));
   return text;
 }
 
@@ -42,24 +42,36 @@ int64_t step_of(const std::string& name) {
   return error == std::errc() && at == end && begin != end ? step : -1;
 }
 
+// What is at a path. Throws Error where that cannot be found out.
+fs::file_type type_of(const std::string& path) {
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  if (type == fs::file_type::none) throw Error(concat(path, ": cannot stat: ", error.message()));
+  return type;
+}
+
+// The names in a folder; none where there is no folder. Throws Error where it cannot be read.
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  if (type_of(folder) != fs::file_type::directory) return names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    names.push_back(entry->path().filename().string());
+  if (error) throw Error(concat(folder, ": cannot read the folder: ", error.message()));
+  return names;
+}
+
 // Newest first.
 std::vector<int64_t> steps_in(const std::string& folder) {
   std::vector<int64_t> steps;
-  std::error_code none;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, none))
-    if (const int64_t step = step_of(entry.path().filename().string()); step >= 0)
-      steps.push_back(step);
+  for (const std::string& name : names_in(folder))
+    if (const int64_t step = step_of(name); step >= 0) steps.push_back(step);
   std::ranges::sort(steps, std::greater<>());
   return steps;
 }
 
-nlohmann::json read_json(const std::string& path) {
-  try {
-    return nlohmann::json::parse(read_text_file(path));
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(path, ": is no JSON: ", printable(error.what(), 200)));
-  }
-}
+nlohmann::json read_json(const std::string& path) { return parse_json(read_text_file(path), path); }
 
 void check_version(const nlohmann::json& json, const std::string& path) {
   const auto version = json.at("version").get<int>();
@@ -68,22 +80,21 @@ void check_version(const nlohmann::json& json, const std::string& path) {
 }
 
 void check_file(const std::string& path, const nlohmann::json& entry) {
-  const MappedFile file(path);
-  const auto bytes = entry.at("bytes").get<uint64_t>();
-  check(file.bytes().size() == bytes, path, ": expected ", bytes, " bytes, found ",
-        file.bytes().size());
+  const InputFile file(path);
+  const auto bytes = entry.at("bytes").get<int64_t>();
+  check(file.size() == bytes, path, ": expected ", bytes, " bytes, found ", file.size());
   const auto hash = entry.at("xxh64").get<std::string>();
   check(hash_of(file) == hash, path, ": content differs from what was written (expected xxh64 ",
         printable(hash), ", found ", hash_of(file), ")");
 }
 
-// Infinity where a state says none, or cannot be read.
+// Infinity where a state says none, or is broken. Throws Error where it cannot be read.
 double valid_loss_of(const std::string& state) {
   try {
     const nlohmann::json json = read_json(state);
     if (json.contains("valid_loss") && json["valid_loss"].is_number())
       return json["valid_loss"].get<double>();
-  } catch (const Error&) {
+  } catch (const InputError&) {
   }
   return std::numeric_limits<double>::infinity();
 }
@@ -101,10 +112,11 @@ bool is_ready(const std::future<void>& future) {
 }  // namespace
 
 Checkpoint open_checkpoint(const std::string& path) {
-  std::error_code none;
-  check(fs::is_directory(path, none), path, ": there is no checkpoint (no such folder)");
+  check(type_of(path) == fs::file_type::directory, path,
+        ": there is no checkpoint (no such folder)");
   const std::string manifest_path = path + "/" + kManifest;
-  check(fs::exists(manifest_path, none), path, ": is not whole: ", kManifest, " is missing");
+  check(type_of(manifest_path) != fs::file_type::not_found, path, ": is not whole: ", kManifest,
+        " is missing");
   try {
     const nlohmann::json manifest = read_json(manifest_path);
     check_version(manifest, manifest_path);
@@ -143,7 +155,7 @@ FoundCheckpoint find_checkpoint(const std::string& run_folder) {
     try {
       found.newest = open_checkpoint(concat(folder, "/", kPrefix, step));
       break;
-    } catch (const Error& error) {
+    } catch (const InputError& error) {
       found.skipped.emplace_back(error.what());
     }
   }
@@ -156,9 +168,12 @@ CheckpointWriter::CheckpointWriter(const std::string& run_folder, int rank,
                                    const CheckpointWriterOptions& options)
     : folder_(folder_of(run_folder)), rank_(rank), options_(options) {
   if (rank > 0) return;
+  for (const std::string& name : names_in(folder_)) {
+    const fs::path path(name);
+    if (path.extension() == kPart && step_of(path.stem().string()) >= 0)
+      remove_folder(concat(folder_, "/", name));
+  }
   std::error_code none;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder_, none))
-    if (entry.path().extension() == kPart) remove_folder(entry.path().string());
   for (const int64_t step : steps_in(folder_)) {
     if (step <= options.begin) break;
     const std::string later = concat(folder_, "/", kPrefix, step);
@@ -274,8 +289,8 @@ void CheckpointWriter::seal(int64_t step) {
                          " has written it elsewhere; the run folder must lie "
                          "where all hosts see it"));
   for (const std::string& name : names) {
-    const MappedFile file(concat(part, "/", name));
-    files[name] = {{"bytes", file.bytes().size()}, {"xxh64", hash_of(file)}};
+    const InputFile file(concat(part, "/", name));
+    files[name] = {{"bytes", file.size()}, {"xxh64", hash_of(file)}};
   }
   write_file_atomically(
       part + "/" + kManifest,
@@ -290,12 +305,17 @@ void CheckpointWriter::seal(int64_t step) {
 
 void CheckpointWriter::remove_old() const {
   if (rank_ > 0) return;
-  const std::vector<int64_t> steps = steps_in(folder_);
+  std::vector<int64_t> steps;
   int64_t best = -1;
   double least = std::numeric_limits<double>::infinity();
-  for (const int64_t step : steps) {
-    const double loss = valid_loss_of(concat(folder_, "/", kPrefix, step, "/", kState));
-    if (loss <= least) least = loss, best = step;  // of equals the oldest
+  try {
+    steps = steps_in(folder_);
+    for (const int64_t step : steps) {
+      const double loss = valid_loss_of(concat(folder_, "/", kPrefix, step, "/", kState));
+      if (loss <= least) least = loss, best = step;  // of equals the oldest
+    }
+  } catch (const Error&) {
+    return;  // which is the best cannot be read now: all stay until it can
   }
   for (size_t i = static_cast<size_t>(options_.keep); i < steps.size(); ++i) {
     if (steps[i] == best && std::isfinite(least)) continue;

@@ -41,7 +41,8 @@ struct Checkpoint {
 };
 
 // Checks every file against the manifest. Throws InputError that names the first that does not
-// hold: missing, of another size or content, or a version that this program does not know.
+// hold: missing, of another size or content, or a version that this program does not know; Error
+// for one that cannot be read now (permission, input/output error), which may be whole.
 Checkpoint open_checkpoint(const std::string& path);
 // The same without a look at the files but state.json: for the other ranks, when one has checked.
 Checkpoint read_checkpoint(const std::string& path);
@@ -50,7 +51,7 @@ struct FoundCheckpoint {
   std::optional<Checkpoint> newest;
   std::vector<std::string> skipped;  // why, one line for each newer one that does not hold
 };
-// Of a run folder; nothing where there is none.
+// Of a run folder; nothing where there is none. Throws Error where one cannot be read.
 FoundCheckpoint find_checkpoint(const std::string& run_folder);
 
 // One rank's part of a checkpoint, as copies that nobody changes any more.

@@ -25,7 +25,7 @@ Var network_input(const Tensor& images, Device device, DType dtype) {
 Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
                     DataParallelOptimizer* learners) {
   const double begin = steady_seconds();
-  Evaluation out;
+  Evaluation out{.loss = 0};
   int64_t first = 0, five = 0;
   const bool together = learners != nullptr && learners->learners() > 1;
   int64_t batches = 0;
@@ -80,11 +80,8 @@ std::vector<Guess> predict(const ResNet& model, const std::string& file,
                            const Augmentation& prepare, Device device, int count) {
   Image image;
   read_image_file(file, image);
-  Augmentation transform = prepare;
-  const bool fits = image.width == prepare.size && image.height == prepare.size;
-  transform.crop = fits ? Crop::none : Crop::center;
   Tensor pixels = Tensor::empty_on(Device{}, {1, 3, prepare.size, prepare.size});
-  augment(transform, image, Philox(0, 0), 0, pixels.data<float>());
+  augment(prepare, image, Philox(0, 0), 0, pixels.data<float>());
   Tape tape({.training = false});
   const Var logits = model.forward(tape, Var(pixels.to(device)));
   const std::vector<float> scores = logits.value().to_vector();

@@ -5,6 +5,7 @@
 //   for (const Guess& g : predict(model, "cat.jpg", prepare, 5)) ...
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,9 +16,10 @@
 
 namespace heddle {
 
+// NaN, in JSON null: not evaluated.
 struct Evaluation {
-  double loss = 0;            // mean cross-entropy in nats
-  double acc1 = 0, acc5 = 0;  // percent
+  double loss = NAN;              // mean cross-entropy in nats
+  double acc1 = NAN, acc5 = NAN;  // percent
   int64_t samples = 0;
   double seconds = 0;
 };
@@ -38,7 +40,7 @@ struct Guess {
 };
 
 // The `count` most probable classes of an image file, best first. `prepare` is the validation
-// transform; an image that has its size already is neither resized nor cropped.
+// transform.
 std::vector<Guess> predict(const ResNet& model, const std::string& file,
                            const Augmentation& prepare, Device device, int count);
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "apps/layer_plan.h"
 #include "compress/compressed_reducer.h"
@@ -66,7 +67,7 @@ void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
                                {"dense", times(choice.dense.buckets[i])},
                                {"packed", times(choice.packed.buckets[i])},
                                {"parameters", choice.parameters[i]}});
-  folder->write(concat("exchange-", choice.step, ".json"), json_line(json));
+  folder->write_optional(concat("exchange-", choice.step, ".json"), json_line(json));
 }
 
 // Of a family that compresses: every other one is a CompressedReducer.
@@ -77,16 +78,33 @@ std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
                                                    .dense_layers = o.dense_layers,
                                                    .min_compress = o.min_compress},
                                                   store);
+  check(o.dense_layers.empty() || std::ranges::any_of(store.parameters(),
+                                                      [&](const Parameter& p) {
+                                                        return std::regex_search(
+                                                            p.name, std::regex(o.dense_layers));
+                                                      }),
+        "--dense-layers ", o.dense_layers, ": matches no parameter; the first is called ",
+        store.parameters().front().name);
   auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
   (void)reducer.release();
   return std::unique_ptr<CompressedReducer>(&compressed);
+}
+
+bool residual_momentum(const CommonOptions& o, const CompressedReducer& reducer) {
+  if (o.optimizer != "sgd" || o.momentum == 0) return false;
+  const std::string& mode = o.compressed_momentum;
+  check(mode != "residual" || reducer.keeps_residuals(),
+        "--compressed-momentum residual: ", reducer.name(), " keeps no residuals");
+  return mode != "full" && reducer.keeps_residuals();
 }
 
 double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.0; }
 
 // "gradients: scalecom:rate=100, dense for the first 390 of 6240 steps"
 std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
-                              const CompressSpec& spec, int learners, int64_t start) {
+                              const CompressSpec& spec, int learners,
+                              const DataParallelOptions& parallel) {
+  const int64_t start = parallel.compress_start;
   std::string out = "gradients: " + to_string(spec);
   if (is_automatic(o))
     out += " or dense, by bucket, whichever is faster: tries both first, for 12 to 54 steps";
@@ -96,6 +114,7 @@ std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
     out += concat(", dense for the first ", start, " of ", plan.total_steps, " steps");
   }
   if (!o.plan.empty()) out += ", by layer: " + o.plan;
+  if (parallel.residual_momentum) out += "; momentum is for what travels dense";
   if (learners == 1 && start < plan.total_steps)
     out += "; compressed, though one learner sends them to nobody";
   return out;
@@ -116,10 +135,6 @@ void check_exchange(const CommonOptions& o) {
   check(!is_automatic(o) || !o.deterministic,
         "--compress auto: its choices depend on measured times, which --deterministic excludes");
   check_layerwise(o);
-  check(o.compress != "none" || (o.compress_start < 0 && o.dense_layers.empty() && o.shadow == 0),
-        "--compress-start, --dense-layers and --shadow need --compress");
-  check(o.clip_mode.empty() || o.clip_grad_norm > 0, "--clip-mode ", o.clip_mode,
-        ": needs --clip-grad-norm");
 }
 
 ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store) {
@@ -158,7 +173,8 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
       };
     }
     if (!o.plan.empty()) apply_layer_plan(o, store, comm.size(), *reducer);
-    if (log) log(describe_exchange(o, plan, spec, comm.size(), parallel.compress_start));
+    parallel.residual_momentum = residual_momentum(o, *reducer);
+    if (log) log(describe_exchange(o, plan, spec, comm.size(), parallel));
   }
   OptimizerOptions options = optimizer_options(o, log);
   // What a residual holds back must not be clipped away after it was sent: then clip before.

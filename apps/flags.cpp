@@ -63,7 +63,8 @@ bool is_list(const FlagTarget& target) {
 }
 
 CLI::Option* add_option(CLI::App& app, const std::string& flag, bool* target, const FlagInfo&) {
-  return app.add_flag(concat("--", flag, ",!--no-", flag), *target)
+  const char* letter = flag == "help" ? "-h," : "";
+  return app.add_flag(concat(letter, "--", flag, ",!--no-", flag), *target)
       ->check(CLI::IsMember(kBooleans));
 }
 
@@ -380,6 +381,15 @@ void FlagTable::parse(const Strings& arguments, const Strings& environment) {
   if (!path.empty()) read_config(path);
   read_environment(environment);
   read_arguments();
+}
+
+void FlagTable::check_needs(const std::vector<Need>& needs) {
+  for (const Need& need : needs) {
+    if (need.met || source(need.flag) != FlagSource::flag) continue;
+    const std::string text = concat("--", need.flag, " ", need.words);
+    check(need.harmless, text);
+    warnings_.push_back(text + ": it has no effect");
+  }
 }
 
 void FlagTable::suggest(const std::string& name, const std::string& value,

@@ -59,6 +59,18 @@ class FlagTable {
 
   bool given(const std::string& name) const { return source(name) != FlagSource::default_value; }
   FlagSource source(const std::string& name) const;
+  // A flag that has an effect only under a condition, and the condition in words that go behind the
+  // flag's name: "needs --compress".
+  struct Need {
+    const char* flag;
+    bool met;
+    std::string words;
+    bool harmless = false;
+  };
+  // Throws InputError for a flag of the command line that has no effect; of a harmless one, such as
+  // a GPU's on a CPU, it leaves a warning. A file and the environment may hold them for other runs.
+  void check_needs(const std::vector<Need>& needs);
+
   // Remarks on what was passed over, such as an unknown HEDDLE_* variable.
   const std::vector<std::string>& warnings() const { return warnings_; }
 

@@ -108,11 +108,20 @@ std::vector<std::vector<BucketProfile::Collective>> sent_by_bucket(const Communi
   return out;
 }
 
+// What the run compresses with in most of its steps.
+std::string after_ramp(const CommonOptions& o) {
+  CompressSpec spec = compress_spec(o);
+  const auto ramp = spec.values.find("ramp");
+  if (ramp == spec.values.end() || std::exchange(ramp->second, 0) == 0)
+    return o.compress.starts_with("auto") ? to_string(spec) : o.compress;
+  return to_string(spec);
+}
+
 class Measurement {
  public:
   Measurement(const CommonOptions& o, ParameterStore& store, Communicator& comm,
               const StepPlan& plan, const HeadroomStep& step)
-      : o_(o), store_(store), comm_(comm), plan_(plan), step_(step) {}
+      : o_(o), own_(after_ramp(o)), store_(store), comm_(comm), plan_(plan), step_(step) {}
 
   Headroom run() {
     Headroom out;
@@ -120,12 +129,10 @@ class Measurement {
     out.learners = comm_.size();
     out.net = o_.headroom_net;
     out.link = measure_link(comm_);
-    const bool choosing = o_.compress.starts_with("auto");
-    const std::string own = choosing ? to_string(compress_spec(o_)) : o_.compress;
     std::vector<std::string> names = {"", "none"};
-    if (own != "none") names.push_back(own);
+    if (own_ != "none") names.push_back(own_);
     for (const std::string& name : kCandidates)
-      if (name != own) names.push_back(name);
+      if (name != own_) names.push_back(name);
     // The first steps make the kernels' plans, and tell how many fit into the time.
     ExchangeProfile dense{.compress = "none"};
     measure(dense, 1);
@@ -164,7 +171,7 @@ class Measurement {
     o.compress = sum.compress.empty() ? "none" : sum.compress;
     o.compress_start = 0;
     o.shadow = 0;
-    if (o.compress != o_.compress) o.plan.clear();
+    if (o.compress != own_) o.plan.clear();
     o.layerwise = "uniform";
     StepRecorder recorder;
     DataParallelOptimizer optimizer = make_optimizer(
@@ -239,6 +246,7 @@ class Measurement {
   }
 
   const CommonOptions& o_;
+  const std::string own_;
   ParameterStore& store_;
   Communicator& comm_;
   const StepPlan& plan_;

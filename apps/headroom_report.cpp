@@ -74,8 +74,15 @@ std::string measured_table(const Headroom& h) {
 }
 
 std::string verdict(const Headroom& h) {
-  std::string out = format("Communication is %.0f %% of a step: nothing can win more than %.2fx.",
-                           100 * h.share(), std::max(1.0, h.most()));
+  const ExchangeProfile& dense = h.profiles[1];
+  // Learners that share processors wait for each other, too, while one of them computes.
+  std::string out = dense.exposed_s > 1.1 * h.share() * dense.step_s
+                        ? "Of the waiting, only what an exchange adds to a step can be won: the "
+                          "rest of it others compute.\n"
+                        : "";
+  out += format(
+      "Communication is %.0f %% of a step, %.1f of %.1f ms: nothing can win more than %.2fx.",
+      100 * h.share(), 1e3 * h.share() * dense.step_s, 1e3 * dense.step_s, std::max(1.0, h.most()));
   const size_t best = h.best();
   if (h.gain(best) > kWorthIt * std::max(1.0, h.most()))
     return out +

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/exchange.h"
+#include "apps/json.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -85,8 +86,8 @@ LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan
                               .log = log};
   if (folder != nullptr)
     options.on_plan = [&o, &store, values, learners, folder, log](const PlanReport& report) {
-      folder->write(concat("plan-", report.step, ".json"),
-                    describe_layer_plan(report, o, store, learners));
+      folder->write_optional(concat("plan-", report.step, ".json"),
+                             describe_layer_plan(report, o, store, learners));
       if (log) log(summary(report, values));
     };
   return options;
@@ -143,7 +144,7 @@ void apply_layer_plan(const CommonOptions& o, const ParameterStore& store, int l
   const std::string where = "--plan " + o.plan + ": ";
   std::map<std::string, double> settings;
   try {
-    const auto plan = nlohmann::json::parse(read_text_file(o.plan));
+    const auto plan = parse_json(read_text_file(o.plan), "--plan " + o.plan);
     const auto family = plan.at("family").get<std::string>();
     check(family == reducer.name(), where, "of --compress ", printable(family), ", not ",
           reducer.name());

@@ -63,7 +63,7 @@ int run_threads(const CommonOptions& o, int size, const std::function<int(Commun
 
 #ifdef HEDDLE_MPI
 int run_mpi(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
-  MpiSession mpi;
+  MpiSession mpi(o.comm_timeout);
   const LaunchInfo launch = detect_launch();
   check(mpi.size() == launch.size && mpi.rank() == launch.rank, launch.launcher, " says rank ",
         launch.rank, " of ", launch.size, ", MPI says rank ", mpi.rank(), " of ", mpi.size(),
@@ -185,15 +185,15 @@ std::unique_ptr<Communicator> make_gpu_communicator([[maybe_unused]] const Commo
   return nullptr;
 }
 
-std::string broadcast_text(const std::string& text, Communicator& comm) {
+std::string broadcast_text(const std::string& text, Communicator& comm, int root) {
   const Tensor length = Tensor::empty_on(Device{}, {1}, DType::i64);
   length.data<int64_t>()[0] = std::ssize(text);
-  comm.broadcast(length, 0);
+  comm.broadcast(length, root);
   const int64_t size = length.data<int64_t>()[0];
   if (size == 0) return "";
   const Tensor bytes = Tensor::empty_on(Device{}, {size}, DType::u8);
-  if (comm.rank() == 0) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
-  comm.broadcast(bytes, 0);
+  if (comm.rank() == root) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
+  comm.broadcast(bytes, root);
   return {static_cast<const char*>(bytes.raw()), static_cast<size_t>(size)};
 }
 

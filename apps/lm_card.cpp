@@ -3,17 +3,16 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "apps/weights.h"
+#include "apps/json.h"
 #include "core/error.h"
 #include "core/files.h"
-#include "core/safetensors.h"
 
 namespace heddle {
 
 namespace {
 
 // The second extent of a matrix of the file; 0 if it has no such matrix.
-int64_t columns(const SafetensorsFile& file, const std::string& name) {
+int64_t columns(const WeightsFile& file, const std::string& name) {
   return file.has(name) && file.info(name).shape.rank() == 2 ? file.info(name).shape[1] : 0;
 }
 
@@ -38,6 +37,7 @@ std::string format_vocabulary(const Vocabulary& vocabulary, TextLevel level) {
 }
 
 Vocabulary parse_vocabulary(const std::string& text, const std::string& where) {
+  check_json_depth(text, where);
   const auto array = nlohmann::json::parse(text, nullptr, false);
   check(array.is_array(), where, ": expected a JSON array, found '", printable(text, 40), "'");
   Vocabulary out;
@@ -53,23 +53,19 @@ Vocabulary parse_vocabulary(const std::string& text, const std::string& where) {
   return out;
 }
 
-LmCard read_lm_card(const std::string& path) {
-  const SafetensorsFile file = SafetensorsFile::open(weights_file(path));
-  const auto& metadata = file.metadata();
-  auto value = [&](const char* key) {
-    const auto found = metadata.find(key);
-    return found == metadata.end() ? std::string() : found->second;
-  };
+LmCard read_lm_card(const WeightsFile& file) {
+  check(!file.has("conv1.weight"), file.path(),
+        ": expected a language model, found a residual network: that is for train_resnet");
   LmCard card;
   card.emsize = columns(file, "encoder.weight");
   card.nhid = columns(file, "rnn.weight_hh_l0");
   while (file.has(concat("rnn.weight_ih_l", card.nlayers))) ++card.nlayers;
-  card.tied = value("tied") == "true";
-  if (!value("level").empty()) card.level = parse_text_level(value("level"));
-  if (value("vocabulary").empty()) return card;
+  card.tied = file.value("tied") == "true";
+  if (!file.value("level").empty()) card.level = parse_text_level(file.value("level"));
+  if (file.value("vocabulary").empty()) return card;
 
   const std::string where = file.path() + ": metadata vocabulary";
-  card.vocabulary = parse_vocabulary(value("vocabulary"), where);
+  card.vocabulary = parse_vocabulary(file.value("vocabulary"), where);
   check(card.level != TextLevel::automatic, file.path(),
         ": expected metadata level beside the vocabulary, word or char");
   if (card.emsize > 0) {

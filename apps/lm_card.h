@@ -4,13 +4,14 @@
 // strings, at character level of bytes as numbers, because a byte alone need not be text.
 //
 //   save_lm("runs/a/model.safetensors", model, corpus.level, corpus.vocabulary);
-//   LmCard card = read_lm_card("runs/a");
+//   LmCard card = read_lm_card(WeightsFile("runs/a"));
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
 
+#include "apps/weights.h"
 #include "data/text.h"
 #include "layers/lstm_lm.h"
 
@@ -25,8 +26,9 @@ struct LmCard {
   bool tied = false;
 };
 
-// Throws InputError for a card that cannot be, or that contradicts the tensors.
-LmCard read_lm_card(const std::string& path);
+// Throws InputError for a card that cannot be, or that contradicts the tensors, and for what is no
+// language model.
+LmCard read_lm_card(const WeightsFile& file);
 
 // The metadata that say it.
 std::map<std::string, std::string> lm_metadata(const LstmLm& model, TextLevel level,

@@ -268,9 +268,13 @@ FlagTable lm_flags(TrainLmOptions& o) {
   add_common_flags(flags, o, kTexts);
   flags.add("generate", &o.generate,
             {.value = "N",
-             .help = "write a text of N tokens, with the weights of --init or after training",
+             .help = "write a text of N tokens with the weights of --init, or with --train after "
+                     "training",
              .max = 1e9,
              .default_text = "400 after training on sources, else 0",
+             .replay = false});
+  flags.add("train", &o.train,
+            {.help = "train, and then --generate, which else needs --init and only writes",
              .replay = false});
   flags.add("prompt", &o.prompt,
             {.value = "TEXT",
@@ -305,7 +309,12 @@ void resolve(TrainLmOptions& o, FlagTable& flags, TextKind kind) {
   if (kind == TextKind::sources && !o.evaluate) {
     set_default(flags, "generate", o.generate, kSampleTokens);
   }
-  check(!flags.given("prompt") || o.generate > 0, "--prompt needs --generate N");
+  o.training = decide_training(o, flags.given("generate") && o.generate > 0 ? "generate" : "");
+  const bool writes = o.generate > 0 && !o.dry_run && o.headroom == 0;
+  flags.check_needs(
+      {{"prompt", o.generate > 0, "needs --generate N"},
+       {"temperature", o.generate > 0, "needs --generate N"},
+       {"generate", writes || o.generate == 0, "writes nothing with --dry-run or --headroom"}});
   check(!o.tied || o.emsize == o.nhid, "--tied needs --emsize equal to --nhid, found ", o.emsize,
         " and ", o.nhid);
   resolve_common(o, flags, "sources");

@@ -33,7 +33,7 @@ int64_t measure_step_bytes(const TrainLmOptions& o, Context& context, const Lstm
 
 LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
   if (o.init.empty()) return {};
-  LmCard card = read_lm_card(o.init);
+  LmCard card = read_lm_card(WeightsFile(o.init));
   const auto suggest = [&](const char* name, int64_t value) {
     if (value > 0) flags.suggest(name, std::to_string(value), o.init + ": " + name);
   };

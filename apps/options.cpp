@@ -89,7 +89,7 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
       "compress", &o.compress,
       {.value = "SPEC",
        .help = "how gradients travel: none, bf16, fp16, topk:density=0.01,indices=delta, "
-               "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk, "
+               "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk,ramp=0, "
                "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
                "by bucket dense or compressed, whichever is faster as measured here"});
   flags.add("compress-start", &o.compress_start,
@@ -97,6 +97,12 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
              .help = "steps that are exchanged densely before",
              .min = -1,
              .default_text = "one epoch, at most 5 % of the run, at least 100 steps"});
+  flags.add("compressed-momentum", &o.compressed_momentum,
+            {.value = "RULE",
+             .help = "sgd's momentum for gradients that a residual held back: residual, none: they "
+                     "move the weights at once, by 1 / (1 - momentum); full, as for dense ones",
+             .choices = {"", "residual", "full"},
+             .default_text = "residual for scalecom, topk and randomk, full for powersgd"});
   flags.add("dense-layers", &o.dense_layers,
             {.value = "REGEX", .help = "parameters that always travel dense, by name"});
   flags.add("min-compress", &o.min_compress,
@@ -323,7 +329,7 @@ void add_action_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts
             {.help = "print the resolved configuration as TOML", .replay = false});
   flags.add("list", &o.list, {.help = texts.list, .replay = false});
   flags.add("version", &o.version, {.help = "print the version", .replay = false});
-  flags.add("help", &o.help, {.help = "print this text", .replay = false});
+  flags.add("help", &o.help, {.help = "print this text, as -h does", .replay = false});
   flags.add("man", &o.man, {.help = "print it as a manual page (troff)", .replay = false});
 }
 
@@ -364,7 +370,9 @@ void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule) {
   flags.suggest("batch-size", std::to_string(o.batch_size), "--global-batch-size");  // no default
 }
 
-void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string& embedded) {
+void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embedded) {
+  check(o.resume.empty() || !o.evaluate, "--resume goes on training; with --evaluate use --init");
+  flags.check_needs(common_needs(o));
   const LearnerPlan learners = plan_learners(o);
   set_default(flags, "threads", o.threads,
               std::max(1, omp_get_max_threads() / learners.on_machine));
@@ -372,10 +380,7 @@ void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string&
   check_exchange(o);
   check(o.headroom == 0 || learners.size > 1,
         "--headroom: one learner exchanges nothing; give --learners N or start with mpirun");
-  check(o.headroom_net.empty() || o.headroom > 0, "--headroom-net needs --headroom");
   if (!o.headroom_net.empty()) (void)parse_net(o.headroom_net, "--headroom-net");
-  check(o.layerwise == "lgreco" || flags.source("lgreco") <= FlagSource::config,
-        "--lgreco needs --layerwise lgreco");
 
   // The configuration of a run is read again from other folders.
   for (std::string* path : {&o.data, &o.init, &o.plan}) {
@@ -385,23 +390,9 @@ void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string&
 
   check(o.name.find('/') == std::string::npos && o.name != "." && o.name != "..",
         "--name: expected a name without '/', found '", o.name, "'");
-  if (o.optimizer != "sgd") {
-    // A dumped configuration carries them for every optimizer; typed by hand they are a mistake.
-    for (const char* name : {"momentum", "nesterov"}) {
-      check(flags.source(name) <= FlagSource::config, "--", name,
-            " belongs to sgd; --optimizer is ", o.optimizer);
-    }
-  } else {
-    check(!o.nesterov || o.momentum > 0, "--nesterov needs a --momentum above 0");
-  }
-  check(!flags.given("lr-milestones") || o.lr_scheduler == "multistep",
-        "--lr-milestones belongs to --lr-scheduler multistep, found ", o.lr_scheduler);
-  check(!flags.given("lr-step-size") || o.lr_scheduler == "step",
-        "--lr-step-size belongs to --lr-scheduler step, found ", o.lr_scheduler);
-  check(!flags.given("trace-steps") || flags.given("trace"), "--trace-steps needs --trace FILE");
+  check(o.optimizer != "sgd" || !o.nesterov || o.momentum > 0,
+        "--nesterov needs a --momentum above 0");
   (void)parse_save_every(o.save_every, 1);
-  check(o.resume.empty() || !o.evaluate, "--resume goes on training; with --evaluate use --init");
-  check(!o.resume_anyway || !o.resume.empty(), "--resume-anyway needs --resume");
   if (o.trace_steps.empty()) o.trace_steps = "2:6";
   (void)parse_step_range(o.trace_steps);
 }

@@ -24,7 +24,7 @@ struct CommonOptions {
   std::string comm = "auto", net, overlap = "on";
   bool ledger = false;
   // what is sent
-  std::string compress = "none", dense_layers, clip_mode;
+  std::string compress = "none", dense_layers, clip_mode, compressed_momentum;
   int64_t compress_start = -1, min_compress = 1024, shadow = 0;
   std::string layerwise = "uniform", plan;
   std::string lgreco = "alpha=1,every=epoch,window=10,objective=bytes,budget=uniform";
@@ -55,6 +55,8 @@ struct CommonOptions {
   std::string headroom_net;
   bool evaluate = false, dry_run = false, dump_config = false, list = false, version = false;
   bool help = false, man = false;
+  bool train = false;    // although --predict or --generate could do with --init
+  bool training = true;  // what resolve() made of it
   std::string config;
 };
 
@@ -86,7 +88,13 @@ void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule);
 
 // The end of resolve(): absolute paths (`embedded` is the --data that is none), the defaults that
 // no data set changes, and a refusal of what cannot go together.
-void resolve_common(CommonOptions& o, const FlagTable& flags, const std::string& embedded);
+void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embedded);
+
+// Whether a run trains. `use`: the flag that uses trained weights, predict or generate; empty when
+// it is not given. Throws InputError where it has no weights to use.
+bool decide_training(const CommonOptions& o, const std::string& use);
+// The flags of both programs that have no effect without another one, for FlagTable::check_needs().
+std::vector<FlagTable::Need> common_needs(const CommonOptions& o);
 
 // "title a b c\n", for --list.
 std::string list_row(const char* title, const std::vector<std::string>& names);

@@ -1,13 +1,19 @@
 #include "apps/program.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <new>
 
 #include "apps/run_folder.h"
 #include "comm/launch.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/files.h"
 
 extern char** environ;
 
@@ -29,21 +35,43 @@ std::string speaker(const char* name) {
   return name;
 }
 
+// One line, whatever control characters a flag or a file has put into it.
+void complain(const char* name, const char* what) {
+  const std::string line = printable(what, std::string::npos);
+  std::fprintf(stderr, "%s: %s\n", speaker(name).c_str(), line.c_str());
+}
+
 }  // namespace
+
+void prepare_process(char** argv) {
+  // The next file that is opened would get the number of a closed stdin, stdout or stderr, and the
+  // messages. Opened the wrong way round, so that using one fails as it did.
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
+    if (::fcntl(fd, F_GETFD) == -1)
+      (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  // Waiting threads of libgomp spin: on a busy machine two training steps took 53 s instead of 5 s.
+  // It reads the limit as it is loaded, before main, hence the second start.
+  if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  if (::setenv("GOMP_SPINCOUNT", "10000", 0) != 0) return;
+  std::error_code error;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) ::execv(self.c_str(), argv);  // returns if it fails: then threads spin
+}
 
 int run_program(const char* name, int argc, char** argv,
                 const std::function<int(const Arguments&, const Arguments&)>& run) {
+  prepare_process(argv);
   try {
     Arguments environment;
     for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
     return run({argv, argv + argc}, environment);
   } catch (const Error& error) {
-    std::fprintf(stderr, "%s: %s\n", speaker(name).c_str(), error.what());
+    complain(name, error.what());
     return static_cast<int>(error.exit_code());
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "%s: out of memory\n", speaker(name).c_str());
+    complain(name, "out of memory");
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", speaker(name).c_str(), error.what());
+    complain(name, error.what());
   }
   return static_cast<int>(ExitCode::runtime);
 }

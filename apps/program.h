@@ -13,8 +13,14 @@ namespace heddle {
 
 using Arguments = std::vector<std::string>;
 
-// Calls run(arguments, environment), the program's own name first among the arguments. The only
-// place that catches: one line on stderr, and the documented exit code.
+// First in main, before there are threads or files: opens /dev/null in place of standard streams
+// that are closed, and limits how long OpenMP's threads spin while they wait, unless
+// GOMP_SPINCOUNT or OMP_WAIT_POLICY is set. For that it starts the program once more, in the same
+// process.
+void prepare_process(char** argv);
+
+// Prepares the process and calls run(arguments, environment), the program's own name first among
+// the arguments. The only place that catches: one line on stderr, and the documented exit code.
 int run_program(const char* name, int argc, char** argv,
                 const std::function<int(const Arguments&, const Arguments&)>& run);
 

@@ -40,7 +40,13 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
   check(!once, "--once needs --watch");
   check(trace.empty() || folders.size() == 1, "--trace belongs to a single run");
   std::vector<RunRecord> runs;
-  for (const std::string& folder : folders) runs.push_back(read_run(folder, trace));
+  for (const std::string& folder : folders) {
+    runs.push_back(read_run(folder, trace));
+    if (runs.back().broken_lines > 0)
+      std::fprintf(stderr, "report: warning: %s/metrics.jsonl: lines left out: %lld; line %s\n",
+                   folder.c_str(), static_cast<long long>(runs.back().broken_lines),
+                   runs.back().first_broken.c_str());
+  }
   if (output.empty()) output = runs.size() == 1 ? runs[0].folder + "/report.html" : "report.html";
   write_file_atomically(output, report_page(std::move(runs)));
   std::fprintf(stderr, "report: %s\n", output.c_str());

@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <sstream>
 
+#include "apps/json.h"
+#include "apps/run_folder.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -100,23 +102,34 @@ void read_metrics(RunRecord& run) {
   check(fs::exists(file), run.folder, ": no run folder: expected metrics.jsonl in it");
   const std::string content = read_text_file(file);
   int64_t number = 0;
+  double schema = kMetricsSchema;
+  const auto leave_out = [&](const char* why) {
+    if (run.broken_lines++ == 0) run.first_broken = concat(number, ": ", printable(why, 200));
+  };
   for (size_t begin = 0, end = 0; (end = content.find('\n', begin)) != std::string::npos;
        begin = end + 1) {
     ++number;
     try {
-      const Json line = Json::parse(content.begin() + static_cast<std::ptrdiff_t>(begin),
-                                    content.begin() + static_cast<std::ptrdiff_t>(end));
+      const Json line =
+          parse_json<Json>(std::string_view(content).substr(begin, end - begin), "the line");
+      if (!line.is_object()) throw Error("expected an object");
+      if (line.contains("schema")) schema = heddle::number(line, "schema");
       read_line(run, line);
     } catch (const nlohmann::json::exception& error) {
-      throw InputError(
-          concat(file, ":", number, ": no line of metrics: ", printable(error.what(), 200)));
+      leave_out(error.what());
+    } catch (const Error& error) {
+      leave_out(error.what());
     }
   }
+  check(schema == kMetricsSchema, file, ": expected schema ", kMetricsSchema, ", found ", schema,
+        ": written by another version of heddle, which has a report of its own");
+  check(number == 0 || run.broken_lines < number, file, ":", run.first_broken,
+        ": no line of metrics, and no other line is one");
 }
 
 PlanRecord read_plan(const std::string& file) {
   try {
-    const Json json = Json::parse(read_text_file(file));
+    const Json json = parse_json<Json>(read_text_file(file), file);
     PlanRecord plan{.step = whole(json, "step"),
                     .family = text(json, "family"),
                     .bytes = number(json, "bytes"),
@@ -139,7 +152,7 @@ PlanRecord read_plan(const std::string& file) {
 
 ChoiceRecord read_choice(const std::string& file) {
   try {
-    const Json json = Json::parse(read_text_file(file));
+    const Json json = parse_json<Json>(read_text_file(file), file);
     ChoiceRecord choice{.step = whole(json, "step"),
                         .dense = number(json, "dense_s"),
                         .compressed = number(json, "compressed_s"),
@@ -257,7 +270,7 @@ RunRecord read_run(const std::string& folder, const std::string& trace) {
   try {
     read_metrics(run);
     if (const std::string file = run.folder + "/run.json"; fs::exists(file))
-      run.info = Json::parse(read_text_file(file));
+      run.info = parse_json<Json>(read_text_file(file), file);
     read_config(run);
     read_decisions(run);
   } catch (const nlohmann::json::exception& error) {

@@ -90,7 +90,9 @@ struct RunRecord {
   std::vector<ChoiceRecord> choices;
   std::vector<LookRecord> looks;
   std::vector<LedgerRecord> ledger;
-  std::string trace;  // the file, where one is found
+  std::string trace;         // the file, where one is found
+  int64_t broken_lines = 0;  // of metrics.jsonl, left out
+  std::string first_broken;  // its number and what is wrong
 
   bool exchanges() const { return !steps.empty() && !std::isnan(steps.back().sent); }
   // The measure that people look at: "acc1", "ppl", "bpc", or "loss" where there is none of these.
@@ -99,8 +101,9 @@ struct RunRecord {
   std::string setting(const std::string& key) const;
 };
 
-// Throws InputError where there is no metrics.jsonl, and for lines that are no metrics (a last line
-// without an end is still being written, and left out). `trace`: the file that was given to
+// Throws InputError where there is no metrics.jsonl, where none of its lines is one of metrics, and
+// for a schema that this version does not know. Lines that are no metrics are left out and counted;
+// a last line without an end is still being written. `trace`: the file that was given to
 // --trace; without it trace.json in the folder, or what the arguments in run.json name.
 RunRecord read_run(const std::string& folder, const std::string& trace = "");
 

@@ -291,6 +291,12 @@ std::string whole_page(const std::vector<RunRecord>& runs, int64_t cells) {
                   runs[0].summary.empty() ? ", not ended when this was written"
                                           : ", " + escape(text(runs[0].summary, "summary")),
                   "</p>");
+  for (const RunRecord& run : runs)
+    if (run.broken_lines > 0)
+      out += concat("<p class=\"note broken\">", escape(run.name),
+                    "/metrics.jsonl: ", run.broken_lines,
+                    " of its lines are none of metrics and were left out; line ",
+                    escape(run.first_broken), "</p>");
   out += "</header>\n";
   out += alone ? tiles(runs[0]) : comparison(runs);
   out += "<section id=\"figures\"><h2>Over the run</h2><div class=\"grid\">" + draw_curves(runs) +

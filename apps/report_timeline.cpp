@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "apps/json.h"
 #include "apps/report_chart.h"
 #include "apps/report_figures.h"
 #include "apps/svg.h"
@@ -41,7 +42,7 @@ size_t place(const std::string& track) {
 
 Events read_events(const std::string& file) {
   Events out;
-  const auto json = nlohmann::json::parse(read_text_file(file));
+  const auto json = parse_json(read_text_file(file), file);
   std::map<int64_t, std::string> names;
   for (const auto& e : json.at("traceEvents"))
     if (e.at("pid") == 0 && e.at("ph") == "M" && e.at("name") == "thread_name")

@@ -122,11 +122,18 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
              .help = "of training images",
              .choices = {"none", "standard", "cutout"},
              .default_text = "by data set"});
+  flags.add("head", &o.head,
+            {.value = "NAME",
+             .help = "name of the last layer in the file of --init, where it is not fc",
+             .default_text = "fc"});
   add_common_flags(flags, o, kTexts);
   flags.add("predict", &o.predict,
             {.value = "IMAGE...",
-             .help = "print the five best classes of each "
-                     "image, with the weights of --init or after training",
+             .help = "print the five best classes of each image with the weights of --init, or "
+                     "with --train after training",
+             .replay = false});
+  flags.add("train", &o.train,
+            {.help = "train, and then --predict, which else needs --init and only predicts",
              .replay = false});
   return flags;
 }
@@ -145,6 +152,9 @@ void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   const double adam_decay = o.optimizer == "adam" ? kAdamDecay : kAdamwDecay;
   set_default(flags, "weight-decay", o.weight_decay, sgd ? r.weight_decay : adam_decay);
 
+  o.training = decide_training(o, o.predict.empty() ? "" : "predict");
+  flags.check_needs({{"predict", !o.dry_run && o.headroom == 0,
+                      "predicts nothing with --dry-run or --headroom"}});
   resolve_common(o, flags, "shapes");
 }
 

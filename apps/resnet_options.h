@@ -21,6 +21,7 @@ struct TrainResnetOptions : CommonOptions {
   int64_t image_size = 0;
   double label_smoothing = 0;
   std::vector<std::string> predict;
+  std::string head;  // the last layer's name in the file of --init; empty: fc
 };
 
 enum class DataKind { shapes, cifar, folder };

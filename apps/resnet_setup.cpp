@@ -14,9 +14,6 @@ namespace heddle {
 
 namespace {
 
-// For weights that do not say how their images were normalised: torchvision's.
-constexpr Normalization kImageNet = {{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};
-
 // Rendered images cost nothing to keep, and fresh ones teach more than old ones seen again: three
 // epochs of these, batch 64, ended at 99.3 % (seed 2); three of 5000, batch 128, at 40 %.
 constexpr int64_t kShapes = 15000;
@@ -70,21 +67,32 @@ Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
   return Loader(data.set, data.transform, options);
 }
 
-// What the network is and knows, from the weights file where it says so, else from the data.
-ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded,
-                     const ImageDataset* set) {
+ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, const ImageDataset* set,
+                     bool training) {
   ResnetCard card = loaded;
   card.arch = o.arch;
   card.stem = o.stem;
   card.image_size = o.image_size;
-  if (set != nullptr) {
-    card.classes = set->classes();
-    card.class_count = set->class_count();
+  const bool from_data = set != nullptr && (training || o.init.empty());
+  // Weights that do not name their classes may know more than the data hold: theirs come first.
+  const bool more = !from_data && set != nullptr && loaded.classes.empty() &&
+                    loaded.class_count > set->class_count();
+  if (set != nullptr) card.classes = set->classes();
+  if (set != nullptr && !more) card.class_count = set->class_count();
+  if (from_data) card.resize = set->info().image_size > 0 ? 1 : kFolderResize;
+  if (from_data || (set != nullptr && card.normalization.std[0] == 0))
     card.normalization = set->info().normalization;
-  } else if (card.normalization.std[0] == 0) {
-    card.normalization = kImageNet;
-  }
+  if (card.normalization.std[0] == 0) card.normalization = kImageNet;
   return card;
+}
+
+Augmentation evaluation_transform(const ResnetCard& card) {
+  Augmentation out;
+  out.size = static_cast<int>(card.image_size);
+  out.crop = Crop::center;
+  out.resize = card.resize;
+  out.normalization = card.normalization;
+  return out;
 }
 
 ResNetOptions network_options(const TrainResnetOptions& o, const ResnetCard& card) {

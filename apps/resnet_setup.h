@@ -29,9 +29,12 @@ Data open_data(const TrainResnetOptions& o, Split split);
 Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
                    const Communicator* comm = nullptr);
 
-// What the network is and knows: from the data, or without (`set` is null) from the weights file.
-ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded,
-                     const ImageDataset* set);
+// What the network is and knows: from the data that it is trained on, else from the weights file,
+// and from the data (null: none) what that does not say.
+ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, const ImageDataset* set,
+                     bool training);
+// How --predict and --evaluate prepare a picture: as the network's training validated.
+Augmentation evaluation_transform(const ResnetCard& card);
 ResNetOptions network_options(const TrainResnetOptions& o, const ResnetCard& card);
 
 // Throws InputError when an epoch has fewer than --accumulate batches.

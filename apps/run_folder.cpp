@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <thread>
 
 #include "apps/build_info.h"
@@ -25,7 +26,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int kMetricsSchema = 1;
+const double kStart = steady_seconds();
 
 std::string format_time(const char* format) {
   const std::time_t now = std::time(nullptr);
@@ -65,16 +66,51 @@ std::string make_default_folder(const std::string& name) {
   return path;
 }
 
-// What AtomicFile leaves behind when its process is killed.
+// What AtomicFile leaves behind when its process is killed, of files that runs write.
 bool is_temporary(const std::string& name) {
-  return name.starts_with('.') && name.find(".tmp-") != std::string::npos;
+  static const std::string seen = R"(\.seen-by-all\.tmp-[0-9a-f]{8})";
+  static const std::regex ours(
+      seen + R"(|\.((config\.toml|run\.json|model\.safetensors|report\.html|trace\.json)|)" +
+      R"((plan|exchange)-[0-9]+\.json|gradients-[0-9]+\.safetensors|explain-[0-9]+\.txt|)" + seen +
+      R"()\.tmp-[0-9]+-[0-9]+)");
+  return std::regex_match(name, ours);
+}
+
+constexpr const char* kSchemaLine = "{\"schema\":";
+constexpr const char* kProgram = "\"program\":\"heddle ";
+
+bool is_metrics(const std::string& text) {
+  const std::string line = text.substr(0, text.find('\n'));
+  return line.size() < text.size() && line.starts_with(kSchemaLine) &&
+         line.find(kProgram) != std::string::npos;
+}
+
+// Throws InputError unless a folder is new or empty, or holds a run of this program.
+void check_ours(const std::string& folder) {
+  if (!fs::exists(folder) || fs::is_empty(folder)) return;
+  std::string names;
+  int64_t count = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    if (++count <= 3) names += (names.empty() ? "" : ", ") + entry.path().filename().string();
+  const std::string metrics = folder + "/metrics.jsonl", facts = folder + "/run.json";
+  if (fs::exists(metrics)) {
+    const std::string text = read_text_file(metrics);
+    // A run that was killed before the end of its first line had nothing else there.
+    if (is_metrics(text) || (count == 1 && std::string(kSchemaLine).starts_with(text))) return;
+  }
+  if (fs::exists(facts) && read_text_file(facts).starts_with(std::string("{") + kProgram)) return;
+  throw InputError(concat("--output-dir ", folder,
+                          ": expected a new or empty folder, or one with a run of this program "
+                          "(run.json, metrics.jsonl), found ",
+                          count, " entries (", printable(names), count > 3 ? ", ..." : "",
+                          "); nothing was changed"));
 }
 
 // One run at a time: two would write over each other's lines and checkpoints. The system drops the
 // lock with the process, however it ends; a moment's patience is for a run that is just ending.
-void lock(std::FILE* file, const std::string& folder, std::chrono::milliseconds patience) {
+void lock(int file, const std::string& folder, std::chrono::milliseconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
-  while (::flock(fileno(file), LOCK_EX | LOCK_NB) != 0) {
+  while (::flock(file, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return;  // a file system without locks
     // Not bad input: it may pass, and ./run supervise tries again.
@@ -102,8 +138,8 @@ RunFolder RunFolder::create(const std::string& folder, const std::string& name) 
     if (!folder.empty()) fs::create_directories(folder);
     RunFolder made(folder.empty() ? make_default_folder(name) : folder, {});
     // Another run may have begun there since.
-    if (std::ftell(made.metrics_.get()) != 0)
-      throw Error(concat("run folder ", folder, ": another run was faster"));
+    if (made.metrics_->flush() != 0)
+      throw Error(concat("run folder ", folder, ": another run has just begun there"));
     made.keep(0);
     return made;
   } catch (const fs::filesystem_error& error) {
@@ -113,71 +149,102 @@ RunFolder RunFolder::create(const std::string& folder, const std::string& name) 
 }
 
 RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
-                            const std::function<void()>& locked,
+                            const std::function<void()>& locked, bool known,
                             std::chrono::milliseconds patience) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  RunFolder found(folder, patience);
-  if (locked) locked();
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    if (is_temporary(name)) fs::remove(entry.path(), error);
+  try {
+    if (!known) check_ours(folder);
+    check(!fs::is_symlink(folder + "/checkpoints"), folder,
+          "/checkpoints: is a symbolic link; expected a folder, for nothing is written through "
+          "links");
+    fs::create_directories(folder);
+    RunFolder found(folder, patience);
+    if (locked) locked();
+    std::vector<fs::path> left;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+      if (is_temporary(entry.path().filename().string())) left.push_back(entry.path());
+    std::error_code ignored;
+    for (const fs::path& path : left) fs::remove(path, ignored);
+    const std::string text = read_text_file(found.file("metrics.jsonl"));
+    // Shorter than it was: the machine went down before all of it was on disk. The first line
+    // stays: without it, a run that is killed now would leave a folder that nobody knows as a
+    // run's.
+    const size_t kept = bytes > 0          ? text.substr(0, static_cast<size_t>(bytes)).rfind('\n')
+                        : is_metrics(text) ? text.find('\n')
+                                           : std::string::npos;
+    found.keep(static_cast<int64_t>(kept + 1));
+    return found;
+  } catch (const fs::filesystem_error& error) {
+    const std::string path = error.path1().empty() ? folder : error.path1().string();
+    throw Error(concat("run folder ", path, ": ", error.code().message()));
   }
-  int64_t kept = 0;
-  if (bytes > 0) {
-    // Shorter than it was: the machine went down before all of it was on disk.
-    const std::string text =
-        read_text_file(found.file("metrics.jsonl")).substr(0, static_cast<size_t>(bytes));
-    kept = static_cast<int64_t>(text.rfind('\n') + 1);
-  }
-  found.keep(kept);
-  return found;
 }
 
 bool RunFolder::holds_finished_run(const std::string& folder) {
-  const std::string file = concat(folder, "/metrics.jsonl");
+  const std::string metrics = folder + "/metrics.jsonl";
   std::error_code error;
-  return fs::exists(file, error) &&
-         read_text_file(file).find("\n{\"summary\":\"done\"") != std::string::npos;
+  return fs::exists(metrics, error) && fs::exists(folder + "/model.safetensors", error) &&
+         read_text_file(metrics).find("\n{\"summary\":\"done\"") != std::string::npos;
 }
 
 RunFolder::RunFolder(std::string path, std::chrono::milliseconds patience)
     : path_(std::move(path)),
-      metrics_(std::fopen(file("metrics.jsonl").c_str(), "abe"), std::fclose) {
-  if (metrics_ == nullptr) {
-    throw Error(concat(file("metrics.jsonl"), ": cannot be written: ", std::strerror(errno)));
-  }
-  lock(metrics_.get(), path_, patience);
-  std::fseek(metrics_.get(), 0, SEEK_END);
+      metrics_(std::make_unique<AppendFile>(file("metrics.jsonl"), AppendFile::Start::append)) {
+  lock(metrics_->descriptor(), path_, patience);
 }
 
 void RunFolder::keep(int64_t bytes) {
-  if (::ftruncate(fileno(metrics_.get()), bytes) != 0) {
-    throw Error(concat(file("metrics.jsonl"), ": cannot be cut: ", std::strerror(errno)));
-  }
-  std::fseek(metrics_.get(), 0, SEEK_END);
+  metrics_->truncate(bytes);
   if (bytes == 0) metric({{"schema", kMetricsSchema}, {"program", "heddle " HEDDLE_VERSION}});
-  flush();
+  (void)metrics_->flush();
+  // Nothing is lost yet: a disk that is full now is a reason not to begin.
+  if (const std::string why = metrics_->trouble(); !why.empty()) throw Error(why);
 }
 
 void RunFolder::write(const std::string& name, const std::string& content) const {
   write_file_atomically(file(name), content);
 }
 
-void RunFolder::metric(const nlohmann::ordered_json& line) {
-  const std::string text = json_line(line);
-  if (std::fwrite(text.data(), 1, text.size(), metrics_.get()) != text.size()) {
-    throw Error(concat(file("metrics.jsonl"), ": write failed: ", std::strerror(errno)));
+void RunFolder::write_optional(const std::string& name, const std::string& content) const {
+  try {
+    write(name, content);
+    note_trouble(name, "");
+  } catch (const Error& error) {
+    note_trouble(name, error.what());
   }
+}
+
+void RunFolder::note_trouble(const std::string& name, const std::string& why) const {
+  const std::lock_guard guard(troubles_->mutex);
+  if (why.empty()) {
+    troubles_->why.erase(name);
+    return;
+  }
+  troubles_->why[name] = why;
+  // "plan" of plan-50.json
+  if (!troubles_->warned.insert(name.substr(0, name.find_first_of("-."))).second) return;
+  if (troubles_->warn)
+    troubles_->warn(why + "; training goes on");
+  else
+    std::fprintf(stderr, "%s; training goes on\n", why.c_str());
+}
+
+std::string RunFolder::incomplete() const {
+  const std::lock_guard guard(troubles_->mutex);
+  std::string all;
+  for (const auto& [name, why] : troubles_->why) all += (all.empty() ? "" : "; ") + why;
+  return all.empty() ? "" : "not complete: " + all;
+}
+
+void RunFolder::metric(const nlohmann::ordered_json& line) {
+  metrics_->write(json_line(line));
   if (listener_) listener_(line);
   if (const double now = steady_seconds(); now - flushed_at_ > 1) flush(), flushed_at_ = now;
 }
 
 int64_t RunFolder::flush() {
-  if (std::fflush(metrics_.get()) != 0) {
-    throw Error(concat(file("metrics.jsonl"), ": write failed: ", std::strerror(errno)));
-  }
-  return std::ftell(metrics_.get());
+  const int64_t bytes = metrics_->flush();
+  note_trouble("metrics.jsonl", metrics_->trouble());
+  return bytes;
 }
 
 std::string describe_build() {
@@ -200,25 +267,7 @@ std::string describe_run(const RunFacts& facts) {
                     {"machine", describe_machine()}});
 }
 
-double seconds_since_process_start() {
-  std::ifstream in("/proc/self/stat");
-  std::string stat;
-  std::getline(in, stat);
-  // The command's name may hold blanks; the fields are counted behind its closing bracket.
-  unsigned long long start_ticks = 0;
-  const size_t bracket = stat.rfind(')');
-  if (bracket == std::string::npos ||
-      std::sscanf(
-          stat.c_str() + bracket + 1,
-          " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-          &start_ticks) != 1) {
-    return 0;
-  }
-  timespec now{};
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) -
-         static_cast<double>(start_ticks) / static_cast<double>(sysconf(_SC_CLK_TCK));
-}
+double seconds_since_start() { return steady_seconds() - kStart; }
 
 int64_t peak_rss_bytes() {
   rusage usage{};

@@ -1,5 +1,6 @@
 #include "apps/run_report.h"
 
+#include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -12,8 +13,16 @@ namespace heddle {
 
 void begin_events(const CommonOptions& o, RunFolder& folder) {
   if (!o.tensorboard) return;
-  const auto events = std::make_shared<EventFile>(folder.path());
-  folder.listen([events](const nlohmann::ordered_json& line) { events->metric(line); });
+  constexpr const char* kName = "events.out.tfevents";
+  try {
+    const auto events = std::make_shared<EventFile>(folder.path());
+    folder.listen([events, &folder](const nlohmann::ordered_json& line) {
+      events->metric(line);
+      folder.note_trouble(kName, events->trouble());
+    });
+  } catch (const std::exception& error) {
+    folder.note_trouble(kName, error.what());
+  }
 }
 
 nlohmann::ordered_json summary_line(const TrainingResult& result, const ParameterStore& store) {
@@ -22,6 +31,7 @@ nlohmann::ordered_json summary_line(const TrainingResult& result, const Paramete
   return {{"summary", result.status},
           {"step", result.step},
           {"epoch", result.epoch},
+          {"train_loss", result.train_loss},
           {"world_size", result.world_size},
           {"bytes_sent", result.bytes_sent},
           {"bytes_received", result.bytes_received},
@@ -35,14 +45,17 @@ nlohmann::ordered_json summary_line(const TrainingResult& result, const Paramete
 }
 
 void finish_report(const CommonOptions& o, RunFolder& folder, Progress& progress) {
-  if (!o.report) return;
   try {
     folder.flush();
-    folder.write("report.html", report_page({read_run(folder.path(), o.trace)}));
-    progress.note("report " + folder.file("report.html"));
+    if (o.report) {
+      folder.write("report.html", report_page({read_run(folder.path(), o.trace)}));
+      progress.note("report " + folder.file("report.html"));
+    }
   } catch (const std::exception& error) {
-    progress.note(concat("no report.html: ", error.what()));
+    folder.note_trouble("report.html", concat("no report.html: ", error.what()));
   }
+  if (const std::string missing = folder.incomplete(); !missing.empty()) progress.note(missing);
+  folder.warn_by({});  // the progress ends before the folder
 }
 
 }  // namespace heddle

@@ -12,14 +12,14 @@
 namespace heddle {
 
 // Everything that metrics.jsonl is told from now on goes into an event file too, unless
-// --no-tensorboard.
+// --no-tensorboard. The folder stays where it is from now on.
 void begin_events(const CommonOptions& o, RunFolder& folder);
 
 // The last line but one of metrics.jsonl: {"summary": status, …, "layers": {name: elements}}.
 nlohmann::ordered_json summary_line(const TrainingResult& result, const ParameterStore& store);
 
-// Writes report.html into the folder, unless --no-report. A report that cannot be written is worth
-// a note, and no reason for the run to fail.
+// Writes report.html into the folder, unless --no-report, and says which files of the run are not
+// complete. A report that cannot be written is worth a warning, and no reason for the run to fail.
 void finish_report(const CommonOptions& o, RunFolder& folder, Progress& progress);
 
 }  // namespace heddle

@@ -1,11 +1,8 @@
 #include "apps/saver.h"
 
-#include <atomic>
 #include <charconv>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <random>
 #include <thread>
@@ -22,6 +19,7 @@ constexpr auto kStop = static_cast<size_t>(ControlWord::stop),
                kWritten = static_cast<size_t>(ControlWord::written),
                kFailed = static_cast<size_t>(ControlWord::failed);
 constexpr int kMostFailures = 3;  // in a row
+constexpr const char* kUnfit = ": gradients or weights are not finite";
 constexpr auto kBetweenSigns = std::chrono::seconds(1);
 
 std::string tell(const SaverOptions& options, DataParallelOptimizer& optimizer) {
@@ -56,21 +54,6 @@ void check_shared(const std::string& folder, int rank, DataParallelOptimizer& op
   });
 }
 
-// For tests: behind each file of a checkpoint TEST_SAVE_PAUSE_MS milliseconds pass, and behind the
-// file number TEST_SAVE_KILL_AT that this process writes it is killed.
-std::function<void(const std::string&)> hook_for_tests() {
-  const char* pause = std::getenv("TEST_SAVE_PAUSE_MS");
-  const char* kill = std::getenv("TEST_SAVE_KILL_AT");
-  if (pause == nullptr && kill == nullptr) return {};
-  const int ms = pause == nullptr ? 0 : std::atoi(pause),
-            last = kill == nullptr ? 0 : std::atoi(kill);
-  return [ms, last](const std::string&) {
-    static std::atomic<int> written = 0;
-    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
-    if (++written == last) (void)std::raise(SIGKILL);
-  };
-}
-
 }  // namespace
 
 int64_t parse_save_every(const std::string& text, int64_t steps_per_epoch) {
@@ -100,7 +83,7 @@ Saver::Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOp
           CheckpointWriterOptions{.keep = o.keep,
                                   .ranks = optimizer.learners(),
                                   .begin = options.start == nullptr ? 0 : options.start->step,
-                                  .on_event = hook_for_tests()})) {
+                                  .on_event = save_hook == nullptr ? nullptr : save_hook()})) {
   if (every_ > 0 && optimizer.learners() > 1) check_shared(folder_, options.rank, optimizer);
 }
 
@@ -108,20 +91,25 @@ bool Saver::after_step(int64_t step, const std::function<std::optional<Checkpoin
   if (writer_->step() >= 0) conclude(optimizer_.control(kWritten), optimizer_.control(kFailed));
   const bool stop = optimizer_.control(kStop) > 0;
   bool fit = true;
-  if (stop || (every_ > 0 && (step - ahead_) % every_ == 0)) {
+  if (stop || due_ || (every_ > 0 && (step - ahead_) % every_ == 0)) {
     finish();
     std::optional<CheckpointFiles> mine = files();
     fit = mine.has_value();
     if (fit) writer_->begin(step, std::move(*mine));
+    if (!fit && !due_ && !stop && note_)
+      note_(concat("step ", step, " is not saved", kUnfit,
+                   "; the next step whose update is accepted will be"));
+    due_ = !fit;
   }
   if (stop) {
     const int before = failures_;
     finish();
     if (failures_ > before)
-      throw Error(concat("stopped by a signal behind step ", step, ", and not saved"));
+      throw Error(concat("stopped by a signal after step ", step, ", and not saved: ", why_));
     if (note_)
-      note_(concat("stopped by a signal behind step ", step,
-                   fit ? "; " + again_ + " goes on" : ", and not saved: it has diverged"));
+      note_(concat("stopped by a signal after step ", step, fit ? "" : ", which is not saved",
+                   fit ? "" : kUnfit, "; ", again_, " goes on",
+                   fit || last_.empty() ? "" : " from " + last_));
   }
   const Writing progress = writer_->progress();
   optimizer_.set_control(kStop, signal_received() ? 1.0f : 0.0f);
@@ -132,14 +120,27 @@ bool Saver::after_step(int64_t step, const std::function<std::optional<Checkpoin
 
 void Saver::conclude(double written, double failures) {
   if (failures > 0) {
-    const std::string why = writer_->error();
+    const std::string why = causes();
     writer_->abandon();
-    fail(why.empty() ? "another rank could not write its files" : why);
+    fail(why);
   } else if (written == optimizer_.learners()) {
     end_saving();
     sealing_ = writer_->step();
     writer_->commit();
   }
+}
+
+// Names the ranks that could not write their files, and why. Collective.
+std::string Saver::causes() const {
+  if (optimizer_.learners() == 1) return writer_->error();
+  std::vector<char> mine(300);  // of one length on all ranks
+  writer_->error().copy(mine.data(), mine.size() - 1);
+  std::vector<std::vector<char>> all;
+  optimizer_.collective("checkpoint", [&](Communicator& comm) { all = gather_values(comm, mine); });
+  std::string text;
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r][0] != 0) text += concat(text.empty() ? "" : "; ", "rank ", r, ": ", all[r].data());
+  return text;
 }
 
 // Of the checkpoint before, which the first rank seals while the next one is written.
@@ -170,6 +171,7 @@ void Saver::finish() {
 }
 
 void Saver::fail(const std::string& why) {
+  why_ = why;
   if (note_) note_("checkpoint not saved: " + why);
   if (++failures_ >= kMostFailures)
     throw Error(concat("checkpoints could not be saved ", failures_, " times in a row: ", why));

@@ -33,6 +33,10 @@ struct SaverOptions {
   int64_t ahead = 0;                  // as in Start: epochs end at this many steps more
 };
 
+// Told what is written, as CheckpointWriterOptions::on_event. Only a test's program defines it
+// (tests/save_hook.cpp).
+[[gnu::weak]] std::function<void(const std::string&)> save_hook();
+
 class Saver {
  public:
   // Collective. `note` gets lines for people; may be empty. Throws InputError where a rank does not
@@ -42,7 +46,7 @@ class Saver {
 
   // After each update and before the next begins, on all ranks. `files` copies what this rank has
   // to save, or returns nothing, on all ranks alike, when it is not fit to be saved; it may
-  // communicate.
+  // communicate. What is not saved for that is saved after the next step that is fit.
   // False when a signal has asked the run to end: then all of it is on disk. Throws Error when
   // saving has failed three times in a row, and when it has failed at a signal.
   bool after_step(int64_t step, const std::function<std::optional<CheckpointFiles>()>& files);
@@ -54,6 +58,7 @@ class Saver {
  private:
   // Sums over the ranks, of those whose files are written and of those that could not write them.
   void conclude(double written, double failed);
+  std::string causes() const;
   void end_saving();
   void fail(const std::string& why);
 
@@ -61,8 +66,10 @@ class Saver {
   std::function<void(const std::string&)> note_;
   int64_t every_, ahead_;
   int failures_ = 0;                   // in a row
+  bool due_ = false;                   // a save, which was not fit when its step came
   int64_t sealing_ = -1;               // the step whose checkpoint is about to be in its place
   std::string folder_, again_, last_;  // again_: the flag with which the run goes on
+  std::string why_;                    // the last save has failed
   std::unique_ptr<CheckpointWriter> writer_;
 };
 

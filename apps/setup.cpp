@@ -38,6 +38,12 @@ std::string graph_hindrance(const CommonOptions& o, Device device, int learners)
 
 }  // namespace
 
+void check_device(const CommonOptions& o) {
+  check(parse_device(o.device).is_cuda() || o.precision != "bf16" || has_avx512(),
+        "--precision bf16: this processor has no AVX-512, without which oneDNN has no bf16; "
+        "expected fp32");
+}
+
 void check_graph(const CommonOptions& o) {
   if (o.graph != "on") return;
   const std::string hindrance = graph_hindrance(o, parse_device(o.device), plan_learners(o).size);

@@ -32,6 +32,9 @@ struct StepPlan {
 // images".
 StepPlan plan_updates(const CommonOptions& o, int64_t batches_per_epoch, const std::string& what);
 
+// Throws InputError for a --device that is not there, and for a --precision that it does not have.
+void check_device(const CommonOptions& o);
+
 // Throws InputError where steps are to be recorded (--graph on) and cannot be.
 void check_graph(const CommonOptions& o);
 // Records the steps of a learner on a GPU, as --graph says; null where they are not to be recorded.

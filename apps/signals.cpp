@@ -1,53 +1,65 @@
 #include "apps/signals.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
+#include <chrono>
 #include <csignal>
-#include <ctime>
-
-#include "core/error.h"
+#include <thread>
 
 namespace heddle {
 namespace {
 
-constexpr std::array kSignals{SIGTERM, SIGINT, SIGUSR1};
+using Clock = std::chrono::steady_clock;
 
 // timeout(1) signals its child and then its group, a terminal every process of a group that may
-// pass signals on: what comes together counts once.
-constexpr int64_t kTogetherMs = 500;
+// pass signals on: what comes within this time counts once.
+constexpr auto kTogether = std::chrono::milliseconds(500);
 
-std::atomic<int64_t> first_ms = 0;  // when the first came; 0: none has
-static_assert(std::atomic<int64_t>::is_always_lock_free, "set by a signal handler");
+std::atomic<bool> caught = false, received = false;
 
-void handle(int number) {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  const int64_t now = int64_t{time.tv_sec} * 1000 + time.tv_nsec / 1000000 + 1;
-  int64_t none = 0;
-  if (first_ms.compare_exchange_strong(none, now)) return;
-  if (now - first_ms > kTogetherMs) _exit(128 + number);  // as a shell reports a death by signal
+sigset_t set_of(std::initializer_list<int> numbers) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : numbers) sigaddset(&set, number);
+  return set;
 }
 
-std::array<struct sigaction, kSignals.size()> before;
+// Ends the process as if the signal had not been blocked.
+void die_of(int number) {
+  std::signal(number, SIG_DFL);
+  const sigset_t one = set_of({number});
+  pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+  (void)std::raise(number);
+}
+
+void take_signals(sigset_t signals) {
+  Clock::time_point first;
+  for (;;) {
+    int number = 0;
+    if (sigwait(&signals, &number) != 0) continue;
+    if (!caught) die_of(number);
+    if (!received.exchange(true))
+      first = Clock::now();
+    else if (Clock::now() - first > kTogether)
+      _exit(128 + number);  // as a shell reports a death by signal
+  }
+}
 
 }  // namespace
 
-SignalScope::SignalScope() {
-  first_ms = 0;
-  struct sigaction action {};
-  action.sa_handler = handle;
-  action.sa_flags = SA_RESTART;
-  sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < kSignals.size(); ++i)
-    if (sigaction(kSignals[i], &action, &before[i]) != 0) throw Error("signals cannot be caught");
+void watch_signals() {
+  sigset_t signals = set_of({SIGTERM, SIGINT, SIGUSR1});
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread(take_signals, signals).detach();
 }
 
-SignalScope::~SignalScope() {
-  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before[i], nullptr);
-}
+void catch_signals() { caught = true; }
 
-bool signal_received() { return first_ms > 0; }
+bool signal_received() { return received; }
 
 }  // namespace heddle

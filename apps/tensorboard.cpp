@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 
 #include "core/error.h"
@@ -124,7 +122,7 @@ uint32_t masked_crc32c(const std::string& bytes) {
   return std::rotr(crc32c(bytes), 15) + 0xa282ead8U;
 }
 
-EventFile::EventFile(const std::string& folder) : file_(nullptr, std::fclose) {
+EventFile::EventFile(const std::string& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder))
     goes_on_ = goes_on_ || entry.path().filename().string().starts_with("events.out.tfevents.");
   char host[256] = "host";
@@ -134,9 +132,9 @@ EventFile::EventFile(const std::string& folder) : file_(nullptr, std::fclose) {
   const std::string base =
       concat(folder, "/events.out.tfevents.", static_cast<int64_t>(now), ".", host, ".", getpid());
   path_ = base;
-  for (int i = 2; std::filesystem::exists(path_); ++i) path_ = concat(base, ".", i);
-  file_.reset(std::fopen(path_.c_str(), "wb"));
-  if (file_ == nullptr) throw Error(concat(path_, ": cannot be written: ", std::strerror(errno)));
+  for (int i = 2; std::filesystem::exists(std::filesystem::symlink_status(path_)); ++i)
+    path_ = concat(base, ".", i);
+  file_ = std::make_unique<AppendFile>(path_, AppendFile::Start::fresh);
   Message version;
   version.fixed64(1, now);
   version.text(3, "brain.Event:2");
@@ -148,12 +146,8 @@ void EventFile::record(const std::string& event) {
   const std::string bytes =
       length + little_endian(masked_crc32c(length)) + event + little_endian(masked_crc32c(event));
   const double now = steady_seconds();
-  bool written = std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) == bytes.size();
-  if (now - flushed_at_ > kFlushSeconds) {
-    written = std::fflush(file_.get()) == 0 && written;
-    flushed_at_ = now;
-  }
-  if (!written) throw Error(concat(path_, ": write failed: ", std::strerror(errno)));
+  file_->write(bytes);
+  if (now - flushed_at_ > kFlushSeconds) (void)file_->flush(), flushed_at_ = now;
 }
 
 void EventFile::write(int64_t step, const Scalars& scalars,
@@ -193,6 +187,7 @@ void EventFile::metric(const nlohmann::ordered_json& line) {
   if (line.contains("quality")) quality_line(line);
   if (line.contains("summary")) summary_ = line;
   if (line.contains("ledger")) ledger_line(line);
+  if (line.contains("summary")) (void)file_->flush();
 }
 
 void EventFile::step_line(const nlohmann::ordered_json& line) {

@@ -8,13 +8,14 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "apps/append_file.h"
 
 namespace heddle {
 
@@ -26,13 +27,15 @@ class EventFile {
  public:
   // Begins events.out.tfevents.<time>.<host>.<process> in the folder. Where there are such files
   // already, the run goes on from an earlier one: viewers then forget what those hold from the
-  // first step of this one on. Throws Error when it cannot be written.
+  // first step of this one on. Throws Error when it cannot be made.
   explicit EventFile(const std::string& folder);
 
   // Tags: loss/train, acc1/valid, lr, time/forward, bytes/sent, ratio/wire, quality/<layer>/cosine,
   // compress/<layer>/ratio; histograms over the layers: residual_norm, gradient_norm.
   void metric(const nlohmann::ordered_json& line);
   const std::string& path() const { return path_; }
+  // Why not all events are in the file; empty when they are.
+  std::string trouble() const { return file_->trouble(); }
 
  private:
   using Scalars = std::vector<std::pair<std::string, double>>;
@@ -45,7 +48,7 @@ class EventFile {
   void record(const std::string& event);
 
   std::string path_;
-  std::unique_ptr<FILE, int (*)(FILE*)> file_;
+  std::unique_ptr<AppendFile> file_;
   bool goes_on_ = false;
   nlohmann::ordered_json summary_;
   double flushed_at_ = 0;

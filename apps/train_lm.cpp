@@ -41,6 +41,7 @@ struct Outcome {
   TextEvaluation valid, test;  // of the weights that are saved
   std::string generated;
   std::unique_ptr<RunFolder> folder;  // of a training, on the first rank
+  std::string run_folder;             // its path
 };
 
 // What the program is to do, and what it has read for it; the same for all learners.
@@ -109,6 +110,10 @@ class Trainer {
   }
 
   Outcome run() {
+    if (log_.step() >= plan_.total_steps + ahead_ && batch_ > 0) {  // saved before its validation
+      log_.finish_epoch();
+      validate();
+    }
     while (log_.step() < plan_.total_steps + ahead_ && log_.healthy()) {
       train_epoch();
       if (log_.healthy()) validate();
@@ -118,7 +123,12 @@ class Trainer {
     saver_.finish();
     log_.finish(saver_.last());
     if (log_.healthy() && best_.defined()) store_.values().copy_from(best_);
-    return {.run = log_.result(), .valid = valid_, .test = {}, .generated = "", .folder = {}};
+    return {.run = log_.result(),
+            .valid = valid_,
+            .test = {},
+            .generated = "",
+            .folder = {},
+            .run_folder = {}};
   }
 
   TextEvaluation test() {
@@ -127,6 +137,7 @@ class Trainer {
     if (folder_ != nullptr) folder_->flush();
     return test;
   }
+  const std::string& status() const { return log_.result().status; }
 
  private:
   // The inner loop. The state of the network is carried from window to window; the gradient is not.
@@ -282,7 +293,7 @@ class Trainer {
 
   void record(const char* split, const TextEvaluation& e, const std::string& text) {
     log_.evaluated(
-        split, e.loss,
+        split, std::isfinite(perplexity(e.loss)) ? e.loss : NAN,
         {{score_key(o_), score(o_, e.loss)}, {kRateKey, static_cast<double>(e.tokens) / e.seconds}},
         text);
   }
@@ -318,7 +329,7 @@ std::string final_json(const TrainLmOptions& o, const Outcome& out) {
   };
   add("valid", out.valid);
   add("test", out.test);
-  end_summary(json, kRateKey, out.run, o.seed, out.folder.get());
+  end_summary(json, kRateKey, out.run, o.seed, out.run_folder);
   if (o.generate > 0) json["generated"] = out.generated;
   return json_line(json);
 }
@@ -332,8 +343,7 @@ void report(const TrainLmOptions& o, const Outcome& out) {
   if (o.quiet || out.test.tokens == 0) return;
   std::fprintf(stderr, "%s: test %s (valid %s), %s, %s\n", out.run.status.c_str(),
                score_text(o, out.test.loss).c_str(), score_text(o, out.valid.loss).c_str(),
-               format_duration(seconds_since_process_start()).c_str(),
-               describe_memory(o.learners).c_str());
+               format_duration(seconds_since_start()).c_str(), describe_memory(o.learners).c_str());
 }
 
 // Trains in a run folder of its own and leaves the weights there.
@@ -342,6 +352,15 @@ Outcome train(const Job& job, const Learner& learner) {
   Communicator& comm = learner.comm;
   const StepPlan plan = plan_steps(o, make_batches(o, job.corpus, comm));
   const std::string config = config_text(o, job.flags);
+  if (const auto done = find_finished(o, config, o.lr_scheduler == "plateau", comm)) {
+    Outcome out;
+    out.run = done->result;
+    out.valid.loss = FinishedRun::number(done->valid, "loss");
+    out.test.loss = FinishedRun::number(done->test, "loss");
+    out.run_folder = o.output_dir;
+    load_weights(WeightsFile(o.output_dir), learner.model.named_tensors());
+    return out;
+  }
   const Start start =
       find_start(o, plan, units_per_batch(o, comm.size()), identity(o, job.corpus), comm);
   const auto run = [&](Trainer trainer, RunFolder* files) {
@@ -349,7 +368,10 @@ Outcome train(const Job& job, const Learner& learner) {
     if (out.run.status == "done" && files != nullptr)
       save_lm(files->file("model.safetensors"), learner.model, job.corpus.level,
               job.corpus.vocabulary);
-    if (out.run.status == "done") out.test = trainer.test();
+    if (out.run.status == "done") {
+      out.test = trainer.test();
+      out.run.status = trainer.status();
+    }
     return out;
   };
   if (comm.rank() > 0) {
@@ -362,11 +384,13 @@ Outcome train(const Job& job, const Learner& learner) {
                      .print_freq = o.print_freq,
                      .quiet = o.quiet,
                      .unit = "tokens"});
+  files.folder->warn_by(noting(&progress));
   progress.note("run folder " + files.folder->path());
   RunFolder* place = files.folder.get();
   Outcome out = run({job, learner, config, start, place, &progress}, place);
   finish_trace(o, files, learner.context, comm);
   finish_report(o, *files.folder, progress);
+  out.run_folder = files.folder->path();
   out.folder = std::move(files.folder);
   return out;
 }
@@ -410,7 +434,8 @@ int run_rank(const Job& job, Communicator& started) {
   const LstmLm model(store, network_options(o, vocabulary.size()));
   store.finalize(static_cast<uint64_t>(o.seed));
   if (!o.init.empty()) {
-    load_weights(o.init, model.named_tensors(), {{"encoder.", "another vocabulary or --emsize"}});
+    load_weights(WeightsFile(o.init), model.named_tensors(),
+                 {{"encoder.", "another vocabulary or --emsize"}});
   }
   if (!o.quiet && comm.rank() == 0) {
     std::fprintf(stderr, "%s\n", describe(o, store, vocabulary.size(), corpus, comm).c_str());
@@ -429,6 +454,8 @@ int run_rank(const Job& job, Communicator& started) {
   } else if (o.evaluate) {
     out.valid = evaluate_text(model, corpus.valid);
     out.test = evaluate_text(model, corpus.test);
+    for (const TextEvaluation* e : {&out.valid, &out.test})
+      if (!std::isfinite(perplexity(e->loss))) out.run.status = "diverged";
   }
   const int code = static_cast<int>(exit_code(out.run));
   if (comm.rank() > 0) return code;
@@ -438,6 +465,7 @@ int run_rank(const Job& job, Communicator& started) {
 }
 
 int run(const Arguments& arguments, const Arguments& environment) {
+  watch_signals();
   TrainLmOptions o;
   FlagTable flags = lm_flags(o);
   flags.parse({arguments.begin() + 1, arguments.end()}, environment);
@@ -449,10 +477,11 @@ int run(const Arguments& arguments, const Arguments& environment) {
   if (o.dump_config) return print(config_text(o, flags)), 0;
   print_warnings(o, flags);
 
-  const bool only_generate = flags.given("generate") && !o.init.empty() && !o.evaluate &&
-                             !o.dry_run && !flags.given("epochs") && !flags.given("steps");
-  const bool training = !only_generate && !o.evaluate;
+  const bool training = o.training, only_generate = !training && !o.evaluate;
   const bool known = card.vocabulary.size() > 0;
+  check(known || o.init.empty() || flags.given("data"), o.init,
+        ": its metadata hold no vocabulary (keys level and vocabulary), so its tokens have no "
+        "names; give --data the text that it was trained on");
   Corpus corpus;
   if (!only_generate || !known) corpus = open_text(o);
   if (!only_generate && known) {
@@ -464,10 +493,9 @@ int run(const Arguments& arguments, const Arguments& environment) {
   if (training)  // complains before so many networks are made
     (void)TokenBatches(corpus.train,
                        {.batch_size = o.batch_size, .bptt = o.bptt, .world_size = learners});
-  (void)parse_device(o.device);
+  check_device(o);
   if (training) check_graph(o);
-  std::optional<SignalScope> signals;
-  if (training && !o.dry_run && o.headroom == 0) signals.emplace();  // nothing else looks at them
+  if (training && !o.dry_run && o.headroom == 0) catch_signals();  // nothing else asks for them
   const Job job{o, flags, arguments, corpus, vocabulary, training};
   return run_learners(o, [&](Communicator& comm) { return run_rank(job, comm); });
 }

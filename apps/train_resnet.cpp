@@ -41,6 +41,7 @@ struct Outcome {
   Evaluation valid;
   nlohmann::ordered_json predictions;
   std::unique_ptr<RunFolder> folder;  // of a training, on the first rank
+  std::string run_folder;             // its path
 };
 
 // What the program is to do, and what it has read for it; the same for all learners.
@@ -115,6 +116,10 @@ class Trainer {
   }
 
   Outcome run() {
+    if (log_.step() >= plan_.total_steps + ahead_ && batch_ > 0) {  // saved before its validation
+      log_.finish_epoch();
+      validate();
+    }
     while (log_.step() < plan_.total_steps + ahead_ && log_.healthy()) {
       train_epoch();
       if (log_.healthy()) validate();
@@ -123,7 +128,8 @@ class Trainer {
     }
     saver_.finish();
     log_.finish(saver_.last());
-    return {.run = log_.result(), .valid = valid_, .predictions = {}, .folder = {}};
+    return {
+        .run = log_.result(), .valid = valid_, .predictions = {}, .folder = {}, .run_folder = {}};
   }
 
  private:
@@ -263,9 +269,7 @@ class Trainer {
 // Best classes of each image: lines on stdout, or JSON for the final object.
 nlohmann::ordered_json predict_all(const TrainResnetOptions& o, const ResNet& model,
                                    const ResnetCard& card, Device device) {
-  Augmentation prepare;
-  prepare.size = static_cast<int>(o.image_size);
-  prepare.normalization = card.normalization;
+  const Augmentation prepare = evaluation_transform(card);
   nlohmann::ordered_json images = nlohmann::ordered_json::array();
   std::string text;
   for (const std::string& file : o.predict) {
@@ -291,7 +295,7 @@ std::string final_json(const TrainResnetOptions& o, const Outcome& out) {
   json["valid_loss"] = out.valid.loss;
   json["valid_acc1"] = out.valid.acc1;
   json["valid_acc5"] = out.valid.acc5;
-  end_summary(json, kRateKey, out.run, o.seed, out.folder.get());
+  end_summary(json, kRateKey, out.run, o.seed, out.run_folder);
   if (!out.predictions.empty()) json["predictions"] = out.predictions;
   return json_line(json);
 }
@@ -303,8 +307,7 @@ void report(const TrainResnetOptions& o, const Outcome& out) {
   std::fprintf(stderr, "%s: accuracy %.2f %% (top 5: %.2f %%), loss %.4f on %lld images, %s, %s\n",
                out.run.status.c_str(), out.valid.acc1, out.valid.acc5, out.valid.loss,
                static_cast<long long>(out.valid.samples),
-               format_duration(seconds_since_process_start()).c_str(),
-               describe_memory(o.learners).c_str());
+               format_duration(seconds_since_start()).c_str(), describe_memory(o.learners).c_str());
 }
 
 // Trains in a run folder of its own and leaves the weights there.
@@ -315,6 +318,15 @@ Outcome train(const Job& job, const Learner& learner) {
                valid_loader = make_loader(o, job.valid, false, &comm);
   const StepPlan plan = plan_steps(o, train_loader);
   const Run run{o, job.card, train_loader, valid_loader, config_text(o, job.flags)};
+  if (const auto done = find_finished(o, run.config, false, comm)) {
+    const auto valid = [&](const char* key) { return FinishedRun::number(done->valid, key); };
+    Outcome out;
+    out.run = done->result;
+    out.valid = {.loss = valid("loss"), .acc1 = valid("acc1"), .acc5 = valid("acc5")};
+    out.run_folder = o.output_dir;
+    load_weights(WeightsFile(o.output_dir), learner.store.named_tensors());
+    return out;
+  }
   const Start start = find_start(o, plan, o.batch_size * comm.size(),
                                  identity(o, job.card, train_loader.dataset()), comm);
   if (comm.rank() > 0) {
@@ -326,12 +338,14 @@ Outcome train(const Job& job, const Learner& learner) {
   Progress progress({.total_steps = plan.total_steps + start.ahead,
                      .print_freq = o.print_freq,
                      .quiet = o.quiet});
+  files.folder->warn_by(noting(&progress));
   progress.note("run folder " + files.folder->path());
   Outcome out = Trainer(run, learner, start, files.folder.get(), &progress).run();
   if (out.run.status == "done")
     save_resnet(files.folder->file("model.safetensors"), learner.store, job.card);
   finish_trace(o, files, learner.context, comm);
   finish_report(o, *files.folder, progress);
+  out.run_folder = files.folder->path();
   out.folder = std::move(files.folder);
   return out;
 }
@@ -360,16 +374,40 @@ int show_headroom(const TrainResnetOptions& o, const Learner& learner, const Loa
                       });
 }
 
-// --init may name a run folder or a file that says what it holds: no flag has to be repeated.
+// --init may name a run folder or a file that says or shows what it holds: no flag has to be
+// repeated.
 ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags) {
+  check(!o.init.empty() || o.head.empty(),
+        "--head: names a layer in the file of --init, which is missing");
   if (o.init.empty()) return {};
-  ResnetCard card = read_resnet_card(o.init);
+  ResnetCard card = read_resnet_card(WeightsFile(o.init, o.head));
+  if (!o.quiet && !card.found.empty()) std::fprintf(stderr, "%s\n", card.found.c_str());
   if (!card.arch.empty()) flags.suggest("arch", card.arch, o.init + ": arch");
   if (!card.stem.empty()) flags.suggest("stem", card.stem, o.init + ": stem");
   if (card.image_size > 0) {
     flags.suggest("image-size", std::to_string(card.image_size), o.init + ": image_size");
   }
   return card;
+}
+
+// Weights that somebody has trained see the images of --evaluate as those of --predict.
+void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
+                        const ResnetCard& card, Data& valid) {
+  if (o.init.empty()) return;
+  const bool as_they_are = valid.transform.crop == Crop::none && card.resize == 1;
+  valid.transform = evaluation_transform(card);
+  if (as_they_are) valid.transform.crop = Crop::none;
+  if (o.quiet) return;
+  const std::string data = valid.set->info().name;
+  if (card.class_count > valid.set->class_count())
+    std::fprintf(stderr,
+                 "%s knows %lld classes without their names: class i of %s, in alphabetical order, "
+                 "is taken for its class i\n",
+                 o.init.c_str(), static_cast<long long>(card.class_count), data.c_str());
+  if (!loaded.classes.empty() && loaded.classes != card.classes)
+    std::fprintf(stderr, "%s knows other classes (%s, …) than %s (%s, …)\n", o.init.c_str(),
+                 loaded.classes[0].c_str(), data.c_str(),
+                 card.classes.empty() ? "none" : card.classes[0].c_str());
 }
 
 // The run of one learner.
@@ -388,7 +426,8 @@ int run_rank(const Job& job, Communicator& started) {
   const ResNet model(store, network_options(o, job.card));
   store.finalize(static_cast<uint64_t>(o.seed));
   if (!o.init.empty())
-    load_weights(o.init, store.named_tensors(), {{"fc.", "another number of classes"}});
+    load_weights(WeightsFile(o.init, o.head), store.named_tensors(),
+                 {{"fc.", "another number of classes"}});
   if (!o.quiet && comm.rank() == 0)
     std::fprintf(stderr, "%s\n", describe(o, store, job.data, job.valid, comm).c_str());
   if (o.dry_run && comm.rank() > 0) return 0;
@@ -402,6 +441,7 @@ int run_rank(const Job& job, Communicator& started) {
     out = train(job, learner);
   } else if (o.evaluate) {
     out.valid = evaluate(model, make_loader(o, job.valid, false), device, activation_type(o));
+    if (!std::isfinite(out.valid.loss)) out.run.status = "diverged";
   }
   const int code = static_cast<int>(exit_code(out.run));
   if (comm.rank() > 0) return code;
@@ -412,6 +452,7 @@ int run_rank(const Job& job, Communicator& started) {
 }
 
 int run(const Arguments& arguments, const Arguments& environment) {
+  watch_signals();
   TrainResnetOptions o;
   FlagTable flags = resnet_flags(o);
   flags.parse({arguments.begin() + 1, arguments.end()}, environment);
@@ -422,12 +463,10 @@ int run(const Arguments& arguments, const Arguments& environment) {
   resolve(o, flags, kind);
   if (o.dump_config) return print(config_text(o, flags)), 0;
   print_warnings(o, flags);
-  const bool only_predict = !o.predict.empty() && !o.init.empty() && !o.evaluate &&
-                            !flags.given("epochs") && !flags.given("steps");
-  const bool training = !only_predict && !o.evaluate;
+  const bool training = o.training, only_predict = !training && !o.evaluate;
   const int learners = plan_learners(o).size;
   if (!training) check(learners == 1, "several learners: only for training");
-  (void)parse_device(o.device);
+  check_device(o);
   if (training) check_graph(o);
   Data data, valid;  // read by all learners
   if (training) {
@@ -436,13 +475,9 @@ int run(const Arguments& arguments, const Arguments& environment) {
           data.set->size(), " training images");
   }
   if (!only_predict) valid = open_data(o, Split::valid);
-  const ResnetCard card = make_card(o, loaded, valid.set.get());
-  if (o.evaluate && !o.quiet && !loaded.classes.empty() && loaded.classes != card.classes)
-    std::fprintf(stderr, "%s knows other classes (%s, …) than %s (%s, …)\n", o.init.c_str(),
-                 loaded.classes[0].c_str(), valid.set->info().name.c_str(),
-                 card.classes.empty() ? "none" : card.classes[0].c_str());
-  std::optional<SignalScope> signals;
-  if (training && !o.dry_run && o.headroom == 0) signals.emplace();  // nothing else looks at them
+  const ResnetCard card = make_card(o, loaded, valid.set.get(), training);
+  if (!training && valid.set != nullptr) prepare_evaluation(o, loaded, card, valid);
+  if (training && !o.dry_run && o.headroom == 0) catch_signals();  // nothing else asks for them
   const Job job{o, flags, arguments, card, data, valid, training};
   return run_learners(o, [&](Communicator& comm) { return run_rank(job, comm); });
 }

@@ -76,7 +76,8 @@ bool TrainingLog::hopeless(double loss) const {
 bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) {
   const StepTimes& t = facts.times;
   ++result_.step;
-  if (++steps_here_ == 1) result_.first_step_s = seconds_since_process_start();
+  lr_ = facts.lr;
+  if (++steps_here_ == 1) result_.first_step_s = seconds_since_start();
   // The first step also makes the kernels' plans; the rate is that of the steps behind it.
   if (steps_here_ <= 2) units_ = 0, seconds_ = 0;
   units_ += facts.units * result_.world_size;
@@ -132,7 +133,12 @@ void TrainingLog::gradient(const Parameter& p) {
 }
 
 void TrainingLog::dump_gradients() {
-  save_safetensors(folder_->file(concat("gradients-", result_.step, ".safetensors")), gradients_);
+  const std::string name = concat("gradients-", result_.step, ".safetensors");
+  try {
+    save_safetensors(folder_->file(name), gradients_);
+  } catch (const Error& error) {
+    folder_->note_trouble(name, error.what());
+  }
   gradients_.clear();
 }
 
@@ -146,7 +152,7 @@ void TrainingLog::explain(const Pending& step) {
                                        .exchange = step.exchange,
                                        .bytes_dense = optimizer_.dense_bytes(),
                                        .notes = context_.trace().take_notes()});
-  folder_->write(concat("explain-", result_.step, ".txt"), text);
+  folder_->write_optional(concat("explain-", result_.step, ".txt"), text);
   if (o_.quiet) return;
   progress_->clear();
   std::fprintf(stderr, "%s", text.c_str());
@@ -226,11 +232,12 @@ bool TrainingLog::settle() {
 }
 
 nlohmann::ordered_json TrainingLog::save() {
-  return {{"loss_sum", loss_sum_},
-          {"loss_units", loss_units_},
-          {"train_loss", result_.train_loss},
-          {"skipped", skipped_},
-          {"metrics_bytes", folder_ == nullptr ? 0 : folder_->flush()}};
+  return {
+      {"loss_sum", loss_sum_},
+      {"loss_units", loss_units_},
+      {"train_loss", result_.train_loss},
+      {"skipped", 0},  // nothing is saved after a refused step; versions before this one read it
+      {"metrics_bytes", folder_ == nullptr ? 0 : folder_->flush()}};
 }
 
 void TrainingLog::restore(int64_t step, int64_t epoch, const nlohmann::json& saved) {
@@ -239,7 +246,6 @@ void TrainingLog::restore(int64_t step, int64_t epoch, const nlohmann::json& sav
   loss_sum_ = saved.at("loss_sum").get<double>();
   loss_units_ = saved.at("loss_units").get<double>();
   if (saved.at("train_loss").is_number()) result_.train_loss = saved["train_loss"].get<double>();
-  skipped_ = saved.at("skipped").get<int64_t>();
   seen_ = before_ = optimizer_.totals();
   watch_step(step + 1);
 }
@@ -323,6 +329,7 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
 
 void TrainingLog::evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
                             const std::string& line) {
+  if (!std::isfinite(loss)) diverge(result_.step, lr_, concat("the ", split, " loss is ", loss));
   if (folder_ == nullptr) return;
   nlohmann::ordered_json json = {
       {"step", result_.step}, {"epoch", result_.epoch}, {"split", split}, {"loss", loss}};
@@ -371,7 +378,7 @@ RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& c
   if (checkpoint && !o.output_dir.empty() && is_run_of(o.output_dir, *checkpoint)) {
     const auto& bytes = checkpoint->state.at("log").at("metrics_bytes");
     return RunFolder::reopen(o.output_dir, bytes.is_number_integer() ? bytes.get<int64_t>() : 0,
-                             still_newest);
+                             still_newest, true);
   }
   if (o.resume == "auto") {
     check(!RunFolder::holds_finished_run(o.output_dir), "--resume auto: ", o.output_dir,
@@ -410,19 +417,18 @@ void finish_trace(const CommonOptions& o, const RunFiles& files, Context& contex
   const double difference = static_cast<double>(clock.data<int64_t>()[0]) - now;
   std::string all =
       context.trace().events(comm.rank(), std::abs(difference) > kSameClock ? difference : 0.0);
-  // One rank after the other, so that nobody holds more than two texts; only the first keeps them.
+  // One rank after the other, so that nobody but the first holds more than its own and another's.
   for (int rank = 1; rank < comm.size(); ++rank) {
-    const Tensor length = Tensor::empty_on(Device{}, {1}, DType::i64);
-    length.data<int64_t>()[0] = std::ssize(all);
-    comm.broadcast(length, rank);
-    const Tensor text = Tensor::empty_on(Device{}, {length.data<int64_t>()[0]}, DType::u8);
-    if (comm.rank() == rank) std::copy(all.begin(), all.end(), text.data<uint8_t>());
-    comm.broadcast(text, rank);
-    if (comm.rank() == 0) all.append(static_cast<const char*>(text.raw()), text.size());
+    const std::string text = broadcast_text(all, comm, rank);
+    if (comm.rank() == 0) all += text;
   }
   if (files.trace == nullptr) return;
-  files.trace->write(Trace::json(all));
-  files.trace->commit();
+  try {
+    files.trace->write(Trace::json(all));
+    files.trace->commit();
+  } catch (const Error& error) {
+    files.folder->note_trouble("trace.json", error.what());
+  }
 }
 
 ExitCode exit_code(const TrainingResult& result) {
@@ -438,9 +444,9 @@ nlohmann::ordered_json begin_summary(const TrainingResult& result) {
 }
 
 void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
-                 const TrainingResult& result, int64_t seed, const RunFolder* folder) {
+                 const TrainingResult& result, int64_t seed, const std::string& run_folder) {
   summary.update({{rate_key, result.rate},
-                  {"wall_s", seconds_since_process_start()},
+                  {"wall_s", seconds_since_start()},
                   {"first_step_s", result.first_step_s},
                   {"peak_rss_bytes", peak_rss_bytes()},
                   {"world_size", result.world_size},
@@ -458,7 +464,7 @@ void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
                   {"clipped_norm", result.clipped_norm},
                   {"exposed_comm_s", result.exposed_comm_s},
                   {"seed", seed}});
-  if (folder != nullptr) summary["run_folder"] = folder->path();
+  if (!run_folder.empty()) summary["run_folder"] = run_folder;
 }
 
 }  // namespace heddle

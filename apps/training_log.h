@@ -94,6 +94,8 @@ class TrainingLog {
   int64_t step() const { return result_.step; }
   int64_t epoch() const { return result_.epoch; }
   bool healthy() const { return result_.status == "done"; }
+  // Steps in a row, up to the last, in which gradients were not finite; the same on all ranks.
+  int64_t refused() const { return skipped_; }
 
   // p.grad is complete, but for those of further batches of the same update, and has not been
   // exchanged. Before optimizer.ready(p); for --dump-gradients.
@@ -119,7 +121,7 @@ class TrainingLog {
     if (healthy()) result_.status = "stopped";
   }
   // A line of metrics and one for people on what the network, as it is now, is worth on a split:
-  // "valid" or "test".
+  // "valid" or "test". With a loss that is not finite the run has diverged.
   void evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
                  const std::string& line);
 
@@ -158,6 +160,7 @@ class TrainingLog {
   DataParallelOptimizer::Totals seen_;                // of all exchanges, at the last step
   DataParallelOptimizer::Totals before_;              // of these, in earlier processes
   double loss_sum_ = 0, loss_units_ = 0;              // of the epoch, over all ranks
+  double lr_ = NAN;                                   // of the last step
   int64_t units_ = 0, skipped_ = 0, steps_here_ = 0;  // of this process
   double seconds_ = 0, flushed_at_ = steady_seconds();
 };
@@ -185,6 +188,6 @@ ExitCode exit_code(const TrainingResult& result);
 // results, those that both end with.
 nlohmann::ordered_json begin_summary(const TrainingResult& result);
 void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
-                 const TrainingResult& result, int64_t seed, const RunFolder* folder);
+                 const TrainingResult& result, int64_t seed, const std::string& run_folder);
 
 }  // namespace heddle

@@ -1,16 +1,21 @@
 #include "apps/training_state.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <sstream>
 
+#include "apps/exchange.h"
 #include "apps/exchange_state.h"
+#include "apps/json.h"
 #include "apps/learners.h"
 #include "apps/weights.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/hash.h"
 #include "core/kernels.h"
 #include "core/safetensors.h"
 
@@ -112,6 +117,19 @@ Json compression_of(const CommonOptions& o) {
   return {
       {"compress", o.compress}, {"dense-layers", o.dense_layers}, {"min-compress", o.min_compress}};
 }
+// The first difference that makes residuals another thing. Beta is none (see residual_scale()), nor
+// is a ramp.
+std::string compression_differs(const nlohmann::json& there, const CommonOptions& o) {
+  CommonOptions same = o;
+  same.compress = there.at("compress").get<std::string>();
+  CompressSpec spec = compress_spec(same), mine = compress_spec(o);
+  for (const char* key : {"beta", "ramp"})
+    if (mine.values.contains(key)) spec.values[key] = mine.values[key];
+  const bool automatic = o.compress.starts_with("auto");
+  if (to_string(spec) != to_string(mine) || same.compress.starts_with("auto") != automatic)
+    same = o;
+  return difference(there, compression_of(same));
+}
 Json planning_of(const CommonOptions& o) {
   return {{"layerwise", o.layerwise}, {"lgreco", o.lgreco}, {"plan", o.plan}};
 }
@@ -124,6 +142,24 @@ std::map<std::string, std::string> lines_of(const std::string& config) {
     if (const size_t end = line.find(" ="); end != std::string::npos && line[0] != '#')
       lines[line.substr(0, end)] = line.substr(0, line.find("  #"));
   return lines;
+}
+
+// Returns the factor that rescales a saved residual for this run's settings: a residual
+// holds a sum over --accumulate batches, times beta.
+double residual_scale(const nlohmann::json& state, const CommonOptions& o) {
+  CommonOptions there = o;
+  there.compress = state.at("compression").at("compress").get<std::string>();
+  const auto lines = lines_of(state.at("config").get<std::string>());
+  if (const auto line = lines.find("accumulate"); line != lines.end())
+    there.accumulate = std::atoll(line->second.substr(line->second.find('=') + 1).c_str());
+  check(there.accumulate > 0, "accumulate of the saved run: expected at least 1, found ",
+        there.accumulate);
+  const auto beta = [](const CommonOptions& options) {
+    const CompressSpec spec = compress_spec(options);
+    return spec.values.contains("beta") ? spec.values.at("beta") : 1.0;
+  };
+  return static_cast<double>(o.accumulate) / static_cast<double>(there.accumulate) * beta(o) /
+         beta(there);
 }
 
 void note_changes(const std::string& there, const std::string& here,
@@ -141,6 +177,41 @@ void note_changes(const std::string& there, const std::string& here,
     }
 }
 
+// Whether two configurations differ in nothing but what a run says, and to whom.
+bool same_run(const std::string& there, const std::string& here) {
+  auto before = lines_of(there), now = lines_of(here);
+  for (const char* key : {"output-dir", "print-freq", "quiet", "json", "comm-timeout"})
+    before.erase(key), now.erase(key);
+  return before == now;
+}
+
+// Summary, validation and test of a complete run that --resume asks for; "" for others.
+std::string finished_lines(const CommonOptions& o, const std::string& config, bool best) {
+  std::error_code none;
+  const std::string at = o.output_dir + "/";
+  if (o.resume != "auto" || !RunFolder::holds_finished_run(o.output_dir) ||
+      find_checkpoint(o.output_dir).newest || !fs::exists(at + "config.toml", none) ||
+      !same_run(read_text_file(at + "config.toml"), config))
+    return "";
+  nlohmann::json out = {{"summary", nullptr}, {"valid", nullptr}, {"test", nullptr}};
+  std::istringstream lines(read_text_file(at + "metrics.jsonl"));
+  for (std::string text; std::getline(lines, text);) {
+    nlohmann::json line;
+    try {
+      line = parse_json(text, at + "metrics.jsonl");
+    } catch (const InputError&) {
+      continue;  // of a process that was killed while it wrote
+    }
+    if (!line.is_object()) continue;
+    const std::string split = line.contains("summary") ? "summary" : line.value("split", "");
+    const bool better =
+        split != "valid" || !best || out["valid"].is_null() ||
+        FinishedRun::number(line, "loss") < FinishedRun::number(out["valid"], "loss");
+    if (out.contains(split) && better) out[split] = line;
+  }
+  return out.dump();
+}
+
 void say(const CommonOptions& o, const std::string& line) {
   if (!o.quiet) std::fprintf(stderr, "%s\n", line.c_str());
 }
@@ -150,14 +221,22 @@ std::string path_to_resume(const CommonOptions& o) {
   const bool automatic = o.resume == "auto";
   check(!automatic || !o.output_dir.empty(),
         "--resume auto: needs --output-dir, the run folder to look in");
-  if (!automatic && fs::exists(o.resume + "/manifest.json", none))
+  check(automatic || fs::status(o.resume, none).type() != fs::file_type::not_found, "--resume ",
+        o.resume, ": no such folder");
+  if (!automatic &&
+      fs::status(o.resume + "/manifest.json", none).type() != fs::file_type::not_found)
     return open_checkpoint(o.resume).path;
   const FoundCheckpoint found = find_checkpoint(automatic ? o.output_dir : o.resume);
   for (const std::string& why : found.skipped) say(o, "checkpoint passed over: " + why);
-  if (!found.newest && automatic)
-    say(o, "--resume auto: no checkpoint in " + o.output_dir + ", from the beginning");
-  check(automatic || found.newest, "--resume ", o.resume, ": no checkpoint there that is whole",
-        found.skipped.empty() ? "" : "; " + found.skipped.front());
+  const std::string folder = automatic ? o.output_dir : o.resume;
+  std::string reasons;
+  for (const std::string& why : found.skipped) reasons += "; " + why;
+  check(found.newest || found.skipped.empty(), "--resume ", o.resume, ": none of the ",
+        found.skipped.size(), " checkpoints in ", folder, " is whole, and nothing was changed",
+        reasons, "; restore one, or move ", folder,
+        "/checkpoints away to train from the beginning");
+  check(automatic || found.newest, "--resume ", o.resume, ": no checkpoint there");
+  if (!found.newest) say(o, "--resume auto: no checkpoint in " + folder + ", from the beginning");
   return found.newest ? found.newest->path : "";
 }
 
@@ -176,7 +255,7 @@ void check_same_run(const CommonOptions& o, const Json& identity, const Checkpoi
   const std::string differs = difference(state.at("identity"), identity);
   check(differs.empty() || o.resume_anyway, checkpoint.path, ": of another run: ", differs,
         "; --resume-anyway takes what fits");
-  const std::string packed = difference(state.at("compression"), compression_of(o));
+  const std::string packed = compression_differs(state.at("compression"), o);
   check(packed.empty() || o.resume_anyway, checkpoint.path, ": ", packed,
         "; --resume-anyway drops what was still owed");
 }
@@ -189,6 +268,41 @@ std::string path_for_all(const CommonOptions& o, Communicator& comm) {
 }
 
 }  // namespace
+
+double FinishedRun::number(const nlohmann::json& line, const char* key) {
+  return line.is_object() && line.contains(key) ? number_or(line[key], NAN) : NAN;
+}
+
+std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::string& config,
+                                         bool best, Communicator& comm) {
+  if (o.resume != "auto") return std::nullopt;
+  comm.set_tag("resume");
+  const std::string text =
+      broadcast_text(comm.rank() == 0 ? finished_lines(o, config, best) : "", comm);
+  if (text.empty()) return std::nullopt;
+  const nlohmann::json lines = nlohmann::json::parse(text), &summary = lines["summary"];
+  FinishedRun run{.result = {}, .valid = lines["valid"], .test = lines["test"]};
+  const auto count = [&](const char* key) {
+    const double x = FinishedRun::number(summary, key);
+    return std::isfinite(x) ? static_cast<int64_t>(x) : 0;
+  };
+  run.result.epoch = count("epoch");
+  run.result.step = count("step");
+  run.result.train_loss = FinishedRun::number(summary, "train_loss");
+  run.result.world_size = static_cast<int>(count("world_size"));
+  run.result.bytes_sent = count("bytes_sent");
+  run.result.bytes_received = count("bytes_received");
+  run.result.bytes_dense = count("bytes_dense");
+  run.result.ratios = {.layers = FinishedRun::number(summary, "ratio_layers"),
+                       .values = FinishedRun::number(summary, "ratio_values"),
+                       .wire = FinishedRun::number(summary, "ratio_wire"),
+                       .run = FinishedRun::number(summary, "ratio_run")};
+  run.result.exposed_comm_s = FinishedRun::number(summary, "exposed_comm_s");
+  if (comm.rank() == 0)
+    say(o, concat("--resume auto: the run in ", o.output_dir, " is complete, with ",
+                  run.result.step, " steps; nothing is left to do"));
+  return run;
+}
 
 Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units, const Json& identity,
                  Communicator& comm) {
@@ -217,9 +331,17 @@ Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units, co
 
 std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t batch,
                                              const OwnState& own) {
-  if (!parts.log.settle() || !all_finite(parts.store.values())) return std::nullopt;
+  if (!parts.log.settle() || parts.log.refused() > 0 || !all_finite(parts.store.values()))
+    return std::nullopt;
   CheckpointFiles files;
   const DataParallelOptimizer::State exchange = parts.optimizer.state();
+  // All ranks have the same weights, and no other step or run has them.
+  const Tensor values = parts.store.values().to(Device{});
+  const std::string weights = std::to_string(hash_bytes(values.raw(), values.bytes()));
+  files.metadata[rank_file(parts.rank)] = {{"rank", std::to_string(parts.rank)},
+                                           {"learners", std::to_string(parts.optimizer.learners())},
+                                           {"step", std::to_string(parts.log.step())},
+                                           {"weights", weights}};
   NamedTensors& mine = files.tensors[rank_file(parts.rank)];
   add_copies(mine, own.rank, kOwn);
   add_copies(mine, buffers_of(parts), kBuffer);
@@ -238,6 +360,7 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
                 {"epoch", parts.log.epoch()},
                 {"units", batch * parts.units},
                 {"learners", parts.optimizer.learners()},
+                {"weights", weights},
                 {"identity", parts.identity},
                 {"compression", compression_of(parts.o)},
                 {"planning", planning_of(parts.o)},
@@ -253,6 +376,23 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
 
 namespace {
 
+// Throws InputError for another rank's file, or one of another checkpoint; versions before this one
+// wrote nothing that would tell.
+void check_rank(const SafetensorsFile& file, int rank, int learners, const Checkpoint& checkpoint) {
+  if (!file.metadata().contains("rank")) return;
+  const std::map<std::string, std::string> expected = {
+      {"rank", std::to_string(rank)},
+      {"learners", std::to_string(learners)},
+      {"step", std::to_string(checkpoint.step)},
+      {"weights", checkpoint.state.at("weights").get<std::string>()}};
+  for (const auto& [key, value] : expected) {
+    const auto found = file.metadata().find(key);
+    check(found != file.metadata().end() && found->second == value, file.path(),
+          ": is of another rank or checkpoint: expected ", key, " ", printable(value), ", found ",
+          found == file.metadata().end() ? "none" : printable(found->second));
+  }
+}
+
 // What a rank has for itself, of this number of ranks or of another.
 void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
                    DataParallelOptimizer::State& exchange, bool same_compression,
@@ -262,13 +402,17 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   const bool same = learners == parts.optimizer.learners();
   std::vector<SafetensorsFile> files;
   for (int r = same ? parts.rank : 0; r < (same ? parts.rank + 1 : learners); ++r)
-    files.push_back(SafetensorsFile::open(checkpoint.file(rank_file(r))));
+    check_rank(files.emplace_back(SafetensorsFile::open(checkpoint.file(rank_file(r)))), r,
+               learners, checkpoint);
   read_exchange_tensors(files, exchange);
   parts.optimizer.restore(exchange);  // settings, which decide about the tensors
   if (same_compression && same)
     fill_from(files[0], parts.optimizer.named_state(), kExchange);
   else if (same_compression)
     fill_from_all(files, parts.optimizer.named_state());
+  if (const double factor = residual_scale(checkpoint.state, parts.o); factor != 1)
+    for (const auto& [name, x] : parts.optimizer.named_state())
+      if (name.starts_with("residual.")) scale(x, static_cast<float>(factor));
   if (!same && note && parts.rank == 0)
     note(concat("changed: ", learners, " learners there, ", parts.optimizer.learners(),
                 " here: each gets the mean of the residuals and of the statistics"));
@@ -284,9 +428,8 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
   const nlohmann::json& state = checkpoint.state;
   const bool anyway = parts.o.resume_anyway;
   try {
-    const bool same_compression =
-        difference(state.at("compression"), compression_of(parts.o)).empty();
-    load_weights(checkpoint.file(kModel), parts.model);
+    const bool same_compression = compression_differs(state.at("compression"), parts.o).empty();
+    load_weights(WeightsFile(checkpoint.file(kModel)), parts.model);
     fill_from(SafetensorsFile::open(checkpoint.file(kOptimizer)),
               parts.optimizer.optimizer().named_state(), "", anyway);
     if (!own.shared.empty())

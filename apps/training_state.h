@@ -43,6 +43,19 @@ struct Start {
 Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units,
                  const nlohmann::ordered_json& identity, Communicator& comm);
 
+// What --resume auto finds of a run with this configuration that is complete and has left no
+// checkpoint to go on from: its result, and the last lines of its metrics on the validation and the
+// test set (of the validation the best, where asked for), null without. Collective; says so on
+// stderr. Nothing for any other folder.
+struct FinishedRun {
+  TrainingResult result;
+  nlohmann::json valid, test;
+  // NaN without.
+  static double number(const nlohmann::json& line, const char* key);
+};
+std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::string& config,
+                                         bool best, Communicator& comm);
+
 struct TrainingParts {
   const CommonOptions& o;
   ParameterStore& store;
@@ -66,7 +79,8 @@ struct OwnState {
 };
 
 // This rank's files behind batch `batch` of an epoch; the first rank's hold what all share.
-// Collective. Nothing, on all ranks, where the run has diverged or its weights are not finite.
+// Collective. Nothing, on all ranks, where the run has diverged, the gradients of its last step
+// were refused, or its weights are not finite.
 std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t batch,
                                              const OwnState& own);
 

@@ -15,6 +15,7 @@
 #include "apps/progress.h"
 #include "apps/svg.h"
 #include "core/error.h"
+#include "core/files.h"
 
 namespace heddle {
 namespace {
@@ -162,17 +163,22 @@ std::string terminal_chart(const std::vector<std::pair<double, double>>& values,
 }
 
 std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle_s) {
-  std::string out = run.folder;
-  if (run.steps.empty()) return out + "\n  no step yet\n" + idle_text(run, 0, idle_s);
+  std::string out = printable(run.folder, 400);
+  const std::string left_out = run.broken_lines == 0
+                                   ? ""
+                                   : concat("  left out of metrics.jsonl: lines that are none, ",
+                                            run.broken_lines, "; line ", run.first_broken, '\n');
+  if (run.steps.empty()) return out + "\n  no step yet\n" + left_out + idle_text(run, 0, idle_s);
   const StepRecord& last = run.steps.back();
   out += concat("  epoch ", last.epoch, "  step ", last.step);
-  if (const std::string steps = run.setting("steps"); !steps.empty()) out += "/" + steps;
-  if (run.summary.contains("summary")) out += "  " + run.summary["summary"].get<std::string>();
-  out += '\n' + recent_text(run, idle_s);
+  if (const std::string steps = run.setting("steps"); !steps.empty()) out += "/" + printable(steps);
+  if (const auto end = run.summary.find("summary"); end != run.summary.end() && end->is_string())
+    out += "  " + printable(end->get<std::string>());
+  out += '\n' + recent_text(run, idle_s) + left_out;
   const std::string key = run.score_key();
   for (auto score = run.scores.rbegin(); score != run.scores.rend(); ++score)
     if (const auto found = score->values.find(key); found != score->values.end()) {
-      out += concat("  ", score->split, " ", key, " ", significant(found->second, 4),
+      out += concat("  ", printable(score->split), " ", key, " ", significant(found->second, 4),
                     " after epoch ", score->epoch, '\n');
       break;
     }

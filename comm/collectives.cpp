@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <type_traits>
 
 #include "core/bfloat16.h"
 
@@ -12,18 +13,11 @@ constexpr size_t kWindow = 4;  // receives that are posted ahead
 
 template <class T>
 void add_values(void* into, const void* from, int64_t n) {
+  using Sum = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
   T* x = static_cast<T*>(into);
   const T* y = static_cast<const T*>(from);
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) x[i] += y[i];
-}
-
-void add_halves(void* into, const void* from, int64_t n) {
-  auto* x = static_cast<bfloat16*>(into);
-  const auto* y = static_cast<const bfloat16*>(from);
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i)
-    x[i] = bfloat16(static_cast<float>(x[i]) + static_cast<float>(y[i]));
+  for (int64_t i = 0; i < n; ++i) x[i] = T(static_cast<Sum>(x[i]) + static_cast<Sum>(y[i]));
 }
 
 void add(DType dtype, void* into, const void* from, int64_t n) {
@@ -31,7 +25,7 @@ void add(DType dtype, void* into, const void* from, int64_t n) {
     case DType::f32:
       return add_values<float>(into, from, n);
     case DType::bf16:
-      return add_halves(into, from, n);
+      return add_values<bfloat16>(into, from, n);
     case DType::i32:
       return add_values<int32_t>(into, from, n);
     case DType::i64:

@@ -23,17 +23,8 @@ int64_t share(int64_t bytes, int64_t begin, int64_t end, int64_t total) {
 }  // namespace
 
 const char* kind_name(PayloadKind kind) {
-  switch (kind) {
-    case PayloadKind::values:
-      return "values";
-    case PayloadKind::indices:
-      return "indices";
-    case PayloadKind::scales:
-      return "scales";
-    case PayloadKind::control:
-      return "control";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"values", "indices", "scales", "control"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,

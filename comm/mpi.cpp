@@ -1,14 +1,17 @@
 #include "comm/mpi.h"
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <future>
 #include <limits>
 #include <map>
 #include <optional>
 #include <thread>
 
+#include "comm/launch.h"
 #include "core/trace.h"
 
 namespace heddle {
@@ -22,9 +25,30 @@ void check_mpi(int status, const char* what) {
   throw CommError(concat("MPI: ", what, ": ", std::string(text, static_cast<size_t>(length))));
 }
 
+// Around a call that waits for every rank, to which MPI gives no deadline and which cannot be taken
+// back: after the timeout the process ends, and with it, by the launcher, the others.
+class Deadline {
+ public:
+  Deadline(double timeout_s, const char* what) {
+    watch_ = std::async(std::launch::async, [timeout_s, what, kept = done_.get_future()] {
+      if (kept.wait_for(std::chrono::duration<double>(timeout_s)) == std::future_status::ready)
+        return;
+      std::fprintf(stderr,
+                   "[rank %d] MPI: no %s after %g s: another rank hangs or is not reached\n",
+                   detect_launch().rank, what, timeout_s);
+      _exit(static_cast<int>(ExitCode::runtime));
+    });
+  }
+
+ private:
+  std::future<void> watch_;
+  std::promise<void> done_;  // destroyed first, which wakes the watch
+};
+
 class MpiTransport : public Transport {
  public:
   explicit MpiTransport(double timeout_s) : timeout_s_(timeout_s) {
+    const Deadline deadline(timeout_s, "communicator");
     check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "duplicating the communicator");
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
@@ -118,12 +142,13 @@ class MpiTransport : public Transport {
 
 }  // namespace
 
-MpiSession::MpiSession() {
+MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s) {
   // Over TCP Open MPI cuts a long message into pieces that the receiver asks for one by one; sent
   // as a whole, a ring over slow links is 4 to 5 % faster (docs/benchmarks.md). Who sets it keeps
   // it.
   setenv("OMPI_MCA_btl_tcp_flags", "1", 0);
   int provided = 0;
+  const Deadline deadline(timeout_s, "start");
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "start");
   if (provided < MPI_THREAD_SERIALIZED)
     throw Error(
@@ -132,7 +157,9 @@ MpiSession::MpiSession() {
 
 // A failed run ends by abort(): to finalize here would wait for ranks that no longer answer.
 MpiSession::~MpiSession() {
-  if (std::uncaught_exceptions() == 0) MPI_Finalize();
+  if (std::uncaught_exceptions() > 0) return;
+  const Deadline deadline(timeout_s_, "end");
+  MPI_Finalize();
 }
 
 int MpiSession::rank() const {

@@ -18,8 +18,9 @@ struct MpiOptions {
 
 class MpiSession {
  public:
-  // Throws Error when MPI cannot start or offers no MPI_THREAD_SERIALIZED.
-  MpiSession();
+  // Throws Error when MPI cannot start or offers no MPI_THREAD_SERIALIZED. Start and end wait for
+  // all ranks; after timeout_s seconds of that the process says so on stderr and ends with code 1.
+  explicit MpiSession(double timeout_s = 60);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
@@ -28,6 +29,9 @@ class MpiSession {
   int size() const;
   // The session must outlive it. All calls of one process come from one thread at a time.
   std::unique_ptr<Communicator> make_communicator(const MpiOptions& options = {});
+
+ private:
+  double timeout_s_;
 };
 
 }  // namespace heddle

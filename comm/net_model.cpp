@@ -98,7 +98,7 @@ double NetClock::arrival(int from, int to, size_t bytes, double now) {
   up = begin + duration;
   const double down = down_[static_cast<size_t>(to)].take(begin, duration);
   const auto link = static_cast<uint64_t>(from) * up_free_.size() + static_cast<uint64_t>(to);
-  const float u = Philox(0, stream_id(Stream::selection, link)).uniform(messages_[{from, to}]++);
+  const float u = Philox(0, stream_id(Stream::network, link)).uniform(messages_[{from, to}]++);
   return down + model_.latency_s + model_.jitter_s * (2.0 * static_cast<double>(u) - 1.0);
 }
 

@@ -74,7 +74,8 @@ TEST_CASE("flags: spellings of values") {
   CHECK(parse({"--lr-scheduler", "multistep", "--lr-milestones", "80", "120"}).lr_milestones ==
         milestones);
   CHECK(parse({"--lr-milestones=80,120", "--lr-scheduler=multistep"}).lr_milestones == milestones);
-  CHECK(parse({"--predict", "a.png", "b.png", "--seed", "4"}).predict == Strings{"a.png", "b.png"});
+  CHECK(parse({"--train", "--predict", "a.png", "b.png", "--seed", "4"}).predict ==
+        Strings{"a.png", "b.png"});
   CHECK(parse({"--seed", "9223372036854775807"}).seed == INT64_MAX);
 }
 
@@ -157,6 +158,53 @@ TEST_CASE("flags: impossible values are refused, and the flag is named") {
   CHECK(contains(complaint({}, {"HEDDLE_LR=nan"}), "HEDDLE_LR: expected a number"));
   CHECK(contains(complaint({}, {"HEDDLE_JSON="}), "HEDDLE_JSON: expected true or false"));
   CHECK(contains(complaint({}, {"HEDDLE_ARCH=vgg"}), "HEDDLE_ARCH: vgg not in {resnet20"));
+}
+
+TEST_CASE("flags: one that would have no effect is refused, and warned of where that is harmless") {
+  CHECK(complaint({"--dense-layers", "fc"}) == "--dense-layers needs --compress");
+  CHECK(complaint({"--dense-layers", "fc", "--compress", "topk"}).empty());
+  CHECK(contains(complaint({"--lr-gamma", "0.5"}), "step, multistep or plateau, found onecycle"));
+  CHECK(complaint({"--lr-gamma", "0.5", "--lr-scheduler", "step"}).empty());
+  CHECK(contains(complaint({"--clip-mode", "local"}), "needs --clip-grad-norm"));
+  CHECK(contains(complaint({"--tune", "--deterministic"}), "--tune and --deterministic"));
+  CHECK(contains(complaint({"--evaluate", "--steps", "3"}), "--evaluate does not train"));
+  CHECK(contains(complaint({"--init", "a", "--predict", "b", "--epochs", "3"}), "--train"));
+  // Others' runs may need what a file or the environment says.
+  const TempFolder temp;
+  const std::string config = temp.write("c.toml", "shadow = 3\nmomentum = 0.3\n");
+  CHECK(complaint({"--config", config, "--optimizer", "adam"}, {"HEDDLE_LR_GAMMA=0.5"}).empty());
+
+  const auto warnings = [](const Strings& arguments) {
+    TrainResnetOptions options;
+    FlagTable flags = resnet_flags(options);
+    flags.parse(arguments, {});
+    resolve(options, flags, DataKind::shapes);
+    return flags.warnings();
+  };
+  CHECK(warnings({"--tf32", "--device", "cpu"}) ==
+        Strings{"--tf32 is for a GPU: it has no effect"});
+  CHECK(warnings({"--tune", "--device", "cpu"}).size() == 1);
+  CHECK(warnings({"--min-compress", "9"}).size() == 1);
+  CHECK(warnings({"--no-tune", "--no-tf32", "--device", "cpu"}).empty());
+}
+
+TEST_CASE("flags: --predict needs weights, and trains them only when told to") {
+  CHECK(contains(complaint({"--predict", "a.png"}), "--predict needs --init"));
+  CHECK(!parse({"--predict", "a.png", "--init", "run"}).training);
+  CHECK(parse({"--predict", "a.png", "--init", "run", "--train"}).training);
+  CHECK(parse({"--predict", "a.png", "--resume", "run"}).training);
+  CHECK(parse({}).training);
+  CHECK(!parse({"--evaluate"}).training);
+  CHECK(contains(complaint({"--predict", "a.png", "--train", "--dry-run"}), "predicts nothing"));
+  CHECK(contains(complaint({"--evaluate", "--train"}), "--train and --evaluate"));
+}
+
+TEST_CASE("flags: -h is --help") {
+  TrainResnetOptions options;
+  FlagTable flags = resnet_flags(options);
+  flags.parse({"-h"}, {});
+  CHECK(options.help);
+  CHECK(contains(flags.help(), "--help  "));
 }
 
 TEST_CASE("flags: what cannot go together is refused") {
@@ -334,7 +382,7 @@ TEST_CASE("run folder: new or empty folders only, metrics line by line") {
 TEST_CASE("run folder: one run at a time") {
   const TempFolder temp;
   const std::string path = temp.path + "/run";
-  const auto reopen = [&](int64_t bytes) { RunFolder::reopen(path, bytes, {}, {}); };
+  const auto reopen = [&](int64_t bytes) { RunFolder::reopen(path, bytes, {}, false, {}); };
   int64_t bytes = 0;
   {
     RunFolder folder = RunFolder::create(path, "x");
@@ -383,7 +431,7 @@ TEST_CASE("progress: lines every print_freq steps where there is no terminal") {
 }
 
 TEST_CASE("process figures are plausible") {
-  CHECK(seconds_since_process_start() > 0);
-  CHECK(seconds_since_process_start() < 3600);
+  CHECK(seconds_since_start() > 0);
+  CHECK(seconds_since_start() < 3600);
   CHECK(peak_rss_bytes() > 1 << 20);
 }

@@ -1,7 +1,9 @@
 // Checkpoints on disk: what was written comes back, nothing that is not whole is ever taken, old
 // ones go.
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -68,6 +70,54 @@ std::string why_not(const std::string& path) {
 }
 
 }  // namespace
+
+// What cannot be read is no broken checkpoint: whoever looks for one must not go on to an older.
+TEST_CASE("checkpoint: one that cannot be read is not passed over") {
+  Context context;
+  const Folder run;
+  {
+    CheckpointWriter writer(run.path, 0);
+    save(writer, 1);
+    save(writer, 2);
+  }
+  const auto cannot = [](const auto& look) {
+    try {
+      look();
+    } catch (const InputError& error) {
+      return concat("input: ", error.what());
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was said");
+  };
+  const auto says = [](const std::string& what, const char* part) {
+    CHECK_MESSAGE((!what.starts_with("input: ") && what.find(part) != std::string::npos), what);
+  };
+  // No descriptor is left: neither for files nor for folders.
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const std::string file = cannot([&] { (void)open_checkpoint(run.at(2)); }),
+                    folder = cannot([&] { (void)find_checkpoint(run.path); }),
+                    writer = cannot([&] { (void)CheckpointWriter(run.path, 0); });
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  says(file, "Too many open files");
+  says(folder, "Too many open files");
+  says(writer, "Too many open files");
+  // A file whose reading fails: of this one the first page does.
+  std::array<std::byte, 8> bytes;
+  says(cannot([&] { InputFile("/proc/self/mem").read(0, bytes); }), "cannot read: Input/output");
+  const std::string model = run.at(2) + "/model.safetensors", kept = model + ".kept";
+  fs::rename(model, kept);
+  // A folder in place of a file is content, and passed over.
+  fs::create_directory(model);
+  CHECK(find_checkpoint(run.path).newest->step == 1);
+  fs::remove(model);
+  fs::rename(kept, model);
+  CHECK(find_checkpoint(run.path).newest->step == 2);
+}
 
 TEST_CASE("checkpoint: two ranks write, the first seals, and all of it comes back") {
   Context context;

@@ -94,8 +94,9 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   CHECK(h.gain(2) == doctest::Approx(3.2));
   CHECK(h.best() == 2);
   const std::string text = describe_headroom(h);
-  CHECK(text.find("Communication is 75 % of a step: nothing can win more than 4.00x. The best of "
-                  "these is --compress scalecom:rate=100, 3.20x.") != std::string::npos);
+  CHECK(text.find("Communication is 75 % of a step, 3000.0 of 4000.0 ms: nothing can win more than "
+                  "4.00x. The best of these is --compress scalecom:rate=100, 3.20x.") !=
+        std::string::npos);
   const auto json = nlohmann::json::parse(headroom_json(h));
   CHECK(json["best"] == "scalecom:rate=100");
   CHECK(json["measured"].size() == 3);
@@ -112,6 +113,11 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   }
   CHECK(describe_headroom(h).find("1mbit,1ms") == std::string::npos);
 
+  // Learners that share processors wait longer than the exchange takes.
+  CHECK(text.find("Of the waiting") == std::string::npos);
+  h.profiles[1].exposed_s = 3.5;
+  CHECK(describe_headroom(h).find("Of the waiting, only what") != std::string::npos);
+
   CHECK(text.find("Others took") == std::string::npos);
   h.stolen = 0.31;
   CHECK(describe_headroom(h).find("Others took 31 % of the processors' time") != std::string::npos);
@@ -121,12 +127,13 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   CHECK(describe_headroom(h).find("Stay with --compress none.") != std::string::npos);
   h.profiles[2].step_s = 3.5;
   h.profiles[0].step_s = 4.1;  // and noise may make steps look faster than those without exchange
-  CHECK(describe_headroom(h).find("Communication is 0 % of a step: nothing can win more than "
-                                  "1.00x. But with scalecom:rate=100 steps took 0.85x") !=
-        std::string::npos);
+  CHECK(describe_headroom(h).find(
+            "Communication is 0 % of a step, 0.0 of 4000.0 ms: nothing can win more than "
+            "1.00x. But with scalecom:rate=100 steps took 0.85x") != std::string::npos);
   h.profiles[2].step_s = 3.95;
-  CHECK(describe_headroom(h).find("Communication is 0 % of a step: nothing can win more than "
-                                  "1.00x. Stay with --compress none.") != std::string::npos);
+  CHECK(describe_headroom(h).find(
+            "Communication is 0 % of a step, 0.0 of 4000.0 ms: nothing can win more than "
+            "1.00x. Stay with --compress none.") != std::string::npos);
 }
 
 TEST_CASE("headroom: a long name does not move its row's figures out of their columns") {

@@ -68,7 +68,7 @@ if [ -n "$mpirun" ]; then
   expect_end stopped $stopped $((COMM_TIMEOUT + 110)) "$silence"
   expect_end left $left $((COMM_TIMEOUT + 110)) "$silence"
 else
-  echo 'no mpirun: its part is skipped'
+  echo 'skipped: ranks under mpirun (no mpirun here)'
 fi
 [ $failures = 0 ] && echo 'kills: all well'
 exit $((failures > 0))

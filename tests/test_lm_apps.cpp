@@ -221,6 +221,24 @@ TEST_CASE("lm flags: impossible values and combinations are refused") {
   CHECK(contains(complaint({"--hidden", "3"}), "is not a known flag"));
 }
 
+TEST_CASE("lm: --generate needs weights, and trains them only when told to") {
+  CHECK(contains(complaint({"--generate", "5"}), "--generate needs --init"));
+  CHECK(!parse({"--generate", "5", "--init", "run"}).training);
+  CHECK(parse({"--generate", "5", "--train"}).training);
+  CHECK(parse({"--generate", "0"}).training);
+  CHECK(parse({}).training);  // and writes a sample
+}
+
+TEST_CASE("lm: two steps of an epoch of millions have a schedule, whichever it is") {
+  for (const char* name : {"constant", "step", "multistep", "cosine", "onecycle", "plateau"}) {
+    CAPTURE(name);
+    CommonOptions o;
+    o.lr = 1;
+    o.lr_scheduler = name;
+    CHECK(Schedule(schedule_options(o, 2, 5'000'000)).lr(0) > 0);
+  }
+}
+
 TEST_CASE("lm configuration: a dump read back dumps the same") {
   const TempFolder temp;
   const Strings cases[] = {{},
@@ -261,7 +279,7 @@ TEST_CASE("lm card: level, vocabulary and sizes come back") {
     for (const TextLevel level : {TextLevel::word, TextLevel::character}) {
       const Vocabulary& vocabulary = level == TextLevel::word ? words : bytes;
       save_lm(path, net.model, level, vocabulary);
-      const LmCard card = read_lm_card(temp.path + "/m.safetensors");
+      const LmCard card = read_lm_card(WeightsFile(temp.path + "/m.safetensors"));
       CHECK(card.level == level);
       CHECK(card.vocabulary.texts() == vocabulary.texts());
       CHECK(card.emsize == 6);
@@ -269,7 +287,7 @@ TEST_CASE("lm card: level, vocabulary and sizes come back") {
       CHECK(card.nlayers == 2);
       CHECK(card.tied == tied);
       SmallModel other(6, tied, 2);
-      load_weights(path, other.model.named_tensors());
+      load_weights(WeightsFile(path), other.model.named_tensors());
       CHECK(other.store.values().to_vector() == net.store.values().to_vector());
     }
   }
@@ -283,10 +301,10 @@ TEST_CASE("lm card: a file without one, and cards that cannot be") {
   const SmallModel net(6);
   const auto complaint_about = [&](const std::map<std::string, std::string>& metadata) {
     save_safetensors(path, net.model.named_tensors(), metadata);
-    return message_of([&] { read_lm_card(path); });
+    return message_of([&] { read_lm_card(WeightsFile(path)); });
   };
   CHECK(complaint_about({}).empty());
-  const LmCard card = read_lm_card(path);  // as PyTorch's: the tensors tell the sizes
+  const LmCard card = read_lm_card(WeightsFile(path));  // as PyTorch's: the tensors tell the sizes
   CHECK(card.level == TextLevel::automatic);
   CHECK(card.vocabulary.size() == 0);
   CHECK(card.nhid == 6);
@@ -330,14 +348,15 @@ TEST_CASE("lm weights: tied ones must be equal in the file; a hint says what may
   const SmallModel untied(6), tied(6, true, 2);
   save_safetensors(path, untied.model.named_tensors());
   const std::vector<float> before = tied.store.values().to_vector();
-  CHECK(contains(message_of([&] { load_weights(path, tied.model.named_tensors()); }),
+  CHECK(contains(message_of([&] { load_weights(WeightsFile(path), tied.model.named_tensors()); }),
                  "decoder.weight: expected the values of encoder.weight"));
   CHECK(tied.store.values().to_vector() == before);
   const SmallModel larger(7);
-  CHECK(contains(message_of([&] {
-                   load_weights(path, larger.model.named_tensors(), {{"encoder.", "oops"}});
-                 }),
-                 "expected shape (7, 6), found (6, 6) (oops)"));
+  CHECK(contains(
+      message_of([&] {
+        load_weights(WeightsFile(path), larger.model.named_tensors(), {{"encoder.", "oops"}});
+      }),
+      "expected shape (7, 6), found (6, 6) (oops)"));
 }
 
 TEST_CASE("evaluating: every token is predicted with all of its past, whatever the windows") {

@@ -271,7 +271,7 @@ if [ -n "$mpirun" ]; then
   refuse 'only between learners of one process' ranks 2 "$resnet" --net 1mbit
   refuse 'no such\|not exist\|cannot' ranks 2 "$resnet" --data nowhere
 else
-  echo 'no mpirun: its part is skipped'
+  echo 'skipped: ranks under mpirun (no mpirun here)'
 fi
 
 # -------------------------------------------------------------------------------------- bad input
@@ -284,8 +284,9 @@ refuse 'rate' "$resnet" --learners 2 --compress scalecom:rate=0
 refuse 'rank' "$resnet" --learners 2 --compress powersgd:rank=-1
 refuse 'clip-mode: \|needs --clip-grad-norm' "$resnet" --learners 2 --compress topk --clip-mode local
 refuse 'clip-mode' "$resnet" --learners 2 --compress topk --clip-grad-norm 1 --clip-mode loacl
-refuse 'need --compress' "$resnet" --learners 2 --dense-layers fc
-refuse 'need --compress' "$resnet" --learners 2 --shadow 5
+refuse 'needs --compress' "$resnet" --learners 2 --dense-layers fc
+refuse 'matches no parameter' "$resnet" --learners 2 --compress topk --dense-layers nosuchlayer
+refuse 'needs --compress' "$resnet" --learners 2 --shadow 5
 refuse 'no expression' "$resnet" --learners 2 --compress topk --dense-layers '('
 for spec in none bf16 fp16; do refuse 'no setting' "$resnet" --learners 2 --compress $spec --layerwise lgreco; done
 refuse 'no setting' "$resnet" --learners 2 --compress bf16 --plan planned/plan-12.json
@@ -301,7 +302,7 @@ refuse 'of --compress scalecom' "$resnet" --learners 3 --image-size 8 --steps 1 
 replay 'another network' resnet18 planned/plan-12.json
 replay 'no setting for' resnet32 planned/plan-12.json
 replay 'of 3 learners, not 2' resnet20 planned/plan-12.json 2
-replay 'is no plan' resnet20 a.txt
+replay 'is no JSON' resnet20 a.txt
 replay 'No such file' resnet20 nowhere.json
 sed 's/"setting": .*/"setting": 0.5,/' planned/plan-12.json >half.json && replay 'whole number' resnet20 half.json
 sed 's/"name": "layer3.0.conv1/"name": "layer9.conv/' planned/plan-12.json >other.json && replay 'another network' resnet20 other.json

@@ -99,7 +99,7 @@ cmp -s g1 g3 && fail 'another seed writes the same'
 generate --temperature 0 >g1; generate --temperature 0 --seed 9 >g2
 cmp -s g1 g2 || fail 'arg-max depends on the seed'
 generate --json | grep -q '"generated":"..' || fail '--generate --json'
-chars --output-dir both --steps 1 --generate 5 --prompt 'a b' >stdout
+chars --output-dir both --steps 1 --train --generate 5 --prompt 'a b' >stdout
 [ "$(head -c 3 stdout)" = 'a b' ] || fail '--generate after training'
 chars --init a --output-dir further --steps 3 --json >stdout || fail 'training from --init'
 
@@ -128,6 +128,7 @@ refuse 2 '--preset: .*zaremba-small' --preset zaremba
 refuse 2 'no such file or folder' --data nowhere
 refuse 2 'given twice\|not a known key' --config <(echo 'hidden = 3')
 refuse 2 '--tied needs' --tied --nhid 3
+refuse 2 'needs --init' --data a.txt --generate 5
 refuse 2 '--prompt needs --generate' --data a.txt --prompt x
 refuse 2 'none.safetensors' --init none.safetensors --evaluate
 refuse 2 'another vocabulary.*token' --init a --data words/train.txt --evaluate

@@ -230,12 +230,84 @@ TEST_CASE("report: what is missing is left out, what is broken is named") {
   CHECK(contains(report_page({run}), "young"));
   CHECK(contains(watch_text(run, 60, true), "step 1"));
   temp.write("young/metrics.jsonl", "{\"schema\":1}\n{\"step\":\n");
-  CHECK(contains(message_of([&] { read_run(young); }), "metrics.jsonl:2: no line of metrics"));
+  const RunRecord holed = read_run(young);
+  CHECK(holed.broken_lines == 1);
+  CHECK(holed.first_broken.starts_with("2: "));
+  CHECK(contains(watch_text(holed, 60, true),
+                 "left out of metrics.jsonl: lines that are none, 1; line 2: "));
+  temp.write("young/metrics.jsonl", "<\n5\n");
+  CHECK(contains(message_of([&] { read_run(young); }), "metrics.jsonl:1: "));
+  for (const char* schema : {"99", "\"1\"", "null"}) {
+    temp.write("young/metrics.jsonl", concat("{\"schema\":", schema, "}\n{\"step\":1}\n"));
+    CHECK(contains(message_of([&] { read_run(young); }), "expected schema 1, found "));
+  }
   temp.write("young/metrics.jsonl", "{\"schema\":1}\n");
   CHECK(read_run(young).steps.empty());
   CHECK(contains(report_page({read_run(young)}), "</html>"));
   temp.write("young/plan-3.json", "[]");
   CHECK(contains(message_of([&] { read_run(young); }), "plan-3.json: no plan"));
+}
+
+TEST_CASE("report: a broken line is left out, and the rest is shown") {
+  const TempFolder temp;
+  std::string metrics = FakeRun{}.metrics();
+  const size_t third = metrics.find("{\"step\":3,");
+  metrics.replace(third, metrics.find('\n', third) - third, "{\"step\":3,<b>\"ep");
+  const std::string folder = FakeRun{}.write(temp, "holed");
+  temp.write("holed/metrics.jsonl", metrics);
+  const RunRecord run = read_run(folder);
+  CHECK(run.steps.size() == 39);
+  CHECK(run.broken_lines == 1);
+  const std::string page = report_page({run});
+  CHECK(contains(
+      page, "holed/metrics.jsonl: 1 of its lines are none of metrics and were left out; line 4: "));
+  CHECK_FALSE(contains(page, "3,<b>"));
+  CHECK_FALSE(contains(report_page({read_run(FakeRun{}.write(temp, "whole"))}), "were left out"));
+}
+
+TEST_CASE("report: losses as large as numbers get") {
+  const TempFolder temp;
+  RunRecord run = read_run(FakeRun{}.write(temp, "large"));
+  const double most = std::numeric_limits<double>::max();
+  for (const auto& [a, b] : std::vector<std::pair<double, double>>{{1e308, -1e308},
+                                                                   {most, -most},
+                                                                   {most, most},
+                                                                   {1e20, 1e20},
+                                                                   {most, 5e-324},
+                                                                   {5e-324, 5e-324},
+                                                                   {-1e18, -1e18}}) {
+    for (size_t i = 0; i < run.steps.size(); ++i) run.steps[i].loss = i % 2 == 0 ? a : b;
+    const std::string page = report_page({run});
+    CHECK_FALSE(contains(page, "=\"nan"));
+    CHECK_FALSE(contains(page, "=\"inf"));
+    CHECK(contains(watch_text(run, 60, true), "step 40"));
+    CHECK_FALSE(terminal_chart({{0, a}, {1, b}}, 40, 4, false).empty());
+    for (const Scale& scale :
+         {Scale::linear(std::min(a, b), std::max(a, b), 0, 1),
+          Scale::linear(-INFINITY, INFINITY, 0, 1),
+          Scale::logarithmic(std::max(1e-320, std::min(a, b)), std::max(a, b), 0, 1)}) {
+      const std::vector<double> ticks = scale.ticks(5);
+      CHECK(ticks.size() <= 12);
+      for (const double tick : ticks) CHECK(std::isfinite(scale(tick)));
+      CHECK(std::isfinite(scale(a > 0 ? a : 1)));
+    }
+  }
+}
+
+TEST_CASE("watch: what a run says of itself moves no cursor") {
+  const TempFolder temp;
+  RunRecord run = read_run(FakeRun{}.write(temp, "a"));
+  run.folder = "runs/\033[2J";
+  run.summary["summary"] = "\033[31mred\033]0;title\a";
+  run.config = {{"steps", "\033[5A"}};
+  for (ScoreRecord& score : run.scores) score.split = "va\033[7mlid";
+  run.broken_lines = 1;
+  const std::string text = watch_text(run, 60, true);
+  CHECK(text.find('\033') == std::string::npos);
+  CHECK(text.find('\a') == std::string::npos);
+  CHECK(contains(text, "?[31mred"));
+  run.summary["summary"] = 5;
+  CHECK(contains(watch_text(run, 60, true), "step 40"));
 }
 
 TEST_CASE("svg: numbers and ticks for people") {

@@ -4,7 +4,7 @@
 # has it; the terminal's view.
 #   tests/test_report.sh build/train_resnet build/train_lm build/report
 # Without chromium, or without the Python package tensorboard (HEDDLE_PYTHON names another python3),
-# those parts are skipped with a note.
+# those parts are skipped.
 set -u
 resnet=$(realpath "$1") && lm=$(realpath "$2") && report=$(realpath "$3") || exit 2
 work=$(mktemp -d) || exit 2
@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY=passive
 failures=0
 
 fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
-note() { printf 'note: %s\n' "$*"; }
+skip() { printf 'skipped: %s\n' "$*"; }
 
 run=(--image-size 16 --batch-size 4 --learners 2 --threads 1 --steps 12 --print-freq 4 --quiet)
 "$resnet" "${run[@]}" --compress scalecom:rate=50 --compress-start 2 --layerwise lgreco --lgreco every=4,window=2 \
@@ -64,7 +64,7 @@ open() {  # PAGE [FLAG…] -> the page as the browser has it, messages in browse
     --enable-logging=stderr --allow-file-access-from-files "${@:2}" --dump-dom "file://$work/$1" 2>browser.err
 }
 if [ -z "$browser" ]; then
-  note 'no chromium here: no page was opened (./run setup ci installs it)'
+  skip 'pages in a browser (no chromium here; ./run setup ci installs it)'
 else
   echo '<body><script>undefined_function()</script></body>' >broken.html
   open broken.html >/dev/null
@@ -132,7 +132,7 @@ if "$python" -c 'import tensorboard' 2>/dev/null; then
     grep -q 'agree: [1-9][0-9]' events.out || fail "$folder: $(cat events.out)"
   done
 else
-  note "no Python package tensorboard for $python: its loader has not read the events"
+  skip "events read by TensorBoard itself (no Python package tensorboard for $python)"
 fi
 
 [ $failures = 0 ] && echo 'all good'

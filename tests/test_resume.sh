@@ -2,7 +2,7 @@
 # A run that was stopped goes on as if it had not been: after a signal, from any of its checkpoints, in the
 # middle of an epoch, with every kind of compression; with other numbers of learners; and what does not fit,
 # or does not hold, is refused or passed over by name.
-#   tests/test_resume.sh build/train_resnet build/train_lm [mpirun]
+#   tests/test_resume.sh build/train_resnet_hooked build/train_lm [mpirun]
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) && resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
 mpirun=${3:-}
@@ -141,7 +141,7 @@ if [ -n "$mpirun" ]; then
   [ $code = 2 ] && grep -q 'run folder alone: rank 1 does not see' stderr || fail "a folder of one rank: exit code $code, $(head -c 300 stderr)"
   [ -z "$(ls -A here/alone | grep seen)" ] || fail "left behind: $(ls -A here/alone)"
 else
-  echo 'no mpirun: its part is skipped'
+  echo 'skipped: ranks under mpirun (no mpirun here)'
 fi
 
 # ---------------------------------------------------------------------- other numbers of learners
@@ -184,7 +184,8 @@ refuse 'arch: "resnet20" there, "resnet32" here' "${again[@]}" --resume $at --ar
 refuse 'compress: "scalecom:rate=50,beta=0.5" there, "none" here' "${image[@]}" --steps 9 --learners 3 --resume $at
 refuse 'optimizer: "sgd" there, "adam" here' "${again[@]}" --resume $at --optimizer adam
 refuse 'train_resnet" there, "train_lm" here' "${text[@]}" --resume $at
-refuse 'there is no checkpoint\|no checkpoint there' "${again[@]}" --resume nowhere
+refuse 'no such folder' "${again[@]}" --resume nowhere
+mkdir -p hollow && refuse 'there is no checkpoint\|no checkpoint there' "${again[@]}" --resume hollow
 "${again[@]}" --resume auto 2>stderr; [ $? = 2 ] && grep -q 'needs --output-dir' stderr || fail "auto without a folder: $(cat stderr)"
 refuse 'found .often' "${again[@]}" --save-every often
 "${image[@]}" --steps 3 --save-every 0 --output-dir ended >/dev/null 2>&1 && cp ended/metrics.jsonl ended.jsonl || fail 'a run without checkpoints'
@@ -213,7 +214,11 @@ passed_over() {
   same scalecom broken "passed over: $1"
 }
 spoil() { rm -rf broken && cp -r scalecom broken; }
-flip() { printf '\x5a' | dd of="$1" bs=1 seek="$(($(stat -c %s "$1") / 2))" conv=notrunc 2>/dev/null; }
+flip() {  # a bit of the byte in the middle
+  local at=$(($(stat -c %s "$1") / 2))
+  local byte; byte=$(od -An -tu1 -j$at -N1 "$1")
+  printf "\\x$(printf %02x $((byte ^ 1)))" | dd of="$1" bs=1 seek=$at conv=notrunc 2>/dev/null
+}
 for file in model.safetensors optimizer.safetensors rank-0.safetensors rank-2.safetensors state.json; do
   spoil && flip broken/checkpoints/step-8/$file && passed_over "$file"
 done

@@ -3,7 +3,7 @@
 # a file of a checkpoint, at a random moment, one process of four or all of them; it always goes on, and ends as
 # the run that was never killed, bit for bit. No half checkpoint is ever chosen, no process and no temporary
 # file is left.
-#   tests/test_resume_kills.sh build/train_resnet [mpirun]      KILLS=100 for the long form
+#   tests/test_resume_kills.sh build/train_resnet_hooked [mpirun]      KILLS=100 for the long form
 set -u
 program=$(realpath "$1") || exit 2
 mpirun=${2:-}
@@ -37,6 +37,7 @@ check_rest() {  # WHAT
 # The last step that the run has shown.
 reached() { sed -n 's/.* step \([0-9]*\)\/.*/\1/p' run.err | tail -1; }
 
+[ -n "$mpirun" ] || echo 'skipped: kills of ranks under mpirun (no mpirun here)'
 survived=0 done=0
 for ((round = 0; survived < kills && round < 20 * kills; round++)); do
   [ $done = 1 ] && { rm -rf run; done=0; }

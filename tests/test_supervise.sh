@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ./run supervise: starts again what was stopped or has crashed, and nothing else; gives up; passes signals
 # on; leaves out hosts that are gone.
-#   tests/test_supervise.sh build/train_resnet
+#   tests/test_supervise.sh build/train_resnet_hooked
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) && program=$(realpath "$1") || exit 2
 work=$(mktemp -d) || exit 2
@@ -53,8 +53,21 @@ refuse() { "$root/run" supervise "${@:2}" 2>err; [ $? = 2 ] && grep -q -e "$1" e
 refuse 'and a command' --
 refuse 'needs --output-dir' -- ./job
 refuse 'is added' -- ./job --output-dir out --resume auto
-refuse 'needs a number' --restarts many -- ./job --output-dir out
+refuse 'needs a whole number' --restarts many -- ./job --output-dir out
 refuse 'expected' --often -- ./job --output-dir out
+refuse 'needs a whole number' --wait 100000000000000000000 -- ./job --output-dir out
+refuse 'needs a whole number' --wait
+refuse 'needs a folder' -- ./job --output-dir
+refuse 'needs a folder' -- ./job --output-dir --x
+refuse './nowhere cannot be started' --wait 0 -- ./nowhere --output-dir out
+[ "$(grep -c 'nowhere: No such file' err)" = 1 ] || fail "a command that is not there was started again: $(cat err)"
+refuse 'cannot be started' --wait 0 -- ./todo --output-dir out  # no program
+# A leading zero makes no octal number, and what is counted is starts.
+rm -f calls; printf '%s\n' 1 1 1 >todo
+"$root/run" supervise --restarts 01 --wait 00 -- ./job --output-dir out 2>err
+[ $? = 1 ] && [ "$(wc -l <calls)" = 2 ] && grep -q '2 starts in a row left no new checkpoint' err || fail "--restarts 01: $(cat calls err)"
+rm -f calls; echo 0 >todo
+"$root/run" supervise --wait 08 -- ./job --output-dir out 2>err || fail "--wait 08: $(cat err)"
 
 rm -f calls; printf 'wait\n0\n' >todo
 "$root/run" supervise --wait 0 -- ./job --output-dir out >said 2>err & pid=$!
@@ -73,6 +86,18 @@ hosts '--host a,c -np 2' --host a,b,c -np 3
 hosts '-n 1 --host a,c' -n 1 --host a,b,c
 hosts '-n 4 --host a:2,c:2' -n 4 --host a:2,c:2
 hosts '-n 4' -n 4
+hosts '-n 8 --host a:08' -n 9 --host a:08,b
+# A list of hosts is neither a sum nor a flag of ssh.
+mkdir bin && printf '#!/usr/bin/env bash\necho "$*" >>sshed; [ "${@: -2:1}" != b ]\n' >bin/ssh && chmod +x bin/ssh
+for list in 'a:x[$(touch summed)0],b' '-oProxyCommand=evil' a: 'a:1:2' ''; do
+  PATH=$PWD/bin:$PATH refuse 'expected NAME or NAME:RANKS\|needs a list of hosts' -- ./mpirun --host "$list" ./job --output-dir out
+done
+refuse 'needs --output-dir\|needs a list' -- ./mpirun --output-dir out --host
+[ ! -e summed ] && [ ! -e sshed ] || fail 'a host that is none was asked'
+rm -f calls; echo 0 >todo
+PATH=$PWD/bin:$PATH "$root/run" supervise -- ./mpirun -n 2 --host a,b ./job --output-dir out 2>err || fail "ssh: $(cat err)"
+[ "$(cat calls)" = '-n 1 --host a ./job --output-dir out --resume auto' ] || fail "ssh: $(cat calls)"
+grep -q -e '-- a true$' sshed || fail "ssh: $(cat sshed)"
 
 flags=(--image-size 16 --batch-size 4 --threads 1 --learners 2 --steps 30 --save-every 5 --deterministic)
 "$program" "${flags[@]}" --output-dir whole --quiet || fail 'train_resnet'

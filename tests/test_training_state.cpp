@@ -65,14 +65,14 @@ struct Learner {
               .rank = comm.rank(),
               .units = 4 * comm.size(),
               .identity = {{"net", "small"}},
-              .config = "lr = 0.1\n",
+              .config = "lr = 0.1\naccumulate = 1  # default\n",
               .model = net.store.named_tensors(),
               .metadata = {}} {}
   const CommonOptions& options(const std::string& compress) {
     o.compress = compress;
     return o;
   }
-  void step(int64_t number, int rank) {
+  void step(int64_t number, int rank, float weight = 1) {
     const Tensor x = Tensor::zeros({4, 20}), y = Tensor::zeros({4}, DType::i32);
     fill_batch(number, rank * 4, x, y);
     Tape tape;
@@ -80,7 +80,7 @@ struct Learner {
     optimizer.begin_step(0.1);
     tape.backward(
         loss, [&](Parameter& p) { optimizer.ready(p); },
-        [&](Parameter& p) { optimizer.weights_free(p); });
+        [&](Parameter& p) { optimizer.weights_free(p); }, weight);
     log.finish_step(optimizer.finish_step(),
                     {.loss = loss.value().item(), .lr = 0.1, .units = 4, .times = {}});
   }
@@ -121,6 +121,101 @@ Means leave_checkpoint(const std::string& folder, const std::string& compress) {
 }
 
 }  // namespace
+
+// A manifest that was made anew finds nothing wrong with whole files in wrong places.
+TEST_CASE("training state: a rank's file knows its rank and its checkpoint") {
+  const TempFolder folder, other;
+  leave_checkpoint(folder.path, "topk:density=0.1");
+  leave_checkpoint(other.path, "topk:density=0.2");
+  const std::string at = folder.path + "/checkpoints/step-5";
+  const Checkpoint checkpoint = read_checkpoint(at);
+  const auto refusal = [&](int rank) {
+    std::string why;
+    std::mutex mutex;
+    (void)run_ranks(3, [&](Communicator& comm) {
+      Learner learner(comm, "topk:density=0.1");
+      const Tensor own = Tensor::from({0.0f});
+      const std::string mine = message_of([&] {
+        restore_training(learner.parts, checkpoint, {.rank = {{"rank", own}}}, {});
+      });
+      const std::lock_guard lock(mutex);
+      if (comm.rank() == rank) why = mine;
+    });
+    return why;
+  };
+  CHECK(refusal(1).empty());
+  const std::string first = at + "/" + rank_file(0), second = at + "/" + rank_file(1);
+  std::filesystem::rename(second, at + "/kept");
+  std::filesystem::copy_file(first, second);
+  CHECK_MESSAGE(contains(refusal(1),
+                         "rank-1.safetensors: is of another rank or checkpoint: expected "
+                         "rank 1, found 0"),
+                refusal(1));
+  std::filesystem::remove(second);
+  std::filesystem::copy_file(other.path + "/checkpoints/step-5/" + rank_file(1), second);
+  CHECK(contains(refusal(1), "is of another rank or checkpoint: expected weights"));
+}
+
+TEST_CASE("saver: a save that fails names the ranks and their reasons") {
+  const TempFolder temp;
+  std::vector<std::string> notes;
+  expect_none(run_ranks(3, [&](Communicator& comm) {
+    Learner learner(comm, "none");
+    learner.o.save_every = "2";
+    Saver saver(
+        learner.o, {.folder = temp.path, .rank = comm.rank()}, learner.optimizer,
+        comm.rank() > 0 ? std::function<void(const std::string&)>()
+                        : [&](const std::string& line) { notes.push_back(line); });
+    for (int64_t step = 1; step <= 2; ++step) {
+      learner.step(step, comm.rank());
+      (void)saver.after_step(step, [&] {
+        auto files = save_training(learner.parts, step, {.json = {{"valid_loss", nullptr}}});
+        if (comm.rank() == 2) files->texts["none/such"] = "x";  // a folder that is not there
+        return files;
+      });
+    }
+    saver.finish();
+  }));
+  REQUIRE(notes.size() == 1);
+  CHECK_MESSAGE(contains(notes[0], "checkpoint not saved: rank 2: "), notes[0]);
+  CHECK_MESSAGE(contains(notes[0], "none/such: cannot write: No such file"), notes[0]);
+}
+
+// The last good checkpoint must outlive a run that refuses its gradients.
+TEST_CASE("training state: nothing is saved while updates are refused") {
+  const TempFolder temp;
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    Learner learner(comm, "none");
+    learner.o.save_every = "2";
+    Saver saver(learner.o, {.folder = temp.path, .rank = comm.rank()}, learner.optimizer, {});
+    std::vector<int64_t> saved;
+    for (int64_t step = 1; step <= 8; ++step) {
+      const bool refused = step >= 4 && step <= 6;
+      learner.step(step, comm.rank(), refused && comm.rank() == 1 ? INFINITY : 1);
+      CHECK(learner.log.refused() == (refused ? step - 3 : 0));
+      REQUIRE(saver.after_step(step, [&] {
+        auto files = save_training(learner.parts, step, {.json = {{"valid_loss", nullptr}}});
+        if (files) saved.push_back(step);
+        return files;
+      }));
+    }
+    saver.finish();
+    // That of step 4 is made up for as soon as a step is accepted.
+    CHECK(saved == std::vector<int64_t>{2, 7, 8});
+    if (comm.rank() == 0) CHECK(saver.last() == temp.path + "/checkpoints/step-8");
+  }));
+}
+
+// A checkpoint of an earlier version, saved while gradients were refused, gets a new chance.
+TEST_CASE("training state: steps refused before a start do not count after it") {
+  expect_none(run_ranks(1, [&](Communicator& comm) {
+    Learner learner(comm, "none");
+    learner.log.restore(5, 0,
+                        {{"loss_sum", 1}, {"loss_units", 1}, {"train_loss", 1}, {"skipped", 9}});
+    CHECK(learner.log.refused() == 0);
+    CHECK(learner.log.save().at("skipped") == 0);
+  }));
+}
 
 TEST_CASE("training state: the exchange's numbers come back bit for bit") {
   Context context;
@@ -226,6 +321,34 @@ TEST_CASE("training state: fewer and more learners owe what was owed, on average
           CHECK(after[name].at(i) == doctest::Approx(mean[i]).epsilon(1e-5));
       CHECK(notes.size() == (p == 3 ? 0 : 1));
     }
+  }
+}
+
+TEST_CASE("training state: with another --accumulate and another beta the same is owed") {
+  Context context;
+  const TempFolder folder;
+  const Means before = leave_checkpoint(folder.path, "scalecom:rate=10,beta=0.5");
+  const Checkpoint checkpoint = open_checkpoint(folder.path + "/checkpoints/step-5");
+  for (const int p : {1, 3}) {
+    CAPTURE(p);
+    Means after;
+    std::mutex mutex;
+    expect_none(run_ranks(p, [&](Communicator& comm) {
+      Learner learner(comm, "scalecom:rate=10,beta=0.2");
+      learner.o.accumulate = 3;
+      learner.o.resume = folder.path;
+      learner.o.quiet = true;
+      // It is no other run, and nothing is dropped.
+      (void)find_start(learner.o, {.steps_per_epoch = 10, .total_steps = 100}, 12,
+                       learner.parts.identity, comm);
+      const Tensor own = Tensor::from({-1.0f});
+      restore_training(learner.parts, checkpoint, {.rank = {{"rank", own}}}, nullptr);
+      std::lock_guard lock(mutex);
+      add_residuals(learner, p, after);
+    }));
+    for (const auto& [name, mean] : before)  // sums over 3 batches for sums over 1; m / beta
+      for (size_t i = 0; i < mean.size(); ++i)
+        CHECK(after[name].at(i) == doctest::Approx(mean[i] * 3 * 0.2 / 0.5).epsilon(1e-5));
   }
 }
 
@@ -373,7 +496,7 @@ TEST_CASE("training log: exchanges that were refused are counted in the result")
     if (log.result().rejected_buckets != 2)
       throw Error(concat(log.result().rejected_buckets, " are counted"));
     nlohmann::ordered_json summary = begin_summary(log.result());
-    end_summary(summary, "rows_per_s", log.result(), 1, nullptr);
+    end_summary(summary, "rows_per_s", log.result(), 1, "");
     if (summary.at("rejected_buckets") != 2) throw Error(summary.dump());
   }));
 }

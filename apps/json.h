@@ -1,0 +1,33 @@
+// JSON from files that others may have written. The library's reader takes any depth, but copies
+// and writes values by recursion: a file of brackets would exhaust the stack. So every reader of
+// the programs comes through here.
+//
+//   const nlohmann::json state = parse_json(read_text_file(path), path);
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "core/error.h"
+#include "core/files.h"
+
+namespace heddle {
+
+constexpr int kMaxJsonDepth = 100;
+
+// Throws InputError that begins with `where` for text with more brackets open at once.
+void check_json_depth(std::string_view text, const std::string& where);
+
+// Throws InputError that begins with `where` for text that is no JSON or is too deep.
+template <class Json = nlohmann::json>
+Json parse_json(std::string_view text, const std::string& where) {
+  check_json_depth(text, where);
+  try {
+    return Json::parse(text);
+  } catch (const nlohmann::json::exception& error) {
+    throw InputError(concat(where, ": is no JSON: ", printable(error.what(), 200)));
+  }
+}
+
+}  // namespace heddle

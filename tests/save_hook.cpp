@@ -1,0 +1,27 @@
+// Linked into train_resnet_hooked, which tests kill while it saves: after each file of a checkpoint
+// TEST_SAVE_PAUSE_MS milliseconds pass, and after the file number TEST_SAVE_KILL_AT that this
+// process writes it is killed. train_resnet itself has no such thing.
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "apps/saver.h"
+
+namespace heddle {
+
+std::function<void(const std::string&)> save_hook() {
+  const char* pause = std::getenv("TEST_SAVE_PAUSE_MS");
+  const char* kill = std::getenv("TEST_SAVE_KILL_AT");
+  if (pause == nullptr && kill == nullptr) return {};
+  const int ms = pause == nullptr ? 0 : std::atoi(pause),
+            last = kill == nullptr ? 0 : std::atoi(kill);
+  return [ms, last](const std::string&) {
+    static std::atomic<int> written = 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+    if (++written == last) (void)std::raise(SIGKILL);
+  };
+}
+
+}  // namespace heddle
