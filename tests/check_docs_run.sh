@@ -19,7 +19,7 @@ reason() {  # PAGE COMMAND
     *slurm.md*) echo 'needs Slurm' ;;
     *gpu.md*) echo 'needs a GPU' ;;
     *'./run netlab'*) echo 'needs root and network namespaces' ;;
-    *as-a-cmake-library.md* | *' cmake '*) echo 'stage consumer of .ci/run does it' ;;
+    *' cmake --install '* | *' cmake -S mine '* | *' cmake --build mine'*) echo 'stage consumer of .ci/run does it' ;;
     *' mpirun '*) command -v mpirun >/dev/null || echo 'needs mpirun' ;;
   esac
 }
@@ -64,6 +64,17 @@ done
 PATH=${PATH#*:}
 exec mpirun --allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 "${words[@]}"
 SH
+  # Configures, and asks Ninja what it would compile; build/ is the folder of ./run.
+  cat >bin/cmake <<'SH'
+#!/usr/bin/env bash
+PATH=${PATH#*:}
+case " $* " in
+  *' --preset '* | *' -B build '*) echo "configures build/, of which ./run takes its programs: $*" >&2; exit 1 ;;
+  *' --build '*) exec cmake "$@" -- -n ;;
+esac
+ln -sfn "$root"/{CMakeLists.txt,cmake,core,layers,data,comm,compress,optim,apps,tests,docs} . || exit 1
+exec cmake "$@" -DHEDDLE_CUDA=OFF
+SH
   cat >run <<'SH'
 #!/usr/bin/env bash
 verb=$1; shift
@@ -79,9 +90,12 @@ case $verb in
   man) exec "$build/${1:-train_resnet}" --man ;;
   supervise) [ "$1" = -- ] && exec "build/$2" "${@:3}" --resume auto ;;  # tests/test_supervise.sh has the rest
   doctor) exec "$root/run" doctor ;;
+  draw_trace) exec python3 "$root/docs/draw_trace.py" "$@" ;;
   reproduce) exec python3 "$root/docs/reproduce.py" "$@" ;;
   build) [ -x "$build/train_resnet" ] ;;  # this check runs what it has built
-  test) ctest --test-dir "$build" -N "$@" | grep -q 'Total Tests: [1-9]' ;;  # CI runs them all
+  test)  # CI runs them all; in a folder of its own, as ctest -N too empties the log of the tests that run now
+    mkdir -p listed && cp "$build/CTestTestfile.cmake" listed/
+    ctest --test-dir listed -N "$@" | grep -q 'Total Tests: [1-9]' ;;
   *) echo "no verb $verb here" >&2; exit 2 ;;
 esac
 SH
@@ -130,14 +144,14 @@ page() {  # PAGE, from the root of the tree; in a folder of its own
   make_programs
   make_data
   prepare "$name" >prepare.log 2>&1 || { echo "$name: not prepared: $(tail -3 prepare.log)"; return 1; }
-  grep -q '^```python' "$file" && echo "$name: not run: its Python needs torch and torchvision"
+  grep -q '^```python' "$file" && echo "$name: not run: its Python (needs torch and torchvision)"
   while IFS= read -r line; do
     line=${line%%  #*}
     case $line in '' | '#'*) continue ;; esac
     why=$(reason "$name" " $line")
     if [ -n "$why" ]; then echo "$name: not run: $line ($why)"; continue; fi
     case $line in
-      ./run\ * | mpirun\ * | build/*) ;;
+      ./run\ * | mpirun\ * | build/* | cmake\ *) ;;
       *) echo "$name: neither run nor listed: $line"; status=1; continue ;;
     esac
     PATH=$PWD/bin:$PATH timeout 150 bash -c "$line" >out 2>err </dev/null; code=$?
@@ -149,7 +163,7 @@ page() {  # PAGE, from the root of the tree; in a folder of its own
 }
 
 for broken in './run train_resnet --no-such-flag' './run report nowhere' './run test -R no_such_test' 'curl example.org' \
-  './run train_lm --init nowhere --generate 3'; do
+  './run train_lm --init nowhere --generate 3' 'cmake --preset release -DHEDDLE_APPS=OFF'; do
   printf '```\n%s\n```\n' "$broken" >"$work/broken.md"
   if (page "$work/broken.md") >/dev/null; then echo "check_docs_run: did not see that this fails: $broken"; exit 1; fi
 done
@@ -159,5 +173,7 @@ for name in "$@"; do (page "$name") || status=1; done > >(tee "$work/said")
 wait
 ran=$(awk '/ commands run$/ { n += $2 } END { print n + 0 }' "$work/said")
 echo "$ran commands of $# pages run"
+sed -n 's/^[^ ]*: not run: .*(\(.*\))$/\1/p' "$work/said" | sort | uniq -c |
+  while read -r times why; do echo "skipped: commands of README.md and docs/howto, $times ($why)"; done
 [ "$ran" -ge $# ] || { echo 'check_docs_run: hardly a command was found'; status=1; }
 exit $status

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Does what a newcomer does on a bare Debian 12: makes a root with debootstrap (minbase and ca-certificates), clones
+# the last commit of this tree into it, and calls ./run train_resnet and ./run test there. By hand, before a release:
+# half an hour. Needs root and debootstrap; proxies and certificates are those that apt has here.
+#   tests/bare.sh [--keep] [COMMAND…]    other commands, each one word: tests/bare.sh './run doctor'
+# Exit codes: that of the first command that fails, 1 where the root could not be made, 2 where something is missing.
+set -u
+tree=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+suite=bookworm
+
+say() { printf 'bare: %s\n' "$*"; }
+fail() { local code=$1; shift; say "$*" >&2; exit "$code"; }
+tool() { command -v "$1" >/dev/null || fail 2 "needs $1 (apt-get install $2)"; }
+
+# Within namespaces of its own, so that what is mounted ends with it: COMMAND in the root, which then has /proc and /dev.
+if [ "${1:-}" = --inside ]; then
+  root=$2 command=$3
+  mount -t proc proc "$root/proc" && mount --rbind /dev "$root/dev" || fail 1 'cannot mount /proc and /dev in the root'
+  proxies=()
+  for name in http_proxy https_proxy ftp_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY; do
+    [ -z "${!name:-}" ] || proxies+=("$name=${!name}")
+  done
+  # shellcheck disable=SC2016
+  exec chroot "$root" /usr/bin/env -i "${proxies[@]}" container=chroot HOME=/root TERM=dumb \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    /bin/bash -c 'cd /root/heddle && eval "$1"' bare "$command" </dev/null
+fi
+
+keep=0
+[ "${1:-}" = --keep ] && keep=1 && shift
+case ${1:-} in -*) fail 2 "unknown option $1; known: --keep" ;; esac
+[ $# -gt 0 ] || set -- './run train_resnet' './run test'
+[ "$(id -u)" = 0 ] || fail 2 'needs root: it makes a root file system and mounts /proc in it'
+tool debootstrap debootstrap
+tool unshare util-linux
+tool git git
+unshare --mount --pid --fork true 2>/dev/null || fail 2 'needs namespaces (unshare --mount --pid), which are forbidden here'
+[ -z "$(git -C "$tree" status --porcelain)" ] || say 'changes that are not committed do not come along'
+
+work=$(mktemp -d) || exit 1
+root=$work/root
+cleanup() { if [ $keep = 1 ]; then say "left: $root"; else rm -rf --one-file-system "$work"; fi; }
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+size() { du -smx "$root" | cut -f 1; }
+in_root() { unshare --mount --pid --fork --kill-child "$0" --inside "$root" "$1"; }
+
+# The archive from which this machine has the suite; without one debootstrap's own.
+mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' 2>/dev/null |
+  awk -v suite=$suite '$2 == suite { print $1; exit }')
+begin=$SECONDS
+say "makes a root of $suite${mirror:+ from $mirror}"
+debootstrap --variant=minbase --include=ca-certificates "$suite" "$root" ${mirror:+"$mirror"} >"$work/debootstrap.log" 2>&1 ||
+  { tail -n 20 "$work/debootstrap.log" >&2; fail 1 'debootstrap failed'; }
+# How to fetch: proxies, certificates and the like. Nothing else of this machine comes along.
+apt-config dump Acquire | grep -v '::IndexTargets' >"$root/etc/apt/apt.conf.d/99fetch"
+for file in /etc/resolv.conf /etc/hosts; do [ ! -e $file ] || cat $file >"$root$file"; done
+mkdir -p "$root/usr/local/share/ca-certificates"
+cp -RL /usr/local/share/ca-certificates/. "$root/usr/local/share/ca-certificates/" 2>/dev/null
+chroot "$root" update-ca-certificates >>"$work/debootstrap.log" 2>&1
+git clone --quiet --no-hardlinks "$tree" "$root/root/heddle" || fail 1 'cannot clone'
+say "a root of $(size) MB in $((SECONDS - begin)) s; revision $(git -C "$tree" rev-parse --short HEAD)"
+
+for command in "$@"; do
+  say "\$ $command"
+  status=0
+  TIMEFORMAT='bare: %R s, %U s of a processor (and %S s of the system)'
+  time in_root "$command" || status=$?
+  say "exit code $status; the root has $(size) MB: $command"
+  [ $status = 0 ] || exit $status
+done
