@@ -7,10 +7,17 @@ track, arrows that follow each bucket of gradients from backward to its exchange
 import argparse
 import html
 import json
+import math
 
 TRACKS = ["data", "forward", "backward", "compress", "comm", "update", "wait", "plan"]
 COLORS = dict(zip(TRACKS, ["#8d8d8d", "#4e79a7", "#f28e2b", "#b07aa1", "#e15759", "#59a14f", "#bab0ac", "#76b7b2"]))
 WIDTH, LEFT, ROW, TOP = 1200, 90, 44, 40
+
+
+def round_step(rough):
+    """The smallest of 1, 2, 5, 10, 20 … that is no less."""
+    power = 10 ** math.floor(math.log10(rough))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
 
 
 def main():
@@ -74,10 +81,10 @@ def main():
             if begin <= ms_a and ms_b <= end:
                 out.append(f'<line x1="{x(ms_a):.1f}" y1="{y(track_a) + 30}" x2="{x(ms_b):.1f}" y2="{y(track_b) + 2}" '
                            'stroke="#333" stroke-width="0.8" marker-end="url(#tip)"/>')
-    ticks = 8
-    for i in range(ticks + 1):
-        ms = begin + (end - begin) * i / ticks
-        out.append(f'<text x="{x(ms):.1f}" y="{height - 8}" text-anchor="middle" fill="#555">{ms:.0f} ms</text>')
+    step = round_step((end - begin) / 8)
+    for i in range(math.ceil(begin / step), math.floor(end / step) + 1):
+        anchor = "end" if x(i * step) > WIDTH - 30 else "middle"
+        out.append(f'<text x="{x(i * step):.1f}" y="{height - 8}" text-anchor="{anchor}" fill="#555">{i * step:g} ms</text>')
     with open(o.picture, "w", encoding="utf-8") as file:
         file.write("\n".join(out) + "\n</svg>\n")
 
