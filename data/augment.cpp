@@ -121,21 +121,16 @@ void crop_fixed(const Augmentation& augmentation, const Image& image, const Plac
              out);
 }
 
-// The window that torchvision's Resize and CenterCrop leave, which count in whole pixels.
-Window eval_window(const Augmentation& augmentation, const Image& image) {
-  const auto size = static_cast<float>(augmentation.size);
-  const int shorter = std::min(image.width, image.height);
-  const auto side = [&](int length, float& begin, float& extent) {
-    const auto pixels =
-        static_cast<float>(std::lround(size * augmentation.resize) * length / shorter);
-    const float scale = static_cast<float>(length) / pixels;
-    begin = std::nearbyint((pixels - size) / 2) * scale;
-    extent = size * scale;
+// The window that torchvision's Resize and CenterCrop leave: the longer side is rounded down, half
+// a pixel to the even side.
+PixelWindow eval_window(const Augmentation& augmentation, const Image& image) {
+  const int shorter = std::min(image.width, image.height), size = augmentation.size;
+  const int64_t target = std::lround(static_cast<float>(size) * augmentation.resize);
+  const auto begin = [&](int64_t length) {
+    return std::lrint(static_cast<double>(length - size) / 2);
   };
-  Window window{};
-  side(image.width, window.x, window.width);
-  side(image.height, window.y, window.height);
-  return window;
+  const int64_t width = target * image.width / shorter, height = target * image.height / shorter;
+  return {width, height, begin(width), begin(height)};
 }
 
 }  // namespace

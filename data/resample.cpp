@@ -43,6 +43,44 @@ void make_filter(float start, float length, int source, int size, Filter& filter
   }
 }
 
+// The same in the arithmetic of Pillow (src/libImaging/Resample.c): weights in double, then as
+// integers of kBits fractional bits.
+constexpr int kBits = 22;
+
+struct ByteFilter {
+  std::vector<Taps> taps;
+  std::vector<int> weights;
+};
+
+// For `size` results from number `begin` on, where `source` pixels become `resized`.
+void make_filter(int source, int64_t resized, int64_t begin, int size, ByteFilter& filter) {
+  const double scale = static_cast<double>(source) / static_cast<double>(resized),
+               reach = std::max(1.0, scale);
+  filter.taps.clear();
+  filter.weights.clear();
+  for (int64_t i = begin; i < begin + size; ++i) {
+    const double center = (static_cast<double>(i) + 0.5) * scale;
+    const int first = std::max(0, static_cast<int>(center - reach + 0.5));
+    const int count = std::min(source, static_cast<int>(center + reach + 0.5)) - first;
+    const auto weight = [&](int k) {
+      return std::max(0.0, 1 - std::abs((k + first - center + 0.5) * (1 / reach)));
+    };
+    double sum = 0;
+    for (int k = 0; k < count; ++k) sum += weight(k);
+    filter.taps.push_back({first, count, static_cast<int>(filter.weights.size())});
+    for (int k = 0; k < count; ++k)
+      filter.weights.push_back(static_cast<int>(0.5 + weight(k) / sum * (1 << kBits)));
+  }
+}
+
+// `source`: the first of the pixels that the taps name, `stride` apart.
+uint8_t weigh(const uint8_t* source, int64_t stride, const Taps& taps, const ByteFilter& filter) {
+  const int* weights = filter.weights.data() + taps.weights;
+  int sum = 1 << (kBits - 1);
+  for (int k = 0; k < taps.count; ++k) sum += weights[k] * source[k * stride];
+  return static_cast<uint8_t>(std::min(255, sum >> kBits));
+}
+
 }  // namespace
 
 void resample(const Image& image, const Window& window, int size, bool flip, float* out) {
@@ -83,23 +121,26 @@ void resample(const Image& image, const Window& window, int size, bool flip, flo
   }
 }
 
-void resample_bytes(const Image& image, const Window& window, int size, float* out) {
-  thread_local Filter across;
-  thread_local Image narrow;
-  make_filter(window.x, window.width, image.width, size, across);
-  narrow.width = size, narrow.height = image.height;
-  narrow.pixels.clear();
-  for (int row = 0; row < image.height; ++row)
-    for (const Taps& taps : across.taps)
-      for (int c = 0; c < 3; ++c) {
-        const uint8_t* source = image.pixels.data() + 3 * (int64_t{row} * image.width + taps.first);
-        float sum = 0.5f;
-        for (int k = 0; k < taps.count; ++k)
-          sum += across.weights[static_cast<size_t>(taps.weights + k)] * source[3 * k + c];
-        narrow.pixels.push_back(static_cast<uint8_t>(sum));
-      }
-  resample(narrow, {0, window.y, static_cast<float>(size), window.height}, size, false, out);
-  for (int64_t i = 0; i < int64_t{3} * size * size; ++i) out[i] = std::floor(out[i] + 0.5f);
+void resample_bytes(const Image& image, const PixelWindow& window, int size, float* out) {
+  thread_local ByteFilter across, down;
+  thread_local std::vector<uint8_t> narrow;  // (rows, size, 3)
+  make_filter(image.width, window.resized_width, window.left, size, across);
+  make_filter(image.height, window.resized_height, window.top, size, down);
+  const int first = down.taps.front().first;
+  const int rows = down.taps.back().first + down.taps.back().count - first;
+  narrow.resize(size_t{3} * static_cast<size_t>(rows) * static_cast<size_t>(size));
+
+  uint8_t* next = narrow.data();
+  for (int row = first; row < first + rows; ++row)
+    for (const Taps& taps : across.taps) {
+      const uint8_t* source = image.pixels.data() + 3 * (int64_t{row} * image.width + taps.first);
+      for (int c = 0; c < 3; ++c) *next++ = weigh(source + c, 3, taps, across);
+    }
+  for (int c = 0; c < 3; ++c)
+    for (const Taps& taps : down.taps)
+      for (int column = 0; column < size; ++column)
+        *out++ = weigh(narrow.data() + 3 * (int64_t{taps.first - first} * size + column) + c,
+                       int64_t{3} * size, taps, down);
 }
 
 }  // namespace heddle

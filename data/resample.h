@@ -15,8 +15,13 @@ struct Window {
 // come mirrored with `flip`. The window lies inside the image.
 void resample(const Image& image, const Window& window, int size, bool flip, float* out);
 
-// The same with Pillow's rounding, which torchvision has too: across first, then down, both to
-// bytes.
-void resample_bytes(const Image& image, const Window& window, int size, float* out);
+// A square of the pixels that an image has after it was resized.
+struct PixelWindow {
+  int64_t resized_width, resized_height, left, top;
+};
+
+// Writes `size` x `size` pixels of the resized image to `out`, as above: whole numbers, bit for bit
+// those of Pillow's Image.resize(BILINEAR) and crop (across first, then down, both to bytes).
+void resample_bytes(const Image& image, const PixelWindow& window, int size, float* out);
 
 }  // namespace heddle
