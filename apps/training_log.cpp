@@ -61,11 +61,15 @@ std::string suspect(const ParameterStore& store) {
                           : concat("the largest weight, ", largest, ", is in ", worst->name);
 }
 
+// Without the sign that a NaN has from the processor.
+std::string said(const std::string& name, double loss) {
+  return concat("the ", name, " is ", std::isnan(loss) ? NAN : loss);
+}
+
 }  // namespace
 
 bool TrainingLog::check_loss(double loss, double lr) {
-  if (result_.world_size == 1 && hopeless(loss))
-    diverge(result_.step + 1, lr, concat("the loss is ", loss));
+  if (result_.world_size == 1 && hopeless(loss)) diverge(result_.step + 1, lr, said("loss", loss));
   return healthy();
 }
 
@@ -192,7 +196,7 @@ void TrainingLog::flush() {
     loss_sum_ += total;
     loss_units_ += units;
     if (healthy() && hopeless(loss))
-      diverge(result_.step - count + i + 1, facts.lr, concat("the loss is ", loss));
+      diverge(result_.step - count + i + 1, facts.lr, said("loss", loss));
     if (folder_ == nullptr) continue;
     const StepTimes& t = facts.times;
     const double seconds = t.data + t.forward + t.backward + t.update;
@@ -329,7 +333,7 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
 
 void TrainingLog::evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
                             const std::string& line) {
-  if (!std::isfinite(loss)) diverge(result_.step, lr_, concat("the ", split, " loss is ", loss));
+  if (!std::isfinite(loss)) diverge(result_.step, lr_, said(concat(split, " loss"), loss));
   if (folder_ == nullptr) return;
   nlohmann::ordered_json json = {
       {"step", result_.step}, {"epoch", result_.epoch}, {"split", split}, {"loss", loss}};

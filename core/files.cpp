@@ -145,8 +145,12 @@ void sync_folder(const std::string& folder) {
 
 std::string printable(std::string_view text, size_t max_bytes) {
   std::string out(text.substr(0, max_bytes));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  unsigned char before = 0;
+  for (char& c : out) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f || (before == 0xc2 && byte >> 5 == 4)) c = '?';
+    before = byte;
+  }
   if (text.size() > max_bytes) out += "...";
   return out;
 }

@@ -286,3 +286,10 @@ TEST_CASE("files: a failed write leaves the old content and nothing else") {
   CHECK(read_text_file(path) == "new");
   CHECK(folder.entries() == 1);
 }
+
+TEST_CASE("printable: nothing that a terminal would obey, and no more than asked for") {
+  CHECK(printable("a\tb\x1b[2J\x7f") == "a?b?[2J?");
+  CHECK(printable("\xc2\x9b"
+                  "31m \xc3\x9f \xc2\xb5") == "\xc2?31m \xc3\x9f \xc2\xb5");
+  CHECK(printable("weights", 3) == "wei...");
+}
