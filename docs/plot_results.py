@@ -211,7 +211,7 @@ def pairs():
     rows = []
     for what, prefix in named:
         if prefix == "headline-":
-            both = [[group(f"headline-{method}-").get(str(seed)) for method in ("dense", "scalecom")]
+            both = [[group(f"headline-{method}-").get(str(seed)) for method in ("dense", "scalecom-full")]
                     for seed in (1, 2, 3)]
         else:
             both = [[group(prefix).get(method) for method in ("dense", "scalecom")]]
@@ -338,7 +338,7 @@ def composed():
         method, seed = name.rsplit("-", 1)
         for place in "model", "hosts":
             dense = RESULTS.get(f"time-{place}-resnet20-dense-on")
-            step = RESULTS.get(f"time-{place}-resnet20-{method}-on")
+            step = RESULTS.get(f"time-{place}-resnet20-{method.removesuffix('-full')}-on")
             if seed != "1" or not dense or not step:
                 continue
             start = 0 if method == "dense" else dense_steps(r)
