@@ -10,7 +10,7 @@ elseif(changed)
   string(APPEND REVISION "-dirty")
 endif()
 file(CONFIGURE OUTPUT ${OUTPUT} ESCAPE_QUOTES @ONLY CONTENT [[
-#include "apps/build_info.h"
+#include "apps/cli/build_info.h"
 
 namespace heddle {
 const char* const kBuildRevision = "@REVISION@";

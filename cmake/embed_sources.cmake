@@ -1,5 +1,5 @@
 # heddle_embed_sources(OUTPUT FOLDER…): writes OUTPUT, a source file that defines embedded_sources()
-# (data/text.h) with the *.h, *.cpp and *.cu files right in these folders. The assembler takes in
+# (data/text.h) with the *.h, *.cpp and *.cu files in these folders, without what lies deeper in tests/. The assembler takes in
 # their bytes (.incbin), since string literals of this size are not promised to work.
 function(heddle_embed_sources output)
   set(patterns "")
@@ -8,7 +8,8 @@ function(heddle_embed_sources output)
       list(APPEND patterns ${PROJECT_SOURCE_DIR}/${folder}/*.${ending})
     endforeach()
   endforeach()
-  file(GLOB files RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${patterns})
+  file(GLOB_RECURSE files RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${patterns})
+  list(FILTER files EXCLUDE REGEX "^tests/.*/")
   list(FILTER files EXCLUDE REGEX "/\\.")  # locks and backups of editors
   list(SORT files)
   set(names "")

@@ -6,8 +6,8 @@
 #include <regex>
 #include <set>
 
-#include "compress/codec.h"
-#include "compress/magnitude.h"
+#include "compress/codecs/magnitude.h"
+#include "compress/codecs/sparse_kernels.h"
 #include "core/kernels.h"
 
 namespace heddle {

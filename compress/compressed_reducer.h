@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "compress/error_feedback.h"
-#include "compress/exchange_time.h"
 #include "compress/families.h"
-#include "compress/l_greco.h"
+#include "compress/plan/exchange_time.h"
+#include "compress/plan/l_greco.h"
 #include "compress/reducer.h"
 #include "core/trace.h"
 

@@ -1,7 +1,7 @@
 #include "compress/error_feedback.h"
 
-#include "compress/codec.h"
-#include "compress/magnitude.h"
+#include "compress/codecs/magnitude.h"
+#include "compress/codecs/sparse_kernels.h"
 #include "core/kernels.h"
 #include "core/parallel.h"
 #include "core/shared_kernel.h"

@@ -14,7 +14,7 @@
 #include <map>
 #include <string>
 
-#include "compress/select.h"
+#include "compress/codecs/select.h"
 #include "core/tensor.h"
 
 namespace heddle {

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compress/codecs/low_rank.h"
 #include "compress/compressed_reducer.h"
-#include "compress/low_rank.h"
 #include "core/gemm.h"
 #include "core/kernels.h"
 #include "core/shared_kernel.h"

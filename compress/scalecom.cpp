@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compress/codec.h"
+#include "compress/codecs/sparse_kernels.h"
 #include "compress/compressed_reducer.h"
 #include "core/kernels.h"
 #include "core/shared_kernel.h"

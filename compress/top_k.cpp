@@ -7,10 +7,10 @@
 // a length follows from the layers' shapes, as everywhere else, and one collective is enough.
 #include <algorithm>
 
-#include "compress/codec.h"
+#include "compress/codecs/delta_code.h"
+#include "compress/codecs/magnitude.h"
+#include "compress/codecs/sparse_kernels.h"
 #include "compress/compressed_reducer.h"
-#include "compress/delta_code.h"
-#include "compress/magnitude.h"
 #include "core/shared_kernel.h"
 
 namespace heddle {

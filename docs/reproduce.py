@@ -135,7 +135,7 @@ def choose(runs, names):
 
 
 def first_compressed_step(typed, steps_per_epoch, total_steps):
-    """Steps that a compressed run exchanges densely before, as apps/exchange.cpp has them in the function of this
+    """Steps that a compressed run exchanges densely before, as apps/session/exchange.cpp has them in the function of this
     name. typed: --compress-start, negative where it was not given."""
     if typed >= 0:
         return typed

@@ -26,11 +26,11 @@
 
 #include "comm/communicator.h"
 #include "comm/ledger.h"
-#include "compress/layer_planner.h"
-#include "compress/quality.h"
+#include "compress/plan/exchange_chooser.h"
+#include "compress/plan/layer_planner.h"
+#include "compress/plan/quality_meter.h"
 #include "compress/reducer.h"
 #include "optim/comm_worker.h"
-#include "optim/exchange_chooser.h"
 #include "optim/optimizer.h"
 
 namespace heddle {

@@ -61,7 +61,7 @@ echo '#include "core/tensor.h"' >"$scratch/layers/good.h"
 echo '#include "comm/communicator.h"' >"$scratch/compress/good.h"
 echo '#include <nlohmann/json.hpp>' >"$scratch/core/good.cpp"
 if ! (check "$scratch") >/dev/null; then echo 'check_includes: rejects a good include'; exit 1; fi
-for broken in 'core/a.h "layers/linear.h"' 'layers/b.h "optim/sgd.h"' 'compress/c.h "comm/mpi.h"' \
+for broken in 'core/a.h "layers/linear.h"' 'layers/b.h "optim/sgd.h"' 'compress/c.h "comm/mpi_communicator.h"' \
   'core/d.h "tensor.h"' 'core/e.h <fmt/format.h>' 'core/f.h <nlohmann/json.hpp>'; do
   echo "#include ${broken#* }" >"$scratch/${broken%% *}"
   if (check "$scratch") >/dev/null; then echo "check_includes: did not see $broken"; exit 1; fi

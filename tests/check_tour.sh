@@ -33,8 +33,8 @@ check() {  # FILE -> what is missing, status 1 if anything is
   return $status
 }
 
-flags=$(tr '\n' ' ' <<<"$(cat apps/*options.cpp)" | grep -oE 'flags\.add\( *"[a-z0-9-]+"' | sed 's/.*"\(.*\)"/--\1/'
-  grep -ohE '"--[a-z]+"' apps/report.cpp | tr -d '"')
+flags=$(tr '\n' ' ' <<<"$(cat apps/cli/*options.cpp)" | grep -oE 'flags\.add\( *"[a-z0-9-]+"' | sed 's/.*"\(.*\)"/--\1/'
+  grep -ohE '"--[a-z]+"' apps/report/report.cpp | tr -d '"')
 verbs=$(sed -n '/^case \$verb in/,/^esac/s/^  \([a-z_| -]*\)).*/\1/p' run | tr '|' ' ')
 
 commands() {  # FILE -> unknown verbs and flags in its fenced code, status 1 if any
@@ -74,7 +74,7 @@ places() {
     place=${place# } file=${place%:*}
     sed -n "${place##*:}p" "$file" 2>/dev/null | grep -q 'explain\|ledger.book(' ||
       { echo "$1: nothing is explained at $place; there it is at $(grep -ns 'explain\|ledger.book(' "$file" | cut -d: -f1 | tr '\n' ' ')"; status=1; }
-  done < <(awk '/^```/ { code = !code; next } code' "$1" | grep -oE ' (core|layers|optim|comm|compress)/[a-z_]+\.cpp:[0-9]+' | sort -u)
+  done < <(awk '/^```/ { code = !code; next } code' "$1" | grep -oE ' (core|layers|optim|comm|compress)/[a-z_/]+\.cpp:[0-9]+' | sort -u)
   return $status
 }
 

@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "apps/learners.h"
-#include "apps/program.h"
+#include "apps/cli/program.h"
+#include "apps/session/learners.h"
 #include "core/context.h"
 #include "layers/activation.h"
 #include "layers/linear.h"

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "apps/saver.h"
+#include "apps/checkpoint/saver.h"
 
 namespace heddle {
 

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "apps/progress.h"
-#include "apps/resnet_options.h"
-#include "apps/run_folder.h"
+#include "apps/cli/resnet_options.h"
+#include "apps/log/progress.h"
+#include "apps/log/run_folder.h"
 #include "core/error.h"
 #include "core/names.h"
 #include "tests/app_helpers.h"

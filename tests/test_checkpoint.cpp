@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "apps/checkpoint.h"
+#include "apps/checkpoint/checkpoint.h"
 #include "core/context.h"
 #include "core/error.h"
 #include "core/files.h"

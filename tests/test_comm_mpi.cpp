@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "comm/launch.h"
-#include "comm/mpi.h"
+#include "comm/mpi_communicator.h"
 #include "comm/threads.h"
 #include "core/context.h"
 #include "tests/comm_suite.h"

@@ -6,12 +6,12 @@
 #include <cstring>
 #include <limits>
 
-#include "compress/bits.h"
-#include "compress/delta_code.h"
+#include "compress/codecs/bits.h"
+#include "compress/codecs/delta_code.h"
+#include "compress/codecs/magnitude.h"
+#include "compress/codecs/quantize.h"
+#include "compress/codecs/select.h"
 #include "compress/families.h"
-#include "compress/magnitude.h"
-#include "compress/quantize.h"
-#include "compress/select.h"
 #include "core/error.h"
 #include "core/half.h"
 

@@ -2,9 +2,9 @@
 // tests/cuda_emulation.h.
 #include "tests/cuda_emulation.h"
 // clang-format off
-#include "compress/blocks_cuda.cu"
-#include "compress/codec_cuda.cu"
-#include "compress/low_rank_cuda.cu"
+#include "compress/codecs/blocks_cuda.cu"
+#include "compress/codecs/sparse_kernels_cuda.cu"
+#include "compress/codecs/low_rank_cuda.cu"
 // clang-format on
 
 #include <doctest/doctest.h>
@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compress/magnitude.h"
+#include "compress/codecs/magnitude.h"
 #include "core/context.h"
 #include "tests/compress_helpers.h"
 

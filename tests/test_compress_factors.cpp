@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "compress/low_rank.h"
+#include "compress/codecs/low_rank.h"
 #include "tests/compress_helpers.h"
 
 using namespace heddle;

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <limits>
 
-#include "compress/codec.h"
-#include "compress/delta_code.h"
-#include "compress/magnitude.h"
+#include "compress/codecs/delta_code.h"
+#include "compress/codecs/magnitude.h"
+#include "compress/codecs/sparse_kernels.h"
 #include "tests/compress_helpers.h"
 
 using namespace heddle;

@@ -6,8 +6,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "apps/layer_plan.h"
-#include "apps/quality_report.h"
+#include "apps/log/quality_report.h"
+#include "apps/session/layer_plan.h"
 #include "compress/families.h"
 #include "core/context.h"
 #include "core/files.h"

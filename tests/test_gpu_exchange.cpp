@@ -9,7 +9,7 @@
 #include <utility>
 
 #ifdef HEDDLE_CUDA
-#include "comm/nccl.h"
+#include "comm/nccl_communicator.h"
 #endif
 #include "core/kernels.h"
 #include "core/streams.h"

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "apps/headroom.h"
+#include "apps/benchmarks/headroom.h"
 
 namespace heddle {
 namespace {

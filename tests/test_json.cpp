@@ -4,12 +4,12 @@
 #include <cstring>
 #include <filesystem>
 
-#include "apps/checkpoint.h"
-#include "apps/json.h"
-#include "apps/layer_plan.h"
-#include "apps/lm_card.h"
-#include "apps/report_data.h"
-#include "apps/report_page.h"
+#include "apps/checkpoint/checkpoint.h"
+#include "apps/cli/json.h"
+#include "apps/models/lm_card.h"
+#include "apps/report/report_data.h"
+#include "apps/report/report_page.h"
+#include "apps/session/layer_plan.h"
 #include "compress/families.h"
 #include "core/context.h"
 #include "core/safetensors.h"

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <limits>
 
-#include "compress/accordion.h"
-#include "compress/exchange_time.h"
-#include "compress/l_greco.h"
+#include "compress/plan/accordion.h"
+#include "compress/plan/exchange_time.h"
+#include "compress/plan/l_greco.h"
 #include "core/error.h"
 #include "core/random.h"
 

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "compress/low_rank.h"
-#include "compress/quantize.h"
+#include "compress/codecs/low_rank.h"
+#include "compress/codecs/quantize.h"
 #include "tests/planner_helpers.h"
 
 using namespace heddle;

@@ -4,7 +4,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#include "comm/mpi.h"
+#include "comm/mpi_communicator.h"
 #include "tests/learner_net.h"
 
 using namespace heddle;

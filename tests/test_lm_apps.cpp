@@ -5,11 +5,11 @@
 #include <cmath>
 #include <numeric>
 
-#include "apps/language.h"
-#include "apps/lm_card.h"
-#include "apps/lm_options.h"
-#include "apps/lm_setup.h"
-#include "apps/weights.h"
+#include "apps/cli/lm_options.h"
+#include "apps/models/evaluate_text.h"
+#include "apps/models/lm_card.h"
+#include "apps/models/weights.h"
+#include "apps/session/lm_setup.h"
 #include "core/context.h"
 #include "core/random.h"
 #include "core/safetensors.h"

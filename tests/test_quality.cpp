@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "compress/quality.h"
+#include "compress/plan/quality_meter.h"
 #include "core/kernels.h"
 #include "tests/compress_helpers.h"
 

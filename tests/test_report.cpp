@@ -7,10 +7,10 @@
 #include <set>
 #include <sstream>
 
-#include "apps/report_figures.h"
-#include "apps/report_page.h"
-#include "apps/svg.h"
-#include "apps/watch.h"
+#include "apps/report/report_figures.h"
+#include "apps/report/report_page.h"
+#include "apps/report/svg.h"
+#include "apps/report/watch.h"
 #include "tests/report_files.h"
 
 using namespace heddle;

@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "apps/append_file.h"
-#include "apps/run_folder.h"
-#include "apps/tensorboard.h"
+#include "apps/log/append_file.h"
+#include "apps/log/run_folder.h"
+#include "apps/log/tensorboard.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "tests/app_helpers.h"

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <utility>
 
-#include "apps/tensorboard.h"
+#include "apps/log/tensorboard.h"
 #include "tests/report_files.h"
 
 using namespace heddle;

@@ -8,9 +8,9 @@
 #include <map>
 #include <mutex>
 
-#include "apps/exchange_state.h"
-#include "apps/saver.h"
-#include "apps/training_state.h"
+#include "apps/checkpoint/exchange_state.h"
+#include "apps/checkpoint/saver.h"
+#include "apps/session/training_state.h"
 #include "core/kernels.h"
 #include "tests/app_helpers.h"
 #include "tests/learner_net.h"

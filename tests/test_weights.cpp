@@ -5,10 +5,10 @@
 #include <cmath>
 #include <filesystem>
 
-#include "apps/evaluate.h"
-#include "apps/lm_card.h"
-#include "apps/resnet_card.h"
-#include "apps/resnet_setup.h"
+#include "apps/models/evaluate_images.h"
+#include "apps/models/lm_card.h"
+#include "apps/models/resnet_card.h"
+#include "apps/session/resnet_setup.h"
 #include "core/context.h"
 #include "core/safetensors.h"
 #include "tests/app_helpers.h"

@@ -10,9 +10,9 @@
 #include <string>
 #include <string_view>
 
-#include "apps/checkpoint.h"
-#include "apps/exchange_state.h"
-#include "apps/layer_plan.h"
+#include "apps/checkpoint/checkpoint.h"
+#include "apps/checkpoint/exchange_state.h"
+#include "apps/session/layer_plan.h"
 #include "compress/families.h"
 #include "core/context.h"
 #include "core/error.h"

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-#include "apps/resnet_options.h"
+#include "apps/cli/resnet_options.h"
 #include "core/error.h"
 
 namespace {

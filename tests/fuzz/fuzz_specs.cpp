@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <string>
 
-#include "apps/layer_plan.h"
-#include "apps/options.h"
-#include "apps/saver.h"
+#include "apps/checkpoint/saver.h"
+#include "apps/cli/common_options.h"
+#include "apps/session/layer_plan.h"
 #include "comm/net_model.h"
 #include "compress/families.h"
 #include "core/context.h"

@@ -1,0 +1,428 @@
+// The offline lab: gradients, made up or from a file, through every algorithm of compression. A row
+// says what travels less, what is lost, how fast the codec is beside plain copying, and what an
+// exchange without a network costs of a training step.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "apps/benchmarks/bench.h"
+#include "apps/session/exchange.h"
+#include "comm/threads.h"
+#include "compress/codecs/cast.h"
+#include "compress/codecs/delta_code.h"
+#include "compress/codecs/low_rank.h"
+#include "compress/codecs/magnitude.h"
+#include "compress/codecs/quantize.h"
+#include "compress/codecs/select.h"
+#include "compress/families.h"
+#include "compress/plan/l_greco.h"
+#include "core/context.h"
+#include "core/gemm.h"
+#include "core/kernels.h"
+#include "core/parallel.h"
+#include "core/safetensors.h"
+
+namespace heddle::bench {
+namespace {
+
+constexpr int kWarmUp = 5;  // calls; PowerSGD's factors come to rest meanwhile
+constexpr const char* kSpecs[] = {"bf16",           "fp16",
+                                  "topk",           "randomk",
+                                  "scalecom",       "scalecom:select=exact",
+                                  "qsgd:bits=2",    "qsgd:bits=4",
+                                  "qsgd:bits=8",    "powersgd:rank=2",
+                                  "powersgd:rank=4"};
+
+// The case that trains this network, if there is one.
+const Case* case_of(const std::string& arch) {
+  const auto found = std::ranges::find(all_cases(), arch, &Case::arch);
+  return found == all_cases().end() ? nullptr : &*found;
+}
+
+// Normal numbers with heavy tails: each times the exponential of another one, and each layer times
+// a scale of its own, from 1e-5 to 1e-2.
+void make_gradients(const Options& o, ParameterStore& store) {
+  const Case* trained = case_of(o.arch);
+  const ResNet model(store,
+                     {.arch = o.arch,
+                      .classes = trained != nullptr ? trained->classes : 10,
+                      .stem = trained != nullptr ? trained->stem : ResNetOptions::Stem::cifar});
+  store.finalize(1);
+  uint64_t layer = 0;
+  for (Parameter& p : store.parameters()) {
+    const Philox rng(static_cast<uint64_t>(o.seed), stream_id(Stream::sample, layer++));
+    const auto scale = static_cast<float>(std::pow(10, -5 + 3 * rng.uniform(0)));
+    float* g = p.grad.data<float>();
+    parallel_for(p.size(), 4096, [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const auto at = static_cast<uint64_t>(2 * i + 4);  // behind the number of the scale
+        g[i] = scale * rng.normal(at) * std::exp(rng.normal(at + 1));
+      }
+    });
+  }
+}
+
+// Every tensor of the file that is read as fp32.
+void load_gradients(const std::string& path, ParameterStore& store) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  for (const std::string& name : file.names())
+    if (file.info(name).dtype == DType::f32 && file.info(name).shape.elements() > 0)
+      store.add(name, file.info(name).shape, constant_init(0));
+  check(!store.parameters().empty(), path, ": expected gradients as fp32, found none");
+  store.finalize(1);
+  for (Parameter& p : store.parameters()) {
+    p.grad.copy_from(file.load(p.name));
+    check(largest_magnitude(p.grad.data<float>(), p.size()) < kInfinite, path, ": ", p.name,
+          ": expected finite numbers");
+  }
+  check(squared_norm(store.grads()) > 0, path, ": expected a gradient, found zeros only");
+}
+
+// A layer on its way through one codec, without residual and ranks: encode() fills a message,
+// decode() writes what the message says.
+struct Codec {
+  std::function<void()> encode, decode;
+};
+
+template <class Type>
+Codec cast_codec(const Tensor& x, const Tensor& out) {
+  const auto message = std::make_shared<std::vector<Type>>(static_cast<size_t>(x.size()));
+  return {[=] {
+            parallel_for(x.size(), 4096, [&](int64_t begin, int64_t end) {
+              cast_elements(x.data<float>() + begin, message->data() + begin, end - begin);
+            });
+          },
+          [=] {
+            parallel_for(x.size(), 4096, [&](int64_t begin, int64_t end) {
+              cast_elements(message->data() + begin, out.data<float>() + begin, end - begin);
+            });
+          }};
+}
+
+// How indices travel; functions that are empty: they need not.
+struct IndexCodec {
+  std::function<void(const Indices&, std::vector<uint8_t>&)> encode = {};
+  std::function<Indices(const std::vector<uint8_t>&)> decode = {};
+};
+
+IndexCodec of_fixed_length(const IndexCode& code) {
+  return {[=](const Indices& indices, std::vector<uint8_t>& bytes) {
+            bytes.resize(static_cast<size_t>(code.bytes()));
+            code.encode(indices, bytes.data());
+          },
+          [=](const std::vector<uint8_t>& bytes) { return code.decode(bytes.data()); }};
+}
+
+IndexCodec of_gaps(const DeltaCode& code) {
+  return {
+      [=](const Indices& indices, std::vector<uint8_t>& bytes) { bytes = code.encode(indices); },
+      [=](std::span<const uint8_t> bytes) { return code.decode(bytes); }};
+}
+
+// Indices that need no code (random-k) stay with the receiver.
+Codec sparse_codec(const std::function<Indices()>& select, const IndexCodec& code, const Tensor& x,
+                   const Tensor& out) {
+  struct Message {
+    Indices indices;
+    std::vector<float> values;
+    std::vector<uint8_t> packed;
+  };
+  const auto message = std::make_shared<Message>();
+  return {[=] {
+            message->indices = select();
+            message->values.clear();
+            for (const uint32_t i : message->indices) message->values.push_back(x.data<float>()[i]);
+            if (code.encode) code.encode(message->indices, message->packed);
+          },
+          [=] {
+            if (code.decode) message->indices = code.decode(message->packed);
+            out.fill_zero();
+            const float* value = message->values.data();
+            for (const uint32_t i : message->indices) out.data<float>()[i] = *value++;
+          }};
+}
+
+Codec level_codec(const CompressSpec& spec, const Philox& rng, const Tensor& x, const Tensor& out) {
+  const int bits = static_cast<int>(spec.values.at("bits"));
+  const auto block = static_cast<int64_t>(spec.values.at("bucket"));
+  std::optional<Philox> noise;
+  if (spec.values.at("rounding") == 0) noise = rng;
+  const int64_t blocks = (x.size() + block - 1) / block, bytes = quantized_bytes(block, bits);
+  const auto message = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(blocks * bytes));
+  const auto for_blocks = [=](const auto& each) {
+    parallel_for(blocks, std::max<int64_t>(1, 16384 / block), [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b)
+        each(b * block, std::min(block, x.size() - b * block), message->data() + b * bytes);
+    });
+  };
+  return {[=] {
+            for_blocks([&](int64_t at, int64_t n, uint8_t* to) {
+              quantize(x.data<float>() + at, n, bits, noise, at, to);
+            });
+          },
+          [=] {
+            for_blocks([&](int64_t at, int64_t n, const uint8_t* from) {
+              dequantize(from, n, bits, out.data<float>() + at);
+            });
+          }};
+}
+
+// Each call goes on from the factor of the call before, as from step to step.
+Codec factor_codec(int64_t rank, const Philox& rng, const Tensor& x, const Tensor& out) {
+  const int64_t rows = x.shape()[0], columns = x.size() / rows;
+  const Tensor m = x.reshape({rows, columns});
+  const Tensor p = Tensor::empty({rank, rows}), q = Tensor::empty({rank, columns});
+  normal_init(1)(q.data<float>(), q.size(), rng);
+  return {[=] {
+            gemm(q, m, p, {.transpose_b = true});
+            orthogonalize(p.data<float>(), rank, rows);
+            gemm(p, m, q);
+          },
+          [=] {
+            multiply_factors(p.data<float>(), q.data<float>(), out.data<float>(), rows, columns,
+                             rank);
+          }};
+}
+
+// For one layer; x in the layer's shape, out as large. None for a family that is not known here:
+// its exchanges are measured all the same.
+std::optional<Codec> make_codec(const CompressSpec& spec, const Philox& rng, const Tensor& x,
+                                const Tensor& out) {
+  const auto value = [&](const char* key) { return spec.values.at(key); };
+  const int64_t n = x.size();
+  if (spec.family == "bf16") return cast_codec<bfloat16>(x, out);
+  if (spec.family == "fp16") return cast_codec<Half>(x, out);
+  if (spec.family == "qsgd") return level_codec(spec, rng, x, out);
+  if (spec.family == "powersgd")
+    return factor_codec(static_cast<int64_t>(value("rank")), rng, x, out);
+  if (spec.family == "scalecom") {
+    const auto chunk = static_cast<int64_t>(value("rate"));
+    const IndexCode code{n, (n + chunk - 1) / chunk, value("select") == 0 ? chunk : 0};
+    const IndexCodec indices = of_fixed_length(code);
+    if (code.chunk > 0)
+      return sparse_codec([=] { return select_chunks(elements(x), chunk); }, indices, x, out);
+    return sparse_codec([=] { return select_top(elements(x), code.k); }, indices, x, out);
+  }
+  if (spec.family != "randomk" && spec.family != "topk") return std::nullopt;
+  const int64_t k = kept_elements(value("density"), n);
+  if (spec.family == "randomk")
+    return sparse_codec([=] { return select_random(n, k, rng); }, {}, x, out);
+  const bool gaps = value("indices") == 0;
+  return sparse_codec([=] { return select_top(elements(x), k); },
+                      gaps ? of_gaps({n, k}) : of_fixed_length({n, k}), x, out);
+}
+
+struct Row {
+  double values = 1, wire = 1;  // 4 n over the bytes of values; over all but flags
+  double error = 0;
+  double bytes = 0;  // of the gradients that go through the codec, and
+  double encode_s = 0, decode_s = 0;
+  double reduce_s = 0;
+};
+
+// Whole exchanges of a single learner, on the thread that exchanges, and with a residual where the
+// algorithm keeps one. Returns the layers that the algorithm has compressed.
+std::vector<Parameter*> time_reduce(const Options& o, const CompressSpec& spec,
+                                    ParameterStore& store, const Tensor& gradient, int64_t calls,
+                                    Row& row) {
+  const auto comm = make_solo();
+  double exchanges = 0;  // seconds of this step's, without the updates in between
+  const auto on_event = [&](const char* what, int) {
+    if (what == std::string("exchange")) exchanges -= clock_of(o)();
+    if (what == std::string("reduced")) exchanges += clock_of(o)();
+  };
+  DataParallelOptimizer optimizer(
+      store, make_sgd({}), *comm, {}, {.overlap = false, .check_every = 0, .on_event = on_event},
+      make_reducer(spec, {.seed = static_cast<uint64_t>(o.seed)}, store));
+  row.reduce_s = std::numeric_limits<double>::infinity();
+  for (int64_t i = 0; i < kWarmUp + calls; ++i) {
+    exchanges = 0;
+    optimizer.begin_step(0);
+    store.grads().copy_from(gradient);
+    for (Parameter& p : store.parameters()) {
+      p.next_beta();
+      optimizer.ready(p);
+      optimizer.weights_free(p);
+    }
+    optimizer.finish_step();
+    if (i >= kWarmUp) row.reduce_s = std::min(row.reduce_s, exchanges);
+  }
+  row.values = ratios(optimizer, store).values;
+  const Ledger& ledger = optimizer.ledger();
+  const auto steps = static_cast<double>(kWarmUp + calls);
+  double encoded = 0;
+  for (const PayloadKind kind : {PayloadKind::values, PayloadKind::indices, PayloadKind::scales})
+    encoded += static_cast<double>(ledger.total(kind).payload) / steps;
+  row.wire = static_cast<double>(store.count()) * 4 / encoded;
+  std::vector<Parameter*> compressed;
+  for (Parameter& p : store.parameters()) {
+    const auto sent = ledger.entries().at({p.name, PayloadKind::values}).payload;
+    if (static_cast<double>(sent) < steps * 4 * static_cast<double>(p.size()))
+      compressed.push_back(&p);
+  }
+  return compressed;
+}
+
+// |x - C(x)| / |x| of a first exchange of all layers, before there is a residual.
+double lost_in_exchange(const Options& o, const CompressSpec& spec, ParameterStore& store,
+                        const Tensor& gradient) {
+  GradientBucket bucket;
+  for (Parameter& p : store.parameters()) bucket.parameters.insert(bucket.parameters.begin(), &p);
+  const Parameter &first = *bucket.parameters.front(), &last = *bucket.parameters.back();
+  const int64_t begin = first.offset, end = last.offset + last.size();
+  bucket.flat = store.grads().slice(begin, end);
+  store.grads().copy_from(gradient);
+  Ledger ledger;
+  const auto comm = make_solo();
+  check(make_reducer(spec, {.seed = static_cast<uint64_t>(o.seed)}, store)
+            ->reduce(bucket, *comm, ledger),
+        to_string(spec), ": these gradients were not accepted");
+  axpy(-1, gradient, store.grads());
+  return std::sqrt(squared_norm(store.grads()) / squared_norm(gradient));
+}
+
+// The shortest of some calls, in seconds.
+template <class Call>
+double shortest(const Options& o, int64_t calls, const Call& call) {
+  double best = std::numeric_limits<double>::infinity();
+  for (int64_t i = 0; i < calls; ++i) {
+    const double begin = clock_of(o)();
+    call();
+    best = std::min(best, clock_of(o)() - begin);
+  }
+  return best;
+}
+
+void time_codec(const Options& o, const CompressSpec& spec, ParameterStore& store,
+                const std::vector<Parameter*>& layers, const Tensor& gradient, int64_t calls,
+                Row& row) {
+  const Tensor decoded = gradient.clone();
+  std::vector<Codec> codecs;
+  for (const Parameter* p : layers) {
+    const Philox rng(static_cast<uint64_t>(o.seed), stream_id(Stream::codec, codecs.size()));
+    const auto of_layer = [&](const Tensor& flat) {
+      return flat.slice(p->offset, p->offset + p->size());
+    };
+    const auto codec =
+        make_codec(spec, rng, of_layer(gradient).reshape(p->shape()), of_layer(decoded));
+    if (!codec) {
+      row = {row.values, row.wire,    lost_in_exchange(o, spec, store, gradient), 0, 0,
+             0,          row.reduce_s};
+      return;
+    }
+    codecs.push_back(*codec);
+    row.bytes += static_cast<double>(p->size()) * 4;
+  }
+  const auto encode = [&] {
+    for (const Codec& codec : codecs) codec.encode();
+  };
+  const auto decode = [&] {
+    for (const Codec& codec : codecs) codec.decode();
+  };
+  for (int i = 0; i < kWarmUp; ++i) encode();
+  decode();
+  axpy(-1, gradient, decoded);
+  row.error = std::sqrt(squared_norm(decoded) / squared_norm(store.grads()));
+  row.encode_s = shortest(o, calls, encode);
+  row.decode_s = shortest(o, calls, decode);
+}
+
+// "    7.12   84.0" for bytes in so many seconds, beside copying at `copy` GB/s.
+std::string rate_columns(double bytes, double seconds, double copy) {
+  if (bytes == 0) return "       -      -";
+  char text[32];
+  const double rate = bytes / seconds * 1e-9;
+  std::snprintf(text, sizeof text, "%8.*f %6.1f", rate < 0.1 ? 4 : 2, rate, 100 * rate / copy);
+  return text;
+}
+
+// Of the network whose gradients are made up, where `bench` has it as a case; 0: not known.
+double measure_step_ms(const Options& o) {
+  if (o.step_ms > 0) return o.step_ms;
+  const Case* trained = case_of(o.arch);
+  if (!o.gradients.empty() || trained == nullptr) return 0;
+  const std::vector<double> ms =
+      run_own_step(o, *trained, "fp32").at(o.clock == "cpu" ? "cpu_ms" : "ms");
+  return *std::ranges::min_element(ms);
+}
+
+void print_heading(const Options& o, const ParameterStore& store, int64_t calls, double copy,
+                   double step_ms) {
+  const std::string source = o.gradients.empty() ? concat(o.arch, ", seed ", o.seed) : o.gradients;
+  const std::string step = step_ms > 0 ? concat(step_ms, " ms") : "not known";
+  std::printf("# %s, %lld threads; gradients: %s, %lld elements in %zu tensors\n",
+              cpu_name().c_str(), static_cast<long long>(o.threads), source.c_str(),
+              static_cast<long long>(store.count()), store.parameters().size());
+  std::printf(
+      "# values, wire: 4 n / bytes of values, 4 n / bytes of values, indices and scales\n"
+      "# error: |x - C(x)| / |x|; energy, %%: 1 - error^2, of a selection what it keeps of |x|^2\n"
+      "# encode, decode: GB/s of gradients, %%: of copying, %.2f GB/s; -: not known here\n"
+      "# reduce: an exchange with nobody, on one thread; %%: of a training step, %s\n"
+      "# times: the shortest of %lld calls by the %s clock\n",
+      copy, step.c_str(), static_cast<long long>(calls), o.clock.c_str());
+  std::printf("%-42s %7s %7s %8s %8s %8s %6s %8s %6s %10s %6s\n", "compress", "values", "wire",
+              "error", "energy", "encode", "%", "decode", "%", "reduce ms", "%");
+}
+
+// L-GreCo's knapsack, for layers whose errors fall and whose bytes grow from setting to setting. A
+// planner solves it twice where it finds something better than the plan before.
+void print_plan_time(const Options& o, int64_t calls) {
+  constexpr size_t kLayers = 60, kSettings = 12;
+  const Philox rng(static_cast<uint64_t>(o.seed), stream_id(Stream::selection, 0));
+  uint64_t drawn = 0;
+  std::vector<LayerChoices> layers(kLayers);
+  for (LayerChoices& layer : layers) {
+    layer.uniform = kSettings / 2;
+    double error = std::pow(10.0, rng.uniform(drawn++)), bytes = 1000;
+    for (size_t c = 0; c < kSettings; ++c) {
+      layer.settings.push_back(static_cast<double>(c + 1));
+      layer.errors.push_back(error);
+      layer.bytes.push_back(static_cast<int64_t>(bytes));
+      error *= 0.5 + 0.4 * rng.uniform(drawn++);
+      bytes *= 1.2 + rng.uniform(drawn++);
+    }
+  }
+  const double seconds = shortest(o, calls, [&] { (void)plan_layers(layers); });
+  std::printf("# a layer plan of %zu layers with %zu settings: %.2f ms\n", kLayers, kSettings,
+              1e3 * seconds);
+}
+
+}  // namespace
+
+void measure_compression(const Options& o) {
+  std::vector<CompressSpec> specs;
+  if (!o.compress.empty()) specs.push_back(parse_compress(o.compress));
+  for (const char* spec : kSpecs)
+    if (o.compress.empty()) specs.push_back(parse_compress(spec));
+  for (const CompressSpec& spec : specs)
+    check(to_string(spec).find("rate=auto") == std::string::npos,
+          "--compress: rate=auto follows from a forward pass: expected a number here");
+  Context context({.threads = static_cast<int>(o.threads)});
+  ParameterStore store;
+  o.gradients.empty() ? make_gradients(o, store) : load_gradients(o.gradients, store);
+  const Tensor gradient = store.grads().clone();
+  const int64_t calls = o.steps > 0 ? o.steps : 10;
+  const double step_ms = measure_step_ms(o), copy = copy_rate(o.threads, clock_of(o));
+  print_heading(o, store, calls, copy, step_ms);
+  for (const CompressSpec& spec : specs) {
+    Row row;
+    const auto compressed = time_reduce(o, spec, store, gradient, calls, row);
+    store.grads().copy_from(gradient);
+    time_codec(o, spec, store, compressed, gradient, calls, row);
+    std::printf("%-42s %7.2f %7.2f %8.4f %8.2f %s %s %10.2f", to_string(spec).c_str(), row.values,
+                row.wire, row.error, 100 * (1 - row.error * row.error),
+                rate_columns(row.bytes, row.encode_s, copy).c_str(),
+                rate_columns(row.bytes, row.decode_s, copy).c_str(), 1e3 * row.reduce_s);
+    if (step_ms > 0)
+      std::printf(" %6.2f\n", 100 * 1e3 * row.reduce_s / step_ms);
+    else
+      std::printf(" %6s\n", "-");
+    std::fflush(stdout);
+  }
+  if (o.compress.empty()) print_plan_time(o, calls);
+}
+
+}  // namespace heddle::bench

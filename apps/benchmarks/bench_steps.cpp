@@ -1,0 +1,230 @@
+// Whole training steps, ours and PyTorch's in turns.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+
+#include "apps/benchmarks/bench.h"
+#include "core/error.h"
+#include "core/files.h"
+
+namespace heddle::bench {
+namespace {
+
+// One program at one setting.
+struct Contender {
+  std::string name;
+  std::vector<std::string> command;  // empty: this program
+  std::vector<std::string> environment;
+  std::vector<double> round_ms;  // median of each round
+  std::vector<double> ms;        // every step of every round
+  double rss_mib = 0;
+  bool dropped = false;
+};
+
+// Debian's PyTorch at its best: a BLAS on OpenMP with AVX-512 kernels, ATen's AVX-512 kernels, and
+// a malloc that neither returns pages nor keeps them small.
+std::vector<std::string> best_environment() {
+  std::vector<std::string> out = {"MALLOC_TOP_PAD_=1073741824", "MALLOC_MMAP_THRESHOLD_=4294967296",
+                                  "MALLOC_TRIM_THRESHOLD_=17179869184",
+                                  "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"};
+  const std::string openblas = "/usr/lib/x86_64-linux-gnu/openblas-openmp";
+  if (std::filesystem::is_directory(openblas)) out.push_back("LD_LIBRARY_PATH=" + openblas);
+  if (cpu_has("avx512f")) {
+    out.push_back("OPENBLAS_CORETYPE=SkylakeX");
+    out.push_back("ATEN_CPU_CAPABILITY=avx512");
+  }
+  return out;
+}
+
+std::string step_script() {
+  for (const std::string& folder : {own_folder() + "/", std::string(HEDDLE_SOURCE_DIR "/apps/")})
+    if (std::filesystem::exists(folder + "torch_step.py")) return folder + "torch_step.py";
+  throw Error("torch_step.py: not beside this program and not in " HEDDLE_SOURCE_DIR "/apps");
+}
+
+// What torch_step.py needs to know of a case.
+std::vector<std::string> script_flags(const Case& c) {
+  std::vector<std::string> out = {concat("--batch=", c.batch), concat("--momentum=", c.momentum),
+                                  concat("--weight-decay=", c.weight_decay),
+                                  concat("--clip=", c.clip)};
+  if (c.is_text()) {
+    out.insert(out.end(), {"--arch=lstm_lm", concat("--vocabulary=", c.vocabulary),
+                           concat("--emsize=", c.emsize), concat("--nhid=", c.nhid),
+                           concat("--nlayers=", c.nlayers), concat("--bptt=", c.bptt),
+                           concat("--dropout=", c.dropout)});
+  } else {
+    const bool cifar = c.stem == ResNetOptions::Stem::cifar;
+    out.insert(out.end(), {"--arch=" + c.arch, concat("--stem=", cifar ? "cifar" : "imagenet"),
+                           concat("--image-size=", c.image_size), concat("--classes=", c.classes)});
+  }
+  return out;
+}
+
+std::vector<Contender> make_contenders(const Options& o, const Case& c,
+                                       const std::string& precision,
+                                       const std::vector<Python>& pythons) {
+  struct Setting {
+    std::string name, layout;
+  };
+  const bool gpu = parse_device(o.device).is_cuda();
+  std::vector<Setting> settings = {
+      {"stock nchw", "nchw"}, {"stock nhwc", "nhwc"}, {"best", "nhwc"}};
+  if (c.is_text()) settings = {{"stock", "nchw"}, {"best", "nchw"}};
+  if (gpu) settings = {{"eager", "nhwc"}, {"compiled", "nhwc"}};
+  std::vector<Contender> out(1);
+  out[0].name = "heddle";
+  for (const Python& python : pythons) {
+    for (const Setting& setting : settings) {
+      Contender t;
+      t.name = concat("PyTorch ", python.torch_version, " ", setting.name);
+      t.command = {python.path,
+                   "-Wignore",
+                   step_script(),
+                   concat("--threads=", o.threads),
+                   "--layout=" + setting.layout,
+                   "--precision=" + precision,
+                   concat("--warmup=", o.warmup),
+                   concat("--steps=", o.steps > 0 ? o.steps : c.steps)};
+      for (const std::string& flag : script_flags(c)) t.command.push_back(flag);
+      if (gpu) t.command.insert(t.command.end(), {"--device=cuda", "--best"});
+      if (setting.name == "compiled") t.command.push_back("--compile=max-autotune");
+      if (setting.name == "best") t.command.push_back("--best"), t.environment = best_environment();
+      out.push_back(std::move(t));
+    }
+  }
+  return out;
+}
+
+void run_once(const Options& o, const Case& c, const std::string& precision, Contender& t,
+              double* gflop) {
+  const nlohmann::json result =
+      t.command.empty() ? run_own_step(o, c, precision) : run_for_json(t.command, t.environment);
+  if (t.command.empty()) *gflop = result.at("gflop");
+  const std::vector<double> ms = result.at(o.clock == "cpu" ? "cpu_ms" : "ms");
+  check(!ms.empty(), t.name, ": no step was timed");
+  t.round_ms.push_back(median(ms));
+  t.ms.insert(t.ms.end(), ms.begin(), ms.end());
+  t.rss_mib = std::max(t.rss_mib, result.at("rss_bytes").get<double>() / 1048576);
+  std::fprintf(stderr, "bench: %s %s, %s: %.1f ms\n", c.name.c_str(), precision.c_str(),
+               t.name.c_str(), t.round_ms.back());
+}
+
+// Of the two layouts of a stock PyTorch, the slower one is out of the race after the first round.
+void drop_slower_layout(std::vector<Contender>& all) {
+  for (size_t i = 0; i + 1 < all.size(); ++i) {
+    if (!all[i].name.ends_with("stock nchw") || !all[i + 1].name.ends_with("stock nhwc")) continue;
+    if (all[i].round_ms.empty() || all[i + 1].round_ms.empty()) continue;
+    all[i].round_ms[0] < all[i + 1].round_ms[0] ? all[i + 1].dropped = true : all[i].dropped = true;
+  }
+}
+
+// Median over the rounds of (their time / our time): both ran within the same minute.
+double ratio(const Contender& theirs, const Contender& ours) {
+  std::vector<double> out;
+  for (size_t i = 0; i < std::min(theirs.round_ms.size(), ours.round_ms.size()); ++i)
+    out.push_back(theirs.round_ms[i] / ours.round_ms[i]);
+  return median(out);
+}
+
+void print_header() {
+  std::printf("%-10s %-5s %-32s %9s %9s %9s %9s %8s %7s %7s %6s %6s\n", "case", "type", "program",
+              "ms", "min", "max", "items/s", "GFLOP/s", "% peak", "MiB", "ratio", "of min");
+}
+
+// Measures one case and prints its rows; returns them as JSON.
+nlohmann::ordered_json compare(const Options& o, const Case& c, const std::string& precision,
+                               const std::vector<Python>& pythons, double peak) {
+  std::vector<Contender> all = make_contenders(o, c, precision, pythons);
+  double gflop = 0;
+  for (int64_t round = 0; round < o.rounds; ++round) {
+    for (Contender& t : all) {
+      if (t.dropped) continue;
+      try {
+        run_once(o, c, precision, t, &gflop);
+      } catch (const std::exception& e) {
+        if (t.command.empty()) throw;
+        std::fprintf(stderr, "bench: %s is left out: %s\n", t.name.c_str(), e.what());
+        t.dropped = true;
+        t.round_ms.clear();
+      }
+    }
+    if (round == 0) drop_slower_layout(all);
+  }
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  const double own_min = *std::min_element(all[0].ms.begin(), all[0].ms.end());
+  for (const Contender& t : all) {
+    if (t.dropped || t.round_ms.empty()) continue;
+    const auto [low, high] = std::minmax_element(t.ms.begin(), t.ms.end());
+    const double ms = median(t.round_ms), rate = gflop / ms * 1000;
+    const double items = static_cast<double>(c.items()) / ms * 1000;
+    const double against = t.command.empty() ? 1 : ratio(t, all[0]);
+    const double shortest = *low / own_min;  // what other work on the machine disturbs least
+    std::printf("%-10s %-5s %-32s %9.1f %9.1f %9.1f %9.1f %8.1f %7.1f %7.0f %6.2f %6.2f\n",
+                c.name.c_str(), precision.c_str(), t.name.c_str(), ms, *low, *high, items, rate,
+                100 * rate / peak, t.rss_mib, against, shortest);
+    rows.push_back({{"case", c.name},
+                    {"precision", precision},
+                    {"program", t.name},
+                    {"batch", c.batch},
+                    {"ms", ms},
+                    {"ms_min", *low},
+                    {"ms_max", *high},
+                    {c.is_text() ? "tokens_per_s" : "images_per_s", items},
+                    {"gflop_per_s", rate},
+                    {"peak_share", rate / peak},
+                    {"rss_mib", t.rss_mib},
+                    {"ratio", against},
+                    {"ratio_of_min", shortest}});
+  }
+  std::fflush(stdout);
+  return rows;
+}
+
+}  // namespace
+
+void compare_steps(const Options& o, const std::vector<Case>& cases) {
+  const std::vector<Python> pythons = find_pythons(o);
+  if (pythons.empty() && o.torch)
+    std::fprintf(stderr, "bench: no python3 with torch was found: no ratios (see --python)\n");
+  const bool gpu = parse_device(o.device).is_cuda();
+  std::vector<std::string> precisions = {o.precision};
+  if (o.precision == "all") {
+    precisions = {"fp32"};
+    if (gpu || cpu_has("avx512_bf16") || cpu_has("amx_bf16")) precisions.push_back("bf16");
+  }
+  const nlohmann::json peak =
+      run_for_json({own_path(), "--child", "peak", "--threads", std::to_string(o.threads),
+                    "--clock", o.clock, "--device", o.device});
+  const double loop = peak.at("fma"), gemm = peak.at("gemm"), half = peak.at("gemm_bf16");
+  std::printf("# %s, %lld threads, %s time, %lld rounds in turns\n", cpu_name().c_str(),
+              static_cast<long long>(o.threads), o.clock.c_str(), static_cast<long long>(o.rounds));
+  std::printf(
+      "# peak GFLOP/s: fp32 %.0f (multiply-add loop), fp32 product of 2048 %.0f, bf16 %.0f\n", loop,
+      gemm, half);
+  if (gpu)
+    std::printf(
+        "# on the GPU, GB/s read and written: copy %.0f, ScaleCom's selection from gradient and "
+        "residual %.0f\n# MiB are the GPU's, reserved\n",
+        peak.at("copy_gb_per_s").get<double>(), peak.at("select_gb_per_s").get<double>());
+  std::printf(
+      "# items: images or tokens; GFLOP: three times the forward pass by direct convolution\n"
+      "# ratio: time / heddle's\n");
+  print_header();
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const std::string& precision : precisions) {
+    const double limit = precision == "bf16" && half > 0 ? half : std::max(loop, gemm);
+    for (const Case& c : cases) {
+      for (auto& row : compare(o, c, precision, pythons, limit)) rows.push_back(row);
+    }
+  }
+  if (o.json.empty()) return;
+  const nlohmann::ordered_json machine = {
+      {"cpu", cpu_name()}, {"device", o.device}, {"threads", o.threads},  {"clock", o.clock},
+      {"peak_fma", loop},  {"peak_gemm", gemm},  {"peak_gemm_bf16", half}};
+  const nlohmann::ordered_json table = {{"machine", machine}, {"rows", rows}};
+  write_file_atomically(o.json, table.dump(1) + '\n');
+}
+
+}  // namespace heddle::bench

@@ -1,0 +1,54 @@
+// What `bench` times: a network of one case, its optimizer and one batch of noise.
+//
+//   Trainer trainer(find_case("resnet20"), DType::f32, context.device());
+//   float loss = trainer.step();
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "apps/benchmarks/bench.h"
+#include "core/step_graph.h"
+#include "core/tape.h"
+#include "optim/data_parallel.h"
+
+namespace heddle::bench {
+
+class Trainer {
+ public:
+  // With a communicator, which must outlive this, as one of its learners.
+  Trainer(const Case& c, DType dtype, Device device, Communicator* comm = nullptr);
+
+  // Forward, loss, backward, update. on_final hears of every parameter's last contribution. On a
+  // GPU, without a communicator and on_final, the step is recorded as a CUDA graph.
+  float step(const std::function<void(Parameter&)>& on_final = {});
+
+  // 10^9 operations of a step: backward multiplies twice as often as forward.
+  double gflop() const;
+  ParameterStore& store() { return store_; }
+  int64_t batch() const { return size_; }
+
+  size_t graph_bytes() const { return graph_.bytes(); }
+
+ private:
+  // The loss of a batch: what the step reads, on the device. A state in there is replaced by the
+  // next step's.
+  using Forward = std::function<Var(Tape&, std::vector<Tensor>& batch)>;
+
+  Forward make_images(const Case& c, DType dtype);
+  Forward make_text(const Case& c, DType dtype);
+  template <class AnyOptimizer>
+  float step_with(AnyOptimizer& optimizer, const std::function<void(Parameter&)>& on_final);
+
+  int64_t size_;
+  int64_t steps_ = 0;
+  ParameterStore store_;
+  Forward forward_;  // holds the model
+  std::vector<Tensor> batch_;
+  std::unique_ptr<Optimizer> optimizer_;  // one of the two
+  std::unique_ptr<DataParallelOptimizer> parallel_;
+  StepGraph graph_{store_};
+};
+
+}  // namespace heddle::bench

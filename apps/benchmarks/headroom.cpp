@@ -1,0 +1,287 @@
+#include "apps/benchmarks/headroom.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <utility>
+
+#include "apps/cli/program.h"
+#include "apps/session/exchange.h"
+#include "comm/threads.h"
+#include "core/error.h"
+#include "core/trace.h"
+
+namespace heddle {
+namespace {
+
+// Many short rounds meet what else the machine does alike; each costs a step that nobody counts.
+constexpr int kLeastRounds = 2, kMostRounds = 8;
+constexpr int kFewSteps = 6, kMostSteps = 25;  // of an exchange in a round: wished for, at most
+const std::vector<std::string> kCandidates = {"bf16", "qsgd:bits=4", "powersgd:rank=4",
+                                              "scalecom:rate=100"};
+
+double slowest(Communicator& comm, double seconds) {
+  double out = 0;
+  for (const auto& of_rank : gather_values(comm, std::vector{seconds}))
+    out = std::max(out, of_rank[0]);
+  return out;
+}
+
+// Of all processors since they were started, in ticks; stolen by other guests of a virtual
+// machine's host (proc(5), /proc/stat).
+struct ProcessorTicks {
+  double stolen = 0, wanted = 0;
+};
+
+ProcessorTicks processor_ticks() {
+  std::ifstream in("/proc/stat");
+  std::string cpu;
+  double user = 0, nice = 0, system = 0, idle = 0, iowait = 0, irq = 0, softirq = 0, steal = 0;
+  if (!(in >> cpu >> user >> nice >> system >> idle >> iowait >> irq >> softirq >> steal))
+    return {};
+  return {steal, user + nice + system + irq + softirq + steal};
+}
+
+// All times of a profile that are measured in a step.
+std::vector<double*> times_of(ExchangeProfile& profile) {
+  std::vector<double*> out = {&profile.step_s, &profile.backward_s};
+  for (BucketProfile& b : profile.buckets)
+    out.insert(out.end(), {&b.ready_s, &b.code_s, &b.comm_s});
+  return out;
+}
+
+// When things happen within a step. Ready is said by the main thread, the others by the worker; the
+// end of a step is behind both.
+class StepRecorder {
+ public:
+  void use(const DataParallelOptimizer& optimizer) {
+    optimizer_ = &optimizer;
+    buckets_.resize(optimizer.buckets());
+    begin();
+  }
+  void begin() { begin_ = steady_seconds(); }
+  double now() const { return steady_seconds() - begin_; }
+  void event(const char* what, int bucket) {
+    if (optimizer_ == nullptr) return;  // within the constructor
+    BucketProfile& b = buckets_[static_cast<size_t>(bucket)];
+    if (std::strcmp(what, "ready") == 0) {
+      b.ready_s = now();
+    } else if (std::strcmp(what, "exchange") == 0) {
+      if (bucket == 0) first_exchange_ = now();
+      exchange_ = now();
+      collective_ = optimizer_->ledger().seconds();
+    } else {
+      b.comm_s = optimizer_->ledger().seconds() - collective_;
+      b.code_s = std::max(0.0, now() - exchange_ - b.comm_s);
+    }
+  }
+  // The step that has ended, in the order of times_of().
+  std::vector<double> step(double backward_s, double step_s) const {
+    // Where all exchanges wait for the end of backward, and for what comes behind it (a clip by the
+    // norm of all gradients), that is when buckets are ready.
+    const bool deferred = !buckets_.empty() && first_exchange_ >= buckets_.back().ready_s;
+    std::vector<double> out = {step_s, backward_s};
+    for (const BucketProfile& b : buckets_)
+      out.insert(out.end(), {deferred ? first_exchange_ : b.ready_s, b.code_s, b.comm_s});
+    return out;
+  }
+
+ private:
+  const DataParallelOptimizer* optimizer_ = nullptr;
+  std::vector<BucketProfile> buckets_;  // of this step
+  double begin_ = 0, exchange_ = 0, first_exchange_ = 0, collective_ = 0;
+};
+
+// What the collectives of each bucket have sent so far.
+std::vector<std::vector<BucketProfile::Collective>> sent_by_bucket(const Communicator& comm,
+                                                                   size_t buckets) {
+  std::vector<std::vector<BucketProfile::Collective>> out(buckets);
+  for (size_t i = 0; i < buckets; ++i)
+    for (const auto& [key, traffic] : comm.traffic())
+      if (key.second == concat("bucket ", i))
+        out[i].push_back(
+            {key.first, static_cast<double>(traffic.calls), static_cast<double>(traffic.sent)});
+  return out;
+}
+
+// What the run compresses with in most of its steps.
+std::string after_ramp(const CommonOptions& o) {
+  CompressSpec spec = compress_spec(o);
+  const auto ramp = spec.values.find("ramp");
+  if (ramp == spec.values.end() || std::exchange(ramp->second, 0) == 0)
+    return o.compress.starts_with("auto") ? to_string(spec) : o.compress;
+  return to_string(spec);
+}
+
+class Measurement {
+ public:
+  Measurement(const CommonOptions& o, ParameterStore& store, Communicator& comm,
+              const StepPlan& plan, const HeadroomStep& step)
+      : o_(o), own_(after_ramp(o)), store_(store), comm_(comm), plan_(plan), step_(step) {}
+
+  Headroom run() {
+    Headroom out;
+    const ProcessorTicks before = processor_ticks();
+    out.learners = comm_.size();
+    out.net = o_.headroom_net;
+    out.link = measure_link(comm_);
+    std::vector<std::string> names = {"", "none"};
+    if (own_ != "none") names.push_back(own_);
+    for (const std::string& name : kCandidates)
+      if (name != own_) names.push_back(name);
+    // The first steps make the kernels' plans, and tell how many fit into the time.
+    ExchangeProfile dense{.compress = "none"};
+    measure(dense, 1);
+    std::vector<double> trials;
+    for (const std::string& name : names) {
+      out.profiles.push_back({.compress = name});
+      ExchangeProfile trial = out.profiles.back();
+      measure(trial, 1);
+      trials.push_back(slowest(comm_, trial.step_s));
+    }
+    const double all = std::accumulate(trials.begin(), trials.end(), 0.0);
+    const int rounds =
+        std::clamp(static_cast<int>(std::min(o_.headroom / all, 1e6)) / (kFewSteps + 1),
+                   kLeastRounds, kMostRounds);
+    // Each has the same time, not the same number of steps: short ones scatter more, and a dense
+    // one on a slow link would leave them next to none.
+    const double share = o_.headroom / (rounds * static_cast<double>(names.size()));
+    steps_.clear();
+    for (int round = 0; round < rounds; ++round)
+      for (size_t i = 0; i < names.size(); ++i)
+        measure(out.profiles[i],
+                std::clamp(static_cast<int>(std::min(share / trials[i], 1e6)) - 1, 1, kMostSteps));
+    for (ExchangeProfile& profile : out.profiles) finish(profile);
+    const ProcessorTicks now = processor_ticks();
+    if (now.wanted > before.wanted)
+      out.stolen = (now.stolen - before.stolen) / (now.wanted - before.wanted);
+    return out;
+  }
+
+ private:
+  // Adds steps, after one that nobody counts.
+  void measure(ExchangeProfile& sum, int steps) {
+    const std::unique_ptr<Communicator> solo = sum.compress.empty() ? make_solo() : nullptr;
+    Communicator& comm = solo == nullptr ? comm_ : *solo;
+    CommonOptions o = o_;
+    o.compress = sum.compress.empty() ? "none" : sum.compress;
+    o.compress_start = 0;
+    o.shadow = 0;
+    if (o.compress != own_) o.plan.clear();
+    o.layerwise = "uniform";
+    StepRecorder recorder;
+    DataParallelOptimizer optimizer = make_optimizer(
+        o, store_, comm, plan_, nullptr, {},
+        {.broadcast = false,
+         .on_event = [&](const char* what, int bucket) { recorder.event(what, bucket); }});
+    if (solo == nullptr) recorder.use(optimizer);
+    sum.buckets.resize(solo == nullptr ? optimizer.buckets() : 0);
+    std::vector<std::vector<double>>& all = steps_[sum.compress];
+    DataParallelOptimizer::Totals before;
+    std::vector<std::vector<BucketProfile::Collective>> sent;
+    comm_.barrier();
+    for (int i = -1; i < steps; ++i) {
+      if (i == 0) {
+        before = optimizer.totals();
+        sent = sent_by_bucket(comm, sum.buckets.size());
+      }
+      double backward_s = 0;
+      recorder.begin();
+      step_(optimizer, [&] { backward_s = recorder.now(); });
+      const double step_s = recorder.now();
+      if (i < 0) continue;
+      all.push_back(recorder.step(backward_s, step_s));
+    }
+    const DataParallelOptimizer::Totals after = optimizer.totals();
+    sum.exposed_s += after.exposed_s - before.exposed_s;
+    sum.sent_bytes += static_cast<double>(after.traffic.sent - before.traffic.sent);
+    const auto now_sent = sent_by_bucket(comm, sum.buckets.size());
+    for (size_t i = 0; i < sum.buckets.size(); ++i) add_sent(sum.buckets[i], now_sent[i], sent[i]);
+    sum.step_s = middle_of(all, 0);
+  }
+
+  static double middle_of(const std::vector<std::vector<double>>& steps, size_t time) {
+    std::vector<double> values(steps.size());
+    std::ranges::transform(steps, values.begin(), [&](const auto& step) { return step[time]; });
+    return middle_mean(std::move(values));
+  }
+
+  static void add_sent(BucketProfile& bucket, const std::vector<BucketProfile::Collective>& now,
+                       const std::vector<BucketProfile::Collective>& before) {
+    for (const BucketProfile::Collective& c : now) {
+      const auto same = [&](const BucketProfile::Collective& x) { return x.name == c.name; };
+      const auto old = std::ranges::find_if(before, same);
+      auto sum = std::ranges::find_if(bucket.collectives, same);
+      if (sum == bucket.collectives.end())
+        sum = bucket.collectives.insert(sum, {.name = c.name, .calls = 0, .sent = 0});
+      sum->calls += c.calls - (old == before.end() ? 0 : old->calls);
+      sum->sent += c.sent - (old == before.end() ? 0 : old->sent);
+    }
+  }
+
+  // From this rank's steps to one, then means over ranks; of the step's time the slowest rank's.
+  void finish(ExchangeProfile& profile) {
+    std::vector<double*> means = times_of(profile);
+    profile.steps = std::ssize(steps_[profile.compress]);
+    for (size_t i = 0; i < means.size(); ++i) *means[i] = middle_of(steps_[profile.compress], i);
+    profile.rest_s = rest_seconds(profile);
+    means.push_back(&profile.rest_s);
+    std::vector<double*> sums = {&profile.exposed_s, &profile.sent_bytes};
+    for (BucketProfile& b : profile.buckets)
+      for (auto& c : b.collectives) sums.insert(sums.end(), {&c.calls, &c.sent});
+    for (double* x : sums) *x /= static_cast<double>(profile.steps);
+    means.insert(means.end(), sums.begin(), sums.end());
+    std::vector<double> values(means.size());
+    std::ranges::transform(means, values.begin(), [](double* x) { return std::exchange(*x, 0); });
+    double slowest_s = 0;
+    for (const auto& of_rank : gather_values(comm_, values)) {
+      slowest_s = std::max(slowest_s, of_rank[0]);
+      for (size_t i = 0; i < means.size(); ++i) *means[i] += of_rank[i] / comm_.size();
+    }
+    profile.step_s = slowest_s;
+  }
+
+  const CommonOptions& o_;
+  const std::string own_;
+  ParameterStore& store_;
+  Communicator& comm_;
+  const StepPlan& plan_;
+  const HeadroomStep& step_;
+  std::map<std::string, std::vector<std::vector<double>>> steps_;  // by exchange, see times_of()
+};
+
+}  // namespace
+
+double Headroom::share() const {
+  return std::max(0.0, 1 - profiles[0].step_s / profiles[1].step_s);
+}
+double Headroom::most() const { return gain(0); }
+double Headroom::gain(size_t index) const { return profiles[1].step_s / profiles[index].step_s; }
+size_t Headroom::best() const {
+  const auto best =
+      std::ranges::min_element(profiles.begin() + 1, profiles.end(), {}, &ExchangeProfile::step_s);
+  return static_cast<size_t>(best - profiles.begin());
+}
+
+Headroom measure_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
+                          const StepPlan& plan, const HeadroomStep& step) {
+  check(comm.size() > 1,
+        "--headroom: one learner exchanges nothing; give --learners N or start with mpirun");
+  return Measurement(o, store, comm, plan, step).run();
+}
+
+int run_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
+                 const StepPlan& plan, const HeadroomStep& step) {
+  const Headroom headroom = measure_headroom(o, store, comm, plan, step);
+  if (comm.rank() > 0) return 0;
+  if (o.layerwise == "lgreco" && !o.quiet)
+    std::fprintf(stderr, "--layerwise lgreco: measured with the uniform setting\n");
+  print(o.json ? headroom_json(headroom) : describe_headroom(headroom));
+  return 0;
+}
+
+}  // namespace heddle

@@ -1,0 +1,174 @@
+#include "apps/checkpoint/exchange_state.h"
+
+#include <array>
+#include <bit>
+#include <limits>
+
+#include "core/error.h"
+#include "core/files.h"
+
+namespace heddle {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kTable = "plan.table";
+constexpr const char* kSum = "plan.sum.";
+constexpr const char* kGradient = "plan.gradient.";
+constexpr const char* kExchanges = "plan.exchanges";
+
+Json planner_json(const LayerPlannerState& planner) {
+  Json layers = Json::array();
+  for (const LayerChoices& layer : planner.layers)
+    layers.push_back({{"name", layer.name},
+                      {"settings", layer.settings},
+                      {"bytes", layer.bytes},
+                      {"uniform", layer.uniform}});
+  Json out = {{"due", planner.due}, {"layers", layers}, {"current", planner.current}};
+  out["norms"] = planner.look.norms;
+  out["lr"] = planner.look.lr;
+  out["plan's lr"] = planner.lr ? Json(*planner.lr) : Json();
+  return out;
+}
+
+LayerPlannerState parse_planner(const nlohmann::json& json) {
+  LayerPlannerState planner;
+  planner.due = json.at("due").get<int64_t>();
+  planner.current = json.at("current").get<std::vector<size_t>>();
+  for (const auto& layer : json.at("layers")) {
+    LayerChoices& choices = planner.layers.emplace_back();
+    choices.name = layer.at("name").get<std::string>();
+    choices.settings = layer.at("settings").get<std::vector<double>>();
+    choices.bytes = layer.at("bytes").get<std::vector<int64_t>>();
+    choices.uniform = layer.at("uniform").get<size_t>();
+    check(choices.bytes.size() == choices.settings.size() &&
+              choices.uniform < choices.settings.size(),
+          "plan of ", printable(choices.name), ": ", choices.settings.size(), " settings, ",
+          choices.bytes.size(), " numbers of bytes, setting ", choices.uniform);
+  }
+  check(planner.current.size() == planner.layers.size(), "plan: ", planner.current.size(),
+        " settings for ", planner.layers.size(), " layers");
+  for (size_t l = 0; l < planner.layers.size(); ++l)
+    check(planner.current[l] < planner.layers[l].settings.size(), "plan of ",
+          printable(planner.layers[l].name), ": no setting ", planner.current[l]);
+  // Infinity, which JSON lacks, is null.
+  for (const auto& norm : json.at("norms"))
+    planner.look.norms.push_back(norm.is_number() ? norm.get<double>()
+                                                  : std::numeric_limits<double>::infinity());
+  check(planner.look.norms.empty() || planner.look.norms.size() == planner.layers.size(),
+        "plan: ", planner.look.norms.size(), " norms for ", planner.layers.size(), " layers");
+  planner.look.lr = json.at("lr").get<double>();
+  const auto lr = json.find("plan's lr");  // older files have none
+  if (lr != json.end() && !lr->is_null()) planner.lr = lr->get<double>();
+  return planner;
+}
+
+}  // namespace
+
+Json exchange_json(const DataParallelOptimizer::State& state) {
+  Json ledger = Json::array();
+  for (const auto& [key, entry] : state.ledger)
+    ledger.push_back(
+        {key.first, static_cast<int>(key.second), entry.payload, entry.sent, entry.received});
+  const DataParallelOptimizer::Totals& t = state.totals;
+  Json json = {{"steps", state.steps},
+               {"totals",
+                {t.traffic.sent, t.traffic.received, t.traffic.calls, t.dense_steps,
+                 t.compressed_steps, t.dense_sent, t.compressed_sent, t.rejected}},
+               {"seconds", {t.exchange_s, t.collective_s, t.exposed_s}},
+               {"ledger", ledger},
+               {"settings", state.settings}};
+  if (state.planner) json["planner"] = planner_json(*state.planner);
+  return json;
+}
+
+DataParallelOptimizer::State parse_exchange(const nlohmann::json& json) {
+  DataParallelOptimizer::State state;
+  state.steps = json.at("steps").get<int64_t>();
+  DataParallelOptimizer::Totals& t = state.totals;
+  const auto counts = json.at("totals").get<std::array<int64_t, 8>>();
+  const auto seconds = json.at("seconds").get<std::array<double, 3>>();
+  t.traffic = {counts[0], counts[1], counts[2]};
+  t.dense_steps = counts[3], t.compressed_steps = counts[4], t.dense_sent = counts[5];
+  t.compressed_sent = counts[6], t.rejected = counts[7];
+  t.exchange_s = seconds[0], t.collective_s = seconds[1], t.exposed_s = seconds[2];
+  for (const auto& entry : json.at("ledger")) {
+    const int kind = entry.at(1).get<int>();
+    check(kind >= 0 && kind <= static_cast<int>(PayloadKind::control), "ledger: kind ", kind);
+    state.ledger[{entry.at(0).get<std::string>(), static_cast<PayloadKind>(kind)}] = {
+        entry.at(2).get<int64_t>(), entry.at(3).get<int64_t>(), entry.at(4).get<int64_t>()};
+  }
+  state.settings = json.at("settings").get<std::map<std::string, double>>();
+  if (json.contains("planner")) state.planner = parse_planner(json["planner"]);
+  return state;
+}
+
+Tensor pack_doubles(const std::vector<double>& values) {
+  Tensor packed = Tensor::empty_on(Device{}, {std::ssize(values)}, DType::i64);
+  for (size_t i = 0; i < values.size(); ++i)
+    packed.data<int64_t>()[i] = std::bit_cast<int64_t>(values[i]);
+  return packed;
+}
+
+std::vector<double> unpack_doubles(const Tensor& packed) {
+  check(packed.dtype() == DType::i64, "packed numbers: expected ", dtype_name(DType::i64),
+        ", found ", dtype_name(packed.dtype()));
+  std::vector<double> values;
+  for (int64_t i = 0; i < packed.size(); ++i)
+    values.push_back(std::bit_cast<double>(packed.data<int64_t>()[i]));
+  return values;
+}
+
+namespace {
+
+std::vector<double> mean_table(const std::vector<SafetensorsFile>& files) {
+  std::vector<double> table = unpack_doubles(files[0].load(kTable));
+  for (size_t r = 1; r < files.size(); ++r) {
+    const std::vector<double> other = unpack_doubles(files[r].load(kTable));
+    check(other.size() == table.size(), files[r].path(), ": ", kTable, ": expected ", table.size(),
+          " numbers, found ", other.size());
+    for (size_t i = 0; i < table.size(); ++i) table[i] += other[i];
+  }
+  for (double& x : table) x /= static_cast<double>(files.size());
+  return table;
+}
+
+}  // namespace
+
+NamedTensors exchange_tensors(const DataParallelOptimizer::State& state) {
+  NamedTensors out;
+  if (!state.planner) return out;
+  const GradientWindow& window = state.planner->window;
+  if (!state.planner->table.empty()) out.emplace_back(kTable, pack_doubles(state.planner->table));
+  for (const auto& [name, sum] : window.sums) out.emplace_back(kSum + name, sum.clone());
+  for (const auto& [name, sum] : window.gradients) out.emplace_back(kGradient + name, sum.clone());
+  std::vector<double> exchanges;  // bytes are whole numbers below 2^53
+  for (const TimedExchange& exchange : window.exchanges) {
+    exchanges.push_back(static_cast<double>(exchange.bytes));
+    exchanges.push_back(exchange.seconds);
+  }
+  if (!exchanges.empty()) out.emplace_back(kExchanges, pack_doubles(exchanges));
+  return out;
+}
+
+void read_exchange_tensors(const std::vector<SafetensorsFile>& files,
+                           DataParallelOptimizer::State& state) {
+  if (!state.planner || files.empty()) return;
+  if (files[0].has(kTable)) state.planner->table = mean_table(files);
+  if (files.size() > 1) return;
+  const SafetensorsFile& file = files[0];
+  GradientWindow& window = state.planner->window;
+  const auto behind = [](const std::string& name, const char* prefix) {
+    return name.substr(std::char_traits<char>::length(prefix));
+  };
+  for (const std::string& name : file.names()) {
+    if (name.starts_with(kSum)) window.sums[behind(name, kSum)] = file.load(name);
+    if (name.starts_with(kGradient)) window.gradients[behind(name, kGradient)] = file.load(name);
+  }
+  if (!file.has(kExchanges)) return;
+  const std::vector<double> exchanges = unpack_doubles(file.load(kExchanges));
+  for (size_t i = 0; i + 1 < exchanges.size(); i += 2)
+    window.exchanges.push_back({static_cast<int64_t>(exchanges[i]), exchanges[i + 1]});
+}
+
+}  // namespace heddle

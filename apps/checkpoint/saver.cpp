@@ -1,0 +1,180 @@
+#include "apps/checkpoint/saver.h"
+
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "apps/checkpoint/signals.h"
+#include "apps/session/learners.h"
+#include "core/error.h"
+#include "core/files.h"
+
+namespace heddle {
+namespace {
+
+constexpr auto kStop = static_cast<size_t>(ControlWord::stop),
+               kWritten = static_cast<size_t>(ControlWord::written),
+               kFailed = static_cast<size_t>(ControlWord::failed);
+constexpr int kMostFailures = 3;  // in a row
+constexpr const char* kUnfit = ": gradients or weights are not finite";
+constexpr auto kBetweenSigns = std::chrono::seconds(1);
+
+std::string tell(const SaverOptions& options, DataParallelOptimizer& optimizer) {
+  std::string folder = options.folder;
+  if (optimizer.learners() > 1)
+    optimizer.collective("run folder",
+                         [&](Communicator& comm) { folder = broadcast_text(folder, comm); });
+  return folder;
+}
+
+// Whether all ranks see what the first writes: each writes its own files of a checkpoint there.
+// Files of other hosts may take a moment to be seen (NFS).
+void check_shared(const std::string& folder, int rank, DataParallelOptimizer& optimizer) {
+  optimizer.collective("run folder", [&](Communicator& comm) {
+    char name[40];  // of one length, so that equal runs send equal bytes
+    std::snprintf(name, sizeof name, "/.seen-by-all.tmp-%08x", std::random_device()());
+    const std::string file = broadcast_text(folder + name, comm);
+    if (rank == 0) write_file_atomically(file, "of a run that begins\n");
+    comm.barrier();
+    bool seen = false;
+    for (int tries = 0; tries < 30 && !seen; ++tries) {
+      if (tries > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      seen = std::filesystem::exists(file);
+    }
+    const std::vector<std::vector<int64_t>> all = gather_values(comm, std::vector<int64_t>{seen});
+    std::error_code ignored;
+    if (rank == 0) std::filesystem::remove(file, ignored);
+    for (size_t r = 0; r < all.size(); ++r)
+      check(all[r][0] != 0, "run folder ", folder, ": rank ", r,
+            " does not see what rank 0 writes there; checkpoints need a folder that all hosts see, "
+            "--save-every 0 trains without");
+  });
+}
+
+}  // namespace
+
+int64_t parse_save_every(const std::string& text, int64_t steps_per_epoch) {
+  int64_t number = 1;
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, number);
+  const std::string_view unit(error == std::errc() ? at : text.data(), end);
+  const bool epochs = unit == "epoch" || unit == "epochs";
+  check((unit.empty() && !text.empty()) || epochs,
+        "--save-every: expected a number of steps, or 1epoch, found '", text, "'");
+  check(number >= 0 && number <= int64_t{1} << 31,
+        "--save-every: expected a number of at least 0, found '", text, "'");
+  return epochs ? number * steps_per_epoch : number;
+}
+
+Saver::Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOptimizer& optimizer,
+             std::function<void(const std::string&)> note)
+    : optimizer_(optimizer),
+      note_(std::move(note)),
+      every_(parse_save_every(o.save_every, options.steps_per_epoch)),
+      ahead_(o.save_every.find("epoch") == std::string::npos ? 0 : options.ahead),
+      folder_(tell(options, optimizer)),
+      again_(o.output_dir.empty() ? "--resume " + folder_ : "--resume auto"),
+      last_(options.start == nullptr ? "" : options.start->path),
+      writer_(std::make_unique<CheckpointWriter>(
+          folder_, options.rank,
+          CheckpointWriterOptions{.keep = o.keep,
+                                  .ranks = optimizer.learners(),
+                                  .begin = options.start == nullptr ? 0 : options.start->step,
+                                  .on_event = save_hook == nullptr ? nullptr : save_hook()})) {
+  if (every_ > 0 && optimizer.learners() > 1) check_shared(folder_, options.rank, optimizer);
+}
+
+bool Saver::after_step(int64_t step, const std::function<std::optional<CheckpointFiles>()>& files) {
+  if (writer_->step() >= 0) conclude(optimizer_.control(kWritten), optimizer_.control(kFailed));
+  const bool stop = optimizer_.control(kStop) > 0;
+  bool fit = true;
+  if (stop || due_ || (every_ > 0 && (step - ahead_) % every_ == 0)) {
+    finish();
+    std::optional<CheckpointFiles> mine = files();
+    fit = mine.has_value();
+    if (fit) writer_->begin(step, std::move(*mine));
+    if (!fit && !due_ && !stop && note_)
+      note_(concat("step ", step, " is not saved", kUnfit,
+                   "; the next step whose update is accepted will be"));
+    due_ = !fit;
+  }
+  if (stop) {
+    const int before = failures_;
+    finish();
+    if (failures_ > before)
+      throw Error(concat("stopped by a signal after step ", step, ", and not saved: ", why_));
+    if (note_)
+      note_(concat("stopped by a signal after step ", step, fit ? "" : ", which is not saved",
+                   fit ? "" : kUnfit, "; ", again_, " goes on",
+                   fit || last_.empty() ? "" : " from " + last_));
+  }
+  const Writing progress = writer_->progress();
+  optimizer_.set_control(kStop, signal_received() ? 1.0f : 0.0f);
+  optimizer_.set_control(kWritten, progress == Writing::written ? 1.0f : 0.0f);
+  optimizer_.set_control(kFailed, progress == Writing::failed ? 1.0f : 0.0f);
+  return !stop;
+}
+
+void Saver::conclude(double written, double failures) {
+  if (failures > 0) {
+    const std::string why = causes();
+    writer_->abandon();
+    fail(why);
+  } else if (written == optimizer_.learners()) {
+    end_saving();
+    sealing_ = writer_->step();
+    writer_->commit();
+  }
+}
+
+// Names the ranks that could not write their files, and why. Collective.
+std::string Saver::causes() const {
+  if (optimizer_.learners() == 1) return writer_->error();
+  std::vector<char> mine(300);  // of one length on all ranks
+  writer_->error().copy(mine.data(), mine.size() - 1);
+  std::vector<std::vector<char>> all;
+  optimizer_.collective("checkpoint", [&](Communicator& comm) { all = gather_values(comm, mine); });
+  std::string text;
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r][0] != 0) text += concat(text.empty() ? "" : "; ", "rank ", r, ": ", all[r].data());
+  return text;
+}
+
+// Of the checkpoint before, which the first rank seals while the next one is written.
+void Saver::end_saving() {
+  const int64_t step = std::exchange(sealing_, -1);
+  if (step < 0) return;
+  if (!writer_->finish()) return fail(writer_->error());
+  failures_ = 0;
+  last_ = concat(folder_, "/checkpoints/step-", step);
+}
+
+void Saver::finish() {
+  while (writer_->step() >= 0) {
+    // A sign of life now and then: who waits for a rank with a slow disk would give it up.
+    const Writing progress =
+        optimizer_.learners() > 1 ? writer_->wait(kBetweenSigns) : writer_->wait();
+    const Tensor sums = Tensor::empty_on(Device{}, {3});
+    float* sum = sums.data<float>();
+    sum[0] = progress == Writing::written ? 1.0f : 0.0f;
+    sum[1] = progress == Writing::failed ? 1.0f : 0.0f;
+    sum[2] = progress == Writing::busy ? 1.0f : 0.0f;
+    if (optimizer_.learners() > 1)
+      optimizer_.collective("checkpoint", [&](Communicator& comm) { comm.all_reduce(sums); });
+    if (sum[2] == 0) conclude(sum[0], sum[1]);
+  }
+  end_saving();
+  writer_->remove_old();
+}
+
+void Saver::fail(const std::string& why) {
+  why_ = why;
+  if (note_) note_("checkpoint not saved: " + why);
+  if (++failures_ >= kMostFailures)
+    throw Error(concat("checkpoints could not be saved ", failures_, " times in a row: ", why));
+}
+
+}  // namespace heddle

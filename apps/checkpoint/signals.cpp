@@ -1,0 +1,65 @@
+#include "apps/checkpoint/signals.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+namespace heddle {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// timeout(1) signals its child and then its group, a terminal every process of a group that may
+// pass signals on: what comes within this time counts once.
+constexpr auto kTogether = std::chrono::milliseconds(500);
+
+std::atomic<bool> caught = false, received = false;
+
+sigset_t set_of(std::initializer_list<int> numbers) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : numbers) sigaddset(&set, number);
+  return set;
+}
+
+// Ends the process as if the signal had not been blocked.
+void die_of(int number) {
+  std::signal(number, SIG_DFL);
+  const sigset_t one = set_of({number});
+  pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+  (void)std::raise(number);
+}
+
+void take_signals(sigset_t signals) {
+  Clock::time_point first;
+  for (;;) {
+    int number = 0;
+    if (sigwait(&signals, &number) != 0) continue;
+    if (!caught) die_of(number);
+    if (!received.exchange(true))
+      first = Clock::now();
+    else if (Clock::now() - first > kTogether)
+      _exit(128 + number);  // as a shell reports a death by signal
+  }
+}
+
+}  // namespace
+
+void watch_signals() {
+  sigset_t signals = set_of({SIGTERM, SIGINT, SIGUSR1});
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread(take_signals, signals).detach();
+}
+
+void catch_signals() { caught = true; }
+
+bool signal_received() { return received; }
+
+}  // namespace heddle

@@ -1,0 +1,110 @@
+// What a user can say to both programs: CommonOptions, their flags, and the rules that hold for
+// both. Each program adds flags of its own and the defaults that depend on its data
+// (apps/cli/resnet_options.h, apps/cli/lm_options.h). A field's initial value is its default; where
+// the default is a rule, the program's resolve() fills it in and --dump-config shows the outcome.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "apps/cli/flags.h"
+
+namespace heddle {
+
+struct CommonOptions {
+  // data and run
+  std::string data, device = "auto", precision = "fp32", init;
+  int64_t seed = 1, threads = 0, workers = 1;
+  bool deterministic = false;
+  bool tf32 = false, tune = true;
+  std::string graph = "auto";
+  // learners
+  int64_t learners = 1;
+  std::string comm = "auto", net, overlap = "on";
+  bool ledger = false;
+  // what is sent
+  std::string compress = "none", dense_layers, clip_mode, compressed_momentum;
+  int64_t compress_start = -1, min_compress = 1024, shadow = 0;
+  std::string layerwise = "uniform", plan;
+  std::string lgreco = "alpha=1,every=epoch,window=10,objective=bytes,budget=uniform";
+  double comm_timeout = 60, bucket_mb = 4;
+  // how long and how much
+  int64_t epochs = 0, steps = 0, batch_size = 0, global_batch_size = 0, accumulate = 1;
+  // the update rule
+  std::string optimizer = "sgd";
+  double lr = 0, momentum = 0.9, weight_decay = 0, clip_grad_norm = 0;
+  bool nesterov = true, decay_norm_bias = true;
+  std::string lr_scheduler = "onecycle";
+  double lr_warmup_epochs = 0, lr_gamma = 0.1;
+  std::vector<int64_t> lr_milestones;
+  int64_t lr_step_size = 0;
+  std::string on_nonfinite = "bucket";
+  int64_t max_skipped = 10;
+  double max_loss = 0;
+  // what is written
+  std::string output_dir, name, trace, trace_steps;
+  int64_t print_freq = 50, explain_step = 0, dump_gradients = 0;
+  bool json = false, quiet = false, report = true, tensorboard = true;
+  // checkpoints
+  std::string save_every = "1epoch", resume;
+  int64_t keep = 2;
+  bool resume_anyway = false;
+  // instead of training
+  double headroom = 0;
+  std::string headroom_net;
+  bool evaluate = false, dry_run = false, dump_config = false, list = false, version = false;
+  bool help = false, man = false;
+  bool train = false;    // although --predict or --generate could do with --init
+  bool training = true;  // what resolve() made of it
+  std::string config;
+};
+
+// How --help speaks of the common flags in one program; a default text stands where a rule decides.
+struct FlagTexts {
+  const char *data, *workers, *epochs, *batch_size, *evaluate, *list;
+  const char *by_rule, *epochs_default, *lr_default, *weight_decay_default, *name_default;
+  const char* milestones_default;
+  const char *optimizer_default = nullptr, *scheduler_default = nullptr, *gamma_default = nullptr;
+  const char* clip_default = nullptr;
+};
+
+// Adds the groups "Data and machine", "Training", "Output" and "Weights, configuration, questions".
+void add_common_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts);
+
+template <class T, class U>
+void set_default(const FlagTable& flags, const char* name, T& target, const U& value) {
+  if (!flags.given(name)) target = value;
+}
+
+// Where a relative --data is not there, the same below the folder that HEDDLE_DATA names, if it is
+// there; else `data`, as is `embedded`.
+std::string find_data(const std::string& data, const std::string& embedded);
+
+// --batch-size, `by_rule` unless it or --global-batch-size is given; of the two the stronger source
+// counts, of a file's two the global one, since a dumped configuration has both. Throws InputError
+// for both at once otherwise, and for a global batch that learners and --accumulate do not divide.
+void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule);
+
+// The end of resolve(): absolute paths (`embedded` is the --data that is none), the defaults that
+// no data set changes, and a refusal of what cannot go together.
+void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embedded);
+
+// Whether a run trains. `use`: the flag that uses trained weights, predict or generate; empty when
+// it is not given. Throws InputError where it has no weights to use.
+bool decide_training(const CommonOptions& o, const std::string& use);
+// The flags of both programs that have no effect without another one, for FlagTable::check_needs().
+std::vector<FlagTable::Need> common_needs(const CommonOptions& o);
+
+// "title a b c\n", for --list.
+std::string list_row(const char* title, const std::vector<std::string>& names);
+// The rows that both programs have.
+std::string list_training_choices();
+
+// "A:B", steps counted from 1, A <= B, both traced. Throws InputError.
+struct StepRange {
+  int64_t first, last;
+};
+StepRange parse_step_range(const std::string& text);
+
+}  // namespace heddle

@@ -1,0 +1,53 @@
+// Which flags make sense together: what --train is for, and the table of flags that have no effect
+// without another one.
+#include "apps/cli/common_options.h"
+#include "core/device.h"
+#include "core/error.h"
+
+namespace heddle {
+
+bool decide_training(const CommonOptions& o, const std::string& use) {
+  check(!o.train || !o.evaluate, "--train and --evaluate: expected one of them");
+  if (o.evaluate) return false;
+  if (use.empty() || o.train || !o.resume.empty()) return true;
+  check(!o.init.empty(), "--", use,
+        " needs --init FILE or FOLDER, the trained weights to use; or --train, to train first");
+  return false;
+}
+
+std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
+  const bool sgd = o.optimizer == "sgd", gammas = o.lr_scheduler == "step" ||
+                                                  o.lr_scheduler == "multistep" ||
+                                                  o.lr_scheduler == "plateau";
+  const auto schedule = [&](const char* names) {
+    return concat("belongs to --lr-scheduler ", names, ", found ", o.lr_scheduler);
+  };
+  const std::string rule = "belongs to sgd; --optimizer is " + o.optimizer;
+  std::vector<FlagTable::Need> needs = {
+      {"lgreco", o.layerwise == "lgreco", "needs --layerwise lgreco"},
+      {"headroom-net", o.headroom > 0, "needs --headroom"},
+      {"clip-mode", o.clip_grad_norm > 0, "needs --clip-grad-norm"},
+      {"trace-steps", !o.trace.empty(), "needs --trace FILE"},
+      {"resume-anyway", !o.resume.empty(), "needs --resume"},
+      {"momentum", sgd, rule},
+      {"nesterov", sgd, rule},
+      {"compressed-momentum", sgd && o.momentum > 0, "is about the momentum of sgd"},
+      {"lr-milestones", o.lr_scheduler == "multistep", schedule("multistep")},
+      {"lr-step-size", o.lr_scheduler == "step", schedule("step")},
+      {"lr-gamma", gammas, schedule("step, multistep or plateau")},
+      {"train", !o.dry_run && o.headroom == 0, "has no place beside --dry-run and --headroom"},
+      {"tune", !o.tune || !o.deterministic, "and --deterministic: expected one of them"}};
+  needs.push_back({"min-compress", o.compress != "none", "needs --compress", true});
+  for (const char* flag : {"compress-start", "compressed-momentum", "dense-layers", "shadow"})
+    needs.push_back({flag, o.compress != "none", "needs --compress"});
+  for (const char* flag : {"epochs", "steps", "trace", "explain-step", "dump-gradients", "ledger"})
+    needs.push_back({flag, o.training,
+                     o.evaluate ? "belongs to training, and --evaluate does not train"
+                                : "belongs to training, for which --train asks"});
+  const bool gpu = o.device != "cpu" && (o.device != "auto" || parse_device("auto").is_cuda());
+  needs.push_back({"tf32", !o.tf32 || gpu, "is for a GPU", true});
+  needs.push_back({"tune", !o.tune || gpu, "is for a GPU", true});
+  return needs;
+}
+
+}  // namespace heddle

@@ -1,0 +1,103 @@
+#include "apps/cli/program.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <new>
+
+#include "apps/log/run_folder.h"
+#include "comm/launch.h"
+#include "core/device.h"
+#include "core/error.h"
+#include "core/files.h"
+
+extern char** environ;
+
+namespace heddle {
+
+namespace {
+
+std::string version_text() {
+  return concat("heddle ", HEDDLE_VERSION, " (", describe_build(), ")\n", library_versions(), "\n");
+}
+
+// "[rank 3] train_lm" for a process that a launcher has started beside others.
+std::string speaker(const char* name) {
+  try {
+    const LaunchInfo launch = detect_launch();
+    if (launch.size > 1) return concat("[rank ", launch.rank, "] ", name);
+  } catch (const Error&) {  // which the program has met itself
+  }
+  return name;
+}
+
+// One line, whatever control characters a flag or a file has put into it.
+void complain(const char* name, const char* what) {
+  const std::string line = printable(what, std::string::npos);
+  std::fprintf(stderr, "%s: %s\n", speaker(name).c_str(), line.c_str());
+}
+
+}  // namespace
+
+void prepare_process(char** argv) {
+  // The next file that is opened would get the number of a closed stdin, stdout or stderr, and the
+  // messages. Opened the wrong way round, so that using one fails as it did.
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
+    if (::fcntl(fd, F_GETFD) == -1)
+      (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  // Waiting threads of libgomp spin: on a busy machine two training steps took 53 s instead of 5 s.
+  // It reads the limit as it is loaded, before main, hence the second start.
+  if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  if (::setenv("GOMP_SPINCOUNT", "10000", 0) != 0) return;
+  std::error_code error;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) ::execv(self.c_str(), argv);  // returns if it fails: then threads spin
+}
+
+int run_program(const char* name, int argc, char** argv,
+                const std::function<int(const Arguments&, const Arguments&)>& run) {
+  prepare_process(argv);
+  try {
+    Arguments environment;
+    for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
+    return run({argv, argv + argc}, environment);
+  } catch (const Error& error) {
+    complain(name, error.what());
+    return static_cast<int>(error.exit_code());
+  } catch (const std::bad_alloc&) {
+    complain(name, "out of memory");
+  } catch (const std::exception& error) {
+    complain(name, error.what());
+  }
+  return static_cast<int>(ExitCode::runtime);
+}
+
+void print(const std::string& text) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (!written || std::fflush(stdout) != 0) throw Error("stdout cannot be written");
+}
+
+bool answer_questions(const CommonOptions& o, const FlagTable& flags, const std::string& choices) {
+  if (o.help)
+    print(flags.help());
+  else if (o.man)
+    print(flags.manual());
+  else if (o.version)
+    print(version_text());
+  else if (o.list)
+    print(choices);
+  return o.help || o.man || o.version || o.list;
+}
+
+void print_warnings(const CommonOptions& o, const FlagTable& flags) {
+  if (o.quiet) return;
+  if (o.evaluate && o.init.empty())
+    std::fprintf(stderr, "--evaluate without --init: these weights have learned nothing\n");
+  for (const std::string& line : flags.warnings()) std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+}  // namespace heddle

@@ -1,0 +1,168 @@
+#include "apps/cli/resnet_options.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <set>
+
+#include "core/error.h"
+#include "layers/resnet.h"
+
+namespace heddle {
+
+namespace {
+
+// The defaults that depend on the data set. One place for --help, resolve() and the README.
+struct Recipe {
+  const char* arch;
+  int64_t image_size, batch_size, epochs;
+  double lr, weight_decay;
+  const char* augment;
+};
+
+constexpr Recipe kShapesRecipe = {"resnet20", 32, 64, 3, 0.1, 5e-4, "none"};
+constexpr Recipe kCifarRecipe = {"resnet20", 32, 64, 24, 0.1, 5e-4, "standard"};
+constexpr Recipe kFolderRecipe = {"resnet18", 224, 32, 30, 0.05, 1e-4, "standard"};
+constexpr double kAdamLr = 0.001, kAdamDecay = 0, kAdamwDecay = 0.01;
+
+const Recipe& recipe(DataKind kind) {
+  if (kind == DataKind::shapes) return kShapesRecipe;
+  return kind == DataKind::cifar ? kCifarRecipe : kFolderRecipe;
+}
+
+constexpr FlagTexts kTexts = {
+    .data =
+        "folder of CIFAR-10/100 binary files, folder with train/<class>/*.jpg|png, or shapes: "
+        "ten classes drawn on the fly",
+    .workers =
+        "threads that prepare batches; 0: between the steps; the batches are the same for "
+        "every number",
+    .epochs = "passes over the training images",
+    .batch_size = "images per step",
+    .evaluate = "validate once and do not train",
+    .list = "print architectures, optimizers, schedules and data formats",
+    .by_rule = "by data set",
+    .epochs_default = "by data set, or what --steps needs",
+    .lr_default = "by data set; 0.001 for adam, adamw",
+    .weight_decay_default = "by data set; 0 for adam, 0.01 for adamw",
+    .name_default = "the architecture",
+    .milestones_default = "1/2 and 3/4 of the run",
+};
+
+// Made for 32 pixels (He et al., section 4.2), whatever the image size.
+bool is_cifar_arch(const std::string& arch) {
+  const std::set<std::string> names = {"resnet20", "resnet32", "resnet44", "resnet56", "resnet110"};
+  return names.contains(arch);
+}
+
+std::string describe(const Recipe& r, const char* name) {
+  char line[160];
+  std::snprintf(line, sizeof line, "  %-8s %-9s %10d %10d %6d %6g %12g  %s\n", name, r.arch,
+                static_cast<int>(r.image_size), static_cast<int>(r.batch_size),
+                static_cast<int>(r.epochs), r.lr, r.weight_decay, r.augment);
+  return line;
+}
+
+}  // namespace
+
+DataKind data_kind(const std::string& data) {
+  namespace fs = std::filesystem;
+  if (data == "shapes") return DataKind::shapes;
+  std::error_code error;
+  check(fs::exists(data, error), "--data ", data, ": no such folder");
+  check(fs::is_directory(data, error), "--data ", data, ": expected a folder, found a file");
+  for (const char* name : {"data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin"}) {
+    if (fs::exists(fs::path(data) / name, error)) return DataKind::cifar;
+  }
+  return DataKind::folder;
+}
+
+const char* data_kind_name(DataKind kind) {
+  if (kind == DataKind::shapes) return "shapes";
+  return kind == DataKind::cifar ? "CIFAR" : "image folders";
+}
+
+FlagTable resnet_flags(TrainResnetOptions& o) {
+  FlagTable flags(
+      "train_resnet",
+      "Trains a residual network on images and writes a run folder. Without flags it "
+      "learns ten\nrendered shapes. Every flag can also be set in the environment "
+      "(HEDDLE_BATCH_SIZE=64) or in a\nfile (--config); the flag wins over the "
+      "environment, the environment over the file.\n\nDefaults by data set:\n"
+      "  data     arch      image-size batch-size epochs     lr weight-decay  augment\n" +
+          describe(kShapesRecipe, "shapes") + describe(kCifarRecipe, "CIFAR") +
+          describe(kFolderRecipe, "folders") +
+          "\nExit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged,\n75 stopped by "
+          "a "
+          "signal and saved.");
+  flags.group("Network");
+  flags.add("arch", &o.arch,
+            {.value = "NAME",
+             .help = "architecture",
+             .choices = resnet_archs(),
+             .default_text = "by data set"});
+  flags.add("stem", &o.stem,
+            {.value = "NAME",
+             .help = "first layers; auto takes cifar (3x3, no pooling) "
+                     "up to 64 pixels and in resnet20 to resnet110",
+             .choices = {"auto", "cifar", "imagenet"}});
+  flags.add("image-size", &o.image_size,
+            {.value = "N",
+             .help = "pixels on a side",
+             .min = 1,
+             .max = 4096,
+             .default_text = "by data set"});
+  flags.add("label-smoothing", &o.label_smoothing,
+            {.value = "X",
+             .help = "share of the target that "
+                     "is spread over all classes",
+             .max = 1,
+             .max_open = true});
+  flags.add("augment", &o.augment,
+            {.value = "NAME",
+             .help = "of training images",
+             .choices = {"none", "standard", "cutout"},
+             .default_text = "by data set"});
+  flags.add("head", &o.head,
+            {.value = "NAME",
+             .help = "name of the last layer in the file of --init, where it is not fc",
+             .default_text = "fc"});
+  add_common_flags(flags, o, kTexts);
+  flags.add("predict", &o.predict,
+            {.value = "IMAGE...",
+             .help = "print the five best classes of each image with the weights of --init, or "
+                     "with --train after training",
+             .replay = false});
+  flags.add("train", &o.train,
+            {.help = "train, and then --predict, which else needs --init and only predicts",
+             .replay = false});
+  return flags;
+}
+
+void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
+  const Recipe& r = recipe(kind);
+  set_default(flags, "arch", o.arch, r.arch);
+  set_default(flags, "image-size", o.image_size, r.image_size);
+  resolve_batch_size(o, flags, r.batch_size);
+  set_default(flags, "augment", o.augment, r.augment);
+  set_default(flags, "name", o.name, o.arch);
+  if (o.stem == "auto") o.stem = is_cifar_arch(o.arch) || o.image_size <= 64 ? "cifar" : "imagenet";
+  if (!flags.given("steps")) set_default(flags, "epochs", o.epochs, r.epochs);
+  const bool sgd = o.optimizer == "sgd";
+  set_default(flags, "lr", o.lr, sgd ? r.lr : kAdamLr);
+  const double adam_decay = o.optimizer == "adam" ? kAdamDecay : kAdamwDecay;
+  set_default(flags, "weight-decay", o.weight_decay, sgd ? r.weight_decay : adam_decay);
+
+  o.training = decide_training(o, o.predict.empty() ? "" : "predict");
+  flags.check_needs({{"predict", !o.dry_run && o.headroom == 0,
+                      "predicts nothing with --dry-run or --headroom"}});
+  resolve_common(o, flags, "shapes");
+}
+
+std::string list_choices() {
+  return list_row("architectures:", resnet_archs()) + list_training_choices() +
+         list_row("augmentations:", {"none", "standard", "cutout"}) +
+         list_row("data formats:", {"shapes (embedded),", "CIFAR-10 and CIFAR-100 binary,",
+                                    "train/<class>/*.jpg|png with val/ beside train/"});
+}
+
+}  // namespace heddle

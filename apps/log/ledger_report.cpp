@@ -1,0 +1,79 @@
+#include "apps/log/ledger_report.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace heddle {
+namespace {
+
+constexpr std::array kKinds{PayloadKind::values, PayloadKind::indices, PayloadKind::scales,
+                            PayloadKind::control};
+
+struct Row {
+  std::string layer;
+  std::array<int64_t, kKinds.size()> sent{};
+  int64_t all_sent = 0, all_received = 0;
+};
+
+std::string line(const Row& row, size_t width) {
+  char number[32];
+  std::string out = row.layer + std::string(width - row.layer.size(), ' ');
+  const auto column = [&](int64_t bytes) {
+    std::snprintf(number, sizeof number, " %14lld", static_cast<long long>(bytes));
+    out += number;
+  };
+  for (int64_t bytes : row.sent) column(bytes);
+  column(row.all_sent);
+  column(row.all_received);
+  return out + '\n';
+}
+
+}  // namespace
+
+std::string ledger_table(const Ledger& ledger, const Traffic& counted) {
+  std::vector<Row> rows;
+  Row total{.layer = "all"};
+  size_t width = sizeof "not in the ledger";
+  for (const auto& [key, entry] : ledger.entries()) {  // by layer, then kind
+    if (rows.empty() || rows.back().layer != key.first) rows.push_back({.layer = key.first});
+    width = std::max(width, key.first.size());
+    for (Row* row : {&rows.back(), &total}) {
+      row->sent[static_cast<size_t>(key.second)] += entry.sent;
+      row->all_sent += entry.sent;
+      row->all_received += entry.received;
+    }
+  }
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const Row& a, const Row& b) { return a.all_sent > b.all_sent; });
+  rows.push_back(total);
+  if (counted.sent != total.all_sent || counted.received != total.all_received)
+    rows.push_back({.layer = "not in the ledger",
+                    .all_sent = counted.sent - total.all_sent,
+                    .all_received = counted.received - total.all_received});
+  std::string out = "bytes sent" + std::string(width - 10, ' ');
+  char text[32];
+  const auto heading = [&](const char* name) {
+    std::snprintf(text, sizeof text, " %14s", name);
+    out += text;
+  };
+  for (PayloadKind kind : kKinds) heading(kind_name(kind));
+  heading("all");
+  heading("received");
+  out += '\n';
+  for (const Row& row : rows) out += line(row, width);
+  return out;
+}
+
+nlohmann::ordered_json ledger_json(const Ledger& ledger) {
+  nlohmann::ordered_json layers = nlohmann::ordered_json::object();
+  for (const auto& [key, entry] : ledger.entries())
+    layers[key.first][kind_name(key.second)] = {
+        {"payload", entry.payload}, {"sent", entry.sent}, {"received", entry.received}};
+  const Ledger::Entry total = ledger.total();
+  return {{"ledger", layers}, {"sent", total.sent}, {"received", total.received}};
+}
+
+}  // namespace heddle

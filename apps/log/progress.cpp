@@ -1,0 +1,130 @@
+#include "apps/log/progress.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+
+#include "core/error.h"
+#include "core/trace.h"
+
+namespace heddle {
+
+namespace {
+
+constexpr double kRedrawSeconds = 0.1;
+constexpr int64_t kMinBarWidth = 6, kMaxBarWidth = 24;
+
+bool is_smart_terminal(FILE* out) {
+  const char* term = std::getenv("TERM");
+  return isatty(fileno(out)) && term != nullptr && *term && std::string_view(term) != "dumb";
+}
+
+size_t terminal_columns(FILE* out) {
+  winsize size{};
+  return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+}  // namespace
+
+std::string format_duration(double seconds) {
+  const auto total = static_cast<int64_t>(std::lround(std::clamp(seconds, 0.0, 3.6e7)));
+  char text[32];
+  if (total >= 3600) {
+    std::snprintf(text, sizeof text, "%d:%02d:%02d", static_cast<int>(total / 3600),
+                  static_cast<int>(total / 60 % 60), static_cast<int>(total % 60));
+  } else {
+    std::snprintf(text, sizeof text, "%d:%02d", static_cast<int>(total / 60),
+                  static_cast<int>(total % 60));
+  }
+  return text;
+}
+
+Progress::Progress(const ProgressOptions& options) : options_(options), started_(steady_seconds()) {
+  if (options_.out == nullptr) options_.out = stderr;
+  bar_ = !options_.quiet && is_smart_terminal(options_.out);
+  const char* no_colour = std::getenv("NO_COLOR");
+  colour_ = bar_ && (no_colour == nullptr || *no_colour == '\0');
+}
+
+Progress::~Progress() { clear(); }
+
+std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr,
+                           bool show_lr) const {
+  const double elapsed = std::max(steady_seconds() - started_, 1e-9);
+  const double left = elapsed / static_cast<double>(steps_) *
+                      static_cast<double>(std::max<int64_t>(options_.total_steps - step, 0));
+  char text[160], rate[32] = "";
+  if (show_lr) std::snprintf(rate, sizeof rate, "  lr %.4g", lr);
+  std::snprintf(text, sizeof text, "epoch %lld  step %lld/%lld  loss %.4f%s  %.0f %s/s  %s left",
+                static_cast<long long>(epoch), static_cast<long long>(step),
+                static_cast<long long>(options_.total_steps), loss, rate,
+                static_cast<double>(samples_) / elapsed, options_.unit,
+                format_duration(left).c_str());
+  std::string out = text;
+  if (sent_ <= 0) return out;
+  std::snprintf(text, sizeof text, "  ratio %.3g  exposed %.0f %%", dense_ / sent_,
+                100 * exposed_s_ / std::max(step_s_, 1e-9));
+  return out + text;
+}
+
+void Progress::exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s) {
+  constexpr double kKeep = 0.95;
+  dense_ = kKeep * dense_ + static_cast<double>(dense);
+  sent_ = kKeep * sent_ + static_cast<double>(sent);
+  exposed_s_ = kKeep * exposed_s_ + exposed_s;
+  step_s_ = kKeep * step_s_ + step_s;
+}
+
+void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t samples) {
+  samples_ += samples;
+  ++steps_;
+  if (options_.quiet) return;
+  if (!bar_) {
+    if (step % options_.print_freq == 0) {
+      std::fprintf(options_.out, "%s\n", line(step, epoch, loss, lr).c_str());
+    }
+    return;
+  }
+  const double now = steady_seconds();
+  if (drawn_ && now - drawn_at_ < kRedrawSeconds && step < options_.total_steps) return;
+  // The bar gets what the figures leave of the line; a line that wraps could not be redrawn.
+  const auto columns = static_cast<int64_t>(terminal_columns(options_.out)) - 1;
+  std::string figures = line(step, epoch, loss, lr);
+  if (std::ssize(figures) > columns) figures = line(step, epoch, loss, lr, false);
+  const int64_t room = columns - static_cast<int64_t>(figures.size()) - 3;
+  std::string text = figures.substr(0, static_cast<size_t>(columns));
+  if (room >= kMinBarWidth) {
+    const int64_t width = std::min<int64_t>(room, kMaxBarWidth);
+    const int64_t total = std::max<int64_t>(options_.total_steps, 1);
+    const int64_t filled = std::clamp<int64_t>(step * width / total, 0, width);
+    const std::string done(static_cast<size_t>(filled), '=');
+    text = concat("[", done, std::string(static_cast<size_t>(width - filled), ' '), "] ", figures);
+  }
+  const char* begin = colour_ ? "\033[36m" : "";
+  const char* end = colour_ ? "\033[0m" : "";
+  std::fprintf(options_.out, "\r%s%s%s\033[K", begin, text.c_str(), end);
+  std::fflush(options_.out);
+  drawn_ = true;
+  drawn_at_ = now;
+}
+
+void Progress::note(const std::string& line) {
+  if (options_.quiet) return;
+  clear();
+  std::fprintf(options_.out, "%s\n", line.c_str());
+}
+
+void Progress::clear() {
+  if (drawn_) std::fprintf(options_.out, "\r\033[K");
+  drawn_ = false;
+}
+
+void Progress::pause() { paused_at_ = steady_seconds(); }
+
+void Progress::resume() { started_ += steady_seconds() - paused_at_; }
+
+}  // namespace heddle

@@ -1,0 +1,106 @@
+#include "apps/models/evaluate_images.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/kernels.h"
+#include "core/trace.h"
+#include "data/feed.h"
+#include "layers/loss.h"
+
+namespace heddle {
+namespace {
+
+constexpr int64_t kBatchesPerSign = 8;
+
+}  // namespace
+
+Var network_input(const Tensor& images, Device device, DType dtype) {
+  const Tensor here = images.to(device);
+  return Var(dtype == here.dtype() ? here : converted(here, dtype, Layout::plain));
+}
+
+Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
+                    DataParallelOptimizer* learners) {
+  const double begin = steady_seconds();
+  Evaluation out{.loss = 0};
+  int64_t first = 0, five = 0;
+  const bool together = learners != nullptr && learners->learners() > 1;
+  int64_t batches = 0;
+  BatchFeed feed(loader.epoch(0), loader.augmentation(), device, dtype);
+  while (feed.next()) {
+    const FedBatch& batch = feed.batch();
+    // A sign of life now and then, as often on all ranks: who waits gives up after a time.
+    if (together && ++batches % kBatchesPerSign == 0)
+      learners->collective("evaluation", [](Communicator& comm) { comm.barrier(); });
+    if (batch.count == 0) continue;  // fewer images than learners were left
+    Tape tape({.training = false});
+    const Var logits = model.forward(tape, Var(batch.images));
+    const Var loss = softmax_cross_entropy(tape, logits, batch.labels);
+    (void)feed.prefetch();
+    out.loss += static_cast<double>(loss.value().item()) * static_cast<double>(batch.count);
+    out.samples += batch.count;
+    first += count_top_k(logits.value(), batch.labels, 1);
+    five += count_top_k(logits.value(), batch.labels, 5);
+  }
+  if (together) {
+    const Tensor counts = Tensor::empty_on(Device{}, {3}, DType::i64);
+    const Tensor loss = Tensor::from({static_cast<float>(out.loss)});
+    int64_t* c = counts.data<int64_t>();
+    c[0] = out.samples, c[1] = first, c[2] = five;
+    learners->collective("evaluation", [&](Communicator& comm) {
+      comm.all_reduce(counts);
+      comm.all_reduce(loss);
+    });
+    out.samples = c[0], first = c[1], five = c[2], out.loss = loss.item();
+  }
+  check(out.samples > 0, "validation: expected images, found none");
+  const double samples = static_cast<double>(out.samples);
+  out.loss /= samples;
+  out.acc1 = 100.0 * static_cast<double>(first) / samples;
+  out.acc5 = 100.0 * static_cast<double>(five) / samples;
+  out.seconds = steady_seconds() - begin;
+  return out;
+}
+
+void average_buffers(ParameterStore& store, DataParallelOptimizer& learners) {
+  if (learners.learners() == 1) return;
+  learners.collective("batch norm", [&](Communicator& comm) {
+    for (Buffer& buffer : store.buffers()) {
+      if (buffer.value.dtype() != DType::f32) continue;
+      comm.all_reduce(buffer.value);
+      scale(buffer.value, 1.0f / static_cast<float>(comm.size()));
+    }
+  });
+}
+
+std::vector<Guess> predict(const ResNet& model, const std::string& file,
+                           const Augmentation& prepare, Device device, int count) {
+  Image image;
+  read_image_file(file, image);
+  Tensor pixels = Tensor::empty_on(Device{}, {1, 3, prepare.size, prepare.size});
+  augment(prepare, image, Philox(0, 0), 0, pixels.data<float>());
+  Tape tape({.training = false});
+  const Var logits = model.forward(tape, Var(pixels.to(device)));
+  const std::vector<float> scores = logits.value().to_vector();
+
+  const float best = *std::max_element(scores.begin(), scores.end());
+  const auto finite = [](float score) { return std::isfinite(score); };
+  check(std::all_of(scores.begin(), scores.end(), finite), file,
+        ": the network's output is not finite");
+  double total = 0;
+  for (const float score : scores) total += std::exp(static_cast<double>(score - best));
+  std::vector<int> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return scores[a] > scores[b]; });
+  std::vector<Guess> out;
+  for (int i = 0; i < std::min<int>(count, static_cast<int>(order.size())); ++i) {
+    const double score = scores[static_cast<size_t>(order[i])];
+    out.push_back({order[i], std::exp(score - static_cast<double>(best)) / total});
+  }
+  return out;
+}
+
+}  // namespace heddle

@@ -1,0 +1,132 @@
+#include "apps/models/evaluate_text.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/random.h"
+#include "core/trace.h"
+#include "data/text.h"
+#include "layers/loss.h"
+
+namespace heddle {
+
+namespace {
+
+// Tokens that are read at once. It changes no result: the state goes on from window to window.
+constexpr int64_t kWindow = 64;
+constexpr int64_t kWindowsPerSign = 16;
+
+// i32 (T, 1) on the host.
+Tensor as_column(const int32_t* tokens, int64_t count) {
+  Tensor out = Tensor::empty_on(Device{}, {count, 1}, DType::i32);
+  std::copy_n(tokens, count, out.data<int32_t>());
+  return out;
+}
+
+// Reads on, and returns the logits behind the last token.
+std::vector<float> read_on(const LstmLm& model, const int32_t* tokens, int64_t count,
+                           LstmState& state) {
+  Tape tape({.training = false});
+  const Tensor logits = model.forward(tape, as_column(tokens, count), state).value();
+  return logits.slice(count - 1, count).to_vector();
+}
+
+// Calls `before` with the number of each window.
+template <class Before>
+TextEvaluation read_text(const LstmLm& model, const std::vector<int32_t>& text, Before before) {
+  const double begin = steady_seconds();
+  const TokenBatches windows(text, {.batch_size = 1, .bptt = kWindow});
+  LstmState state = model.zero_state(1);
+  TextEvaluation out;
+  double sum = 0;
+  for (int64_t i = 0; i < windows.size(); ++i) {
+    before(i);
+    const TokenWindow window = windows.window(i);
+    Tape tape({.training = false});
+    const Var logits = model.forward(tape, window.inputs, state);
+    const Var loss = softmax_cross_entropy(tape, logits, window.targets);
+    sum += static_cast<double>(loss.value().item()) * static_cast<double>(window.targets.size());
+    out.tokens += window.targets.size();
+  }
+  out.loss = sum / static_cast<double>(out.tokens);
+  out.seconds = steady_seconds() - begin;
+  return out;
+}
+
+}  // namespace
+
+TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& text) {
+  return read_text(model, text, [](int64_t) {});
+}
+
+TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>& text,
+                                 DataParallelOptimizer& learners) {
+  if (learners.learners() == 1) return evaluate_text(model, text);
+  // A sign of life now and then: who waits gives up after a time without an answer.
+  const auto sign = [&](int64_t window) {
+    if (window % kWindowsPerSign == 0)
+      learners.collective("evaluation", [](Communicator& comm) { comm.barrier(); });
+  };
+  TextEvaluation out;
+  const Tensor loss = Tensor::from({0.0f}), tokens = Tensor::empty_on(Device{}, {1}, DType::i64);
+  tokens.fill_zero();
+  int rank = 0;
+  learners.collective("evaluation", [&](Communicator& comm) { rank = comm.rank(); });
+  if (rank == 0) {
+    out = read_text(model, text, sign);
+    loss.data<float>()[0] = static_cast<float>(out.loss);
+    tokens.data<int64_t>()[0] = out.tokens;
+  } else {
+    const TokenBatches windows(text, {.batch_size = 1, .bptt = kWindow});
+    const double begin = steady_seconds();
+    for (int64_t i = 0; i < windows.size(); ++i) sign(i);
+    out.seconds = steady_seconds() - begin;
+  }
+  learners.collective("evaluation", [&](Communicator& comm) {
+    comm.broadcast(loss, 0);
+    comm.broadcast(tokens, 0);
+  });
+  out.loss = loss.item();
+  out.tokens = tokens.data<int64_t>()[0];
+  return out;
+}
+
+int32_t sample_token(const std::vector<float>& logits, double temperature, double u) {
+  const auto finite = [](float z) { return std::isfinite(z); };
+  if (!std::all_of(logits.begin(), logits.end(), finite)) {
+    throw Error("generating: the model's output is not finite");
+  }
+  const auto best = std::max_element(logits.begin(), logits.end());
+  if (temperature == 0) return static_cast<int32_t>(best - logits.begin());
+  std::vector<double> sums(logits.size());  // of the tokens' weights so far
+  double total = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    total += std::exp((static_cast<double>(logits[i]) - double{*best}) / temperature);
+    sums[i] = total;
+  }
+  const auto token = std::upper_bound(sums.begin(), sums.end(), u * total);
+  // Rounding may leave u * total at the very end, where tokens of no weight stand too.
+  const auto last = std::lower_bound(sums.begin(), sums.end(), total);
+  return static_cast<int32_t>(std::min(token, last) - sums.begin());
+}
+
+std::vector<int32_t> continue_text(const LstmLm& model, const std::vector<int32_t>& prompt,
+                                   const ContinueOptions& options) {
+  check(!prompt.empty(), "generating: expected a prompt of at least one token");
+  const Philox rng(options.seed, stream_id(Stream::sample));
+  LstmState state = model.zero_state(1);
+  std::vector<float> logits;
+  const auto size = static_cast<int64_t>(prompt.size());
+  for (int64_t i = 0; i < size; i += kWindow) {
+    logits = read_on(model, prompt.data() + i, std::min(kWindow, size - i), state);
+  }
+  std::vector<int32_t> out;
+  for (int64_t i = 0; i < options.tokens; ++i) {
+    if (i > 0) logits = read_on(model, &out.back(), 1, state);
+    const double u = (rng.bits(static_cast<uint64_t>(i)) + 0.5) / 4294967296.0;
+    out.push_back(sample_token(logits, options.temperature, u));
+  }
+  return out;
+}
+
+}  // namespace heddle

@@ -1,0 +1,51 @@
+// What a language model's weights file says beside its tensors, in the metadata of a safetensors
+// file with the names of PyTorch's word_language_model example: level and vocabulary, and for
+// people and other programs the sizes too. The vocabulary is a JSON array: at word level of
+// strings, at character level of bytes as numbers, because a byte alone need not be text.
+//
+//   save_lm("runs/a/model.safetensors", model, corpus.level, corpus.vocabulary);
+//   LmCard card = read_lm_card(WeightsFile("runs/a"));
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "apps/models/weights.h"
+#include "data/text.h"
+#include "layers/lstm_lm.h"
+
+namespace heddle {
+
+// Zero and empty where the file says nothing: files from PyTorch know neither level nor vocabulary.
+// The sizes are those of the tensors.
+struct LmCard {
+  TextLevel level = TextLevel::automatic;
+  Vocabulary vocabulary;
+  int64_t emsize = 0, nhid = 0, nlayers = 0;
+  bool tied = false;
+};
+
+// Throws InputError for a card that cannot be, or that contradicts the tensors, and for what is no
+// language model.
+LmCard read_lm_card(const WeightsFile& file);
+
+// The metadata that say it.
+std::map<std::string, std::string> lm_metadata(const LstmLm& model, TextLevel level,
+                                               const Vocabulary& vocabulary);
+
+// Throws Error when the file cannot be written; nothing is left under its name then.
+void save_lm(const std::string& path, const LstmLm& model, TextLevel level,
+             const Vocabulary& vocabulary);
+
+// The vocabulary as the card holds it.
+std::string format_vocabulary(const Vocabulary& vocabulary, TextLevel level);
+// Throws InputError with `where` for text that is no such array.
+Vocabulary parse_vocabulary(const std::string& text, const std::string& where);
+
+// Throws InputError that names the first difference unless both hold the same tokens with the same
+// numbers.
+void check_same_vocabulary(const Vocabulary& corpus, const std::string& corpus_name,
+                           const Vocabulary& file, const std::string& file_name);
+
+}  // namespace heddle

@@ -1,0 +1,213 @@
+#include "apps/report/watch.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string_view>
+#include <thread>
+
+#include "apps/log/progress.h"
+#include "apps/report/svg.h"
+#include "core/error.h"
+#include "core/files.h"
+
+namespace heddle {
+namespace {
+
+constexpr int kChartRows = 9, kScaleWidth = 9;
+constexpr int64_t kRecentSteps = 20;
+constexpr double kLongSteps = 10, kLongSeconds = 30;  // without a line: both
+
+struct Terminal {
+  int columns = 80;
+  bool redraws = false, utf8 = false;
+};
+
+Terminal terminal() {
+  Terminal out;
+  winsize size{};
+  if (ioctl(fileno(stdout), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) out.columns = size.ws_col;
+  const char* term = std::getenv("TERM");
+  out.redraws = isatty(fileno(stdout)) && term != nullptr && *term != '\0' &&
+                std::string_view(term) != "dumb";
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') {
+      const std::string_view text = value;
+      out.utf8 = text.find("UTF-8") != text.npos || text.find("utf8") != text.npos;
+      break;
+    }
+  return out;
+}
+
+// The dots of a chart; a cell of Braille holds two by four.
+class Canvas {
+ public:
+  Canvas(int columns, int rows, bool utf8)
+      : columns_(columns), utf8_(utf8), cells_(static_cast<size_t>(columns * rows)) {}
+
+  void dot(int x, int y) {
+    static constexpr int kBits[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
+    cells_[static_cast<size_t>(y / 4 * columns_ + x / 2)] |= kBits[y % 4][x % 2];
+  }
+  void line(int x0, int y0, int x1, int y1) {
+    const int steps = std::max({std::abs(x1 - x0), std::abs(y1 - y0), 1});
+    for (int i = 0; i <= steps; ++i) dot(x0 + (x1 - x0) * i / steps, y0 + (y1 - y0) * i / steps);
+  }
+  std::string row(int number) const {
+    std::string out;
+    for (int c = 0; c < columns_; ++c) {
+      const int bits = cells_[static_cast<size_t>(number * columns_ + c)];
+      if (!utf8_) {
+        out += bits != 0 ? '*' : ' ';
+        continue;
+      }
+      out += "\xe2";  // U+2800 + bits
+      out += static_cast<char>(0xa0 | bits >> 6);
+      out += static_cast<char>(0x80 | (bits & 0x3f));
+    }
+    return out;
+  }
+
+ private:
+  int columns_;
+  bool utf8_;
+  std::vector<int> cells_;
+};
+
+std::string scale_text(double value) {
+  std::string text = significant(value, 4);
+  const size_t width = kScaleWidth - 2;
+  if (text.size() < width) text.insert(0, width - text.size(), ' ');
+  return text + "  ";
+}
+
+// Since the last line was written; 0 where that cannot be told.
+double idle_seconds(const std::string& folder) {
+  std::error_code error;
+  const auto written =
+      std::filesystem::last_write_time(std::filesystem::path(folder) / "metrics.jsonl", error);
+  if (error) return 0;
+  const auto now = std::filesystem::file_time_type::clock::now();
+  return std::chrono::duration<double>(now - written).count();
+}
+
+// A run that was killed leaves no last line; nor does one that evaluates for long.
+std::string idle_text(const RunRecord& run, double step_s, double idle_s) {
+  if (!run.summary.empty() || idle_s < std::max(kLongSeconds, kLongSteps * step_s)) return "";
+  return "  nothing written for " + format_duration(idle_s) + ": evaluating, waiting, or dead\n";
+}
+
+std::string recent_text(const RunRecord& run, double idle_s) {
+  const auto begin = run.steps.end() - std::min<int64_t>(kRecentSteps, std::ssize(run.steps));
+  double seconds = 0, exposed = 0, sent = 0, dense = 0, rate = 0;
+  for (auto s = begin; s != run.steps.end(); ++s) {
+    seconds += s->seconds();
+    exposed += s->exposed;
+    sent += s->sent;
+    dense += s->dense;
+    rate += s->rate / static_cast<double>(run.steps.end() - begin);
+  }
+  const StepRecord& last = run.steps.back();
+  std::string out =
+      concat("  loss ", significant(last.loss, 4), "  lr ", significant(last.lr, 3), "  ",
+             scaled(rate), run.rate_key == "tokens_per_s" ? " tokens/s" : " images/s");
+  if (const std::string steps = run.setting("steps"); !steps.empty() && run.summary.empty()) {
+    const double left = std::atof(steps.c_str()) - static_cast<double>(last.step);
+    if (left > 0)
+      out += "  " + format_duration(left * seconds / static_cast<double>(run.steps.end() - begin)) +
+             " left";
+  }
+  if (!std::isnan(sent))
+    out += concat("\n  ratio ", significant(dense / sent, 3), "  exposed ",
+                  significant(100 * exposed / seconds, 2), " % of a step");
+  const double step_s = seconds / static_cast<double>(run.steps.end() - begin);
+  return out + '\n' + idle_text(run, step_s, idle_s);
+}
+
+}  // namespace
+
+std::string terminal_chart(const std::vector<std::pair<double, double>>& values, int columns,
+                           int rows, bool utf8) {
+  std::vector<std::pair<double, double>> finite;
+  for (const auto& value : values)
+    if (std::isfinite(value.second)) finite.push_back(value);
+  const int wide = columns - kScaleWidth;
+  if (finite.empty() || wide < 4 || rows < 2) return "";
+  double low = INFINITY, high = -INFINITY;
+  for (const auto& [x, y] : finite) low = std::min(low, y), high = std::max(high, y);
+  const Scale to_x = Scale::linear(finite.front().first, finite.back().first, 0, 2 * wide - 1);
+  const double room = high > low ? 0 : std::abs(high) * 0.1 + 1e-6;
+  const Scale to_y = Scale::linear(low - room, high + room, 4 * rows - 1, 0);
+  Canvas canvas(wide, rows, utf8);
+  int x = -1, y = 0;
+  for (const auto& [at, value] : finite) {
+    const int next_x = static_cast<int>(to_x(at)), next_y = static_cast<int>(to_y(value));
+    canvas.line(x < 0 ? next_x : x, x < 0 ? next_y : y, next_x, next_y);
+    x = next_x;
+    y = next_y;
+  }
+  std::string out;
+  for (int r = 0; r < rows; ++r) {
+    const bool first = r == 0, last = r == rows - 1;
+    out += first ? scale_text(high + room)
+                 : (last ? scale_text(low - room) : std::string(kScaleWidth, ' '));
+    out += canvas.row(r) + '\n';
+  }
+  return out;
+}
+
+std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle_s) {
+  std::string out = printable(run.folder, 400);
+  const std::string left_out = run.broken_lines == 0
+                                   ? ""
+                                   : concat("  left out of metrics.jsonl: lines that are none, ",
+                                            run.broken_lines, "; line ", run.first_broken, '\n');
+  if (run.steps.empty()) return out + "\n  no step yet\n" + left_out + idle_text(run, 0, idle_s);
+  const StepRecord& last = run.steps.back();
+  out += concat("  epoch ", last.epoch, "  step ", last.step);
+  if (const std::string steps = run.setting("steps"); !steps.empty()) out += "/" + printable(steps);
+  if (const auto end = run.summary.find("summary"); end != run.summary.end() && end->is_string())
+    out += "  " + printable(end->get<std::string>());
+  out += '\n' + recent_text(run, idle_s) + left_out;
+  const std::string key = run.score_key();
+  for (auto score = run.scores.rbegin(); score != run.scores.rend(); ++score)
+    if (const auto found = score->values.find(key); found != score->values.end()) {
+      out += concat("  ", printable(score->split), " ", key, " ", significant(found->second, 4),
+                    " after epoch ", score->epoch, '\n');
+      break;
+    }
+  std::vector<std::pair<double, double>> losses;  // a mean for each column
+  const auto count = std::ssize(run.steps);
+  const int64_t points = std::min<int64_t>(count, std::max(columns - kScaleWidth, 4));
+  for (int64_t p = 0; p < points; ++p) {
+    const int64_t begin = p * count / points, end = (p + 1) * count / points;
+    double sum = 0;
+    for (int64_t i = begin; i < end; ++i) sum += run.steps[static_cast<size_t>(i)].loss;
+    losses.emplace_back(static_cast<double>(p), sum / static_cast<double>(end - begin));
+  }
+  return out + terminal_chart(losses, columns, kChartRows, utf8);
+}
+
+void watch_run(const std::string& folder, bool once) {
+  const auto lines = [](const std::string& text) { return std::ranges::count(text, '\n'); };
+  int64_t drawn = 0;
+  while (true) {
+    const Terminal screen = terminal();
+    const RunRecord run = read_run(folder);
+    const std::string text = watch_text(run, screen.columns, screen.utf8, idle_seconds(folder));
+    if (drawn > 0) std::printf("\033[%lldA\033[J", static_cast<long long>(drawn));
+    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+      throw Error("stdout cannot be written");
+    drawn = lines(text);
+    if (once || !screen.redraws || !run.summary.empty()) return;
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+}
+
+}  // namespace heddle

@@ -1,0 +1,221 @@
+#include "apps/session/exchange.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "apps/session/layer_plan.h"
+#include "compress/compressed_reducer.h"
+#include "compress/families.h"
+#include "core/error.h"
+
+namespace heddle {
+namespace {
+
+// One epoch, but no more than a twentieth of the run, and a hundred steps at least.
+int64_t first_compressed_step(const CommonOptions& o, const StepPlan& plan) {
+  if (o.compress_start >= 0) return o.compress_start;
+  return std::max<int64_t>(100, std::min(plan.steps_per_epoch, plan.total_steps / 20));
+}
+
+// "auto" and "auto:SPEC": by bucket dense or compressed, as measured.
+constexpr const char* kAutomatic = "auto";
+bool is_automatic(const CommonOptions& o) {
+  return o.compress == kAutomatic || o.compress.starts_with(concat(kAutomatic, ":"));
+}
+
+// For people, and exchange-<step>.json in the run folder.
+void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
+                 const std::function<void(const std::string&)>& log) {
+  const size_t buckets = choice.compressed.size();
+  const auto messages = buckets - static_cast<size_t>(std::ranges::count(choice.joined, true));
+  char text[300];
+  std::snprintf(
+      text, sizeof text,
+      "step %lld: %lld of %zu buckets are compressed%s: a step behind forward takes %.1f ms, "
+      "if all were dense %.1f, if all were compressed %.1f",
+      static_cast<long long>(choice.step),
+      static_cast<long long>(std::ranges::count(choice.compressed, true)), buckets,
+      messages == buckets ? "" : concat(", and travel as ", messages).c_str(),
+      1e3 * choice.used_s(), 1e3 * choice.dense_s, 1e3 * choice.compressed_s);
+  std::string line = text;
+  if (choice.dropped) {
+    std::snprintf(text, sizeof text, "; %.1f were expected of another choice, which took %.1f",
+                  1e3 * choice.chosen_s, 1e3 * choice.found_s);
+    line += text;
+  }
+  if (log) log(line);
+  if (folder == nullptr) return;
+  nlohmann::ordered_json json = {{"step", choice.step},
+                                 {"dense_s", choice.dense_s},
+                                 {"compressed_s", choice.compressed_s},
+                                 {"chosen_s", choice.chosen_s},
+                                 {"found_s", nullptr},
+                                 {"dropped", choice.dropped}};
+  if (choice.found_s > 0) json["found_s"] = choice.found_s;
+  const auto times = [](const BucketTimes& b) -> nlohmann::ordered_json {
+    return {{"ready_s", b.ready_s},
+            {"code_s", b.code_s},
+            {"comm_s", b.comm_s},
+            {"latencies", b.latencies}};
+  };
+  for (size_t i = 0; i < buckets; ++i)
+    json["buckets"].push_back({{"compressed", static_cast<bool>(choice.compressed[i])},
+                               {"joined", static_cast<bool>(choice.joined[i])},
+                               {"dense", times(choice.dense.buckets[i])},
+                               {"packed", times(choice.packed.buckets[i])},
+                               {"parameters", choice.parameters[i]}});
+  folder->write_optional(concat("exchange-", choice.step, ".json"), json_line(json));
+}
+
+// Of a family that compresses: every other one is a CompressedReducer.
+std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
+                                               const ParameterStore& store) {
+  std::unique_ptr<Reducer> reducer = make_reducer(compress_spec(o),
+                                                  {.seed = static_cast<uint64_t>(o.seed),
+                                                   .dense_layers = o.dense_layers,
+                                                   .min_compress = o.min_compress},
+                                                  store);
+  check(o.dense_layers.empty() || std::ranges::any_of(store.parameters(),
+                                                      [&](const Parameter& p) {
+                                                        return std::regex_search(
+                                                            p.name, std::regex(o.dense_layers));
+                                                      }),
+        "--dense-layers ", o.dense_layers, ": matches no parameter; the first is called ",
+        store.parameters().front().name);
+  auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
+  (void)reducer.release();
+  return std::unique_ptr<CompressedReducer>(&compressed);
+}
+
+bool residual_momentum(const CommonOptions& o, const CompressedReducer& reducer) {
+  if (o.optimizer != "sgd" || o.momentum == 0) return false;
+  const std::string& mode = o.compressed_momentum;
+  check(mode != "residual" || reducer.keeps_residuals(),
+        "--compressed-momentum residual: ", reducer.name(), " keeps no residuals");
+  return mode != "full" && reducer.keeps_residuals();
+}
+
+double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.0; }
+
+// "gradients: scalecom:rate=100, dense for the first 390 of 6240 steps"
+std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
+                              const CompressSpec& spec, int learners,
+                              const DataParallelOptions& parallel) {
+  const int64_t start = parallel.compress_start;
+  std::string out = "gradients: " + to_string(spec);
+  if (is_automatic(o))
+    out += " or dense, by bucket, whichever is faster: tries both first, for 12 to 54 steps";
+  if (start >= plan.total_steps) {
+    out += concat(", but dense in all ", plan.total_steps, " steps (--compress-start ", start, ")");
+  } else if (start > 0) {
+    out += concat(", dense for the first ", start, " of ", plan.total_steps, " steps");
+  }
+  if (!o.plan.empty()) out += ", by layer: " + o.plan;
+  if (parallel.residual_momentum) out += "; momentum is for what travels dense";
+  if (learners == 1 && start < plan.total_steps)
+    out += "; compressed, though one learner sends them to nobody";
+  return out;
+}
+
+}  // namespace
+
+CompressSpec compress_spec(const CommonOptions& o) {
+  if (o.compress == kAutomatic) return parse_compress("scalecom:rate=100");
+  return parse_compress(is_automatic(o) ? o.compress.substr(o.compress.find(':') + 1) : o.compress);
+}
+
+void check_exchange(const CommonOptions& o) {
+  check(!is_automatic(o) || compress_spec(o).family != "none", "--compress ", o.compress,
+        ": nothing to choose from");
+  check(!is_automatic(o) || (o.layerwise == "uniform" && o.plan.empty()),
+        "--compress auto decides by bucket: not together with --layerwise or --plan");
+  check(!is_automatic(o) || !o.deterministic,
+        "--compress auto: its choices depend on measured times, which --deterministic excludes");
+  check_layerwise(o);
+}
+
+ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store) {
+  if (o.compress == "none") return {.payload = store.count() * 4};
+  const auto reducer = reducer_for(o, store);
+  if (!o.plan.empty()) apply_layer_plan(o, store, static_cast<int>(o.learners), *reducer);
+  ExchangePlan plan;
+  for (const Parameter& p : store.parameters()) {
+    plan.payload += reducer->payload(p.name);
+    plan.compressed_tensors += reducer->compresses(p.name) ? 1 : 0;
+  }
+  for (const auto& [name, x] : reducer->named_state()) plan.state += x.bytes();
+  return plan;
+}
+
+DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
+                                     Communicator& comm, const StepPlan& plan,
+                                     const RunFolder* folder,
+                                     const std::function<void(const std::string&)>& log,
+                                     const DataParallelOptions& others) {
+  const CompressSpec spec = compress_spec(o);
+  std::unique_ptr<CompressedReducer> reducer;
+  DataParallelOptions parallel = others;
+  parallel.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
+  parallel.overlap = o.overlap == "on";
+  parallel.control_words = true;
+  if (spec.family != "none") {
+    reducer = reducer_for(o, store);
+    parallel.compress_start = first_compressed_step(o, plan);
+    parallel.shadow_every = o.shadow;
+    parallel.planner = planner_options(o, plan, store, comm.size(), folder, log);
+    if (is_automatic(o)) {
+      parallel.chooser.every = std::max<int64_t>(plan.steps_per_epoch, 500);
+      parallel.chooser.on_choice = [folder, log](const ExchangeChoice& choice) {
+        tell_choice(choice, folder, log);
+      };
+    }
+    if (!o.plan.empty()) apply_layer_plan(o, store, comm.size(), *reducer);
+    parallel.residual_momentum = residual_momentum(o, *reducer);
+    if (log) log(describe_exchange(o, plan, spec, comm.size(), parallel));
+  }
+  OptimizerOptions options = optimizer_options(o, log);
+  // What a residual holds back must not be clipped away after it was sent: then clip before.
+  const bool local = o.clip_mode.empty() ? reducer != nullptr && reducer->keeps_residuals()
+                                         : o.clip_mode == "local";
+  if (local && (comm.size() > 1 || reducer != nullptr)) {
+    parallel.local_clip = o.clip_grad_norm;
+    options.clip_grad_norm = 0;
+  } else if (log && o.clip_grad_norm > 0 && reducer != nullptr && reducer->keeps_residuals()) {
+    log("--clip-mode " + o.clip_mode +
+        " clips what has been sent: what it cuts off is in no residual, and lost");
+  }
+  return {store, make_rule(o), comm, options, parallel, std::move(reducer)};
+}
+
+Ratios ratios(const DataParallelOptimizer& optimizer, const ParameterStore& store) {
+  const DataParallelOptimizer::Totals totals = optimizer.totals();
+  Ratios out;
+  if (totals.compressed_steps == 0) return out;
+  const auto steps = static_cast<double>(totals.compressed_steps);
+  double dense_all = 0, sent_all = 0, dense_layers = 0, sent_layers = 0;
+  for (const Parameter& p : store.parameters()) {
+    const auto entry = optimizer.ledger().entries().find({p.name, PayloadKind::values});
+    if (entry == optimizer.ledger().entries().end()) continue;
+    const double dense = static_cast<double>(p.size()) * 4;
+    const double sent = (static_cast<double>(entry->second.payload) -
+                         dense * static_cast<double>(totals.dense_steps)) /
+                        steps;
+    dense_all += dense;
+    sent_all += sent;
+    if (sent >= dense) continue;
+    dense_layers += dense;
+    sent_layers += sent;
+  }
+  out.layers = quotient(dense_layers, sent_layers);
+  out.values = quotient(dense_all, sent_all);
+  const auto dense_bytes = static_cast<double>(optimizer.dense_bytes());
+  out.wire = quotient(dense_bytes * steps, static_cast<double>(totals.compressed_sent));
+  out.run = quotient(dense_bytes * (steps + static_cast<double>(totals.dense_steps)),
+                     static_cast<double>(totals.compressed_sent + totals.dense_sent));
+  return out;
+}
+
+}  // namespace heddle

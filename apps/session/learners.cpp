@@ -1,0 +1,210 @@
+#include "apps/session/learners.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "apps/log/run_folder.h"
+#include "comm/launch.h"
+#include "comm/mpi_communicator.h"
+#include "comm/threads.h"
+#ifdef HEDDLE_CUDA
+#include "comm/nccl_communicator.h"
+#endif
+#include "core/context.h"
+#include "core/error.h"
+
+namespace heddle {
+namespace {
+
+int run_threads(const CommonOptions& o, int size, const std::function<int(Communicator&)>& body) {
+  ThreadsOptions options;
+  options.timeout_s = o.comm_timeout;
+  if (!o.net.empty()) options.net = parse_net(o.net);
+  auto comms = make_threads(size, options);
+  std::vector<int> results(static_cast<size_t>(size));
+  std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  const auto learn = [&](size_t r) {
+    try {
+      results[r] = body(*comms[r]);
+    } catch (const std::exception& error) {
+      failures[r] = std::current_exception();
+      comms[r]->abort(concat("rank ", r, ": ", error.what()));
+    }
+  };
+  try {
+    for (size_t r = 0; r < comms.size(); ++r) threads.emplace_back(learn, r);
+  } catch (const std::exception& error) {  // no more threads to be had
+    failures.back() = std::current_exception();
+    comms[0]->abort(error.what());
+  }
+  for (std::thread& thread : threads) thread.join();
+  // The cause, not the echo: what the others throw says only that they were stopped.
+  std::exception_ptr echo;
+  for (const std::exception_ptr& failure : failures) {
+    if (failure == nullptr) continue;
+    try {
+      std::rethrow_exception(failure);
+    } catch (const CommError&) {
+      if (echo == nullptr) echo = failure;
+    }
+  }
+  if (echo != nullptr) std::rethrow_exception(echo);
+  return *std::max_element(results.begin(), results.end());
+}
+
+#ifdef HEDDLE_MPI
+int run_mpi(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
+  MpiSession mpi(o.comm_timeout);
+  const LaunchInfo launch = detect_launch();
+  check(mpi.size() == launch.size && mpi.rank() == launch.rank, launch.launcher, " says rank ",
+        launch.rank, " of ", launch.size, ", MPI says rank ", mpi.rank(), " of ", mpi.size(),
+        ": the launcher belongs to another MPI than this program (Open MPI's mpirun, or srun "
+        "--mpi=pmix)");
+  const auto comm = mpi.make_communicator({.timeout_s = o.comm_timeout});
+  std::string failure;
+  ExitCode code = ExitCode::runtime;
+  try {
+    return body(*comm);
+  } catch (const Error& error) {
+    failure = error.what();
+    code = error.exit_code();
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  // What is wrong with the input is mostly wrong on every rank: rank 0 says it, and ends the others
+  // before they repeat it. What only another rank has met, that one says.
+  if (code == ExitCode::usage && comm->rank() > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  comm->abort(failure, static_cast<int>(code));
+  return static_cast<int>(code);
+}
+#endif
+
+// How many ranks divide the cores that this process may run on: its share of those of its launcher,
+// which may have bound it to some of them. One, where the user has said OMP_NUM_THREADS, which
+// counts for each process.
+int ranks_sharing_cores() {
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return 1;
+  cpu_set_t mine, launchers;
+  const bool known = sched_getaffinity(0, sizeof mine, &mine) == 0 &&
+                     sched_getaffinity(getppid(), sizeof launchers, &launchers) == 0;
+  const int cores = known ? CPU_COUNT(&mine) : 1, all = known ? CPU_COUNT(&launchers) : 1;
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+                           "SLURM_STEP_TASKS_PER_NODE"})  // "4" or "4(x2),3"
+    if (const char* text = std::getenv(name))
+      return std::max(1, std::atoi(text) * cores / std::max(1, all));
+  return 1;
+}
+
+}  // namespace
+
+LearnerPlan plan_learners(const CommonOptions& o) {
+  const LaunchInfo launch = detect_launch();
+  const bool launched = launch.size > 1 || (!launch.launcher.empty() && o.comm == "mpi");
+  LearnerPlan plan;
+  plan.kind = o.comm;
+  plan.nccl = o.comm == "nccl";
+  if (plan.nccl) {
+    check(cuda_device_count() > 0, "--comm nccl: needs a GPU for each learner, found none");
+    check(o.net.empty(), "--net ", o.net, ": NCCL's network is what it is");
+  }
+  if (o.comm == "auto" || plan.nccl)
+    plan.kind = launched ? "mpi" : (o.learners > 1 ? "threads" : "solo");
+  if (launched)
+    check(plan.kind == "mpi", "--comm ", o.comm, ": ", launch.launcher, " has started ",
+          launch.size, " processes, which would run on their own");
+  if (plan.kind == "mpi") {
+#ifndef HEDDLE_MPI
+    throw InputError(concat("started by ", launch.launcher.empty() ? "--comm mpi" : launch.launcher,
+                            ", but this build has no MPI: install openmpi-bin and libopenmpi-dev "
+                            "and build again"));
+#endif
+    check(o.learners <= 1, "--learners ", o.learners,
+          launched ? ": under a launcher every process is one learner"
+                   : ": with --comm mpi each learner is a process that mpirun or srun starts");
+    check(o.net.empty(), "--net ", o.net, ": only between learners of one process (--learners)");
+    plan.size = launch.size;
+    plan.on_machine = ranks_sharing_cores();
+    return plan;
+  }
+  check(o.learners > 1 || o.net.empty(), "--net ", o.net, ": needs --learners above 1");
+  if (!o.net.empty()) (void)parse_net(o.net);
+  plan.size = plan.on_machine = plan.kind == "threads" ? static_cast<int>(o.learners) : 1;
+  return plan;
+}
+
+int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
+  const LearnerPlan plan = plan_learners(o);
+#ifdef HEDDLE_MPI
+  if (plan.kind == "mpi") return run_mpi(o, body);
+#endif
+  if (plan.size > 1) return run_threads(o, plan.size, body);
+  const auto solo = make_solo();
+  return body(*solo);
+}
+
+Device learner_device(const CommonOptions& o, const Communicator& comm) {
+  Device device = parse_device(o.device);
+  const bool nccl = o.comm == "nccl", processes = comm.name() == std::string("mpi");
+  check(!nccl || device.is_cuda(), "--comm nccl: expected --device cuda, found ",
+        to_string(device));
+  if (!device.is_cuda() || (!nccl && !processes)) return device;
+  if (o.device.find(':') != std::string::npos || comm.size() == 1) return device;
+  int local = comm.rank();
+  if (processes)
+    for (const char* name : {"SLURM_LOCALID", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"})
+      if (const char* text = std::getenv(name)) local = std::atoi(text);
+  device.index = local % cuda_device_count();  // who shares one is told so by make_nccl
+  return device;
+}
+
+void check_devices(const CommonOptions& o, Communicator& comm) {
+  const int64_t mine = Context::current().device().is_cuda() ? 1 : 0;
+  const auto all = gather_values(comm, std::vector<int64_t>{mine});
+  const auto what = [&](size_t rank) {
+    return concat("rank ", rank, all[rank][0] != 0 ? " computes on a GPU" : " computes on a CPU");
+  };
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    check(all[rank] == all[0], "--device ", o.device, ": ", what(0), ", ", what(rank));
+}
+
+std::unique_ptr<Communicator> make_gpu_communicator([[maybe_unused]] const CommonOptions& o,
+                                                    [[maybe_unused]] Communicator& comm) {
+#ifdef HEDDLE_CUDA
+  if (o.comm == "nccl") return make_nccl(comm, {.timeout_s = o.comm_timeout});
+#endif
+  return nullptr;
+}
+
+std::string broadcast_text(const std::string& text, Communicator& comm, int root) {
+  const Tensor length = Tensor::empty_on(Device{}, {1}, DType::i64);
+  length.data<int64_t>()[0] = std::ssize(text);
+  comm.broadcast(length, root);
+  const int64_t size = length.data<int64_t>()[0];
+  if (size == 0) return "";
+  const Tensor bytes = Tensor::empty_on(Device{}, {size}, DType::u8);
+  if (comm.rank() == root) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
+  comm.broadcast(bytes, root);
+  return {static_cast<const char*>(bytes.raw()), static_cast<size_t>(size)};
+}
+
+std::string describe_learners(const Communicator& comm) {
+  if (comm.size() == 1) return "";
+  return concat(comm.size(), " learners (", comm.name(), "), ");
+}
+
+std::string describe_memory(int64_t learners) {
+  const int64_t mb = peak_rss_bytes() / 1000000;
+  return learners < 2 ? concat(mb, " MB") : concat(mb, " MB, ", mb / learners, " MB a learner");
+}
+
+}  // namespace heddle

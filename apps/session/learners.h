@@ -1,0 +1,53 @@
+// The ranks of a run: threads of this process (--learners N), processes under mpirun or srun, or
+// one.
+//
+//   return run_learners(o, [&](Communicator& comm) { return train_as_rank(o, comm); });
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "apps/cli/common_options.h"
+#include "comm/communicator.h"
+#include "core/device.h"
+
+namespace heddle {
+
+struct LearnerPlan {
+  std::string kind;    // "solo", "threads", "mpi"
+  int size = 1;        // ranks; under a launcher what it says
+  bool nccl = false;   // gradients go over NCCL, which `kind` starts
+  int on_machine = 1;  // of these that share this machine's cores
+};
+// From --learners, --comm and the launcher's environment. Throws InputError for what cannot be: a
+// launcher without MPI in this build, learners under a launcher, --net over a real network.
+LearnerPlan plan_learners(const CommonOptions& o);
+
+// Calls body once for each rank of this process, each on a thread of its own when there are
+// several, and returns the largest of their results. What one throws brings the others down and is
+// thrown again; under MPI it ends all processes.
+int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body);
+
+// What the ranks tell each other with every step's gradients (DataParallelOptimizer::set_control).
+enum class ControlWord : uint8_t { stop, written, failed, show };
+
+// The device of one learner: under MPI, and with NCCL, the GPU of its number on this machine,
+// unless --device names one.
+Device learner_device(const CommonOptions& o, const Communicator& comm);
+// Collective, in the learners' Contexts: throws InputError when some compute on a CPU and others on
+// a GPU, whose updates would not have the same bits.
+void check_devices(const CommonOptions& o, Communicator& comm);
+// NCCL's communicator for the current Context, or null: gradients go over `comm` itself.
+std::unique_ptr<Communicator> make_gpu_communicator(const CommonOptions& o, Communicator& comm);
+
+// The text of one rank for everybody. Collective.
+std::string broadcast_text(const std::string& text, Communicator& comm, int root = 0);
+
+// "4 learners (threads), ": for the first line of a run; empty for one.
+std::string describe_learners(const Communicator& comm);
+// "604 MB, 151 MB a learner": the most that this process has had resident, and its learners' share.
+std::string describe_memory(int64_t learners);
+
+}  // namespace heddle

@@ -1,0 +1,198 @@
+#include "apps/session/lm_setup.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "apps/session/learners.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/hash.h"
+#include "layers/loss.h"
+
+namespace heddle {
+
+namespace {
+
+// Peak of the pool in a step of so many columns, without the optimizer's state.
+int64_t measure_step_bytes(const TrainLmOptions& o, Context& context, const LstmLm& model,
+                           ParameterStore& store, int64_t columns) {
+  const auto pool = context.pool(context.device());
+  store.begin_step();
+  const Tensor tokens = Tensor::empty_on(Device{}, {o.bptt, columns}, DType::i32);
+  tokens.fill_zero();
+  LstmState state = model.zero_state(columns);
+  pool->reset_peak();
+  Tape tape;
+  const Var logits = model.forward(tape, tokens, state);
+  tape.backward(softmax_cross_entropy(tape, logits, tokens, {.overwrite_logits = true}));
+  return static_cast<int64_t>(pool->peak_bytes_in_use());
+}
+
+}  // namespace
+
+LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
+  if (o.init.empty()) return {};
+  LmCard card = read_lm_card(WeightsFile(o.init));
+  const auto suggest = [&](const char* name, int64_t value) {
+    if (value > 0) flags.suggest(name, std::to_string(value), o.init + ": " + name);
+  };
+  suggest("emsize", card.emsize);
+  suggest("nhid", card.nhid);
+  suggest("nlayers", card.nlayers);
+  if (card.tied) flags.suggest("tied", "true", o.init + ": tied");
+  if (card.level == TextLevel::automatic) return card;
+  const std::string level = text_level_name(card.level);
+  check(o.level == "auto" || o.level == level, "--level ", o.level, ": ", o.init,
+        " holds a model at level ", level);
+  o.level = level;
+  return card;
+}
+
+Corpus open_text(const TrainLmOptions& o) {
+  Corpus corpus = open_corpus(o.data == "sources" ? "" : o.data, parse_text_level(o.level));
+  for (const auto* text : {&corpus.valid, &corpus.test}) {
+    check(text->size() > 1, corpus.name, ": expected at least two tokens of ",
+          text == &corpus.valid ? "validation" : "test", " text, found ", text->size());
+  }
+  return corpus;
+}
+
+LstmLmOptions network_options(const TrainLmOptions& o, int64_t vocabulary) {
+  return {.vocabulary = vocabulary,
+          .emsize = o.emsize,
+          .nhid = o.nhid,
+          .nlayers = o.nlayers,
+          .dropout = static_cast<float>(o.dropout),
+          .tied = o.tied,
+          .init = static_cast<float>(o.init_range),
+          .dtype = activation_type(o)};
+}
+
+TokenBatches make_batches(const TrainLmOptions& o, const Corpus& corpus, const Communicator& comm) {
+  return TokenBatches(
+      corpus.train,
+      {.batch_size = o.batch_size, .bptt = o.bptt, .rank = comm.rank(), .world_size = comm.size()});
+}
+
+StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train) {
+  return plan_updates(o, train.size(),
+                      concat("windows of ", o.bptt, " times ", o.batch_size, " tokens"));
+}
+
+int64_t units_per_batch(const TrainLmOptions& o, int learners) {
+  return o.batch_size * o.bptt * learners;
+}
+
+nlohmann::ordered_json identity(const TrainLmOptions& o, const Corpus& corpus) {
+  const auto hash = [](const void* bytes, size_t size) {
+    return static_cast<int64_t>(hash_bytes(bytes, size) >> 1);
+  };
+  const std::string vocabulary = format_vocabulary(corpus.vocabulary, corpus.level);
+  return {{"program", "train_lm"},
+          {"level", o.level},
+          {"emsize", o.emsize},
+          {"nhid", o.nhid},
+          {"nlayers", o.nlayers},
+          {"tied", o.tied},
+          {"data", corpus.name},
+          {"tokens", corpus.train.size()},
+          {"vocabulary", corpus.vocabulary.size()},
+          {"vocabulary's hash", hash(vocabulary.data(), vocabulary.size())},
+          {"text's hash", hash(corpus.train.data(), corpus.train.size() * sizeof(int32_t))},
+          {"optimizer", o.optimizer}};
+}
+
+TextEvaluation parse_text_evaluation(const Checkpoint& checkpoint) {
+  TextEvaluation valid;
+  try {
+    const nlohmann::json& own = checkpoint.state.at("own");
+    if (!own.at("valid_loss").is_number()) return valid;
+    valid.loss = own["valid_loss"].get<double>();
+    valid.tokens = own.at("tokens").get<int64_t>();
+  } catch (const nlohmann::json::exception& error) {
+    throw InputError(concat(checkpoint.file("state.json"), ": ", printable(error.what(), 200)));
+  }
+  return valid;
+}
+
+Schedule make_schedule(const TrainLmOptions& o, const StepPlan& plan) {
+  ScheduleOptions options = schedule_options(o, plan.total_steps, plan.steps_per_epoch);
+  options.patience = 0;
+  options.threshold = 0;
+  return Schedule(options);
+}
+
+std::string describe(const TrainLmOptions& o, const ParameterStore& store, int64_t vocabulary,
+                     const Corpus& corpus, const Communicator& comm) {
+  char parameters[32];
+  std::snprintf(parameters, sizeof parameters, "%.2f M", static_cast<double>(store.count()) / 1e6);
+  std::string out = concat("LSTM ", o.nlayers, " x ", o.nhid, ", ", parameters, " parameters, ",
+                           o.level, " level, ", vocabulary, " tokens known");
+  if (!corpus.train.empty()) {
+    out += concat(" | ", corpus.name, ", ", corpus.train.size(), " + ", corpus.valid.size(), " + ",
+                  corpus.test.size(), " tokens");
+  }
+  return out + " | " + describe_learners(comm) + describe_machine_use(o, store);
+}
+
+std::string describe_plan(const TrainLmOptions& o, Context& context, const LstmLm& model,
+                          ParameterStore& store, const TokenBatches& train) {
+  constexpr int64_t kSmall = 1, kLarge = 3;
+  const int64_t small = measure_step_bytes(o, context, model, store, kSmall);
+  const int64_t large = measure_step_bytes(o, context, model, store, kLarge);
+  const int64_t per_column = (large - small) / (kLarge - kSmall);
+  return format_plan(o, store,
+                     {.steps = plan_steps(o, train),
+                      .model = "recipe",
+                      .model_name = recipe_name(o),
+                      .unit = "token",
+                      .units_per_batch = o.batch_size * o.bptt,
+                      .activation_bytes = per_column * o.batch_size,
+                      .peak_bytes = small + per_column * (o.batch_size - kSmall)});
+}
+
+std::string config_text(const TrainLmOptions& o, const FlagTable& flags) {
+  return format_config("train_lm", concat("default for ", recipe_name(o), ", ", o.optimizer),
+                       flags);
+}
+
+int32_t start_token(TextLevel level, const Vocabulary& vocabulary) {
+  return std::max(vocabulary.find(level == TextLevel::word ? "<eos>" : "\n"), 0);
+}
+
+std::vector<int32_t> encode_prompt(const TrainLmOptions& o, const Vocabulary& vocabulary) {
+  const TextLevel level = parse_text_level(o.level);
+  std::vector<int32_t> tokens = encode_text(o.prompt, level, vocabulary, "--prompt");
+  // The last line goes on in what is generated, unless the prompt itself ends it.
+  const bool open = !o.prompt.empty() && o.prompt.back() != '\n';
+  if (level == TextLevel::word && open) tokens.pop_back();
+  return tokens;
+}
+
+std::string generate(const TrainLmOptions& o, const LstmLm& model, const Vocabulary& vocabulary) {
+  const TextLevel level = parse_text_level(o.level);
+  std::vector<int32_t> tokens = encode_prompt(o, vocabulary);
+  const std::vector<int32_t> start = {start_token(level, vocabulary)};
+  const std::vector<int32_t> written = continue_text(
+      model, tokens.empty() ? start : tokens,
+      {.tokens = o.generate, .temperature = o.temperature, .seed = static_cast<uint64_t>(o.seed)});
+  tokens.insert(tokens.end(), written.begin(), written.end());
+  return decode_text(tokens, level, vocabulary);
+}
+
+bool is_char_level(const TrainLmOptions& o) { return o.level == "char"; }
+
+const char* score_key(const TrainLmOptions& o) { return is_char_level(o) ? "bpc" : "ppl"; }
+double score(const TrainLmOptions& o, double loss) {
+  return is_char_level(o) ? bits(loss) : perplexity(loss);
+}
+
+std::string score_text(const TrainLmOptions& o, double loss) {
+  char text[64];
+  std::snprintf(text, sizeof text, is_char_level(o) ? "%.4f bits per character" : "perplexity %.2f",
+                score(o, loss));
+  return text;
+}
+
+}  // namespace heddle

@@ -1,0 +1,62 @@
+// From the options of train_resnet to data, loader and network, and to the plan that --dry-run
+// prints.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "apps/checkpoint/checkpoint.h"
+#include "apps/cli/resnet_options.h"
+#include "apps/models/evaluate_images.h"
+#include "apps/models/resnet_card.h"
+#include "apps/session/run_plan.h"
+#include "comm/communicator.h"
+#include "core/context.h"
+#include "data/loader.h"
+#include "layers/resnet.h"
+
+namespace heddle {
+
+// A set with what turns its images into input.
+struct Data {
+  std::shared_ptr<ImageDataset> set;
+  Augmentation transform;
+};
+
+Data open_data(const TrainResnetOptions& o, Split split);
+// `comm`: the learners that share the set; null: all of it.
+Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
+                   const Communicator* comm = nullptr);
+
+// What the network is and knows: from the data that it is trained on, else from the weights file,
+// and from the data (null: none) what that does not say.
+ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, const ImageDataset* set,
+                     bool training);
+// How --predict and --evaluate prepare a picture: as the network's training validated.
+Augmentation evaluation_transform(const ResnetCard& card);
+ResNetOptions network_options(const TrainResnetOptions& o, const ResnetCard& card);
+
+// Throws InputError when an epoch has fewer than --accumulate batches.
+StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train);
+
+// The first line of every run: network, data, device, threads, precision, seed.
+std::string describe(const TrainResnetOptions& o, const ParameterStore& store, const Data& train,
+                     const Data& valid, const Communicator& comm);
+
+// What must be equal where a run goes on from a checkpoint: network and data.
+nlohmann::ordered_json identity(const TrainResnetOptions& o, const ResnetCard& card,
+                                const ImageDataset& train);
+// The last validation, as a checkpoint keeps it, with "valid_loss"; none yet: null.
+nlohmann::ordered_json evaluation_json(const Evaluation& valid);
+Evaluation parse_evaluation(const Checkpoint& checkpoint);  // throws InputError
+
+// The text of --dry-run, or one JSON object with --json. The memory of activations is measured on
+// two small batches and extrapolated.
+std::string describe_plan(const TrainResnetOptions& o, Context& context, const ResNet& model,
+                          ParameterStore& store, const Loader& train);
+
+// The resolved configuration as TOML, with a remark on each default.
+std::string config_text(const TrainResnetOptions& o, const FlagTable& flags);
+
+}  // namespace heddle

@@ -1,0 +1,182 @@
+#include "comm/mpi_communicator.h"
+
+#include <mpi.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <future>
+#include <limits>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include "comm/launch.h"
+#include "core/trace.h"
+
+namespace heddle {
+namespace {
+
+void check_mpi(int status, const char* what) {
+  if (status == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(status, text, &length);
+  throw CommError(concat("MPI: ", what, ": ", std::string(text, static_cast<size_t>(length))));
+}
+
+// Around a call that waits for every rank, to which MPI gives no deadline and which cannot be taken
+// back: after the timeout the process ends, and with it, by the launcher, the others.
+class Deadline {
+ public:
+  Deadline(double timeout_s, const char* what) {
+    watch_ = std::async(std::launch::async, [timeout_s, what, kept = done_.get_future()] {
+      if (kept.wait_for(std::chrono::duration<double>(timeout_s)) == std::future_status::ready)
+        return;
+      std::fprintf(stderr,
+                   "[rank %d] MPI: no %s after %g s: another rank hangs or is not reached\n",
+                   detect_launch().rank, what, timeout_s);
+      _exit(static_cast<int>(ExitCode::runtime));
+    });
+  }
+
+ private:
+  std::future<void> watch_;
+  std::promise<void> done_;  // destroyed first, which wakes the watch
+};
+
+class MpiTransport : public Transport {
+ public:
+  explicit MpiTransport(double timeout_s) : timeout_s_(timeout_s) {
+    const Deadline deadline(timeout_s, "communicator");
+    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "duplicating the communicator");
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+  }
+  ~MpiTransport() override {
+    if (requests_.empty()) MPI_Comm_free(&comm_);  // with messages open it would wait for them
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const char* name() const override { return "mpi"; }
+  double now() const override { return steady_seconds(); }
+
+  void abort(const std::string& why, int exit_code) noexcept override {
+    if (!why.empty()) std::fprintf(stderr, "[rank %d] %s\n", rank_, why.c_str());
+    std::fflush(stderr);
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
+  }
+
+  uint64_t post_send(int peer, const void* data, size_t bytes) override {
+    MPI_Request request;
+    check_mpi(MPI_Isend(data, count_of(bytes), MPI_BYTE, peer, 0, comm_, &request), "send");
+    requests_[next_ticket_] = {request, peer, bytes, false};
+    return next_ticket_++;
+  }
+
+  uint64_t post_receive(int peer, void* data, size_t bytes) override {
+    MPI_Request request;
+    check_mpi(MPI_Irecv(data, count_of(bytes), MPI_BYTE, peer, 0, comm_, &request), "receive");
+    requests_[next_ticket_] = {request, peer, bytes, true};
+    return next_ticket_++;
+  }
+
+  // Open MPI cannot take back a message that has begun; the ranks are about to be ended.
+  void withdraw() noexcept override {}
+
+  // Open MPI makes progress only inside of its calls, so this polls: closely at first, because most
+  // answers are near, then with naps that leave the core to those who compute.
+  void wait(uint64_t ticket) override {
+    const auto found = requests_.find(ticket);
+    if (found == requests_.end()) throw Error("a message was waited for twice");
+    Open& open = found->second;
+    constexpr int kPolls = 200;
+    std::optional<Patience> patience;
+    for (int polls = 0;; ++polls) {
+      int done = 0;
+      MPI_Status status;
+      check_mpi(MPI_Test(&open.request, &done, &status), "test");
+      if (done != 0) {
+        if (open.receive) check_length(open, status);
+        break;
+      }
+      if (polls < kPolls) continue;
+      if (!patience) patience.emplace(timeout_s_);
+      if (patience->over())
+        throw CommError(concat("no answer from rank ", open.peer, " for ", timeout_s_, " s"));
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    requests_.erase(found);
+  }
+
+ private:
+  struct Open {
+    MPI_Request request;
+    int peer;
+    size_t bytes;
+    bool receive;
+  };
+
+  static int count_of(size_t bytes) {
+    check(bytes <= static_cast<size_t>(std::numeric_limits<int>::max()),
+          "message: expected less than 2 GiB, found ", bytes, " bytes");
+    return static_cast<int>(bytes);
+  }
+
+  static void check_length(const Open& open, const MPI_Status& status) {
+    int found = 0;
+    MPI_Get_count(&status, MPI_BYTE, &found);
+    if (static_cast<size_t>(found) != open.bytes)
+      throw CommError(concat("rank ", open.peer, " sent ", found, " bytes where ", open.bytes,
+                             " were expected"));
+  }
+
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  int rank_ = 0, size_ = 1;
+  double timeout_s_;
+  uint64_t next_ticket_ = 0;
+  std::map<uint64_t, Open> requests_;
+};
+
+}  // namespace
+
+MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s) {
+  // Over TCP Open MPI cuts a long message into pieces that the receiver asks for one by one; sent
+  // as a whole, a ring over slow links is 4 to 5 % faster (docs/benchmarks.md). Who sets it keeps
+  // it.
+  setenv("OMPI_MCA_btl_tcp_flags", "1", 0);
+  int provided = 0;
+  const Deadline deadline(timeout_s, "start");
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "start");
+  if (provided < MPI_THREAD_SERIALIZED)
+    throw Error(
+        "MPI offers no MPI_THREAD_SERIALIZED: its calls could not come from a second thread");
+}
+
+// A failed run ends by abort(): to finalize here would wait for ranks that no longer answer.
+MpiSession::~MpiSession() {
+  if (std::uncaught_exceptions() > 0) return;
+  const Deadline deadline(timeout_s_, "end");
+  MPI_Finalize();
+}
+
+int MpiSession::rank() const {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+
+int MpiSession::size() const {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+
+std::unique_ptr<Communicator> MpiSession::make_communicator(const MpiOptions& options) {
+  return std::make_unique<MessageCommunicator>(std::make_unique<MpiTransport>(options.timeout_s),
+                                               options.collectives);
+}
+
+}  // namespace heddle

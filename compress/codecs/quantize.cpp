@@ -1,0 +1,70 @@
+#include "compress/codecs/quantize.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "compress/codecs/magnitude.h"
+
+namespace heddle {
+
+void quantize(const float* x, int64_t n, int bits, const std::optional<Philox>& noise,
+              int64_t first, uint8_t* bytes) {
+  const int levels = (1 << (bits - 1)) - 1;
+  const uint32_t largest = largest_magnitude(x, n);
+  const auto scale = std::bit_cast<float>(largest), s = static_cast<float>(levels);
+  std::memcpy(bytes, &scale, 4);
+  std::vector<uint32_t> codes(static_cast<size_t>(n), static_cast<uint32_t>(levels));
+  if (largest > 0 && largest < kInfinite) {
+    // A level is rounded up where its fraction is above the threshold.
+    std::vector<float> thresholds(static_cast<size_t>(n + 3), 0.5f);
+    if (noise)
+      for (int64_t i = 0; i < n; i += 4) {
+        const Philox::Block block = noise->block(static_cast<uint64_t>(first + i / 4));
+        for (int64_t j = 0; j < 4; ++j)
+          thresholds[static_cast<size_t>(i + j)] = Philox::unit(block.word[j]);
+      }
+    const float* threshold = thresholds.data();
+    uint32_t* code = codes.data();
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      const float exact = std::fabs(x[i]) / scale * s;  // from 0 to s
+      const int below = static_cast<int>(exact);
+      const int level = below + (exact - static_cast<float>(below) > threshold[i] ? 1 : 0);
+      code[i] = static_cast<uint32_t>(levels + (x[i] < 0 ? -level : level));
+    }
+  }
+  pack_bits(codes.data(), n, bits, bytes + 4);
+}
+
+double quantization_loss(const float* x, int64_t n, int bits, bool stochastic) {
+  const uint32_t largest = largest_magnitude(x, n);
+  if (largest == 0) return 0;
+  if (largest >= kInfinite) return NAN;
+  const auto scale = std::bit_cast<float>(largest);
+  const auto s = static_cast<float>((1 << (bits - 1)) - 1);
+  double loss = 0;  // in squares of the distance of two levels
+  for (int64_t i = 0; i < n; ++i) {
+    const double exact = std::fabs(x[i]) / scale * s, above = exact - std::floor(exact);
+    const double nearest = std::min(above, 1 - above);
+    loss += stochastic ? above * (1 - above) : nearest * nearest;
+  }
+  const double step = static_cast<double>(scale) / s;
+  return loss * step * step;
+}
+
+void dequantize(const uint8_t* bytes, int64_t n, int bits, float* x) {
+  const int levels = (1 << (bits - 1)) - 1;
+  float scale;
+  std::memcpy(&scale, bytes, 4);
+  std::vector<uint32_t> codes(static_cast<size_t>(n));
+  unpack_bits(bytes + 4, n, bits, codes.data());
+  const uint32_t* code = codes.data();
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i)
+    x[i] =
+        static_cast<float>(static_cast<int>(code[i]) - levels) / static_cast<float>(levels) * scale;
+}
+
+}  // namespace heddle

@@ -1,0 +1,249 @@
+#include "compress/plan/exchange_chooser.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/error.h"
+
+namespace heddle {
+namespace {
+
+// Of both ways, so that what else a machine does meets both; near a tie noise would decide.
+constexpr int kTurns = 2, kMostTurns = 8;
+
+double lower_median(std::vector<double> values) {  // disturbances only make times longer
+  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+double step_end(const ExchangeTrial& trial) {
+  return std::max(trial.backward_s, exchanges_end(trial.buckets)) + trial.rest_s;
+}
+
+// Some buckets dense, some compressed. Encoding takes its time from backward beside it: what lies
+// behind is later, in proportion to the encoding before it, and never earlier.
+ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& packed,
+                      const std::vector<bool>& compressed) {
+  constexpr double kSome = 1e-12;  // where nothing takes time, all buckets count alike
+  ExchangeTrial out;
+  double code = 0, all = 0;
+  const auto later = [&](double dense_s, double packed_s) {
+    return all > 0 ? dense_s + std::max(0.0, packed_s - dense_s) * code / all : dense_s;
+  };
+  for (size_t i = 0; i < compressed.size(); ++i) {
+    const BucketTimes &plain = dense.buckets[i], &coded = packed.buckets[i];
+    out.buckets.push_back(compressed[i] ? coded : plain);
+    out.buckets.back().ready_s = later(plain.ready_s, coded.ready_s);
+    all += coded.code_s + kSome;
+    if (compressed[i]) code += coded.code_s + kSome;
+  }
+  out.backward_s = later(dense.backward_s, packed.backward_s);
+  out.rest_s = later(dense.rest_s, packed.rest_s);
+  return out;
+}
+
+// Buckets that travel as one: ready with the last of them, with the latencies of one, and never
+// less than those or than one of them alone: what was measured of neighbours overlaps.
+ExchangeTrial folded(const ExchangeTrial& apart, const std::vector<bool>& joined,
+                     double latency_s) {
+  ExchangeTrial out{.backward_s = apart.backward_s, .rest_s = apart.rest_s};
+  for (size_t i = 0; i < joined.size(); ++i) {
+    const BucketTimes& b = apart.buckets[i];
+    if (!joined[i]) {
+      out.buckets.push_back(b);
+      continue;
+    }
+    BucketTimes& a = out.buckets.back();
+    const double rest_s = a.comm_s + b.comm_s - std::min(a.latencies, b.latencies) * latency_s;
+    a.ready_s = std::max(a.ready_s, b.ready_s);
+    a.code_s += b.code_s;
+    a.latencies = std::max(a.latencies, b.latencies);
+    a.comm_s = std::max({rest_s, a.comm_s, b.comm_s, a.latencies * latency_s});
+  }
+  return out;
+}
+
+// Downhill: of all single changes the one that saves most, as long as one saves. Returns the end.
+template <class End, class Allowed>
+double descend(std::vector<bool>& choice, const End& end_of, const Allowed& allowed) {
+  double end = end_of(choice);
+  for (;;) {
+    size_t change = choice.size();
+    for (size_t i = 0; i < choice.size(); ++i) {
+      if (!allowed(i)) continue;
+      choice[i] = !choice[i];
+      if (const double changed = end_of(choice); changed < end) end = changed, change = i;
+      choice[i] = !choice[i];
+    }
+    if (change == choice.size()) return end;
+    choice[change] = !choice[change];
+  }
+}
+
+}  // namespace
+
+double exchanges_end(const std::vector<BucketTimes>& buckets) {
+  double free = 0;
+  for (const BucketTimes& b : buckets) free = std::max(free, b.ready_s) + b.code_s + b.comm_s;
+  return free;
+}
+
+bool ExchangeChoice::tried() const {
+  return std::ranges::count(joined, true) == 0 &&
+         std::ranges::count(compressed, compressed.front()) == std::ssize(compressed);
+}
+
+double ExchangeChoice::used_s() const {
+  if (found_s > 0 && !dropped) return found_s;
+  return compressed.front() ? compressed_s : dense_s;
+}
+
+ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& packed,
+                               double latency_s, double margin) {
+  const size_t n = dense.buckets.size();
+  check(n > 0 && n == packed.buckets.size(), "exchange choice: expected both ways of ", n,
+        " buckets, found ", packed.buckets.size());
+  ExchangeChoice out;
+  out.dense = dense;
+  out.packed = packed;
+  const std::vector<bool> none(n, false), all(n, true);
+  out.dense_s = step_end(dense);
+  out.compressed_s = step_end(mixture(dense, packed, all));
+  const bool pure = out.compressed_s < out.dense_s * (1 - margin);
+  out.compressed = pure ? all : none;
+  out.joined = none;
+  out.chosen_s = pure ? out.compressed_s : out.dense_s;
+  const auto worth = [&](double end) { return end < out.chosen_s * (1 - margin); };
+
+  std::vector<bool> mixed = out.compressed;
+  const double mixed_s = descend(
+      mixed, [&](const auto& x) { return step_end(mixture(dense, packed, x)); },
+      [](size_t) { return true; });
+  if (worth(mixed_s)) out.compressed = mixed, out.chosen_s = mixed_s;
+
+  // What is dearer apart may be cheaper joined.
+  ExchangeChoice best = out;
+  for (const std::vector<bool>& compressed : {out.compressed, none, all}) {
+    const ExchangeTrial apart = mixture(dense, packed, compressed);
+    std::vector<bool> joined = none;
+    const double joined_s = descend(
+        joined, [&](const auto& x) { return step_end(folded(apart, x, latency_s)); },
+        [&](size_t i) { return i > 0 && compressed[i] == compressed[i - 1]; });
+    if (!worth(joined_s) || joined_s >= best.chosen_s) continue;
+    best.compressed = compressed;
+    best.joined = joined;
+    best.chosen_s = joined_s;
+  }
+  return best;
+}
+
+ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
+                                 std::vector<std::vector<std::string>> buckets,
+                                 const ExchangeChooserOptions& options, int64_t start)
+    : reducer_(reducer),
+      buckets_(std::move(buckets)),
+      options_(options),
+      next_trial_(start),
+      joined_(buckets_.size(), false),
+      now_(buckets_.size()) {
+  check(options.every > 0 && options.trial >= 2 * kTurns, "exchange choice: every ", options.every,
+        " must be positive, trial ", options.trial, " at least ", 2 * kTurns);
+  resume(0);
+}
+
+void ExchangeChooser::resume(int64_t step) {
+  if (step < next_trial_) return;
+  turn_ = 0;
+  trials_.clear();
+  try_all(Phase::dense_trial);
+}
+
+void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed,
+                            const std::vector<bool>& joined) {
+  phase_ = phase;
+  steps_ = 0;
+  joined_ = joined;
+  now_.assign(static_cast<size_t>(std::ranges::count(joined, false)), {});
+  for (size_t i = 0; i < buckets_.size(); ++i)
+    for (const std::string& parameter : buckets_[i])
+      reducer_.travel_dense(parameter, !compressed[i]);
+}
+
+void ExchangeChooser::begin_step() { begin_ = options_.clock(); }
+void ExchangeChooser::ready(size_t bucket) { now_[bucket].ready_s = options_.clock() - begin_; }
+void ExchangeChooser::backward_ended() { backward_s_ = options_.clock() - begin_; }
+
+void ExchangeChooser::exchanged(size_t bucket, double code_s, double comm_s, double latencies) {
+  now_[bucket] = {now_[bucket].ready_s, code_s, comm_s, latencies};
+}
+
+void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& collective) {
+  if (phase_ == Phase::waiting) return resume(step);
+  if (++steps_ > 1) {
+    trials_[phase_].backward.push_back(backward_s_);
+    trials_[phase_].step.push_back(options_.clock() - begin_);
+    trials_[phase_].buckets.push_back(now_);
+  }
+  if (steps_ < options_.trial / (phase_ == Phase::check ? 1 : kTurns)) return;
+  if (phase_ == Phase::dense_trial) return try_all(Phase::packed_trial);
+  if (phase_ == Phase::packed_trial) {
+    if (++turn_ < kTurns) return try_all(Phase::dense_trial);
+    const ExchangeTrial dense = mean_of_ranks(Phase::dense_trial, collective);
+    choice_ = choose_exchange(dense, mean_of_ranks(phase_, collective), options_.latency_s,
+                              options_.margin);
+    const double apart_s = std::abs(choice_.dense_s - choice_.compressed_s);
+    if (turn_ < kMostTurns && apart_s < options_.tie * choice_.dense_s)
+      return try_all(Phase::dense_trial);
+    choice_.parameters = buckets_;
+    if (!choice_.tried()) return start(Phase::check, choice_.compressed, choice_.joined);
+  } else {
+    check_choice(step_end(mean_of_ranks(phase_, collective)));
+  }
+  settle(step);
+}
+
+// Medians over steps, means over ranks.
+ExchangeTrial ExchangeChooser::mean_of_ranks(Phase phase,
+                                             const LayerPlanner::Collective& collective) const {
+  const Trial& trial = trials_.at(phase);
+  std::vector<double> means = {lower_median(trial.backward), lower_median(trial.step)};
+  for (size_t i = 0; i < trial.buckets[0].size(); ++i)
+    for (const auto part : {&BucketTimes::ready_s, &BucketTimes::code_s, &BucketTimes::comm_s,
+                            &BucketTimes::latencies}) {
+      std::vector<double> values;
+      for (const auto& step : trial.buckets) values.push_back(step[i].*part);
+      means.push_back(lower_median(values));
+    }
+  collective("exchange choice", [&](Communicator& comm) { means = mean_over_ranks(comm, means); });
+  ExchangeTrial out{.backward_s = means[0]};
+  for (size_t at = 2; at < means.size(); at += 4)
+    out.buckets.push_back({means[at], means[at + 1], means[at + 2], means[at + 3]});
+  out.rest_s = std::max(0.0, means[1] - step_end(out));
+  return out;
+}
+
+void ExchangeChooser::check_choice(double found_s) {
+  const bool pure = choice_.compressed_s < choice_.dense_s * (1 - options_.margin);
+  choice_.found_s = found_s;
+  choice_.dropped = found_s >= (pure ? choice_.compressed_s : choice_.dense_s);
+  if (!choice_.dropped) return;
+  choice_.compressed = every_bucket(pure);
+  choice_.joined = every_bucket(false);
+}
+
+void ExchangeChooser::settle(int64_t step) {
+  choice_.step = step;
+  start(Phase::waiting, choice_.compressed, choice_.joined);
+  // Trials are steps of ways that are not used.
+  double dearer = 0;
+  for (const double tried_s : {choice_.dense_s, choice_.compressed_s})
+    dearer += std::max(0.0, tried_s / choice_.used_s() - 1);
+  const auto tried = static_cast<double>(options_.trial * turn_ / kTurns);
+  const double rest = tried * dearer / options_.trial_cost;
+  next_trial_ = step + std::max(options_.every, static_cast<int64_t>(std::min(rest, 1e12)));
+  if (options_.on_choice) options_.on_choice(choice_);
+}
+
+}  // namespace heddle

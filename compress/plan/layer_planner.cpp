@@ -1,0 +1,234 @@
+#include "compress/plan/layer_planner.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/context.h"
+#include "core/hash.h"
+#include "core/kernels.h"
+
+namespace heddle {
+namespace {
+
+constexpr int64_t kDelay = 10;  // steps from window to plan; beside the last the plan is solved for
+constexpr double kLeastGain = 0.02;  // of the cost, for which a plan within the budget is changed
+constexpr double kReserve = 0.02;  // of the budget, left unused where that costs no more than this
+
+void check_same(const std::vector<size_t>& chosen, int64_t step,
+                const LayerPlanner::Collective& collective) {
+  const uint64_t hash = hash_bytes(chosen.data(), chosen.size() * sizeof(size_t));
+  std::vector<std::vector<uint64_t>> all;
+  collective("layer plan",
+             [&](Communicator& comm) { all = gather_values(comm, std::vector{hash}); });
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r][0] != hash)
+      throw Error(
+          concat("step ", step, ": the layer plan of rank ", r, " is not what it is on this rank"));
+}
+
+}  // namespace
+
+LayerPlanner::LayerPlanner(CompressedReducer& reducer, const LayerPlannerOptions& options,
+                           int64_t start)
+    : reducer_(reducer), options_(options), start_(start) {
+  check(options.every > 0 && options.window > 0 && options.alpha > 0,
+        "layer plans: expected every, window and alpha above 0, found ", options.every, ", ",
+        options.window, ", ", options.alpha);
+  check(!reducer.candidates().empty(), "layer plans: ", reducer.name(),
+        " has no layer with a setting here");
+  options_.window = std::min(options.window, options.every);
+  if (closes_at(options_.window)) reducer_.open_window(options_.accordion);
+}
+
+bool LayerPlanner::closes_at(int64_t step) const {
+  return step % options_.every == 0 && step >= start_ + options_.window;
+}
+
+void LayerPlanner::finish_step(int64_t step, double lr, const Collective& collective) {
+  if (closes_at(step))
+    close_window(step);
+  else if (step == due_ - 1)
+    solve(lr, collective);  // a table has had a step at least
+  if (step == due_) adopt(step, lr, collective);
+  if (closes_at(step + options_.window)) reducer_.open_window(options_.accordion);
+}
+
+void LayerPlanner::close_window(int64_t step) {
+  solution_ = {};  // of a plan that is due now, where a run goes on with another interval
+  lr_ = {};
+  if (layers_.empty()) {  // the settings are still the uniform ones
+    layers_ = reducer_.candidates();
+    for (const LayerChoices& layer : layers_) current_.push_back(layer.uniform);
+  }
+  due_ = step + std::min(kDelay, options_.every - options_.window);
+  const auto compute = [this, window = reducer_.close_window(), &context = Context::current()] {
+    const ContextScope scope(context);
+    omp_set_num_threads(1);  // the learner's threads are busy with the next steps
+    const TraceRange range("plan", "error table");
+    const double per_byte = seconds_per_byte(window.exchanges);
+    Table table;
+    for (const LayerChoices& layer : layers_) {
+      const Table row = describe(layer, window, per_byte);
+      table.insert(table.end(), row.begin(), row.end());
+    }
+    return table;
+  };
+  table_ = std::async(std::launch::async, compute);
+}
+
+LayerPlannerState LayerPlanner::state() {
+  LayerPlannerState state{.due = due_,
+                          .layers = layers_,
+                          .current = current_,
+                          .look = accordion_.last(),
+                          .lr = lr_,
+                          .table = {},
+                          .window = {}};
+  for (LayerChoices& layer : state.layers) layer.errors.clear(), layer.costs.clear();
+  if (table_.valid()) {
+    state.table = table_.get();
+    put_table(state.table);
+  }
+  if (reducer_.window() != nullptr) state.window = *reducer_.window();
+  if (!options_.time) state.window.exchanges.clear();
+  return state;
+}
+
+void LayerPlanner::restore(int64_t step, LayerPlannerState state) {
+  table_ = {};
+  solution_ = {};
+  layers_ = std::move(state.layers);
+  current_ = std::move(state.current);
+  accordion_.restore(std::move(state.look));
+  lr_ = {};
+  due_ = -1;
+  if (state.due > step && !layers_.empty() && state.table.size() == table_size()) {
+    due_ = state.due;
+    lr_ = state.lr;
+    put_table(std::move(state.table));
+  }
+  (void)reducer_.close_window();
+  const int64_t next = (step / options_.every + 1) * options_.every;
+  if (!closes_at(next) || step < next - options_.window) return;
+  reducer_.open_window(options_.accordion);
+  reducer_.restore_window(std::move(state.window));
+}
+
+// As if the background had just found it out.
+void LayerPlanner::put_table(Table table) {
+  std::promise<Table> made;
+  made.set_value(std::move(table));
+  table_ = made.get_future();
+}
+
+size_t LayerPlanner::table_size() const {
+  size_t size = options_.accordion ? layers_.size() : 0;
+  for (const LayerChoices& layer : layers_) size += layer.settings.size() * (options_.time ? 2 : 1);
+  return size;
+}
+
+LayerPlanner::Table LayerPlanner::describe(const LayerChoices& layer, const GradientWindow& window,
+                                           double per_byte) const {
+  // A layer that was never fit to be summed up is not known: then there is no plan.
+  constexpr double kUnknown = std::numeric_limits<double>::infinity();
+  const auto sum = window.sums.find(layer.name);
+  const bool known = sum != window.sums.end();
+  const Table unknown(layer.settings.size(), kUnknown);
+  Table row = known ? reducer_.errors(layer, sum->second) : unknown;
+  if (options_.time) {
+    const Table seconds = known ? reducer_.seconds(layer, sum->second) : unknown;
+    for (size_t c = 0; c < seconds.size(); ++c)
+      row.push_back(seconds[c] + per_byte * static_cast<double>(layer.bytes[c]));
+  }
+  if (options_.accordion)
+    row.push_back(known ? std::sqrt(squared_norm(window.gradients.at(layer.name))) : kUnknown);
+  return row;
+}
+
+// Keeps errors and costs, and returns the norms.
+std::vector<double> LayerPlanner::take(const Table& table) {
+  std::vector<double> norms;
+  auto at = table.begin();
+  for (LayerChoices& layer : layers_) {
+    const auto settings = std::ssize(layer.settings);
+    layer.errors.assign(at, at + settings);
+    at += settings;
+    if (options_.time) {
+      layer.costs.clear();
+      for (const auto end = at + settings; at != end; ++at)
+        layer.costs.push_back(std::isfinite(*at) ? std::llround(1e9 * *at) : 0);
+    }
+    if (options_.accordion) norms.push_back(*at++);
+  }
+  return norms;
+}
+
+// The best plan, or the one before where that is nearly as good and still within the budget. So
+// that the next table, in which errors are a little larger, finds it so, a new plan leaves a
+// reserve.
+LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
+  LayerPlanOptions options{.alpha = options_.alpha};
+  if (options_.accordion) {
+    LayerPlan basis;
+    basis.chosen = accordion_settings(layers_, critical);
+    measure_plan(layers_, basis);
+    options.budget = options_.alpha * basis.error;
+  }
+  LayerPlan plan = plan_layers(layers_, options);
+  LayerPlan before = plan;
+  before.chosen = current_;
+  measure_plan(layers_, before);
+  const bool keeps_budget = before.error <= plan.budget;
+  const auto gain = [](const LayerPlan& from, const LayerPlan& to) {
+    return static_cast<double>(to.cost) <= (1 - kLeastGain) * static_cast<double>(from.cost);
+  };
+  // Times are measured anew: what was cheaper than the uniform settings may not be any more.
+  const bool too_dear = plan.cost <= plan.uniform_cost && before.cost > plan.uniform_cost;
+  if (!plan.fallback.empty()) return plan;
+  if (keeps_budget && !gain(before, plan) && !too_dear) return before;
+  options.budget = (1 - kReserve) * plan.budget;
+  LayerPlan calm = plan_layers(layers_, options);
+  calm.budget = plan.budget;
+  const bool dear = calm.cost > plan.uniform_cost && plan.cost <= plan.uniform_cost;
+  return calm.fallback.empty() && !gain(calm, plan) && !dear ? calm : plan;
+}
+
+// A rank's own table stays: a checkpoint keeps that, and its run solves once more.
+void LayerPlanner::solve(double lr, const Collective& collective) {
+  if (!lr_) lr_ = lr;
+  Table table = table_.get();
+  put_table(table);
+  collective("layer plan", [&](Communicator& comm) { table = mean_over_ranks(comm, table); });
+  const std::vector<double> norms = take(table);
+  solution_ = std::async(std::launch::async, [this, norms, &context = Context::current()] {
+    const ContextScope scope(context);
+    const TraceRange range("plan", "solve");
+    Solution out{.plan = {}, .accordion = accordion_, .critical = {}};
+    if (options_.accordion) out.critical = out.accordion.judge(norms, *lr_);
+    out.plan = choose(out.critical);
+    return out;
+  });
+}
+
+void LayerPlanner::adopt(int64_t step, double lr, const Collective& collective) {
+  if (!solution_.valid())
+    solve(lr, collective);  // there was no step for it, or not in this process
+  Solution solution = solution_.get();
+  table_ = {};
+  lr_ = {};
+  accordion_ = std::move(solution.accordion);
+  const LayerPlan& plan = solution.plan;
+  check_same(plan.chosen, step, collective);
+  for (size_t l = 0; l < layers_.size(); ++l)
+    reducer_.set_choice(layers_[l].name, layers_[l].settings[plan.chosen[l]]);
+  const bool changed = plan.chosen != current_;
+  current_ = plan.chosen;
+  if (!plan.fallback.empty() && options_.log && said_.insert(plan.fallback).second)
+    options_.log(concat("step ", step, ": layers keep their uniform settings: ", plan.fallback));
+  if (options_.on_plan) options_.on_plan({step, layers_, plan, changed, solution.critical});
+}
+
+}  // namespace heddle
