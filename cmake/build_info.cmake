@@ -2,7 +2,7 @@
 # leaves the file alone when nothing changed. Results of ./run reproduce make no revision dirty.
 execute_process(COMMAND git -C ${SOURCE_DIR} describe --always --abbrev=12 --exclude=*
   OUTPUT_VARIABLE REVISION OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
-execute_process(COMMAND git -C ${SOURCE_DIR} diff --quiet HEAD -- . :!docs/results
+execute_process(COMMAND git -C ${SOURCE_DIR} diff --quiet HEAD -- . :!docs/results.jsonl
   ERROR_QUIET RESULT_VARIABLE changed)
 if(failed)
   set(REVISION "unknown")

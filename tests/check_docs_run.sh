@@ -90,8 +90,8 @@ case $verb in
   man) exec "$build/${1:-train_resnet}" --man ;;
   supervise) [ "$1" = -- ] && exec "build/$2" "${@:3}" --resume auto ;;  # tests/test_supervise.sh has the rest
   doctor) exec "$root/run" doctor ;;
-  draw_trace) exec python3 "$root/docs/draw_trace.py" "$@" ;;
-  reproduce) exec python3 "$root/docs/reproduce.py" "$@" ;;
+  draw_trace) exec python3 "$root/docs/tools/draw_trace.py" "$@" ;;
+  reproduce) exec python3 "$root/docs/tools/reproduce.py" "$@" ;;
   build) [ -x "$build/train_resnet" ] ;;  # this check runs what it has built
   test)  # CI runs them all; in a folder of its own, as ctest -N too empties the log of the tests that run now
     mkdir -p listed && cp "$build/CTestTestfile.cmake" listed/

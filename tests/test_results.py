@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""docs/reproduce.py and docs/plot_results.py on made-up runs: each figure that is looked for here is computed by hand,
-in the line where it is made up or beside it. Nothing is trained, and nothing written in the tree."""
+"""Tests docs/tools/reproduce.py, results.py and plot_results.py on made-up runs. Every expected figure is computed by
+hand, in or next to the line that makes up its input. Nothing is trained, and nothing is written in the tree."""
 import contextlib
 import io
 import json
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -14,9 +15,10 @@ from unittest import mock
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(DOCS))
+sys.path.insert(0, str(DOCS / "tools"))
 import plot_results  # noqa: E402
 import reproduce  # noqa: E402
+import results as results_file  # noqa: E402
 
 ACCURACY = {  # by seed
     "dense": (90.0, 90.4, 89.6),  # mean 90.00, spread 0.80
@@ -32,7 +34,7 @@ TEST_PPL = {"dense": 100.0, "scalecom-100": 101.5, "scalecom-400": 103.25, "scal
 
 
 def made_up(name, typed):
-    """What reproduce.py would keep of this run."""
+    """Returns the result that reproduce.py would add for this run."""
     compressed = "--compress " in typed
     # A hundredth of the model travels dense: 1 / values = 0.01 + 0.99 / layers.
     layers, values = (200.0, 1 / 0.01495) if "lgreco" in name else (100.0, 1 / 0.0199) if compressed else (1.0, 1.0)
@@ -47,7 +49,7 @@ def made_up(name, typed):
     group, _, rest = name.partition("-")
     if group == "headline":
         method, seed = rest.rsplit("-", 1)
-        # Before there was another rule of momentum: a point less.
+        # Runs of --compressed-momentum full: a point less.
         summary["valid_acc1"] = ACCURACY[method.removesuffix("-full")][int(seed) - 1] - method.endswith("-full")
     elif group in ("large", "root", "long"):
         method, seed = rest.rsplit("-", 1)
@@ -59,10 +61,10 @@ def made_up(name, typed):
     elif group == "scaling":
         summary.update(bytes_step_mean=SENT[rest], bytes_step_max=SENT[rest] + 77)
         layer = {"contraction": 0.5, "cosine": 0.75}
-        result["quality"] = {"looks": 10, "alike": 0.9, "layers": {"a": layer, "b": {**layer, "contraction": 0.7}}}
+        result["quality"] = {"samples": 10, "correlation": 0.9, "layers": {"a": layer, "b": {**layer, "contraction": 0.7}}}
     elif group == "meter":
-        figures = {"alike": 0.125, "mismatch": 0.75, "contraction": 0.875, "cosine": 0.25, "backlog": 30.0}
-        result["quality"] = {"looks": 2, "alike": 0.125, "layers": {}, "epochs": {"1": figures, "16": figures}}
+        figures = {"correlation": 0.125, "mismatch": 0.75, "contraction": 0.875, "cosine": 0.25, "backlog": 30.0}
+        result["quality"] = {"samples": 2, "correlation": 0.125, "layers": {}, "epochs": {"1": figures, "16": figures}}
     elif group == "time":
         method, overlap = re.search("-(?:resnet18|resnet20|lstm)-(.*)-(on|off)$", name).groups()
         result["step_s"] = STEP_S[method] + (0.5 if overlap == "off" else 0)
@@ -74,20 +76,18 @@ def made_up(name, typed):
                            "790": {"bytes": 1000, "uniform_bytes": 1300, "budget_used": 1.0},
                            "1180": {"bytes": 500, "uniform_bytes": 700, "budget_used": None}}  # mean 1.40
     if name == "headline-lgreco-scalecom-1":
-        result["compress_start"] = 1000  # what a result says of itself goes before the rule
+        result["compress_start"] = 1000  # recorded in the result, so it overrides the rule
     return result
 
 
 class Page(unittest.TestCase):
     def page(self, results):
-        """Tables of results.md by name, made from these results in a copy of docs/."""
+        """Returns the tables of results.md by name, made from these results in a copy of docs/."""
         with tempfile.TemporaryDirectory() as scratch:
             docs = pathlib.Path(scratch)
-            (docs / "results").mkdir()
             shutil.copy(DOCS / "results.md", docs)
             (docs / "results-composed-of-old.svg").write_text("made once, of runs that are gone")
-            for name, result in results.items():
-                (docs / "results" / f"{name}.json").write_text(json.dumps(result))
+            results_file.add(docs / "results.jsonl", *results.values())
             plot_results.main(docs)
             text = (docs / "results.md").read_text()
             self.pictures = {x.name for x in docs.glob("results-*.svg")}
@@ -144,7 +144,7 @@ class Page(unittest.TestCase):
             results["ptb-scalecom-400"]["resumed"] = True
 
         tables = self.made_up_page(change)
-        self.assertIn("\n`./run reproduce ptb-`; revision ba98765 (1), 0123456 (3); broken off and resumed: "
+        self.assertIn("\n`./run reproduce ptb-`; revision ba98765 (1), 0123456 (3); interrupted and resumed: "
                       "`scalecom-400`. `dense` is\n`./run train_lm --data DATA/ptb ", tables["ptb"])
         self.assertIn("\n`./run reproduce headline-`; revision 0123456. `dense-1` is\n`./run train", tables["headline"])
         self.assertNotIn("reproduce", tables["composed"])
@@ -159,7 +159,7 @@ class Page(unittest.TestCase):
         self.assertIn("beta-1, points: expected ≥ 0.00, found -1.00 over 1 seed: missed by 1.00\n",
                       self.made_up_page(change)["large"])
 
-    def test_bytes_of_a_run_that_went_on(self):
+    def test_bytes_of_a_resumed_run(self):
         def counted(results):
             for seed in 1, 2, 3:
                 results[f"headline-scalecom-{seed}"]["summary"]["bytes_step_mean"] = 20000  # 10,000 of them dense
@@ -283,9 +283,9 @@ class Page(unittest.TestCase):
 
 class Digest(unittest.TestCase):
     def digest(self, config, steps=14, first_epoch=9):
-        """Of a run of that many steps."""
-        def look(contraction, owed):
-            return {"contraction": contraction, "residual_norm": 2 * owed, "gradient_norm": 2.0}
+        """Returns the digest of a run of that many steps."""
+        def sample(contraction, backlog):
+            return {"contraction": contraction, "residual_norm": 2 * backlog, "gradient_norm": 2.0}
 
         lines = [{"schema": 1, "program": "made up"}]
         for i in range(1, steps + 1):
@@ -295,8 +295,8 @@ class Digest(unittest.TestCase):
                           "t_update": 0.25, "t_exposed": i / 10, "t_comm": 0.125, "t_compress": 0.0625,
                           "bytes_dense": 1000000, "bytes_sent": 1000000 if i <= 2 else 10000 + 1000 * (i % 2)})
         lines += [{"step": 9, "epoch": 1, "split": "valid", "loss": 2.0, "acc1": 40.0, "acc5": 90.0},
-                  {"step": 5, "quality": {"a": look(0.25, 3.0), "b": look(1.0, 5.0)}, "alike": 0.5},
-                  {"step": 10, "quality": {"a": look(0.75, 7.0)}, "alike": 1.0},
+                  {"step": 5, "quality": {"a": sample(0.25, 3.0), "b": sample(1.0, 5.0)}, "correlation": 0.5},
+                  {"step": 10, "quality": {"a": sample(0.75, 7.0)}, "alike": 1.0},  # check_words: quoted
                   {"summary": "done", "step": steps}]
         with tempfile.TemporaryDirectory() as scratch:
             folder = pathlib.Path(scratch)
@@ -317,9 +317,9 @@ class Digest(unittest.TestCase):
         self.assertEqual((out["bytes_dense"], out["bytes_per_step"]), (1000000, 25000))
         self.assertEqual(out["ratio_timed"], 95.2381)  # of the mean of 10000 and 11000
         quality = out["quality"]
-        self.assertEqual((quality["looks"], quality["alike"]), (2, 0.75))
+        self.assertEqual((quality["samples"], quality["correlation"]), (2, 0.75))
         self.assertEqual({name: x["contraction"] for name, x in quality["layers"].items()}, {"a": 0.5, "b": 1.0})
-        self.assertEqual({epoch: [x[key] for key in ("contraction", "backlog", "alike")]
+        self.assertEqual({epoch: [x[key] for key in ("contraction", "backlog", "correlation")]
                           for epoch, x in quality["epochs"].items()}, {1: [0.625, 4.0, 0.5], 2: [0.75, 7.0, 1.0]})
         self.assertEqual(out["compress_start"], 5)
 
@@ -353,7 +353,7 @@ class Resumed(unittest.TestCase):
     FLAGS = "--data D --epochs 3"
 
     def words(self, left, name="r", again=False):
-        """How the program is called in a folder where this was left behind: files by name."""
+        """Returns the last two words of the program's command line in a folder that holds these files, by name."""
         def program(command, **_):
             if "--version" in command:
                 return mock.Mock(stdout="heddle 0.1.0 (GNU 12.2.0, Release, git 0123456789ab)\noneDNN 2.6.3\n")
@@ -371,16 +371,16 @@ class Resumed(unittest.TestCase):
         self.assertEqual("--resume" in self.called, kept)
         return self.called[-2:]
 
-    def test_goes_on(self):
+    def test_resumes(self):
         argv = ["train_lm", *self.FLAGS.split(), "--json", "--quiet", "--output-dir", "FOLDER"]
         left = {"run.json": json.dumps({"argv": argv, "build": {"git_revision": "0123456789ab"}}),
                 "metrics.jsonl": '{"schema": 1}\n{"step":1}\n', "checkpoints/step-10/manifest.json": "{}"}
         anew = ["--resume", "auto"]
         self.assertEqual(self.words(left), anew)
-        again = argv + ["--resume", "auto"]  # broken off a second time
+        again = argv + ["--resume", "auto"]  # interrupted a second time
         self.assertEqual(self.words({**left, "run.json": left["run.json"].replace(json.dumps(argv), json.dumps(again))}),
                          anew)
-        # It has ended, but its result was not kept: nothing is left to be done.
+        # Finished, but its result was not added.
         ended = {**left, "metrics.jsonl": left["metrics.jsonl"] + '{"summary":"done"}\n'}
         self.assertEqual(self.words(ended), anew)
         self.assertEqual(self.words(ended, again=True)[0], "--output-dir")
@@ -395,16 +395,84 @@ class Resumed(unittest.TestCase):
             self.assertEqual(self.words({n: text for n, text in left.items() if n != name})[0], "--output-dir", name)
 
 
+class File(unittest.TestCase):
+    """docs/results.jsonl: one line for each run."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        self.file = self.folder / "results.jsonl"
+
+    def test_sorted_and_replaced(self):
+        results_file.add(self.file, {"name": "b", "x": 1}, {"name": "a"})
+        results_file.add(self.file, {"name": "c"}, {"name": "b", "x": 2})
+        self.assertEqual(self.file.read_text(), '{"name":"a"}\n{"name":"b","x":2}\n{"name":"c"}\n')
+
+    def test_two_of_a_name_are_an_error(self):
+        self.file.write_text('{"name":"a","x":1}\n{"name":"a","x":2}\n')
+        with self.assertRaisesRegex(SystemExit, "results.jsonl:2: a second result named a"):
+            results_file.load(self.file)
+
+    def add(self, *files):
+        with mock.patch.object(reproduce, "RESULTS", self.file), contextlib.redirect_stderr(io.StringIO()):
+            reproduce.main(["--add", *map(str, files)])
+
+    def test_add_takes_files_of_earlier_revisions(self):
+        quality = {"looks": 2, "alike": 0.5, "epochs": {"1": {"alike": 0.25}}}  # check_words: quoted
+        (self.folder / "m.json").write_text(json.dumps({"name": "m", "command": "./run x", "quality": quality}, indent=1))
+        (self.folder / "k.json").write_text(json.dumps({"name": "k", "command": "./run y"}))
+        self.add(self.folder / "m.json", self.folder / "k.json")
+        self.assertEqual(self.file.read_text(), '{"name":"k","command":"./run y"}\n{"name":"m","command":"./run x",'
+                         '"quality":{"samples":2,"correlation":0.5,"epochs":{"1":{"correlation":0.25}}}}\n')
+
+    def test_add_refuses_what_is_no_result(self):
+        for text in "[1]", "{", '{"name": "x"}':
+            (self.folder / "bad.json").write_text(text)
+            with self.assertRaises(SystemExit) as refused:
+                self.add(self.folder / "bad.json")
+            self.assertEqual(refused.exception.code, 2, text)
+        self.assertFalse(self.file.exists())
+
+    def test_branches_merge(self):
+        """Runs that two branches added are all there after a merge, neighbours in the file included."""
+        if not shutil.which("git"):
+            print("skipped: merging two branches of results (no git)")
+            return
+
+        def git(*words):
+            subprocess.run(["git", "-C", self.folder, "-c", "user.name=x", "-c", "user.email=x@example.org", *words],
+                           check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        git("init", "-b", "main")
+        shutil.copy(DOCS / ".gitattributes", self.folder)
+        results_file.add(self.file, {"name": "b"}, {"name": "x"})
+        git("add", ".")
+        git("commit", "-m", "start")
+        for branch, names in ("left", "ac"), ("right", "dz"):  # c and d would be neighbours
+            git("checkout", "-b", branch, "main")
+            results_file.add(self.file, *({"name": name} for name in names))
+            git("commit", "-am", branch)
+        git("merge", "left")
+        self.assertEqual("".join(results_file.load(self.file)), "abcdxz")
+
+    def test_the_file_of_this_tree(self):
+        lines = (DOCS / "results.jsonl").read_text().splitlines()
+        names = [json.loads(line)["name"] for line in lines]
+        self.assertEqual(names, sorted(set(names)))
+        self.assertTrue(set(names) <= set(reproduce.experiments()), set(names) - set(reproduce.experiments()))
+
+
 class Names(unittest.TestCase):
     def main(self, *words):
-        """-> names of the runs that this would start, and what it says."""
+        """Returns the names of the runs that this would start, and its output."""
         said = io.StringIO()
         with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(said), \
                 contextlib.redirect_stderr(said), \
-                mock.patch.object(reproduce, "RESULTS", pathlib.Path(scratch)), \
+                mock.patch.object(reproduce, "RESULTS", pathlib.Path(scratch) / "results.jsonl"), \
                 mock.patch.object(reproduce, "run", return_value=True) as run, \
                 mock.patch.object(reproduce.subprocess, "run", return_value=mock.Mock(returncode=0)):
-            (pathlib.Path(scratch) / "ptb-dense.json").write_text("{}")
+            (pathlib.Path(scratch) / "results.jsonl").write_text('{"name":"ptb-dense"}\n')
             reproduce.main(list(words))
             return [call.args[0] for call in run.call_args_list], said.getvalue()
 

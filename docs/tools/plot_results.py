@@ -1,0 +1,455 @@
+#!/usr/bin/env python3
+"""Makes the tables, expectations and charts of docs/results.md from docs/results.jsonl.
+
+  docs/tools/plot_results.py     rewrites the text between "<!-- TABLE name -->" and "<!-- END -->" in docs/results.md,
+                                 and docs/results-*.svg
+"""
+import collections
+import math
+import pathlib
+import re
+import statistics
+
+import results
+from reproduce import first_compressed_step
+
+RESULTS = {}  # by name, filled by main()
+COLOURS = ["#1b6ca8", "#c1440e", "#3a7d44", "#7b4ea3", "#8a6d00", "#444444"]
+
+
+def group(prefix):
+    """Returns the results whose names have this prefix, by the rest of the name."""
+    return {name[len(prefix):]: r for name, r in RESULTS.items() if name.startswith(prefix)}
+
+
+def table(head, rows):
+    if not rows:
+        return "No run has been kept yet.\n"
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(str(x) for x in row) + " |" for row in rows]) + "\n"
+
+
+def number(x, digits=2):
+    return "" if x is None else f"{x:.{digits}f}"
+
+
+def judged(found, least=None, most=None):
+    miss = found - most if least is None else least - found
+    if miss <= 1e-4:
+        return "holds"
+    return f"missed by {miss:.2f}" if miss >= 0.005 else f"missed by {miss:.1g}"
+
+
+def expected(what, found, least=None, most=None, over=""):
+    """Returns a line below a table: the expectation, the result, and whether the result meets it."""
+    bound = f"≤ {most:.2f}" if least is None else f"≥ {least:.2f}"
+    if found is None:
+        return f"- {what}: expected {bound}, no run yet\n"
+    return f"- {what}: expected {bound}, found {found:.2f}{over}: {judged(found, least, most)}\n"
+
+
+RATIOS = "layers", "values", "wire", "run"
+RATIO_HEAD = ["ratio layers", *RATIOS[1:]]
+
+
+def mean(values):
+    values = list(values)
+    return statistics.fmean(values) if values else None
+
+
+def ratios(*runs):
+    return [number(mean(r["summary"][f"ratio_{key}"] for r in runs), 1) for key in RATIOS]
+
+
+def megabytes(*runs):
+    return number(mean(r["summary"]["bytes_sent"] for r in runs) / 1e6, 1)
+
+
+def sent(*runs):
+    """Returns the bytes of gradients that a learner sent per compressed step of each run, and a remark about them. Older
+    runs counted rank 0 only, and a resumed run has a mean over ranks of its last process only; if any run is of
+    these kinds, rank 0 is compared."""
+    if all("bytes_step_mean" in r["summary"] and not r.get("resumed") for r in runs):
+        return [r["summary"]["bytes_step_mean"] for r in runs], ""
+    return [r["bytes_per_step"] for r in runs], " (rank 0)"
+
+
+def over_budget(runs):
+    """Returns a line for each method that planned its layers. runs: (method, result)."""
+    plans = {}
+    for method, r in runs:
+        plans.setdefault(method, []).extend(p["budget_used"] or 0 for p in r.get("plans", {}).values())
+    out = ""
+    for method, used in plans.items():
+        over = sum(u > 1 for u in used)
+        if used:
+            out += f"- plans over budget, {method}: {over} of {len(used)}"
+            out += f", by {100 * (max(used) - 1):.1f} % at most\n" if over else "\n"
+    return out
+
+
+def dense_steps(r):
+    """Returns the length of a compressed run's dense start, in steps. Early results do not record it."""
+    if "compress_start" in r:
+        return r["compress_start"]
+    typed = re.search(r"--compress-start (\d+)", r["command"])
+    first = r["curve"][0]  # after the first epoch, or after a shorter run
+    return first_compressed_step(int(typed[1]) if typed else -1, first["step"] // first["epoch"], r["summary"]["step"])
+
+
+def plural(n, what):
+    return f" over {n} {what}{'' if n == 1 else 's'}"
+
+
+def runs_by_seed(prefix):
+    """Returns method -> seed -> result."""
+    by_method = {}
+    for name, r in group(prefix).items():
+        method, seed = name.rsplit("-", 1)
+        by_method.setdefault(method, {})[int(seed)] = r
+    return {method: dict(sorted(seeds.items())) for method, seeds in by_method.items()}
+
+
+def accuracies(seeds):
+    return [r["summary"]["valid_acc1"] for r in seeds.values()]
+
+
+def spread(seeds):
+    found = accuracies(seeds)
+    return max(found) - min(found) if len(found) > 1 else None
+
+
+def difference(seeds, others):
+    """Returns the mean difference over the seeds that both have, in points, and their number."""
+    both = seeds.keys() & others.keys()
+    return mean(seeds[s]["summary"]["valid_acc1"] - others[s]["summary"]["valid_acc1"] for s in both), len(both)
+
+
+def compressed_bytes(r, in_a_step):
+    """Returns the bytes per step without the tensors that are sent dense. Their share f of the model follows from the
+    ratios: 1 / values = f + (1 - f) / layers."""
+    layers, values = r["summary"]["ratio_layers"], r["summary"]["ratio_values"]
+    dense_share = (1 / values - 1 / layers) / (1 - 1 / layers)
+    return in_a_step - dense_share * r["bytes_dense"]
+
+
+def table_by_seed(by_method):
+    dense = by_method.get("dense", {})
+    rows = []
+    for method, seeds in by_method.items():
+        points, n = difference(seeds, dense)
+        against = "" if method == "dense" or points is None else f"{points:+.2f} ({n})"
+        revisions = dict.fromkeys(r["revision"][:7] for r in seeds.values())
+        rows.append([method, ", ".join(number(a) for a in accuracies(seeds)), number(mean(accuracies(seeds))),
+                     number(spread(seeds)), against, *ratios(*seeds.values()), megabytes(*seeds.values()),
+                     ", ".join(revisions)])
+    return table(["method", "accuracy by seed, %", "mean", "spread", "against dense, points (seeds)", *RATIO_HEAD,
+                  "MB sent, one learner", "revision"], rows)
+
+
+def headline():
+    by_method = runs_by_seed("headline-")
+    dense, scalecom, lgreco = (by_method.get(m, {}) for m in ("dense", "scalecom", "lgreco-scalecom"))
+    out = table_by_seed(by_method)
+    if not by_method:
+        return out
+
+    points, n = difference(scalecom, dense)
+    out += "\n" + expected("ScaleCom within 0.5 points of dense", points, least=-0.5, over=plural(n, "seed"))
+    for key, where, least in ("layers", "the compressed tensors", 99), ("values", "the whole model", 50):
+        out += expected(f"ScaleCom, ratio by values over {where}",
+                        mean(r["summary"][f"ratio_{key}"] for r in scalecom.values()), least=least,
+                        over=plural(len(scalecom), "seed"))
+    plans = [p["uniform_bytes"] / p["bytes"] for r in lgreco.values() for p in r.get("plans", {}).values()]
+    what = "L-GreCo, wire bytes of the compressed tensors, uniform default over planned, "
+    out += expected(what + "by its plans", mean(plans), least=1.3, over=plural(len(plans), "plan"))
+    both = sorted(scalecom.keys() & lgreco.keys())
+    pairs_of = [runs[seed] for seed in both for runs in (scalecom, lgreco)]
+    figures, whose = sent(*pairs_of)
+    rest = [compressed_bytes(r, x) for r, x in zip(pairs_of, figures)]
+    gains = [uniform / planned for uniform, planned in zip(rest[::2], rest[1::2])]
+    out += expected(what + f"by what the runs sent{whose}", mean(gains), least=1.3, over=plural(len(gains), "seed"))
+    points, n = difference(lgreco, scalecom)
+    spreads = [x for x in (spread(lgreco), spread(scalecom)) if x is not None]
+    what = "L-GreCo against uniform ScaleCom, at no loss beyond the spread of seeds"
+    if len(spreads) == 2 and n:
+        out += expected(what, points, least=-max(spreads), over=plural(n, "seed"))
+    else:
+        found = "" if points is None else f"found {points:.2f}{plural(n, 'seed')}, "
+        out += f"- {what}: {found}no spread before there are two seeds of each\n"
+    return out + over_budget((method, r) for method, seeds in by_method.items() for r in seeds.values())
+
+
+def large(prefix):
+    by_method = runs_by_seed(prefix)
+    out = table_by_seed(by_method)
+    if not {"beta-0.1", "beta-1"} <= by_method.keys():
+        return out
+    points, n = difference(by_method["beta-0.1"], by_method["beta-1"])
+    return out + "\n" + expected("beta-0.1 against beta-1, points", points, least=0, over=plural(n, "seed"))
+
+
+def accuracy_table(prefix):
+    dense = group(prefix).get("dense")
+    rows = []
+    for name, r in group(prefix).items():
+        accuracy = r["summary"]["valid_acc1"]
+        against = "" if dense in (None, r) else f"{accuracy - dense['summary']['valid_acc1']:+.2f}"
+        rows.append([name, number(accuracy), against, number(r["train_loss"][-1], 4), *ratios(r), megabytes(r)])
+    out = table(["method", "accuracy, %", "against dense, points", "train loss", *RATIO_HEAD, "MB sent, one learner"],
+                rows)
+    planned = over_budget(group(prefix).items())
+    return out + ("\n" + planned if planned else "")
+
+
+def pairs():
+    """Compares ScaleCom at rate 100 with dense under other conditions; the headline row is a mean over common seeds."""
+    named = [("8 epochs", "ablation-"), ("16 epochs", "headline-"), ("32 epochs", "pair-32-epochs-"),
+             ("8 epochs, one learner of 128 images", "pair-one-learner-"),
+             ("8 epochs, no momentum, learning rate 1", "pair-no-momentum-"),
+             ("8 epochs, learning rate 0.1", "pair-low-rate-")]
+    rows = []
+    for what, prefix in named:
+        if prefix == "headline-":
+            both = [[group(f"headline-{method}-").get(str(seed)) for method in ("dense", "scalecom-full")]
+                    for seed in (1, 2, 3)]
+        else:
+            both = [[group(prefix).get(method) for method in ("dense", "scalecom")]]
+        both = [pair for pair in both if None not in pair]
+        if both:
+            dense, scalecom = (mean(r["summary"]["valid_acc1"] for r in runs) for runs in zip(*both))
+            rows.append([what, len(both), number(dense), number(scalecom), f"{scalecom - dense:+.2f}"])
+    return table(["condition", "seeds", "dense, %", "scalecom, %", "difference, points"], rows)
+
+
+def meter():
+    """Shows the correlation of the learners' gradients and how well the leader's choice suits all, by epoch."""
+    keys = ("correlation", "mismatch", "contraction", "cosine", "backlog")
+    rows = [[epoch, *(number(figures.get(key), 3) for key in keys)]
+            for r in group("meter-").values() for epoch, figures in r["quality"]["epochs"].items()]
+    return table(["epoch", "correlation", "d / k", "contraction", "cosine", "residual / g"], rows)
+
+
+def ptb():
+    runs = group("ptb-")
+    dense = runs.get("dense")
+    share = {name: 100 * r["summary"]["test_ppl"] / dense["summary"]["test_ppl"] if dense else None
+             for name, r in runs.items()}
+    rows = [[name, number(r["summary"]["valid_ppl"]), number(r["summary"]["test_ppl"]), number(share[name], 1),
+             *ratios(r), megabytes(r)] for name, r in runs.items()]
+    lines = "".join(expected(f"{name}, test perplexity in % of dense", share[name], most=102)
+                    for name in runs if dense and name != "dense")
+    return table(["method", "validation perplexity", "test", "test, % of dense", *RATIO_HEAD, "MB sent, one learner"],
+                 rows) + ("\n" + lines if lines else "")
+
+
+def full():
+    rows = [[name, number(r["summary"].get("valid_acc1")), number(r["summary"].get("test_ppl")), *ratios(r),
+             megabytes(r), r["revision"][:7]] for name, r in group("full-").items()]
+    return table(["run", "accuracy, %", "test perplexity", *RATIO_HEAD, "MB sent, one learner", "revision"], rows)
+
+
+def scaling_runs():
+    """Returns method -> learners -> result."""
+    by_method = {}
+    for name, r in group("scaling-").items():
+        method, learners = name.rsplit("-", 1)
+        by_method.setdefault(method, {})[int(learners)] = r
+    return {method: dict(sorted(runs.items())) for method, runs in by_method.items()}
+
+
+def sent_dense(r):
+    """Returns the bytes that a ring sends for the tensors that are not compressed, from the ratios of values over the
+    compressed tensors and over the whole model."""
+    whole, layers, values = r["bytes_dense"], r["summary"]["ratio_layers"], r["summary"]["ratio_values"]
+    return whole * (1 / values - 1 / layers) / (1 - 1 / layers)
+
+
+def scaling():
+    rows, lines = [], ""
+    for method, runs in scaling_runs().items():
+        figures, whose = sent(*runs.values())
+        for (learners, r), in_a_step in zip(runs.items(), figures):
+            layers = r["quality"]["layers"].values()
+            means = [mean(layer[key] for layer in layers if key in layer)
+                     for key in ("contraction", "cosine", "mismatch", "bound")]
+            rows.append([method, learners, f"{in_a_step:.0f}{whose}", number(r["summary"].get("bytes_step_max"), 0),
+                         r["bytes_dense"], number(r["quality"]["correlation"], 4), *(number(x, 3) for x in means)])
+        few, many = min(runs), max(runs)
+        if few == many:
+            continue
+        growth = figures[-1] / figures[0]
+        what = f"{method}, bytes that a learner sends{whose}, {many} learners over {few}"
+        if method == "scalecom":  # a ring of P learners sends 2 (P - 1) / P of the data
+            lines += expected(what + ", within the ring factor 2 (P - 1) / P", growth,
+                              most=(many - 1) / many / ((few - 1) / few))
+        else:  # an all-gather forwards P - 1 payloads
+            rest = [sent - sent_dense(r) for r, sent in zip(runs.values(), figures)]
+            lines += (f"- {what}: {growth:.2f}; without the tensors that travel dense: linear in P - 1 would be "
+                      f"{(many - 1) / (few - 1):.2f}, found {rest[-1] / rest[0]:.2f}\n")
+    return table(["method", "learners", "bytes sent, a step and learner", "at most", "dense", "correlation", "contraction",
+                  "cosine", "d / k", "bound"], rows) + ("\n" + lines if lines else "")
+
+
+def times():
+    rows, lines = [], ""
+    for place in "model", "hosts":
+        for net in "resnet20", "resnet18", "lstm":
+            mine = group(f"time-{place}-{net}-")
+
+            def faster(method, than, overlap="on"):
+                pair = mine.get(f"{method}-{overlap}"), mine.get(f"{than}-{overlap}")
+                return pair[1]["step_s"] / pair[0]["step_s"] if all(pair) else None
+
+            for name, r in mine.items():
+                method, overlap = name.rsplit("-", 1)
+                rows.append([place, net, method, overlap, number(r["step_s"], 3), number(r["t_exposed"], 3),
+                             number(faster(method, "dense", overlap)), number(r["ratio_timed"], 1)])
+            methods = [name[:-len("-on")] for name in mine if name.endswith("-on") and name != "dense-on"]
+            for what, least, found in (
+                ("over dense", 2.5, {m: faster(m, "dense") for m in methods}),
+                ("L-GreCo over its uniform default", 1,
+                 {m: faster(m, m.removeprefix("lgreco-")) for m in methods if m.startswith("lgreco-")}),
+            ):
+                each = [f"{m} {x:.2f} ({judged(x, least=least)})" for m, x in found.items() if x is not None]
+                if each:
+                    lines += f"- {place}, {net}, {what}: expected ≥ {least:.2f}, found {', '.join(each)}\n"
+    return table(["network", "net", "method", "overlap", "step s", "waited for s", "over dense", "ratio wire"],
+                 rows) + ("\n" + lines if lines else "")
+
+
+def whole():
+    runs = group("whole-model-")
+    rows = []
+    for name, r in runs.items():
+        (in_a_step,), whose = sent(r)
+        rows.append([name, *ratios(r)[:3], f"{in_a_step:.0f}{whose}", r["bytes_dense"]])
+    out = table(["network", *RATIO_HEAD[:3], "bytes sent, a step and learner", "dense"], rows)
+    if "resnet18" in runs:
+        out += "\n" + expected("ResNet-18, ratio by values over the whole model",
+                               runs["resnet18"]["summary"]["ratio_values"], least=90)
+    return out
+
+
+def composed():
+    """Combines the headline's accuracy curves with the time table's seconds per step, for each network."""
+    curves, reached = {}, []
+    for name, r in group("headline-").items():
+        method, seed = name.rsplit("-", 1)
+        for place in "model", "hosts":
+            dense = RESULTS.get(f"time-{place}-resnet20-dense-on")
+            step = RESULTS.get(f"time-{place}-resnet20-{method.removesuffix('-full')}-on")
+            if seed != "1" or not dense or not step:
+                continue
+            start = 0 if method == "dense" else dense_steps(r)
+            points = [((min(x["step"], start) * dense["step_s"] + max(0, x["step"] - start) * step["step_s"]) / 60,
+                       x["acc1"]) for x in r["curve"] if "acc1" in x]
+            curves.setdefault(place, []).append((method, points))
+    for place, lines in curves.items():
+        for method, points in lines:
+            row = [place, method, number(points[-1][0], 1), number(points[-1][1])]
+            for goal in 80, 85, 88:
+                row.append(number(next((x for x, y in points if y >= goal), None), 1))
+            reached.append(row)
+    return curves, table(["network", "method", "minutes in all", "accuracy, %", "minutes to 80 %", "to 85 %", "to 88 %"],
+                         reached)
+
+
+def plot(docs, name, title, x_label, y_label, lines, log_y=False, from_zero=False):
+    """Writes results-NAME.svg. lines: [(label, [(x, y)])]."""
+    lines = [(label, points) for label, points in lines if points]
+    if not lines:
+        return
+    width, height, left, bottom, top, right = 760, 400, 70, 50, 40, 230
+    xs = [x for _, points in lines for x, _ in points]
+    ys = [math.log10(y) if log_y else y for _, points in lines for _, y in points]
+    x0, x1 = min(xs + [0] * from_zero), max(xs)
+    y0, y1 = min(ys + [0] * (from_zero and not log_y)), max(ys)
+    y1 += (y1 - y0) * 0.05 or 1
+
+    def place(x, y):
+        y = math.log10(y) if log_y else y
+        return (left + (x - x0) / ((x1 - x0) or 1) * (width - left - right),
+                height - bottom - (y - y0) / ((y1 - y0) or 1) * (height - bottom - top))
+
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+           'font-size="12">', f'<rect width="{width}" height="{height}" fill="white"/>',
+           f'<text x="{left}" y="22" font-size="15">{title}</text>']
+    for i in range(6):
+        y = y0 + (y1 - y0) * i / 5
+        shown = 10 ** y if log_y else y
+        at = place(x0, shown)[1]
+        out.append(f'<line x1="{left}" x2="{width - right}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>'
+                   f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{shown:.4g}</text>')
+        x = x0 + (x1 - x0) * i / 5
+        out.append(f'<text x="{place(x, 10 ** y0 if log_y else y0)[0]:.1f}" y="{height - bottom + 18}" '
+                   f'text-anchor="middle">{x:.4g}</text>')
+    out.append(f'<text x="{(left + width - right) / 2}" y="{height - 12}" text-anchor="middle">{x_label}</text>'
+               f'<text x="16" y="{height / 2}" transform="rotate(-90 16 {height / 2})" text-anchor="middle">{y_label}</text>')
+    for i, (label, points) in enumerate(lines):
+        colour = COLOURS[i % len(COLOURS)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in points))
+        out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+                   f'<text x="{width - right + 12}" y="{top + 16 * i + 12}" fill="{colour}">{label}</text>')
+    (docs / f"results-{name}.svg").write_text("\n".join(out + ["</svg>"]) + "\n")
+
+
+def plots(docs):
+    for old in docs.glob("results-*.svg"):
+        old.unlink()
+    curves = [(name, [(x["epoch"], x["acc1"]) for x in r["curve"] if "acc1" in x])
+              for name, r in group("headline-").items() if name.endswith("-1")]
+    plot(docs, "headline", "ResNet-20 on CIFAR-10, 4 learners x 32, seed 1", "epoch", "test accuracy, %", curves)
+    for place, lines in composed()[0].items():
+        plot(docs, f"composed-{place}", f"Accuracy against time, composed (100 Mbit/s, {place})", "minutes",
+             "test accuracy, %", lines, from_zero=False)
+    lines = {}
+    for method, runs in scaling_runs().items():
+        lines[method] = list(zip(runs, sent(*runs.values())[0]))
+        lines.setdefault("dense", set()).update((learners, r["bytes_dense"]) for learners, r in runs.items())
+    plot(docs, "scaling", "Bytes that a learner sends in a step, ResNet-20", "learners", "bytes (logarithmic)",
+         [(method, sorted(points)) for method, points in lines.items()], log_y=True)
+
+
+def provenance(prefix):
+    """Returns the command that repeats a table's runs, and their revisions."""
+    runs = group(prefix)
+    if not runs:
+        return ""
+    revisions = collections.Counter(r["revision"][:7] for r in runs.values())
+    out = f"\n`./run reproduce {prefix}`; revision " + ", ".join(
+        f"{revision} ({n})" if len(revisions) > 1 else revision for revision, n in revisions.items())
+    resumed = [f"`{name}`" for name, r in runs.items() if r.get("resumed")]
+    if resumed:
+        out += f"; interrupted and resumed: {', '.join(resumed)}"
+    name, first = next(iter(runs.items()))
+    command = re.sub("^./run netlab (?!run )", "./run netlab run build/", first["command"])  # as early results have it
+    return f"{out}. `{name}` is\n`{command}`\n"
+
+
+def main(docs=results.DOCS):
+    RESULTS.clear()
+    RESULTS.update(results.load(docs / results.FILE.name))
+    made = {"headline": (headline, "headline-"), "ablation": (lambda: accuracy_table("ablation-"), "ablation-"),
+            "meter": (meter, "meter-"), "pairs": (pairs, "pair-"), "large": (lambda: large("large-"), "large-"),
+            "root": (lambda: large("root-"), "root-"), "long": (lambda: large("long-"), "long-"), "ptb": (ptb, "ptb-"),
+            "scaling": (scaling, "scaling-"), "times": (times, "time-"), "whole": (whole, "whole-model-"), "full": (full, "full-")}
+    file = docs / "results.md"
+
+    plots(docs)
+
+    def fill(match):
+        pictures = "".join(f"\n![{picture.stem.replace('-', ' ')}]({picture.name})\n"
+                           for picture in sorted(docs.glob(f"results-{match[1]}*.svg")))
+        if match[1] == "composed":
+            text = composed()[1]
+        else:
+            rows, prefix = made[match[1]]
+            text = rows() + provenance(prefix)
+        return f"<!-- TABLE {match[1]} -->\n{text}{pictures}<!-- END -->"
+
+    file.write_text(re.sub(r"<!-- TABLE (\w+) -->\n.*?<!-- END -->", fill, file.read_text(), flags=re.S))
+
+
+if __name__ == "__main__":
+    main()

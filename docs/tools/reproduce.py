@@ -1,0 +1,332 @@
+#!/usr/bin/env python3
+"""The runs reported in docs/results.md. Starts every run that has no result yet, one after the other, and adds each
+result to docs/results.jsonl as one line: the command, the revision, curves, ratios, plans.
+
+  ./run reproduce                 every run without a result, except full-…
+  ./run reproduce headline ptb    runs whose names begin with one of these
+  ./run reproduce full            the full-length recipes, which need a GPU and run only when named
+  ./run reproduce --list          lists every run; "done": has a result, "gpu": runs only when named
+  ./run reproduce --again NAME    runs it again although it has a result
+  ./run reproduce --keep DIR NAME keeps the run folder as DIR/NAME
+  ./run reproduce --add FILE…     adds results from JSON files (one result each, as earlier revisions wrote them)
+
+Data sets are expected in HEDDLE_DATA, or in ../shared/data.
+"""
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import results
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = results.FILE
+DATA = pathlib.Path(os.environ.get("HEDDLE_DATA", ROOT.parent / "shared" / "data"))
+
+RESNET = "train_resnet --data DATA/cifar-10-batches-bin --arch resnet20 --learners 4 --batch-size 32 --lr 0.2"
+ALONE = RESNET.replace("--learners 4 --batch-size 32", "--batch-size 128")
+PTB = "train_lm --data DATA/ptb --preset zaremba-small --learners 4 --batch-size 5"
+LGRECO = " --layerwise lgreco"
+SCALECOM = " --compress scalecom:rate=100"
+MOMENTUM = " --compressed-momentum full"
+# Measured before --compressed-momentum existed, when "full" was the only rule: their recorded commands lack the flag.
+BEFORE = "ablation-", "pair-", "large-", "root-", "long-", "scaling-", "meter-"
+QSGD = " --compress qsgd:bits=4"
+FULL = "full-"  # runs with this prefix need a GPU
+
+
+def experiments():
+    """Returns name -> the words after ./run; "netlab" in front means across four hosts at 100 Mbit/s."""
+    runs = {}
+    for seed in 1, 2, 3:
+        for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("lgreco-scalecom", SCALECOM + LGRECO),
+                            ("scalecom-full", SCALECOM + MOMENTUM), ("lgreco-scalecom-full", SCALECOM + LGRECO + MOMENTUM)):
+            runs[f"headline-{name}-{seed}"] = f"{RESNET} --epochs 16 --seed {seed}{flags}"
+    runs["meter-scalecom"] = f"{RESNET} --epochs 16 --seed 1{SCALECOM} --shadow 50"  # the headline's first seed with the quality meter
+    for name, flags in (
+        ("dense", ""),
+        ("topk", " --compress topk:density=0.01"),
+        ("scalecom", SCALECOM),
+        ("scalecom-beta", " --compress scalecom:rate=100,beta=0.1"),
+        # Possible causes of the gap to dense: the rate, or too short a dense start.
+        ("scalecom-rate-25", " --compress scalecom:rate=25"),
+        ("scalecom-start", SCALECOM + " --compress-start 780"),
+        ("scalecom-exact", " --compress scalecom:rate=100,select=exact"),
+        ("qsgd", QSGD),
+        ("powersgd", " --compress powersgd:rank=2"),
+        ("lgreco-qsgd", QSGD + LGRECO),
+        ("lgreco-powersgd", " --compress powersgd:rank=2" + LGRECO),
+        ("lgreco-scalecom", SCALECOM + LGRECO),
+        ("lgreco-scalecom-accordion", SCALECOM + LGRECO + " --lgreco budget=accordion"),
+    ):
+        runs[f"ablation-{name}"] = f"{RESNET} --epochs 8{flags}"
+    for name, flags in (("dense", ""), ("scalecom", SCALECOM)):  # what the gap to dense depends on
+        runs[f"pair-one-learner-{name}"] = f"{ALONE} --epochs 8{flags}"
+        runs[f"pair-no-momentum-{name}"] = f"{RESNET.replace('--lr 0.2', '--lr 1')} --momentum 0 --no-nesterov --epochs 8{flags}"
+        runs[f"pair-low-rate-{name}"] = f"{RESNET.replace('--lr 0.2', '--lr 0.1')} --epochs 8{flags}"
+        runs[f"pair-32-epochs-{name}"] = f"{RESNET} --epochs 32{flags}"
+    # Linear scaling: 0.1 for 64 images, hence 1.6 for 1024, after a warm-up.
+    large = RESNET.replace("--learners 4 --batch-size 32 --lr 0.2", "--learners 16 --batch-size 64 --lr 1.6")
+    for seed in 1, 2:
+        for name, flags in (("dense", ""), ("beta-1", SCALECOM), ("beta-0.1", " --compress scalecom:rate=100,beta=0.1")):
+            command = f"{large} --epochs 8 --seed {seed} --lr-warmup-epochs 2{flags}"
+            runs[f"large-{name}-{seed}"] = command
+            if seed == 1:  # square-root scaling, which does not collapse after the warm-up
+                runs[f"root-{name}-1"] = command.replace("--lr 1.6", "--lr 0.4")
+    for name in "dense", "beta-0.1":
+        runs[f"long-{name}-1"] = runs[f"root-{name}-1"].replace("--epochs 8", "--epochs 16")
+    runs["root-beta-0.1-rate-25-1"] = runs["root-beta-0.1-1"].replace("rate=100", "rate=25")
+    for name, flags in (
+        ("dense", ""),
+        ("scalecom-100", SCALECOM),
+        ("scalecom-400", " --compress scalecom:rate=400"),
+        ("scalecom-100-aggregate", SCALECOM + " --clip-mode aggregate"),
+    ):
+        runs[f"ptb-{name}"] = PTB + flags
+    for learners in 4, 16, 64:
+        for name, flags in (("scalecom", SCALECOM), ("topk", " --compress topk:density=0.01")):
+            runs[f"scaling-{name}-{learners}"] = (
+                f"{RESNET.replace('--learners 4 --batch-size 32', f'--learners {learners} --batch-size 8')}"
+                f" --steps 100 --compress-start 0 --shadow 10{flags}")
+    # The last twelve of 30 steps are measured, all under a plan: the first applies from step 19, the second from
+    # step 29. Only four of the twelve lie in a planning window, where gradients are copied; the median ignores them.
+    plan = " --layerwise lgreco --lgreco every=10,window=2"
+    nets = {
+        "resnet18": "train_resnet --data DATA/cifar-10-batches-bin --arch resnet18 --batch-size 32",
+        "resnet20": "train_resnet --data DATA/cifar-10-batches-bin --arch resnet20 --batch-size 32",
+        "lstm": "train_lm --data DATA/ptb --preset zaremba-medium --batch-size 5 --clip-mode aggregate",
+    }
+    for net, command in nets.items():
+        for name, flags in (("dense", ""), ("qsgd", QSGD), ("lgreco-qsgd", QSGD + plan), ("scalecom", SCALECOM),
+                            ("lgreco-scalecom", SCALECOM + plan)):
+            flags += " --compress-start 0" if flags else ""
+            if not flags:
+                command_here = command.replace(" --clip-mode aggregate", "")
+            else:
+                command_here = command
+            for overlap in "on", "off":
+                base = f"{command_here} --steps 30 --overlap {overlap}{flags}"
+                runs[f"time-model-{net}-{name}-{overlap}"] = base + " --learners 4 --net 100mbit,1ms"
+                runs[f"time-hosts-{net}-{name}-{overlap}"] = "netlab " + base
+    runs["whole-model-resnet18"] = (nets["resnet18"] + " --learners 4 --steps 20 --compress-start 0" + SCALECOM)
+    # He et al.: 128 images a step, rate 0.1, divided by ten after 82 and 123 of 164 epochs (32,000 and 48,000 of 64,000
+    # steps), with the 4 learners and the batch of ScaleCom's CIFAR-10 experiment. Then Zaremba et al.: batch size 20.
+    resnet = ("train_resnet --data DATA/cifar-10-batches-bin --arch resnet20 --device cuda --learners 4 --batch-size 32"
+              " --epochs 164 --lr 0.1 --no-nesterov --weight-decay 0.0001 --lr-scheduler multistep --lr-milestones 82 123")
+    lm = "train_lm --data DATA/ptb --preset zaremba-medium --device cuda --learners 4 --batch-size 5"
+    for name, command in (("resnet20-dense", resnet), ("resnet20-scalecom", resnet + SCALECOM),
+                          ("resnet20-lgreco-scalecom", resnet + SCALECOM + LGRECO),
+                          ("zaremba-medium-dense", lm), ("zaremba-medium-scalecom", lm + SCALECOM)):
+        runs[FULL + name] = command
+    return {name: command + (MOMENTUM if name.startswith(BEFORE) and re.search("topk|scalecom|powersgd", command) else "")
+            for name, command in runs.items()}
+
+
+def choose(runs, names):
+    """Returns the runs whose names begin with one of these; without names, every run that needs no GPU."""
+    if names:
+        return [run for run in runs if any(name and run.startswith(name) for name in names)]
+    return [run for run in runs if not run.startswith(FULL)]
+
+
+def first_compressed_step(typed, steps_per_epoch, total_steps):
+    """Returns the length of the dense start, as the function of this name in apps/session computes it.
+    typed: --compress-start, negative if it was not given."""
+    if typed >= 0:
+        return typed
+    return max(100, min(steps_per_epoch, total_steps // 20))
+
+
+def median(lines, *keys):
+    """Returns the median over the last twelve steps of the sum of these times, in seconds."""
+    last = [sum(line[key] for key in keys) for line in lines[-12:] if all(key in line for key in keys)]
+    return round(statistics.median(last), 5) if last else None
+
+
+def by_epoch(samples, epochs):
+    """Returns epoch -> the quality meter's means over the samples of that epoch and over layers."""
+    out = {}
+    for epoch in sorted({epochs[sample["step"]] for sample in samples}):
+        here = [sample for sample in samples if epochs[sample["step"]] == epoch]
+        layers = [layer for sample in here for layer in sample["quality"].values()]
+        means = {key: round(statistics.fmean(x[key] for x in layers), 5) for key in layers[0]}
+        backlog = sum(x["residual_norm"] for x in layers) / sum(x["gradient_norm"] for x in layers)  # as --shadow's table
+        out[epoch] = {**means, "correlation": round(statistics.fmean(x["correlation"] for x in here), 5),
+                      "backlog": round(backlog, 5)}
+    return out
+
+
+def digest(folder, metrics, summary):
+    """Returns the part of a run folder that is kept as its result."""
+    lines = [results.in_current_names(json.loads(line)) for line in metrics.read_text().splitlines()]
+    steps = [line for line in lines if line.get("split") == "train"]
+    curve = [{k: line[k] for k in ("epoch", "step", "loss", "acc1", "ppl") if k in line}
+             for line in lines if line.get("split") in ("valid", "test")]
+    out = {"curve": curve, "summary": summary}
+    config = (folder / "config.toml").read_text()
+    if not re.search(r'^compress = "none"', config, re.M):
+        typed = int(re.search(r"^compress-start = (-?\d+)", config, re.M)[1])
+        per_epoch = max(x["step"] for x in steps if x["epoch"] == 1)
+        out["compress_start"] = first_compressed_step(typed, per_epoch, summary["step"])
+    out["train_loss"] = [round(statistics.fmean(x["loss"] for x in steps if x["epoch"] == e), 5)
+                         for e in sorted({x["epoch"] for x in steps})]
+    out["step_s"] = median(steps, "t_data", "t_forward", "t_backward", "t_update")
+    for key in "t_exposed", "t_comm", "t_compress":
+        out[key] = median(steps, key)
+    if "bytes_dense" in steps[-1]:
+        out["bytes_dense"] = steps[-1]["bytes_dense"]
+        timed = statistics.fmean(x["bytes_sent"] for x in steps[-12:])  # the steps that step_s covers
+        out["ratio_timed"] = round(out["bytes_dense"] / timed, 5)
+        # Gradients only, averaged over the compressed steps. The metrics' count also includes losses, checks, and
+        # two dense exchanges in every step that the quality meter samples.
+        out["bytes_per_step"] = round(out["bytes_dense"] / summary["ratio_wire"])
+    samples = [line for line in lines if "quality" in line]
+    if samples:
+        by_layer = {}  # a sample lacks the layers of a skipped bucket
+        for sample in samples:
+            for name, figures in sample["quality"].items():
+                by_layer.setdefault(name, []).append(figures)
+        layers = {name: {key: round(statistics.fmean(x[key] for x in seen), 5) for key in seen[0]}
+                  for name, seen in by_layer.items()}
+        out["quality"] = {"samples": len(samples),
+                          "correlation": round(statistics.fmean(x["correlation"] for x in samples), 5),
+                          "layers": layers, "epochs": by_epoch(samples, {x["step"]: x["epoch"] for x in steps})}
+    plans = {}
+    for file in sorted(folder.glob("plan-*.json"), key=lambda f: int(f.stem.split("-")[1])):
+        plan = json.loads(file.read_text())
+        settings = json.dumps([[layer["name"], layer["setting"]] for layer in plan["layers"]])
+        plans[plan["step"]] = {"hash": hashlib.sha256(settings.encode()).hexdigest()[:16], "bytes": plan["bytes"],
+                               "uniform_bytes": plan["uniform_bytes"],
+                               "budget_used": round(plan["error"] / plan["budget"], 4) if plan["budget"] else None}
+    if plans:
+        out["plans"] = plans
+    return out
+
+
+def revision_of(program):
+    """Returns the revision that the program writes into run.json. It can be older than HEAD: commits that change no
+    source do not rebuild it."""
+    said = subprocess.run([ROOT / "run", program, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return re.search(r"\bgit ([0-9a-f]+(?:-dirty)?)", said)[1]
+
+
+def interrupted(folder, flags, revision):
+    """Returns whether this folder has a checkpoint of a run (finished or not) with these flags and this revision."""
+    try:
+        about = json.loads((folder / "run.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return False
+    saved = [x for x in folder.glob("checkpoints/step-*/manifest.json") if re.fullmatch(r"step-\d+", x.parent.name)]
+    return (about["build"]["git_revision"] == revision and about["argv"][1:len(flags) + 1] == flags
+            and (folder / "metrics.jsonl").exists() and saved != [])
+
+
+# These runs measure one process (times, and each rank's bytes), so a resumed run would not do.
+IN_ONE_GO = "time-", "scaling-", "whole-"
+
+
+def shown(typed):
+    """Returns the command that a user would type."""
+    return "./run " + re.sub("^netlab ", "netlab run build/", typed.replace("DATA", "…"))
+
+
+def run(name, typed, keep, again=False):
+    """Runs one experiment and adds its result. Returns whether it succeeded."""
+    words = typed.replace("DATA", str(DATA)).split()
+    hosts = words[0] == "netlab"
+    program, flags = (words[1], words[2:]) if hosts else (words[0], words[1:])
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(keep or scratch).resolve() / name
+        flags = flags + ["--json", "--quiet", "--output-dir", str(folder)]
+        resumed = (folder.exists() and not again and not name.startswith(IN_ONE_GO)
+                   and interrupted(folder, flags, revision_of(program)))
+        if resumed:  # a resumed run is bit-identical to an uninterrupted one
+            flags += ["--resume", "auto"]
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # left by an earlier attempt
+        if hosts:
+            subprocess.run([ROOT / "run", "netlab", "up", "4", "100mbit"], check=True)
+            command = [ROOT / "run", "netlab", "run", ROOT / "build" / program, *flags]
+        else:
+            command = [ROOT / "run", program, *flags]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        finally:
+            if hosts:
+                subprocess.run([ROOT / "run", "netlab", "down"], check=True)
+        if done.returncode != 0:
+            print(f"reproduce: {name} ended with exit code {done.returncode}", file=sys.stderr)
+            return False
+        summary = json.loads(done.stdout.splitlines()[-1])
+        summary.pop("run_folder", None)  # a temporary folder
+        about = json.loads((folder / "run.json").read_text())
+        result = {"name": name, "command": shown(typed),
+                  "revision": about["build"]["git_revision"],
+                  "machine": f"{about['machine']['cpu']}, {about['machine']['cores']} cores"
+                             + (f", {about['device']}" if about["device"] != "cpu" else "")}
+        if resumed:
+            result["resumed"] = True
+        result.update(digest(folder, folder / "metrics.jsonl", summary))
+    results.add(RESULTS, result)
+    return True
+
+
+def add_files(files, parser):
+    """Adds results that another clone left as JSON files."""
+    found = []
+    for file in files:
+        try:
+            result = json.loads(pathlib.Path(file).read_text())
+            found.append({"name": result["name"], "command": result["command"], **result})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            parser.error(f"--add {file}: not a result of ./run reproduce ({error!r})")
+    results.add(RESULTS, *found)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="./run reproduce", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="prefix of a run's name")
+    parser.add_argument("--list", action="store_true", help="list the runs and exit")
+    parser.add_argument("--again", action="store_true", help="also runs that have a result")
+    parser.add_argument("--keep", metavar="DIR",
+                        help="keep run folders here; an interrupted run resumes from its last checkpoint")
+    parser.add_argument("--add", metavar="FILE", nargs="+", help="add results from JSON files and exit")
+    o = parser.parse_args(arguments)
+    if o.add:
+        return add_files(o.add, parser)
+    runs = experiments()
+    chosen = choose(runs, o.names) if o.names or not o.list else list(runs)
+    if not chosen:
+        parser.error(f"no run's name begins with {' or '.join(o.names)}")
+    done = results.load(RESULTS).keys()
+    if o.list:
+        for name in chosen:
+            mark = "done" if name in done else "gpu" if name.startswith(FULL) else ""
+            print(f"{mark:4}  {name:42} {shown(runs[name])}")
+        return None
+    if subprocess.run(["git", "-C", ROOT, "diff", "--quiet", "HEAD", "--", ".", ":!docs/results.jsonl"], check=False).returncode:
+        sys.exit("reproduce: uncommitted changes; a result must name a revision")
+    failed = []  # one diverged run does not stop the rest
+    for name in chosen:
+        if name not in done or o.again:
+            print(f"reproduce: {name}", file=sys.stderr, flush=True)
+            if not run(name, runs[name], o.keep, o.again):
+                failed.append(name)
+    if failed:
+        sys.exit("reproduce: failed: " + ", ".join(failed))
+    return None
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BrokenPipeError:  # --list into head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
