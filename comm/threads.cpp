@@ -5,7 +5,9 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <map>
+#include <thread>
 
 #include "core/trace.h"
 
@@ -227,6 +229,39 @@ std::vector<std::unique_ptr<Communicator>> make_threads(int size, const ThreadsO
     out.push_back(std::make_unique<MessageCommunicator>(
         std::make_unique<ThreadsTransport>(world, rank, size), options.collectives));
   return out;
+}
+
+void run_threads(int ranks, const std::function<void(Communicator&)>& body,
+                 const ThreadsOptions& options) {
+  const auto comms = make_threads(ranks, options);
+  std::vector<std::exception_ptr> failures(comms.size());
+  const auto run_rank = [&](size_t r) {
+    try {
+      body(*comms[r]);
+    } catch (const std::exception& error) {
+      failures[r] = std::current_exception();
+      comms[r]->abort(concat("rank ", r, ": ", error.what()));
+    }
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (size_t r = 0; r < comms.size(); ++r) threads.emplace_back(run_rank, r);
+  } catch (const std::exception& error) {  // the system has no more threads
+    failures.back() = std::current_exception();
+    comms[0]->abort(error.what());
+  }
+  for (std::thread& thread : threads) thread.join();
+  // The ranks that were aborted throw CommError, which says less than the cause.
+  std::exception_ptr aborted;
+  for (const std::exception_ptr& failure : failures) {
+    if (failure == nullptr) continue;
+    try {
+      std::rethrow_exception(failure);
+    } catch (const CommError&) {
+      if (aborted == nullptr) aborted = failure;
+    }
+  }
+  if (aborted != nullptr) std::rethrow_exception(aborted);
 }
 
 std::unique_ptr<Communicator> make_solo() {

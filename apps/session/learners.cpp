@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <exception>
 #include <thread>
 #include <vector>
 
@@ -23,43 +22,6 @@
 
 namespace heddle {
 namespace {
-
-int run_threads(const CommonOptions& o, int size, const std::function<int(Communicator&)>& body) {
-  ThreadsOptions options;
-  options.timeout_s = o.comm_timeout;
-  if (!o.net.empty()) options.net = parse_net(o.net);
-  auto comms = make_threads(size, options);
-  std::vector<int> results(static_cast<size_t>(size));
-  std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
-  std::vector<std::thread> threads;
-  const auto learn = [&](size_t r) {
-    try {
-      results[r] = body(*comms[r]);
-    } catch (const std::exception& error) {
-      failures[r] = std::current_exception();
-      comms[r]->abort(concat("rank ", r, ": ", error.what()));
-    }
-  };
-  try {
-    for (size_t r = 0; r < comms.size(); ++r) threads.emplace_back(learn, r);
-  } catch (const std::exception& error) {  // no more threads to be had
-    failures.back() = std::current_exception();
-    comms[0]->abort(error.what());
-  }
-  for (std::thread& thread : threads) thread.join();
-  // The cause, not the echo: what the others throw says only that they were stopped.
-  std::exception_ptr echo;
-  for (const std::exception_ptr& failure : failures) {
-    if (failure == nullptr) continue;
-    try {
-      std::rethrow_exception(failure);
-    } catch (const CommError&) {
-      if (echo == nullptr) echo = failure;
-    }
-  }
-  if (echo != nullptr) std::rethrow_exception(echo);
-  return *std::max_element(results.begin(), results.end());
-}
 
 #ifdef HEDDLE_MPI
 int run_mpi(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
@@ -147,7 +109,16 @@ int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>
 #ifdef HEDDLE_MPI
   if (plan.kind == "mpi") return run_mpi(o, body);
 #endif
-  if (plan.size > 1) return run_threads(o, plan.size, body);
+  if (plan.size > 1) {
+    ThreadsOptions options{.timeout_s = o.comm_timeout};
+    if (!o.net.empty()) options.net = parse_net(o.net);
+    std::vector<int> results(static_cast<size_t>(plan.size));
+    const auto learn = [&](Communicator& comm) {
+      results[static_cast<size_t>(comm.rank())] = body(comm);
+    };
+    run_threads(plan.size, learn, options);
+    return *std::ranges::max_element(results);
+  }
   const auto solo = make_solo();
   return body(*solo);
 }
