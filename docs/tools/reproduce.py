@@ -39,6 +39,7 @@ MOMENTUM = " --compressed-momentum full"
 # Measured before --compressed-momentum existed, when "full" was the only rule: their recorded commands lack the flag.
 BEFORE = "ablation-", "pair-", "large-", "root-", "long-", "scaling-", "meter-"
 QSGD = " --compress qsgd:bits=4"
+NO_MOMENTUM = " --momentum 0 --no-nesterov"
 FULL = "full-"  # runs with this prefix need a GPU
 
 
@@ -47,8 +48,17 @@ def experiments():
     runs = {}
     for seed in 1, 2, 3:
         for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("lgreco-scalecom", SCALECOM + LGRECO),
-                            ("scalecom-full", SCALECOM + MOMENTUM), ("lgreco-scalecom-full", SCALECOM + LGRECO + MOMENTUM)):
+                            ("scalecom-full", SCALECOM + MOMENTUM), ("lgreco-scalecom-full", SCALECOM + LGRECO + MOMENTUM),
+                            ("scalecom-25", SCALECOM.replace("100", "25")), ("scalecom-400", SCALECOM.replace("100", "400")),
+                            ("topk", " --compress topk:density=0.01"), ("powersgd", " --compress powersgd:rank=2")):
             runs[f"headline-{name}-{seed}"] = f"{RESNET} --epochs 16 --seed {seed}{flags}"
+        # For fairness: what dense loses without momentum at the rate that moves as far, 0.2 / (1 - 0.9).
+        runs[f"headline-dense-no-momentum-{seed}"] = (
+            f"{RESNET.replace('--lr 0.2', '--lr 2')}{NO_MOMENTUM} --epochs 16 --seed {seed}")
+    for seed in 1, 2:  # one change at a time to the default rule
+        for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("ramp", SCALECOM + ",ramp=780"),
+                            ("beta-0.3", SCALECOM + ",beta=0.3"), ("start", SCALECOM + " --compress-start 390")):
+            runs[f"rule-{name}-{seed}"] = f"{RESNET} --epochs 8 --seed {seed}{flags}"
     runs["meter-scalecom"] = f"{RESNET} --epochs 16 --seed 1{SCALECOM} --shadow 50"  # the headline's first seed with the quality meter
     for name, flags in (
         ("dense", ""),
@@ -83,6 +93,19 @@ def experiments():
     for name in "dense", "beta-0.1":
         runs[f"long-{name}-1"] = runs[f"root-{name}-1"].replace("--epochs 8", "--epochs 16")
     runs["root-beta-0.1-rate-25-1"] = runs["root-beta-0.1-1"].replace("rate=100", "rate=25")
+    # 3,168 steps of 1,024 images, of which 3,010 are compressed; then ScaleCom's way: the batch grows with the learners.
+    many = f"{RESNET.replace('--learners 4 --batch-size 32 --lr 0.2', '--learners 16 --batch-size 64 --lr 0.4')} --lr-warmup-epochs 2"
+    for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("ramp", SCALECOM + ",ramp=300"),
+                        ("beta-0.1", SCALECOM + ",beta=0.1"), ("beta-0.1-full", SCALECOM + ",beta=0.1" + MOMENTUM)):
+        runs[f"batch-{name}-1"] = f"{many} --epochs 66{flags}"
+    for name, flags in (("dense", ""), ("scalecom", SCALECOM)):
+        runs[f"grown-{name}-1"] = f"{RESNET.replace('--learners 4', '--learners 32')} --epochs 16 --lr-warmup-epochs 2{flags}"
+        runs[f"wide-{name}-1"] = f"{RESNET.replace('--learners 4 --batch-size 32', '--learners 64 --batch-size 8')} --epochs 4{flags}"
+        runs[f"usual-{name}-1"] = f"{RESNET.replace('resnet20', 'resnet18').replace('--lr 0.2', '--lr 0.1')} --epochs 8{flags}"
+        # Accuracy against time as measured; four hosts instead of --learners 4.
+        race = RESNET.replace(" --learners 4", "")
+        runs[f"race-resnet20-{name}"] = f"netlab {race} --epochs 16{flags}"
+        runs[f"race-resnet18-{name}"] = f"netlab {race.replace('resnet20', 'resnet18').replace('--lr 0.2', '--lr 0.1')} --epochs 2{flags}"
     for name, flags in (
         ("dense", ""),
         ("scalecom-100", SCALECOM),
@@ -90,6 +113,8 @@ def experiments():
         ("scalecom-100-aggregate", SCALECOM + " --clip-mode aggregate"),
     ):
         runs[f"ptb-{name}"] = PTB + flags
+        for seed in (2, 3) if "aggregate" not in name else ():
+            runs[f"ptb-{name}-{seed}"] = f"{PTB} --seed {seed}{flags}"
     for learners in 4, 16, 64:
         for name, flags in (("scalecom", SCALECOM), ("topk", " --compress topk:density=0.01")):
             runs[f"scaling-{name}-{learners}"] = (
@@ -167,8 +192,13 @@ def digest(folder, metrics, summary):
     """Returns the part of a run folder that is kept as its result."""
     lines = [results.in_current_names(json.loads(line)) for line in metrics.read_text().splitlines()]
     steps = [line for line in lines if line.get("split") == "train"]
-    curve = [{k: line[k] for k in ("epoch", "step", "loss", "acc1", "ppl") if k in line}
-             for line in lines if line.get("split") in ("valid", "test")]
+    curve, trained = [], 0.0
+    for line in lines:
+        if line.get("split") == "train":
+            trained += sum(line.get(key, 0) for key in ("t_data", "t_forward", "t_backward", "t_update"))
+        elif line.get("split") in ("valid", "test"):
+            curve.append({k: line[k] for k in ("epoch", "step", "loss", "acc1", "ppl") if k in line}
+                         | {"train_s": round(trained, 2)})
     out = {"curve": curve, "summary": summary}
     config = (folder / "config.toml").read_text()
     if not re.search(r'^compress = "none"', config, re.M):
@@ -229,7 +259,7 @@ def interrupted(folder, flags, revision):
 
 
 # These runs measure one process (times, and each rank's bytes), so a resumed run would not do.
-IN_ONE_GO = "time-", "scaling-", "whole-"
+IN_ONE_GO = "time-", "race-", "scaling-", "whole-"
 
 
 def shown(typed):
