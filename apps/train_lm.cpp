@@ -12,7 +12,10 @@
 #include "apps/benchmarks/headroom.h"
 #include "apps/checkpoint/saver.h"
 #include "apps/checkpoint/signals.h"
+#include "apps/cli/format.h"
+#include "apps/cli/json.h"
 #include "apps/cli/lm_options.h"
+#include "apps/cli/process.h"
 #include "apps/cli/program.h"
 #include "apps/log/training_log.h"
 #include "apps/models/evaluate_text.h"
@@ -343,7 +346,8 @@ void report(const TrainLmOptions& o, const Outcome& out) {
   if (o.quiet || out.test.tokens == 0) return;
   std::fprintf(stderr, "%s: test %s (valid %s), %s, %s\n", out.run.status.c_str(),
                score_text(o, out.test.loss).c_str(), score_text(o, out.valid.loss).c_str(),
-               format_duration(seconds_since_start()).c_str(), describe_memory(o.learners).c_str());
+               format_duration(seconds_since_process_start()).c_str(),
+               describe_memory(o.learners).c_str());
 }
 
 // Trains in a run folder of its own and leaves the weights there.

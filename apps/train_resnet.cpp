@@ -10,6 +10,9 @@
 #include "apps/benchmarks/headroom.h"
 #include "apps/checkpoint/saver.h"
 #include "apps/checkpoint/signals.h"
+#include "apps/cli/format.h"
+#include "apps/cli/json.h"
+#include "apps/cli/process.h"
 #include "apps/cli/program.h"
 #include "apps/cli/resnet_options.h"
 #include "apps/log/training_log.h"
@@ -307,7 +310,8 @@ void report(const TrainResnetOptions& o, const Outcome& out) {
   std::fprintf(stderr, "%s: accuracy %.2f %% (top 5: %.2f %%), loss %.4f on %lld images, %s, %s\n",
                out.run.status.c_str(), out.valid.acc1, out.valid.acc5, out.valid.loss,
                static_cast<long long>(out.valid.samples),
-               format_duration(seconds_since_start()).c_str(), describe_memory(o.learners).c_str());
+               format_duration(seconds_since_process_start()).c_str(),
+               describe_memory(o.learners).c_str());
 }
 
 // Trains in a run folder of its own and leaves the weights there.

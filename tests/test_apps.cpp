@@ -7,6 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "apps/cli/format.h"
+#include "apps/cli/json.h"
+#include "apps/cli/process.h"
 #include "apps/cli/resnet_options.h"
 #include "apps/log/progress.h"
 #include "apps/log/run_folder.h"
@@ -431,7 +434,7 @@ TEST_CASE("progress: lines every print_freq steps where there is no terminal") {
 }
 
 TEST_CASE("process figures are plausible") {
-  CHECK(seconds_since_start() > 0);
-  CHECK(seconds_since_start() < 3600);
+  CHECK(seconds_since_process_start() > 0);
+  CHECK(seconds_since_process_start() < 3600);
   CHECK(peak_rss_bytes() > 1 << 20);
 }

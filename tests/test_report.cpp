@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "apps/cli/format.h"
 #include "apps/report/report_figures.h"
 #include "apps/report/report_page.h"
 #include "apps/report/svg.h"

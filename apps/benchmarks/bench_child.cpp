@@ -8,7 +8,8 @@
 
 #include "apps/benchmarks/bench.h"
 #include "apps/benchmarks/bench_trainer.h"
-#include "apps/log/run_folder.h"
+#include "apps/cli/json.h"
+#include "apps/cli/process.h"
 #include "compress/codecs/sparse_kernels.h"
 #include "core/context.h"
 #include "core/gemm.h"

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "apps/benchmarks/headroom.h"
-#include "apps/log/run_folder.h"
+#include "apps/cli/json.h"
 #include "comm/net_model.h"
 
 namespace heddle {

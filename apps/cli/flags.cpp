@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "apps/cli/format.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/names.h"
@@ -224,11 +225,6 @@ ConfigLine read_config_line(const std::string& line, const std::string& where) {
 }
 
 }  // namespace
-
-std::string format_number(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
 
 FlagTable::FlagTable(const std::string& program, const std::string& summary)
     : app_(std::make_unique<CLI::App>(summary + "\n", program)) {

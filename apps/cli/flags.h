@@ -105,7 +105,4 @@ class FlagTable {
   std::vector<std::string> warnings_;
 };
 
-// The shortest decimal text that reads back as the same number.
-std::string format_number(double value);
-
 }  // namespace heddle

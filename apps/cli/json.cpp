@@ -2,6 +2,10 @@
 
 namespace heddle {
 
+std::string json_line(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
+}
+
 void check_json_depth(std::string_view text, const std::string& where) {
   int depth = 0;
   bool quoted = false;

@@ -16,6 +16,10 @@ namespace heddle {
 
 constexpr int kMaxJsonDepth = 100;
 
+// Returns one line of JSON with its newline. Numbers read back as the same numbers; NaN and
+// infinity, which JSON lacks, become null; bytes that are not UTF-8 are replaced.
+std::string json_line(const nlohmann::ordered_json& value);
+
 // Throws InputError that begins with `where` for text with more brackets open at once.
 void check_json_depth(std::string_view text, const std::string& where);
 

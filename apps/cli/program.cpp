@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <new>
 
-#include "apps/log/run_folder.h"
+#include "apps/cli/process.h"
 #include "comm/launch.h"
 #include "core/device.h"
 #include "core/error.h"

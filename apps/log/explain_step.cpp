@@ -6,7 +6,7 @@
 #include <string_view>
 #include <thread>
 
-#include "apps/report/svg.h"
+#include "apps/cli/format.h"
 #include "core/error.h"
 
 namespace heddle {

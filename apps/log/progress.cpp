@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <string_view>
 
+#include "apps/cli/format.h"
 #include "core/error.h"
 #include "core/trace.h"
 
@@ -29,19 +29,6 @@ size_t terminal_columns(FILE* out) {
 }
 
 }  // namespace
-
-std::string format_duration(double seconds) {
-  const auto total = static_cast<int64_t>(std::lround(std::clamp(seconds, 0.0, 3.6e7)));
-  char text[32];
-  if (total >= 3600) {
-    std::snprintf(text, sizeof text, "%d:%02d:%02d", static_cast<int>(total / 3600),
-                  static_cast<int>(total / 60 % 60), static_cast<int>(total % 60));
-  } else {
-    std::snprintf(text, sizeof text, "%d:%02d", static_cast<int>(total / 60),
-                  static_cast<int>(total % 60));
-  }
-  return text;
-}
 
 Progress::Progress(const ProgressOptions& options) : options_(options), started_(steady_seconds()) {
   if (options_.out == nullptr) options_.out = stderr;

@@ -52,7 +52,4 @@ class Progress {
   double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;  // sums in which the past fades
 };
 
-// "2:07", "1:02:07".
-std::string format_duration(double seconds);
-
 }  // namespace heddle

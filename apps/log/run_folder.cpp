@@ -1,7 +1,6 @@
 #include "apps/log/run_folder.h"
 
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include <thread>
 
 #include "apps/cli/build_info.h"
+#include "apps/cli/json.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/trace.h"
@@ -25,8 +25,6 @@ namespace heddle {
 namespace fs = std::filesystem;
 
 namespace {
-
-const double kStart = steady_seconds();
 
 std::string format_time(const char* format) {
   const std::time_t now = std::time(nullptr);
@@ -121,10 +119,6 @@ void lock(int file, const std::string& folder, std::chrono::milliseconds patienc
 }
 
 }  // namespace
-
-std::string json_line(const nlohmann::ordered_json& value) {
-  return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
-}
 
 RunFolder RunFolder::create(const std::string& folder, const std::string& name) {
   try {
@@ -247,10 +241,6 @@ int64_t RunFolder::flush() {
   return bytes;
 }
 
-std::string describe_build() {
-  return concat(kBuildCompiler, ", ", kBuildType, ", git ", kBuildRevision);
-}
-
 std::string describe_run(const RunFacts& facts) {
   const nlohmann::ordered_json build = {{"git_revision", kBuildRevision},
                                         {"type", kBuildType},
@@ -265,14 +255,6 @@ std::string describe_run(const RunFacts& facts) {
                     {"precision", facts.precision},
                     {"build", build},
                     {"machine", describe_machine()}});
-}
-
-double seconds_since_start() { return steady_seconds() - kStart; }
-
-int64_t peak_rss_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return int64_t{usage.ru_maxrss} * 1024;
 }
 
 }  // namespace heddle

@@ -28,10 +28,6 @@ namespace heddle {
 
 constexpr int kMetricsSchema = 1;  // of metrics.jsonl, in its first line
 
-// One line of JSON with its end. Numbers read back as the same numbers; NaN and infinity, which
-// JSON lacks, become null; bytes that are not UTF-8 are replaced.
-std::string json_line(const nlohmann::ordered_json& value);
-
 class RunFolder {
  public:
   // Makes `folder`, or runs/<name>-<time> when it is empty. Throws InputError when the folder holds
@@ -101,13 +97,5 @@ struct RunFacts {
 
 // The content of run.json: git revision and build, machine, arguments, seed, time of the start.
 std::string describe_run(const RunFacts& facts);
-
-// "gcc 12.2.0, Release, -O3 …, git 0123abc".
-std::string describe_build();
-
-// Seconds since this program began. A process may be older: ./run builds first, in the same one.
-double seconds_since_start();
-// The most memory this process has had resident, in bytes.
-int64_t peak_rss_bytes();
 
 }  // namespace heddle

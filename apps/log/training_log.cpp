@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "apps/cli/process.h"
 #include "apps/log/explain_step.h"
 #include "apps/log/ledger_report.h"
 #include "apps/session/learners.h"
@@ -81,7 +82,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   const StepTimes& t = facts.times;
   ++result_.step;
   lr_ = facts.lr;
-  if (++steps_here_ == 1) result_.first_step_s = seconds_since_start();
+  if (++steps_here_ == 1) result_.first_step_s = seconds_since_process_start();
   // The first step also makes the kernels' plans; the rate is that of the steps behind it.
   if (steps_here_ <= 2) units_ = 0, seconds_ = 0;
   units_ += facts.units * result_.world_size;
@@ -450,7 +451,7 @@ nlohmann::ordered_json begin_summary(const TrainingResult& result) {
 void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
                  const TrainingResult& result, int64_t seed, const std::string& run_folder) {
   summary.update({{rate_key, result.rate},
-                  {"wall_s", seconds_since_start()},
+                  {"wall_s", seconds_since_process_start()},
                   {"first_step_s", result.first_step_s},
                   {"peak_rss_bytes", peak_rss_bytes()},
                   {"world_size", result.world_size},

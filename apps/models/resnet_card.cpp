@@ -4,7 +4,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "apps/cli/flags.h"
+#include "apps/cli/format.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "layers/resnet.h"

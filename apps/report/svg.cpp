@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 
 namespace heddle {
@@ -31,53 +30,6 @@ std::string escape(const std::string& text) {
     }
   }
   return out;
-}
-
-std::string fixed(double value, int digits) {
-  if (!std::isfinite(value)) return "0";  // of places only; values have significant()
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  std::string out = text;
-  if (out.find('.') != std::string::npos) {
-    out.erase(out.find_last_not_of('0') + 1);
-    if (out.back() == '.') out.pop_back();
-  }
-  return out == "-0" ? "0" : out;
-}
-
-std::string significant(double value, int digits) {
-  if (std::isnan(value)) return "–";
-  if (std::isinf(value)) return value > 0 ? "∞" : "−∞";
-  const double size = std::abs(value);
-  if (size >= 1e15 || (size > 0 && size < 1e-6)) {
-    char text[64];
-    std::snprintf(text, sizeof text, "%.*g", digits, value);
-    return text;
-  }
-  const int whole = size >= 1 ? static_cast<int>(std::floor(std::log10(size))) + 1
-                              : static_cast<int>(std::ceil(std::log10(std::max(size, 1e-9))));
-  return fixed(value, std::clamp(digits - whole, 0, 12));
-}
-
-std::string scaled(double value, const std::string& unit) {
-  if (std::isnan(value)) return "–";
-  const char* prefix = "";
-  for (const char* next : {"k", "M", "G", "T", "P"}) {
-    if (std::abs(value) < 999.5) break;
-    value /= 1000;
-    prefix = next;
-  }
-  const std::string behind = prefix + unit;
-  return significant(value, 3) + (behind.empty() ? "" : " " + behind);
-}
-
-std::string duration_text(double seconds) {
-  if (std::isnan(seconds)) return "–";
-  if (seconds >= 5400) return significant(seconds / 3600, 3) + " h";
-  if (seconds >= 120) return significant(seconds / 60, 3) + " min";
-  if (seconds >= 1 || seconds == 0) return significant(seconds, 3) + " s";
-  if (seconds >= 1e-3) return significant(seconds * 1e3, 3) + " ms";
-  return significant(seconds * 1e6, 3) + " µs";
 }
 
 Scale Scale::linear(double first, double last, double from, double to) {

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <thread>
 
+#include "apps/cli/format.h"
 #include "apps/log/progress.h"
 #include "apps/report/svg.h"
 #include "core/error.h"

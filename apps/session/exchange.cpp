@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "apps/cli/json.h"
 #include "apps/session/layer_plan.h"
 #include "compress/compressed_reducer.h"
 #include "compress/families.h"

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "apps/log/run_folder.h"
+#include "apps/cli/process.h"
 #include "comm/launch.h"
 #include "comm/mpi_communicator.h"
 #include "comm/threads.h"

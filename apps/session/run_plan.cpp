@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "apps/cli/flags.h"
+#include "apps/cli/format.h"
+#include "apps/cli/json.h"
 #include "apps/log/run_folder.h"
 #include "apps/session/exchange.h"
 #include "apps/session/learners.h"
@@ -15,14 +17,6 @@
 namespace heddle {
 
 namespace {
-
-std::string format_bytes(int64_t bytes) {
-  char text[32];
-  const bool small = bytes < 1 << 16;  // below 0.1 MiB
-  std::snprintf(text, sizeof text, small ? "%.1f KiB" : "%.1f MiB",
-                static_cast<double>(bytes) / (small ? 1 << 10 : 1 << 20));
-  return text;
-}
 
 // What keeps steps from being recorded; empty when nothing does.
 std::string graph_hindrance(const CommonOptions& o, Device device, int learners) {

@@ -1,0 +1,29 @@
+#include "apps/cli/process.h"
+
+#include <sys/resource.h>
+
+#include "apps/cli/build_info.h"
+#include "core/error.h"
+#include "core/trace.h"
+
+namespace heddle {
+
+namespace {
+
+const double kStart = steady_seconds();
+
+}  // namespace
+
+std::string describe_build() {
+  return concat(kBuildCompiler, ", ", kBuildType, ", git ", kBuildRevision);
+}
+
+double seconds_since_process_start() { return steady_seconds() - kStart; }
+
+int64_t peak_rss_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
+}  // namespace heddle

@@ -1,0 +1,17 @@
+// Facts about this process and its build.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace heddle {
+
+// Returns how this program was built: "GNU 12.2.0, Release, git 0123abc".
+std::string describe_build();
+// Returns the seconds since this program began, which may be less than the age of the process:
+// ./run builds first, in the same one.
+double seconds_since_process_start();
+// Returns the most memory that this process has had resident, in bytes.
+int64_t peak_rss_bytes();
+
+}  // namespace heddle
