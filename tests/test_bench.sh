@@ -4,14 +4,7 @@
 #   tests/test_bench.sh build/bench
 set -u
 program=$(realpath "$1") || exit 2
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 2
-unset "${!HEDDLE_@}"  # they are flags to the program
-export OMP_WAIT_POLICY=passive
-failures=0
-
-fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
+. "$(dirname "$0")/program.sh"
 lab() { "$program" compress --threads 1 --steps 1 --step-ms 100 "$@"; }
 # rows FILE: checks every row of a table, and that each of the expected specs has one.
 #   spec, ratio of values from, to, ratio on the wire from, to, error from, to
@@ -35,13 +28,10 @@ rows() {
     }
     END { for (spec in low_high) { print "no row for " spec; bad = 1 } exit bad }' - "$1"
 }
-# refuse PATTERN FLAG…: exit code 2 and one line that matches.
-refuse() {
-  local pattern=$1 code; shift
-  lab "$@" >stdout 2>stderr; code=$?
-  [ "$code" = 2 ] || fail "exit code $code instead of 2: $* ($(head -c 300 stderr))"
-  [ "$(wc -l <stderr)" = 1 ] || fail "$(wc -l <stderr) lines on stderr: $* ($(head -c 300 stderr))"
-  grep -q -e "$pattern" stderr || fail "'$pattern' is not in: $(cat stderr) ($*)"
+# bad PATTERN FLAG…: exit code 2, one line that names what is wrong, no table.
+bad() {
+  says 2 "$1" lab "${@:2}"
+  [ "$(wc -l <err)" = 1 ] && [ ! -s out ] || fail "one line expected: $(cat err out)"
 }
 
 # ResNet-20: of 269,722 values 2,458 are in layers that travel dense.
@@ -59,8 +49,8 @@ qsgd:bits=8,bucket=512,rounding=stochastic  3.8 4   3.8  4      0.005  0.1
 powersgd:rank=2                         10   60     10   60     0.5    1
 powersgd:rank=4                         5    40     5    40     0.5    1
 SPECS
-grep -Eq '^# a layer plan of 60 layers with 12 settings: [0-9.]+ ms$' table || fail "no time of a plan: $(tail -1 table)"
-grep -q 'resnet20, seed 1, 269722 elements in 59 tensors' table || fail "$(head -1 table)"
+grep -Eq '^# .* 60 .* 12 .* [0-9.]+ ms$' table || fail "no time of a plan: $(tail -1 table)"
+grep -q 'resnet20.* 269722 .* 59 ' table || fail "$(head -1 table)"
 lab --arch resnet20 --compress qsgd:bits=4 --seed 2 >other || fail "exit code $?"
 [ "$(grep -c '^[a-z0-9]*:' other)" = 1 ] || fail "one spec: $(cat other)"
 [ "$(awk '/^qsgd:bits=4/ { print $4 }' table)" != "$(awk '/^qsgd/ { print $4 }' other)" ] || fail 'the seed changes nothing'
@@ -73,23 +63,22 @@ numbers() { local i; for i in 1 2 3 4 5; do seq -s '' -f '%03.0f<' 0 999 | tr -d
 one='{"w":{"dtype":"F32","shape":[64,64],"data_offsets":[0,16384]}}'
 numbers | safetensors one "$one"
 lab --gradients one >dumped || fail "exit code $?"
-grep -q 'gradients: one, 4096 elements in 1 tensors' dumped || fail "$(head -1 dumped)"
+grep -q ' one.* 4096 .* 1 ' dumped || fail "$(head -1 dumped)"
 awk '$1 == "topk:density=0.01,indices=delta" { exit !($2 > 99 && $2 < 101 && $3 < 85 && $4 > 0.9 && $4 < 1) }' dumped || fail "$(cat dumped)"
 awk '$1 == "powersgd:rank=4" { exit !($2 == 8 && $4 < 0.9) }' dumped || fail "$(cat dumped)"
 numbers | head -c 8 | safetensors counters '{"steps":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}'
 numbers | tr '0<' '\377\377' | safetensors nan "$one"
 head -c 16384 /dev/zero | safetensors zeros "$one"
 head -c 200 one >cut
-refuse 'none.safetensors' --gradients none.safetensors
-refuse 'cut' --gradients cut
-refuse 'counters: expected gradients as fp32, found none' --gradients counters
-refuse 'nan: w: expected finite numbers' --gradients nan
-refuse 'zeros: expected a gradient' --gradients zeros
-refuse 'resnet21' --arch resnet21
-refuse 'nearest is scalecom' --compress scalcom
-refuse 'rate=auto' --compress scalecom:rate=auto
-refuse '--step-ms' --step-ms -1
-refuse '--threads' --threads 0
+bad 'none.safetensors' --gradients none.safetensors
+bad 'cut' --gradients cut
+bad 'counters' --gradients counters
+bad 'nan: w' --gradients nan
+bad 'zeros' --gradients zeros
+bad 'resnet21' --arch resnet21
+bad 'scalecom' --compress scalcom
+bad 'rate=auto' --compress scalecom:rate=auto
+bad '--step-ms' --step-ms -1
+bad '--threads' --threads 0
 
-[ "$failures" = 0 ] && echo "bench compress: all as expected"
-exit "$((failures > 0))"
+finish

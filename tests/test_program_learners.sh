@@ -7,39 +7,17 @@ set -u
 sources=$(cd "$(dirname "$0")/.." && pwd)
 resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
 mpirun=${3:-}
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 2
-unset "${!HEDDLE_@}"  # they are flags to the programs
-export OMP_WAIT_POLICY=passive
-failures=0
-
-fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
-ranks() { local n=$1; shift; "$mpirun" -n "$n" --allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 "$@"; }
-json() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1" | tail -1; }
-losses() { sed -n 's/,"[a-z]*_per_s":.*//p' "$1/metrics.jsonl"; }
-same() { [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ] || fail "losses differ: $1 and $2 ($3)"; }
-# refuse PATTERN COMMAND…: exit code 2, one line and it matches (mpirun and ranks have more), no weights.
-refuse() {
-  local pattern=$1 code; shift
-  rm -rf refused
-  "$@" --quiet --output-dir refused >stdout 2>stderr; code=$?
-  [ "$code" = 2 ] || fail "exit code $code instead of 2: $* ($(head -c 300 stderr))"
-  [ "$1" = ranks ] || [ "$(wc -l <stderr)" = 1 ] || fail "one line expected: $(cat stderr) ($*)"
-  grep -q -e "$pattern" stderr || fail "'$pattern' is not in: $(cat stderr) ($*)"
-  [ -e refused/model.safetensors ] && fail "weights left behind: $*"
-  return 0
-}
+. "$sources/tests/program.sh"
 
 # ----------------------------------------------------------------------------------------- images
 images=(--image-size 8 --steps 6 --threads 1 --print-freq 4 --deterministic --quiet --json)
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --output-dir four >four.json || fail 'four learners'
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --overlap off --bucket-mb 4 --output-dir off >/dev/null || fail 'overlap off'
-same four off 'exchange behind backward'
+same_losses four off 'exchange after backward'
 "$resnet" "${images[@]/4/5}" --batch-size 4 --learners 4 --output-dir seldom >/dev/null || fail 'print-freq'
-same four seldom 'losses averaged for other numbers of steps at once'
+same_losses four seldom 'losses averaged for other numbers of steps at once'
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --net 500mbit,1ms --output-dir net >/dev/null || fail 'slow network'
-same four net 'on a slow network'
+same_losses four net 'on a slow network'
 [ "$(json four.json world_size)" = 4 ] || fail "world_size: $(cat four.json)"
 [ "$(json four.json bytes_sent)" -gt "$(json four.json bytes_dense)" ] || fail "bytes: $(cat four.json)"
 [ "$(grep -c '"split":"train"' four/metrics.jsonl)" = 6 ] || fail 'one line for every step'
@@ -47,10 +25,14 @@ same four net 'on a slow network'
 grep -q '"t_exposed":' four/metrics.jsonl || fail 'no seconds of the exchange'
 loud=(); for flag in "${images[@]}"; do [ "$flag" = --quiet ] || loud+=("$flag"); done
 "$resnet" "${loud[@]}" --batch-size 4 --learners 3 --bucket-mb 0.2 --trace t.json --trace-steps 3:4 --ledger \
-  --output-dir seen >/dev/null 2>seen.err || fail 'ledger and trace'
+  --output-dir seen >seen.json 2>seen.err || fail 'ledger and trace'
 grep -q '^layer3.0.conv1.weight  *[1-9]' seen.err || fail "no table of bytes: $(tail -5 seen.err)"
-grep -q 'not in the ledger' seen.err && fail "bytes are missing: $(tail -2 seen.err)"
-grep -q '^{"ledger":{' seen/metrics.jsonl || fail 'no ledger in the metrics'
+python3 - <<'CHECK' || fail "the ledger in the metrics is not all that was sent: $(cat seen.json)"
+import json
+ledger = [json.loads(line)["ledger"] for line in open("seen/metrics.jsonl") if line.startswith('{"ledger"')]
+sent = sum(kind["sent"] for layer in ledger[-1].values() for kind in layer.values())
+assert sent == json.load(open("seen.json"))["bytes_sent"], sent
+CHECK
 for event in '"ph":"s".*"pid":2' '"ph":"t".*"pid":0' '"ph":"f".*"pid":1' '"comm"' '"wait"' '"rank 2"'; do
   grep -q "$event" t.json || fail "not in the trace: $event"
 done
@@ -73,15 +55,15 @@ wait $pid || fail 'slow steps'
 # The choice by bucket: compressed where the network is slow, and said so.
 "$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --steps 30 --compress auto \
   --compress-start 3 --bucket-mb 0.25 --print-freq 5 --output-dir auto >/dev/null 2>auto.err || fail 'auto'
-# Behind step 15, or 21 where what was chosen had to be measured first.
-grep -q 'step \(15\|21\): [1-9][0-9]* of [0-9]* buckets are compressed' auto.err || fail "auto: $(cat auto.err)"
+# After step 15, or 21 where the choice had to be measured first.
+[ -s auto/exchange-15.json ] || [ -s auto/exchange-21.json ] || fail "auto: $(ls auto)"
 grep -q '"compressed":true,"joined":[a-z]*,"dense":{"ready_s":' auto/exchange-*.json || fail "auto: $(cat auto/exchange-*.json)"
 grep -q '<figure id="run1-choices"' auto/report.html || fail 'no figure of the choice in the report'
-refuse 'nothing to choose from' "$resnet" --compress auto:none
-refuse 'which --deterministic excludes' "$resnet" --learners 2 --compress auto --deterministic
-refuse 'decides by bucket' "$resnet" --compress auto --layerwise lgreco
-refuse 'nearest is rate' "$resnet" --learners 2 --compress scalecom:rat=20
-refuse 'bits: expected' "$resnet" --compress auto:qsgd:bits=9
+refuse 'auto' "$resnet" --compress auto:none
+refuse '--deterministic' "$resnet" --learners 2 --compress auto --deterministic
+refuse '--layerwise' "$resnet" --compress auto --layerwise lgreco
+refuse 'rate' "$resnet" --learners 2 --compress scalecom:rat=20
+refuse 'bits.*\b9' "$resnet" --compress auto:qsgd:bits=9
 
 # Seconds depend on the machine; that the verdict follows from what was measured does not, nor that bytes are no
 # faster than the link.
@@ -101,7 +83,7 @@ grep -o '{"exchange":"[^}]*"steps":[0-9]*' headroom.json | sed 's/.*"exchange":"
 [ -e runs ] && fail 'headroom leaves a run folder behind'
 "$lm" --batch-size 2 --bptt 8 --nhid 16 --emsize 16 --threads 1 --learners 2 --headroom 1 --quiet --json | grep -q '"best":' ||
   fail 'headroom of a language model'
-refuse '--headroom: one learner' "$resnet" --headroom 5
+refuse '--headroom' "$resnet" --headroom 5
 
 packed=(--batch-size 4 --compress-start 2 --compress)
 "$resnet" "${images[@]}" "${packed[@]}" scalecom:rate=50 --learners 4 --output-dir scalecom >scalecom.json || fail 'scalecom'
@@ -122,11 +104,11 @@ metric() { sed -n "s/^{\"step\":$2,.*\"$3\":\([^,}]*\).*/\1/p" "$1/metrics.jsonl
 told=("${loud[@]}" "${packed[@]}" scalecom:rate=50 --learners 4 --bucket-mb 0.25)
 "$resnet" "${told[@]}" --quiet --output-dir untold >/dev/null && "$resnet" "${told[@]}" --explain-step 6 --output-dir told \
   >/dev/null 2>told.err || fail '--explain-step'
-same untold told 'with a step explained'
+same_losses untold told 'with a step explained'
 cmp untold/model.safetensors told/model.safetensors || fail 'weights with a step explained'
 story=told/explain-6.txt
 grep -qF "$(sed -n 20p $story)" told.err || fail "the story is not on stderr: $(head -c 500 told.err)"
-grep -q '^Step 6 of train_resnet, epoch 1, as the first of 4 ranks' $story || fail "heading: $(head -3 $story)"
+grep -q '^Step 6 .*train_resnet, epoch 1,.* 4 ' $story || fail "heading: $(head -3 $story)"
 at() { awk -v what="$1" '/^ *[0-9.]+ +(main|comm) / && index($0, " " what " ") { printf "%s ", $3 }' $story; }
 layer=layer3.0.conv1.weight
 [ "$(at $layer)" = 'final compensate select residual update ' ] || fail "the way of $layer: $(at $layer)"
@@ -150,7 +132,7 @@ for kind in exchange summed; do
   [ "$(awk -v kind=$kind '$3 == kind && match($0, /sent [0-9]+/) { n += substr($0, RSTART + 5, RLENGTH - 5) } END { print n }' $story)" \
     = "$(metric told 6 bytes_sent)" ] || fail "bytes of lines '$kind': $(metric told 6 bytes_sent)"
 done
-grep -q 'between the step before and this one' $story && fail 'nothing was sent between'
+grep -q 'between .*losses' $story && fail 'no losses were sent between'
 [ "$(grep -cF "lr $(printf %.4g "$(metric told 6 lr)")," $story)" -gt 20 ] || fail "lr: $(metric told 6 lr)"
 grep -q "waited $(awk -v s="$(metric told 6 t_exposed)" 'BEGIN { printf "%.3f", 1e3 * s }') ms" $story || fail "t_exposed: $(tail -3 $story)"
 grep -oE '[a-z]+/[a-z_]+\.[a-z]+:[0-9]+$' $story | sort -u >places
@@ -159,54 +141,51 @@ while IFS=: read -r file line; do
   sed -n "${line}p" "$sources/$file" | grep -qE 'explain|ledger\.book|ledger_\.book' || fail "nothing is told at $file:$line"
 done <places
 "$resnet" "${told[@]}" --learners 2 --compress powersgd:rank=1 --explain-step 5 --output-dir told5 >/dev/null 2>&1 || fail 'powersgd explained'
-grep -q 'went between the step before and this one: losses' told5/explain-5.txt || fail "losses: $(tail -3 told5/explain-5.txt)"
+grep -q 'between .*losses' told5/explain-5.txt || fail "losses: $(tail -3 told5/explain-5.txt)"
 "$resnet" "${told[@]}" --learners 2 --compress qsgd --explain-step 5 --output-dir told_qsgd >/dev/null 2>&1 || fail 'qsgd explained'
-grep -q 'bits for each 4, rounding error over the norm [1-9]' told_qsgd/explain-5.txt || fail "qsgd: $(grep select told_qsgd/explain-5.txt)"
+grep -q 'select .*\b4\b.* [1-9][0-9.]*' told_qsgd/explain-5.txt || fail "qsgd: $(grep select told_qsgd/explain-5.txt)"
 # A step's gradients, dumped: neither the run nor what the algorithm sends of them changes, and the lab reads them.
 "$resnet" "${told[@]}" --quiet --dump-gradients 6 --output-dir dumped >/dev/null 2>dumped.err || fail "--dump-gradients: $(tail -1 dumped.err)"
-same untold dumped 'with gradients dumped'
+same_losses untold dumped 'with gradients dumped'
 cmp untold/model.safetensors dumped/model.safetensors || fail 'weights with gradients dumped'
 "${resnet%/*}/bench" compress --gradients dumped/gradients-6.safetensors --threads 1 --steps 1 --compress scalecom:rate=20 >lab.txt || fail 'gradients in the lab'
-grep -q 'gradients-6.safetensors, 269722 elements in 59 tensors' lab.txt || fail "not all gradients: $(head -1 lab.txt)"
+grep -q 'gradients-6.safetensors.* 269722 .* 59 ' lab.txt || fail "not all gradients: $(head -1 lab.txt)"
 "$resnet" "${images[@]}" --batch-size 4 --explain-step 2 --output-dir told_alone >/dev/null 2>alone.err || fail 'one learner explained'
 [ ! -s alone.err ] || fail "--quiet: $(head -3 alone.err)"
 [ "$(awk '$2 == "main" { print $3 }' told_alone/explain-2.txt | sort -u | tr '\n' ' ')" = 'final update ' ] || fail 'one learner exchanges nothing'
-refuse 'explain-step 60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60
-refuse 'explain-step 60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60 --resume auto
-refuse 'trace-steps 50:60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --trace late.json --trace-steps 50:60
+refuse '--explain-step 60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60
+refuse '--explain-step 60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60 --resume auto
+refuse '--trace-steps 50:60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --trace late.json --trace-steps 50:60
 [ ! -e late.json ] || fail 'a trace of no step'
 refuse '--explain-step' "$resnet" --explain-step 0
-refuse 'dump-gradients 60: this run ends with step 6' "$resnet" "${loud[@]}" --batch-size 4 --dump-gradients 60
+refuse '--dump-gradients 60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --dump-gradients 60
 
 planned=(--image-size 8 --steps 15 --threads 1 --print-freq 4 --deterministic --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
   --lgreco every=8,window=4 --shadow 5)
 "$resnet" "${planned[@]}" --output-dir planned >/dev/null 2>planned.err || fail 'layer plans'
-grep -q 'step 12: layer plan: [1-9]' planned.err || fail "no word of a plan: $(cat planned.err)"
-[ "$(grep -c '^{"step":[0-9]*,"quality":{"' planned/metrics.jsonl)" = 3 ] || fail 'a line of quality for each look'
+[ "$(grep -c '^{"step":[0-9]*,"quality":{"' planned/metrics.jsonl)" = 3 ] || fail 'a line of quality for each sample'
 grep -q '^layer3.0.conv1.weight  *0\.[0-9]* .*0\.[0-9]*$' planned.err || fail "no table of quality: $(tail -30 planned.err)"
-grep -q '^done: .*, [1-9][0-9]* MB, [1-9][0-9]* MB a learner$' planned.err || fail "no word of memory: $(grep done planned.err)"
+grep -q '^done.* [1-9][0-9]* MB.* [1-9][0-9]* MB' planned.err || fail "no word of memory: $(grep done planned.err)"
 grep -q '"name": "layer3.0.conv1.weight"' planned/plan-12.json || fail "plan: $(head -c 600 planned/plan-12.json)"
 awk -v a="$(sed -n 's/^  "bytes": \(.*\),/\1/p' planned/plan-12.json)" -v b="$(sed -n 's/^  "uniform_bytes": \(.*\),/\1/p' planned/plan-12.json)" \
   'BEGIN { exit !(a > 0 && a < b) }' || fail "a plan that saves nothing: $(head -12 planned/plan-12.json)"
 "$resnet" "${planned[@]}" --quiet --overlap off --output-dir planned_off >/dev/null || fail 'layer plans, overlap off'
-same planned planned_off 'layer plans, overlap on and off'
+same_losses planned planned_off 'layer plans, overlap on and off'
 cmp -s planned/plan-12.json planned_off/plan-12.json || fail 'plans of two runs differ'
 sed 's/"setting": .*/"setting": 50.0,/' planned/plan-12.json >uniform.json
 plan=("${images[@]}" "${packed[@]}" scalecom:rate=50 --learners 3)
 "$resnet" "${plan[@]}" --output-dir plain >/dev/null && "$resnet" "${plan[@]}" --plan uniform.json --output-dir uniform >/dev/null &&
   "$resnet" "${plan[@]}" --plan planned/plan-12.json --output-dir replay >/dev/null || fail 'plans that are replayed'
-same plain uniform 'a plan of uniform settings'
+same_losses plain uniform 'a plan of uniform settings'
 [ "$(losses replay)" != "$(losses plain)" ] || fail 'a plan that changes nothing'
 [ -z "$(ls replay | grep plan-)" ] || fail 'a plan of a run that makes none'
 "$resnet" "${planned[@]}" --lgreco every=4,window=2,budget=accordion --output-dir adaptive >/dev/null 2>adaptive.err ||
   fail "budget=accordion: $(tail -1 adaptive.err)"
 grep -q '^  "budget_from": "accordion"' adaptive/plan-6.json || fail "plan: $(head -20 adaptive/plan-6.json)"
-grep -q '"critical": false' adaptive/plan-6.json && fail 'a layer that is not critical at the first look'
-grep -q 'step 6: .* \([1-9][0-9]*\) of \1 layers are critical' adaptive.err || fail "critical layers: $(cat adaptive.err)"
+grep -q '"critical": false' adaptive/plan-6.json && fail 'a layer that is not critical at the first sample'
 [ -s adaptive/plan-14.json ] || fail "plans: $(ls adaptive)"
 "$resnet" "${planned[@]/--deterministic/--no-deterministic}" --lgreco every=8,window=4,objective=time --output-dir timed >/dev/null 2>timed.err ||
   fail "objective=time: $(tail -1 timed.err)"
-grep -q 'ms of encoding and exchange' timed.err || fail "no word of times: $(cat timed.err)"
 awk -v a="$(sed -n 's/^  "cost": \(.*\),/\1/p' timed/plan-12.json)" -v b="$(sed -n 's/^  "uniform_cost": \(.*\),/\1/p' timed/plan-12.json)" \
   'BEGIN { exit !(a > 0 && a <= b) }' || fail "a plan that takes longer: $(head -20 timed/plan-12.json)"
 "$resnet" "${plan[@]}" --plan timed/plan-12.json --output-dir timed_replay >/dev/null || fail 'a plan by time that is replayed'
@@ -217,22 +196,22 @@ topk=("${images[@]}" "${packed[@]}" topk:density=0.02)
 "$resnet" "${topk[@]}" --learners 3 --output-dir plain_topk >/dev/null || fail 'top-k'
 [ "$(losses replay_topk)" != "$(losses plain_topk)" ] || fail 'a plan of densities that changes nothing'
 
-# What is cut off: before the exchange by default where there are residuals, else behind it.
+# Clipping: before the exchange by default where there are residuals, else after it.
 clipped() { "$resnet" "${images[@]}" "${packed[@]}" "$1" --learners 2 --clip-grad-norm 0.1 --output-dir "$2" "${@:3}" >"$2.json" 2>"$2.err" || fail "clipping: $2"; }
 clipped topk:density=0.05 clip_default
 clipped topk:density=0.05 clip_local --clip-mode local
 clipped topk:density=0.05 clip_aggregate --clip-mode aggregate
-same clip_default clip_local 'residuals: clipped locally by default'
+same_losses clip_default clip_local 'residuals: clipped locally by default'
 [ "$(losses clip_default)" != "$(losses clip_aggregate)" ] || fail '--clip-mode aggregate changes nothing'
-[ "$(json clip_local.json clipped_steps)" = 0 ] || fail "nothing is cut off behind the exchange: $(cat clip_local.json)"
+[ "$(json clip_local.json clipped_steps)" = 0 ] || fail "nothing is clipped after the exchange: $(cat clip_local.json)"
 [ "$(json clip_aggregate.json clipped_steps)" = 6 ] || fail "every step is clipped: $(cat clip_aggregate.json)"
 awk -v lost="$(json clip_aggregate.json clipped_norm)" 'BEGIN { exit !(lost > 0.1) }' || fail "what was cut off: $(cat clip_aggregate.json)"
 clipped bf16 clip_bf16
 clipped bf16 clip_global --clip-mode global
-same clip_bf16 clip_global 'without residuals: clipped globally by default'
+same_losses clip_bf16 clip_global 'without residuals: clipped globally by default'
 "$resnet" "${loud[@]}" "${packed[@]}" topk:density=0.05 --learners 2 --clip-grad-norm 0.1 --clip-mode aggregate --steps 1 \
   --output-dir clip_warned >/dev/null 2>clip.err || fail 'aggregate'
-grep -q 'clip-mode aggregate clips what has been sent: what it cuts off is in no residual, and lost' clip.err || fail "no warning: $(cat clip.err)"
+grep -q -e '--clip-mode aggregate' clip.err || fail "no warning: $(cat clip.err)"
 # A leader sends more, and of an odd number of steps one learner has led more often. Of top-k all send the same.
 "$resnet" "${images[@]}" --batch-size 4 --learners 2 --compress scalecom:rate=50 --compress-start 1 --output-dir led >led.json || fail 'leaders'
 awk -v mean="$(json led.json bytes_step_mean)" -v most="$(json led.json bytes_step_max)" -v one="$(json clip_default.json bytes_step_mean)" \
@@ -252,72 +231,69 @@ awk -v a="$a" -v b="$b" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < 1e-8) }' ||
 # -------------------------------------------------------------------------------------- processes
 if [ -n "$mpirun" ]; then
   ranks 4 "$resnet" "${images[@]}" --batch-size 4 --output-dir mpi4 >mpi.json 2>mpi.err || fail "mpirun: $(cat mpi.err)"
-  same four mpi4 'threads and MPI'
+  same_losses four mpi4 'threads and MPI'
   [ "$(wc -l <mpi.json)" = 1 ] || fail "one rank speaks: $(cat mpi.json)"
   [ "$(json mpi.json bytes_sent)" = "$(json four.json bytes_sent)" ] || fail 'bytes of threads and MPI differ'
   ranks 4 "$resnet" "${images[@]}" "${packed[@]}" scalecom:rate=50 --output-dir scalecom_mpi >/dev/null 2>&1 ||
     fail 'scalecom under mpirun'
-  same scalecom scalecom_mpi 'threads and MPI, compressed'
+  same_losses scalecom scalecom_mpi 'threads and MPI, compressed'
   mpi_planned=(); for flag in "${planned[@]}"; do [ "$flag" = --learners ] || [ "$flag" = 3 ] || mpi_planned+=("$flag"); done
   ranks 3 "$resnet" "${mpi_planned[@]}" --quiet --output-dir planned_mpi >/dev/null 2>&1 || fail 'layer plans under mpirun'
-  same planned planned_mpi 'threads and MPI, layer plans'
+  same_losses planned planned_mpi 'threads and MPI, layer plans'
   ranks 3 "$resnet" "${topk[@]}" --plan planned_topk/plan-12.json --output-dir replay_mpi >/dev/null 2>&1 || fail 'a plan of densities under mpirun'
-  same replay_topk replay_mpi 'threads and MPI, a plan of densities'
+  same_losses replay_topk replay_mpi 'threads and MPI, a plan of densities'
   cmp -s planned/plan-12.json planned_mpi/plan-12.json || fail 'plans of threads and MPI differ'
   ranks 3 "$lm" "${text[@]}" --batch-size 2 --output-dir lm_mpi >/dev/null 2>&1 || fail 'mpirun train_lm'
-  same three lm_mpi 'threads and MPI, text'
-  refuse 'under a launcher' ranks 2 "$resnet" --learners 2
-  refuse 'run on their own' ranks 2 "$resnet" --comm threads
-  refuse 'only between learners of one process' ranks 2 "$resnet" --net 1mbit
-  refuse 'no such\|not exist\|cannot' ranks 2 "$resnet" --data nowhere
+  same_losses three lm_mpi 'threads and MPI, text'
+  refuse '--learners' ranks 2 "$resnet" --learners 2
+  refuse '--comm' ranks 2 "$resnet" --comm threads
+  refuse '--net' ranks 2 "$resnet" --net 1mbit
+  refuse 'nowhere' ranks 2 "$resnet" --data nowhere
 else
   echo 'skipped: ranks under mpirun (no mpirun here)'
 fi
 
 # -------------------------------------------------------------------------------------- bad input
-refuse 'expected RATE' "$resnet" --learners 2 --net 1mbi
-refuse 'needs --learners' "$resnet" --net 1mbit
+refuse '--net' "$resnet" --learners 2 --net 1mbi
+refuse '--learners' "$resnet" --net 1mbit
 refuse '--learners' "$resnet" --learners 0
 refuse 'qsgd' "$resnet" --learners 2 --compress qsdg
-refuse 'bits' "$resnet" --learners 2 --compress qsgd:bits=9
+refuse 'bits.*\b9' "$resnet" --learners 2 --compress qsgd:bits=9
 refuse 'rate' "$resnet" --learners 2 --compress scalecom:rate=0
 refuse 'rank' "$resnet" --learners 2 --compress powersgd:rank=-1
-refuse 'clip-mode: \|needs --clip-grad-norm' "$resnet" --learners 2 --compress topk --clip-mode local
-refuse 'clip-mode' "$resnet" --learners 2 --compress topk --clip-grad-norm 1 --clip-mode loacl
-refuse 'needs --compress' "$resnet" --learners 2 --dense-layers fc
-refuse 'matches no parameter' "$resnet" --learners 2 --compress topk --dense-layers nosuchlayer
-refuse 'needs --compress' "$resnet" --learners 2 --shadow 5
-refuse 'no expression' "$resnet" --learners 2 --compress topk --dense-layers '('
-for spec in none bf16 fp16; do refuse 'no setting' "$resnet" --learners 2 --compress $spec --layerwise lgreco; done
-refuse 'no setting' "$resnet" --learners 2 --compress bf16 --plan planned/plan-12.json
-refuse 'not both' "$resnet" --learners 2 --compress topk --layerwise lgreco --plan planned/plan-12.json
-refuse 'nearest is alpha' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco aplha=2
-refuse 'expected a number from' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco alpha=0
-refuse 'objective: expected bytes or time, found "speed"' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco objective=speed
-refuse 'budget: expected uniform or accordion, found "harp"' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco budget=harp
-refuse 'which --deterministic excludes' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco objective=time --deterministic
-refuse 'needs --layerwise' "$resnet" --learners 2 --compress topk --lgreco every=5
+refuse '--clip-grad-norm' "$resnet" --learners 2 --compress topk --clip-mode local
+refuse 'clip-mode.*loacl' "$resnet" --learners 2 --compress topk --clip-grad-norm 1 --clip-mode loacl
+refuse '--compress' "$resnet" --learners 2 --dense-layers fc
+refuse 'nosuchlayer' "$resnet" --learners 2 --compress topk --dense-layers nosuchlayer
+refuse '--compress' "$resnet" --learners 2 --shadow 5
+refuse 'dense.layers' "$resnet" --learners 2 --compress topk --dense-layers '('
+for spec in none bf16 fp16; do refuse "--layerwise.*$spec" "$resnet" --learners 2 --compress $spec --layerwise lgreco; done
+refuse 'bf16' "$resnet" --learners 2 --compress bf16 --plan planned/plan-12.json
+refuse '--plan' "$resnet" --learners 2 --compress topk --layerwise lgreco --plan planned/plan-12.json
+refuse 'alpha' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco aplha=2
+refuse 'alpha' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco alpha=0
+refuse 'objective.*speed' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco objective=speed
+refuse 'budget.*harp' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco budget=harp
+refuse '--deterministic' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco objective=time --deterministic
+refuse '--layerwise' "$resnet" --learners 2 --compress topk --lgreco every=5
 replay() { refuse "$1" "$resnet" --learners "${4:-3}" --image-size 8 --steps 1 --batch-size 4 --arch "$2" --compress scalecom --plan "$3"; }
-refuse 'of --compress scalecom' "$resnet" --learners 3 --image-size 8 --steps 1 --batch-size 4 --compress topk --plan planned/plan-12.json
-replay 'another network' resnet18 planned/plan-12.json
-replay 'no setting for' resnet32 planned/plan-12.json
-replay 'of 3 learners, not 2' resnet20 planned/plan-12.json 2
-replay 'is no JSON' resnet20 a.txt
-replay 'No such file' resnet20 nowhere.json
-sed 's/"setting": .*/"setting": 0.5,/' planned/plan-12.json >half.json && replay 'whole number' resnet20 half.json
-sed 's/"name": "layer3.0.conv1/"name": "layer9.conv/' planned/plan-12.json >other.json && replay 'another network' resnet20 other.json
-one_line() { [ "$(wc -l <stderr)" = 1 ] || fail "one line for a bad plan: $(cat stderr)"; }
-one_line
-sed 's/"family": "/&a\\n/' planned/plan-12.json >other.json && replay 'of --compress a?scalecom' resnet20 other.json && one_line
-sed 's/"name": "layer3/"name": "layer\\n3/' planned/plan-12.json >other.json && replay 'network: layer?3' resnet20 other.json && one_line
-sed 's/"layers": \[/&{"name": "a\\nb", "elements": 0, "setting": 5},/' planned/plan-12.json >other.json && replay 'network: a?b' resnet20 other.json && one_line
-sed 's/"learners": 3/"learners": 4294967299/' planned/plan-12.json >other.json && replay 'of 4.29497e+09 learners' resnet20 other.json
-refuse 'needs a GPU\|expected --device cuda' "$resnet" --learners 2 --comm nccl --device cpu
+refuse 'plan-12.json.*scalecom' "$resnet" --learners 3 --image-size 8 --steps 1 --batch-size 4 --compress topk --plan planned/plan-12.json
+replay 'plan-12.json.*layer' resnet18 planned/plan-12.json
+replay 'plan-12.json.*layer[1-3]' resnet32 planned/plan-12.json
+replay 'plan-12.json.* 3 .*2' resnet20 planned/plan-12.json 2
+replay 'a.txt.*JSON' resnet20 a.txt
+replay 'nowhere.json' resnet20 nowhere.json
+sed 's/"setting": .*/"setting": 0.5,/' planned/plan-12.json >half.json && replay 'layer1.0.conv1.weight.* 0.5' resnet20 half.json
+sed 's/"name": "layer3.0.conv1/"name": "layer9.conv/' planned/plan-12.json >other.json && replay 'layer9.conv' resnet20 other.json
+sed 's/"family": "/&a\\n/' planned/plan-12.json >other.json && replay 'a?scalecom' resnet20 other.json
+sed 's/"name": "layer3/"name": "layer\\n3/' planned/plan-12.json >other.json && replay 'layer?3' resnet20 other.json
+sed 's/"layers": \[/&{"name": "a\\nb", "elements": 0, "setting": 5},/' planned/plan-12.json >other.json && replay 'a?b' resnet20 other.json
+sed 's/"learners": 3/"learners": 4294967299/' planned/plan-12.json >other.json && replay '4.29497e+09' resnet20 other.json
+refuse 'nccl' "$resnet" --learners 2 --comm nccl --device cpu
 pixel=iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==
 for i in 1 2 3; do mkdir -p images/{train,valid}/$i; base64 -d <<<$pixel | tee images/train/$i/a.png >images/valid/$i/a.png; done
-refuse 'more than the 3' "$resnet" --learners 4 --data images --image-size 8 --batch-size 1 --steps 1
-refuse 'only for training' "$resnet" --learners 2 --evaluate --init four
-refuse 'needed\|tokens' "$lm" --data a.txt --learners 2000 --batch-size 100 --threads 1
+refuse ' 4 .* 3 \| 3 .* 4' "$resnet" --learners 4 --data images --image-size 8 --batch-size 1 --steps 1
+refuse 'learners' "$resnet" --learners 2 --evaluate --init four
+refuse '2000' "$lm" --data a.txt --learners 2000 --batch-size 100 --threads 1
 
-[ $failures = 0 ] && echo 'learners: all well'
-exit $((failures > 0))
+finish

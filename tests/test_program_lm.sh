@@ -4,32 +4,10 @@
 #   tests/test_program_lm.sh build/train_lm
 set -u
 program=$(realpath "$1") || exit 2
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 2
-unset "${!HEDDLE_@}"  # they are flags to the program
-# Networks this small are slower on two threads than on one.
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
-failures=0
+. "$(dirname "$0")/program.sh"
+export OMP_NUM_THREADS=1  # networks this small are slower on two threads than on one
 
-fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
-# refuse CODE PATTERN FLAG…: ends with CODE, says one line that matches, and leaves no weights.
-refuse() {
-  local code=$1 pattern=$2 out; shift 2
-  rm -rf refused
-  "$program" --quiet --output-dir refused "$@" >stdout 2>stderr; out=$?
-  [ "$out" = "$code" ] || fail "exit code $out instead of $code: $* ($(head -c 300 stderr))"
-  [ "$(wc -l <stderr)" = 1 ] || fail "$(wc -l <stderr) lines on stderr: $* ($(head -c 300 stderr))"
-  grep -q -e "$pattern" stderr || fail "'$pattern' is not in: $(cat stderr) ($*)"
-  [ -s stdout ] && fail "stdout is not empty: $*"
-  [ -e refused/model.safetensors ] && fail "weights left behind: $*"
-  return 0
-}
-json() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1" | tail -1; }
-# The metrics without times.
-losses() { sed -n 's/,"[a-z]*_per_s":.*//p' "$1/metrics.jsonl"; }
-same_losses() { [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ] || fail "losses differ: $1 and $2 ($3)"; }
-
+bad() { refuse "$1" "$program" "${@:2}"; }  # PATTERN FLAG…
 tiny=(--emsize 12 --nhid 12 --bptt 8 --batch-size 3 --quiet)
 chars() { "$program" --data a.txt --lr 0.02 --epochs 3 "${tiny[@]}" "$@" || fail "exit code $?: $*"; }
 words() { "$program" --data words "${tiny[@]}" "$@" || fail "exit code $?: $*"; }
@@ -95,7 +73,7 @@ generate --prompt 'line' >g1 2>stderr; generate --prompt 'line' >g2; generate --
 cmp -s g1 g2 || fail 'generating does not repeat'
 cmp -s g1 g3 && fail 'another seed writes the same'
 [ "$(head -c 4 g1)" = line ] || fail 'the text does not begin with the prompt'
-[ "$(wc -c <g1)" -ge 34 ] || fail "30 bytes behind the prompt were asked for: $(cat g1)"
+[ "$(wc -c <g1)" -ge 34 ] || fail "30 bytes after the prompt were asked for: $(cat g1)"
 generate --temperature 0 >g1; generate --temperature 0 --seed 9 >g2
 cmp -s g1 g2 || fail 'arg-max depends on the seed'
 generate --json | grep -q '"generated":"..' || fail '--generate --json'
@@ -120,26 +98,26 @@ best=$(grep '"split":"valid"' p/metrics.jsonl | sed 's/.*"loss":\([^,]*\).*/\1/'
 [ "$(json p.json test_loss)" = "$(json e.json test_loss)" ] || fail 'plateau: the saved weights are not those tested'
 "$program" --init w --generate 12 --prompt 'the cat' --quiet >g1 || fail '--generate, word level'
 grep -q '^the cat' g1 || fail "word level: the prompt is not shown: $(cat g1)"
-refuse 2 'unicorn' --init w --generate 5 --prompt 'the unicorn'
+bad 'unicorn' --init w --generate 5 --prompt 'the unicorn'
 
 # ------------------------------------------------------------------------------------------ errors
-refuse 2 'nearest is --dropout' --dropuot 0.5
-refuse 2 '--preset: .*zaremba-small' --preset zaremba
-refuse 2 'no such file or folder' --data nowhere
-refuse 2 'given twice\|not a known key' --config <(echo 'hidden = 3')
-refuse 2 '--tied needs' --tied --nhid 3
-refuse 2 'needs --init' --data a.txt --generate 5
-refuse 2 '--prompt needs --generate' --data a.txt --prompt x
-refuse 2 'none.safetensors' --init none.safetensors --evaluate
-refuse 2 'another vocabulary.*token' --init a --data words/train.txt --evaluate
-refuse 2 '--level word: .*level char' --init a --level word --data words --evaluate
-refuse 2 'expected shape' --init a --data a.txt --nhid 16 --evaluate
-refuse 2 'byte' --init a --generate 5 --prompt 'Z'
-refuse 2 '--accumulate' --data a.txt --accumulate 1000
-refuse 2 'tokens' --data a.txt --batch-size 5000
-head -c 3000 a/model.safetensors >w.safetensors && refuse 2 'w.safetensors' --init w.safetensors --generate 3
-mkdir empty && refuse 2 'empty' --data empty
-cp -r words unknown && echo 'the yeti' >>unknown/valid.txt && refuse 2 'valid.txt.*yeti' --data unknown
+bad '--dropout' --dropuot 0.5
+bad '--preset: .*zaremba-small' --preset zaremba
+bad 'nowhere' --data nowhere
+bad 'hidden' --config <(echo 'hidden = 3')
+bad '--tied' --tied --nhid 3
+bad '--init' --data a.txt --generate 5
+bad '--prompt.* --generate' --data a.txt --prompt x
+bad 'none.safetensors' --init none.safetensors --evaluate
+bad 'words/train.txt\|vocabulary' --init a --data words/train.txt --evaluate
+bad '--level.* word.* char' --init a --level word --data words --evaluate
+bad 'rnn.weight_ih_l0.*(64, 12).*(48, 12)' --init a --data a.txt --nhid 16 --evaluate
+bad ' 90 ' --init a --generate 5 --prompt 'Z'
+bad '--accumulate' --data a.txt --accumulate 1000
+bad ' 5000 ' --data a.txt --batch-size 5000
+head -c 3000 a/model.safetensors >w.safetensors && bad 'w.safetensors' --init w.safetensors --generate 3
+mkdir empty && bad 'empty' --data empty
+cp -r words unknown && echo 'the yeti' >>unknown/valid.txt && bad 'valid.txt.*yeti' --data unknown
 "$program" --data a.txt "${tiny[@]}" --optimizer sgd --lr 1e9 --clip-grad-norm 1e30 --epochs 5 --json \
   --output-dir diverged >d.json 2>stderr
 [ $? = 3 ] && [ "$(json d.json status)" = '"diverged"' ] || fail "divergence: $(cat d.json stderr)"
@@ -150,14 +128,14 @@ cp -r words unknown && echo 'the yeti' >>unknown/valid.txt && refuse 2 'valid.tx
 "$program" --version | grep -q '^heddle [0-9]' || fail '--version'
 "$program" --man | grep -q 'zaremba\\-large' || fail '--man'
 "$program" --data a.txt "${tiny[@]}" --steps 3 --explain-step 3 --quiet --output-dir told || fail '--explain-step'
-grep -q '^Step 3 of train_lm.* as the only rank' told/explain-3.txt || fail "story: $(head -3 told/explain-3.txt)"
-grep -q ' final .* encoder.weight .* gradient norm [0-9]' told/explain-3.txt || fail "story: $(cat told/explain-3.txt)"
+grep -q '^Step 3 .*train_lm' told/explain-3.txt || fail "story: $(head -3 told/explain-3.txt)"
+grep -q ' final .* encoder.weight .* norm [0-9]' told/explain-3.txt || fail "story: $(cat told/explain-3.txt)"
 "$program" --list | grep -q 'wlm' || fail '--list'
-"$program" --data words --dry-run --quiet --emsize 7 --nhid 5 --nlayers 1 >plan || fail '--dry-run'
+"$program" --data words --dry-run --quiet --emsize 7 --nhid 5 --nlayers 1 --json >plan || fail '--dry-run'
 # 13 words and <eos>: embedding 14 * 7, gates 4 * 5 * (7 + 5 + 2), decoder 14 * (5 + 1).
 V=$(tr ' ' '\n' <words/train.txt | sort -u | wc -l)
 V=$((V + 1))
-grep -q "^parameters *$((V * 7 + 4 * 5 * (7 + 5 + 2) + V * 6)) " plan || fail "--dry-run: $(cat plan)"
+[ "$(json plan parameters)" = $((V * 7 + 4 * 5 * (7 + 5 + 2) + V * 6)) ] || fail "--dry-run: $(cat plan)"
 "$program" --dump-config --preset wlm >dumped.toml && "$program" --config dumped.toml --dump-config |
   sed 's/  #.*//' | cmp -s - <(sed 's/  #.*//' dumped.toml) || fail 'a dumped configuration changes'
 # The embedded text, and a sample without being asked.
@@ -165,4 +143,4 @@ grep -q "^parameters *$((V * 7 + 4 * 5 * (7 + 5 + 2) + V * 6)) " plan || fail "-
 grep -q 'step 1/1' narration || fail "no progress line: $(cat narration)"
 [ "$(wc -c <stdout)" -ge 400 ] || fail 'the embedded default printed no text of its own'
 
-[ $failures = 0 ] && echo "all checks passed" || { echo "$failures checks failed"; exit 1; }
+finish

@@ -1,30 +1,20 @@
 #!/usr/bin/env bash
-# A run that was stopped goes on as if it had not been: after a signal, from any of its checkpoints, in the
+# A run that was stopped continues as if it had not been: after a signal, from any of its checkpoints, in the
 # middle of an epoch, with every kind of compression; with other numbers of learners; and what does not fit,
 # or does not hold, is refused or passed over by name.
 #   tests/test_resume.sh build/train_resnet_hooked build/train_lm [mpirun]
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) && resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
 mpirun=${3:-}
-work=$(mktemp -d) || exit 2
-trap 'mounted && umount "$work/disk"; rm -rf "$work"' EXIT
-cd "$work" || exit 2
-unset "${!HEDDLE_@}"  # they are flags to the programs
-export OMP_WAIT_POLICY=passive
-failures=0
+. "$root/tests/program.sh"
 
-mounted() { grep -qs " $work/disk " /proc/mounts; }
-fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
 three_ranks=("$mpirun" -n 3 --allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1)
-json() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1" | tail -1; }
-losses() { grep -o '"step":[0-9]*.*"loss":[^,]*' "$1/metrics.jsonl"; }
 result() { grep -o '"\(status\|step\|train_loss\|[a-z]*_acc.\|[a-z]*_loss\)":[^,}]*' "$1"; }
 # same A B: equal to the last bit in weights, losses, results, and in their newest checkpoints.
 same() {
   local file newest
   cmp -s "$1/model.safetensors" "$2/model.safetensors" || fail "$3: the weights differ"
-  [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ] ||
-    fail "$3: the losses differ: $(diff <(losses "$1") <(losses "$2") | head -4)"
+  same_losses "$1" "$2" "$3"
   [ "$(result "$1.json")" = "$(result "$2.json")" ] || fail "$3: $(result "$1.json") is not $(result "$2.json")"
   newest=$(ls "$1/checkpoints" 2>/dev/null | sort -t- -k2n | tail -1)
   [ -n "$newest" ] || return
@@ -37,7 +27,7 @@ keep_only() {
   [ -d "$1/checkpoints/step-$2" ] || fail "$1: no checkpoint of step $2 among $(ls "$1/checkpoints" | tr '\n' ' ')"
   find "$1/checkpoints" -mindepth 1 -maxdepth 1 ! -name "step-$2" -exec rm -r {} +
 }
-# continues NAME STEP COMMAND…: a whole run, and one that goes on from its checkpoint of that step.
+# continues NAME STEP COMMAND…: a whole run, and one resumed from its checkpoint of that step.
 continues() {
   local name=$1 step=$2; shift 2
   "$@" --output-dir "$name" >"$name.json" 2>"$name.err" || { fail "$name: $(tail -1 "$name.err")"; return; }
@@ -54,7 +44,7 @@ continues dense 4 "${image[@]}" --steps 9 --save-every 2 --learners 3
 continues scalecom 4 "${image[@]}" --steps 9 --save-every 4 "${three[@]}" scalecom:rate=50,beta=0.5 --overlap off
 continues auto 4 "${image[@]}" --steps 9 --save-every 4 "${three[@]}" scalecom:rate=auto --bucket-mb 0.2
 planned=(--layerwise lgreco --lgreco)
-for step in 6 9 11 12; do  # in a window, between it and its plan, while that is being solved for, behind it
+for step in 6 9 11 12; do  # in a window, between it and its plan, while that is being solved for, after it
   continues plan$step $step "${image[@]}" --steps 20 --save-every $((step % 2 ? step : 3)) "${three[@]}" scalecom:rate=50 "${planned[@]}" every=8,window=4
 done
 
@@ -62,8 +52,8 @@ for i in {1..300}; do echo "line $((i % 7)): the cat saw the dog $((i * i % 13))
 text=("$lm" --data a.txt --emsize 12 --nhid 12 --nlayers 2 --dropout 0.1 --bptt 8 --epochs 3 --optimizer sgd --lr 1
   --threads 1 --batch-size 4 --min-compress 100 --deterministic --quiet --json --keep 99)
 continues text 30 "${text[@]}" --save-every 15
-# Validation in another order of words grows worse from the first epoch on: the rate is reduced behind the second and the third,
-# and the weights that stay are those of the first, at the checkpoint that a run goes on from or long before it.
+# Validation in another order of words grows worse from the first epoch on: the rate is reduced after the second and the third,
+# and the weights that stay are those of the first, at the checkpoint that a run resumes from or long before it.
 mkdir other && cp a.txt other/train.txt
 for i in {1..30}; do echo "dog the saw $((i % 2)) cat line 3: the 1"; done | tee other/valid.txt >other/test.txt
 for step in 42 126; do
@@ -77,10 +67,8 @@ continues qsgd 28 "${text[@]}" --save-every 14 "${three[@]}" qsgd:bits=4
 continues topk 28 "${text[@]}" --save-every 14 "${three[@]}" topk:density=0.05 --optimizer adam --lr 0.01 --accumulate 2 --clip-grad-norm 1
 
 # ------------------------------------------------------------------------------------- signals
-# wait_for FILE PATTERN: until a running program has said so.
-wait_for() { local i; for i in {1..600}; do grep -qs -e "$2" "$1" && return 0; sleep 0.1; done; fail "no '$2' in $1: $(tail -3 "$1")"; }
 # stops NAME SIGNAL PROCESS COMMAND…: a run that gets a signal while it trains (PROCESS: whose name it is
-# sent to, or empty: the one that was started) ends with 75, and goes on to what the run without it gave.
+# sent to, or empty: the one that was started) ends with 75, and resumes to what the run without it gave.
 stops() {
   local name=$1 signal=$2 process=$3 code pid target; shift 3
   "$@" --output-dir "${name}_on" >"${name}_on.json" 2>"$name.err" & pid=$!
@@ -90,7 +78,7 @@ stops() {
   kill "-$signal" "$target"
   wait $pid; code=$?
   [ $code = 75 ] || fail "$name: exit code $code instead of 75: $(tail -3 "$name.err")"
-  grep -q '"status":"stopped"' "${name}_on.json" || fail "$name: $(cat "${name}_on.json")"
+  [ "$(json "${name}_on.json" status)" = '"stopped"' ] || fail "$name: $(cat "${name}_on.json")"
   [ -e "${name}_on/model.safetensors" ] && fail "$name: it had ended before the signal"
   "$@" --output-dir "${name}_on" --resume auto >"${name}_on.json" 2>>"$name.err" || fail "$name: $(tail -1 "$name.err")"
   same long "${name}_on" "$name"
@@ -118,17 +106,16 @@ ls twice/checkpoints | grep -q part || fail "the second signal came too late: $(
 "${long[@]}" --learners 3 --output-dir twice --resume auto >twice.json 2>twice.err || fail "twice: $(tail -1 twice.err)"
 same long twice 'a second signal'
 [ "$(ls twice/checkpoints | wc -l)" = 1 ] || fail "left behind: $(ls twice/checkpoints)"
-# One that begins while another is still saving must not go on from before that.
+# One that begins while another is still saving must not resume from before that.
 TEST_SAVE_PAUSE_MS=600 "${long[@]}" --learners 3 --output-dir next >first.json 2>next.err & pid=$!
 wait_for next.err 'step [0-9]*/'
 kill -TERM $pid; sleep 0.3
 "${long[@]}" --learners 3 --output-dir next --resume auto >next.json 2>second.err; code=$?
 wait $pid
-if [ $code = 1 ]; then
-  grep -q 'another run' second.err || fail "no word of another run: $(cat second.err)"
+if [ $code = 1 ]; then  # refused while the first one holds the folder
   "${long[@]}" --learners 3 --output-dir next --resume auto >next.json 2>second.err || fail "next: $(tail -1 second.err)"
 else
-  [ $code = 0 ] && grep -q 'goes on from' second.err || fail "exit code $code while another run ends: $(tail -1 second.err)"
+  [ $code = 0 ] && grep -q 'next/checkpoints/step-' second.err || fail "exit code $code while another run ends: $(tail -1 second.err)"
 fi
 same long next 'a run that began while another was ending'
 if [ -n "$mpirun" ]; then
@@ -138,7 +125,7 @@ if [ -n "$mpirun" ]; then
   mkdir -p here there
   "$mpirun" --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/here" "${image[@]}" --steps 3 --output-dir alone : \
     -n 1 -wdir "$PWD/there" "${image[@]}" --steps 3 --output-dir alone >stdout 2>stderr; code=$?
-  [ $code = 2 ] && grep -q 'run folder alone: rank 1 does not see' stderr || fail "a folder of one rank: exit code $code, $(head -c 300 stderr)"
+  [ $code = 2 ] && grep -q 'alone.*rank 1' stderr || fail "a folder of one rank: exit code $code, $(head -c 300 stderr)"
   [ -z "$(ls -A here/alone | grep seen)" ] || fail "left behind: $(ls -A here/alone)"
 else
   echo 'skipped: ranks under mpirun (no mpirun here)'
@@ -151,7 +138,7 @@ continues_with() {  # LEARNERS STEP PATTERN COMMAND…
   rm -rf other && cp -r "$base" other && keep_only other "$step"
   "$@" --learners "$learners" --output-dir other --resume auto >other.json 2>other.err ||
     fail "$learners learners: $(tail -1 other.err)"
-  grep -q 'changed: 3 learners there' other.err || fail "nothing said of learners: $(cat other.err)"
+  grep -q ' 3 learners' other.err || fail "nothing said of learners: $(cat other.err)"
   grep -q -e "$pattern" other.json || fail "$learners learners: '$pattern' is not in $(cat other.json)"
 }
 loud() { local out=() word; for word in "$@"; do [ "$word" = --quiet ] || out+=("$word"); done; printf '%s\n' "${out[@]}"; }
@@ -166,51 +153,41 @@ continues_with 5 28 '"epoch":3' "${loud_text[@]}" --save-every 14 "${three[@]:2}
 [ "$(json other.json step)" -lt "$steps" ] || fail "more learners need fewer updates: $(cat other.json)"
 "${loud_text[@]}" --learners 5 --save-every 14 "${three[@]:2}" topk:density=0.05 --output-dir other --resume auto --epochs 4 \
   >again.json 2>other.err || fail "again: $(tail -1 other.err)"
-grep -q 'changed: epochs = 3 there, epochs = 4 here' other.err || fail "nothing said of epochs: $(cat other.err)"
+grep -q 'epochs.* 3.* 4' other.err || fail "nothing said of epochs: $(cat other.err)"
 [ "$(json again.json step)" -gt "$(json other.json step)" ] || fail "one more epoch: $(cat again.json)"
 
 # ------------------------------------------------------------------------------- what is refused
-# refuse PATTERN COMMAND…: exit code 2 and a line that matches.
-refuse() {
-  local pattern=$1 code; shift
-  "$@" --output-dir refused >stdout 2>stderr; code=$?
-  [ "$code" = 2 ] || fail "exit code $code instead of 2: $* ($(head -c 300 stderr))"
-  grep -q -e "$pattern" stderr || fail "'$pattern' is not in: $(cat stderr) ($*)"
-  rm -rf refused
-}
 at=scalecom/checkpoints/step-8
 again=("${image[@]}" --steps 9 "${three[@]}" scalecom:rate=50,beta=0.5 --overlap off)
-refuse 'arch: "resnet20" there, "resnet32" here' "${again[@]}" --resume $at --arch resnet32
-refuse 'compress: "scalecom:rate=50,beta=0.5" there, "none" here' "${image[@]}" --steps 9 --learners 3 --resume $at
-refuse 'optimizer: "sgd" there, "adam" here' "${again[@]}" --resume $at --optimizer adam
-refuse 'train_resnet" there, "train_lm" here' "${text[@]}" --resume $at
-refuse 'no such folder' "${again[@]}" --resume nowhere
-mkdir -p hollow && refuse 'there is no checkpoint\|no checkpoint there' "${again[@]}" --resume hollow
-"${again[@]}" --resume auto 2>stderr; [ $? = 2 ] && grep -q 'needs --output-dir' stderr || fail "auto without a folder: $(cat stderr)"
-refuse 'found .often' "${again[@]}" --save-every often
+refuse 'arch.*resnet20.*resnet32' "${again[@]}" --resume $at --arch resnet32
+refuse 'compress.*scalecom:rate=50,beta=0.5.*none' "${image[@]}" --steps 9 --learners 3 --resume $at
+refuse 'optimizer.*sgd.*adam' "${again[@]}" --resume $at --optimizer adam
+refuse 'train_resnet.*train_lm' "${text[@]}" --resume $at
+refuse 'nowhere' "${again[@]}" --resume nowhere
+mkdir -p hollow && refuse 'hollow' "${again[@]}" --resume hollow
+says 2 '--output-dir' "${again[@]}" --resume auto
+refuse '--save-every.*often' "${again[@]}" --save-every often
 "${image[@]}" --steps 3 --save-every 0 --output-dir ended >/dev/null 2>&1 && cp ended/metrics.jsonl ended.jsonl || fail 'a run without checkpoints'
-"${image[@]}" --steps 4 --resume auto --output-dir ended >/dev/null 2>stderr; code=$?
-[ $code = 2 ] && grep -q 'has left no checkpoint' stderr || fail "a run that has ended: exit code $code, $(cat stderr)"
+says 2 'ended' "${image[@]}" --steps 4 --resume auto --output-dir ended
 cmp -s ended/metrics.jsonl ended.jsonl || fail 'the metrics of a run that has ended are gone'
 # A run that is refused leaves the other one's folder as it is.
 "${image[@]}" --steps 9 --save-every 3 --keep 9 --output-dir other_run >/dev/null 2>&1 && cp -r other_run untouched || fail 'a run to be left alone'
-"${image[@]}" --steps 9 --save-every 3 --keep 1 --arch resnet32 --resume auto --output-dir other_run >/dev/null 2>stderr; code=$?
-[ $code = 2 ] && grep -q 'of another run: arch' stderr || fail "another network in a run's folder: exit code $code, $(cat stderr)"
+says 2 'other_run.*arch' "${image[@]}" --steps 9 --save-every 3 --keep 1 --arch resnet32 --resume auto --output-dir other_run
 diff -r other_run untouched || fail "a run that was refused has changed another's folder"
-refuse 'with --evaluate use --init' "${again[@]}" --resume auto --evaluate
+refuse '--evaluate.* --init' "${again[@]}" --resume auto --evaluate
 sed 's/dog/pig/' a.txt >b.txt
-refuse 'vocabulary\|data: "a.txt" there' "${text[@]/a.txt/b.txt}" --resume text
+refuse 'vocabulary\|data.*a.txt' "${text[@]/a.txt/b.txt}" --resume text
 "${image[@]}" --steps 9 --learners 3 --resume $at --resume-anyway --output-dir anyway >anyway.json 2>stderr ||
   fail "--resume-anyway: $(cat stderr)"
 [ "$(json anyway.json step)" = 9 ] || fail "--resume-anyway: $(cat anyway.json)"
 
 # --------------------------------------------------------------------------- what does not hold
-# passed_over PATTERN: the newest checkpoint of `broken` is named and passed over for the one before.
+# passed_over PATTERN: what is wrong with the newest checkpoint of `broken` is named, and the one before is used.
 loud_again=(); mapfile -t loud_again < <(loud "${again[@]}")
 passed_over() {
   "${loud_again[@]}" --save-every 4 --output-dir broken --resume auto >broken.json 2>stderr || fail "$1: $(tail -1 stderr)"
-  grep -q "passed over: .*step-8.*$1" stderr || fail "'$1' is not in: $(head -3 stderr)"
-  grep -q 'goes on from broken/checkpoints/step-4' stderr || fail "$1: $(head -3 stderr)"
+  grep -q "step-8.*$1" stderr || fail "'$1' is not in: $(head -3 stderr)"
+  grep -q 'broken/checkpoints/step-4' stderr || fail "$1: $(head -3 stderr)"
   same scalecom broken "passed over: $1"
 }
 spoil() { rm -rf broken && cp -r scalecom broken; }
@@ -223,20 +200,20 @@ for file in model.safetensors optimizer.safetensors rank-0.safetensors rank-2.sa
   spoil && flip broken/checkpoints/step-8/$file && passed_over "$file"
 done
 spoil && flip broken/checkpoints/step-8/manifest.json && passed_over ""
-spoil && rm broken/checkpoints/step-8/manifest.json && passed_over 'is not whole'
+spoil && rm broken/checkpoints/step-8/manifest.json && passed_over 'manifest.json'
 spoil && cp auto/checkpoints/step-8/rank-1.safetensors broken/checkpoints/step-8/ && passed_over 'rank-1.safetensors'
-spoil && sed -i 's/"version": 1/"version": 2/' broken/checkpoints/step-8/manifest.json && passed_over 'format version 2'
+spoil && sed -i 's/"version": 1/"version": 2/' broken/checkpoints/step-8/manifest.json && passed_over 'version 2'
 ls broken/checkpoints | grep -q 'step-8$' || fail "not saved again: $(ls broken/checkpoints)"
 spoil && rm broken/checkpoints/step-8/rank-1.safetensors && refuse 'rank-1' "${again[@]}" --resume broken/checkpoints/step-8
 
 # ------------------------------------------------------------------------ versions of the format
-# A checkpoint of each is kept: format <n> was written by the command in its file `command`, and the run that goes
-# on from it ends as it did then.
+# A checkpoint of each is kept: format <n> was written by the command in its file `command`, and the run that is
+# resumed from it ends as it did then.
 for kept in "$root"/tests/golden/checkpoint-v*; do
   name=${kept##*/}
   cp -r "$kept" . && rm -f "$name/result.json" && (cd "$name" && mapfile -t words <command &&
     "$lm" "${words[@]}" --output-dir . --resume auto >../$name.json 2>../$name.err) || fail "$name: $(tail -1 $name.err)"
-  grep -q 'goes on from ./checkpoints' $name.err || fail "$name: $(head -3 $name.err)"
+  grep -q ' ./checkpoints/step-' $name.err || fail "$name: $(head -3 $name.err)"
   [ "$(json $name.json step)" = "$(json "$kept/result.json" step)" ] || fail "$name: $(cat $name.json)"
   awk -v a="$(json $name.json test_loss)" -v b="$(json "$kept/result.json" test_loss)" \
     'BEGIN { exit !(b > 0 && (a / b - 1) ^ 2 < 1e-8) }' || fail "$name: $(json $name.json test_loss)"
@@ -247,11 +224,11 @@ mkdir disk
 if mount -t tmpfs -o size=4m tmpfs disk 2>/dev/null; then
   small=(--image-size 8 --batch-size 4 --threads 1 --learners 2)
   "$resnet" "${small[@]}" --steps 9 --save-every 4 --output-dir disk/run 2>stderr || fail "a save that fails: $(tail -1 stderr)"
-  grep -q 'checkpoint not saved: .*No space left' stderr || fail "no word of a full disk: $(cat stderr)"
+  grep -q 'No space left' stderr || fail "no word of a full disk: $(cat stderr)"
   [ "$(ls disk/run/checkpoints)" = step-4 ] || fail "left on the full disk: $(ls disk/run/checkpoints)"
   rm -rf disk/run
   "$resnet" "${small[@]}" --steps 20 --save-every 3 --output-dir disk/run --quiet 2>stderr
-  [ $? = 1 ] && grep -q '3 times in a row: .*No space left' stderr || fail "saves that fail: $(cat stderr)"
+  [ $? = 1 ] && grep -q ' 3 .*No space left' stderr || fail "saves that fail: $(cat stderr)"
   mount -o remount,ro disk
   "$resnet" "${small[@]}" --steps 20 --output-dir disk/run --resume auto --quiet 2>stderr
   [ $? = 1 ] && [ "$(wc -l <stderr)" = 1 ] && grep -q 'Read-only' stderr || fail "a read-only folder: $(cat stderr)"
@@ -259,5 +236,4 @@ else
   echo 'skipped: a full disk (only root can mount a small one)'
 fi
 
-[ $failures = 0 ] && echo 'resume: all well'
-exit $((failures > 0))
+finish

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Nothing is lost by a kill: a run of four learners that saves every few steps is killed again and again, behind
-# a file of a checkpoint, at a random moment, one process of four or all of them; it always goes on, and ends as
+# Nothing is lost by a kill: a run of four learners that saves every few steps is killed again and again, after
+# a file of a checkpoint, at a random moment, one process of four or all of them; it always resumes, and ends as
 # the run that was never killed, bit for bit. No half checkpoint is ever chosen, no process and no temporary
 # file is left.
 #   tests/test_resume_kills.sh build/train_resnet_hooked [mpirun]      KILLS=100 for the long form
@@ -8,17 +8,12 @@ set -u
 program=$(realpath "$1") || exit 2
 mpirun=${2:-}
 kills=${KILLS:-4}
-work=$(mktemp -d) || exit 2
+. "$(dirname "$0")/program.sh"
 mine() { pgrep -f "^$work/rank "; }
-trap 'kill -KILL $(mine) 2>/dev/null; rm -rf "$work"' EXIT
+at_exit() { kill -KILL $(mine) 2>/dev/null; }
 cp "$program" "$work/rank" || exit 2  # a name of its own, so that what is left of it can be found
-cd "$work" || exit 2
-unset "${!HEDDLE_@}"
-export OMP_WAIT_POLICY=passive
 RANDOM=${SEED:-$$}
 echo "seed ${SEED:-$$}"
-failures=0
-fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
 
 flags=(--image-size 16 --batch-size 4 --threads 1 --print-freq 5 --deterministic --steps 61 --save-every 3 --comm-timeout 20
   --compress scalecom:rate=50 --compress-start 2 --layerwise lgreco --lgreco every=8,window=4)
@@ -32,7 +27,7 @@ check_rest() {  # WHAT
   local i
   for i in {1..100}; do [ -z "$(mine)" ] && break; sleep 0.1; done
   [ -z "$(mine)" ] || { fail "$1: processes are left: $(mine | tr '\n' ' ')"; kill -KILL $(mine); }
-  grep -q 'passed over' run.err && fail "$1: half a checkpoint was looked at: $(grep 'passed over' run.err)"
+  grep -q 'manifest\|model.safetensors\|rank-[0-3]' run.err && fail "$1: half a checkpoint was tried: $(grep 'step-' run.err)"
 }
 # The last step that the run has shown.
 reached() { sed -n 's/.* step \([0-9]*\)\/.*/\1/p' run.err | tail -1; }
@@ -44,8 +39,8 @@ for ((round = 0; survived < kills && round < 20 * kills; round++)); do
   kind=$((round % 4))
   [ $kind -ge 2 ] && [ -z "$mpirun" ] && kind=$((kind - 2))
   case $kind in
-    0) at=$((RANDOM % (3 * files_of_a_save) + 1))  # behind a file, of the first three checkpoints
-       what="killed behind file $at"
+    0) at=$((RANDOM % (3 * files_of_a_save) + 1))  # after a file, of the first three checkpoints
+       what="killed after file $at"
        TEST_SAVE_KILL_AT=$at "${threads[@]}" --output-dir run --resume auto --json >run.json 2>run.err & pid=$! ;;
     1) what='killed at a random moment'
        TEST_SAVE_PAUSE_MS=40 "${threads[@]}" --output-dir run --resume auto --json >run.json 2>run.err & pid=$!
@@ -69,9 +64,8 @@ done
 
 "${threads[@]}" --output-dir run --resume auto --json >run.json 2>run.err || fail "the last one: $(tail -1 run.err)"
 check_rest 'the last one'
-losses() { grep -o '"step":[0-9]*.*"loss":[^,]*' "$1/metrics.jsonl"; }
 cmp -s whole/model.safetensors run/model.safetensors || fail 'the weights differ'
-[ -n "$(losses whole)" ] && [ "$(losses whole)" = "$(losses run)" ] || fail "losses differ: $(diff <(losses whole) <(losses run) | head -4)"
+same_losses whole run 'killed'
 for file in whole/checkpoints/step-60/*.safetensors; do
   cmp -s "$file" "run/checkpoints/step-60/${file##*/}" || fail "${file##*/} differs"
 done
@@ -80,5 +74,4 @@ left=$(find run -name '*.part' -o -name '.*.tmp-*')
 [ -z "$left" ] || fail "left behind: $left"
 [ "$(ls run/checkpoints | sort | tr '\n' ' ')" = "$(ls whole/checkpoints | sort | tr '\n' ' ')" ] || fail "checkpoints: $(ls run/checkpoints)"
 
-[ $failures = 0 ] && echo "kills: $survived survived, all well"
-exit $((failures > 0))
+finish

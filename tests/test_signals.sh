@@ -1,18 +1,12 @@
 #!/usr/bin/env bash
 # Signals never run a handler on a thread that computes, save and end a run however many come, and the run
-# goes on to the same weights. Also how a process begins: closed standard streams, ranks that never start.
+# resumes to the same weights. Also how a process begins: closed standard streams, ranks that never start.
 #   tests/test_signals.sh build/train_resnet build/train_lm [mpirun]      RUNS=10 for the long form
 set -u
 resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
 mpirun=${3:-}
-work=$(mktemp -d) || exit 2
-trap 'pkill -KILL -f "$work/"; rm -rf "$work"' EXIT
-cd "$work" || exit 2
-unset "${!HEDDLE_@}"  # they are flags to the programs
-export OMP_WAIT_POLICY=passive
-failures=0
-fail() { printf 'FAIL: %s\n' "$*"; failures=$((failures + 1)); }
-wait_for() { local i; for i in {1..600}; do grep -qs -e "$2" "$1" && return 0; sleep 0.1; done; fail "no '$2' in $1: $(tail -3 "$1")"; }
+. "$(dirname "$0")/program.sh"
+at_exit() { pkill -KILL -f "$work/"; }
 two_ranks=("$mpirun" -n 2 --allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1)
 
 all=$((1 << 0 | 1 << 1 | 1 << 9 | 1 << 14))  # SIGHUP, SIGINT, SIGUSR1, SIGTERM
@@ -70,14 +64,14 @@ if [ -n "$mpirun" ]; then
   timeout -k 5 120 "$mpirun" --allow-run-as-root --oversubscribe -n 1 "${text[@]}" --comm-timeout 5 --output-dir stopped : \
     -n 1 sh -c 'kill -STOP $$; exec "$@"' "$work/rank" "${text[@]}" --comm-timeout 5 --output-dir stopped 2>err; code=$?
   [ $code != 0 ] && [ $code != 124 ] && [ $code != 137 ] || fail "a rank that never starts: exit code $code"
-  grep -q '^\[rank 0\] MPI: no start after 5 s' err || fail "a rank that never starts: $(cat err)"
+  grep -q '^\[rank 0\].* 5 s' err || fail "a rank that never starts: $(cat err)"
 else
   echo 'no mpirun: its part is skipped'
 fi
 
 # Where nothing is trained a signal ends the program as it does any other.
 "$lm" --evaluate >out 2>err & pid=$!
-wait_for err 'learned nothing'
+wait_for err '--init'
 kill -TERM $pid; wait $pid 2>/dev/null; code=$?
 [ $code = 143 ] || fail "a signal during --evaluate: exit code $code"
 # nohup: a terminal that is closed must not end the run.
@@ -92,7 +86,6 @@ grep -qv '^{' closed/metrics.jsonl && fail "without stderr: $(grep -v '^{' close
 "${tiny[@]}" --steps 4 --output-dir closed_all <&- >&- 2>&- || fail "without standard streams: exit code $?"
 grep -qv '^{' closed_all/metrics.jsonl && fail "without standard streams: $(grep -v '^{' closed_all/metrics.jsonl | head -1)"
 "${tiny[@]}" --steps 4 --json --output-dir closed_out >&- 2>err; code=$?
-[ $code = 1 ] && grep -q 'stdout cannot be written' err || fail "--json without stdout: exit code $code, $(tail -1 err)"
+[ $code = 1 ] && grep -q 'stdout' err || fail "--json without stdout: exit code $code, $(tail -1 err)"
 
-[ $failures = 0 ] && echo 'signals: all well'
-exit $((failures > 0))
+finish
