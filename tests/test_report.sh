@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a run leaves for people, as they would meet it: report.html at its end and by the program
-# report, opened in headless Chromium; TensorBoard's files, read by TensorBoard itself where a python3
+# report, opened in headless Chromium and used there; TensorBoard's files, read by TensorBoard itself where a python3
 # has it; the terminal's view.
 #   tests/test_report.sh build/train_resnet build/train_lm build/report
 # Without chromium, or without the Python package tensorboard (HEDDLE_PYTHON names another python3),
@@ -37,62 +37,116 @@ done
 "$report" packed dense --output both.html 2>both.err || fail "report of two runs: $(cat both.err)"
 "$report" nothing 2>err; [ $? = 2 ] || fail 'a folder that is none'
 grep -q 'nothing: no run folder' err || fail "message: $(cat err)"
-for figure in loss score lr bytes breakdown layer-bytes run1-plans run1-residuals run1-quality run1-timeline; do
-  grep -q "<figure id=\"$figure\"" packed/report.html || fail "no figure $figure"
-done
-grep -q '<td>bits per character</td>\|Bits per character' text/report.html || fail 'no score of the language model'
-# The last step's loss, and a plan's setting, as the run has written them.
-loss=$(sed -n 's/^{"step":12,.*"split":"train","loss":\([0-9.]*\),.*/\1/p' packed/metrics.jsonl)
-grep -oq "<td>training</td><td>12</td><td>$(printf %.4f "$loss" | cut -c1-5)" packed/report.html || fail "loss $loss is not in the table"
-plan=$(ls packed | sed -n 's/^plan-\([0-9]*\).json/\1/p' | sort -n | tail -1)
-grep -q "<th>step $plan</th>" packed/report.html || fail "plan of step $plan is not on the map"
-
-# The choice of --compress auto, as exchange-15.json or, where it was measured, exchange-21.json has it: of the first bucket the seconds in collectives.
-comm=$(sed 's/.*"buckets":\[{"compressed":[a-z]*,"joined":false,"dense":{[^}]*"comm_s":\([0-9.]*\),.*/\1/' auto/exchange-*.json | cut -c1-5)
-grep -q '<figure id="run1-choices"' auto/report.html || fail 'no figure of the choice by bucket'
-grep -q "<td>bucket 0: fc.bias … [a-z0-9.]*</td><td>[a-z, ]*</td>\(<td>[0-9.]*</td>\)\{2\}<td>$comm" auto/report.html ||
-  fail "the first bucket: $comm, $(grep -o '<td>bucket 0.\{200\}' auto/report.html)"
-
 "$report" --watch packed --once >watch.txt || fail 'watch'
 grep -q 'step 12/12  done' watch.txt || fail "watch: $(cat watch.txt)"
 grep -q 'ratio [0-9.]*  exposed [0-9.]* %' watch.txt || fail "watch: $(cat watch.txt)"
 
 # ----------------------------------------------------------------------------------- a browser
+# What the page draws is compared with what the run has written: the last step's loss, a plan's step, and of the choice of
+# --compress auto (exchange-15.json or, where it was measured, exchange-21.json) the first bucket's seconds in collectives.
+loss=$(sed -n 's/^{"step":12,.*"split":"train","loss":\([0-9.]*\),.*/\1/p' packed/metrics.jsonl)
+plan=$(ls packed | sed -n 's/^plan-\([0-9]*\).json/\1/p' | sort -n | tail -1)
+comm=$(sed 's/.*"buckets":\[{"compressed":[a-z]*,"joined":false,"dense":{[^}]*"comm_s":\([0-9.]*\),.*/\1/' auto/exchange-*.json | cut -c1-5)
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 open() {  # PAGE [FLAG…] -> the page as the browser has it, messages in browser.err
-  timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" \
+  timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" --virtual-time-budget=8000 \
     --enable-logging=stderr --allow-file-access-from-files "${@:2}" --dump-dom "file://$work/$1" 2>browser.err
 }
+# Opens a page in a frame of a phone's width, and says in attributes what it shows, does and holds. Keys and clicks are
+# events, as a person's; every row of the tables under "Values" becomes a line "figure|cell|cell|…".
+frame() {  # PAGE -> the frame's document; values.txt
+  cat >frame.html <<HTML
+<body><iframe src="$1" width="390" height="4000"></iframe><pre></pre><script>
+onload = () => setTimeout(() => {
+  const view = document.querySelector('iframe').contentWindow, page = view.document, say = document.body.dataset;
+  const figures = [...page.querySelectorAll('figure')], plot = page.querySelector('.plot');
+  const press = key => plot.dispatchEvent(new view.KeyboardEvent('keydown', {key}));
+  const ink = canvas => new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size;
+  const tip = () => plot.querySelector('.tip').textContent;
+  const ticks = () => [...plot.querySelectorAll('.dygraph-axis-label-x')].map(label => label.textContent).join(' ');
+  say.ids = figures.map(f => f.id).join(' ');
+  say.shown = page.documentElement.dataset.figures;
+  say.width = page.documentElement.scrollWidth;
+  say.visible = figures.filter(f => f.getBoundingClientRect().height > 60).length;
+  say.blank = [...page.querySelectorAll('.plot')].filter(p => Math.max(...[...p.querySelectorAll('canvas')].map(ink)) < 3).length;
+  say.title = page.title;
+  say.scripts = page.querySelectorAll('main script, main img, main iframe').length;
+  press('Home');
+  say.first = tip();
+  press('End');
+  say.last = tip();
+  const whole = ticks();
+  press('+');
+  say.zoomed = whole !== ticks();
+  press('0');
+  say.back = whole === ticks();
+  const legend = page.querySelector('.legend button');
+  legend.click();
+  press('Home');
+  say.hides = legend.getAttribute('aria-pressed') + ' ' + (tip().includes(legend.textContent + ':') && !plot.querySelector('.tip').hidden);
+  legend.click();
+  const slider = page.querySelector('.tools input');
+  slider.value = 0.9;
+  slider.dispatchEvent(new view.Event('input'));
+  for (const details of page.querySelectorAll('details')) details.open = true;
+  setTimeout(() => document.querySelector('pre').append(figures.flatMap(f => [...f.querySelectorAll('figcaption, .row, tr')].map(row =>
+    f.id + '|' + [...row.children].map(cell => cell.textContent).join('|'))).join('\\n')), 500);
+}, 1500);
+</script></body>
+HTML
+  open frame.html >frame.dom || return 1
+  sed -n '/<pre>/,/<\/pre>/p' frame.dom | sed 's/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >values.txt
+}
+said() { sed -n "s/.*data-$1=\"\([^\"]*\)\".*/\1/p" frame.dom | head -1; }
 if [ -z "$browser" ]; then
   skip 'pages in a browser (no chromium here; ./run setup ci installs it)'
 else
   echo '<body><script>undefined_function()</script></body>' >broken.html
   open broken.html >/dev/null
   grep -q 'CONSOLE.*undefined_function' browser.err || fail "an error of a page is not seen: $(cat browser.err)"
-  for page in packed/report.html auto/report.html both.html text/report.html; do
-    open $page >page.dom || fail "$page: the browser failed"
+  # A run whose texts are as bad as can be, and whose losses are as large.
+  cp -r packed 'hostile<img src=x onerror=alert(1)>'
+  cd hostile* || exit 2
+  sed -i 's/"split":"train","loss":[0-9.]*/"split":"train","loss":1e308/; /"step":3,/s/1e308/-1e308/' metrics.jsonl
+  printf '{"step":\n' >>metrics.jsonl
+  sed -i 's/^arch = .*/arch = "<\/script><script>alert(2)<\/script>"/' config.toml
+  cd "$work" || exit 2
+  "$report" hostile* --output hostile.html 2>/dev/null || fail 'a hostile run'
+  common='loss lr bytes breakdown'
+  declare -A expected=([packed/report.html]="$common score layer-bytes run1-plans run1-residuals run1-quality run1-timeline"
+    [auto/report.html]="$common score layer-bytes run1-choices" [text/report.html]="loss lr breakdown score"
+    [both.html]="$common score loss-time loss-bytes run1-layer-bytes run2-layer-bytes run1-plans run1-residuals run1-quality"
+    [hostile.html]="$common score layer-bytes run1-plans run1-residuals run1-quality")
+  for page in packed/report.html auto/report.html both.html text/report.html hostile.html; do
+    frame $page || fail "$page: the browser failed"
     grep CONSOLE browser.err && fail "$page: the console has a message"
-    shown=$(sed -n 's/.*data-figures="\([0-9]*\)".*/\1/p' page.dom)
-    [ "${shown:-0}" = "$(grep -o '<figure ' $page | wc -l)" ] || fail "$page: $shown figures in the browser"
+    for figure in ${expected[$page]}; do
+      case " $(said ids) " in *" $figure "*) ;; *) fail "$page: no figure $figure: $(said ids)" ;; esac
+    done
+    [ "$(said shown)" = "$(said ids | wc -w)" ] || fail "$page: $(said shown) figures, $(said ids)"
     # At the width of a phone nothing but the boxes meant for it scrolls sideways.
-    cat >phone.html <<HTML
-<body><iframe src="$page" width="390" height="4000"></iframe><script>
-onload = () => {
-  const page = document.querySelector('iframe').contentDocument;
-  const figures = [...page.querySelectorAll('figure')].filter(f => f.getBoundingClientRect().height > 60);
-  document.body.dataset.width = page.documentElement.scrollWidth;
-  document.body.dataset.visible = figures.length;
-  const chart = page.querySelector('svg[data-x]');
-  chart.dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}));
-  document.body.dataset.tip = page.querySelector('.tip').textContent;
-};</script></body>
-HTML
-    open phone.html >phone.dom
-    width=$(sed -n 's/.*data-width="\([0-9]*\)".*/\1/p' phone.dom)
-    [ "${width:-999}" -le 390 ] || fail "$page: $width pixels wide on a phone"
-    grep -q "data-visible=\"$shown\"" phone.dom || fail "$page: figures without height: $(grep -o 'data-visible="[0-9]*"' phone.dom)"
-    grep -q 'data-tip="step [0-9.]*[a-z]' phone.dom || fail "$page: no values at a key: $(grep -o 'data-tip="[^"]*"' phone.dom)"
+    [ "$(said width)" -le 390 ] || fail "$page: $(said width) pixels wide on a phone"
+    [ "$(said visible)" = "$(said shown)" ] || fail "$page: figures without height: $(said visible)"
+    [ "$(said blank)" = 0 ] || fail "$page: charts without a line: $(said blank)"
+    case $(said last) in 'step '[0-9]*[a-z]*': '*) ;; *) fail "$page: no values at a key: $(said last)" ;; esac
+    [ "$(said first)" != "$(said last)" ] || fail "$page: keys do not move the cursor: $(said first)"
+    [ "$(said zoomed) $(said back)" = 'true true' ] || fail "$page: keys do not zoom: $(said zoomed) $(said back)"
+    [ "$(said hides)" = 'false false' ] || fail "$page: a click on the legend hides nothing: $(said hides)"
+    cp values.txt "${page//\//-}.txt"
   done
+  [ "$(said scripts)" = 0 ] || fail 'hostile.html: a text became an element'
+  case $(said title) in *onerror*) ;; *) fail "hostile.html: title $(said title)" ;; esac
+  grep -q '^loss|training|12|1e308$' hostile.html.txt || fail "hostile.html: $(grep '^loss' hostile.html.txt)"
+  grep -q "^loss|training|12|$(printf %.4f "$loss" | cut -c1-5)" packed-report.html.txt || fail "loss $loss is not in the table"
+  grep -q "^run1-plans|layer.*|step $plan" packed-report.html.txt || fail "plan of step $plan is not on the map"
+  grep -q '^run1-timeline|backward|[0-9]*|[0-9.]*$' packed-report.html.txt || fail 'no track backward in the timeline'
+  grep -q '^run1-quality|fc\|^run1-quality|layer1.0.conv1.weight|' packed-report.html.txt || fail 'no layer in the quality meter'
+  grep -q '^breakdown|exchanging|' packed-report.html.txt || fail 'no time of the exchange'
+  grep -q '^score|Bits per character' text-report.html.txt || fail 'no score of the language model'
+  grep -q '^score|.*|[0-9.]*$' text-report.html.txt || fail 'no value of the score'
+  grep -q "^run1-choices|bucket 0: fc.bias … [a-z0-9.]*|[a-z, ]*|[0-9.]*|[0-9.]*|$comm" auto-report.html.txt ||
+    fail "the first bucket: $comm, $(grep '^run1-choices|bucket 0' auto-report.html.txt)"
+  grep -q '^run1-choices|[a-z]*|[0-9.]* m\?s ✓' auto-report.html.txt || fail 'no way of an exchange is marked as chosen'
 fi
 
 # --------------------------------------------------------------------------------- TensorBoard

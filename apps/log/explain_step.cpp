@@ -1,4 +1,5 @@
 #include "apps/log/explain_step.h"
+#include "apps/cli/format.h"
 
 #include <algorithm>
 #include <cmath>

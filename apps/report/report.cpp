@@ -43,7 +43,7 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
   for (const std::string& folder : folders) {
     runs.push_back(read_run(folder, trace));
     if (runs.back().broken_lines > 0)
-      std::fprintf(stderr, "report: warning: %s/metrics.jsonl: lines left out: %lld; line %s\n",
+      std::fprintf(stderr, "report: warning: %s/metrics.jsonl: skipped lines: %lld; line %s\n",
                    folder.c_str(), static_cast<long long>(runs.back().broken_lines),
                    runs.back().first_broken.c_str());
   }

@@ -13,86 +13,59 @@ namespace heddle {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using Json = RunRecord::Json;
 
-double number(const Json& line, const char* key) {
-  const auto found = line.find(key);
-  return found != line.end() && found->is_number() ? found->get<double>() : NAN;
-}
-
-int64_t whole(const Json& line, const char* key) {
-  const double value = number(line, key);
-  return std::isnan(value) ? 0 : static_cast<int64_t>(value);
-}
-
-std::string text(const Json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
-std::map<std::string, double> numbers(const Json& object) {
-  std::map<std::string, double> out;
-  for (const auto& [key, value] : object.items())
-    if (value.is_number()) out[key] = value.get<double>();
-  return out;
+int64_t whole_at(const Json& object, const char* key) {
+  const double value = number_at(object, key);
+  return std::abs(value) < 1e15 ? static_cast<int64_t>(value) : 0;
 }
 
 StepRecord step_record(const Json& line, const std::string& rate_key) {
-  return {.step = whole(line, "step"),
-          .epoch = whole(line, "epoch"),
-          .loss = number(line, "loss"),
-          .lr = number(line, "lr"),
-          .rate = number(line, rate_key.c_str()),
-          .data = number(line, "t_data"),
-          .forward = number(line, "t_forward"),
-          .backward = number(line, "t_backward"),
-          .update = number(line, "t_update"),
-          .compress = number(line, "t_compress"),
-          .comm = number(line, "t_comm"),
-          .exposed = number(line, "t_exposed"),
-          .sent = number(line, "bytes_sent"),
-          .dense = number(line, "bytes_dense")};
+  return {.step = whole_at(line, "step"),
+          .epoch = whole_at(line, "epoch"),
+          .loss = number_at(line, "loss"),
+          .lr = number_at(line, "lr"),
+          .rate = number_at(line, rate_key.c_str()),
+          .data = number_at(line, "t_data"),
+          .forward = number_at(line, "t_forward"),
+          .backward = number_at(line, "t_backward"),
+          .update = number_at(line, "t_update"),
+          .compress = number_at(line, "t_compress"),
+          .comm = number_at(line, "t_comm"),
+          .exposed = number_at(line, "t_exposed"),
+          .sent = number_at(line, "bytes_sent"),
+          .dense = number_at(line, "bytes_dense")};
 }
 
 void read_scores(RunRecord& run, const Json& line, const std::string& split) {
-  ScoreRecord score{
-      .step = whole(line, "step"), .epoch = whole(line, "epoch"), .split = split, .values = {}};
+  ScoreRecord score{.step = whole_at(line, "step"),
+                    .epoch = whole_at(line, "epoch"),
+                    .split = split,
+                    .values = {}};
   for (const char* key : {"loss", "acc1", "acc5", "ppl", "bpc"})
-    if (const double value = number(line, key); !std::isnan(value)) score.values[key] = value;
+    if (const double value = number_at(line, key); !std::isnan(value)) score.values[key] = value;
   run.scores.push_back(score);
 }
 
-void read_look(RunRecord& run, const Json& line) {
-  LookRecord look{.step = whole(line, "step"), .alike = number(line, "alike"), .layers = {}};
-  for (const auto& [name, values] : line.at("quality").items())
-    look.layers.emplace_back(name, numbers(values));
-  run.looks.push_back(look);
-}
-
-void read_ledger(RunRecord& run, const Json& line) {
-  run.ledger.clear();
-  for (const auto& [layer, kinds] : line.at("ledger").items()) {
-    LedgerRecord record{.layer = layer, .payload = {}, .sent = {}};
-    for (const auto& [kind, entry] : kinds.items()) {
-      record.payload[kind] = number(entry, "payload");
-      record.sent[kind] = number(entry, "sent");
-    }
-    run.ledger.push_back(record);
-  }
+const Json& object_with(const Json& line, const char* key) {
+  if (!line[key].is_object()) throw Error(concat("\"", key, "\" is no object"));
+  for (const Json& value : line[key])
+    if (!value.is_object()) throw Error(concat("\"", key, "\" holds other things than objects"));
+  return line;
 }
 
 void read_line(RunRecord& run, const Json& line) {
   if (run.rate_key.empty())
     for (const char* key : {"samples_per_s", "tokens_per_s"})
       if (line.contains(key)) run.rate_key = key;
-  if (const std::string split = text(line, "split"); split == "train")
+  if (const std::string split = text_at(line, "split"); split == "train")
     run.steps.push_back(step_record(line, run.rate_key));
   else if (!split.empty())
     read_scores(run, line, split);
   else if (line.contains("quality"))
-    read_look(run, line);
+    run.qualities.push_back(object_with(line, "quality"));
   else if (line.contains("ledger"))
-    read_ledger(run, line);
+    run.ledger = object_with(line, "ledger")["ledger"];
   else if (line.contains("summary"))
     run.summary = line;
 }
@@ -103,7 +76,7 @@ void read_metrics(RunRecord& run) {
   const std::string content = read_text_file(file);
   int64_t number = 0;
   double schema = kMetricsSchema;
-  const auto leave_out = [&](const char* why) {
+  const auto skip_line = [&](const char* why) {
     if (run.broken_lines++ == 0) run.first_broken = concat(number, ": ", printable(why, 200));
   };
   for (size_t begin = 0, end = 0; (end = content.find('\n', begin)) != std::string::npos;
@@ -113,12 +86,12 @@ void read_metrics(RunRecord& run) {
       const Json line =
           parse_json<Json>(std::string_view(content).substr(begin, end - begin), "the line");
       if (!line.is_object()) throw Error("expected an object");
-      if (line.contains("schema")) schema = heddle::number(line, "schema");
+      if (line.contains("schema")) schema = number_at(line, "schema");
       read_line(run, line);
     } catch (const nlohmann::json::exception& error) {
-      leave_out(error.what());
+      skip_line(error.what());
     } catch (const Error& error) {
-      leave_out(error.what());
+      skip_line(error.what());
     }
   }
   check(schema == kMetricsSchema, file, ": expected schema ", kMetricsSchema, ", found ", schema,
@@ -127,64 +100,26 @@ void read_metrics(RunRecord& run) {
         ": no line of metrics, and no other line is one");
 }
 
-PlanRecord read_plan(const std::string& file) {
-  try {
-    const Json json = parse_json<Json>(read_text_file(file), file);
-    PlanRecord plan{.step = whole(json, "step"),
-                    .family = text(json, "family"),
-                    .bytes = number(json, "bytes"),
-                    .uniform_bytes = number(json, "uniform_bytes"),
-                    .error = number(json, "error"),
-                    .budget = number(json, "budget"),
-                    .layers = {}};
-    for (const Json& layer : json.at("layers"))
-      plan.layers.push_back({.name = text(layer, "name"),
-                             .elements = whole(layer, "elements"),
-                             .setting = number(layer, "setting"),
-                             .uniform = number(layer, "uniform"),
-                             .bytes = number(layer, "bytes"),
-                             .uniform_bytes = number(layer, "uniform_bytes")});
-    return plan;
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(file, ": no plan: ", printable(error.what(), 200)));
-  }
-}
-
-ChoiceRecord read_choice(const std::string& file) {
-  try {
-    const Json json = parse_json<Json>(read_text_file(file), file);
-    ChoiceRecord choice{.step = whole(json, "step"),
-                        .dense = number(json, "dense_s"),
-                        .compressed = number(json, "compressed_s"),
-                        .chosen = number(json, "chosen_s"),
-                        .found = number(json, "found_s"),
-                        .dropped = json.value("dropped", false),
-                        .buckets = {}};
-    const auto times = [](const Json& way) -> ChoiceRecord::Times {
-      return {number(way, "ready_s"), number(way, "code_s"), number(way, "comm_s")};
-    };
-    for (const Json& bucket : json.at("buckets"))
-      choice.buckets.push_back(
-          {.compressed = bucket.at("compressed").get<bool>(),
-           .joined = bucket.value("joined", false),
-           .dense = times(bucket.at("dense")),
-           .packed = times(bucket.at("packed")),
-           .parameters = bucket.value("parameters", std::vector<std::string>{})});
-    return choice;
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(file, ": no choice of exchanges: ", printable(error.what(), 200)));
-  }
+// A plan or a choice: an object with a list of objects. `what` names it in the error.
+Json read_decision(const std::string& file, const char* list, const char* what) {
+  const Json json = parse_json<Json>(read_text_file(file), file);
+  const bool valid = json.is_object() && json.contains(list) && json[list].is_array() &&
+                     std::ranges::all_of(json[list], [](const Json& e) { return e.is_object(); });
+  check(valid, file, ": no ", what, ": expected an object with a list \"", list, "\" of objects");
+  return json;
 }
 
 void read_decisions(RunRecord& run) {
   for (const auto& entry : fs::directory_iterator(run.folder)) {
-    const std::string name = entry.path().filename().string();
+    const std::string name = entry.path().filename().string(), path = entry.path().string();
     if (!name.ends_with(".json")) continue;
-    if (name.starts_with("plan-")) run.plans.push_back(read_plan(entry.path().string()));
-    if (name.starts_with("exchange-")) run.choices.push_back(read_choice(entry.path().string()));
+    if (name.starts_with("plan-")) run.plans.push_back(read_decision(path, "layers", "plan"));
+    if (name.starts_with("exchange-"))
+      run.choices.push_back(read_decision(path, "buckets", "choice of exchanges"));
   }
-  std::ranges::sort(run.plans, {}, &PlanRecord::step);
-  std::ranges::sort(run.choices, {}, &ChoiceRecord::step);
+  const auto step = [](const Json& decision) { return whole_at(decision, "step"); };
+  std::ranges::sort(run.plans, {}, step);
+  std::ranges::sort(run.choices, {}, step);
 }
 
 // "key = value  # remark" -> key, value.
@@ -203,50 +138,32 @@ void read_config(RunRecord& run) {
   }
 }
 
-// How many elements a layer has is in the summary; without one a plan says it, or the payload of a
-// run that has sent them all in every step.
-void find_elements(RunRecord& run) {
-  std::map<std::string, int64_t> elements;
-  if (run.summary.contains("layers")) {
-    for (const auto& [name, count] : numbers(run.summary["layers"]))
-      elements[name] = static_cast<int64_t>(count);
-  } else {
-    const auto steps = static_cast<double>(run.steps.size());
-    for (const LedgerRecord& record : run.ledger)
-      if (const auto values = record.payload.find("values");
-          values != record.payload.end() && run.setting("compress") == "none" &&
-          std::fmod(values->second, 4 * steps) == 0)
-        elements[record.layer] = static_cast<int64_t>(values->second / 4 / steps);
-    for (const PlanRecord& plan : run.plans)
-      for (const auto& layer : plan.layers) elements[layer.name] = layer.elements;
-  }
-  for (LedgerRecord& record : run.ledger)
-    if (const auto found = elements.find(record.layer); found != elements.end())
-      record.elements = found->second;
-}
-
 std::string find_trace(const RunRecord& run, const std::string& given) {
-  std::vector<std::string> places = {given, run.folder + "/trace.json"};
+  std::vector<std::string> candidates = {given, run.folder + "/trace.json"};
   if (const auto found = run.info.find("argv"); found != run.info.end() && found->is_array()) {
     for (size_t i = 0; i < found->size(); ++i) {
       if (!(*found)[i].is_string()) continue;
       const auto word = (*found)[i].get<std::string>();
-      if (word.starts_with("--trace=")) places.push_back(word.substr(8));
+      if (word.starts_with("--trace=")) candidates.push_back(word.substr(8));
       if (word == "--trace" && i + 1 < found->size() && (*found)[i + 1].is_string())
-        places.push_back((*found)[i + 1].get<std::string>());
+        candidates.push_back((*found)[i + 1].get<std::string>());
     }
   }
-  for (const std::string& place : places)
-    if (!place.empty() && fs::is_regular_file(place)) return place;
+  for (const std::string& path : candidates)
+    if (!path.empty() && fs::is_regular_file(path)) return path;
   return "";
 }
 
 }  // namespace
 
-double LedgerRecord::all_sent() const {
-  double sum = 0;
-  for (const auto& [kind, bytes] : sent) sum += bytes;
-  return sum;
+double number_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->get<double>() : NAN;
+}
+
+std::string text_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
 std::string RunRecord::score_key() const {
@@ -278,12 +195,11 @@ RunRecord read_run(const std::string& folder, const std::string& trace) {
   } catch (const fs::filesystem_error& error) {
     throw InputError(concat(run.folder, ": ", error.code().message()));
   }
-  find_elements(run);
   run.trace = find_trace(run, trace);
   return run;
 }
 
-StepRecord settled_step(const RunRecord& run) {
+StepRecord steady_step(const RunRecord& run) {
   StepRecord mean;
   if (run.steps.empty()) return mean;
   const auto half = run.steps.begin() + std::ssize(run.steps) / 2;
@@ -298,7 +214,7 @@ StepRecord settled_step(const RunRecord& run) {
     for (auto step = half; step != run.steps.end(); ++step) sum += (*step).*field;
     mean.*field = sum / count;
   }
-  // In a mean of rates fast steps would count for more than they take.
+  // Not the mean of rates, in which fast steps would count for more than their time.
   double samples = 0;
   for (auto step = half; step != run.steps.end(); ++step) samples += step->rate * step->seconds();
   mean.rate = samples / (mean.seconds() * count);

@@ -13,8 +13,6 @@
 #include <thread>
 
 #include "apps/cli/format.h"
-#include "apps/log/progress.h"
-#include "apps/report/svg.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -81,6 +79,12 @@ class Canvas {
   std::vector<int> cells_;
 };
 
+// Where `value` lies from dot 0 at `low` to dot `dots` at `high`.
+int dot_at(double value, double low, double high, int dots) {
+  const double part = (value / 2 - low / 2) / (high / 2 - low / 2);  // halves do not overflow
+  return std::isfinite(part) ? static_cast<int>(std::clamp(part, 0.0, 1.0) * dots) : 0;
+}
+
 std::string scale_text(double value) {
   std::string text = significant(value, 4);
   const size_t width = kScaleWidth - 2;
@@ -142,13 +146,13 @@ std::string terminal_chart(const std::vector<std::pair<double, double>>& values,
   if (finite.empty() || wide < 4 || rows < 2) return "";
   double low = INFINITY, high = -INFINITY;
   for (const auto& [x, y] : finite) low = std::min(low, y), high = std::max(high, y);
-  const Scale to_x = Scale::linear(finite.front().first, finite.back().first, 0, 2 * wide - 1);
   const double room = high > low ? 0 : std::abs(high) * 0.1 + 1e-6;
-  const Scale to_y = Scale::linear(low - room, high + room, 4 * rows - 1, 0);
+  const double first = finite.front().first, last = finite.back().first;
   Canvas canvas(wide, rows, utf8);
   int x = -1, y = 0;
   for (const auto& [at, value] : finite) {
-    const int next_x = static_cast<int>(to_x(at)), next_y = static_cast<int>(to_y(value));
+    const int next_x = dot_at(at, first, last, 2 * wide - 1);
+    const int next_y = 4 * rows - 1 - dot_at(value, low - room, high + room, 4 * rows - 1);
     canvas.line(x < 0 ? next_x : x, x < 0 ? next_y : y, next_x, next_y);
     x = next_x;
     y = next_y;
@@ -165,17 +169,18 @@ std::string terminal_chart(const std::vector<std::pair<double, double>>& values,
 
 std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle_s) {
   std::string out = printable(run.folder, 400);
-  const std::string left_out = run.broken_lines == 0
-                                   ? ""
-                                   : concat("  left out of metrics.jsonl: lines that are none, ",
-                                            run.broken_lines, "; line ", run.first_broken, '\n');
-  if (run.steps.empty()) return out + "\n  no step yet\n" + left_out + idle_text(run, 0, idle_s);
+  const std::string skipped =
+      run.broken_lines == 0
+          ? ""
+          : concat("  skipped lines of metrics.jsonl, which do not parse: ", run.broken_lines,
+                   "; line ", run.first_broken, '\n');
+  if (run.steps.empty()) return out + "\n  no step yet\n" + skipped + idle_text(run, 0, idle_s);
   const StepRecord& last = run.steps.back();
   out += concat("  epoch ", last.epoch, "  step ", last.step);
   if (const std::string steps = run.setting("steps"); !steps.empty()) out += "/" + printable(steps);
   if (const auto end = run.summary.find("summary"); end != run.summary.end() && end->is_string())
     out += "  " + printable(end->get<std::string>());
-  out += '\n' + recent_text(run, idle_s) + left_out;
+  out += '\n' + recent_text(run, idle_s) + skipped;
   const std::string key = run.score_key();
   for (auto score = run.scores.rbegin(); score != run.scores.rend(); ++score)
     if (const auto found = score->values.find(key); found != score->values.end()) {

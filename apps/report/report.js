@@ -1,0 +1,551 @@
+// Draws the page from the JSON in #data (report_json.h): line charts with dygraphs, the rest with
+// plain elements. Texts of a run are only ever set as textContent or as attributes.
+'use strict';
+const runs = JSON.parse(document.getElementById('data').textContent).runs;
+const alone = runs.length === 1;
+const kNone = '–';
+
+// ------------------------------------------------------------------------------ numbers as text
+const finite = Number.isFinite;
+function significant(value, digits = 4) {
+  if (!finite(value)) return kNone;
+  const size = Math.abs(value);
+  if (size >= 1e15 || (size > 0 && size < 1e-6)) return value.toExponential(digits - 1).replace(/\.?0*e\+?/, 'e');
+  return String(Number(size >= 10 ** digits ? value.toFixed(0) : value.toPrecision(digits)));
+}
+function scaled(value, unit = '') {
+  if (!finite(value)) return kNone;
+  let prefix = '';
+  for (const next of ['k', 'M', 'G', 'T', 'P']) {
+    if (Math.abs(value) < 999.5) break;
+    value /= 1000;
+    prefix = next;
+  }
+  return (significant(value, 3) + ' ' + prefix + unit).trim();
+}
+const bytes = value => scaled(value, 'B');
+function duration(seconds) {
+  if (!finite(seconds)) return kNone;
+  for (const [least, unit, name] of [[5400, 3600, 'h'], [120, 60, 'min'], [1, 1, 's'], [1e-3, 1e-3, 'ms']])
+    if (seconds >= least) return significant(seconds / unit, 3) + ' ' + name;
+  return seconds === 0 ? '0 s' : significant(seconds * 1e6, 3) + ' µs';
+}
+const times = ratio => finite(ratio) ? significant(ratio, 3) + '×' : kNone;
+const plural = (count, word) => `${count} ${word}${count === 1 ? '' : 's'}`;
+const percent = (part, whole) => 100 * part / whole + '%';
+
+// Round values within [low, high], about `count` of them. Halves keep the largest numbers finite.
+function ticks(low, high, count) {
+  const rough = (high / 2 - low / 2) / count * 2, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map(m => m * power).find(s => s >= rough * 0.999);
+  const out = [];
+  if (!(step > 0 && finite(step))) return [low];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9 && out.length < 50; ++i) out.push(i * step);
+  return out;
+}
+function logTicks(low, high, count) {
+  const decades = Math.log10(high) - Math.log10(low), every = Math.max(1, Math.ceil(decades / count)), out = [];
+  if (decades < 0.9) return ticks(low, high, count);
+  for (let e = Math.floor(Math.log10(low)); e <= 308 && 10 ** e <= high; e += every)
+    for (const m of decades < 2.2 ? [1, 2, 5] : [1])
+      if (m * 10 ** e >= low && m * 10 ** e <= high) out.push(m * 10 ** e);
+  return out;
+}
+
+// ----------------------------------------------------------------------------------- elements
+const svgSpace = new DOMParser().parseFromString('<svg></svg>', 'text/html').querySelector('svg').namespaceURI;
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
+    else if (name === 'style') for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
+    else if (value !== undefined && value !== false) node.setAttribute(name, value === true ? '' : value);
+  }
+  node.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined));
+  return node;
+}
+const element = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
+const svg = (name, attributes, ...children) => fill(document.createElementNS(svgSpace, name), attributes, children);
+const colour = name => ({'--own': `var(--${name})`});
+const key = (name, shape = '') => element('i', {class: 'key ' + shape, style: colour(name)});
+const legend = (...keys) => element('ul', {class: 'legend'}, keys.map(([label, ...own]) => element('li', {}, key(...own), label)));
+const cells = (tag, row) => element('tr', {}, row.map(cell => cell instanceof Node ? cell : element(tag, {}, cell)));
+const table = (head, rows, css) => element('table', {class: css}, element('thead', {}, cells('th', head)),
+  element('tbody', {}, rows.map(row => cells('td', row))));
+const scroll = (...children) => element('div', {class: 'scroll', tabindex: 0}, children);
+const section = (id, title, ...children) => element('section', {id}, element('h2', {}, title), children);
+
+// Labels at ticks; `at` says where a tick is, from 0 to 1.
+const scale = (ticks, at, text) => element('div', {class: 'scale'}, ticks.map(tick =>
+  element('span', {class: at(tick) > 0.97 && 'last', style: {left: percent(at(tick), 1)}}, text(tick))));
+
+// `values` returns head and rows of the table under "Values", which is made when it is opened.
+function figure(id, title, note, content, values, wide) {
+  const details = values && element('details', {ontoggle: () => {
+    if (details.children.length === 1) details.append(scroll(table(...values())));
+  }}, element('summary', {}, 'Values'));
+  return element('figure', {id, class: wide && 'wide'},
+    element('figcaption', {}, element('h3', {}, title), note && element('p', {}, note)), content, details);
+}
+
+// -------------------------------------------------------------------------------- line charts
+// A chart: {id, title, note, x: name of the axis, format, formatX, log, zero, linked, smooth,
+// series: [{label, colour, dashed, dots, points: [[x, y, low, high], …]}]}. Charts over steps are
+// linked: they share the zoom and the cursor.
+const charts = [];
+let smoothing = 0;
+const hidden = new Set();  // labels
+const css = name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+
+// The exponential moving average, without the pull of its start towards zero.
+function smoothed(points) {
+  let sum = 0, weight = 0;
+  return points.map(([x, y]) => {
+    sum = smoothing * sum + (1 - smoothing) * y;
+    weight = smoothing * weight + 1 - smoothing;
+    return [x, sum / weight];
+  });
+}
+
+class LineChart {
+  constructor(spec) {
+    Object.assign(this, spec);
+    const all = this.series.flatMap(s => s.points.flatMap(p => p.slice(1)));
+    const largest = all.reduce((most, v) => Math.max(most, Math.abs(v)), 0);
+    this.factor = largest > 1e290 ? 1e-10 : 1;  // differences of what is drawn must be finite
+    const xs = this.series.flatMap(s => s.points.map(p => p[0]));
+    this.range = [this.from ?? Math.min(...xs), Math.max(this.to ?? -Infinity, ...xs)];
+    if (this.range[0] >= this.range[1]) this.range = [this.range[0] - 1, this.range[0] + 1];
+    this.range[1] += (this.range[1] - this.range[0]) * 0.015;  // the last mark is whole
+    this.chart = element('div', {class: 'chart'});
+    this.cursor = element('div', {class: 'cursor', hidden: true});
+    this.tip = element('div', {class: 'tip', hidden: true, 'aria-live': 'polite'});
+    this.plot = element('div', {class: 'plot', tabindex: 0, role: 'img', 'aria-label': `${this.title} over ${this.x}`},
+      this.chart, this.cursor, this.tip);
+    this.keys = this.series.map(s => element('button', {type: 'button', 'aria-pressed': true, onclick: () => toggle(s.label)},
+      key(s.colour, 'line' + (s.dashed ? ' dashed' : '')), s.label));
+    this.figure = figure(this.id, this.title, this.note,
+      [this.plot, element('p', {class: 'x-label'}, this.x),
+        this.keys.length > 1 ? element('ul', {class: 'legend'}, this.keys.map(k => element('li', {}, k))) : null],
+      () => [['series', this.x, this.title], this.series.flatMap(s => s.points.map(p =>
+        [s.label, significant(p[0], 7), significant(p[1], 6)]))]);
+  }
+  // The rows that dygraphs wants: every x that any series has, null where a series has no value.
+  rows() {
+    const rows = new Map();
+    this.series.forEach((s, i) => {
+      for (const [x, y] of this.smooth && smoothing && !s.dots ? smoothed(s.points) : s.points) {
+        if (!rows.has(x)) rows.set(x, [x, ...this.series.map(() => null)]);
+        rows.get(x)[i + 1] = y * this.factor;
+      }
+    });
+    return [...rows.values()].sort((a, b) => a[0] - b[0]);
+  }
+  // The range of y within [x0, x1], with some room.
+  yRange([x0, x1]) {
+    let low = Infinity, high = -Infinity;
+    for (const s of this.series)
+      for (const [x, ...ys] of hidden.has(s.label) ? [] : s.points)
+        if (x >= x0 && x <= x1)
+          for (const y of ys) [low, high] = [Math.min(low, y * this.factor), Math.max(high, y * this.factor)];
+    if (low > high) return [0, 1];
+    if (this.log && low > 0) {
+      const room = high > low ? (high / low) ** 0.06 : 2;
+      return [low / room, high * room];
+    }
+    if (this.zero) low = Math.min(low, 0);
+    const room = high > low ? (high - low) * 0.06 : Math.abs(high) * 0.1 + 1e-9;
+    return [this.zero && low === 0 ? 0 : low - room, high + room];
+  }
+  colours() {
+    return {colors: this.series.map(s => css(s.colour)), gridLineColor: css('grid'), axisLineColor: css('base')};
+  }
+  draw() {
+    const format = value => (this.format || significant)(value / this.factor);
+    const ticker = (count, log, label) => (a, b) => (log ? logTicks : ticks)(a, b, count).map(v => ({v, label: label(v)}));
+    const formatX = this.formatX || (value => significant(value, 6));
+    const {mousedown, dblclick, mousemove, mouseup} = Dygraph.defaultInteractionModel;
+    this.graph = new Dygraph(this.chart, this.rows(), {
+      labels: ['x', ...this.series.map((s, i) => 's' + i)], ...this.colours(), legend: 'never', strokeWidth: 2,
+      connectSeparatedPoints: true, highlightCircleSize: 0, rightGap: 8, dateWindow: this.range,
+      valueRange: this.yRange(this.range), plotter: [paintBehind, Dygraph.Plotters.linePlotter], animatedZooms: false,
+      interactionModel: {mousedown, dblclick: () => zoom(this, this.range), mousemove, mouseup},  // none for touch: a page scrolls
+      axes: {x: {drawGrid: false, pixelsPerLabel: 80, ticker: ticker(4, false, formatX)},
+        y: {logscale: !!this.log, axisLabelWidth: 56, ticker: ticker(5, this.log, format)}},
+      series: Object.fromEntries(this.series.map((s, i) => ['s' + i, {drawPoints: !!s.dots || s.points.length === 1, pointSize: 3,
+        strokePattern: s.dashed ? [5, 4] : null}])),
+      zoomCallback: (x0, x1) => { if (x0 !== this.window[0] || x1 !== this.window[1]) zoom(this, [x0, x1]); },
+    });
+    this.graph.report = this;
+    this.window = this.range;
+    this.plot.addEventListener('pointermove', event => {
+      const box = this.chart.getBoundingClientRect();
+      cursorTo(this, this.graph.toDataXCoord(event.clientX - box.left));
+    });
+    for (const name of ['pointerleave', 'blur']) this.plot.addEventListener(name, () => cursorTo(this, null));
+    this.plot.addEventListener('focus', () => { if (this.plot.matches(':focus-visible')) cursorTo(this, this.window[1]); });
+    this.plot.addEventListener('keydown', event => this.key(event));
+  }
+  show(window) {
+    this.window = window;
+    this.graph.updateOptions({dateWindow: window, valueRange: this.yRange(window)});
+  }
+  nearest(points, x) {
+    return points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
+  }
+  cursorAt(x) {
+    const shown = x === null ? [] : this.series.filter(s => !hidden.has(s.label) && s.points.length);
+    this.tip.hidden = this.cursor.hidden = !shown.length;
+    if (!shown.length) return;
+    const near = shown.map(s => this.nearest(s.points, x));
+    const at = this.nearest(near, x)[0], left = this.graph.toDomXCoord(at), format = this.format || significant;
+    this.at = at;
+    this.cursor.style.left = left + 'px';
+    this.tip.replaceChildren(element('b', {}, `${this.x.split(',')[0]} ${this.formatX ? this.formatX(at) : significant(at, 6)}`),
+      ...shown.map((s, i) => element('div', {}, key(s.colour, 'dot'), `${s.label}: ${format(near[i][1])}`)));
+    const room = this.plot.clientWidth - this.tip.offsetWidth;
+    this.tip.style.left = Math.max(0, left > room - 12 ? left - this.tip.offsetWidth - 12 : left + 12) + 'px';
+  }
+  // Arrows, Home and End move the cursor along the points; + and - zoom around it, 0 and Escape out.
+  key(event) {
+    const xs = [...new Set(this.series.flatMap(s => hidden.has(s.label) ? [] : s.points.map(p => p[0])))].sort((a, b) => a - b);
+    const i = xs.indexOf(this.at), width = this.window[1] - this.window[0];
+    const move = {ArrowLeft: i - 1, ArrowRight: i + 1, Home: 0, End: xs.length - 1}[event.key];
+    const factor = {'+': 0.5, '=': 0.5, '-': 2}[event.key], out = event.key === '0' || event.key === 'Escape';
+    if ((move === undefined && !factor && !out) || !xs.length) return;
+    event.preventDefault();
+    if (move !== undefined) return cursorTo(this, xs[Math.max(0, Math.min(xs.length - 1, move))]);
+    const middle = this.at ?? this.window[1], part = factor * width / 2;
+    zoom(this, out ? this.range : [Math.max(this.range[0], middle - part), Math.min(this.range[1], middle + part)]);
+  }
+}
+
+// Paints the band from low to high, and the unsmoothed line, under a series.
+function paintBehind(e) {
+  const chart = e.dygraph.report || charts.find(c => !c.graph && c.chart === e.dygraph.maindiv_);
+  const series = chart && chart.series[Number(e.setName.slice(1))];
+  if (!series || series.dots) return;
+  const context = e.drawingContext, place = (x, y) => [e.dygraph.toDomXCoord(x), e.dygraph.toDomYCoord(y * chart.factor)];
+  context.save();
+  context.globalAlpha = 0.18;
+  context.fillStyle = context.strokeStyle = e.color;
+  context.beginPath();
+  if (series.points[0] && series.points[0].length > 2) {
+    for (const [x, , , high] of series.points) context.lineTo(...place(x, high));
+    for (const [x, , low] of [...series.points].reverse()) context.lineTo(...place(x, low));
+    context.fill();
+  } else if (chart.smooth && smoothing) {
+    context.globalAlpha = 0.3;
+    for (const [x, y] of series.points) context.lineTo(...place(x, y));
+    context.stroke();
+  }
+  context.restore();
+}
+
+const group = chart => chart.linked ? charts.filter(other => other.linked) : [chart];
+const zoom = (chart, window) => group(chart).forEach(other => other.show(window));
+const cursorTo = (chart, x) => group(chart).forEach(other => other.cursorAt(x));
+function toggle(label) {
+  hidden.has(label) ? hidden.delete(label) : hidden.add(label);
+  for (const chart of charts)
+    chart.series.forEach((s, i) => {
+      if (s.label !== label) return;
+      chart.keys[i].setAttribute('aria-pressed', !hidden.has(label));
+      chart.graph.setVisibility(i, !hidden.has(label));
+      chart.show(chart.window);
+    });
+}
+
+// A chart's figure; null where no series has a point.
+function lineChart(spec) {
+  const drawn = point => point.every(finite) && (!spec.log || point.slice(1).every(v => v > 0));
+  spec.series = spec.series.map(s => ({...s, points: s.points.filter(drawn)})).filter(s => s.points.length);
+  if (!spec.series.length) return null;
+  charts.push(new LineChart(spec));
+  return charts.at(-1).figure;
+}
+
+const kScores = {acc1: 'Accuracy', ppl: 'Perplexity', bpc: 'Bits per character', loss: 'Validation loss'};
+function curves() {
+  const column = (run, x, ...ys) => run.curves[x].map((at, i) => [at, ...ys.map(y => run.curves[y][i])]);
+  const validations = (run, name) => run.scores.filter(s => s.split === 'valid').map(s => [s.step, s[name]]);
+  const series = points => runs.map((run, i) => ({label: run.name, colour: 'c' + i, points: points(run)}));
+  const overRun = {x: 'step', linked: true, from: 0, to: Math.max(...runs.map(run => run.facts.steps))};
+  const binned = runs.some(run => run.curves.bins) ? '; a point is the mean over the steps around it' : '';
+  const score = runs[0].score_key;
+  const longest = Math.max(...runs.map(run => run.facts.seconds));
+  const [unit, seconds] = longest > 10800 ? ['hours', 3600] : longest > 180 ? ['minutes', 60] : ['seconds', 1];
+  const loss = alone ? [{label: 'training', colour: 'c0', points: column(runs[0], 'step', 'loss', 'low', 'high')},
+    {label: 'validation', colour: 'c5', dots: true, points: validations(runs[0], 'loss')}] : series(run => column(run, 'step', 'loss'));
+  const dense = runs.find(run => run.exchanges);
+  return [
+    lineChart({...overRun, id: 'loss', title: alone ? 'Loss' : 'Training loss', smooth: true, series: loss,
+      note: `Mean over the learners, in nats${alone ? '. Pale: lowest to highest' : ''}${binned}`}),
+    score === 'loss' && alone ? null : lineChart({...overRun, id: 'score', title: kScores[score], log: score === 'ppl',
+      note: `On the validation set${score === 'acc1' ? ', in percent' : ''}`,
+      series: series(run => validations(run, score)).map(s => ({...s, dots: true}))}),
+    alone ? null : lineChart({id: 'loss-time', title: 'Loss over time', x: `training time, ${unit}`, from: 0, smooth: true,
+      note: 'The training loss against the time that its steps took, validation left out',
+      series: series(run => column(run, 'time', 'loss').map(([x, y]) => [x / seconds, y]))}),
+    alone ? null : lineChart({id: 'loss-bytes', title: 'Loss over bytes sent', x: 'bytes sent by one learner', from: 0, smooth: true,
+      formatX: bytes, note: 'The training loss against what one learner had sent until then',
+      series: series(run => run.exchanges ? column(run, 'bytes', 'loss') : [])}),
+    lineChart({...overRun, id: 'lr', title: 'Learning rate', zero: true,
+      series: series(run => column(run, 'step', 'lr')).map((s, i) => ({...s, dashed: i > 0}))}),
+    lineChart({...overRun, id: 'bytes', title: 'Bytes sent in a step', log: true, format: bytes,
+      note: `By one learner, everything included: indices, scales, checks. Grey: what a plain exchange sends${binned}`,
+      series: [...series(run => column(run, 'step', 'sent')), {label: 'no compression', colour: 'c8', dashed: true,
+        points: dense ? [dense.curves.step[0], dense.facts.steps].map(x => [x, dense.curves.dense]) : []}]}),
+  ];
+}
+function tools() {
+  const slider = element('input', {type: 'range', min: 0, max: 0.99, step: 0.01, value: 0, oninput: () => {
+    smoothing = Number(slider.value);
+    for (const chart of charts) if (chart.smooth) chart.graph.updateOptions({file: chart.rows()});
+  }});
+  return element('p', {class: 'tools'}, element('label', {}, 'smoothing', slider),
+    element('button', {type: 'button', onclick: () => charts.forEach(chart => chart.show(chart.range))}, 'whole run'),
+    element('span', {}, 'Drag to zoom, double-click for the whole run; on a chart, arrow keys move and + − 0 zoom'));
+}
+
+// --------------------------------------------------------------------------------- bars, dots
+const kParts = {data: 'data', forward: 'forward', backward: 'backward', exposed: 'exposed communication', update: 'update',
+  compress: 'compress', comm: 'collectives'};
+const kColours = {exposed: 'wait'};
+const sum = parts => parts.reduce((all, [, , seconds]) => all + seconds, 0);
+// Parts are [name, colour, seconds].
+const bar = (label, parts, longest, mark = '') => element('div', {class: 'row'}, element('span', {}, label),
+  element('div', {class: 'bar'}, parts.filter(part => part[2] > 0).map(([name, own, seconds]) => element('i',
+    {title: `${name}: ${duration(seconds)}`, style: {...colour(own), width: percent(seconds, longest)}}))),
+  element(mark ? 'b' : 'span', {}, duration(sum(parts)) + mark));
+
+function breakdown() {
+  if (runs.some(run => !run.breakdown)) return null;
+  const parts = (run, names) => names.filter(name => run.breakdown[name] !== null)
+    .map(name => [kParts[name], kColours[name] || name, run.breakdown[name]]);
+  const computing = ['data', 'forward', 'backward', 'exposed', 'update'], exchanging = ['compress', 'comm'];
+  const longest = Math.max(...runs.flatMap(run => [sum(parts(run, computing)), sum(parts(run, exchanging))]));
+  const exchanged = runs.some(run => run.breakdown.comm !== null);
+  return figure('breakdown', 'Where a step\'s time goes', 'Mean over the second half of the run. Communication is exposed where the ' +
+    'computing thread has to wait for it; the rest is hidden by backward',
+    [runs.map(run => [alone ? null : element('div', {class: 'group'}, run.name), bar('computing', parts(run, computing), longest),
+      run.breakdown.comm === null ? null : bar('exchanging', parts(run, exchanging), longest)]),
+    legend(...Object.keys(kParts).filter(name => exchanged || !['exposed', ...exchanging].includes(name))
+      .map(name => [kParts[name], kColours[name] || name]))],
+    () => [['run', 'part', 'seconds'], runs.flatMap(run => parts(run, Object.keys(kParts)).map(([name, , s]) =>
+      [run.name, name, significant(s, 6)]))]);
+}
+
+function layerBytes(run, id, own) {
+  if (!run.layers) return null;
+  const rows = run.layers.filter(row => row.sent > 0 && row.dense > 0), all = rows.flatMap(row => [row.dense, row.sent]);
+  if (!rows.length) return null;
+  const low = Math.min(...all) / 1.3, high = Math.max(...all) * 1.3;
+  const part = value => Math.log(value / low) / Math.log(high / low), at = value => percent(part(value), 1);
+  const line = row => {
+    const kinds = Object.entries(row.kinds).map(([kind, sent]) => `; ${kind} ${bytes(sent)}`).join('');
+    return element('div', {class: 'row layer', title: `${row.name}: dense ${bytes(row.dense)}, sent ${bytes(row.sent)}${kinds}`},
+      element('span', {}, row.name), element('div', {class: 'track'},
+        element('i', {class: 'thread', style: {left: at(Math.min(row.sent, row.dense)),
+          width: percent(Math.abs(Math.log(row.dense / row.sent)), Math.log(high / low))}}),
+        element('i', {class: 'key hollow', style: {left: at(row.dense)}}),
+        element('i', {class: 'key dot', style: {...colour(own), left: at(row.sent)}})), element('span', {}, times(row.dense / row.sent)));
+  };
+  return figure(id, 'Bytes by layer, before and after', 'What one learner sends for a layer in a step, mean over the run with its ' +
+    'dense beginning; logarithmic',
+    [rows.map(line), element('div', {class: 'row layer'}, element('span'), scale(logTicks(low, high, 3), part, bytes)),
+      legend(['dense', 'c8', 'hollow'], ['sent', own, 'dot'])],
+    () => [['layer', 'dense, bytes', 'sent, bytes', 'ratio'], run.layers.map(row =>
+      [row.name, significant(row.dense, 7), significant(row.sent, 7), significant(row.dense / row.sent)])]);
+}
+
+function choices(run, id) {
+  if (!run.choices || !run.choices.buckets.length) return null;
+  const {decisions, buckets} = run.choices, last = decisions.at(-1), kMost = 40;
+  const parts = ([, code, comm]) => [['encoding', 'compress', code || 0], ['collectives', 'comm', comm || 0]];
+  const name = (bucket, i) => `bucket ${i}` + (bucket.parameters ? `: ${[...new Set(bucket.parameters)].join(' … ')}` : '');
+  const longest = Math.max(...buckets.flatMap(b => [sum(parts(b.dense)), sum(parts(b.packed))]));
+  if (!(longest > 0)) return null;
+  const joined = buckets.filter(b => b.joined).length;
+  const note = `After step ${last.step}: ${last.compressed} of ${last.buckets} buckets are compressed` +
+    (joined ? `, and travel as ${last.buckets - joined} messages` : '') + `. Until the last exchange a step takes ` +
+    `${duration(last.dense_s)} if all are dense, ${duration(last.compressed_s)} if all are compressed` + (last.dropped ?
+    `; ${duration(last.chosen_s)} were expected of another choice, which took ${duration(last.found_s)} and was dropped` :
+    `, and ${duration(last.chosen_s)} as chosen, predicted from measurements of each bucket` +
+    (last.found_s === null ? '' : `; then measured: ${duration(last.found_s)}`)) +
+    (buckets.length > kMost ? `. Drawn are the first ${kMost} buckets; the table has all` : '');
+  const one = (b, i) => [element('div', {class: 'group'}, name(b, i)), bar('dense', parts(b.dense), longest, b.compressed ? '' : ' ✓'),
+    bar('compressed', parts(b.packed), longest, b.compressed ? ' ✓' : '')];
+  const seconds = value => significant(value, 6);
+  const content = [buckets.slice(0, kMost).map(one), legend(['encoding', 'compress'], ['collectives', 'comm'])];
+  const decided = decisions.map(d => [d.step, `${d.compressed} of ${d.buckets}`, seconds(d.chosen_s),
+    seconds(d.found_s) + (d.dropped ? ', dropped' : ''), seconds(d.dense_s), seconds(d.compressed_s)]);
+  content.push(element('details', {}, element('summary', {}, 'Decisions'), scroll(table(['after step', 'compressed buckets',
+    'expected, s', 'then measured, s', 'all dense, s', 'all compressed, s'], decided))));
+  return figure(id, 'Dense or compressed, by bucket', note, content, () => [['bucket', 'chosen', 'dense: ready, s', 'encoding, s',
+    'collectives, s', 'compressed: ready, s', 'encoding, s', 'collectives, s'], buckets.map((b, i) => [name(b, i),
+    (b.compressed ? 'compressed' : 'dense') + (b.joined ? ', with the one before' : ''), ...[...b.dense, ...b.packed].map(seconds)])]);
+}
+
+// --------------------------------------------------------------------------------------- maps
+// `cell` returns {title, value, end, t}: a colour mixed of `begin` and t percent of `end`.
+function heatMap(id, title, note, map, begin, ramp, cell) {
+  const from = map.steps[0], width = map.end - from;
+  const row = ({name, cells}) => {
+    const out = [];
+    for (let c = 0, next; c < cells.length; c = next) {  // equal neighbours are one
+      const text = JSON.stringify(cells[c]);
+      for (next = c + 1; next < cells.length && JSON.stringify(cells[next]) === text; ++next);
+      if (!cells[c]) continue;
+      const {title: about, end, t} = cell(cells[c]), to = next < cells.length ? map.steps[next] : map.end;
+      out.push(element('i', {title: `${name}, from step ${map.steps[c]}: ${about}`, style: {left: percent(map.steps[c] - from, width),
+        width: percent(to - map.steps[c], width), '--begin': `var(--${begin})`, '--end': `var(--${end})`, '--t': t + '%'}}));
+    }
+    return [element('span', {}, name), element('div', {class: 'cells'}, out)];
+  };
+  return figure(id, title, note, [scroll(element('div', {class: 'map'}, map.rows.map(row), element('span', {}, 'step'),
+    scale(ticks(from, map.end, 8), tick => (tick - from) / width, tick => significant(tick, 7)))), ramp], () => [['layer', ...map.steps.map(step => `step ${step}`)],
+    map.rows.map(({name, cells}) => [name, ...cells.map(c => c ? cell(c).value : '')])], true);
+}
+const ramp = (low, colours, high) => element('p', {class: 'ramp'}, low, element('i', {style: {background:
+  `linear-gradient(90deg, ${colours.map(name => `var(--${name})`).join(', ')})`}}), high);
+
+function plans(run, id) {
+  if (!run.plans) return null;
+  return heatMap(id, 'Plans, layer by layer', `The setting of ${run.plans.family} that each plan gave a layer, against the uniform ` +
+    'one. A plan holds until the next', run.plans, 'mid', ramp('a quarter of the uniform bytes', ['cool', 'mid', 'hot'], 'four times'),
+    ([setting, uniform, own, even]) => {
+      const finer = Math.max(-2, Math.min(2, Math.log2(own / even) || 0));
+      return {title: `setting ${significant(setting)}, uniform ${significant(uniform)}; ${bytes(own)} of ${bytes(even)}`,
+        value: significant(setting), end: finer < 0 ? 'cool' : 'hot', t: Math.abs(finer) * 50};
+    });
+}
+function residuals(run, id) {
+  if (!run.residuals) return null;
+  const most = Math.max(0, ...run.residuals.rows.flatMap(row => row.cells.map(c => c ? c[0] : 0)));
+  return heatMap(id, 'Residuals', 'Norm of the residual over the norm of a step\'s gradient: how many steps\' worth of gradient ' +
+    'each layer holds back', run.residuals, 'pale', ramp('0', ['pale', 'deep'], significant(most, 3)), ([ratio, norm]) =>
+    ({title: `${significant(ratio)} (norm ${significant(norm)})`, value: significant(ratio), end: 'deep', t: most ? 100 * ratio / most : 0}));
+}
+function quality(run, id) {
+  if (!run.quality) return null;
+  const columns = [['contraction', row => row.contraction], ['cosine', row => row.cosine],
+    ['residual / gradient', row => row.residual_norm / row.gradient_norm], ['correlation', row => row.alike],
+    ['d / k', row => row.mismatch], ['bound', row => row.bound]];
+  const cell = (value, share) => element('td', share && finite(value) ? {class: 'share', style: {'--v':
+    100 * Math.max(0, Math.min(1, value)) + '%'}} : {}, significant(value, 3));
+  return figure(id, 'Quality meter', `Means over ${plural(run.quality.samples, 'sample')}. Contraction: the part of what was to be sent ` +
+    'that was not; below 1 the residual can catch up. Cosine: of what was applied and the dense sum. Correlation: of the learners\' ' +
+    `gradients, over all layers ${significant(run.quality.correlation, 3)}. d / k: the part of the right selection that the leader did ` +
+    'not choose; bound: the contraction that this allows', scroll(table(['layer', ...columns.map(c => c[0])], run.quality.rows.map(row =>
+      [row.name, ...columns.map(([name, value]) => cell(value(row), name !== 'residual / gradient'))]), 'meter')), null, true);
+}
+
+// ----------------------------------------------------------------------------------- timeline
+function timeline(run, id) {
+  if (!run.timeline) return null;
+  const {seconds, rows, arrows} = run.timeline, kLane = 44, kBar = 28;
+  const range = (own, [name, begin, length, inner]) => element('i', {title: `${name}: ${duration(length)}`,
+    class: inner ? 'inner' : length / seconds < 0.02 ? 'thin' : undefined,
+    style: {...colour(own), left: percent(begin, seconds), width: percent(length, seconds)}}, inner || length / seconds < 0.02 ? '' : name);
+  const lanes = rows.map(row => element('div', {class: 'lane'}, row.ranges.map(r => range(row.track.split(' ')[0], r))));
+  const drawing = svg('svg', {class: 'arrows'}), inside = element('div', {style: {position: 'relative'}}, lanes, drawing,
+    scale(ticks(0, seconds, 8), tick => tick / seconds, tick => tick ? duration(tick) : ''));
+  new ResizeObserver(() => drawing.replaceChildren(...arrows.flatMap(([from, begin, to, end]) => {
+    const x = at => at / seconds * inside.clientWidth, down = to > from;
+    const y0 = from * kLane + (down ? kBar : 0), y1 = to * kLane + (down ? 0 : kBar), bend = (y0 + y1) / 2, tip = down ? -4 : 4;
+    return [svg('path', {d: `M${x(begin)} ${y0}C${x(begin)} ${bend} ${x(end)} ${bend} ${x(end)} ${y1}`}),
+      svg('path', {class: 'head', d: `M${x(end)} ${y1}l-2.5 ${tip}h5z`})];
+  }))).observe(inside);
+  const lengths = element('input', {type: 'range', min: 1, max: 20, step: 0.5, value: 1, oninput: () => {
+    inside.style.width = 100 * lengths.value + '%';
+  }});
+  return figure(id, 'One step, as it ran', 'Of the first learner, from the run\'s trace. Arrows follow each bucket of gradients from ' +
+    'backward to its exchange to its update', [element('p', {class: 'tools'}, element('label', {}, 'zoom', lengths)),
+    element('div', {class: 'tracks', 'aria-hidden': 'true'}, rows.map(row => element('div', {}, row.track))),
+    element('div', {class: 'times', tabindex: 0}, inside)],
+    () => [['track', 'ranges', 'seconds'], rows.map(row => [row.track, row.count, significant(row.busy, 5)])], true);
+}
+
+// ----------------------------------------------------------------------- facts, tables, machine
+function facts(run) {
+  const f = run.facts, last = run.scores.filter(s => finite(s[run.score_key])).at(-1);
+  const rows = [
+    [run.score_key === 'acc1' ? 'accuracy' : kScores[run.score_key].toLowerCase(),
+      last ? significant(last[run.score_key]) + (run.score_key === 'acc1' ? ' %' : '') : kNone,
+      last ? `on the ${last.split === 'test' ? 'test' : 'validation'} set, after epoch ${last.epoch}` : ''],
+    ['training loss', significant(f.loss), 'mean over the last epoch'],
+    ['steps', String(f.steps), f.epochs ? `in ${plural(f.epochs, 'epoch')}` : ''],
+    [`${f.unit} per second`, scaled(f.rate), 'second half of the run, all learners'],
+    ['training time', duration(f.seconds), `${duration(f.step_s)} a step`]];
+  if (run.exchanges) rows.push(['sent by one learner', bytes(f.sent), `dense: ${bytes(f.dense)}`],
+    ['exposed communication', `${significant(100 * f.exposed_s / f.step_s, 3)} %`, `of a step, ${duration(f.exposed_s)}`]);
+  return rows;
+}
+const heading = (run, i) => element('th', {scope: 'row'}, key('c' + i, 'dot'), run.name);
+function comparison() {
+  const names = [...new Set(runs.flatMap(run => facts(run).map(fact => fact[0])))];
+  const out = table(['run', ...names], runs.map((run, i) => [heading(run, i),
+    ...names.map(name => (facts(run).find(fact => fact[0] === name) || [])[1] || kNone)]), 'facts');
+  out.id = 'comparison';
+  return scroll(out);
+}
+function ratios() {
+  if (!runs.some(run => run.exchanges)) return null;
+  const rows = [['layers', 'values of the compressed tensors alone, as papers print it'],
+    ['values', 'values of the whole model, with the tensors that travel dense'],
+    ['wire', 'bytes on the wire, with indices, scales and flags, in the compressed steps'],
+    ['run', 'bytes on the wire over the whole run, its dense beginning included']];
+  return section('ratios', 'Compression, told apart', element('p', {class: 'note'}, 'What a dense exchange sends over what was sent, ' +
+    'by one learner; 1 where nothing is compressed. “–”: the run has not ended, or its version did not record it.'),
+    scroll(table(['ratio', ...runs.map(run => run.name), 'what it counts'], rows.map(([name, meaning]) => [name, ...runs.map(run =>
+      times(run.ratios['ratio_' + name])), meaning]), 'facts text')));
+}
+const setting = (run, name) => (run.config.find(entry => entry[0] === name) || [])[1] || '';
+function differences() {
+  const names = [...new Set(runs.flatMap(run => run.config.map(entry => entry[0])))];
+  const shown = (run, name) => name === 'compress-start' && setting(run, name) === '-1' ? 'by length' : setting(run, name) || kNone;
+  const rows = names.filter(name => new Set(runs.map(run => setting(run, name))).size > 1);
+  return rows.length ? section('differences', 'What was set differently', scroll(table(['flag', ...runs.map(run => run.name)],
+    rows.map(name => [name, ...runs.map(run => shown(run, name))]), 'facts left'))) : null;
+}
+// "resnet20 on cifar-10-batches-bin, 4 learners, network 100mbit,1ms, scalecom:rate=100, lgreco"
+function whatRan(run) {
+  const said = name => ['none', 'uniform'].includes(setting(run, name)) ? '' : setting(run, name);
+  const data = said('data').replace(/\/+$/, '').split('/').pop();
+  return [[said('arch') || said('preset'), data].filter(Boolean).join(' on '), run.learners ? plural(run.learners, 'learner') : '',
+    said('net') && `network ${said('net')}`, said('compress'), said('layerwise')].filter(Boolean).join(', ');
+}
+function machine(run) {
+  const text = value => value === undefined || value === null ? '' : typeof value === 'string' ? value : JSON.stringify(value);
+  const info = run.info || {}, host = info.machine || {}, build = info.build || {};
+  const rows = [['command', Array.isArray(info.argv) ? info.argv.map(text).join(' ') : ''], ['started', text(info.start_time)],
+    ['program', `${text(info.program)}, git ${text(build.git_revision)}, ${text(build.type)}, ${text(build.compiler)}`],
+    ['processor', `${text(host.cpu)}, ${text(host.cores)} cores`], ['memory', bytes(host.memory_bytes)], ['system', text(host.system)],
+    ['used', `${text(info.device)}, ${plural(text(info.threads), 'thread')} a learner, ${text(info.precision)}, seed ${text(info.seed)}`]];
+  return [element('dl', {class: 'machine'}, rows.flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, value)])),
+    element('details', {}, element('summary', {}, 'Configuration'), scroll(table(['flag', 'value'], run.config)))];
+}
+
+// --------------------------------------------------------------------------------------- page
+const ownFigures = (run, i) => [layerBytes(run, alone ? 'layer-bytes' : `run${i + 1}-layer-bytes`, 'c' + i),
+  ...[['plans', plans], ['choices', choices], ['residuals', residuals], ['quality', quality], ['timeline', timeline]]
+    .map(([name, draw]) => draw(run, `run${i + 1}-${name}`))];
+
+document.title = runs.map(run => run.name).join(' · ');
+const status = run => `${String((run.info || {}).start_time || '').slice(0, 10)}, ${run.status ?? 'not ended when this was written'}`;
+fill(document.getElementById('page'), {}, [
+  element('header', {}, element('p', {class: 'over'}, `heddle, report of ${alone ? 'a run' : plural(runs.length, 'run')}`),
+    element('h1', {}, document.title), alone ? [whatRan(runs[0]), status(runs[0])].map(text => element('p', {class: 'note'}, text)) : null,
+    runs.filter(run => run.broken.lines).map(run => element('p', {class: 'note broken'}, `${run.name}/metrics.jsonl: ` +
+      `${run.broken.lines} of its lines do not parse and were skipped; line ${run.broken.first}`))),
+  alone ? element('ul', {class: 'tiles'}, facts(runs[0]).map(([name, value, remark]) => element('li', {}, element('span', {}, name),
+    element('b', {}, value), element('small', {}, remark)))) : comparison(),
+  section('figures', 'Over the run', tools(), element('div', {class: 'grid'}, [...curves(), breakdown(),
+    ...(alone ? ownFigures(runs[0], 0) : [])])),
+  ratios(),
+  alone ? section('machine', 'Machine and configuration', machine(runs[0])) : [differences(), ...runs.map((run, i) =>
+    section(`run${i + 1}`, [key('c' + i, 'dot'), run.name], element('div', {class: 'grid'}, ownFigures(run, i)), machine(run)))],
+]);
+charts.forEach(chart => chart.draw());
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => charts.forEach(chart => chart.graph.updateOptions(chart.colours())));
+document.documentElement.dataset.figures = document.querySelectorAll('figure').length;
