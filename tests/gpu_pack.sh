@@ -14,13 +14,13 @@ mkdir -p "$folder" && folder=$(cd "$folder" && pwd) || exit 1
 
 fail() { printf 'gpu_pack: %s\n' "$*" >&2; exit 1; }
 
-# Headers and CMake's package files come with their packages, libraries by what the loader finds.
-packages=(libdnnl-dev doctest-dev libcli11-dev nlohmann-json3-dev libstb-dev libxxhash-dev)
+# Headers, CMake's package files and the report's chart library come with their packages, libraries by what the loader finds.
+packages=(libdnnl-dev doctest-dev libcli11-dev nlohmann-json3-dev libstb-dev libxxhash-dev libjs-dygraphs)
 list=$(mktemp) || exit 1
 trap 'rm -f "$list"' EXIT
 for package in "${packages[@]}"; do
   dpkg -L "$package" >/dev/null 2>&1 || fail "$package is not installed here: ./run setup"
-  dpkg -L "$package" | grep -E '^/usr/(include|share/cmake|lib/cmake)/' |
+  dpkg -L "$package" | grep -E '^/usr/(include/|share/cmake/|lib/cmake/|share/javascript/dygraphs/dygraph.min.js$)' |
     while IFS= read -r path; do [ -d "$path" ] || printf '%s\n' "$path"; done
 done >"$list"
 # As files of the names that are looked for: tar follows the links. libOpenCL is what Debian's
