@@ -80,6 +80,24 @@ double latencies(const std::string& collective, double bytes, int ranks) {
   return collective_seconds(collective, bytes, ranks, link);
 }
 
+double latencies_since(const CollectiveTraffic& before, const Communicator& comm) {
+  double sum = 0;
+  for (const auto& [key, now] : comm.traffic()) {
+    const auto found = before.find(key);
+    const Traffic old = found == before.end() ? Traffic{} : found->second;
+    if (key.second != comm.tag() || now.calls == old.calls) continue;
+    const auto calls = static_cast<double>(now.calls - old.calls);
+    const auto sent = static_cast<double>(now.sent - old.sent) / calls;
+    // The ranks of a broadcast send different numbers of bytes; all but the root receive the
+    // payload.
+    const double bytes = key.first == "broadcast"
+                             ? static_cast<double>(now.received - old.received) / calls
+                             : payload_of_sent(key.first, sent, comm.size());
+    sum += calls * latencies(key.first, bytes, comm.size());
+  }
+  return sum;
+}
+
 double payload_of_sent(const std::string& collective, double sent, int ranks) {
   const double payload = ranks < 2 ? 0.0 : sent * ranks / (ranks - 1);
   return collective == "all_reduce" ? payload / 2 : payload;

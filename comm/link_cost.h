@@ -27,6 +27,10 @@ double collective_seconds(const std::string& collective, double bytes, int ranks
 // than a segment one: whether the next segments hide the others depends on the bandwidth.
 double latencies(const std::string& collective, double bytes, int ranks);
 
+// The sum of latencies() over the calls that `comm` has made under its present tag since traffic()
+// gave `before`.
+double latencies_since(const CollectiveTraffic& before, const Communicator& comm);
+
 // The payload of a call, bytes, from the mean over ranks of what they send in it.
 double payload_of_sent(const std::string& collective, double sent, int ranks);
 

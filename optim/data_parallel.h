@@ -1,7 +1,18 @@
-// DataParallelOptimizer: N learners train as one. Gradients are summed over the ranks while
-// backward still runs, and the optimizer sees a gradient as ready when its sum has come back. The
-// flat gradient buffer is cut into buckets, which are views of it and leave in the order of memory,
-// the same on every rank.
+// DataParallelOptimizer: P learners train as one. Backward makes the gradients of the last layers
+// first; as soon as those of a bucket are final, a second thread sums them over the ranks and
+// updates their weights, while backward computes the gradients of the layers before:
+//
+//   time           ------------------------------------------------------------------>
+//   main thread    | backward: layer 3 | layer 2          | layer 1        | wait |
+//                           ready(p)  \        ready(p)  \       ready(p)  \     ^ finish_step
+//   worker thread                      | exchange, update | exchange, update | exchange, update |
+//                                        bucket 0           bucket 1           bucket 2
+//
+// Buckets (optim/buckets.h) are views of the flat gradient buffer and are exchanged in the same
+// order on every rank. An exchange is a dense all-reduce, or what a Reducer makes of it. A weight
+// is updated when its sum is there and the last closure that reads it has returned (optimizer.h).
+// All ranks get the same sums, so their replicas stay equal bit for bit; overlap changes no bit
+// either.
 //
 //   DataParallelOptimizer optimizer(store, make_sgd({.momentum = 0.9}), comm, {},
 //                                   {.bucket_bytes = 4 << 20});
@@ -10,18 +21,17 @@
 //                 [&](Parameter& p) { optimizer.weights_free(p); });
 //   optimizer.finish_step();
 //
-// With one rank and no reducer nothing is exchanged, and no thread is started.
+// With one rank and no reducer nothing is exchanged, and no thread is started. All functions are
+// for one thread, the one that runs backward, but for set_control().
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -30,91 +40,105 @@
 #include "compress/plan/layer_planner.h"
 #include "compress/plan/quality_meter.h"
 #include "compress/reducer.h"
+#include "optim/buckets.h"
 #include "optim/comm_worker.h"
+#include "optim/control_words.h"
 #include "optim/optimizer.h"
 
 namespace heddle {
 
+class ExchangeProbes;
+
 struct DataParallelOptions {
-  int64_t bucket_bytes = 4 << 20;  // a bucket is closed when it holds so much
-  bool overlap = true;             // false: all exchanges begin when backward has ended; same bits
-  bool broadcast = true;           // parameters from rank 0; false: they are the same already
+  int64_t bucket_bytes = 4 << 20;  // a bucket is complete when it holds so many bytes
+  bool overlap = true;             // false: exchanges begin when backward has ended; same bits
+  bool broadcast = true;           // initial values are rank 0's; false: they are equal already
   int64_t check_every = 100;       // steps between two comparisons of the replicas; 0: never
-  int64_t compress_start = 0;      // steps that are exchanged densely before a reducer takes over
-  // Largest norm of the mean gradient of one rank is this * sqrt(ranks), before it is compressed;
-  // exchanges then wait for the end of backward. 0: none. Lin et al. 2018 (arXiv 1712.01887,
-  // section 3.2) clip at threshold / sqrt(ranks) what is divided by the number of ranks already.
+  int64_t compress_start = 0;      // steps that are summed densely before the reducer is used
+  // Clips each rank's own gradient before it is compressed: the norm of its mean over micro-steps
+  // is limited to this times sqrt(ranks). Exchanges then wait for the end of backward. 0: no
+  // clipping. Lin et al. 2018 (arXiv 1712.01887, section 3.2) clip gradients that are divided by
+  // the number of ranks already, at threshold / sqrt(ranks).
   double local_clip = 0;
-  // SGD's momentum leaves gradients that a residual held back alone (see UpdateInput); false: they
-  // are treated like dense ones (ScaleCom's algorithm 1).
+  // SGD applies a gradient that a residual held back without momentum (see UpdateInput); false:
+  // with momentum, as a dense one (ScaleCom's algorithm 1).
   bool residual_momentum = true;
-  // Steps between two looks of a quality meter at what is compressed; 0: none. The reducer must be
-  // a CompressedReducer.
+  // Lets set_control() and control() work, for ControlWords::kCount * 4 bytes more per step.
+  bool control_words = false;
+
+  // What watches the exchanges (exchange_probes.h). false: nothing does, totals() are zero, and the
+  // options below must have their defaults.
+  bool probes = true;
+  // Steps between two measurements of the compression's quality; 0: none. Needs a
+  // CompressedReducer.
   int64_t shadow_every = 0;
-  // Of the reducer's settings by layer, where `every` is above 0: then it must be a
+  // Chooses the reducer's setting for each layer, where planner.every > 0. Needs a
   // CompressedReducer.
   LayerPlannerOptions planner = {};
-  // Which buckets are compressed at all, and which travel together, where `every` is above 0; not
-  // together with a planner.
+  // Chooses which buckets are compressed and which are joined, where chooser.every > 0. Needs a
+  // CompressedReducer and no planner.
   ExchangeChooserOptions chooser = {};
-  // Lets set_control() and control() work, for a few bytes more in the last bucket of a step.
-  bool control_words = false;
-  // Told what happens, in order, for tests: "ready", "exchange", "reduced", with the bucket's
-  // number.
+  // For tests: called with "ready" (main thread), "exchange" and "reduced" (worker thread), and the
+  // bucket's index.
   std::function<void(const char*, int)> on_event = {};
 };
 
 class DataParallelOptimizer {
  public:
-  // The ranks' stores hold the same parameters. Values are broadcast from rank 0, if so wanted. The
-  // communicator and the current Context must outlive this object; from now on the communicator is
-  // used through collective() only.
+  // A collective call: every rank's store holds the same parameters. The store, the communicator
+  // and the current Context must outlive this object; from now on the communicator is used through
+  // collective() only. A null reducer means dense sums. Throws InputError for impossible options.
   DataParallelOptimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule, Communicator& comm,
                         const OptimizerOptions& options = {},
                         const DataParallelOptions& parallel = {},
-                        std::unique_ptr<Reducer> reducer = nullptr);  // null: dense sums
+                        std::unique_ptr<Reducer> reducer = nullptr);
+  ~DataParallelOptimizer();
 
-  // As Optimizer's.
+  // As Optimizer's. `lr` is the learning rate of this step.
   void begin_step(double lr);
+  // p.grad is final on this rank: its bucket is exchanged once it and those before are complete.
+  // Throws what an exchange has thrown, as finish_step does.
   void ready(Parameter& p);
+  // Backward will not read p.value again.
   void weights_free(Parameter& p);
+  // Waits until every bucket is exchanged, finishes the update, and throws what an exchange has
+  // thrown. Gradients that this rank did not form count as zero; other ranks may have formed them.
   StepReport finish_step();
 
-  // What the ranks agree on without a collective of its own: small numbers, kWords of them, that
-  // each rank may set at any time, from any thread. They are summed over the ranks with the
-  // gradients of each update, and the sums are there after it: zero when the last bucket's
-  // gradients were unfit.
-  static constexpr size_t kWords = ParameterStore::kExtra;
-  void set_control(size_t word, float value) { own_words_.at(word) = value; }
-  float control(size_t word) const { return words_.at(word); }
+  // A few numbers that the ranks sum with the gradients of each update, without a collective of
+  // their own (control_words.h). set_control() may be called from any thread.
+  static constexpr size_t kWords = ControlWords::kCount;
+  void set_control(size_t word, float value) { control_.set(word, value); }
+  float control(size_t word) const { return control_.sum(word); }
 
-  // Runs collectives of the main thread in their turn, and waits for them. `what` they are about
-  // (losses, evaluation) is their tag, and control in the ledger.
+  // Runs `call` on the worker thread after the exchanges that were posted before, and waits for it.
+  // `what` names the collectives in errors and, as control, in the ledger. Every rank calls this at
+  // the same point of its program.
   void collective(const std::string& what, const std::function<void(Communicator&)>& call);
-  // Throws Error that names the first parameter whose values differ between ranks.
+  // Throws Error that names the first parameter whose values differ between ranks. Collective.
   void check_replicas();
 
   int learners() const { return comm_.size(); }
-  // What a rank sends in a step when nothing is compressed: a ring's share of all gradients.
+  // Bytes that a rank sends in a step when nothing is compressed: its share of a ring all-reduce.
   int64_t dense_bytes() const;
   const Optimizer& optimizer() const { return optimizer_; }
   size_t buckets() const { return buckets_.size(); }
-  // Over the run; sent and received by this rank. As the ledger between steps only, when the worker
-  // is idle.
+  // Sums over the run, of this rank; between steps only, as is the ledger.
   struct Totals {
-    Traffic traffic;
-    double exchange_s = 0;    // the worker was busy with buckets, without a quality meter's looks
+    Traffic traffic;          // everything that the ranks sent each other
+    double exchange_s = 0;    // seconds that exchanges took, without the quality meter
     double collective_s = 0;  // of these, in collectives
-    double exposed_s = 0;     // the main thread waited for exchanges
+    double exposed_s = 0;     // seconds that the main thread waited for exchanges
     int64_t dense_steps = 0, compressed_steps = 0;
     int64_t dense_sent = 0, compressed_sent = 0;  // bytes of gradients, in these steps
-    int64_t rejected = 0;                         // buckets that some rank's gradients made unfit
+    int64_t rejected = 0;                         // buckets with a non-finite gradient on some rank
   };
   Totals totals() const;
   const Ledger& ledger() const { return ledger_; }
-  // What a checkpoint keeps: numbers that are the same on all ranks but for the bytes, and this
-  // rank's tensors, as views to copy from and into. Between steps only, and restore() before the
-  // first and before the tensors.
+
+  // What a checkpoint keeps: numbers that are the same on all ranks but for bytes and seconds, and,
+  // by named_state(), this rank's residuals as views to copy from and into. Between steps only;
+  // restore() before the first step and before the tensors.
   struct State {
     int64_t steps = 0;
     Totals totals;
@@ -125,67 +149,37 @@ class DataParallelOptimizer {
   State state();
   void restore(const State& state);
   NamedTensors named_state() const;
-  // What the meter has seen since the last call; between steps only. The same on all ranks.
+  // What the quality meter has measured since the last call, the same on all ranks; between steps.
   std::vector<LayerQuality> take_quality();
 
  private:
-  struct Bucket {
-    int64_t begin, end;  // elements of the flat buffers
-    std::vector<Parameter*> parameters;
-    size_t open = 0;        // parameters that are not ready
-    bool accepted = false;  // by the reducer, in this step
-  };
-
   bool alone() const { return worker_ == nullptr; }
   bool last_micro_step() const { return micro_step_ + 1 == accumulate_; }
-  void cut(int64_t bytes);
-  void make_buckets(const std::vector<bool>& joined);
-  void watch_reducer();
-  void flush();
-  void exchange(size_t index);
-  bool sum(const Bucket& bucket);
-  bool from_residual(const Parameter& p) const;
-  double latencies_since(const CollectiveTraffic& before) const;
-  bool has_control(const Bucket& bucket) const {
-    return parallel_.control_words && &bucket == &buckets_.back();
-  }
-  void write_control_words();
-  void read_control_words(bool accepted);
   bool compressing() const { return reducer_ != nullptr && step_ >= parallel_.compress_start; }
-  GradientBucket bucket_gradients(const Bucket& bucket) const;
+  void post_complete_buckets();
+  void exchange(size_t index);
+  bool sum_over_ranks(const Bucket& bucket);
+  void reject(const Bucket& bucket);
+  void wait_for_exchanges();
+  void end_step(const StepReport& report);
   void clip_locally();
-  void blame(const Bucket& bucket);
-  void explain_bucket(size_t index) const;
-  void event(const char* what, size_t bucket);
-  void finish_arrow(const Parameter& p);
-  void arrow(Trace::Flow point, const char* track, size_t bucket);
+  void mark_non_finite(const Bucket& bucket);
+  GradientBucket gradients_of(const Bucket& bucket) const;
+  bool from_residual(const Parameter& p) const;
 
   ParameterStore& store_;
   Communicator& comm_;
   DataParallelOptions parallel_;
-  std::function<void(const std::string&)> log_;
   int accumulate_;
-  std::vector<std::vector<Parameter*>> cuts_;  // the shortest buckets there can be
-  std::vector<bool> joined_;                   // cuts that travel with the one before them
-  std::vector<Bucket> buckets_;
-  std::unordered_map<const Parameter*, size_t> bucket_of_;
-  size_t next_ = 0;  // the first bucket that has not left
+  std::unique_ptr<Reducer> reducer_;
+  Buckets buckets_;
+  size_t next_ = 0;  // the first bucket that was not posted in this step
   int micro_step_ = 0;
   int64_t step_ = 0;
   Ledger ledger_;
-  Totals totals_;    // without what the communicator and the ledger count
-  Totals before_;    // what these counted in an earlier process
-  Traffic outside_;  // what the ranks had sent each other before this was made
-  std::unique_ptr<Reducer> reducer_;
-  std::unique_ptr<LayerPlanner> planner_;
-  std::unique_ptr<QualityMeter> meter_;
-  double meter_s_ = 0;  // of its looks in this step; the worker's until it is drained
-  std::unique_ptr<ExchangeChooser> chooser_;
-  std::array<std::atomic<float>, kWords> own_words_{};
-  std::array<float, kWords> words_{};
-  std::set<std::string> named_missing_;
-  std::set<const Parameter*> ready_;
+  ControlWords control_;
   Optimizer optimizer_;
+  std::unique_ptr<ExchangeProbes> probes_;
   std::unique_ptr<CommWorker> worker_;  // last: its jobs use all of the above
 };
 

@@ -48,11 +48,9 @@ void Optimizer::begin_step(double lr) {
   check(lr >= 0 && std::isfinite(lr), "learning rate: expected a number of at least 0, found ", lr);
   lr_ = lr;
   progress_.clear();
-  updated_ = not_finite_ = 0;
-  first_not_finite_.clear();
-  if (micro_step_ > 0) return;
-  // Only this: use counts are the tape's, and forward has run already.
-  for (Parameter& p : store_.parameters()) p.written = false;
+  updated_ = non_finite_ = 0;
+  first_non_finite_.clear();
+  if (micro_step_ == 0) store_.begin_step();
 }
 
 UpdateInput Optimizer::input(bool from_residual, double clip) const {
@@ -62,31 +60,31 @@ UpdateInput Optimizer::input(bool from_residual, double clip) const {
           .from_residual = from_residual};
 }
 
-bool Optimizer::ready(Parameter& p, bool from_residual) {
-  return signal(p, {.ready = true, .from_residual = from_residual});
+void Optimizer::ready(Parameter& p, bool from_residual) {
+  signal(p, {.ready = true, .from_residual = from_residual});
 }
 
-bool Optimizer::weights_free(Parameter& p) { return signal(p, {.free = true}); }
+void Optimizer::weights_free(Parameter& p) { signal(p, {.free = true}); }
 
 void Optimizer::reject(Parameter& p) {
   std::lock_guard lock(mutex_);
   progress_[&p].updated = true;
-  count_not_finite(p);
+  count_non_finite(p);
   explain("update", p.name, not_applied);
 }
 
-void Optimizer::blame(const Parameter& p) {
+void Optimizer::mark_non_finite(const Parameter& p) {
   std::lock_guard lock(mutex_);
-  if (first_not_finite_.empty()) first_not_finite_ = p.name;
+  if (first_non_finite_.empty()) first_non_finite_ = p.name;
 }
 
 // With the mutex held, or when no other thread signals any more.
-void Optimizer::count_not_finite(const Parameter& p) {
-  ++not_finite_;
-  if (first_not_finite_.empty()) first_not_finite_ = p.name;
+void Optimizer::count_non_finite(const Parameter& p) {
+  ++non_finite_;
+  if (first_non_finite_.empty()) first_non_finite_ = p.name;
 }
 
-bool Optimizer::signal(Parameter& p, const Progress& news) {
+void Optimizer::signal(Parameter& p, const Progress& news) {
   bool from_residual;
   {
     std::lock_guard lock(mutex_);
@@ -97,11 +95,11 @@ bool Optimizer::signal(Parameter& p, const Progress& news) {
     // A gradient that nobody wrote is stale memory; finish_step sets it to zero.
     if (!progress.ready || !progress.free || progress.updated || !p.written || deferred_ ||
         !last_micro_step())
-      return false;
+      return;
     progress.updated = true;
   }
   update_one(p, from_residual);
-  return true;
+  if (on_update_) on_update_(p);
 }
 
 void Optimizer::update_one(Parameter& p, bool from_residual) {
@@ -119,7 +117,7 @@ void Optimizer::update_one(Parameter& p, bool from_residual) {
   if (finite)
     ++updated_;
   else
-    count_not_finite(p);
+    count_non_finite(p);
 }
 
 // At the end of a step, when no other thread signals any more.
@@ -156,14 +154,17 @@ void Optimizer::zero_missing_gradients() {
   for (Parameter& p : store_.parameters()) {
     if (p.written) continue;
     p.grad.fill_zero();
+    p.written = true;
     if (named_missing_.insert(p.name).second && options_.log)
-      options_.log("parameter " + p.name + ": no gradient in this step, zero is used");
+      options_.log(concat("parameter ", p.name, ": no gradient",
+                          options_.learners > 1 ? " on this rank" : "",
+                          " in this step, zero is used"));
   }
 }
 
 void Optimizer::finish_deferred(StepReport& report) {
   report.grad_norm =
-      not_finite_ > 0 ? std::numeric_limits<double>::quiet_NaN() : global_norm(store_) / averaged_;
+      non_finite_ > 0 ? std::numeric_limits<double>::quiet_NaN() : global_norm(store_) / averaged_;
   if (std::isfinite(report.grad_norm)) {
     TraceRange range("update", "all");
     const double clip =
@@ -186,7 +187,7 @@ void Optimizer::finish_deferred(StepReport& report) {
   } else {
     auto& all = store_.parameters();  // backward comes to the last first
     for (auto p = all.rbegin(); p != all.rend(); ++p)
-      if (!progress_[&*p].updated && !all_finite(p->grad)) count_not_finite(*p);
+      if (!progress_[&*p].updated && !all_finite(p->grad)) count_non_finite(*p);
     explain("update", "all parameters", not_applied);
   }
 }
@@ -204,9 +205,9 @@ StepReport Optimizer::finish_step() {
   else
     update_rest();
   report.due = true;
-  report.skipped = updated_ == 0 && not_finite_ > 0;
-  report.skipped_parameters = not_finite_;
-  report.first_skipped = first_not_finite_;
+  report.skipped = updated_ == 0 && non_finite_ > 0;
+  report.skipped_parameters = non_finite_;
+  report.first_skipped = first_non_finite_;
   ++counters_.data<int64_t>()[report.skipped ? 1 : 0];
   return report;
 }

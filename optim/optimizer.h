@@ -2,8 +2,8 @@
 // A parameter's update waits for two signals: ready (its gradient is final) and weights_free (the
 // last closure that reads its value has returned). Clipping by the global norm and skipping whole
 // steps need all gradients first: then everything happens in finish_step. Both ways give the same
-// bits. ready, reject, blame and weights_free may come from several threads; an update runs on the
-// thread that brought the second signal, and two updates may run at once.
+// bits. ready, reject, mark_non_finite and weights_free may come from several threads; an update
+// runs on the thread that brought the second signal, and two updates may run at once.
 //
 //   optimizer.begin_step(schedule.lr(step));
 //   tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
@@ -58,18 +58,26 @@ class Optimizer {
   // Forgets the gradients, unless micro-steps are being added up. Throws InputError for a rate that
   // is negative or not finite.
   void begin_step(double lr);
-  // p.grad is complete for this backward pass. `from_residual`: see UpdateInput.
-  // True when this call has updated it.
-  bool ready(Parameter& p, bool from_residual = false);
-  // p.grad must not be applied in this step: some rank's gradient was not finite.
+  // p.grad is final for this backward pass. `from_residual`: see UpdateInput.
+  void ready(Parameter& p, bool from_residual = false);
+  // p.grad must not be applied in this step: some rank's gradient was non-finite.
   void reject(Parameter& p);
-  // This step's report names it as the first that was not finite, whichever is rejected first.
-  void blame(const Parameter& p);
-  // No closure of this backward pass will read p.value again. Never called: finish_step updates.
-  bool weights_free(Parameter& p);
+  // Names p in this step's report as the first with a non-finite gradient, unless one was named.
+  void mark_non_finite(const Parameter& p);
+  // No closure of this backward pass will read p.value again. Where it is not called, finish_step
+  // updates p.
+  void weights_free(Parameter& p);
+  // Sets gradients that nobody has written to zero and names their parameters in the log, each
+  // once. For finish_step, and before gradients are exchanged.
+  void zero_missing_gradients();
   // Updates what is left. Parameters without a gradient get zero (weight decay and momentum still
   // apply) and are named once in the log.
   StepReport finish_step();
+
+  // Calls `observer` after each update that a signal has set off, on the thread that made it.
+  void on_update(std::function<void(const Parameter&)> observer) {
+    on_update_ = std::move(observer);
+  }
 
   double lr() const { return lr_; }                                       // of the last begin_step
   int64_t steps() const { return counters_.data<int64_t>()[0]; }          // applied
@@ -87,11 +95,10 @@ class Optimizer {
 
   bool last_micro_step() const { return micro_step_ + 1 == options_.accumulate; }
   UpdateInput input(bool from_residual, double clip = 1) const;
-  bool signal(Parameter& p, const Progress& news);
+  void signal(Parameter& p, const Progress& news);
   void update_rest();
   void update_one(Parameter& p, bool from_residual);
-  void count_not_finite(const Parameter& p);
-  void zero_missing_gradients();
+  void count_non_finite(const Parameter& p);
   void finish_deferred(StepReport& report);
   void update_all(double clip);
 
@@ -103,11 +110,12 @@ class Optimizer {
   double lr_ = 0;
   int micro_step_ = 0;
   std::mutex mutex_;                      // of the next three lines
-  int64_t updated_ = 0, not_finite_ = 0;  // parameters in this step
-  std::string first_not_finite_;
+  int64_t updated_ = 0, non_finite_ = 0;  // parameters in this step
+  std::string first_non_finite_;
   std::unordered_map<const Parameter*, Progress> progress_;
   std::vector<const Parameter*> in_memory_order_;
   std::set<std::string> named_missing_;
+  std::function<void(const Parameter&)> on_update_;
   Tensor counters_;  // i64: steps applied, steps skipped
 };
 

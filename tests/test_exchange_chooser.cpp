@@ -6,10 +6,10 @@
 namespace heddle {
 namespace {
 
-using Buckets = std::vector<BucketTimes>;
+using TimesOfBuckets = std::vector<BucketTimes>;
 const double kMargin = 0.02;
 
-ExchangeChoice choose(double backward_s, const Buckets& dense, const Buckets& packed,
+ExchangeChoice choose(double backward_s, const TimesOfBuckets& dense, const TimesOfBuckets& packed,
                       double latency_s = 0) {
   return choose_exchange({backward_s, dense}, {backward_s, packed}, latency_s, kMargin);
 }
@@ -23,8 +23,8 @@ TEST_CASE("exchange choice: the worker takes one bucket after the other") {
 }
 
 TEST_CASE("exchange choice: dense unless compressed buckets end sooner") {
-  const Buckets fast = {{1, 0, 0.1}, {2, 0, 0.1}}, slow = {{1, 0, 10}, {2, 0, 10}};
-  const Buckets packed = {{1, 0.5, 0.01}, {2, 0.5, 0.01}};
+  const TimesOfBuckets fast = {{1, 0, 0.1}, {2, 0, 0.1}}, slow = {{1, 0, 10}, {2, 0, 10}};
+  const TimesOfBuckets packed = {{1, 0.5, 0.01}, {2, 0.5, 0.01}};
   auto choice = choose(2, fast, packed);
   CHECK(choice.compressed == std::vector<bool>{false, false});
   CHECK(choice.tried());
@@ -38,7 +38,7 @@ TEST_CASE("exchange choice: dense unless compressed buckets end sooner") {
   CHECK(choice.chosen_s == choice.compressed_s);
   // Equal, or better by less than the margin: bytes stay as they are.
   CHECK(choose(2, packed, packed).compressed == std::vector<bool>{false, false});
-  const Buckets hardly = {{1, 0, 0.1}, {2, 0, 0.09}};
+  const TimesOfBuckets hardly = {{1, 0, 0.1}, {2, 0, 0.09}};
   CHECK(choose(2, fast, hardly).compressed == std::vector<bool>{false, false});
   // All is hidden behind backward.
   CHECK(choose(50, slow, packed).compressed == std::vector<bool>{false, false});
@@ -48,7 +48,7 @@ TEST_CASE("exchange choice: dense unless compressed buckets end sooner") {
 TEST_CASE("exchange choice: what is hidden anyway stays dense, what is not is compressed") {
   // The first bucket's exchange ends before the second is ready, dense or not; compressing it costs
   // more than it saves. The second is what everybody waits for.
-  const Buckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
+  const TimesOfBuckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
   auto choice = choose(10, dense, packed);
   CHECK(choice.compressed == std::vector<bool>{false, true});
   CHECK_FALSE(choice.tried());
@@ -63,12 +63,12 @@ TEST_CASE("exchange choice: what is hidden anyway stays dense, what is not is co
   CHECK(choice.compressed_s == doctest::Approx(15));
   CHECK(choice.chosen_s == doctest::Approx(12));
   // Encoding beside backward makes it longer, and half of the encoding half as much longer.
-  const Buckets early = {{1, 1, 1}, {1, 1, 1}};
+  const TimesOfBuckets early = {{1, 1, 1}, {1, 1, 1}};
   choice = choose_exchange({10, {{1, 0, 20}, {1, 0, 2}}}, {12, early}, 0, kMargin);
   CHECK(choice.compressed == std::vector<bool>{true, false});
   CHECK(choice.chosen_s == doctest::Approx(11));
   // But never shorter, whatever else the machine did during a trial.
-  const Buckets hidden = {{1, 0.1, 0.1}, {1, 0.1, 0.1}};
+  const TimesOfBuckets hidden = {{1, 0.1, 0.1}, {1, 0.1, 0.1}};
   choice = choose_exchange({103, hidden}, {100, hidden}, 0, kMargin);
   CHECK(choice.compressed == std::vector<bool>{false, false});
   CHECK(choice.compressed_s == doctest::Approx(103));
@@ -76,24 +76,25 @@ TEST_CASE("exchange choice: what is hidden anyway stays dense, what is not is co
 
 TEST_CASE("exchange choice: neighbours travel together where that spares latencies") {
   // Three small buckets behind backward: nine latencies of 0.5, of which six are spared.
-  const Buckets dense(3, {10, 0, 30, 4}), packed(3, {10, 0.1, 1.6, 3});
+  const TimesOfBuckets dense(3, {10, 0, 30, 4}), packed(3, {10, 0.1, 1.6, 3});
   auto choice = choose(10, dense, packed, 0.5);
   CHECK(choice.compressed == std::vector<bool>{true, true, true});
   CHECK(choice.joined == std::vector<bool>{false, true, true});
   CHECK_FALSE(choice.tried());
   CHECK(choice.chosen_s == doctest::Approx(10 + 3 * 1.7 - 6 * 0.5));
   // Not where the first would have to wait for the last.
-  const Buckets apart = {{1, 0.1, 4, 3}, {9, 0.1, 1.6, 3}};
+  const TimesOfBuckets apart = {{1, 0.1, 4, 3}, {9, 0.1, 1.6, 3}};
   CHECK(choose(2, {{1, 0, 90, 4}, {9, 0, 90, 4}}, apart, 0.5).joined ==
         std::vector<bool>{false, false});
   // Nor what travels another way, nor for nothing.
-  const Buckets mixed = {{1, 0, 3, 3}, {10, 0, 6, 3}}, other = {{1, 9.5, 0.5, 3}, {10, 1, 1, 3}};
+  const TimesOfBuckets mixed = {{1, 0, 3, 3}, {10, 0, 6, 3}},
+                       other = {{1, 9.5, 0.5, 3}, {10, 1, 1, 3}};
   choice = choose(10, mixed, other, 0.1);
   CHECK(choice.compressed == std::vector<bool>{false, true});
   CHECK(choice.joined == std::vector<bool>{false, false});
   CHECK(choose(10, dense, packed, 1e-4).joined == std::vector<bool>{false, false, false});
   // Compressed and apart it is dearer than dense, joined it is not: eight latencies more to spare.
-  choice = choose(1, Buckets(20, {1, 0, 7.6, 6}), Buckets(20, {1, 0, 8.1, 8}), 1);
+  choice = choose(1, TimesOfBuckets(20, {1, 0, 7.6, 6}), TimesOfBuckets(20, {1, 0, 8.1, 8}), 1);
   CHECK(choice.dense_s < choice.compressed_s);
   CHECK(std::ranges::count(choice.compressed, true) == 20);
   CHECK(std::ranges::count(choice.joined, true) == 19);
@@ -228,7 +229,7 @@ TEST_CASE("exchange choice: what turns out no better than what was tried is drop
   Context context;
   Alone alone;
   CompressedReducer& reducer = alone.reducer;
-  const Buckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
+  const TimesOfBuckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
   // What the mixture's second bucket took, where 2 are expected; and how many times longer a whole
   // turn was, of the one way or the other, when something else was busy.
   const std::vector<std::array<double, 3>> cases = {{5, 1, 1}, {1.5, 1, 1}, {5, 9, 1}, {1.5, 1, 9}};
@@ -240,7 +241,7 @@ TEST_CASE("exchange choice: what turns out no better than what was tried is drop
     options.on_choice = [&](const ExchangeChoice& c) { choices.push_back(c); };
     ExchangeChooser chooser(reducer, {{"layer1.weight"}, {"layer0.weight"}}, options, 0);
     int64_t step = 0;
-    const auto trial = [&](const Buckets& times, int steps, double slow = 1) {
+    const auto trial = [&](const TimesOfBuckets& times, int steps, double slow = 1) {
       for (int i = 0; i < steps; ++i) {
         now = 0;
         chooser.begin_step();
@@ -307,7 +308,7 @@ TEST_CASE("exchange choice: ways that take about the same are tried for longer")
 
 TEST_CASE("exchange choice: what a step takes besides its exchanges counts") {
   // Compressed exchanges end earlier, but the step does not.
-  const Buckets dense = {{1, 0, 2}, {10, 0, 3}}, packed = {{1, 0.1, 1}, {10, 0.1, 1}};
+  const TimesOfBuckets dense = {{1, 0, 2}, {10, 0, 3}}, packed = {{1, 0.1, 1}, {10, 0.1, 1}};
   ExchangeTrial plain{.backward_s = 10, .buckets = dense},
       coded{.backward_s = 10, .buckets = packed};
   CHECK(std::ranges::count(choose_exchange(plain, coded, 0, kMargin).compressed, true) > 0);

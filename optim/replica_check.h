@@ -1,0 +1,16 @@
+// Replica check: whether all ranks hold the same weights, bit for bit. Sums are formed in one order
+// and sent to all (comm/communicator.h), so replicas that differ are a bug or broken hardware.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/communicator.h"
+#include "core/parameters.h"
+
+namespace heddle {
+
+// Collective: compares a hash of 8 bytes per parameter. Throws Error, on every rank, that names
+// `step`, the first parameter whose values differ from rank 0's, and the rank.
+void check_replicas(const ParameterStore& store, int64_t step, Communicator& comm);
+
+}  // namespace heddle
