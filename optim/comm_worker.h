@@ -1,13 +1,13 @@
-// The one thread that communicates. Every collective of a rank goes through its queue, in the order
-// of posting, which is the program's and so the same on all ranks: the messages of two threads can
-// never cross. Asynchrony lives here and nowhere else.
+// CommWorker: the one thread of a rank that communicates. Every collective, the main thread's too,
+// goes through its queue and runs in the order of posting, which is the same on all ranks, so that
+// the messages of two threads can never be confused. Asynchrony lives here and nowhere else.
 //
 //   CommWorker worker(context);
 //   worker.post([&] { comm.all_reduce(bucket); });
-//   worker.drain();                     // done, or what the job threw
+//   worker.drain();                     // the sum is there; throws what a job has thrown
 //
-// On a GPU the thread has a stream of its own (core/streams.h): a job comes after what the poster's
-// stream was given before, and what the poster starts after drain() comes after all jobs.
+// On a GPU the thread has a stream of its own (core/streams.h): a job runs after the work that the
+// poster's stream held when it was posted, and work that starts after drain() runs after all jobs.
 #pragma once
 
 #include <condition_variable>
@@ -24,16 +24,18 @@ namespace heddle {
 
 class CommWorker {
  public:
-  // The Context must outlive the worker, which computes with one thread.
+  // Starts the thread, in this Context, which must outlive the worker. Jobs compute with one OpenMP
+  // thread, because the learner's others are busy with backward.
   explicit CommWorker(Context& context);
-  // Runs what is queued, unless a job has failed.
+  // Finishes the queue, unless a job has failed, and joins the thread.
   ~CommWorker();
   CommWorker(const CommWorker&) = delete;
   CommWorker& operator=(const CommWorker&) = delete;
 
-  // Rethrows what an earlier job has thrown.
+  // Queues a job and returns at once. Rethrows what an earlier job has thrown. From one thread.
   void post(std::function<void()> job);
-  // Waits until the queue is empty. Rethrows the first exception of a job, and from then on always.
+  // Waits until the queue is empty and no job runs. Rethrows the first exception of a job, in every
+  // call from then on; jobs after it are dropped. From the thread that posts.
   void drain();
 
  private:
@@ -44,7 +46,7 @@ class CommWorker {
   std::deque<std::function<void()>> jobs_;
   bool busy_ = false, stop_ = false;
   std::exception_ptr failure_;
-  Fence done_;  // behind the last job
+  Fence done_;  // after the last job, on the worker's stream
   std::thread thread_;
 };
 

@@ -11,13 +11,13 @@
 namespace heddle {
 namespace {
 
-Figures not_applied() { return {{"not applied: the gradient is not finite", 0, Unit::none}}; }
+Figures not_applied() { return {{"not applied: the gradient is non-finite", 0, Unit::none}}; }
 
-// The values as they were before an update that is explained.
-Tensor remembered(const Tensor& values) { return explaining() ? values.clone() : Tensor{}; }
+// Copies the values before an update that is being explained.
+Tensor values_before(const Tensor& values) { return explaining() ? values.clone() : Tensor{}; }
 
-// Overwrites `before`.
-Figures applied(double lr, const Tensor& values, const Tensor& before) {
+// Describes an update; overwrites `before`.
+Figures describe_update(double lr, const Tensor& values, const Tensor& before) {
   axpy(-1, values, before);
   return {{"lr", lr}, {"weight norm", norm(values)}, {"moved by", norm(before)}};
 }
@@ -34,7 +34,7 @@ Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
         "clip-grad-norm: expected a number of at least 0, found ", options.clip_grad_norm);
   averaged_ = static_cast<double>(options.accumulate) * options.learners;
   rule_->attach(store);
-  // On CUDA a look at each gradient would stop the host once per parameter; the norm stops it once.
+  // On CUDA checking each gradient would make the host wait once per parameter; the norm does once.
   deferred_ = options.clip_grad_norm > 0 || options.on_nonfinite == OnNonfinite::step ||
               store.values().device().is_cuda();
   counters_ = Tensor::empty_on(Device{}, {2}, DType::i64);
@@ -78,7 +78,7 @@ void Optimizer::mark_non_finite(const Parameter& p) {
   if (first_non_finite_.empty()) first_non_finite_ = p.name;
 }
 
-// With the mutex held, or when no other thread signals any more.
+// Needs the mutex, unless no other thread signals any more.
 void Optimizer::count_non_finite(const Parameter& p) {
   ++non_finite_;
   if (first_non_finite_.empty()) first_non_finite_ = p.name;
@@ -92,7 +92,7 @@ void Optimizer::signal(Parameter& p, const Progress& news) {
     progress.ready |= news.ready;
     progress.free |= news.free;
     from_residual = progress.from_residual |= news.from_residual;
-    // A gradient that nobody wrote is stale memory; finish_step sets it to zero.
+    // A gradient that no closure wrote is stale memory; finish_step sets it to zero.
     if (!progress.ready || !progress.free || progress.updated || !p.written || deferred_ ||
         !last_micro_step())
       return;
@@ -105,11 +105,11 @@ void Optimizer::signal(Parameter& p, const Progress& news) {
 void Optimizer::update_one(Parameter& p, bool from_residual) {
   TraceRange range("update", p.name);
   const bool finite = all_finite(p.grad);
-  const Tensor before = remembered(p.value);
+  const Tensor before = values_before(p.value);
   if (finite) rule_->update(p, input(from_residual));
   explain("update", p.name, [&] {
     if (!finite) return not_applied();
-    Figures figures = applied(lr_, p.value, before);
+    Figures figures = describe_update(lr_, p.value, before);
     if (from_residual) figures.push_back({"its gradient left a residual", 0, Unit::none});
     return figures;
   });
@@ -120,15 +120,15 @@ void Optimizer::update_one(Parameter& p, bool from_residual) {
     count_non_finite(p);
 }
 
-// At the end of a step, when no other thread signals any more.
+// Updates one by one what is left at the end of a step.
 void Optimizer::update_rest() {
   for (Parameter& p : store_.parameters())
     if (Progress& progress = progress_[&p]; !std::exchange(progress.updated, true))
       update_one(p, progress.from_residual);
 }
 
-// At the end of a step whose gradients are finite. Neighbours in memory that are updated alike are
-// updated by one call.
+// Updates everything at the end of a step whose gradients are finite. Neighbours in memory with the
+// same decay and origin are updated by one call.
 void Optimizer::update_all(double clip) {
   const auto& order = in_memory_order_;
   const bool sparse =
@@ -170,11 +170,11 @@ void Optimizer::finish_deferred(StepReport& report) {
     const double clip =
         options_.clip_grad_norm > 0 ? clip_factor(report.grad_norm, options_.clip_grad_norm) : 1.0;
     report.clip = clip;
-    const Tensor before = remembered(store_.values());
+    const Tensor before = values_before(store_.values());
     update_all(clip);
     updated_ = std::ssize(store_.parameters());
     explain("update", "all parameters", [&] {
-      Figures figures = applied(lr_, store_.values(), before);
+      Figures figures = describe_update(lr_, store_.values(), before);
       figures.push_back({"gradient norm", report.grad_norm});
       figures.push_back({"scaled to", 100 * clip, Unit::percent});
       const auto held = std::ranges::count_if(
@@ -185,7 +185,7 @@ void Optimizer::finish_deferred(StepReport& report) {
   } else if (options_.on_nonfinite == OnNonfinite::bucket && options_.clip_grad_norm == 0) {
     update_rest();
   } else {
-    auto& all = store_.parameters();  // backward comes to the last first
+    auto& all = store_.parameters();  // backward reaches the last first
     for (auto p = all.rbegin(); p != all.rend(); ++p)
       if (!progress_[&*p].updated && !all_finite(p->grad)) count_non_finite(*p);
     explain("update", "all parameters", not_applied);

@@ -1,8 +1,12 @@
 // Optimizer: turns final gradients into new weights while backward is still running.
 // A parameter's update waits for two signals: ready (its gradient is final) and weights_free (the
 // last closure that reads its value has returned). Clipping by the global norm and skipping whole
-// steps need all gradients first: then everything happens in finish_step. Both ways give the same
-// bits. ready, reject, mark_non_finite and weights_free may come from several threads; an update
+// steps need all gradients first, so finish_step then does all updates. Both give the same bits.
+//
+//   backward of layer 3:  writes grad 3 -> ready    reads weight 3 -> weights_free -> update 3
+//   backward of layer 2:  writes grad 2 -> ready    reads weight 2 -> weights_free -> update 2
+//
+// ready, reject, mark_non_finite and weights_free may come from several threads; an update
 // runs on the thread that brought the second signal, and two updates may run at once.
 //
 //   optimizer.begin_step(schedule.lr(step));
@@ -27,36 +31,38 @@
 
 namespace heddle {
 
-// What happens when a gradient holds NaN or Inf. bucket: what is finite is applied, parameter by
-// parameter in one process. step: nothing of the step is applied.
+// Decides what a gradient with NaN or Inf makes the optimizer skip. bucket: the parameters of its
+// bucket, or that parameter alone in a single learner; finite gradients are applied. step: the
+// whole step.
 enum class OnNonfinite : uint8_t { bucket, step };
 
 struct OptimizerOptions {
-  int accumulate = 1;         // micro-steps (begin, backward, finish) per update; their mean counts
-  int learners = 1;           // ranks whose gradients are added up in the buffer; their mean counts
+  int accumulate = 1;  // micro-steps (begin, backward, finish) per update, which averages them
+  int learners = 1;    // ranks whose gradients the buffer sums; the update averages them
   double clip_grad_norm = 0;  // largest global norm of the mean gradient; 0: no clipping
   OnNonfinite on_nonfinite = OnNonfinite::bucket;
-  std::function<void(const std::string&)> log = {};  // gets one line of text; may be empty
+  std::function<void(const std::string&)> log = {};  // called with one line of text; may be empty
 };
 
 struct StepReport {
-  bool due = false;                // false: a micro-step, more gradients are to come
-  bool skipped = false;            // nothing was applied: the gradients were not finite
-  int64_t skipped_parameters = 0;  // those with a gradient that is not finite, where known
-  std::string first_skipped;       // of these the one that backward, or an exchange, came to first
-  // Global norm of the mean gradient before clipping; NaN where updates did not wait for it.
+  bool due = false;                // false: a micro-step, the update has yet to come
+  bool skipped = false;            // nothing was applied: gradients were non-finite
+  int64_t skipped_parameters = 0;  // with a non-finite gradient, or rejected with their bucket
+  std::string first_skipped;       // the first of these that backward or an exchange reached
+  // Global norm of the mean gradient before clipping; NaN where no update waited for all gradients.
   double grad_norm = std::numeric_limits<double>::quiet_NaN();
-  double clip = 1;  // what it was scaled by
+  double clip = 1;  // the factor that clipping scaled it by
 };
 
 class Optimizer {
  public:
-  // The store must be finalized and outlive the optimizer. Throws InputError for bad options.
+  // Allocates the rule's state on the store's device. The store must be finalized and outlive the
+  // optimizer. Throws InputError for options out of range.
   Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
             const OptimizerOptions& options = {});
 
-  // Forgets the gradients, unless micro-steps are being added up. Throws InputError for a rate that
-  // is negative or not finite.
+  // Forgets the gradients, except between the micro-steps of one update. Before backward; forward
+  // may have run. Throws InputError for a learning rate that is negative or non-finite.
   void begin_step(double lr);
   // p.grad is final for this backward pass. `from_residual`: see UpdateInput.
   void ready(Parameter& p, bool from_residual = false);
@@ -70,8 +76,8 @@ class Optimizer {
   // Sets gradients that nobody has written to zero and names their parameters in the log, each
   // once. For finish_step, and before gradients are exchanged.
   void zero_missing_gradients();
-  // Updates what is left. Parameters without a gradient get zero (weight decay and momentum still
-  // apply) and are named once in the log.
+  // After backward, when no other thread signals any more: makes the updates that are left. A
+  // missing gradient counts as zero, so that weight decay and momentum still apply.
   StepReport finish_step();
 
   // Calls `observer` after each update that a signal has set off, on the thread that made it.
@@ -80,16 +86,16 @@ class Optimizer {
   }
 
   double lr() const { return lr_; }                                       // of the last begin_step
-  int64_t steps() const { return counters_.data<int64_t>()[0]; }          // applied
-  int64_t skipped_steps() const { return counters_.data<int64_t>()[1]; }  // not applied
+  int64_t steps() const { return counters_.data<int64_t>()[0]; }          // updates applied
+  int64_t skipped_steps() const { return counters_.data<int64_t>()[1]; }  // updates skipped
   const UpdateRule& rule() const { return *rule_; }
-  // Everything that a checkpoint keeps, as views to copy from and into: the rule's state and the
-  // counters. Only between updates, not between micro-steps.
+  // The state for a checkpoint, as views to copy from and into: the rule's tensors, named as in
+  // UpdateRule::named_state(), and the counters. Between updates, not between micro-steps.
   std::vector<std::pair<std::string, Tensor>> named_state() const;
 
  private:
   struct Progress {
-    bool ready = false, free = false, updated = false;  // updated: or left alone, for this step
+    bool ready = false, free = false, updated = false;  // updated: or rejected, in this step
     bool from_residual = false;
   };
 
@@ -105,11 +111,11 @@ class Optimizer {
   ParameterStore& store_;
   std::unique_ptr<UpdateRule> rule_;
   OptimizerOptions options_;
-  double averaged_;  // gradients whose mean an update takes: micro-steps times learners
+  double averaged_;  // gradients that an update averages: micro-steps times learners
   bool deferred_;
   double lr_ = 0;
   int micro_step_ = 0;
-  std::mutex mutex_;                      // of the next three lines
+  std::mutex mutex_;                      // guards the next three lines
   int64_t updated_ = 0, non_finite_ = 0;  // parameters in this step
   std::string first_non_finite_;
   std::unordered_map<const Parameter*, Progress> progress_;

@@ -13,7 +13,7 @@ namespace {
 constexpr std::array<const char*, 6> kNames{"constant", "step",     "multistep",
                                             "cosine",   "onecycle", "plateau"};
 
-// From `begin` at 0 to `end` at 1 along half a cosine.
+// Interpolates from `begin` at 0 to `end` at 1 along half a cosine.
 double anneal(double begin, double end, double part) {
   return end + (begin - end) / 2 * (1 + std::cos(std::numbers::pi * std::clamp(part, 0.0, 1.0)));
 }

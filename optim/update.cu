@@ -1,4 +1,4 @@
-// The optimisers' formulas, shared between CPU and CUDA.
+// The optimizers' formulas, compiled for the CPU and for CUDA.
 #include "optim/update.h"
 
 #include <cmath>
@@ -8,7 +8,7 @@
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
-// a * b + c, rounded once where the machine can: without the instruction fmaf is a slow call.
+// Returns a * b + c, rounded once where the machine has the instruction: elsewhere fmaf is slow.
 HEDDLE_HD inline float multiply_add(float a, float b, float c) {
 #if defined(__CUDA_ARCH__) || defined(__FMA__)
   return fmaf(a, b, c);
@@ -43,9 +43,9 @@ struct MomentumSgd {
   }
 };
 
-// The gradient left a residual, which has summed it up over steps already: it moves the weights by
-// all that momentum would move them in the steps to come, and leaves no velocity that later
-// gradients could not take back. Our own rule.
+// For a gradient that left a residual, which has summed it over steps already: it moves the weights
+// at once by all that momentum would move them in the following steps, and adds no velocity that
+// later gradients could not reverse. Our own rule (docs/algorithms.md).
 template <bool kNesterov>
 struct ResidualSgd {
   float* w;

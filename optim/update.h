@@ -1,8 +1,8 @@
-// The backend functions behind optim/update_rule.h: one pass over a slice of the flat buffers. They
+// The kernels of optim/update_rule.h: one pass over a slice of the flat buffers on one device. They
 // trust their arguments. Internal.
 //
-// Every multiply-add is written as one, so that an element's result depends neither on the place of
-// the slice's ends nor on the device.
+// Every multiply-add is written as one, so that an element's result depends neither on where the
+// slice begins and ends nor on the device.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace heddle {
 struct SgdStep {
   float lr, momentum, weight_decay, grad_scale;
   bool nesterov;
-  bool from_residual;  // the velocity is weight decay's alone; grad_scale holds 1 / (1 - momentum)
+  bool from_residual;  // only weight decay enters the velocity; grad_scale has 1 / (1 - momentum)
 };
 
 struct AdamStep {
@@ -25,7 +25,8 @@ struct AdamStep {
   float grad_scale;
 };
 
-// w, g and the state have n elements each and do not overlap. `velocity` is null without momentum.
+// Updates w in place. w, g and the state have n elements each and do not overlap; `velocity` is
+// null without momentum.
 #define HEDDLE_UPDATES                                                                      \
   void sgd(float* w, const float* g, float* velocity, int64_t n, const SgdStep& step);      \
   void adam(float* w, const float* g, float* first_moment, float* second_moment, int64_t n, \

@@ -71,7 +71,7 @@ class Adam : public UpdateRule {
   AdamOptions options_;
 };
 
-// Compared so that NaN fails too.
+// Written so that NaN fails too.
 void check_at_least_zero(double value, const char* name) {
   check(value >= 0 && std::isfinite(value), name, ": expected a number of at least 0, found ",
         value);
@@ -95,7 +95,7 @@ void UpdateRule::attach(ParameterStore& store) {
 
 void UpdateRule::update(const Parameter& p, const UpdateInput& input) {
   const bool decay = decays(p);
-  // A GPU updates the whole matrix sooner than it starts a kernel for each row.
+  // A GPU updates the whole matrix in less time than it starts a kernel for each row.
   if (!p.touched_rows || !keeps_without_gradient(decay) || store_->values().device().is_cuda())
     return update_range(p.offset, p.offset + p.size(), decay, input);
   const int64_t row = p.size() / p.shape()[0];

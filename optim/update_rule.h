@@ -1,7 +1,7 @@
-// Update rules: SGD, Adam, AdamW. A rule turns a slice of the flat gradient buffer into new weights
-// in one pass over memory. It works on any slice, so that a parameter or a bucket is updated as
-// soon as its gradient is final; how the buffers are cut never changes a bit of the result. Results
-// agree with torch.optim.SGD, Adam and AdamW.
+// Update rules: SGD, Adam (Kingma and Ba 2015), AdamW (Loshchilov and Hutter 2019). A rule turns a
+// slice of the flat gradient buffer into new weights in one pass over memory. It works on any
+// slice, so that a parameter or a bucket is updated as soon as its gradient is final; how the
+// buffers are cut changes no bit of the result. Results agree with torch.optim.SGD, Adam and AdamW.
 //
 //   auto rule = make_sgd({.momentum = 0.9, .nesterov = true, .weight_decay = 5e-4});
 //   rule->attach(store);
@@ -20,11 +20,11 @@ namespace heddle {
 
 struct UpdateInput {
   double lr = 0;
-  double grad_scale = 1;  // the gradient's factor: 1 / micro-steps, and the clip's
-  int64_t step = 1;       // this update's number, from 1 (Adam's bias correction)
-  // The gradient was held back in a residual, which takes momentum's place: SGD applies it at once
-  // with the weight 1 / (1 - momentum), and only weight decay and what the velocity already held
-  // keep moving. Adam's rule does not change.
+  double grad_scale = 1;  // factor of the gradient: clipping's, over micro-steps * learners
+  int64_t step = 1;       // number of this update, from 1 (Adam's bias correction)
+  // A residual held the gradient back, which delays it as momentum would: SGD applies it at once
+  // with the factor 1 / (1 - momentum) and does not add it to the velocity, which keeps weight
+  // decay and what it already held. Adam's rule does not change.
   bool from_residual = false;
 };
 
@@ -32,21 +32,23 @@ class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
 
-  // Allocates the state, zero, laid out like the parameters. Once, after store.finalize(); the
-  // store must outlive the rule.
+  // Allocates the state: zero, on the store's device, laid out like the parameters. Call it once,
+  // after store.finalize(); throws InputError otherwise. The store must outlive the rule.
   void attach(ParameterStore& store);
 
-  // p.value becomes the updated weights; p.grad stays. Rows that are known to have no gradient are
-  // passed over where that gives the same result.
+  // Updates p.value and the state; p.grad stays. Skips rows that are known to have no gradient
+  // (Parameter::touched_rows) where that changes no bit. Threads may update different parameters at
+  // once.
   void update(const Parameter& p, const UpdateInput& input);
-  // The same for elements [begin, end) of the flat buffers, padding included (it stays zero).
+  // Does the same for elements [begin, end) of the flat buffers, padding included (it stays zero);
+  // `decay`: weight decay applies.
   void update_range(int64_t begin, int64_t end, bool decay, const UpdateInput& input);
 
-  // Whether weight decay applies to this parameter.
+  // Returns whether weight decay applies to this parameter.
   bool decays(const Parameter& p) const { return decay_norm_bias_ || p.decay; }
   virtual const char* name() const = 0;
-  // Views of the state, named "<kind>.<parameter>" with PyTorch's kinds (momentum_buffer, exp_avg,
-  // exp_avg_sq), for checkpoints.
+  // Returns views of the state for checkpoints, in the parameters' shapes, named
+  // "<kind>.<parameter>" with PyTorch's kinds (momentum_buffer, exp_avg, exp_avg_sq).
   std::vector<std::pair<std::string, Tensor>> named_state() const;
 
  protected:
@@ -62,7 +64,7 @@ class UpdateRule {
     bool decay;
   };
   virtual void apply(const Slice& slice, const UpdateInput& input) const = 0;
-  // True when a gradient of zero leaves weight and state as they are.
+  // Returns whether a gradient of zero leaves weight and state unchanged.
   virtual bool keeps_without_gradient(bool decay) const = 0;
 
  private:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compress/families.h"
+#include "core/kernels.h"
 #include "layers/activation.h"
 #include "layers/linear.h"
 #include "layers/loss.h"
@@ -80,6 +81,16 @@ inline std::vector<float> train(Communicator& comm, const RunOptions& o,
     }
   optimizer.check_replicas();
   return net.store.values().to_vector();
+}
+
+// One update of a model whose only parameter is w, with a gradient of `value` everywhere.
+inline void make_step(DataParallelOptimizer& optimizer, Parameter& w, float value) {
+  optimizer.begin_step(0.1);
+  w.next_beta();
+  fill(w.grad, value);
+  optimizer.ready(w);
+  optimizer.weights_free(w);
+  optimizer.finish_step();
 }
 
 inline double distance(const std::vector<float>& a, const std::vector<float>& b) {
