@@ -115,7 +115,7 @@ Result train(Communicator& comm, const std::string& compress) {
       if (steps++ == 0) result.first_loss = result.last_loss;
     }
 
-  // Averages the three figures over the learners, which is why rank 0 can print them.
+  // Averages the three figures over the learners, as one collective after the last exchange.
   result.bytes_per_step =
       static_cast<double>(comm.total_traffic().sent - sent_before) / static_cast<double>(steps);
   optimizer.collective("results", [&](Communicator& c) {
