@@ -15,7 +15,7 @@ optim:    core comm compress optim
 apps:     core layers data comm compress optim apps
 tests:    core layers data comm compress optim apps tests'
 # Libraries that only the programs and the tests may use; core's .cpp files also read JSON.
-apps_only='CLI/ fmt/ nlohmann/ doctest/'
+apps_only='fmt/ toml++/ nlohmann/ doctest/'
 
 check() {  # ROOT -> violations on stdout, status 1 if any
   cd "$1" || return 2

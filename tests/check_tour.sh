@@ -33,8 +33,7 @@ check() {  # FILE -> what is missing, status 1 if anything is
   return $status
 }
 
-flags=$(tr '\n' ' ' <<<"$(cat apps/cli/*options.cpp)" | grep -oE 'flags\.add\( *"[a-z0-9-]+"' | sed 's/.*"\(.*\)"/--\1/'
-  grep -ohE '"--[a-z]+"' apps/report/report.cpp | tr -d '"')
+flags=$(tr '\n' ' ' <<<"$(cat apps/cli/*options.cpp apps/report/report.cpp)" | grep -oE 'flags\.add\( *"[a-z0-9-]+"' | sed 's/.*"\(.*\)"/--\1/')
 verbs=$(sed -n '/^case \$verb in/,/^esac/s/^  \([a-z_| -]*\)).*/\1/p' run | tr '|' ' ')
 
 commands() {  # FILE -> unknown verbs and flags in its fenced code, status 1 if any

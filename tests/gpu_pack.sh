@@ -15,7 +15,7 @@ mkdir -p "$folder" && folder=$(cd "$folder" && pwd) || exit 1
 fail() { printf 'gpu_pack: %s\n' "$*" >&2; exit 1; }
 
 # Headers, CMake's package files and the report's chart library come with their packages, libraries by what the loader finds.
-packages=(libdnnl-dev doctest-dev libcli11-dev nlohmann-json3-dev libstb-dev libxxhash-dev libjs-dygraphs)
+packages=(libdnnl-dev doctest-dev nlohmann-json3-dev libstb-dev libtomlplusplus-dev libxxhash-dev libjs-dygraphs)
 list=$(mktemp) || exit 1
 trap 'rm -f "$list"' EXIT
 for package in "${packages[@]}"; do

@@ -65,7 +65,7 @@ def parse_help(text):
         if not head:
             continue
         help_text = ' '.join(entry[head.end():].split())
-        listed = re.search(r': ([\w, ]+) \(default', help_text)
+        listed = re.search(r'one of ([\w, ]+) \(default', help_text)
         choices = listed.group(1).split(', ') if listed else []
         flags[head.group(1)] = (head.group(2) or '', choices)
     return flags

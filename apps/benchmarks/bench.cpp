@@ -38,60 +38,43 @@ constexpr const char* kSummary = R"(Measures. WHAT is one of these, in front of 
 
 FlagTable make_flags(Options& o) {
   FlagTable flags("bench [WHAT…]", kSummary);
-  flags.group("flags");
-  flags.add("threads", &o.threads,
-            {.value = "N", .help = "of every program", .min = 1, .default_text = "all cores"});
-  flags.add("precision", &o.precision,
-            {.value = "P", .help = "of products", .choices = {"all", "fp32", "bf16"}});
-  flags.add("rounds", &o.rounds, {.value = "N", .help = "processes of each program", .min = 1});
-  flags.add("steps", &o.steps,
-            {.value = "N", .help = "timed in each process", .min = 1, .default_text = "by case"});
-  flags.add("batch", &o.batch,
-            {.value = "N", .help = "of every case", .min = 1, .default_text = "by case"});
-  flags.add("warmup", &o.warmup, {.value = "N", .help = "steps before those"});
-  flags.add("clock", &o.clock,
-            {.value = "C",
-             .help = "cpu counts the process's own time; for --threads 1 on a busy machine",
-             .choices = {"wall", "cpu"}});
-  flags.add("device", &o.device, {.value = "D", .help = "auto, cpu, cuda or cuda:i"});
-  flags.add("torch", &o.torch, {.help = "run PyTorch too, where it is found; --no-torch"});
-  flags.add(
-      "python", &o.python,
-      {.value = "FILE", .help = "a Python with PyTorch", .default_text = "python3, /usr/bin"});
-  flags.add("python-new", &o.python_new,
-            {.value = "FILE", .help = "a second Python, with a newer PyTorch"});
-  flags.add("data", &o.data,
-            {.value = "DIR",
-             .help = "folder of CIFAR-10, for loader and first-step",
-             .default_text = "../shared/data beside the sources, else shapes"});
-  flags.add("learners", &o.learners,
-            {.value = "N", .help = "ranks, for comm and overlap", .min = 1, .max = 1024});
-  flags.add("net", &o.net,
-            {.value = "SPEC", .help = "the slow network of comm, as train_resnet's"});
-  flags.add(
-      "collective", &o.collective,
-      {.value = "NAME",
-       .help = "only this one",
-       .choices = {"", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"}});
-  flags.add("bytes", &o.bytes, {.value = "N", .help = "only this payload", .max = 1e9});
-  flags.add("segment", &o.segment,
-            {.value = "N",
-             .help = "bytes of a piece in which payloads travel, for comm",
-             .max = 1e9,
-             .default_text = "the communicator's"});
-  flags.add("arch", &o.arch, {.value = "NAME", .help = "a ResNet, for compress"});
-  flags.add("gradients", &o.gradients,
-            {.value = "FILE", .help = "fp32 tensors in safetensors format instead, for compress"});
-  flags.add("compress", &o.compress,
-            {.value = "SPEC", .help = "only this one, as train_resnet's, for compress"});
-  flags.add("seed", &o.seed, {.value = "N", .help = "of gradients and codecs, for compress"});
-  flags.add("step-ms", &o.step_ms,
-            {.value = "MS",
-             .help = "a training step to compare with, for compress",
-             .default_text = "measured"});
-  flags.add("json", &o.json, {.value = "FILE", .help = "also write the steps' table as JSON"});
-  flags.add("help", &o.help, {.help = "this text", .replay = false});
-  flags.add("version", &o.version, {.help = "what was built, and how", .replay = false});
+  flags.group("Flags");
+  flags.add("threads", &o.threads, "N", "compute threads of every program", at_least(1),
+            otherwise("all cores"));
+  flags.add("precision", &o.precision, "P", "type of products", one_of({"all", "fp32", "bf16"}));
+  flags.add("rounds", &o.rounds, "N", "processes of each program", at_least(1));
+  flags.add("steps", &o.steps, "N", "timed steps of each process", at_least(1),
+            otherwise("by case"));
+  flags.add("batch", &o.batch, "N", "batch size of every case", at_least(1), otherwise("by case"));
+  flags.add("warmup", &o.warmup, "N", "steps before the timed ones");
+  flags.add("clock", &o.clock, "C",
+            "cpu: count the process's own time, for --threads 1 on a busy machine",
+            one_of({"wall", "cpu"}));
+  flags.add("device", &o.device, "D", "device that computes: auto, cpu, cuda or cuda:N");
+  flags.add("torch", &o.torch, "", "run PyTorch too, where it is found");
+  flags.add("python", &o.python, "FILE", "a Python with PyTorch", otherwise("python3, /usr/bin"));
+  flags.add("python-new", &o.python_new, "FILE", "a second Python, with a newer PyTorch");
+  flags.add("data", &o.data, "DIR", "folder of CIFAR-10, for loader and first-step",
+            otherwise("../shared/data next to the sources, else shapes"));
+  flags.add("learners", &o.learners, "N", "ranks, for comm and overlap", at_least(1),
+            at_most(1024));
+  flags.add("net", &o.net, "SPEC", "simulated network of comm, as for train_resnet --net");
+  flags.add("collective", &o.collective, "NAME", "only this collective",
+            one_of({"", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"}));
+  flags.add("bytes", &o.bytes, "N", "only this payload", at_most(1e9));
+  flags.add("segment", &o.segment, "N", "bytes of a segment of a message, for comm", at_most(1e9),
+            otherwise("the communicator's"));
+  flags.add("arch", &o.arch, "NAME", "a ResNet, for compress");
+  flags.add("gradients", &o.gradients, "FILE",
+            "fp32 tensors in safetensors format instead, for compress");
+  flags.add("compress", &o.compress, "SPEC",
+            "only this codec, as for train_resnet --compress, for compress");
+  flags.add("seed", &o.seed, "N", "seed of gradients and codecs, for compress");
+  flags.add("step-ms", &o.step_ms, "MS",
+            "duration of the training step to compare with, for compress", otherwise("measured"));
+  flags.add("json", &o.json, "FILE", "also write the table of steps as JSON");
+  flags.add("help", &o.help, "", "print this text", not_saved);
+  flags.add("version", &o.version, "", "print version and build", not_saved);
   return flags;
 }
 

@@ -20,327 +20,209 @@ const std::vector<std::string> kOptimizers = {"sgd", "adam", "adamw"};
 const std::vector<std::string> kSchedules = {"constant", "step",     "multistep",
                                              "cosine",   "onecycle", "plateau"};
 
-void add_run_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
+void add_machine_flags(FlagTable& flags, CommonOptions& o) {
   flags.group("Data and machine");
-  flags.add("data", &o.data, {.value = "PATH", .help = texts.data, .environment = false});
-  flags.add("device", &o.device, {.value = "NAME", .help = "auto, cpu, cuda or cuda:N"});
-  flags.add("precision", &o.precision,
-            {.value = "P",
-             .help = "of activations and products; weights stay "
-                     "fp32",
-             .choices = {"fp32", "bf16"}});
-  flags.add("threads", &o.threads,
-            {.value = "N",
-             .help = "of one learner that compute",
-             .min = 1,
-             .max = 1024,
-             .default_text = "all cores, divided by the learners of this machine"});
-  flags.add("workers", &o.workers, {.value = "N", .help = texts.workers, .max = 256});
-  flags.add("seed", &o.seed, {.value = "N", .help = "of everything random"});
-  flags.add("deterministic", &o.deterministic,
-            {.help = "same bits in every run with equal --threads; "
-                     "on the CPU that holds anyway, but for --compress auto and "
-                     "--lgreco objective=time"});
-  flags.add("tf32", &o.tf32,
-            {.help = "on a GPU: fp32 products round their factors to 10 bits, for speed"});
-  flags.add("tune", &o.tune,
-            {.help = "on a GPU: time the algorithms of each convolution at its first use, and take "
-                     "the fastest; not with --deterministic"});
-  flags.add("graph", &o.graph,
-            {.value = "WHEN",
-             .help = "on a GPU: record forward and backward once and start them as one CUDA graph, "
-                     "same bits; auto: with one learner, without --compress and --accumulate, and "
-                     "where no step is traced or explained",
-             .choices = {"auto", "on", "off"}});
+  flags.add("data", &o.data, "PATH", "data set", not_in_environment);
+  flags.add("device", &o.device, "NAME", "device that computes: auto, cpu, cuda or cuda:N");
+  flags.add("precision", &o.precision, "P", "type of activations and products; weights stay fp32",
+            one_of({"fp32", "bf16"}));
+  flags.add("threads", &o.threads, "N", "compute threads per learner", at_least(1), at_most(1024),
+            otherwise("all cores, divided by the learners of this machine"));
+  flags.add("workers", &o.workers, "N",
+            "threads that prepare batches of images, the same batches for every number; 0: "
+            "prepare them between the steps; text needs no threads",
+            at_most(256));
+  flags.add("seed", &o.seed, "N", "seed of all random streams");
+  flags.add("deterministic", &o.deterministic, "",
+            "same bits in every run with equal --threads; runs on a CPU have them anyway, except "
+            "with --compress auto and --lgreco objective=time");
+  flags.add("tf32", &o.tf32, "",
+            "on a GPU: round the factors of fp32 products to 10 bits, for speed");
+  flags.add("tune", &o.tune, "",
+            "on a GPU: time each convolution's algorithms at its first use and keep the fastest; "
+            "not with --deterministic");
+  flags.add("graph", &o.graph, "WHEN",
+            "on a GPU: record forward and backward once and replay them as one CUDA graph "
+            "(bit-identical); auto: with one learner, without --compress and --accumulate, "
+            "unless a step is traced or explained",
+            one_of({"auto", "on", "off"}));
 }
 
 void add_learner_flags(FlagTable& flags, CommonOptions& o) {
   flags.group("Learners");
-  flags.add("learners", &o.learners,
-            {.value = "N",
-             .help = "ranks as threads of this process; under mpirun or srun every process is one",
-             .min = 1,
-             .max = 4096});
-  flags.add(
-      "comm", &o.comm,
-      {.value = "NAME",
-       .help = "how they talk; auto takes mpi under a launcher, else threads; nccl: a GPU each",
-       .choices = {"auto", "threads", "mpi", "nccl"}});
-  flags.add("net", &o.net,
-            {.value = "MODEL",
-             .help = "treat the threads' messages as a network would, 100mbit,20ms,jitter=2ms: "
-                     "rate of every rank's link, delay one way",
-             .default_text = "none"});
-  flags.add("comm-timeout", &o.comm_timeout,
-            {.value = "S",
-             .help = "seconds without an answer after which a rank gives up",
-             .max = 1e9,
-             .min_open = true});
-  flags.add("bucket-mb", &o.bucket_mb,
-            {.value = "X",
-             .help = "MiB of gradients that are exchanged at once",
-             .max = 1e5,
-             .min_open = true});
-  flags.add("overlap", &o.overlap,
-            {.value = "WHEN",
-             .help = "on: exchange gradients while backward runs; off: behind it; same bits",
-             .choices = {"on", "off"}});
-  flags.add(
-      "compress", &o.compress,
-      {.value = "SPEC",
-       .help = "how gradients travel: none, bf16, fp16, topk:density=0.01,indices=delta, "
-               "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk,ramp=0, "
-               "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
-               "by bucket dense or compressed, whichever is faster as measured here"});
-  flags.add("compress-start", &o.compress_start,
-            {.value = "STEPS",
-             .help = "steps that are exchanged densely before",
-             .min = -1,
-             .default_text = "one epoch, at most 5 % of the run, at least 100 steps"});
-  flags.add("compressed-momentum", &o.compressed_momentum,
-            {.value = "RULE",
-             .help = "sgd's momentum for gradients that a residual held back: residual, none: they "
-                     "move the weights at once, by 1 / (1 - momentum); full, as for dense ones",
-             .choices = {"", "residual", "full"},
-             .default_text = "residual for scalecom, topk and randomk, full for powersgd"});
-  flags.add("dense-layers", &o.dense_layers,
-            {.value = "REGEX", .help = "parameters that always travel dense, by name"});
-  flags.add("min-compress", &o.min_compress,
-            {.value = "N", .help = "elements below which a parameter travels dense", .min = 0});
-  flags.add("layerwise", &o.layerwise,
-            {.value = "HOW",
-             .help = "uniform: every layer with the setting of --compress; lgreco: plans a setting "
-                     "for each, with fewer bytes and no larger error",
-             .choices = {"uniform", "lgreco"}});
-  flags.add("lgreco", &o.lgreco,
-            {.value = "KEYS",
-             .help = "of its plans: error over that of the uniform setting, steps from plan to "
-                     "plan, steps that each looks at, what is made small (bytes or, as measured, "
-                     "time), whether layers whose gradients are steady may err more (accordion)"});
-  flags.add("plan", &o.plan,
-            {.value = "FILE", .help = "settings by layer from a run's plan-<step>.json"});
-  flags.add("shadow", &o.shadow,
-            {.value = "N",
-             .help = "every N steps also sum gradients densely, and report what compression does "
-                     "to each layer (0: never)",
-             .min = 0});
-  flags.add(
-      "ledger", &o.ledger,
-      {.help =
-           "at the end, a table of the bytes sent by layer and kind; metrics.jsonl has it anyway",
-       .replay = false});
+  flags.add("learners", &o.learners, "N",
+            "data-parallel ranks, as threads of this process; under mpirun or srun each process "
+            "is one rank instead",
+            at_least(1), at_most(4096));
+  flags.add("comm", &o.comm, "NAME",
+            "transport between learners; auto: mpi under a launcher, else threads; nccl: one GPU "
+            "per learner",
+            one_of({"auto", "threads", "mpi", "nccl"}));
+  flags.add("net", &o.net, "MODEL",
+            "simulate a network between threads, such as 100mbit,20ms,jitter=2ms: bandwidth of "
+            "each rank's link and one-way latency",
+            otherwise("none"));
+  flags.add("comm-timeout", &o.comm_timeout, "S",
+            "seconds without an answer after which a rank gives up", above(0), at_most(1e9));
+  flags.add("bucket-mb", &o.bucket_mb, "X", "MiB of gradients per exchange", above(0),
+            at_most(1e5));
+  flags.add("overlap", &o.overlap, "WHEN",
+            "on: exchange gradients while backward runs; off: after it (bit-identical)",
+            one_of({"on", "off"}));
+  flags.add("compress", &o.compress, "SPEC",
+            "gradient compression: none, bf16, fp16, topk:density=0.01,indices=delta, "
+            "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk,ramp=0, "
+            "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
+            "each bucket dense or compressed, whichever is measured to be faster");
+  flags.add("compress-start", &o.compress_start, "STEPS",
+            "first steps, whose gradients are exchanged dense", at_least(-1),
+            otherwise("one epoch, at most 5 % of the run, at least 100 steps"));
+  flags.add("compressed-momentum", &o.compressed_momentum, "RULE",
+            "momentum of sgd for gradients that a residual delayed; residual: none, they move "
+            "the weights at once, scaled by 1 / (1 - momentum); full: as for dense gradients",
+            one_of({"", "residual", "full"}),
+            otherwise("residual for scalecom, topk and randomk, full for powersgd"));
+  flags.add("dense-layers", &o.dense_layers, "REGEX",
+            "names of parameters that are never compressed");
+  flags.add("min-compress", &o.min_compress, "N",
+            "parameters with fewer elements are never compressed");
+  flags.add("layerwise", &o.layerwise, "HOW",
+            "compression by layer; uniform: the setting of --compress for every layer; lgreco: a "
+            "planned setting for each, with fewer bytes and no larger error",
+            one_of({"uniform", "lgreco"}));
+  flags.add("lgreco", &o.lgreco, "KEYS",
+            "settings of --layerwise lgreco: alpha, allowed error relative to the uniform "
+            "setting; every, steps between plans; window, steps measured for a plan; objective, "
+            "bytes or measured time; budget=accordion: allow more error in layers whose "
+            "gradients are steady");
+  flags.add("plan", &o.plan, "FILE", "use the settings by layer of a run's plan-<step>.json");
+  flags.add("shadow", &o.shadow, "N",
+            "every N steps also sum the gradients dense, and report what compression does to "
+            "each layer; 0: never");
+  flags.add("ledger", &o.ledger, "",
+            "print a table of the bytes sent by layer and kind at the end; metrics.jsonl has it "
+            "in any case",
+            not_saved);
 }
 
-void add_training_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
+void add_training_flags(FlagTable& flags, CommonOptions& o) {
   flags.group("Training");
-  flags.add("epochs", &o.epochs,
-            {.value = "N",
-             .help = texts.epochs,
-             .min = 1,
-             .max = 1e6,
-             .default_text = texts.epochs_default});
-  flags.add("steps", &o.steps,
-            {.value = "N",
-             .help = "stop after N updates",
-             .min = 1,
-             .max = 1e12,
-             .default_text = "no limit"});
-  flags.add("batch-size", &o.batch_size,
-            {.value = "N",
-             .help = texts.batch_size,
-             .min = 1,
-             .max = kMaxBatch,
-             .default_text = texts.by_rule});
-  flags.add("global-batch-size", &o.global_batch_size,
-            {.value = "N",
-             .help = "of all learners and batches of an update together, instead of --batch-size",
-             .min = 1,
-             .max = 1e12,
-             .default_text = "learners * --batch-size * --accumulate"});
-  flags.add("accumulate", &o.accumulate,
-            {.value = "N",
-             .help = "batches whose mean gradient makes one "
-                     "update",
-             .min = 1,
-             .max = 1 << 20});
-  flags.add("optimizer", &o.optimizer,
-            {.value = "NAME",
-             .help = "update rule",
-             .choices = kOptimizers,
-             .default_text = texts.optimizer_default});
-  flags.add("lr", &o.lr,
-            {.value = "X",
-             .help = "learning rate; the peak of one-cycle",
-             .max = 1e9,
-             .default_text = texts.lr_default});
-  flags.add("momentum", &o.momentum, {.value = "X", .help = "of sgd", .max = 1, .max_open = true});
-  flags.add("nesterov", &o.nesterov,
-            {.help = "Nesterov's momentum for sgd; --no-nesterov: heavy ball"});
-  flags.add("weight-decay", &o.weight_decay,
-            {.value = "X",
-             .help = "L2 penalty; decoupled for adamw",
-             .default_text = texts.weight_decay_default});
-  flags.add("decay-norm-bias", &o.decay_norm_bias,
-            {.help = "weight decay on batch norm and biases too"});
-  flags.add("clip-grad-norm", &o.clip_grad_norm,
-            {.value = "X",
-             .help = "scale the gradient down to this "
-                     "norm",
-             .min_open = true,
-             .default_text = texts.clip_default});
-  flags.add(
-      "clip-mode", &o.clip_mode,
-      {.value = "MODE",
-       .help = "what --clip-grad-norm looks at: global or aggregate, the mean over the learners; "
-               "local, each learner's own gradient before it is compressed, against X * "
-               "sqrt(learners)",
-       .choices = {"", "global", "local", "aggregate"},
-       .default_text = "local where compression keeps residuals, else global"});
-  flags.add("lr-scheduler", &o.lr_scheduler,
-            {.value = "NAME",
-             .help = "learning rate over time",
-             .choices = kSchedules,
-             .default_text = texts.scheduler_default});
-  flags.add("lr-warmup-epochs", &o.lr_warmup_epochs,
-            {.value = "X",
-             .help = "linear warm-up before the "
-                     "schedule",
-             .max = 1e6});
-  flags.add("lr-milestones", &o.lr_milestones,
-            {.value = "N...",
-             .help = "epochs at which multistep "
-                     "multiplies by --lr-gamma",
-             .min = 1,
-             .max = 1e6,
-             .default_text = texts.milestones_default});
-  flags.add("lr-step-size", &o.lr_step_size,
-            {.value = "N",
-             .help = "epochs between the drops of step",
-             .min = 1,
-             .max = 1e6,
-             .default_text = "1/3 of the run"});
-  flags.add("lr-gamma", &o.lr_gamma,
-            {.value = "X",
-             .help = "factor of step, multistep and plateau",
-             .max = 1,
-             .min_open = true,
-             .default_text = texts.gamma_default});
-  flags.add("on-nonfinite", &o.on_nonfinite,
-            {.value = "WHAT",
-             .help = "with a NaN or Inf in a gradient, "
-                     "leave out the update of its tensor (bucket) or of all (step)",
-             .choices = {"bucket", "step"}});
-  flags.add("max-skipped", &o.max_skipped,
-            {.value = "N",
-             .help = "such steps in a row before the run "
-                     "counts as diverged",
-             .max = 1e9});
-  flags.add("max-loss", &o.max_loss,
-            {.value = "X",
-             .help = "a step's loss above which the run counts as diverged",
-             .min_open = true,
-             .default_text = "none"});
+  flags.add("epochs", &o.epochs, "N", "passes over the training data", at_least(1), at_most(1e6),
+            otherwise("by recipe, or what --steps needs"));
+  flags.add("steps", &o.steps, "N", "stop after N updates", at_least(1), at_most(1e12),
+            otherwise("no limit"));
+  flags.add("batch-size", &o.batch_size, "N", "samples per step and learner", at_least(1),
+            at_most(kMaxBatch), otherwise("by recipe"));
+  flags.add("global-batch-size", &o.global_batch_size, "N",
+            "samples per update over all learners, instead of --batch-size", at_least(1),
+            at_most(1e12), otherwise("learners * --batch-size * --accumulate"));
+  flags.add("accumulate", &o.accumulate, "N", "batches whose mean gradient makes one update",
+            at_least(1), at_most(1 << 20));
+  flags.add("optimizer", &o.optimizer, "NAME", "update rule", one_of(kOptimizers));
+  flags.add("lr", &o.lr, "X", "learning rate; the peak of one-cycle", at_most(1e9),
+            otherwise("by recipe"));
+  flags.add("momentum", &o.momentum, "X", "momentum of sgd", below(1));
+  flags.add("nesterov", &o.nesterov, "", "Nesterov momentum for sgd; --no-nesterov: heavy ball");
+  flags.add("weight-decay", &o.weight_decay, "X", "L2 penalty; decoupled for adamw",
+            otherwise("by recipe"));
+  flags.add("decay-norm-bias", &o.decay_norm_bias, "",
+            "apply weight decay to batch norm and biases too");
+  flags.add("clip-grad-norm", &o.clip_grad_norm, "X", "scale the gradient down to this norm",
+            above(0), otherwise("none"));
+  flags.add("clip-mode", &o.clip_mode, "MODE",
+            "what --clip-grad-norm clips; global or aggregate: the mean over the learners; "
+            "local: each learner's gradient before compression, to X * sqrt(learners)",
+            one_of({"", "global", "local", "aggregate"}),
+            otherwise("local where compression keeps residuals, else global"));
+  flags.add("lr-scheduler", &o.lr_scheduler, "NAME", "learning rate schedule", one_of(kSchedules));
+  flags.add("lr-warmup-epochs", &o.lr_warmup_epochs, "X",
+            "epochs of linear warm-up before the schedule", at_most(1e6));
+  flags.add("lr-milestones", &o.lr_milestones, "N...",
+            "epochs at which multistep multiplies the learning rate by --lr-gamma", at_least(1),
+            at_most(1e6), otherwise("1/2 and 3/4 of the run"));
+  flags.add("lr-step-size", &o.lr_step_size, "N", "epochs between two drops of the step schedule",
+            at_least(1), at_most(1e6), otherwise("1/3 of the run"));
+  flags.add("lr-gamma", &o.lr_gamma, "X", "factor of the step, multistep and plateau schedules",
+            above(0), at_most(1));
+  flags.add("on-nonfinite", &o.on_nonfinite, "WHAT",
+            "on a NaN or Inf in a gradient, skip the update of its bucket or of the whole step",
+            one_of({"bucket", "step"}));
+  flags.add("max-skipped", &o.max_skipped, "N",
+            "consecutive steps with NaN or Inf before the run counts as diverged", at_most(1e9));
+  flags.add("max-loss", &o.max_loss, "X", "loss of a step above which the run counts as diverged",
+            above(0), otherwise("none"));
 }
 
-void add_output_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
+void add_output_flags(FlagTable& flags, CommonOptions& o) {
   flags.group("Output");
-  flags.add("save-every", &o.save_every,
-            {.value = "N", .help = "checkpoint every N steps, or Nepochs; 0: only at a signal"});
-  flags.add("keep", &o.keep,
-            {.value = "N", .help = "newest checkpoints to keep; the best one stays too", .min = 1});
-  flags.add("resume", &o.resume,
-            {.value = "PATH",
-             .help = "goes on from a checkpoint, or from the newest one of a run folder; auto: of "
-                     "--output-dir, and from the beginning where there is none",
-             .replay = false});
-  flags.add("resume-anyway", &o.resume_anyway,
-            {.help = "--resume although network, data or compression differ, as far as tensors fit",
-             .replay = false});
-  flags.add("output-dir", &o.output_dir,
-            {.value = "DIR",
-             .help = "run folder; must be new or empty",
-             .default_text = "runs/<name>-<time>",
-             .replay = false});
-  flags.add("name", &o.name,
-            {.value = "TEXT", .help = "of the run", .default_text = texts.name_default});
-  flags.add("print-freq", &o.print_freq,
-            {.value = "N",
-             .help = "steps between two lines when stderr is "
-                     "not a terminal",
-             .min = 1,
-             .max = 1e12});
-  flags.add("json", &o.json, {.help = "one JSON object as the last line of stdout"});
-  flags.add("quiet", &o.quiet, {.help = "nothing on stderr but errors"});
-  flags.add("report", &o.report, {.help = "report.html in the run folder at the end"});
-  flags.add("tensorboard", &o.tensorboard,
-            {.help = "TensorBoard's events.out.tfevents.* in the run folder"});
-  flags.add("trace", &o.trace,
-            {.value = "FILE", .help = "write a Chrome/Perfetto trace", .replay = false});
-  flags.add("trace-steps", &o.trace_steps,
-            {.value = "A:B",
-             .help = "steps that are traced, from 1",
-             .default_text = "2:6",
-             .replay = false});
-  flags.add(
-      "dump-gradients", &o.dump_gradients,
-      {.value = "N",
-       .help = "write the first rank's own gradients of step N, before clipping and exchange, "
-               "to gradients-<step>.safetensors of the run folder, for bench compress",
-       .min = 1,
-       .max = 1e12,
-       .default_text = "none",
-       .replay = false});
-  flags.add("explain-step", &o.explain_step,
-            {.value = "N",
-             .help = "tell how step N went on the first rank, from gradient to update, each event "
-                     "with its numbers and its place in the sources; on stderr and in "
-                     "explain-<step>.txt of the run folder",
-             .min = 1,
-             .max = 1e12,
-             .default_text = "none",
-             .replay = false});
+  flags.add("save-every", &o.save_every, "N",
+            "checkpoint every N steps, or Nepochs; 0: only at a signal");
+  flags.add("keep", &o.keep, "N", "newest checkpoints to keep; the best one is kept too",
+            at_least(1));
+  flags.add("resume", &o.resume, "PATH",
+            "resume from a checkpoint, or from the newest one of a run folder; auto: from "
+            "--output-dir, or start from the beginning if it has none",
+            not_saved);
+  flags.add("resume-anyway", &o.resume_anyway, "",
+            "resume although network, data or compression differ, with all tensors that fit",
+            not_saved);
+  flags.add("output-dir", &o.output_dir, "DIR", "run folder; must be new or empty",
+            otherwise("runs/<name>-<time>"), not_saved);
+  flags.add("name", &o.name, "TEXT", "name of the run");
+  flags.add("print-freq", &o.print_freq, "N",
+            "steps between progress lines when stderr is not a terminal", at_least(1),
+            at_most(1e12));
+  flags.add("json", &o.json, "", "print one JSON object as the last line of stdout");
+  flags.add("quiet", &o.quiet, "", "print nothing on stderr but errors");
+  flags.add("report", &o.report, "", "write report.html to the run folder at the end");
+  flags.add("tensorboard", &o.tensorboard, "",
+            "write events.out.tfevents.* for TensorBoard to the run folder");
+  flags.add("trace", &o.trace, "FILE", "write a Chrome/Perfetto trace", not_saved);
+  flags.add("trace-steps", &o.trace_steps, "A:B", "first and last step to trace, counted from 1",
+            otherwise("2:6"), not_saved);
+  flags.add("dump-gradients", &o.dump_gradients, "N",
+            "write the first rank's gradients of step N, before clipping and exchange, to "
+            "gradients-<step>.safetensors in the run folder; bench compress reads it",
+            at_least(1), at_most(1e12), otherwise("none"), not_saved);
+  flags.add("explain-step", &o.explain_step, "N",
+            "narrate step N of the first rank from gradient to update, each event with its "
+            "numbers and its line in the sources; on stderr and in explain-<step>.txt of the run "
+            "folder",
+            at_least(1), at_most(1e12), otherwise("none"), not_saved);
 }
 
-void add_action_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
+void add_action_flags(FlagTable& flags, CommonOptions& o) {
   flags.group("Weights, configuration, questions");
-  flags.add("init", &o.init, {.value = "FILE", .help = "start from these weights (safetensors)"});
-  flags.add("evaluate", &o.evaluate, {.help = texts.evaluate, .replay = false});
-  flags.add("dry-run", &o.dry_run,
-            {.help = "print the plan: parameters, memory, steps, bytes", .replay = false});
-  flags.add("headroom", &o.headroom,
-            {.value = "S",
-             .help = "instead of training, measure for about S seconds what the learners' exchange "
-                     "costs, and what compression can win",
-             .max = 1e6,
-             .default_text = "0: train",
-             .replay = false});
-  flags.add(
-      "headroom-net", &o.headroom_net,
-      {.value = "MODEL",
-       .help = "one network more for the model of --headroom, as --net names them: 25gbit,5us",
-       .default_text = "none",
-       .replay = false});
-  flags.add("config", &o.config,
-            {.value = "FILE",
-             .help = "read flags from TOML, one per line, without "
-                     "the dashes",
-             .replay = false});
-  flags.add("dump-config", &o.dump_config,
-            {.help = "print the resolved configuration as TOML", .replay = false});
-  flags.add("list", &o.list, {.help = texts.list, .replay = false});
-  flags.add("version", &o.version, {.help = "print the version", .replay = false});
-  flags.add("help", &o.help, {.help = "print this text, as -h does", .replay = false});
-  flags.add("man", &o.man, {.help = "print it as a manual page (troff)", .replay = false});
+  flags.add("init", &o.init, "FILE", "start from these weights (safetensors)");
+  flags.add("evaluate", &o.evaluate, "", "measure the loss once and do not train", not_saved);
+  flags.add("dry-run", &o.dry_run, "", "print the plan: parameters, memory, steps, bytes",
+            not_saved);
+  flags.add("headroom", &o.headroom, "S",
+            "instead of training, measure for about S seconds what the exchange of gradients "
+            "costs and what compression can save",
+            at_most(1e6), otherwise("0: train"), not_saved);
+  flags.add("headroom-net", &o.headroom_net, "MODEL",
+            "one more network for the model of --headroom, written as for --net: 25gbit,5us",
+            otherwise("none"), not_saved);
+  flags.add("config", &o.config, "FILE",
+            "read flags from a TOML file, one per line, without the dashes", not_saved);
+  flags.add("dump-config", &o.dump_config, "", "print the resolved configuration as TOML",
+            not_saved);
+  flags.add("list", &o.list, "",
+            "print the known names (networks, optimizers, schedules) and data formats", not_saved);
+  flags.add("version", &o.version, "", "print the version", not_saved);
+  flags.add("help", &o.help, "", "print this text, as -h does", not_saved);
+  flags.add("man", &o.man, "", "print this text as a manual page (troff)", not_saved);
 }
 
 }  // namespace
 
-void add_common_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts) {
-  add_run_flags(flags, o, texts);
+void add_common_flags(FlagTable& flags, CommonOptions& o) {
+  add_machine_flags(flags, o);
   add_learner_flags(flags, o);
-  add_training_flags(flags, o, texts);
-  add_output_flags(flags, o, texts);
-  add_action_flags(flags, o, texts);
+  add_training_flags(flags, o);
+  add_output_flags(flags, o);
+  add_action_flags(flags, o);
 }
 
 std::string find_data(const std::string& data, const std::string& embedded) {
@@ -371,7 +253,7 @@ void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule) {
 }
 
 void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embedded) {
-  check(o.resume.empty() || !o.evaluate, "--resume goes on training; with --evaluate use --init");
+  check(o.resume.empty() || !o.evaluate, "--resume continues training; with --evaluate use --init");
   flags.check_needs(common_needs(o));
   const LearnerPlan learners = plan_learners(o);
   set_default(flags, "threads", o.threads,

@@ -60,17 +60,15 @@ struct CommonOptions {
   std::string config;
 };
 
-// How --help speaks of the common flags in one program; a default text stands where a rule decides.
-struct FlagTexts {
-  const char *data, *workers, *epochs, *batch_size, *evaluate, *list;
-  const char *by_rule, *epochs_default, *lr_default, *weight_decay_default, *name_default;
-  const char* milestones_default;
-  const char *optimizer_default = nullptr, *scheduler_default = nullptr, *gamma_default = nullptr;
-  const char* clip_default = nullptr;
-};
+// Ends the summary of each program's --help.
+inline constexpr const char* kExitCodes =
+    "Exit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged, 75 stopped by a "
+    "signal\n"
+    "after a checkpoint.";
 
-// Adds the groups "Data and machine", "Training", "Output" and "Weights, configuration, questions".
-void add_common_flags(FlagTable& flags, CommonOptions& o, const FlagTexts& texts);
+// Adds the groups from "Data and machine" to "Weights, configuration, questions". Texts that depend
+// on the program are changed afterwards, by FlagTable::at().
+void add_common_flags(FlagTable& flags, CommonOptions& o);
 
 template <class T, class U>
 void set_default(const FlagTable& flags, const char* name, T& target, const U& value) {

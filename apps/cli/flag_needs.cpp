@@ -20,9 +20,9 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
                                                   o.lr_scheduler == "multistep" ||
                                                   o.lr_scheduler == "plateau";
   const auto schedule = [&](const char* names) {
-    return concat("belongs to --lr-scheduler ", names, ", found ", o.lr_scheduler);
+    return concat("needs --lr-scheduler ", names, ", found ", o.lr_scheduler);
   };
-  const std::string rule = "belongs to sgd; --optimizer is " + o.optimizer;
+  const std::string rule = "needs --optimizer sgd, found " + o.optimizer;
   std::vector<FlagTable::Need> needs = {
       {"lgreco", o.layerwise == "lgreco", "needs --layerwise lgreco"},
       {"headroom-net", o.headroom > 0, "needs --headroom"},
@@ -31,22 +31,23 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
       {"resume-anyway", !o.resume.empty(), "needs --resume"},
       {"momentum", sgd, rule},
       {"nesterov", sgd, rule},
-      {"compressed-momentum", sgd && o.momentum > 0, "is about the momentum of sgd"},
+      {"compressed-momentum", sgd && o.momentum > 0,
+       "needs --optimizer sgd with a --momentum above 0"},
       {"lr-milestones", o.lr_scheduler == "multistep", schedule("multistep")},
       {"lr-step-size", o.lr_scheduler == "step", schedule("step")},
       {"lr-gamma", gammas, schedule("step, multistep or plateau")},
-      {"train", !o.dry_run && o.headroom == 0, "has no place beside --dry-run and --headroom"},
+      {"train", !o.dry_run && o.headroom == 0, "has no effect with --dry-run or --headroom"},
       {"tune", !o.tune || !o.deterministic, "and --deterministic: expected one of them"}};
   needs.push_back({"min-compress", o.compress != "none", "needs --compress", true});
   for (const char* flag : {"compress-start", "compressed-momentum", "dense-layers", "shadow"})
     needs.push_back({flag, o.compress != "none", "needs --compress"});
   for (const char* flag : {"epochs", "steps", "trace", "explain-step", "dump-gradients", "ledger"})
     needs.push_back({flag, o.training,
-                     o.evaluate ? "belongs to training, and --evaluate does not train"
-                                : "belongs to training, for which --train asks"});
+                     o.evaluate ? "is for training, and --evaluate does not train"
+                                : "is for training: add --train"});
   const bool gpu = o.device != "cpu" && (o.device != "auto" || parse_device("auto").is_cuda());
-  needs.push_back({"tf32", !o.tf32 || gpu, "is for a GPU", true});
-  needs.push_back({"tune", !o.tune || gpu, "is for a GPU", true});
+  needs.push_back({"tf32", !o.tf32 || gpu, "needs a GPU", true});
+  needs.push_back({"tune", !o.tune || gpu, "needs a GPU", true});
   return needs;
 }
 

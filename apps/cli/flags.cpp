@@ -1,14 +1,18 @@
 #include "apps/cli/flags.h"
 
-#include <CLI/CLI.hpp>
+#include <toml++/toml.h>
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
 
 #include "apps/cli/format.h"
 #include "core/error.h"
@@ -22,289 +26,118 @@ namespace {
 using Strings = std::vector<std::string>;
 
 constexpr size_t kHelpColumn = 30, kHelpWidth = 100, kMaxConfigBytes = 1 << 20;
-const Strings kBooleans = {"true", "false", "on", "off", "yes", "no", "1", "0"};
+// toml++ destroys the tables that a dotted key opens by recursion: a million dots would exhaust the
+// stack.
+constexpr int64_t kMaxConfigDots = 1000;
 
-bool in_range(double x, const FlagInfo& info) {
-  return std::isfinite(x) && (info.min_open ? x > info.min : x >= info.min) &&
-         (info.max_open ? x < info.max : x <= info.max);
-}
-
-std::string describe_range(const char* kind, const FlagInfo& info) {
-  std::string out =
-      concat(kind, info.min_open ? " above " : " of at least ", format_number(info.min));
-  if (std::isfinite(info.max)) {
-    out += concat(info.max_open ? " and below " : " and at most ", format_number(info.max));
-  }
+std::string join(const Strings& words, const char* between) {
+  std::string out;
+  for (const std::string& word : words)
+    if (!word.empty()) out += (out.empty() ? "" : between) + word;
   return out;
 }
 
-// CLI11's own conversion takes ' 8', 010 for eight, nan and 99999999999999999999 (as the largest
-// integer), and its Range knows no open ends.
+Strings split(const std::string& text, char at) {
+  Strings out;
+  std::istringstream in(text + at);
+  for (std::string part; std::getline(in, part, at);) out.push_back(part);
+  return out;
+}
+
+bool in_range(double x, const Flag& flag) {
+  return std::isfinite(x) && (flag.above_min ? x > flag.min : x >= flag.min) &&
+         (flag.below_max ? x < flag.max : x <= flag.max);
+}
+
+std::string describe_range(const char* kind, const Flag& flag) {
+  std::string out =
+      concat(kind, flag.above_min ? " above " : " of at least ", format_number(flag.min));
+  if (std::isfinite(flag.max))
+    out += concat(flag.below_max ? " and below " : " and at most ", format_number(flag.max));
+  return out;
+}
+
+void read_value(bool& target, const std::string& text, const Flag&, const std::string& where) {
+  const Strings words = {"true", "on", "yes", "1", "false", "off", "no", "0"};
+  const auto word = std::ranges::find(words, text);
+  check(word != words.end(), where, ": expected true or false, found '", text, "'");
+  target = word - words.begin() < 4;
+}
+
 template <class T>
-T read_number(const std::string& text, const FlagInfo& info, const std::string& flag) {
+void read_value(T& target, const std::string& text, const Flag& flag, const std::string& where) {
   T x = 0;
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, x);
-  if (error != std::errc() || stop != end || !in_range(static_cast<double>(x), info)) {
-    const char* kind = std::is_integral_v<T> ? "an integer" : "a number";
-    throw CLI::ValidationError(
-        flag, concat("expected ", describe_range(kind, info), ", found '", text, "'"));
-  }
-  return x;
+  const char* kind = std::is_integral_v<T> ? "an integer" : "a number";
+  check(error == std::errc() && stop == end && in_range(static_cast<double>(x), flag), where,
+        ": expected ", describe_range(kind, flag), ", found '", text, "'");
+  target = x;
 }
 
-// CLI11 lets an option swallow the flag behind it.
-std::string refuse_flag(const std::string& text) {
-  return text.starts_with("--") ? "expected a value, found the flag " + text : "";
+void read_value(std::string& target, const std::string& text, const Flag& flag,
+                const std::string& where) {
+  const Strings& names = flag.choices;
+  check(names.empty() || std::ranges::find(names, text) != names.end(), where, ": expected one of ",
+        join(names, ", "), ", found '", text, "'");
+  target = text;
 }
 
-bool is_list(const FlagTarget& target) {
-  return std::holds_alternative<std::vector<int64_t>*>(target) ||
-         std::holds_alternative<Strings*>(target);
-}
-
-CLI::Option* add_option(CLI::App& app, const std::string& flag, bool* target, const FlagInfo&) {
-  const char* letter = flag == "help" ? "-h," : "";
-  return app.add_flag(concat(letter, "--", flag, ",!--no-", flag), *target)
-      ->check(CLI::IsMember(kBooleans));
-}
-
-template <class T>
-CLI::Option* add_option(CLI::App& app, const std::string& flag, T* target, const FlagInfo& info) {
-  const std::string name = "--" + flag;
-  if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, Strings>) {
-    CLI::Option* option = app.add_option(name, *target)->check(refuse_flag);
-    return info.choices.empty() ? option : option->check(CLI::IsMember(info.choices));
-  } else if constexpr (std::is_arithmetic_v<T>) {
-    return app.add_option(name, [=](const CLI::results_t& texts) {
-      *target = read_number<T>(texts.at(0), info, name);
-      return true;
-    });
-  } else {
-    const CLI::callback_t read = [=](const CLI::results_t& texts) {
-      target->clear();
-      for (const std::string& text : texts) {
-        target->push_back(read_number<typename T::value_type>(text, info, name));
-      }
-      return true;
-    };
-    return app.add_option(name, read)
-        ->expected(1, CLI::detail::expected_max_vector_size)
-        ->allow_extra_args()
-        ->delimiter(',');
-  }
-}
-
-// A flag's value as TOML, which writes strings and arrays as JSON does; "" when it is not set.
-std::string format_value(const FlagTarget& target, const FlagInfo& info) {
+// Returns a flag's value as TOML, which writes strings and arrays as JSON does; "" if it is not
+// set.
+std::string format_value(const Flag& flag) {
   return std::visit(
       [&](const auto* value) -> std::string {
         using T = std::decay_t<decltype(*value)>;
-        if constexpr (std::is_same_v<T, bool>) return *value ? "true" : "false";
-        if constexpr (std::is_arithmetic_v<T>) {
-          if (!in_range(static_cast<double>(*value), info)) return "";
-          if constexpr (std::is_integral_v<T>) return std::to_string(*value);
-          if constexpr (!std::is_integral_v<T>) return format_number(*value);
+        if constexpr (std::is_same_v<T, bool>) {
+          return *value ? "true" : "false";
+        } else if constexpr (std::is_arithmetic_v<T>) {
+          const auto x = static_cast<double>(*value);
+          if (!in_range(x, flag)) return "";
+          return std::is_integral_v<T> ? concat(*value) : format_number(x);
         } else {
           using Handler = nlohmann::json::error_handler_t;
-          return value->empty() ? ""
-                                : nlohmann::json(*value).dump(-1, ' ', false, Handler::replace);
+          if (value->empty()) return "";
+          return nlohmann::json(*value).dump(-1, ' ', false, Handler::replace);
         }
       },
-      target);
+      flag.target);
 }
 
-std::string describe_flag(const FlagTarget& target, const FlagInfo& info) {
-  std::string out = info.help;
-  std::vector<std::string> choices = info.choices;
-  std::erase(choices, "");  // stands for a default that is described
-  if (!choices.empty()) out += ": " + CLI::detail::join(choices, ", ");
-  std::string value = format_value(target, info);
-  if (auto text = std::get_if<std::string*>(&target)) value = **text;
-  if (info.default_text != nullptr) value = info.default_text;
-  const bool action = std::holds_alternative<bool*>(target) && !info.replay;
-  return action ? out : concat(out, " (default: ", value.empty() ? "none" : value, ")");
-}
-
-// CLI11 2.1 breaks no lines, and shows --no-nesterov{false} and {true,false,…} beside --nesterov.
-class HelpFormatter : public CLI::Formatter {
-  std::string make_option_name(const CLI::Option* option, bool) const override {
-    return option->get_name();
-  }
-  std::string make_option_opts(const CLI::Option* option) const override {
-    return (option->get_option_text().empty() ? "" : " ") + option->get_option_text();
-  }
-  std::string make_option_desc(const CLI::Option* option) const override {
-    std::string out;
-    size_t column = 0;
-    for (const std::string& word : CLI::detail::split(option->get_description(), ' ')) {
-      const bool breaks = kHelpColumn + column + 1 + word.size() > kHelpWidth;
-      if (column > 0) out += breaks ? '\n' : ' ';
-      column = (breaks ? 0 : column + 1) + word.size();
-      out += word;
-    }
-    return out;
-  }
-};
-
+// HEDDLE_BATCH_SIZE for batch-size, and back.
 std::string environment_name(const std::string& flag) {
   std::string out = "HEDDLE_";
-  for (char c : flag) out += c == '-' ? '_' : static_cast<char>(std::toupper(c));
+  for (const char c : flag) out += c == '-' ? '_' : static_cast<char>(std::toupper(c));
   return out;
 }
 
-// HEDDLE_BATCH_SIZE -> batch-size.
 std::string flag_name(const std::string& environment) {
   std::string out;
-  for (char c : environment.substr(7)) out += c == '_' ? '-' : static_cast<char>(std::tolower(c));
+  for (const char c : environment.substr(7))
+    out += c == '_' ? '-' : static_cast<char>(std::tolower(c));
   return out;
 }
 
-// CLI11 2.1 cuts a line at '#' inside quotes too, leaves escapes as they are, and lets an open
-// quote or bracket pass. So its reader gets each line without comments, and with kString for every
-// string; the strings, decoded, go to `strings`. TOML escapes what JSON escapes.
-constexpr char kString = '\1';
-
-std::string take_strings(const std::string& line, Strings& strings, const std::string& where) {
-  std::string out;
-  for (size_t i = 0; i < line.size() && line[i] != '#'; ++i) {
-    const char c = line[i];
-    check(c == '\t' || c == '\r' || static_cast<unsigned char>(c) >= ' ', where,
-          ": expected text, found a control character");
-    if (c != '"' && c != '\'') {
-      out += c;
-      continue;
-    }
-    const size_t begin = i++;
-    while (i < line.size() && line[i] != c) i += c == '"' && line[i] == '\\' ? 2 : 1;
-    check(i < line.size(), where, ": expected a closing quote, found '",
-          printable(line.substr(begin)), "'");
-    const std::string literal = line.substr(begin + 1, i - begin - 1);
-    const auto decoded = nlohmann::json::parse(concat('"', literal, '"'), nullptr, false);
-    check(c == '\'' || decoded.is_string(), where,
-          ": expected a string with TOML's escapes, found '", printable(literal), "'");
-    strings.push_back(c == '"' ? decoded.get<std::string>() : literal);
-    out += kString;
+// Returns the values of a node as they would be written on the command line.
+Strings texts_of(const toml::node& node, const std::string& where) {
+  if (const auto* text = node.as_string()) {
+    check(text->get().find('\0') == std::string::npos, where, ": expected text, found a NUL byte");
+    return {text->get()};
   }
-  return CLI::detail::trim(out);
-}
-
-struct ConfigLine {
-  std::string key;
-  Strings values;
-};
-
-// One line of flat TOML; no key for a blank one.
-ConfigLine read_config_line(const std::string& line, const std::string& where) {
-  Strings strings;
-  const std::string bare = take_strings(line, strings, where);
-  if (bare.empty()) return {};
-  const size_t equals = bare.find('=');
-  const std::string text = printable(CLI::detail::trim_copy(line), 24);
-  check(equals != std::string::npos && equals > 0 && bare.find(kString) > equals, where,
-        ": expected a key and '=' (there are no tables here), found '", text, "'");
-  const std::string value = CLI::detail::trim_copy(bare.substr(equals + 1));
-  check(!value.empty(), where, ": expected a value behind '='");
-  const bool array = value.front() == '[';
-  check(array == (value.back() == ']'), where,
-        ": expected an array in brackets on one line, found '", text, "'");
-  std::istringstream in(bare);
-  const std::vector<CLI::ConfigItem> items = CLI::ConfigTOML().from_config(in);
-  check(items.size() == 1, where, ": expected a key, '=' and a value, found '", text, "'");
-  ConfigLine out = {items[0].fullname(), items[0].inputs};
-  check(array || out.values.size() == 1, where, ": ", out.key,
-        ": expected one value and the end of the line, found '", text, "'");
-  size_t next = 0;
-  for (std::string& item : out.values) {
-    const bool is_string = item == std::string(1, kString);
-    check(is_string || item.find(kString) == std::string::npos, where, ": ", out.key,
-          ": expected a comma or the end of the line behind a string");
-    if (is_string) item = strings[next++];
+  if (const auto* number = node.as_integer()) return {std::to_string(number->get())};
+  if (const auto* number = node.as_floating_point()) return {format_number(number->get())};
+  if (const auto* truth = node.as_boolean()) return {truth->get() ? "true" : "false"};
+  const toml::array* array = node.as_array();
+  check(array != nullptr, where, ": expected a value or an array of values");
+  Strings out;
+  for (const toml::node& item : *array) {
+    check(!item.is_array(), where, ": expected an array of values, found an array of arrays");
+    out.push_back(texts_of(item, where).front());
   }
   return out;
 }
 
-}  // namespace
-
-FlagTable::FlagTable(const std::string& program, const std::string& summary)
-    : app_(std::make_unique<CLI::App>(summary + "\n", program)) {
-  app_->set_help_flag();
-  app_->allow_extras();  // parse() answers them with the nearest name
-  app_->formatter(std::make_shared<HelpFormatter>());
-  app_->get_formatter()->column_width(kHelpColumn);
-}
-
-FlagTable::FlagTable(FlagTable&&) noexcept = default;
-FlagTable::~FlagTable() = default;
-
-void FlagTable::add(const std::string& name, FlagTarget target, FlagInfo info) {
-  auto* option =
-      std::visit([&](auto* value) { return add_option(*app_, name, value, info); }, target);
-  option->group(group_)->description(describe_flag(target, info))->option_text(info.value);
-  if (!is_list(target)) option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  option->type_name("value");  // in "1 required value missing"
-  flags_.push_back({name, target, std::move(info), option});
-}
-
-const FlagTable::Flag* FlagTable::find(const std::string& name) const {
-  const auto same = [&](const Flag& flag) { return flag.name == name; };
-  const auto found = std::find_if(flags_.begin(), flags_.end(), same);
-  return found == flags_.end() ? nullptr : &*found;
-}
-
-FlagSource FlagTable::source(const std::string& name) const {
-  const Flag* flag = find(name);
-  if (flag == nullptr) throw Error("no flag is called " + name);
-  return flag->source;
-}
-
-std::string FlagTable::nearest(const std::string& name) const {
-  Strings known;
-  for (const Flag& flag : flags_) known.push_back(flag.name);
-  return nearest_name(name, known);
-}
-
-// Sets the variables that the arguments name, and no others.
-void FlagTable::apply(const Strings& arguments, FlagSource source) {
-  Strings reversed;  // as CLI11 takes them
-  for (const std::string& argument : arguments) {
-    const bool empty = argument.starts_with("--") && argument.find('=') == argument.size() - 1;
-    reversed.push_back(empty ? argument.substr(0, argument.size() - 1) : argument);
-    if (!empty) continue;
-    // CLI11 would read "--name=" as a flag that is set, or take the next argument for its value.
-    const Flag* flag = find(reversed.back().substr(2));
-    if (flag != nullptr && std::holds_alternative<bool*>(flag->target)) {
-      throw CLI::ValidationError(reversed.back(), "expected true or false, found ''");
-    }
-    reversed.emplace_back();
-  }
-  std::reverse(reversed.begin(), reversed.end());
-  app_->parse(reversed);
-  for (Flag& flag : flags_) {
-    if (flag.option->count() > 0) flag.source = source;
-  }
-}
-
-// A value that stands in a file or a variable; errors begin with `where` instead of the flag.
-void FlagTable::set(const Flag& flag, const Strings& values, FlagSource source,
-                    const std::string& where) {
-  const std::string name = "--" + flag.name;
-  check(is_list(flag.target) || values.size() == 1, where, ": expected one value, found ",
-        values.size());
-  try {
-    const bool is_bool = std::holds_alternative<bool*>(flag.target);
-    Strings arguments = {is_bool ? name + "=" + values[0] : name};
-    if (!is_bool) arguments.insert(arguments.end(), values.begin(), values.end());
-    apply(arguments, source);
-    const Strings rest = app_->remaining();
-    check(rest.empty(), where, ": expected values, found '", rest.empty() ? "" : rest[0], "'");
-  } catch (const CLI::ParseError& error) {
-    const std::string said = error.what();
-    throw InputError(where + (said.starts_with(name) ? said.substr(name.size()) : ": " + said));
-  }
-}
-
-void FlagTable::read_config(const std::string& path) {
+std::string read_whole(const std::string& path) {
   std::error_code ignored;
   check(!std::filesystem::is_directory(path, ignored), path, ": expected a file, found a folder");
   std::ifstream file(path, std::ios::binary);  // may be a pipe
@@ -313,18 +146,131 @@ void FlagTable::read_config(const std::string& path) {
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(file.gcount()));
   check(text.size() <= kMaxConfigBytes, path, ": expected a configuration of at most 1 MiB");
-  std::istringstream in(text);
-  int number = 0;
-  for (std::string line; std::getline(in, line);) {
-    const std::string place = concat(path, ":", ++number);
-    const ConfigLine entry = read_config_line(line, place);
-    if (entry.key.empty()) continue;
-    const std::string where = concat(place, ": ", entry.key);
-    const Flag* flag = find(entry.key);
-    check(flag != nullptr && flag->info.replay, where, " is not a known key; the nearest is ",
-          nearest(entry.key));
-    check(flag->source == FlagSource::default_value, where, ": given twice");
-    set(*flag, entry.values, FlagSource::config, where);
+  return text;
+}
+
+// "architecture; one of resnet20, resnet32 (default: by recipe)"
+std::string describe(const Flag& flag) {
+  std::string out = flag.help;
+  if (!flag.choices.empty()) out += "; one of " + join(flag.choices, ", ");
+  if (flag.is_switch() && !flag.saved) return out;  // a question or an action
+  return concat(out, " (default: ", flag.default_text.empty() ? "none" : flag.default_text, ")");
+}
+
+std::string upper(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return text;
+}
+
+// Escapes what roff interprets: backslashes, hyphens that are to be copied, and a dot or a quote at
+// the beginning of a line.
+std::string roff(const std::string& text) {
+  std::string out = text.starts_with('.') || text.starts_with('\'') ? "\\&" : "";
+  for (const char c : text) out += c == '\\' ? "\\e" : c == '-' ? "\\-" : std::string(1, c);
+  return out;
+}
+
+std::string section(const std::string& title) { return ".SH " + roff(upper(title)) + "\n"; }
+
+std::string item(const std::string& term, const std::string& text) {
+  return concat(".TP\n", term, "\n", roff(text), "\n");
+}
+
+}  // namespace
+
+Flag& FlagTable::append(const char* name, FlagTarget target, const char* value,
+                        const std::string& help) {
+  Flag flag{.name = name, .target = target, .value = value, .help = help, .group = group_};
+  flag.min = -std::numeric_limits<double>::infinity();  // shows defaults that mean "not set", too
+  const auto* text = std::get_if<std::string*>(&target);
+  flag.default_text = text != nullptr ? **text : format_value(flag);
+  flag.min = 0;
+  return flags_.emplace_back(std::move(flag));
+}
+
+size_t FlagTable::index(const std::string& name) const {
+  return static_cast<size_t>(std::ranges::find(flags_, name, &Flag::name) - flags_.begin());
+}
+
+Flag& FlagTable::at(const std::string& name) {
+  if (index(name) == flags_.size()) throw Error("no flag is called " + name);
+  return flags_[index(name)];
+}
+
+FlagSource FlagTable::source(const std::string& name) const {
+  if (index(name) == flags_.size()) throw Error("no flag is called " + name);
+  return flags_[index(name)].source;
+}
+
+std::string FlagTable::nearest(const std::string& name) const {
+  Strings known;
+  for (const Flag& flag : flags_) known.push_back(flag.name);
+  return nearest_name(name, known);
+}
+
+// Errors begin with `where`: the flag, the variable, or file, line and key.
+void FlagTable::set(Flag& flag, const Strings& texts, FlagSource source, const std::string& where) {
+  check(flag.is_list() ? !texts.empty() : texts.size() == 1, where, ": expected ",
+        flag.is_list() ? "at least one value" : "one value", ", found ", texts.size());
+  std::visit(
+      [&](auto* target) {
+        using T = std::decay_t<decltype(*target)>;
+        if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
+          target->clear();
+          for (const std::string& text : texts)
+            for (const std::string& part : split(text, ','))
+              read_value(target->emplace_back(), part, flag, where);
+        } else if constexpr (std::is_same_v<T, Strings>) {
+          *target = texts;
+        } else {
+          read_value(*target, texts.front(), flag, where);
+        }
+      },
+      flag.target);
+  flag.source = source;
+}
+
+// --name VALUE, --name=VALUE, several values for a list; --name and --no-name for a switch.
+void FlagTable::read_arguments(const Strings& arguments) {
+  const auto is_flag = [](const std::string& text) {
+    return text == "-h" || text.starts_with("--");
+  };
+  std::map<std::string, Strings> lists;  // which may be given in parts
+  if (words_ != nullptr) words_->clear();
+  for (size_t i = 0; i < arguments.size();) {
+    const std::string argument = arguments[i++] == "-h" ? "--help" : arguments[i - 1];
+    if (!argument.starts_with("--") || argument.size() == 2) {
+      check(words_ != nullptr, "expected a flag, found '", argument, "'");
+      words_->push_back(argument);
+      continue;
+    }
+    const size_t equals = std::min(argument.find('='), argument.size());
+    const std::string spelled = argument.substr(0, equals), name = spelled.substr(2);
+    const bool has_value = equals < argument.size();
+    size_t row = index(name);
+    const bool negated = row == flags_.size() && name.starts_with("no-");
+    if (negated) row = index(name.substr(3));
+    check(row < flags_.size() && (!negated || flags_[row].is_switch()), spelled,
+          " is not a known flag; the nearest is --", nearest(name));
+    check(!negated || !has_value, spelled, ": expected no value");
+    Flag& flag = flags_[row];
+    Strings texts;
+    if (has_value) {
+      texts = {argument.substr(equals + 1)};
+    } else if (flag.is_switch()) {
+      texts = {negated ? "false" : "true"};
+    } else {
+      check(i < arguments.size(), spelled, ": expected a value");
+      check(!is_flag(arguments[i]), spelled, ": expected a value, found the flag ", arguments[i]);
+      do texts.push_back(arguments[i++]);
+      while (flag.is_list() && i < arguments.size() && !is_flag(arguments[i]));
+    }
+    if (flag.is_list()) {
+      Strings& all = lists[flag.name];
+      all.insert(all.end(), texts.begin(), texts.end());
+      texts = all;
+    }
+    set(flag, texts, FlagSource::flag, spelled);
   }
 }
 
@@ -332,51 +278,56 @@ void FlagTable::read_environment(const Strings& environment) {
   for (const std::string& entry : environment) {
     const size_t equals = entry.find('=');
     if (!entry.starts_with("HEDDLE_") || equals == std::string::npos) continue;
-    const std::string name = entry.substr(0, equals);
-    const Flag* flag = find(flag_name(name));
-    if (flag != nullptr && environment_name(flag->name) == name) {
-      if (flag->info.environment)
-        set(*flag, {entry.substr(equals + 1)}, FlagSource::environment, name);
+    const std::string variable = entry.substr(0, equals), name = flag_name(variable);
+    const size_t row = index(name);
+    if (row < flags_.size() && environment_name(name) == variable) {
+      if (flags_[row].in_environment)
+        set(flags_[row], {entry.substr(equals + 1)}, FlagSource::environment, variable);
       continue;
     }
     // Other names belong to other tools; only what looks like a slip is worth a remark.
-    const std::string close = environment_name(nearest(flag_name(name)));
-    if (edit_distance(name, close) <= 2) {
-      warnings_.push_back(concat(name, " is not known and has no effect; the nearest is ", close));
-    }
+    const std::string close = environment_name(nearest(name));
+    if (edit_distance(variable, close) <= 2)
+      warnings_.push_back(
+          concat(variable, " is not known and has no effect; the nearest is ", close));
+  }
+}
+
+void FlagTable::read_config(const std::string& path) {
+  const std::string text = read_whole(path);
+  check(std::ranges::count(text, '.') <= kMaxConfigDots, path, ": expected at most ",
+        kMaxConfigDots, " dots in a configuration");
+  toml::table table;
+  try {
+    table = toml::parse(text);
+  } catch (const toml::parse_error& error) {
+    throw InputError(
+        concat(path, ":", error.source().begin.line, ": ", printable(error.description(), 200)));
+  }
+  for (const auto& [key, node] : table) {
+    const std::string name(key.str()),
+        where = concat(path, ":", key.source().begin.line, ": ", printable(name));
+    const size_t row = index(name);
+    check(row < flags_.size() && flags_[row].saved, where, " is not a known key; the nearest is ",
+          nearest(name));
+    set(flags_[row], texts_of(node, where), FlagSource::config, where);
   }
 }
 
 void FlagTable::parse(const Strings& arguments, const Strings& environment) {
-  // CLI11 itself lets a file win over the environment. Here each source is parsed on its own, the
-  // weakest first, so that the next one overwrites its values and every error knows its source. The
-  // first pass only finds --config wherever it stands.
-  auto read_arguments = [&] {
-    try {
-      apply(arguments, FlagSource::flag);
-    } catch (const CLI::ParseError& error) {
-      throw InputError(error.what());
-    }
-    for (const std::string& extra : app_->remaining()) {
-      const std::string spelled = extra.substr(0, extra.find('='));
-      check(spelled.starts_with("--") && spelled.size() > 2, "expected a flag, found '", extra,
-            "'");
-      throw InputError(
-          concat(spelled, " is not a known flag; the nearest is --", nearest(spelled.substr(2))));
-    }
-  };
-  read_arguments();
-  const Flag* config = find("config");
-  std::string path = config != nullptr ? *std::get<std::string*>(config->target) : "";
-  if (path.empty() && config != nullptr) {
-    for (const std::string& entry : environment) {
-      if (entry.starts_with("HEDDLE_CONFIG=")) path = entry.substr(entry.find('=') + 1);
-    }
+  read_arguments(arguments);  // which finds --config, wherever it stands
+  std::string path;
+  if (const size_t row = index("config"); row < flags_.size()) {
+    path = *std::get<std::string*>(flags_[row].target);
+    for (const std::string& entry : environment)
+      if (path.empty() && entry.starts_with("HEDDLE_CONFIG="))
+        path = entry.substr(entry.find('=') + 1);
   }
   for (Flag& flag : flags_) flag.source = FlagSource::default_value;
+  // The weakest source first: the next one overwrites its values.
   if (!path.empty()) read_config(path);
   read_environment(environment);
-  read_arguments();
+  read_arguments(arguments);
 }
 
 void FlagTable::check_needs(const std::vector<Need>& needs) {
@@ -390,23 +341,79 @@ void FlagTable::check_needs(const std::vector<Need>& needs) {
 
 void FlagTable::suggest(const std::string& name, const std::string& value,
                         const std::string& where) {
-  if (!given(name)) set(*find(name), {value}, FlagSource::config, where);
+  if (!given(name)) set(at(name), {value}, FlagSource::config, where);
 }
 
-std::string FlagTable::help() const { return app_->help(); }
-
-// CLI11's config_to_str knows neither remarks nor escapes, nor what stands for "not set".
 std::string FlagTable::dump(const std::string& rule_note) const {
   std::string out;
   for (const Flag& flag : flags_) {
-    const std::string value = format_value(flag.target, flag.info);
-    if (!flag.info.replay || value.empty()) continue;
-    out += concat(flag.name, " = ", value);
-    if (flag.source == FlagSource::default_value) {
-      out += flag.info.default_text != nullptr ? "  # " + rule_note : "  # default";
-    }
-    out += '\n';
+    const std::string value = format_value(flag);
+    if (!flag.saved || value.empty()) continue;
+    const std::string note = flag.by_rule ? rule_note : "default";
+    out += concat(flag.name, " = ", value,
+                  flag.source == FlagSource::default_value ? "  # " + note : "", '\n');
   }
+  return out;
+}
+
+std::string FlagTable::help() const {
+  std::string out = concat(summary_, "\n\nUsage: ", program_, " [FLAG]...\n"), group;
+  for (const Flag& flag : flags_) {
+    if (flag.group != group) out += concat("\n", group = flag.group, ":\n");
+    std::string line = concat("  --", flag.name, flag.value.empty() ? "" : " ", flag.value);
+    if (line.size() + 2 > kHelpColumn) out += std::exchange(line, "") + '\n';
+    line.resize(kHelpColumn, ' ');
+    for (const std::string& word : split(describe(flag), ' ')) {
+      if (line.size() + word.size() > kHelpWidth) {
+        out += line.substr(0, line.size() - 1) + '\n';
+        line.assign(kHelpColumn, ' ');
+      }
+      line += word + ' ';
+    }
+    out += line.substr(0, line.size() - 1) + '\n';
+  }
+  return out;
+}
+
+std::string FlagTable::manual() const {
+  const size_t end = std::min(summary_.find("\n\n"), summary_.size());  // tables follow
+  std::string text = summary_.substr(0, end), group;
+  std::ranges::replace(text, '\n', ' ');
+  std::string name = text.substr(0, text.find(". "));  // the first sentence
+  name[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(name[0])));
+  std::string out = concat(".TH ", upper(program_), " 1 \"\" \"heddle ", HEDDLE_VERSION,
+                           "\" \"User Commands\"\n", section("name"), program_, " \\- ", roff(name),
+                           "\n", section("synopsis"), ".B ", program_, "\n[\\fIflag\\fR ...]\n",
+                           section("description"), roff(text), "\n.PP\n.nf\n");
+  for (const std::string& line : split(summary_.substr(end), '\n'))
+    if (!line.empty()) out += roff(line) + "\n";
+  out += ".fi\n" + section("options");
+  for (const Flag& flag : flags_) {
+    if (flag.group != group) out += ".SS " + roff(group = flag.group) + "\n";
+    out += item(concat("\\fB", roff("--" + flag.name), "\\fR",
+                       flag.value.empty() ? "" : " \\fI" + roff(flag.value) + "\\fR"),
+                describe(flag));
+  }
+  out += section("environment") +
+         item("\\fBHEDDLE_\\fIFLAG\\fR",
+              "A value for any flag, its name in capitals with _ for -: HEDDLE_BATCH_SIZE=64. The "
+              "command line overrides the environment, the environment overrides the file that "
+              "--config names, and that file overrides the defaults.") +
+         item("\\fBHEDDLE_DATA\\fR",
+              "Not a value for --data, but the folder of the data sets: a relative --data that "
+              "does not exist is looked up there.") +
+         section("files") +
+         item("\\fIruns/<name>\\-<time>/\\fR",
+              "The run folder: config.toml, run.json, metrics.jsonl, checkpoints, "
+              "model.safetensors, report.html.") +
+         section("exit status");
+  for (const auto& [code, meaning] :
+       {std::pair{ExitCode::ok, "Done."}, std::pair{ExitCode::runtime, "A runtime error."},
+        std::pair{ExitCode::usage, "Wrong usage or bad input."},
+        std::pair{ExitCode::diverged, "The run has diverged."},
+        std::pair{ExitCode::stopped,
+                  "Stopped by a signal after a consistent checkpoint; --resume auto continues."}})
+    out += item(concat("\\fB", static_cast<int>(code), "\\fR"), meaning);
   return out;
 }
 

@@ -1,107 +1,146 @@
-// A table of flags, over CLI11. Each entry binds a GNU long name to a variable; the variable's
-// value at that moment is the default. Precedence: flag, environment HEDDLE_*, configuration file,
-// default. Unknown names are errors that give the nearest known one; every error is an InputError
-// of one line that begins with the flag, the variable, or file, line and key.
+// A table of flags. Each row binds a GNU long name to a variable, whose value at that moment is the
+// default. Precedence: flag, environment HEDDLE_*, configuration file (TOML), default. An unknown
+// name is an error that gives the nearest known one; every error is an InputError of one line that
+// begins with the flag, the variable, or file, line and key.
 //
-//   FlagTable flags("train_resnet", "trains a ResNet");
-//   flags.add("batch-size", &batch, {.value = "N", .help = "images per step", .min = 1});
+//   FlagTable flags("train_resnet", "Trains a ResNet.");
+//   flags.add("batch-size", &batch, "N", "images per step", at_least(1), at_most(4096));
 //   flags.parse(arguments, environment);
 #pragma once
 
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
-
-namespace CLI {
-class App;
-class Option;
-}  // namespace CLI
 
 namespace heddle {
 
 using FlagTarget = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
                                 std::vector<std::string>*>;
 
-struct FlagInfo {
-  const char* value = "";  // how --help names the value
-  const char* help = "";
-  double min = 0, max = std::numeric_limits<double>::infinity();  // what a given number may be
-  bool min_open = false, max_open = false;                        // the bound itself is excluded
-  std::vector<std::string> choices = {};
-  const char* default_text = nullptr;  // what --help shows where the default is a rule
-  bool replay = true;                  // part of a dumped configuration
-  bool environment = true;             // HEDDLE_<NAME> sets it
-};
-
 // Where a value came from, weakest first.
 enum class FlagSource { default_value, config, environment, flag };
 
+// One row of the table.
+struct Flag {
+  std::string name;
+  FlagTarget target;
+  std::string value;              // how --help names the value; empty for a switch
+  std::string help;               // for somebody who reads nothing else
+  std::string group;              // the title of its group in --help
+  std::string default_text = {};  // the default as --help shows it
+  double min = 0, max = std::numeric_limits<double>::infinity();
+  bool above_min = false, below_max = false;  // whether the bound itself is excluded
+  std::vector<std::string> choices = {};      // "" means: not given, a rule decides
+  bool by_rule = false;                       // the default depends on other flags
+  bool saved = true;                          // part of config.toml
+  bool in_environment = true;                 // HEDDLE_<NAME> sets it
+  FlagSource source = FlagSource::default_value;
+
+  // Changes the row, as what follows the help text in FlagTable::add() does.
+  template <class Rule>
+  void apply(const Rule& rule) {
+    rule(*this);
+  }
+  bool is_switch() const { return std::holds_alternative<bool*>(target); }
+  bool is_list() const { return target.index() >= 4; }
+};
+
+// What may follow the help text in FlagTable::add(), in any order.
+inline auto at_least(double x) {
+  return [x](Flag& flag) { flag.min = x; };
+}
+inline auto at_most(double x) {
+  return [x](Flag& flag) { flag.max = x; };
+}
+inline auto above(double x) {
+  return [x](Flag& flag) { flag.min = x, flag.above_min = true; };
+}
+inline auto below(double x) {
+  return [x](Flag& flag) { flag.max = x, flag.below_max = true; };
+}
+inline auto one_of(std::vector<std::string> names) {
+  return [names = std::move(names)](Flag& flag) { flag.choices = names; };
+}
+// A rule decides where the flag is not given; --help shows its words.
+inline auto otherwise(std::string rule) {
+  return [rule = std::move(rule)](Flag& flag) { flag.default_text = rule, flag.by_rule = true; };
+}
+inline void not_saved(Flag& flag) { flag.saved = false; }
+inline void not_in_environment(Flag& flag) { flag.in_environment = false; }
+
 class FlagTable {
  public:
-  FlagTable(const std::string& program, const std::string& summary);
-  FlagTable(FlagTable&&) noexcept;
-  ~FlagTable();
+  // The first sentence of `summary` is the name line of the manual page; what follows an empty line
+  // is printed as it is.
+  FlagTable(std::string program, std::string summary)
+      : program_(std::move(program)), summary_(std::move(summary)) {}
 
   // Begins a titled group in --help.
   void group(const char* title) { group_ = title; }
-  void add(const std::string& name, FlagTarget target, FlagInfo info);
+  // Adds a row; a bool is a switch, --name and --no-name, whose `value` is "".
+  template <class... Rules>
+  void add(const char* name, FlagTarget target, const char* value, const std::string& help,
+           const Rules&... rules) {
+    Flag& flag = append(name, target, value, help);
+    (rules(flag), ...);
+  }
+  // Collects the arguments that are no flags; without it they are an error.
+  void collect_words(std::vector<std::string>* words) { words_ = words; }
+  // Returns the row of that name, to change it before parse().
+  Flag& at(const std::string& name);
 
-  // Sets the bound variables. `environment` holds NAME=value; names other than HEDDLE_* are passed
-  // over. --config FILE must be a flag of the table if a file is to be read.
+  // Sets the bound variables. `environment` holds NAME=value; only HEDDLE_* is read. The file that
+  // --config names, where the table has that flag, is read first.
   void parse(const std::vector<std::string>& arguments,
              const std::vector<std::string>& environment);
 
-  // Sets a flag that nobody gave, and from then on it counts as given by a file.
+  // Sets a flag that nobody gave; from then on it counts as given by a file.
   void suggest(const std::string& name, const std::string& value, const std::string& where);
 
   bool given(const std::string& name) const { return source(name) != FlagSource::default_value; }
   FlagSource source(const std::string& name) const;
-  // A flag that has an effect only under a condition, and the condition in words that go behind the
-  // flag's name: "needs --compress".
+
+  // A flag that has an effect only under a condition, and the words that follow its name where the
+  // condition is not met: "needs --compress".
   struct Need {
     const char* flag;
     bool met;
     std::string words;
     bool harmless = false;
   };
-  // Throws InputError for a flag of the command line that has no effect; of a harmless one, such as
-  // a GPU's on a CPU, it leaves a warning. A file and the environment may hold them for other runs.
+  // Throws InputError for a flag of the command line that has no effect; for a harmless one, such
+  // as a GPU's on a CPU, it adds a warning. A file and the environment may hold them for other
+  // runs.
   void check_needs(const std::vector<Need>& needs);
 
-  // Remarks on what was passed over, such as an unknown HEDDLE_* variable.
+  // Remarks on what was ignored, such as an unknown HEDDLE_* variable.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
+  // Returns the text of --help, at most 100 columns wide.
   std::string help() const;
-  // The same as a manual page in troff, section 1.
+  // Returns the same as a manual page in troff, section 1.
   std::string manual() const;
-  // All replayable flags as TOML; a number outside its range or an empty text means "not set" and
-  // is left out. Behind a value that nobody gave stands "default", or `rule_note` for those with a
-  // default_text.
+  // Returns all flags that are saved as TOML. A number outside its range and an empty text mean
+  // "not set" and are left out. A value that nobody gave is marked "# default", or with `rule_note`
+  // where a rule decided it.
   std::string dump(const std::string& rule_note) const;
 
  private:
-  struct Flag {
-    std::string name;
-    FlagTarget target;
-    FlagInfo info;
-    CLI::Option* option;
-    FlagSource source = FlagSource::default_value;
-  };
-
-  const Flag* find(const std::string& name) const;
+  Flag& append(const char* name, FlagTarget target, const char* value, const std::string& help);
+  size_t index(const std::string& name) const;  // the number of rows where there is none
   std::string nearest(const std::string& name) const;
-  void set(const Flag& flag, const std::vector<std::string>& values, FlagSource source,
-           const std::string& where);
-  void apply(const std::vector<std::string>& arguments, FlagSource source);
-  void read_config(const std::string& path);
+  static void set(Flag& flag, const std::vector<std::string>& values, FlagSource source,
+                  const std::string& where);
+  void read_arguments(const std::vector<std::string>& arguments);
   void read_environment(const std::vector<std::string>& environment);
+  void read_config(const std::string& path);
 
-  std::unique_ptr<CLI::App> app_;
-  std::string group_;
+  std::string program_, summary_, group_;
   std::vector<Flag> flags_;
+  std::vector<std::string>* words_ = nullptr;
   std::vector<std::string> warnings_;
 };
 

@@ -1,9 +1,9 @@
 #include "apps/cli/lm_options.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 
 #include "core/error.h"
 
@@ -24,103 +24,20 @@ struct Recipe {
   int64_t constant_epochs;  // multistep: times gamma at every epoch after so many
 };
 
-// A configuration as Zaremba et al. and the code of TensorFlow's tutorial write it, for the sum
-// over the T steps of a window.
-struct SumOverSteps {
-  int64_t nhid;
-  double init_range, lr, clip;
-  int64_t bptt, epochs;
-  double dropout, gamma;
-  int64_t constant_epochs;
-};
-
-constexpr Recipe translate(const char* name, const SumOverSteps& z) {
-  const auto T = static_cast<double>(z.bptt);
-  return {.name = name,
-          .emsize = z.nhid,
-          .nhid = z.nhid,
-          .nlayers = 2,
-          .dropout = z.dropout,
-          .init_range = z.init_range,
-          .bptt = z.bptt,
-          .batch_size = 20,
-          .epochs = z.epochs,
-          .optimizer = "sgd",
-          .lr = z.lr * T,
-          .clip = z.clip / T,
-          .scheduler = "multistep",
-          .gamma = z.gamma,
-          .constant_epochs = z.constant_epochs};
-}
-
-constexpr Recipe make_wlm(const char* name) {
-  return {.name = name,
-          .emsize = 200,
-          .nhid = 200,
-          .nlayers = 2,
-          .dropout = 0.2,
-          .init_range = 0,
-          .bptt = 35,
-          .batch_size = 20,
-          .epochs = 40,
-          .optimizer = "sgd",
-          .lr = 20,
-          .clip = 0.25,
-          .scheduler = "plateau",
-          .gamma = 0.25,
-          .constant_epochs = 0};
-}
-
-// Characters: few of them, so a small embedding.
-constexpr Recipe make_char(const char* name, int64_t nhid, int64_t nlayers, int64_t epochs) {
-  return {.name = name,
-          .emsize = 64,
-          .nhid = nhid,
-          .nlayers = nlayers,
-          .dropout = 0.1,
-          .init_range = 0,
-          .bptt = 64,
-          .batch_size = 32,
-          .epochs = epochs,
-          .optimizer = "adam",
-          .lr = 0.004,
-          .clip = 1,
-          .scheduler = "cosine",
-          .gamma = 0.1,
-          .constant_epochs = 0};
-}
-
-constexpr Recipe kSourcesRecipe = make_char("sources", 384, 1, 3);
-constexpr Recipe kCharRecipe = make_char("char level", 512, 2, 10);
-constexpr Recipe kWordRecipe = make_wlm("word level");
-constexpr std::array<Recipe, 4> kPresets = {translate("zaremba-small", {.nhid = 200,
-                                                                        .init_range = 0.1,
-                                                                        .lr = 1,
-                                                                        .clip = 5,
-                                                                        .bptt = 20,
-                                                                        .epochs = 13,
-                                                                        .dropout = 0,
-                                                                        .gamma = 0.5,
-                                                                        .constant_epochs = 4}),
-                                            translate("zaremba-medium", {.nhid = 650,
-                                                                         .init_range = 0.05,
-                                                                         .lr = 1,
-                                                                         .clip = 5,
-                                                                         .bptt = 35,
-                                                                         .epochs = 39,
-                                                                         .dropout = 0.5,
-                                                                         .gamma = 0.8,
-                                                                         .constant_epochs = 6}),
-                                            translate("zaremba-large", {.nhid = 1500,
-                                                                        .init_range = 0.04,
-                                                                        .lr = 1,
-                                                                        .clip = 10,
-                                                                        .bptt = 35,
-                                                                        .epochs = 55,
-                                                                        .dropout = 0.65,
-                                                                        .gamma = 1 / 1.15,
-                                                                        .constant_epochs = 14}),
-                                            make_wlm("wlm")};
+// Zaremba et al. and TensorFlow's tutorial sum the loss over the T steps of a window, so here their
+// learning rate is multiplied and their clipping norm divided by T.
+constexpr Recipe kRecipes[] = {
+    {"sources", 64, 384, 1, 0.1, 0, 64, 32, 3, "adam", 0.004, 1, "cosine", 0.1, 0},
+    {"char level", 64, 512, 2, 0.1, 0, 64, 32, 10, "adam", 0.004, 1, "cosine", 0.1, 0},
+    {"word level", 200, 200, 2, 0.2, 0, 35, 20, 40, "sgd", 20, 0.25, "plateau", 0.25, 0},
+    {"zaremba-small", 200, 200, 2, 0, 0.1, 20, 20, 13, "sgd", 1 * 20.0, 5 / 20.0, "multistep", 0.5,
+     4},
+    {"zaremba-medium", 650, 650, 2, 0.5, 0.05, 35, 20, 39, "sgd", 1 * 35.0, 5 / 35.0, "multistep",
+     0.8, 6},
+    {"zaremba-large", 1500, 1500, 2, 0.65, 0.04, 35, 20, 55, "sgd", 1 * 35.0, 10 / 35.0,
+     "multistep", 1 / 1.15, 14},
+    {"wlm", 200, 200, 2, 0.2, 0, 35, 20, 40, "sgd", 20, 0.25, "plateau", 0.25, 0}};
+constexpr size_t kPresets = 3;  // the first recipe that --preset names
 
 // Where the optimizer is not the recipe's.
 constexpr double kSgdLr = 20, kAdamLr = 0.002, kAdamwDecay = 0.01;
@@ -129,40 +46,15 @@ constexpr int64_t kSampleTokens = 400;
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
-  names.reserve(kPresets.size());
-  for (const Recipe& preset : kPresets) names.emplace_back(preset.name);
+  for (const Recipe& r : std::span(kRecipes).subspan(kPresets)) names.emplace_back(r.name);
   return names;
 }
 
 const Recipe& recipe(const TrainLmOptions& o, TextKind kind) {
-  for (const Recipe& preset : kPresets) {
-    if (o.preset == preset.name) return preset;
-  }
-  if (o.level == "word") return kWordRecipe;
-  return kind == TextKind::sources ? kSourcesRecipe : kCharRecipe;
+  const bool words = o.level == "word";
+  const std::string level = kind == TextKind::sources && !words ? "sources" : o.level + " level";
+  return *std::ranges::find(kRecipes, o.preset.empty() ? level : o.preset, &Recipe::name);
 }
-
-constexpr FlagTexts kTexts = {
-    .data =
-        "folder with train.txt, valid.txt, test.txt (or ptb.*.txt, or wiki.*.tokens), one text "
-        "file, or sources: those of this program",
-    .workers =
-        "taken for the sake of scripts; text is cut into batches in no time, without threads",
-    .epochs = "passes over the training text",
-    .batch_size = "columns of text that are read side by side",
-    .evaluate = "measure the loss on validation and test text and do not train",
-    .list = "print presets, levels, optimizers, schedules and data formats",
-    .by_rule = "by recipe",
-    .epochs_default = "by recipe, or what --steps needs",
-    .lr_default = "by recipe; for another optimizer than its own 20 for sgd, 0.002 for adam, adamw",
-    .weight_decay_default = "0; 0.01 for adamw",
-    .name_default = "lm, or the preset",
-    .milestones_default = "by recipe, or 1/2 and 3/4 of the run",
-    .optimizer_default = "by recipe",
-    .scheduler_default = "by recipe",
-    .gamma_default = "by recipe; for another schedule than its own 0.25 for plateau, else 0.1",
-    .clip_default = "by recipe",
-};
 
 std::string describe(const Recipe& r) {
   std::string schedule = r.scheduler;
@@ -184,42 +76,32 @@ std::string describe(const Recipe& r) {
 std::string describe_recipes() {
   std::string out =
       "  recipe           em nhid dropout  init bptt batch epochs  optim    lr  clip  schedule\n";
-  for (const Recipe& r : {kSourcesRecipe, kCharRecipe, kWordRecipe}) out += describe(r);
-  for (const Recipe& r : kPresets) out += describe(r);
+  for (const Recipe& r : kRecipes) out += describe(r);
   return out;
 }
 
 void add_network_flags(FlagTable& flags, TrainLmOptions& o) {
+  const auto recipe = otherwise("by recipe");
+  constexpr double kMaxSize = 1 << 20;
   flags.group("Network");
-  flags.add("preset", &o.preset,
-            {.value = "NAME",
-             .help = "take another recipe's defaults",
-             .choices = preset_names(),
-             .default_text = "by level and data"});
-  flags.add("level", &o.level,
-            {.value = "NAME",
-             .help = "what a token is; auto takes word for a folder, char for a file and sources",
-             .choices = {"auto", "word", "char"}});
-  const auto size = [&](const char* name, int64_t* target, const char* help, double max) {
-    flags.add(name, target,
-              {.value = "N", .help = help, .min = 1, .max = max, .default_text = "by recipe"});
-  };
-  size("emsize", &o.emsize, "numbers that stand for a token", 1 << 20);
-  size("nhid", &o.nhid, "hidden units of an LSTM layer", 1 << 20);
-  size("nlayers", &o.nlayers, "LSTM layers", 1024);
-  flags.add("dropout", &o.dropout,
-            {.value = "X",
-             .help = "share of the values between layers that is left out while training",
-             .max = 1,
-             .max_open = true,
-             .default_text = "by recipe"});
-  flags.add("tied", &o.tied, {.help = "use the embedding as the decoder's weights too"});
-  flags.add("init-range", &o.init_range,
-            {.value = "X",
-             .help = "first values of all parameters, uniform in -X to X; 0: as PyTorch's example",
-             .max = 1e3,
-             .default_text = "by recipe"});
-  size("bptt", &o.bptt, "tokens of a column that backward goes through", 1 << 20);
+  flags.add("preset", &o.preset, "NAME", "recipe whose defaults to use", one_of(preset_names()),
+            otherwise("by level and data"));
+  flags.add("level", &o.level, "NAME",
+            "what a token is; auto: word for a folder, char for a file and for sources",
+            one_of({"auto", "word", "char"}));
+  flags.add("emsize", &o.emsize, "N", "size of the embedding of a token", at_least(1),
+            at_most(kMaxSize), recipe);
+  flags.add("nhid", &o.nhid, "N", "hidden units of each LSTM layer", at_least(1), at_most(kMaxSize),
+            recipe);
+  flags.add("nlayers", &o.nlayers, "N", "LSTM layers", at_least(1), at_most(1024), recipe);
+  flags.add("dropout", &o.dropout, "X",
+            "share of the values between layers that is dropped in training", below(1), recipe);
+  flags.add("tied", &o.tied, "", "use the embedding as the decoder's weights too");
+  flags.add("init-range", &o.init_range, "X",
+            "initialize all parameters uniformly in -X to X; 0: as PyTorch's example does",
+            at_most(1e3), recipe);
+  flags.add("bptt", &o.bptt, "N", "tokens through which gradients are propagated", at_least(1),
+            at_most(kMaxSize), recipe);
 }
 
 // k, k + 1, ... up to the last epoch: times gamma at every epoch after k constant ones.
@@ -253,38 +135,44 @@ TextKind text_kind(const std::string& data) {
 FlagTable lm_flags(TrainLmOptions& o) {
   FlagTable flags(
       "train_lm",
-      "Trains an LSTM language model on text and writes a run folder. Without flags it learns "
-      "this\n"
-      "program's own sources and writes some of its own. Every flag can also be set in the\n"
-      "environment (HEDDLE_BATCH_SIZE=64) or in a file (--config); the flag wins over the\n"
-      "environment, the environment over the file. The loss is the mean over tokens, in nats.\n\n"
-      "Recipes, by level and data or with --preset; all have two layers:\n" +
-          describe_recipes() +
-          "\nWith the plateau schedule the weights of the best validation are kept, else the "
-          "last.\n"
-          "Exit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged,\n75 stopped by a "
-          "signal and saved.");
+      concat(
+          "Trains an LSTM language model on text and writes a run folder. Without flags it learns "
+          "this\nprogram's own sources and generates some more. Every flag can also be set in the "
+          "environment\n(HEDDLE_BATCH_SIZE=64) or in a file (--config); the flag overrides the "
+          "environment, the\nenvironment overrides the file. The loss is the mean over tokens, in "
+          "nats.\n\nRecipes, by level and data or with --preset; two layers, but sources one:\n",
+          describe_recipes(),
+          "\nThe plateau schedule keeps the weights with the best validation loss, the others the "
+          "last ones.\n",
+          kExitCodes));
   add_network_flags(flags, o);
-  add_common_flags(flags, o, kTexts);
-  flags.add("generate", &o.generate,
-            {.value = "N",
-             .help = "write a text of N tokens with the weights of --init, or with --train after "
-                     "training",
-             .max = 1e9,
-             .default_text = "400 after training on sources, else 0",
-             .replay = false});
-  flags.add("train", &o.train,
-            {.help = "train, and then --generate, which else needs --init and only writes",
-             .replay = false});
-  flags.add("prompt", &o.prompt,
-            {.value = "TEXT",
-             .help = "what the generated text begins with",
-             .default_text = "a line end, not shown",
-             .replay = false});
-  flags.add("temperature", &o.temperature,
-            {.value = "X",
-             .help = "of generating: 0 takes the likeliest token, 1 draws as the model says",
-             .max = 1e6});
+  add_common_flags(flags, o);
+  const auto recipe = otherwise("by recipe");
+  flags.at("data").help =
+      "folder with train.txt, valid.txt, test.txt (or ptb.*.txt, or wiki.*.tokens), one text file, "
+      "or sources: the source files of this program";
+  flags.at("batch-size").help = "columns of text that a learner reads in parallel";
+  for (const char* name : {"optimizer", "lr-scheduler", "clip-grad-norm"})
+    flags.at(name).apply(recipe);
+  flags.at("lr").default_text =
+      "by recipe; with another optimizer than the recipe's 20 for sgd, 0.002 for adam, adamw";
+  flags.at("weight-decay").default_text = "0; 0.01 for adamw";
+  flags.at("lr-milestones").default_text = "by recipe, or 1/2 and 3/4 of the run";
+  flags.at("lr-gamma")
+      .apply(otherwise(
+          "by recipe; with another schedule than the recipe's 0.25 for plateau, else 0.1"));
+  flags.at("name").apply(otherwise("lm, or the preset"));
+  flags.add(
+      "generate", &o.generate, "N",
+      "generate a text of N tokens with the weights of --init, or with --train after training",
+      at_most(1e9), otherwise("400 after training on sources, else 0"), not_saved);
+  flags.add("train", &o.train, "",
+            "with --generate: train first; without this flag --generate needs --init", not_saved);
+  flags.add("prompt", &o.prompt, "TEXT", "beginning of the generated text",
+            otherwise("a line end, not shown"), not_saved);
+  flags.add("temperature", &o.temperature, "X",
+            "randomness of the generated text; 0: the likeliest token, 1: the model's distribution",
+            at_most(1e6));
   return flags;
 }
 

@@ -22,31 +22,13 @@ struct Recipe {
 constexpr Recipe kShapesRecipe = {"resnet20", 32, 64, 3, 0.1, 5e-4, "none"};
 constexpr Recipe kCifarRecipe = {"resnet20", 32, 64, 24, 0.1, 5e-4, "standard"};
 constexpr Recipe kFolderRecipe = {"resnet18", 224, 32, 30, 0.05, 1e-4, "standard"};
+const std::vector<std::string> kAugmentations = {"none", "standard", "cutout"};
 constexpr double kAdamLr = 0.001, kAdamDecay = 0, kAdamwDecay = 0.01;
 
 const Recipe& recipe(DataKind kind) {
   if (kind == DataKind::shapes) return kShapesRecipe;
   return kind == DataKind::cifar ? kCifarRecipe : kFolderRecipe;
 }
-
-constexpr FlagTexts kTexts = {
-    .data =
-        "folder of CIFAR-10/100 binary files, folder with train/<class>/*.jpg|png, or shapes: "
-        "ten classes drawn on the fly",
-    .workers =
-        "threads that prepare batches; 0: between the steps; the batches are the same for "
-        "every number",
-    .epochs = "passes over the training images",
-    .batch_size = "images per step",
-    .evaluate = "validate once and do not train",
-    .list = "print architectures, optimizers, schedules and data formats",
-    .by_rule = "by data set",
-    .epochs_default = "by data set, or what --steps needs",
-    .lr_default = "by data set; 0.001 for adam, adamw",
-    .weight_decay_default = "by data set; 0 for adam, 0.01 for adamw",
-    .name_default = "the architecture",
-    .milestones_default = "1/2 and 3/4 of the run",
-};
 
 // Made for 32 pixels (He et al., section 4.2), whatever the image size.
 bool is_cifar_arch(const std::string& arch) {
@@ -84,57 +66,42 @@ const char* data_kind_name(DataKind kind) {
 FlagTable resnet_flags(TrainResnetOptions& o) {
   FlagTable flags(
       "train_resnet",
-      "Trains a residual network on images and writes a run folder. Without flags it "
-      "learns ten\nrendered shapes. Every flag can also be set in the environment "
-      "(HEDDLE_BATCH_SIZE=64) or in a\nfile (--config); the flag wins over the "
-      "environment, the environment over the file.\n\nDefaults by data set:\n"
-      "  data     arch      image-size batch-size epochs     lr weight-decay  augment\n" +
-          describe(kShapesRecipe, "shapes") + describe(kCifarRecipe, "CIFAR") +
-          describe(kFolderRecipe, "folders") +
-          "\nExit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged,\n75 stopped by "
-          "a "
-          "signal and saved.");
+      concat("Trains a residual network on images and writes a run folder. Without flags it learns "
+             "ten\nrendered shapes. Every flag can also be set in the environment "
+             "(HEDDLE_BATCH_SIZE=64) or in a\nfile (--config); the flag overrides the environment, "
+             "the environment overrides the file.\n\nRecipes, the defaults by data set:\n"
+             "  data     arch      image-size batch-size epochs     lr weight-decay  augment\n",
+             describe(kShapesRecipe, "shapes"), describe(kCifarRecipe, "CIFAR"),
+             describe(kFolderRecipe, "folders"), "\n", kExitCodes));
   flags.group("Network");
-  flags.add("arch", &o.arch,
-            {.value = "NAME",
-             .help = "architecture",
-             .choices = resnet_archs(),
-             .default_text = "by data set"});
-  flags.add("stem", &o.stem,
-            {.value = "NAME",
-             .help = "first layers; auto takes cifar (3x3, no pooling) "
-                     "up to 64 pixels and in resnet20 to resnet110",
-             .choices = {"auto", "cifar", "imagenet"}});
-  flags.add("image-size", &o.image_size,
-            {.value = "N",
-             .help = "pixels on a side",
-             .min = 1,
-             .max = 4096,
-             .default_text = "by data set"});
-  flags.add("label-smoothing", &o.label_smoothing,
-            {.value = "X",
-             .help = "share of the target that "
-                     "is spread over all classes",
-             .max = 1,
-             .max_open = true});
-  flags.add("augment", &o.augment,
-            {.value = "NAME",
-             .help = "of training images",
-             .choices = {"none", "standard", "cutout"},
-             .default_text = "by data set"});
-  flags.add("head", &o.head,
-            {.value = "NAME",
-             .help = "name of the last layer in the file of --init, where it is not fc",
-             .default_text = "fc"});
-  add_common_flags(flags, o, kTexts);
-  flags.add("predict", &o.predict,
-            {.value = "IMAGE...",
-             .help = "print the five best classes of each image with the weights of --init, or "
-                     "with --train after training",
-             .replay = false});
-  flags.add("train", &o.train,
-            {.help = "train, and then --predict, which else needs --init and only predicts",
-             .replay = false});
+  flags.add("arch", &o.arch, "NAME", "architecture", one_of(resnet_archs()),
+            otherwise("by recipe"));
+  flags.add("stem", &o.stem, "NAME",
+            "first layers; auto: cifar (3x3, no pooling) up to 64 pixels and for resnet20 to "
+            "resnet110, else imagenet",
+            one_of({"auto", "cifar", "imagenet"}));
+  flags.add("image-size", &o.image_size, "N", "height and width of the network's input in pixels",
+            at_least(1), at_most(4096), otherwise("by recipe"));
+  flags.add("label-smoothing", &o.label_smoothing, "X",
+            "share of the target that is spread over all classes", below(1));
+  flags.add("augment", &o.augment, "NAME", "augmentation of training images",
+            one_of(kAugmentations), otherwise("by recipe"));
+  flags.add("head", &o.head, "NAME", "name of the last layer in the file of --init",
+            otherwise("fc"));
+  add_common_flags(flags, o);
+  flags.at("data").help =
+      "folder of CIFAR-10/100 binary files, folder with train/<class>/*.jpg|png, or shapes: ten "
+      "classes drawn on the fly";
+  flags.at("batch-size").help = "images per step and learner";
+  flags.at("lr").default_text = "by recipe; 0.001 for adam, adamw";
+  flags.at("weight-decay").default_text = "by recipe; 0 for adam, 0.01 for adamw";
+  flags.at("name").apply(otherwise("the architecture"));
+  flags.add("predict", &o.predict, "IMAGE...",
+            "print the five best classes of each image with the weights of --init, or with --train "
+            "after training",
+            not_saved);
+  flags.add("train", &o.train, "",
+            "with --predict: train first; without this flag --predict needs --init", not_saved);
   return flags;
 }
 
@@ -160,7 +127,7 @@ void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
 
 std::string list_choices() {
   return list_row("architectures:", resnet_archs()) + list_training_choices() +
-         list_row("augmentations:", {"none", "standard", "cutout"}) +
+         list_row("augmentations:", kAugmentations) +
          list_row("data formats:", {"shapes (embedded),", "CIFAR-10 and CIFAR-100 binary,",
                                     "train/<class>/*.jpg|png with val/ beside train/"});
 }

@@ -1,9 +1,9 @@
 // Looks at runs: ./run report makes one page of one run, or compares several; ./run watch follows
 // one in the terminal.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
 
+#include "apps/cli/flags.h"
 #include "apps/cli/program.h"
 #include "apps/report/report_page.h"
 #include "apps/report/watch.h"
@@ -14,25 +14,23 @@ namespace heddle {
 namespace {
 
 int run(const Arguments& arguments, const Arguments& /*environment*/) {
-  CLI::App app("Makes report.html of a run folder, or one page that compares several",
-               "./run report");
   std::vector<std::string> folders;
   std::string output, trace;
-  bool watch = false, once = false;
-  app.add_option("DIR", folders, "run folders")->required();
-  app.add_option("--output", output,
-                 "the page (default: report.html in the folder; of several runs, here)");
-  app.add_option("--trace", trace, "what --trace wrote, of a single run");
-  app.add_flag("--watch", watch, "follow the run in the terminal instead, until it ends");
-  app.add_flag("--once", once, "with --watch: show it once");
-  std::vector<std::string> words(arguments.rbegin(), arguments.rend() - 1);
-  try {
-    app.parse(words);
-  } catch (const CLI::CallForHelp&) {
-    return print(app.help()), 0;
-  } catch (const CLI::ParseError& error) {
-    throw InputError(error.what());
-  }
+  bool watch = false, once = false, help = false;
+  FlagTable flags("./run report DIR...",
+                  "Makes report.html of a run folder, or one page that compares several runs.");
+  flags.group("Flags");
+  flags.collect_words(&folders);
+  flags.add("output", &output, "FILE", "the page",
+            otherwise("report.html in the run folder; for several runs, in this one"));
+  flags.add("trace", &trace, "FILE", "the trace that --trace wrote, of a single run");
+  flags.add("watch", &watch, "", "follow the run in the terminal instead, until it ends",
+            not_saved);
+  flags.add("once", &once, "", "with --watch: show it once", not_saved);
+  flags.add("help", &help, "", "print this text", not_saved);
+  flags.parse({arguments.begin() + 1, arguments.end()}, {});
+  if (help) return print(flags.help()), 0;
+  check(!folders.empty(), "expected a run folder");
   if (watch) {
     check(folders.size() == 1, "--watch follows one run, found ", folders.size());
     return watch_run(folders[0], once), 0;
