@@ -21,6 +21,7 @@
 #include "apps/models/evaluate_text.h"
 #include "apps/models/lm_card.h"
 #include "apps/models/weights.h"
+#include "apps/session/check_options.h"
 #include "apps/session/exchange.h"
 #include "apps/session/learners.h"
 #include "apps/session/lm_setup.h"
@@ -478,6 +479,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   const TextKind kind = text_kind(o.data);
   const LmCard card = read_card(o, flags);
   resolve(o, flags, kind);
+  check_options(o);
   if (o.dump_config) return print(config_text(o, flags)), 0;
   print_warnings(o, flags);
 
@@ -492,7 +494,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
     check_same_vocabulary(corpus.vocabulary, corpus.name, card.vocabulary, o.init);
   }
   const Vocabulary& vocabulary = known ? card.vocabulary : corpus.vocabulary;
-  const int learners = plan_learners(o).size;
+  const int learners = o.parsed.learners.size;
   if (!training) check(learners == 1, "several learners: only for training");
   if (training)  // complains before so many networks are made
     (void)TokenBatches(corpus.train,

@@ -19,6 +19,7 @@
 #include "apps/models/evaluate_images.h"
 #include "apps/models/resnet_card.h"
 #include "apps/models/weights.h"
+#include "apps/session/check_options.h"
 #include "apps/session/exchange.h"
 #include "apps/session/learners.h"
 #include "apps/session/resnet_setup.h"
@@ -465,10 +466,11 @@ int run(const Arguments& arguments, const Arguments& environment) {
   const DataKind kind = data_kind(o.data);
   const ResnetCard loaded = read_card(o, flags);
   resolve(o, flags, kind);
+  check_options(o);
   if (o.dump_config) return print(config_text(o, flags)), 0;
   print_warnings(o, flags);
   const bool training = o.training, only_predict = !training && !o.evaluate;
-  const int learners = plan_learners(o).size;
+  const int learners = o.parsed.learners.size;
   if (!training) check(learners == 1, "several learners: only for training");
   check_device(o);
   if (training) check_graph(o);

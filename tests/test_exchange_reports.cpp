@@ -43,6 +43,7 @@ TEST_CASE("layer plan: a reducer gets the settings that were written, bit for bi
     store.finalize(1);
     CommonOptions o;
     o.compress = spec;
+    o.parsed.compress = parse_compress_choice(spec);
     o.layerwise = "lgreco";
     const auto make = [&] {
       return make_reducer(parse_compress(spec), {.min_compress = 10}, store);

@@ -70,6 +70,7 @@ struct Learner {
               .metadata = {}} {}
   const CommonOptions& options(const std::string& compress) {
     o.compress = compress;
+    parse_texts(o);
     return o;
   }
   void step(int64_t number, int rank, float weight = 1) {
@@ -161,7 +162,7 @@ TEST_CASE("saver: a save that fails names the ranks and their reasons") {
   std::vector<std::string> notes;
   expect_none(run_ranks(3, [&](Communicator& comm) {
     Learner learner(comm, "none");
-    learner.o.save_every = "2";
+    learner.o.parsed.save_every = {2, false};
     Saver saver(
         learner.o, {.folder = temp.path, .rank = comm.rank()}, learner.optimizer,
         comm.rank() > 0 ? std::function<void(const std::string&)>()
@@ -186,7 +187,7 @@ TEST_CASE("training state: nothing is saved while updates are refused") {
   const TempFolder temp;
   expect_none(run_ranks(2, [&](Communicator& comm) {
     Learner learner(comm, "none");
-    learner.o.save_every = "2";
+    learner.o.parsed.save_every = {2, false};
     Saver saver(learner.o, {.folder = temp.path, .rank = comm.rank()}, learner.optimizer, {});
     std::vector<int64_t> saved;
     for (int64_t step = 1; step <= 8; ++step) {
@@ -361,6 +362,7 @@ TEST_CASE("training state: where a run goes on is a matter of what was seen") {
   CommonOptions o;
   o.quiet = true;
   o.compress = "scalecom:rate=10";
+  parse_texts(o);
   o.resume = folder.path;
   const auto start = [&](int64_t steps_per_epoch, int64_t units) {
     return find_start(o, {.steps_per_epoch = steps_per_epoch, .total_steps = 100}, units, identity,
@@ -384,6 +386,7 @@ TEST_CASE("training state: where a run goes on is a matter of what was seen") {
   CHECK(message_of([&] { (void)start(10, 12); }) != "");
   o.resume = folder.path;
   o.compress = "topk";
+  parse_texts(o);
   CHECK(message_of([&] { (void)start(10, 12); }).find("compress: \"scalecom:rate=10\" there") !=
         std::string::npos);
   identity["net"] = "large";
@@ -406,15 +409,16 @@ TEST_CASE("training state: a run with weights that are not finite is not saved")
 }
 
 TEST_CASE("saver: --save-every counts steps or epochs") {
-  CHECK(parse_save_every("400", 10) == 400);
-  CHECK(parse_save_every("0", 10) == 0);
-  CHECK(parse_save_every("epoch", 10) == 10);
-  CHECK(parse_save_every("1epoch", 10) == 10);
-  CHECK(parse_save_every("3epochs", 10) == 30);
+  const auto steps = [](const char* text) { return parse_save_every(text).steps(10); };
+  CHECK(steps("400") == 400);
+  CHECK(steps("0") == 0);
+  CHECK(steps("epoch") == 10);
+  CHECK(steps("1epoch") == 10);
+  CHECK(steps("3epochs") == 30);
   for (const char* bad :
        {"", "-1", "often", "1.5", "3 epochs", "99999999999999999999", "epochss"}) {
     CAPTURE(bad);
-    CHECK(contains(message_of([&] { (void)parse_save_every(bad, 10); }), "--save-every"));
+    CHECK(contains(message_of([&] { (void)parse_save_every(bad); }), "--save-every"));
   }
 }
 

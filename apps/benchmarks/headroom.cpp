@@ -110,10 +110,10 @@ std::vector<std::vector<BucketProfile::Collective>> sent_by_bucket(const Communi
 
 // What the run compresses with in most of its steps.
 std::string after_ramp(const CommonOptions& o) {
-  CompressSpec spec = compress_spec(o);
+  CompressSpec spec = o.parsed.compress.spec;
   const auto ramp = spec.values.find("ramp");
   if (ramp == spec.values.end() || std::exchange(ramp->second, 0) == 0)
-    return o.compress.starts_with("auto") ? to_string(spec) : o.compress;
+    return o.parsed.compress.automatic ? to_string(spec) : o.compress;
   return to_string(spec);
 }
 
@@ -169,6 +169,7 @@ class Measurement {
     Communicator& comm = solo == nullptr ? comm_ : *solo;
     CommonOptions o = o_;
     o.compress = sum.compress.empty() ? "none" : sum.compress;
+    o.parsed.compress = parse_compress_choice(o.compress);
     o.compress_start = 0;
     o.shadow = 0;
     if (o.compress != own_) o.plan.clear();

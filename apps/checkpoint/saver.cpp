@@ -1,6 +1,5 @@
 #include "apps/checkpoint/saver.h"
 
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -56,25 +55,12 @@ void check_shared(const std::string& folder, int rank, DataParallelOptimizer& op
 
 }  // namespace
 
-int64_t parse_save_every(const std::string& text, int64_t steps_per_epoch) {
-  int64_t number = 1;
-  const char* end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, number);
-  const std::string_view unit(error == std::errc() ? at : text.data(), end);
-  const bool epochs = unit == "epoch" || unit == "epochs";
-  check((unit.empty() && !text.empty()) || epochs,
-        "--save-every: expected a number of steps, or 1epoch, found '", text, "'");
-  check(number >= 0 && number <= int64_t{1} << 31,
-        "--save-every: expected a number of at least 0, found '", text, "'");
-  return epochs ? number * steps_per_epoch : number;
-}
-
 Saver::Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOptimizer& optimizer,
              std::function<void(const std::string&)> note)
     : optimizer_(optimizer),
       note_(std::move(note)),
-      every_(parse_save_every(o.save_every, options.steps_per_epoch)),
-      ahead_(o.save_every.find("epoch") == std::string::npos ? 0 : options.ahead),
+      every_(o.parsed.save_every.steps(options.steps_per_epoch)),
+      ahead_(o.parsed.save_every.epochs ? options.ahead : 0),
       folder_(tell(options, optimizer)),
       again_(o.output_dir.empty() ? "--resume " + folder_ : "--resume auto"),
       last_(options.start == nullptr ? "" : options.start->path),

@@ -20,10 +20,6 @@
 
 namespace heddle {
 
-// Steps from save to save that --save-every asks for: "400", "epoch", "2epochs"; 0: none. Throws
-// InputError.
-int64_t parse_save_every(const std::string& text, int64_t steps_per_epoch);
-
 struct SaverOptions {
   // The run folder, which all ranks must see. Known to the first, which tells it to the others.
   std::string folder;

@@ -1,13 +1,11 @@
 #include "apps/cli/common_options.h"
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <string_view>
 
-#include "apps/checkpoint/saver.h"
-#include "apps/session/exchange.h"
-#include "apps/session/learners.h"
-#include "comm/net_model.h"
 #include "core/error.h"
 #include "core/parallel.h"
 
@@ -234,6 +232,17 @@ std::string find_data(const std::string& data, const std::string& embedded) {
   return fs::exists(found, error) ? found.string() : data;
 }
 
+void parse_texts(CommonOptions& o) {
+  if (o.trace_steps.empty()) o.trace_steps = "2:6";
+  if (!o.dump_config) o.parsed.device = parse_device(o.device);  // it may be for another machine
+  if (!o.net.empty()) o.parsed.net = parse_net(o.net);
+  if (!o.headroom_net.empty()) (void)parse_net(o.headroom_net, "--headroom-net");
+  o.parsed.learners = plan_learners(o);
+  o.parsed.compress = parse_compress_choice(o.compress);
+  o.parsed.save_every = parse_save_every(o.save_every);
+  o.parsed.trace_steps = parse_step_range(o.trace_steps);
+}
+
 void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule) {
   const FlagSource each = flags.source("batch-size"), all = flags.source("global-batch-size");
   if (all == FlagSource::default_value || each > all) {
@@ -243,7 +252,7 @@ void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule) {
   // A dumped configuration carries both: with other learners the global batch stays.
   check(each < all || each == FlagSource::config,
         "--batch-size and --global-batch-size: expected one of them");
-  const int64_t batches = plan_learners(o).size * o.accumulate;
+  const int64_t batches = o.parsed.learners.size * o.accumulate;
   check(o.global_batch_size % batches == 0, "--global-batch-size: expected a multiple of ", batches,
         " (learners times --accumulate), found ", o.global_batch_size);
   o.batch_size = o.global_batch_size / batches;
@@ -255,14 +264,8 @@ void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule) {
 void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embedded) {
   check(o.resume.empty() || !o.evaluate, "--resume continues training; with --evaluate use --init");
   flags.check_needs(common_needs(o));
-  const LearnerPlan learners = plan_learners(o);
   set_default(flags, "threads", o.threads,
-              std::max(1, omp_get_max_threads() / learners.on_machine));
-
-  check_exchange(o);
-  check(o.headroom == 0 || learners.size > 1,
-        "--headroom: one learner exchanges nothing; give --learners N or start with mpirun");
-  if (!o.headroom_net.empty()) (void)parse_net(o.headroom_net, "--headroom-net");
+              std::max(1, omp_get_max_threads() / o.parsed.learners.on_machine));
 
   // The configuration of a run is read again from other folders.
   for (std::string* path : {&o.data, &o.init, &o.plan}) {
@@ -274,9 +277,6 @@ void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embed
         "--name: expected a name without '/', found '", o.name, "'");
   check(o.optimizer != "sgd" || !o.nesterov || o.momentum > 0,
         "--nesterov needs a --momentum above 0");
-  (void)parse_save_every(o.save_every, 1);
-  if (o.trace_steps.empty()) o.trace_steps = "2:6";
-  (void)parse_step_range(o.trace_steps);
 }
 
 std::string list_row(const char* title, const std::vector<std::string>& names) {
@@ -287,6 +287,25 @@ std::string list_row(const char* title, const std::vector<std::string>& names) {
 
 std::string list_training_choices() {
   return list_row("optimizers:", kOptimizers) + list_row("schedules:", kSchedules);
+}
+
+CompressChoice parse_compress_choice(const std::string& text) {
+  const bool automatic = text == "auto" || text.starts_with("auto:");
+  if (text == "auto") return {parse_compress("scalecom:rate=100"), true};
+  return {parse_compress(automatic ? text.substr(5) : text), automatic};
+}
+
+SaveInterval parse_save_every(const std::string& text) {
+  int64_t number = 1;
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, number);
+  const std::string_view unit(error == std::errc() ? at : text.data(), end);
+  const bool epochs = unit == "epoch" || unit == "epochs";
+  check((unit.empty() && !text.empty()) || epochs,
+        "--save-every: expected a number of steps, or 1epoch, found '", text, "'");
+  check(number >= 0 && number <= int64_t{1} << 31,
+        "--save-every: expected a number of at least 0, found '", text, "'");
+  return {number, epochs};
 }
 
 StepRange parse_step_range(const std::string& text) {

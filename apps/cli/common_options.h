@@ -5,12 +5,52 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/cli/flags.h"
+#include "apps/cli/learner_plan.h"
+#include "comm/net_model.h"
+#include "compress/spec.h"
+#include "core/device.h"
 
 namespace heddle {
+
+// --compress: a family and its settings; automatic: by bucket that or dense, as measured.
+struct CompressChoice {
+  CompressSpec spec;
+  bool automatic = false;
+};
+// Reads "none", "topk:density=0.01", "auto" or "auto:SPEC". Throws InputError.
+CompressChoice parse_compress_choice(const std::string& text);
+
+// --save-every: a number of steps or of epochs; 0: never.
+struct SaveInterval {
+  int64_t count = 1;
+  bool epochs = true;
+  int64_t steps(int64_t steps_per_epoch) const { return epochs ? count * steps_per_epoch : count; }
+};
+// Reads "400", "epoch", "2epochs". Throws InputError.
+SaveInterval parse_save_every(const std::string& text);
+
+// --trace-steps: both are traced, counted from 1.
+struct StepRange {
+  int64_t first = 2, last = 6;
+};
+// Reads "A:B" with 1 <= A <= B. Throws InputError.
+StepRange parse_step_range(const std::string& text);
+
+// What the options of the same names mean. resolve() reads each text once; everything after it uses
+// these values, and the texts only for config.toml and messages.
+struct ParsedOptions {
+  Device device;
+  LearnerPlan learners;
+  CompressChoice compress;
+  std::optional<NetModel> net;
+  SaveInterval save_every;
+  StepRange trace_steps;
+};
 
 struct CommonOptions {
   // data and run
@@ -58,7 +98,11 @@ struct CommonOptions {
   bool train = false;    // although --predict or --generate could do with --init
   bool training = true;  // what resolve() made of it
   std::string config;
+  ParsedOptions parsed;
 };
+
+// Fills o.parsed. Throws InputError for a text that cannot be read.
+void parse_texts(CommonOptions& o);
 
 // Ends the summary of each program's --help.
 inline constexpr const char* kExitCodes =
@@ -98,11 +142,5 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o);
 std::string list_row(const char* title, const std::vector<std::string>& names);
 // The rows that both programs have.
 std::string list_training_choices();
-
-// "A:B", steps counted from 1, A <= B, both traced. Throws InputError.
-struct StepRange {
-  int64_t first, last;
-};
-StepRange parse_step_range(const std::string& text);
 
 }  // namespace heddle

@@ -1,7 +1,6 @@
 // Which flags make sense together: what --train is for, and the table of flags that have no effect
 // without another one.
 #include "apps/cli/common_options.h"
-#include "core/device.h"
 #include "core/error.h"
 
 namespace heddle {
@@ -45,7 +44,7 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
     needs.push_back({flag, o.training,
                      o.evaluate ? "is for training, and --evaluate does not train"
                                 : "is for training: add --train"});
-  const bool gpu = o.device != "cpu" && (o.device != "auto" || parse_device("auto").is_cuda());
+  const bool gpu = o.parsed.device.is_cuda();
   needs.push_back({"tf32", !o.tf32 || gpu, "needs a GPU", true});
   needs.push_back({"tune", !o.tune || gpu, "needs a GPU", true});
   return needs;

@@ -177,6 +177,7 @@ FlagTable lm_flags(TrainLmOptions& o) {
 }
 
 void resolve(TrainLmOptions& o, FlagTable& flags, TextKind kind) {
+  parse_texts(o);
   if (o.level == "auto") o.level = kind == TextKind::folder ? "word" : "char";
   const Recipe& r = recipe(o, kind);
   set_default(flags, "emsize", o.emsize, r.emsize);

@@ -106,6 +106,7 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
 }
 
 void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
+  parse_texts(o);
   const Recipe& r = recipe(kind);
   set_default(flags, "arch", o.arch, r.arch);
   set_default(flags, "image-size", o.image_size, r.image_size);

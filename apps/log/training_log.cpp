@@ -42,7 +42,7 @@ void TrainingLog::watch_step(int64_t step) {
   context_.trace().explain(step == o_.explain_step && folder_ != nullptr);
   dumping_ = step == o_.dump_gradients && folder_ != nullptr;
   if (o_.trace.empty()) return;
-  const StepRange range = parse_step_range(o_.trace_steps);
+  const StepRange range = o_.parsed.trace_steps;
   if (step == range.first) context_.trace().start();
   if (step == range.last + 1) context_.trace().stop();
 }
@@ -314,7 +314,7 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
   if (o_.dump_gradients > 0 && (o_.dump_gradients <= before || o_.dump_gradients > result_.step))
     missed(concat("--dump-gradients ", o_.dump_gradients));
   if (!o_.trace.empty())
-    if (const StepRange range = parse_step_range(o_.trace_steps);
+    if (const StepRange range = o_.parsed.trace_steps;
         range.last <= before || range.first > result_.step)
       missed("--trace-steps " + o_.trace_steps);
   folder_->metric(summary_line(result_, store_));

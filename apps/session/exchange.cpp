@@ -21,12 +21,6 @@ int64_t first_compressed_step(const CommonOptions& o, const StepPlan& plan) {
   return std::max<int64_t>(100, std::min(plan.steps_per_epoch, plan.total_steps / 20));
 }
 
-// "auto" and "auto:SPEC": by bucket dense or compressed, as measured.
-constexpr const char* kAutomatic = "auto";
-bool is_automatic(const CommonOptions& o) {
-  return o.compress == kAutomatic || o.compress.starts_with(concat(kAutomatic, ":"));
-}
-
 // For people, and exchange-<step>.json in the run folder.
 void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
                  const std::function<void(const std::string&)>& log) {
@@ -74,7 +68,7 @@ void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
 // Of a family that compresses: every other one is a CompressedReducer.
 std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
                                                const ParameterStore& store) {
-  std::unique_ptr<Reducer> reducer = make_reducer(compress_spec(o),
+  std::unique_ptr<Reducer> reducer = make_reducer(o.parsed.compress.spec,
                                                   {.seed = static_cast<uint64_t>(o.seed),
                                                    .dense_layers = o.dense_layers,
                                                    .min_compress = o.min_compress},
@@ -107,7 +101,7 @@ std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
                               const DataParallelOptions& parallel) {
   const int64_t start = parallel.compress_start;
   std::string out = "gradients: " + to_string(spec);
-  if (is_automatic(o))
+  if (o.parsed.compress.automatic)
     out += " or dense, by bucket, whichever is faster: tries both first, for 12 to 54 steps";
   if (start >= plan.total_steps) {
     out += concat(", but dense in all ", plan.total_steps, " steps (--compress-start ", start, ")");
@@ -122,21 +116,6 @@ std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
 }
 
 }  // namespace
-
-CompressSpec compress_spec(const CommonOptions& o) {
-  if (o.compress == kAutomatic) return parse_compress("scalecom:rate=100");
-  return parse_compress(is_automatic(o) ? o.compress.substr(o.compress.find(':') + 1) : o.compress);
-}
-
-void check_exchange(const CommonOptions& o) {
-  check(!is_automatic(o) || compress_spec(o).family != "none", "--compress ", o.compress,
-        ": nothing to choose from");
-  check(!is_automatic(o) || (o.layerwise == "uniform" && o.plan.empty()),
-        "--compress auto decides by bucket: not together with --layerwise or --plan");
-  check(!is_automatic(o) || !o.deterministic,
-        "--compress auto: its choices depend on measured times, which --deterministic excludes");
-  check_layerwise(o);
-}
 
 ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store) {
   if (o.compress == "none") return {.payload = store.count() * 4};
@@ -156,7 +135,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
                                      const RunFolder* folder,
                                      const std::function<void(const std::string&)>& log,
                                      const DataParallelOptions& others) {
-  const CompressSpec spec = compress_spec(o);
+  const CompressSpec spec = o.parsed.compress.spec;
   std::unique_ptr<CompressedReducer> reducer;
   DataParallelOptions parallel = others;
   parallel.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
@@ -167,7 +146,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     parallel.compress_start = first_compressed_step(o, plan);
     parallel.shadow_every = o.shadow;
     parallel.planner = planner_options(o, plan, store, comm.size(), folder, log);
-    if (is_automatic(o)) {
+    if (o.parsed.compress.automatic) {
       parallel.chooser.every = std::max<int64_t>(plan.steps_per_epoch, 500);
       parallel.chooser.on_choice = [folder, log](const ExchangeChoice& choice) {
         tell_choice(choice, folder, log);

@@ -12,16 +12,9 @@
 #include "apps/log/run_folder.h"
 #include "apps/session/run_plan.h"
 #include "comm/communicator.h"
-#include "compress/spec.h"
 #include "optim/data_parallel.h"
 
 namespace heddle {
-
-// What --compress says, and behind "auto" or "auto:SPEC" what is chosen from beside dense.
-CompressSpec compress_spec(const CommonOptions& o);
-
-// Throws InputError for options of compression that cannot be.
-void check_exchange(const CommonOptions& o);
 
 // What one learner hands to the exchange in a step, before what collectives make of it, and keeps
 // for it; bytes. Of codes whose length depends on the data the most.

@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli/json.h"
-#include "apps/session/exchange.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -55,7 +54,7 @@ std::string summary(const PlanReport& report, const Values& values) {
 }  // namespace
 
 void check_layerwise(const CommonOptions& o) {
-  const Family& family = find_family(compress_spec(o).family);
+  const Family& family = find_family(o.parsed.compress.spec.family);
   const bool planned = o.layerwise == "lgreco";
   check(!planned || o.plan.empty(), "--layerwise lgreco makes plans, --plan uses one: not both");
   check((!planned && o.plan.empty()) || !family.keys.empty(),
@@ -116,7 +115,7 @@ std::string describe_layer_plan(const PlanReport& report, const CommonOptions& o
     if (by_accordion(values)) row["critical"] = static_cast<bool>(report.critical[l]);
     layers.push_back(row);
   }
-  const CompressSpec spec = compress_spec(o);
+  const CompressSpec spec = o.parsed.compress.spec;
   Json json = {{"step", report.step},
                {"family", spec.family},
                {"compress", to_string(spec)},

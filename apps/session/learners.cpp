@@ -51,67 +51,16 @@ int run_mpi(const CommonOptions& o, const std::function<int(Communicator&)>& bod
 }
 #endif
 
-// How many ranks divide the cores that this process may run on: its share of those of its launcher,
-// which may have bound it to some of them. One, where the user has said OMP_NUM_THREADS, which
-// counts for each process.
-int ranks_sharing_cores() {
-  if (std::getenv("OMP_NUM_THREADS") != nullptr) return 1;
-  cpu_set_t mine, launchers;
-  const bool known = sched_getaffinity(0, sizeof mine, &mine) == 0 &&
-                     sched_getaffinity(getppid(), sizeof launchers, &launchers) == 0;
-  const int cores = known ? CPU_COUNT(&mine) : 1, all = known ? CPU_COUNT(&launchers) : 1;
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
-                           "SLURM_STEP_TASKS_PER_NODE"})  // "4" or "4(x2),3"
-    if (const char* text = std::getenv(name))
-      return std::max(1, std::atoi(text) * cores / std::max(1, all));
-  return 1;
-}
-
 }  // namespace
 
-LearnerPlan plan_learners(const CommonOptions& o) {
-  const LaunchInfo launch = detect_launch();
-  const bool launched = launch.size > 1 || (!launch.launcher.empty() && o.comm == "mpi");
-  LearnerPlan plan;
-  plan.kind = o.comm;
-  plan.nccl = o.comm == "nccl";
-  if (plan.nccl) {
-    check(cuda_device_count() > 0, "--comm nccl: needs a GPU for each learner, found none");
-    check(o.net.empty(), "--net ", o.net, ": NCCL's network is what it is");
-  }
-  if (o.comm == "auto" || plan.nccl)
-    plan.kind = launched ? "mpi" : (o.learners > 1 ? "threads" : "solo");
-  if (launched)
-    check(plan.kind == "mpi", "--comm ", o.comm, ": ", launch.launcher, " has started ",
-          launch.size, " processes, which would run on their own");
-  if (plan.kind == "mpi") {
-#ifndef HEDDLE_MPI
-    throw InputError(concat("started by ", launch.launcher.empty() ? "--comm mpi" : launch.launcher,
-                            ", but this build has no MPI: install openmpi-bin and libopenmpi-dev "
-                            "and build again"));
-#endif
-    check(o.learners <= 1, "--learners ", o.learners,
-          launched ? ": under a launcher every process is one learner"
-                   : ": with --comm mpi each learner is a process that mpirun or srun starts");
-    check(o.net.empty(), "--net ", o.net, ": only between learners of one process (--learners)");
-    plan.size = launch.size;
-    plan.on_machine = ranks_sharing_cores();
-    return plan;
-  }
-  check(o.learners > 1 || o.net.empty(), "--net ", o.net, ": needs --learners above 1");
-  if (!o.net.empty()) (void)parse_net(o.net);
-  plan.size = plan.on_machine = plan.kind == "threads" ? static_cast<int>(o.learners) : 1;
-  return plan;
-}
-
 int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
-  const LearnerPlan plan = plan_learners(o);
+  const LearnerPlan& plan = o.parsed.learners;
 #ifdef HEDDLE_MPI
   if (plan.kind == "mpi") return run_mpi(o, body);
 #endif
   if (plan.size > 1) {
     ThreadsOptions options{.timeout_s = o.comm_timeout};
-    if (!o.net.empty()) options.net = parse_net(o.net);
+    if (o.parsed.net) options.net = *o.parsed.net;
     std::vector<int> results(static_cast<size_t>(plan.size));
     const auto learn = [&](Communicator& comm) {
       results[static_cast<size_t>(comm.rank())] = body(comm);
@@ -124,7 +73,7 @@ int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>
 }
 
 Device learner_device(const CommonOptions& o, const Communicator& comm) {
-  Device device = parse_device(o.device);
+  Device device = o.parsed.device;
   const bool nccl = o.comm == "nccl", processes = comm.name() == std::string("mpi");
   check(!nccl || device.is_cuda(), "--comm nccl: expected --device cuda, found ",
         to_string(device));

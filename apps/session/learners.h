@@ -15,16 +15,6 @@
 
 namespace heddle {
 
-struct LearnerPlan {
-  std::string kind;    // "solo", "threads", "mpi"
-  int size = 1;        // ranks; under a launcher what it says
-  bool nccl = false;   // gradients go over NCCL, which `kind` starts
-  int on_machine = 1;  // of these that share this machine's cores
-};
-// From --learners, --comm and the launcher's environment. Throws InputError for what cannot be: a
-// launcher without MPI in this build, learners under a launcher, --net over a real network.
-LearnerPlan plan_learners(const CommonOptions& o);
-
 // Calls body once for each rank of this process, each on a thread of its own when there are
 // several, and returns the largest of their results. What one throws brings the others down and is
 // thrown again; under MPI it ends all processes.

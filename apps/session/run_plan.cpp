@@ -33,14 +33,14 @@ std::string graph_hindrance(const CommonOptions& o, Device device, int learners)
 }  // namespace
 
 void check_device(const CommonOptions& o) {
-  check(parse_device(o.device).is_cuda() || o.precision != "bf16" || has_avx512(),
+  check(o.parsed.device.is_cuda() || o.precision != "bf16" || has_avx512(),
         "--precision bf16: this processor has no AVX-512, without which oneDNN has no bf16; "
         "expected fp32");
 }
 
 void check_graph(const CommonOptions& o) {
   if (o.graph != "on") return;
-  const std::string hindrance = graph_hindrance(o, parse_device(o.device), plan_learners(o).size);
+  const std::string hindrance = graph_hindrance(o, o.parsed.device, o.parsed.learners.size);
   check(hindrance.empty(), "--graph on: ", hindrance);
 }
 
@@ -142,7 +142,8 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
                       {"compressor_state_bytes", exchange.state}});
   }
   std::string compressed, by = o.compress;
-  if (by.starts_with("auto")) by = to_string(compress_spec(o)) + ", where auto finds that faster";
+  if (o.parsed.compress.automatic)
+    by = to_string(o.parsed.compress.spec) + ", where auto finds that faster";
   if (o.compress != "none")
     compressed = concat(
         "exchange          ", format_bytes(exchange.payload), " a step and learner, ",

@@ -122,10 +122,10 @@ Json compression_of(const CommonOptions& o) {
 std::string compression_differs(const nlohmann::json& there, const CommonOptions& o) {
   CommonOptions same = o;
   same.compress = there.at("compress").get<std::string>();
-  CompressSpec spec = compress_spec(same), mine = compress_spec(o);
+  CompressSpec spec = parse_compress_choice(same.compress).spec, mine = o.parsed.compress.spec;
   for (const char* key : {"beta", "ramp"})
     if (mine.values.contains(key)) spec.values[key] = mine.values[key];
-  const bool automatic = o.compress.starts_with("auto");
+  const bool automatic = o.parsed.compress.automatic;
   if (to_string(spec) != to_string(mine) || same.compress.starts_with("auto") != automatic)
     same = o;
   return difference(there, compression_of(same));
@@ -155,7 +155,7 @@ double residual_scale(const nlohmann::json& state, const CommonOptions& o) {
   check(there.accumulate > 0, "accumulate of the saved run: expected at least 1, found ",
         there.accumulate);
   const auto beta = [](const CommonOptions& options) {
-    const CompressSpec spec = compress_spec(options);
+    const CompressSpec spec = parse_compress_choice(options.compress).spec;
     return spec.values.contains("beta") ? spec.values.at("beta") : 1.0;
   };
   return static_cast<double>(o.accumulate) / static_cast<double>(there.accumulate) * beta(o) /
@@ -246,8 +246,8 @@ void check_steps_to_show(const CommonOptions& o, int64_t last) {
         last);
   check(o.dump_gradients <= last, "--dump-gradients ", o.dump_gradients,
         ": this run ends with step ", last);
-  check(o.trace.empty() || parse_step_range(o.trace_steps).first <= last, "--trace-steps ",
-        o.trace_steps, ": this run ends with step ", last);
+  check(o.trace.empty() || o.parsed.trace_steps.first <= last, "--trace-steps ", o.trace_steps,
+        ": this run ends with step ", last);
 }
 
 void check_same_run(const CommonOptions& o, const Json& identity, const Checkpoint& checkpoint) {

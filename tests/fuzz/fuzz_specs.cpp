@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <string>
 
-#include "apps/checkpoint/saver.h"
 #include "apps/cli/common_options.h"
 #include "apps/session/layer_plan.h"
 #include "comm/net_model.h"
@@ -46,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         break;
       case 1: {
         CommonOptions o;
-        o.compress = "topk";
+        o.parsed.compress.spec = parse_compress("topk");
         o.layerwise = "lgreco";
         o.lgreco = text;
         check_layerwise(o);
@@ -58,7 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         break;
       }
       case 3:
-        require(parse_save_every(text, 10) >= 0);
+        require(parse_save_every(text).steps(10) >= 0);
         break;
       default: {
         const StepRange range = parse_step_range(text);
