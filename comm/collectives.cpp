@@ -9,7 +9,7 @@
 namespace heddle {
 namespace {
 
-constexpr size_t kWindow = 4;  // receives that are posted ahead
+constexpr size_t kWindow = 4;  // receives posted ahead
 
 template <class T>
 void add_values(void* into, const void* from, int64_t n) {
@@ -33,13 +33,13 @@ void add(DType dtype, void* into, const void* from, int64_t n) {
     case DType::u8:
       break;
   }
-  throw Error("a sum of bytes was asked for");
+  throw Error("sum: expected f32, bf16, i32 or i64, found u8");
 }
 
 char* bytes_of(const Tensor& x) { return static_cast<char*>(x.raw()); }
 
-// The tensor's values on the host, or only room for them; finish() carries results back to a
-// device.
+// A tensor's values on the host, or uninitialised memory of its shape; finish() copies results back
+// to a device.
 class Staged {
  public:
   explicit Staged(const Tensor& x, bool values = true)
@@ -56,7 +56,8 @@ class Staged {
   Tensor x_, host_;
 };
 
-// Stands behind the buffers of a call: if it fails, its messages are forgotten while they exist.
+// Declared after the buffers of a call: if the call fails, cancels its messages before the buffers
+// are freed.
 class Withdrawal {
  public:
   explicit Withdrawal(Transport& transport) : transport_(transport) {}
@@ -91,17 +92,15 @@ uint64_t MessageCommunicator::receive(int peer, void* data, int64_t bytes) {
   return transport_->post_receive(peer, data, static_cast<size_t>(bytes));
 }
 
-// The tensor is cut into P chunks that travel around the ring, each in segments. Reducing: a chunk
-// starts at one rank, every rank on its way adds its own values, and the last one has the sum.
-// Gathering: the finished chunks go around once more. A segment is passed on as soon as it is
-// there.
+// Runs the ring of the header's picture: lists the segments that will arrive, in order, then
+// receives them, adds where the pass reduces, and forwards each segment as soon as it has arrived.
 void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
   const int p = size(), next = wrap(rank() + 1), previous = wrap(rank() - 1);
   if (p == 1 || host.size() == 0) return;
   struct Segment {
     int64_t begin, end;  // elements
     bool reduce, forward;
-    bool summed;  // what is passed on is final
+    bool summed;  // the forwarded values are final
   };
   const int64_t n = host.size(), element = dtype_size(host.dtype());
   const int64_t length = options_.segment_bytes / element;
@@ -123,23 +122,23 @@ void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
         incoming.push_back({begin, end, false, s < p - 2, true});
       });
 
-  Tensor scratch;  // before anything is sent: if there is no memory, nobody holds a message of ours
+  Tensor scratch;  // allocated before anything is sent: if that fails, no message is open
   if (reductions > 0)
     scratch = Tensor::empty_on(Device{}, {static_cast<int64_t>(kWindow), options_.segment_bytes},
                                DType::u8);
-  std::vector<uint64_t> partial, summed;  // tickets of what was sent
-  auto pass_on = [&](int64_t begin, int64_t end, bool is_summed) {
+  std::vector<uint64_t> partial, summed;  // tickets of sends
+  auto forward = [&](int64_t begin, int64_t end, bool is_summed) {
     (is_summed ? summed : partial)
         .push_back(send(next, bytes_of(host) + begin * element, (end - begin) * element));
   };
   for_segments(ring.reduce ? wrap(rank() + ring.shift) : rank(),
-               [&](int64_t begin, int64_t end) { pass_on(begin, end, !ring.reduce); });
+               [&](int64_t begin, int64_t end) { forward(begin, end, !ring.reduce); });
 
   std::vector<uint64_t> tickets;
   for (size_t done = 0; done < incoming.size(); ++done) {
-    // Gathered values land in the tensor itself, over partial sums that were sent before: those
-    // must have left. Nobody waits for that while reductions are open, or for the sending of summed
-    // values, else all ranks could wait for each other.
+    // Gathered values overwrite partial sums in the tensor, whose sends must have completed.
+    // Waiting for them earlier, or for sends of final values, could make all ranks wait for each
+    // other.
     if (done == reductions) {
       for (uint64_t ticket : partial) transport_->wait(ticket);
       partial.clear();
@@ -158,7 +157,7 @@ void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
       add(host.dtype(), bytes_of(host) + s.begin * element,
           bytes_of(scratch) + static_cast<int64_t>(done % kWindow) * options_.segment_bytes,
           s.end - s.begin);
-    if (s.forward) pass_on(s.begin, s.end, s.summed);
+    if (s.forward) forward(s.begin, s.end, s.summed);
   }
   for (uint64_t ticket : partial) transport_->wait(ticket);
   for (uint64_t ticket : summed) transport_->wait(ticket);
@@ -200,8 +199,8 @@ void MessageCommunicator::do_broadcast(const Tensor& x, int root) {
   staged.finish();
 }
 
-// Rank root + v receives from the rank that v without its lowest bit names, and sends to those that
-// v with one lower bit set names.
+// Binomial tree: rank root + v receives from root + (v without its lowest set bit), then sends to
+// root + v + b for every power of two b below that bit.
 void MessageCommunicator::broadcast_tree(char* data, int64_t bytes, int root) {
   const int p = size(), v = wrap(rank() - root);
   int bit = 1;
@@ -237,7 +236,7 @@ void MessageCommunicator::do_all_to_all(const Tensor& sent, const Tensor& receiv
   const Withdrawal withdrawal(*transport_);
   const int64_t share = sent.bytes() / size();
   std::copy_n(bytes_of(from) + rank() * share, share, bytes_of(to.host()) + rank() * share);
-  // Several at a time: where one of two ranks is late, the links of the other have something to do.
+  // Several at a time: while one peer is late, messages of others use the link.
   const int count = share > 0 ? size() - 1 : 0, ahead = options_.exchanges;
   std::vector<uint64_t> in, out;
   for (int done = 0; done < count; ++done) {

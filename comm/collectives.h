@@ -1,16 +1,29 @@
-// The collectives, written once over messages (comm/transport.h). Large tensors travel in segments,
-// so that a rank passes on what it has while the rest is still on its way. Bytes that a rank sends,
-// for a payload of n bytes on P ranks:
+// MessageCommunicator: the collectives, written once over messages (comm/transport.h). Large
+// tensors travel in segments, so that a rank forwards what it has while the rest is still in
+// transit. Bytes that a rank sends for a payload of n bytes on P ranks:
 //
 //   all_reduce       ring reduce-scatter, ring all-gather    2 n (P - 1) / P
 //   reduce_scatter   ring; n counts all P shares             n (P - 1) / P
 //   all_gather       ring; n counts all P shares             n (P - 1) / P
-//   broadcast        chain, or a binomial tree when small    n, but 0 at the chain's end; tree: n
-//                                                            to each child
+//   broadcast        chain, or a binomial tree when small    n; chain's end: 0; tree: n per child
 //   all_to_all       pairwise exchanges                      n (P - 1) / P
 //   barrier          dissemination, empty messages           0
 //
-// (Thakur, Rabenseifner and Gropp 2005 for the algorithms and their costs.)
+// The ring of all_reduce on P = 3 ranks. The tensor is cut into chunks 0, 1, 2; rank r starts with
+// chunk r. In P - 1 steps each chunk travels once around, and every rank adds its own values (+);
+// in P - 1 more the finished chunks (*) are copied around:
+//
+//            reduce-scatter                       all-gather
+//   step        1          2                     3          4
+//   rank 0   sends 0    sends 2+   owns 1*    sends 1*   sends 0*
+//        |      v          v                     v          v         to rank 1
+//   rank 1   sends 1    sends 0+   owns 2*    sends 2*   sends 1*
+//        |      v          v                     v          v         to rank 2
+//   rank 2   sends 2    sends 1+   owns 0*    sends 0*   sends 2*
+//        |      v          v                     v          v         to rank 0
+//
+// Each element is summed at one rank in one order, so all ranks get the same bits. (Thakur,
+// Rabenseifner and Gropp 2005 for the algorithms and their costs.)
 #pragma once
 
 #include <memory>
@@ -24,11 +37,12 @@ namespace heddle {
 struct CollectiveOptions {
   int64_t segment_bytes = 256 * 1024;
   int64_t tree_bytes = 32 * 1024;  // largest broadcast that takes the tree
-  int exchanges = 4;               // of an all_to_all at a time; many would flood a receiver
+  int exchanges = 4;               // concurrent ones of an all_to_all; more may flood a receiver
 };
 
 class MessageCommunicator : public Communicator {
  public:
+  // Owns the transport. Throws InputError for a segment that is no multiple of 64 bytes.
   explicit MessageCommunicator(std::unique_ptr<Transport> transport,
                                const CollectiveOptions& options = {});
 
@@ -54,7 +68,7 @@ class MessageCommunicator : public Communicator {
  private:
   struct Ring {
     bool reduce = false, gather = false;
-    int shift = 0;  // the first chunk that is sent is that of rank + shift
+    int shift = 0;  // a rank sends chunk rank + shift first
   };
   void run_ring(const Tensor& host, const Ring& ring);
   void broadcast_tree(char* data, int64_t bytes, int root);

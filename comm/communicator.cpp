@@ -1,5 +1,7 @@
 #include "comm/communicator.h"
 
+#include <algorithm>
+
 #include "comm/transport.h"
 #include "core/trace.h"
 
@@ -25,7 +27,7 @@ void check_shares(const Tensor& mine, const Tensor& all, int size, const char* n
 
 }  // namespace
 
-// Counts, traces, and says in an error what was going on.
+// Counts and traces a call, and adds to a CommError what was being done.
 template <class Call>
 void Communicator::run(const char* collective, const Call& call) {
   TraceRange range("comm", tag_.empty() ? collective : tag_);
@@ -102,6 +104,18 @@ std::vector<double> mean_over_ranks(Communicator& comm, const std::vector<double
   for (const std::vector<double>& values : gather_values(comm, mine))
     for (size_t i = 0; i < mean.size(); ++i) mean[i] += values[i] / comm.size();
   return mean;
+}
+
+std::string broadcast_text(const std::string& text, Communicator& comm, int root) {
+  const Tensor length = Tensor::empty_on(Device{}, {1}, DType::i64);
+  length.data<int64_t>()[0] = std::ssize(text);
+  comm.broadcast(length, root);
+  const int64_t size = length.data<int64_t>()[0];
+  if (size == 0) return "";
+  const Tensor bytes = Tensor::empty_on(Device{}, {size}, DType::u8);
+  if (comm.rank() == root) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
+  comm.broadcast(bytes, root);
+  return {static_cast<const char*>(bytes.raw()), static_cast<size_t>(size)};
 }
 
 }  // namespace heddle

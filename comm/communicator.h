@@ -1,10 +1,15 @@
-// Communicator: collectives on tensors over the ranks of data parallel training, and the count of
-// every byte. Calls block; each rank makes the same calls in the same order, with tensors of the
-// same shapes. Sums are formed once per element, at one rank, in an order that P and the element's
-// place decide, and everybody takes that value: the ranks' results are equal bit for bit.
+// Communicator: blocking collectives on tensors over the ranks of data-parallel training, with a
+// count of every byte sent. Each element is summed at one rank, in an order that depends only on P
+// and the element's index, and everyone uses that sum: results are equal bit for bit on all ranks
+// (NCCL's are equal too, but differ in rounding from the other communicators').
 //
 //   comm->all_reduce(gradient);               // in place, the sum over ranks
 //   Traffic t = comm->traffic().at({"all_reduce", "bucket 3"});
+//
+// Contract of every collective: each rank makes the same calls in the same order, with tensors of
+// the same shapes and types, on any device; one thread of a rank calls at a time. Throws InputError
+// for shapes or types that do not fit (before anything is sent), and CommError, with rank,
+// collective, tag and step, when another rank fails or does not answer within the timeout.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +26,11 @@
 
 namespace heddle {
 
-// Bytes that this rank gave to and took from others.
+// Bytes that this rank sent to others and received from them.
 struct Traffic {
   int64_t sent = 0, received = 0, calls = 0;
 };
-// By collective and tag.
+// Keyed by collective ("all_reduce") and tag.
 using CollectiveTraffic = std::map<std::pair<std::string, std::string>, Traffic>;
 
 class Communicator {
@@ -35,28 +40,33 @@ class Communicator {
   virtual int size() const = 0;
   virtual const char* name() const = 0;  // "solo", "threads", "mpi", "nccl"
 
-  // x = sum over ranks of x. f32, bf16, i32 or i64; sums of bf16 are rounded once per rank.
+  // Sets x to the sum over ranks of x: f32, bf16, i32 or i64. bf16 is rounded after each addition.
   void all_reduce(const Tensor& x);
-  // x of rank `root` for everybody. Any type.
+  // Copies x of rank `root` to all ranks. Any type.
   void broadcast(const Tensor& x, int root);
-  // all (P, shape of mine) = every rank's `mine`, by rank.
+  // Sets all[r] to `mine` of rank r: mine (…) -> all (P, …). Any type.
   void all_gather(const Tensor& mine, const Tensor& all);
-  // mine = sum over ranks of all[rank], all (P, shape of mine).
+  // Sets mine to the sum over ranks of all[rank()]: all (P, …) -> mine (…). `all` is unchanged.
   void reduce_scatter(const Tensor& all, const Tensor& mine);
-  // received[s] = sent[r] of rank s, both (P, ...).
+  // Sets received[s] to sent[rank()] of rank s: (P, …) -> (P, …). Any type.
   void all_to_all(const Tensor& sent, const Tensor& received);
   // Returns when every rank has called it.
   void barrier();
-  // Makes the other ranks fail too instead of waiting for this one.
+  // Makes the other ranks throw CommError instead of waiting for this one; under MPI ends all
+  // processes with the exit code. From any thread.
   virtual void abort(const std::string& why, int exit_code = 1) noexcept = 0;
-  virtual double now() const = 0;  // seconds, of the network model where there is one
-  virtual bool virtual_time() const { return false; }  // now() goes on by the model alone
+  // Returns this rank's clock in seconds: the network model's if there is one, else the steady
+  // clock.
+  virtual double now() const = 0;
+  // Returns whether now() advances by the network model only.
+  virtual bool virtual_time() const { return false; }
 
-  // What the next calls are for: a name in errors and in traffic(), and the step for errors.
+  // Names the purpose of the following calls, in errors and as key of traffic(); and their step.
   void set_tag(const std::string& tag) { tag_ = tag; }
   void set_step(int64_t step) { step_ = step; }
   const std::string& tag() const { return tag_; }
 
+  // Returns what this rank has sent and received since construction, and its sum.
   const CollectiveTraffic& traffic() const { return traffic_; }
   Traffic total_traffic() const;
 
@@ -68,8 +78,8 @@ class Communicator {
   virtual void do_all_to_all(const Tensor& sent, const Tensor& received) = 0;
   virtual void do_barrier() = 0;
 
-  virtual void withdraw() noexcept {}         // a call has failed: forget its open messages
-  Traffic& counting() { return *counting_; }  // of the call that is running
+  virtual void withdraw() noexcept {}         // cancels the open messages of a call that failed
+  Traffic& counting() { return *counting_; }  // entry of the call in progress
 
  private:
   template <class Call>
@@ -81,10 +91,10 @@ class Communicator {
   Traffic* counting_ = nullptr;
 };
 
-// The bytes of all ranks, by rank; each rank gives as many.
+// Returns the bytes of all ranks, concatenated by rank; all ranks pass the same number. Collective.
 std::vector<std::byte> gather_bytes(Communicator& comm, std::span<const std::byte> mine);
 
-// The values of all ranks, by rank; each rank gives as many.
+// Returns the values of all ranks, indexed by rank; all ranks pass the same number. Collective.
 template <class T>
 std::vector<std::vector<T>> gather_values(Communicator& comm, const std::vector<T>& mine) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -96,7 +106,11 @@ std::vector<std::vector<T>> gather_values(Communicator& comm, const std::vector<
   return all;
 }
 
-// The mean over the ranks, added in their order: the same bits on all of them.
+// Returns the mean over ranks, element by element, summed in rank order: equal bits on all ranks.
+// Collective.
 std::vector<double> mean_over_ranks(Communicator& comm, const std::vector<double>& mine);
+
+// Returns the text of rank `root` on all ranks; the others' may have any length. Collective.
+std::string broadcast_text(const std::string& text, Communicator& comm, int root = 0);
 
 }  // namespace heddle

@@ -25,7 +25,7 @@ LaunchInfo detect_launch() {
   struct Launcher {
     const char *name, *rank, *size;
   };
-  // A batch job's own shell has SLURM_NTASKS too; only a step that srun started has a step's id.
+  // SLURM_NTASKS is also set in a batch job's shell; SLURM_STEP_NUM_TASKS only in srun's processes.
   constexpr Launcher kLaunchers[] = {{"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                                      {"PMI", "PMI_RANK", "PMI_SIZE"},
                                      {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};

@@ -1,4 +1,6 @@
-// Who started this process: a launcher's environment, read before MPI is touched.
+// Which launcher started this process: read from its environment, before MPI is initialised.
+//
+//   const LaunchInfo launch = detect_launch();   // mpirun -n 4 …: {.rank = 2, .size = 4, "mpirun"}
 #pragma once
 
 #include <string>
@@ -7,9 +9,11 @@ namespace heddle {
 
 struct LaunchInfo {
   int rank = 0, size = 1;
-  std::string launcher;  // "mpirun", "srun" or a PMI name; empty: started on its own
+  std::string launcher;  // "mpirun", "PMI" or "srun"; empty when no launcher started the process
 };
-// Throws InputError for variables that are no numbers, or a rank that is none of the size.
+
+// Returns this process's rank and the number of ranks. Thread-safe. Throws InputError, naming the
+// variable, for a value that is no number and for a rank that is not below the size.
 LaunchInfo detect_launch();
 
 }  // namespace heddle

@@ -13,8 +13,8 @@ void add(Ledger::Entry& into, const Ledger::Entry& from) {
   into.received += from.received;
 }
 
-// The share of `bytes` that falls on the stretch [begin, end) of `total`; stretches that cover the
-// whole get all of it. For payloads below 3 GB.
+// Returns the share of `bytes` for the interval [begin, end) of `total`; the shares of intervals
+// that partition `total` add up to `bytes`. For payloads below 3 GB.
 int64_t share(int64_t bytes, int64_t begin, int64_t end, int64_t total) {
   const auto at = [&](int64_t x) { return bytes / total * x + bytes % total * x / total; };
   return at(end) - at(begin);
@@ -31,7 +31,7 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
                   const std::function<void()>& call, bool again, const char* file, int line) {
   check(!parts.empty(), "ledger: expected at least one part of a payload");
   const Traffic before = comm.total_traffic();
-  wait_for_stream();  // what a GPU still has to encode is no part of the exchange
+  wait_for_stream();  // a GPU's pending encoding is not part of the exchange
   const double begin_s = comm.now();
   const auto close = [&] {
     const Traffic after = comm.total_traffic();
@@ -39,7 +39,7 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
     if (parts.size() > 1 || parts[0].kind != PayloadKind::control) seconds_ += comm.now() - begin_s;
     int64_t total = 0, begin = 0;
     for (const PayloadPart& part : parts) total += part.bytes;
-    const int64_t even = total == 0;  // every part counts as one byte then
+    const int64_t even = total == 0;  // each part then counts as one byte
     if (even) total = std::ssize(parts);
     for (const PayloadPart& part : parts) {
       const int64_t end = begin + (even ? 1 : part.bytes);

@@ -1,7 +1,7 @@
-// Ledger: what each byte on the wire was for, by layer and kind. A collective is booked with the
-// parts that its payload is made of; the bytes that the communicator counted meanwhile are divided
-// among the parts in proportion to their size, to the last byte, so that the ledger's total is the
-// communicator's.
+// Ledger: attributes every byte on the wire to a layer and a kind of payload. Each collective is
+// booked with the parts of its payload; the bytes that the communicator counts during the call are
+// divided among the parts in proportion to their sizes, without remainder, so that the ledger's
+// total equals the communicator's.
 //
 //   ledger.book(comm, {{"conv1.weight", PayloadKind::values, 1728}}, [&] { comm.all_reduce(x); });
 #pragma once
@@ -17,38 +17,38 @@
 
 namespace heddle {
 
-// values: gradients in whatever form. indices: where they belong. scales: factors of a quantiser.
-// control: flags, and everything that is no gradient (losses, checks, initial weights).
+// values: gradients, encoded or not. indices: which elements they are. scales: factors of a
+// quantiser. control: flags, and everything other than gradients (losses, checks, initial weights).
 enum class PayloadKind : uint8_t { values, indices, scales, control };
-const char* kind_name(PayloadKind kind);
+const char* kind_name(PayloadKind kind);  // "values", "indices", "scales", "control"
 
 struct PayloadPart {
-  std::string layer;  // a parameter's name; of control: what it is about
+  std::string layer;  // a parameter's name; for control, its purpose
   PayloadKind kind;
-  int64_t bytes;  // of the payload, not of the wire
+  int64_t bytes;  // of the payload, which may travel several times
 };
 
 class Ledger {
  public:
-  // Runs the call and books what it sent and received, even when it throws. A payload that travels
-  // twice, to its owner and back, counts as payload once: `again` is the second time. Parts of no
-  // bytes at all share alike. Parts are read after the call, which may still add some. `file`,
-  // `line`: of the call, for the narration of a step.
+  // Runs the call and books what it sent and received, even if it throws. `again` marks the second
+  // trip of a payload (to its owner and back), which is not counted as payload again. If all parts
+  // have 0 bytes, they get equal shares. `parts` is read after the call, which may extend it.
+  // `file` and `line` of the caller appear in --explain-step. Throws InputError for no parts, and
+  // what the call throws.
   void book(Communicator& comm, const std::vector<PayloadPart>& parts,
             const std::function<void()>& call, bool again = false,
             const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
   struct Entry {
-    int64_t payload = 0;             // bytes of payload, once for each collective
-    int64_t sent = 0, received = 0;  // bytes of this rank
+    int64_t payload = 0;             // bytes, counted once per collective
+    int64_t sent = 0, received = 0;  // bytes of this rank on the wire
   };
   const std::map<std::pair<std::string, PayloadKind>, Entry>& entries() const { return entries_; }
-  // Spent in the gradients' collectives (booked with any other kind than control alone), by the
-  // communicator's clock.
+  // Returns the seconds spent in collectives that carried gradients, by the communicator's clock.
   double seconds() const { return seconds_; }
-  // What an earlier process has booked comes on top.
+  // Adds what an earlier process of a resumed run has booked.
   void restore(const std::map<std::pair<std::string, PayloadKind>, Entry>& entries);
-  // Over all entries, or those of one kind.
+  // Returns the sum over all entries, or over those of one kind.
   Entry total() const;
   Entry total(PayloadKind kind) const;
 

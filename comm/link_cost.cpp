@@ -9,10 +9,10 @@
 namespace heddle {
 namespace {
 
-constexpr int kCalls = 7;  // whose median counts
+constexpr int kCalls = 7;  // repetitions, of which the median is used
 
-// Around the ring in `steps`: a rank passes a chunk on when its first segment is there and its link
-// is free again.
+// Returns the seconds of a ring of `steps`: a rank forwards a chunk when the chunk's first segment
+// has arrived and its own link is free.
 double ring_seconds(double bytes, int ranks, int steps, const LinkCost& link) {
   const double chunk = bytes / ranks, beta = link.seconds_per_byte;
   const double segment = std::min(chunk, static_cast<double>(link.collectives.segment_bytes));
@@ -28,20 +28,20 @@ double broadcast_seconds(double bytes, int ranks, const LinkCost& link) {
   return (ranks - 1) * (segment * beta + link.latency_s) + (bytes - segment) * beta;
 }
 
-// Messages to one rank after the other over one link, a few at a time.
+// Returns the seconds of `count` messages over one link, a few of them in flight.
 double pairwise_seconds(double bytes, int count, const LinkCost& link) {
-  std::vector<double> there;  // when each has arrived
+  std::vector<double> arrivals;
   double free = 0;
   for (int i = 0; i < count; ++i) {
     const int before = i - link.collectives.exchanges;
-    if (before >= 0) free = std::max(free, there[static_cast<size_t>(before)]);
+    if (before >= 0) free = std::max(free, arrivals[static_cast<size_t>(before)]);
     free += bytes * link.seconds_per_byte;
-    there.push_back(free + link.latency_s);
+    arrivals.push_back(free + link.latency_s);
   }
-  return there.back();
+  return arrivals.back();
 }
 
-// The median of calls on `floats` for each rank, the mean over ranks.
+// Returns the seconds of an all-reduce of P * `floats` values: median of calls, mean over ranks.
 double time_all_reduce(Communicator& comm, int64_t floats) {
   const Tensor x = Tensor::zeros({floats * comm.size()});
   std::vector<double> seconds;
@@ -110,7 +110,7 @@ double measure_latency(Communicator& comm) {
 LinkCost measure_link(Communicator& comm) {
   LinkCost link;
   if (comm.size() < 2) return link;
-  // Chunks no longer than a segment: every step of the ring takes alpha and its bytes.
+  // Chunks of one segment: every step of the ring takes alpha plus beta times the segment.
   const int64_t floats = link.collectives.segment_bytes / 4;
   const double steps = 2.0 * (comm.size() - 1);
   link.latency_s = measure_latency(comm);

@@ -1,6 +1,6 @@
-// What a collective costs on links of a given latency and bandwidth: the alpha-beta model (Thakur,
-// Rabenseifner and Gropp 2005), for the algorithms of comm/collectives.h, whose segments hide
-// latency.
+// Link cost: predicts how long a collective takes on links of a given latency and bandwidth, by the
+// alpha-beta model (Thakur, Rabenseifner and Gropp 2005) of the algorithms in comm/collectives.h,
+// whose segments hide latency; and measures a network's alpha and beta.
 //
 //   const LinkCost link = measure_link(comm);
 //   double s = collective_seconds("all_reduce", 4 << 20, 64, link);
@@ -13,33 +13,35 @@
 namespace heddle {
 
 struct LinkCost {
-  double latency_s = 0;         // alpha: of a message, however short
-  double seconds_per_byte = 0;  // beta
+  double latency_s = 0;         // alpha: per message, of any length
+  double seconds_per_byte = 0;  // beta: the inverse bandwidth
   CollectiveOptions collectives = {};
 };
 
-// Of one call on `bytes` of payload, counted as in comm/collectives.h. The collective is named as
-// in Communicator::traffic(); throws InputError for another name.
+// Returns the seconds of one call on a payload of `bytes`, counted as n in comm/collectives.h; 0
+// for one rank. `collective` is a name of Communicator::traffic(); throws InputError for another.
 double collective_seconds(const std::string& collective, double bytes, int ranks,
                           const LinkCost& link);
 
-// How many messages' latencies that time holds at least, one behind the other. Of chunks longer
-// than a segment one: whether the next segments hide the others depends on the bandwidth.
+// Returns how many consecutive latencies that time contains at least. For chunks longer than a
+// segment this is 1: whether later segments hide the other latencies depends on the bandwidth.
 double latencies(const std::string& collective, double bytes, int ranks);
 
-// The sum of latencies() over the calls that `comm` has made under its present tag since traffic()
-// gave `before`.
+// Returns the sum of latencies() over the calls that `comm` has made under its present tag since
+// traffic() returned `before`.
 double latencies_since(const CollectiveTraffic& before, const Communicator& comm);
 
-// The payload of a call, bytes, from the mean over ranks of what they send in it.
+// Returns the payload of a call in bytes, from the mean over ranks of the bytes that they send in
+// it.
 double payload_of_sent(const std::string& collective, double sent, int ranks);
 
-// Alpha alone, from all-reduces of a few bytes; the same on all ranks, 0 where there is one.
+// Measures alpha in seconds, from all-reduces of a few bytes. Collective; the same result on all
+// ranks, 0 for one rank.
 double measure_latency(Communicator& comm);
 
-// Alpha and beta that explain what all-reduces of two sizes take; the same on all ranks, both 0
-// where there is one. Takes 14 P messages' latency and 14 P times 256 KiB: on four links of 100
-// Mbit/s about a second.
+// Measures alpha and beta from all-reduces of two sizes. Collective; the same result on all ranks,
+// both 0 for one rank. Takes 14 P latencies and the time of 14 P times 256 KiB: about a second on
+// four links of 100 Mbit/s.
 LinkCost measure_link(Communicator& comm);
 
 }  // namespace heddle

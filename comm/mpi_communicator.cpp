@@ -25,8 +25,8 @@ void check_mpi(int status, const char* what) {
   throw CommError(concat("MPI: ", what, ": ", std::string(text, static_cast<size_t>(length))));
 }
 
-// Around a call that waits for every rank, to which MPI gives no deadline and which cannot be taken
-// back: after the timeout the process ends, and with it, by the launcher, the others.
+// Guards a call that waits for every rank and that MPI can neither time out nor cancel: after the
+// timeout the process exits, and the launcher ends the others.
 class Deadline {
  public:
   Deadline(double timeout_s, const char* what) {
@@ -34,7 +34,7 @@ class Deadline {
       if (kept.wait_for(std::chrono::duration<double>(timeout_s)) == std::future_status::ready)
         return;
       std::fprintf(stderr,
-                   "[rank %d] MPI: no %s after %g s: another rank hangs or is not reached\n",
+                   "[rank %d] MPI: no %s after %g s: another rank hangs or cannot be reached\n",
                    detect_launch().rank, what, timeout_s);
       _exit(static_cast<int>(ExitCode::runtime));
     });
@@ -55,7 +55,7 @@ class MpiTransport : public Transport {
     MPI_Comm_size(comm_, &size_);
   }
   ~MpiTransport() override {
-    if (requests_.empty()) MPI_Comm_free(&comm_);  // with messages open it would wait for them
+    if (requests_.empty()) MPI_Comm_free(&comm_);  // else it would wait for the open ones
   }
 
   int rank() const override { return rank_; }
@@ -83,17 +83,17 @@ class MpiTransport : public Transport {
     return next_ticket_++;
   }
 
-  // Open MPI cannot take back a message that has begun; the ranks are about to be ended.
+  // Open MPI cannot cancel a message in progress; the processes are about to end anyway.
   void withdraw() noexcept override {}
 
-  // Open MPI makes progress only inside of its calls, so this polls: closely at first, because most
-  // answers are near, then with naps that leave the core to those who compute.
+  // Open MPI makes progress only inside its calls, so this polls: without pause at first, because
+  // most messages arrive soon, then with sleeps that leave the core to computation.
   void wait(uint64_t ticket) override {
     const auto found = requests_.find(ticket);
-    if (found == requests_.end()) throw Error("a message was waited for twice");
+    if (found == requests_.end()) throw Error("message: wait() was called twice");
     Open& open = found->second;
     constexpr int kPolls = 200;
-    std::optional<Patience> patience;
+    std::optional<ProgressTimeout> timeout;
     for (int polls = 0;; ++polls) {
       int done = 0;
       MPI_Status status;
@@ -103,8 +103,8 @@ class MpiTransport : public Transport {
         break;
       }
       if (polls < kPolls) continue;
-      if (!patience) patience.emplace(timeout_s_);
-      if (patience->over())
+      if (!timeout) timeout.emplace(timeout_s_);
+      if (timeout->expired())
         throw CommError(concat("no answer from rank ", open.peer, " for ", timeout_s_, " s"));
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -143,19 +143,18 @@ class MpiTransport : public Transport {
 }  // namespace
 
 MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s) {
-  // Over TCP Open MPI cuts a long message into pieces that the receiver asks for one by one; sent
-  // as a whole, a ring over slow links is 4 to 5 % faster (docs/benchmarks.md). Who sets it keeps
-  // it.
+  // Over TCP, Open MPI splits a long message into fragments that the receiver requests one by one;
+  // a ring over slow links is 4 to 5 % faster when it is sent whole (docs/benchmarks.md). A value
+  // that the user has set is kept.
   setenv("OMPI_MCA_btl_tcp_flags", "1", 0);
   int provided = 0;
   const Deadline deadline(timeout_s, "start");
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "start");
   if (provided < MPI_THREAD_SERIALIZED)
-    throw Error(
-        "MPI offers no MPI_THREAD_SERIALIZED: its calls could not come from a second thread");
+    throw Error("MPI: expected MPI_THREAD_SERIALIZED, which this MPI library does not offer");
 }
 
-// A failed run ends by abort(): to finalize here would wait for ranks that no longer answer.
+// A failed run ends by abort(): finalising would wait for ranks that no longer answer.
 MpiSession::~MpiSession() {
   if (std::uncaught_exceptions() > 0) return;
   const Deadline deadline(timeout_s_, "end");

@@ -1,7 +1,7 @@
-// Ranks that are processes under mpirun or srun, over Open MPI's point-to-point messages. Only
-// built where MPI was found (HEDDLE_MPI).
+// Ranks that are processes, started by mpirun or srun, over MPI's point-to-point messages. Only
+// built if MPI was found (HEDDLE_MPI).
 //
-//   MpiSession mpi;                        // in main, before any other use; ends MPI when it dies
+//   MpiSession mpi;                        // first in main; its destructor finalises MPI
 //   auto comm = mpi.make_communicator({.timeout_s = 60});
 #pragma once
 
@@ -12,14 +12,15 @@
 namespace heddle {
 
 struct MpiOptions {
-  double timeout_s = 60;
+  double timeout_s = 60;  // without progress of a message
   CollectiveOptions collectives = {};
 };
 
 class MpiSession {
  public:
-  // Throws Error when MPI cannot start or offers no MPI_THREAD_SERIALIZED. Start and end wait for
-  // all ranks; after timeout_s seconds of that the process says so on stderr and ends with code 1.
+  // Initialises MPI. Throws Error when that fails or MPI_THREAD_SERIALIZED is not available.
+  // Initialising and finalising wait for all ranks; after timeout_s seconds of waiting the process
+  // reports that on stderr and ends with exit code 1, since MPI offers no way to cancel either.
   explicit MpiSession(double timeout_s = 60);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
@@ -27,7 +28,8 @@ class MpiSession {
 
   int rank() const;
   int size() const;
-  // The session must outlive it. All calls of one process come from one thread at a time.
+  // Returns a communicator over all ranks. The session must outlive it; one thread of the process
+  // makes MPI calls at a time. Collective.
   std::unique_ptr<Communicator> make_communicator(const MpiOptions& options = {});
 
  private:

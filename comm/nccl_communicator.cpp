@@ -3,14 +3,15 @@
 #include <nccl.h>
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <future>
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/transport.h"
 #include "core/context.h"
@@ -35,10 +36,9 @@ ncclDataType_t nccl_type(DType dtype) {
   return ncclUint8;
 }
 
-// What a GPU is known by: its machine and its place on the bus.
-using GpuName = std::array<char, 128>;
-GpuName own_gpu() {
-  GpuName name{};
+// Identifies this rank's GPU: host name and PCI address, padded with zeros.
+std::vector<char> own_gpu() {
+  std::vector<char> name(128);
   char bus[32] = "", host[64] = "";
   check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, Context::current().device().index), "bus id");
   gethostname(host, sizeof host - 1);
@@ -56,10 +56,8 @@ class NcclCommunicator : public Communicator {
     refuse_shared_gpus();
     ncclUniqueId id{};
     if (rank() == 0) check_nccl(ncclGetUniqueId(&id), "id");
-    const Tensor text = Tensor::empty_on(Device{}, {sizeof id}, DType::u8);
-    std::memcpy(text.raw(), &id, sizeof id);
-    control.broadcast(text, 0);
-    std::memcpy(&id, text.raw(), sizeof id);
+    const std::string bytes = broadcast_text({id.internal, sizeof id.internal}, control);
+    std::copy(bytes.begin(), bytes.end(), id.internal);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     try {
@@ -72,7 +70,7 @@ class NcclCommunicator : public Communicator {
   }
   ~NcclCommunicator() override {
     if (comm_ == nullptr || failed_) return;
-    // The end is a collective, too, and the other ranks may not come to it.
+    // Finalising is collective, and after a failure the other ranks may not take part.
     if (std::uncaught_exceptions() > 0) {
       withdraw();
       return;
@@ -148,9 +146,9 @@ class NcclCommunicator : public Communicator {
   }
   void do_barrier() override { do_all_reduce(Tensor::empty_on(gpu(), {1}, DType::i32)); }
 
-  // Kernels that wait for a rank that is gone would keep the GPU, and the end of the Context,
-  // waiting. ncclCommAbort() lets them go, but may itself wait for the other ranks for ever (NCCL's
-  // issues 863 and 1777), so that it gets a thread which can be left behind.
+  // Kernels that wait for a failed rank would block the GPU, and the Context's destructor.
+  // ncclCommAbort() ends them, but may itself wait for the other ranks forever (NCCL's issues 863
+  // and 1777), so it runs on a detached thread.
   void withdraw() noexcept override {
     if (comm_ == nullptr || gave_up_) return;
     failed_ = gave_up_ = true;
@@ -162,7 +160,7 @@ class NcclCommunicator : public Communicator {
         done->set_value();
       }).detach();
       (void)done->get_future().wait_for(kAbortTime);
-    } catch (const std::exception&) {  // no thread to be had: the process ends as it can
+    } catch (const std::exception&) {  // no thread available: the process ends without the abort
     }
   }
 
@@ -183,7 +181,7 @@ class NcclCommunicator : public Communicator {
     throw CommError(concat("NCCL: ", what, ": ", ncclGetErrorString(status), " ", detail));
   }
 
-  // Runs a call on `x`, which may lie on the host, and waits until the stream has done it.
+  // Runs a call on `x`, through a copy if it is on the host, and waits for the stream.
   template <class Call>
   void run(const Tensor& x, const Call& call) {
     if (x.size() == 0) return;
@@ -191,57 +189,50 @@ class NcclCommunicator : public Communicator {
     const Tensor work = x.to(gpu());
     check_nccl(call(work), "call");
     await_call("call");
-    // A rank that is gone leaves the stream waiting for ever: so look instead of synchronising.
-    Patience patience(options_.timeout_s);
+    // If another rank has failed, the stream never finishes: poll instead of synchronising.
+    ProgressTimeout timeout(options_.timeout_s);
     int polls = 0;
     for (cudaError_t state = cudaErrorNotReady; state != cudaSuccess;) {
       state = cudaStreamQuery(cuda_stream());
       if (state != cudaErrorNotReady) check_cuda(state, "collective");
-      (void)cudaGetLastError();  // "not ready" is no error of the next kernel
+      (void)cudaGetLastError();  // clears "not ready", so that the next kernel does not report it
       ncclResult_t background = ncclSuccess;
       check_nccl(ncclCommGetAsyncError(comm_, &background), "watch");
       check_nccl(background, "background");
-      if (state != cudaSuccess) pause(patience, polls);
+      if (state != cudaSuccess) pause(timeout, polls);
     }
     if (!x.device().is_cuda()) x.copy_from(work);
   }
 
-  // Calls of a communicator that does not block have begun when they return, not more.
+  // Waits until a call of the non-blocking communicator has been enqueued.
   void await_call(const char* what) {
-    Patience patience(options_.timeout_s);
+    ProgressTimeout timeout(options_.timeout_s);
     int polls = 0;
     for (ncclResult_t state = ncclInProgress; state == ncclInProgress;) {
       check_nccl(ncclCommGetAsyncError(comm_, &state), what);
       check_nccl(state, what);
-      if (state == ncclInProgress) pause(patience, polls);
+      if (state == ncclInProgress) pause(timeout, polls);
     }
   }
 
-  // Closely at first: a small sum over NVLink takes less than a nap.
-  void pause(Patience& patience, int& polls) const {
+  // Yields at first, since a small sum over NVLink takes less than a sleep.
+  void pause(ProgressTimeout& timeout, int& polls) const {
     constexpr int kPolls = 200;
     if (++polls <= kPolls) return std::this_thread::yield();
     if (failed_) throw CommError("this rank has failed");
-    if (patience.over())
+    if (timeout.expired())
       throw CommError(concat("no answer from the other ranks for ", options_.timeout_s, " s"));
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 
-  // NCCL says only "invalid usage" here.
+  // NCCL would report only "invalid usage".
   void refuse_shared_gpus() {
-    const GpuName name = own_gpu();
-    const auto length = static_cast<int64_t>(name.size());
-    const Tensor mine = Tensor::empty_on(Device{}, {length}, DType::u8);
-    const Tensor all = Tensor::empty_on(Device{}, {size(), length}, DType::u8);
-    std::memcpy(mine.raw(), name.data(), name.size());
-    control_.all_gather(mine, all);
-    const char* names = static_cast<const char*>(all.raw());
-    for (int a = 0; a < size(); ++a)
-      for (int b = 0; b < a; ++b)
-        check(std::strcmp(names + a * length, names + b * length) != 0, "--comm nccl: ranks ", b,
-              " and ", a, " have the same GPU (", names + a * length,
-              "), which NCCL refuses; give each its own with --device cuda:i, or share one with "
-              "--comm threads");
+    const auto gpus = gather_values(control_, own_gpu());
+    for (size_t a = 0; a < gpus.size(); ++a)
+      for (size_t b = 0; b < a; ++b)
+        check(gpus[a] != gpus[b], "--comm nccl: ranks ", b, " and ", a, " have the same GPU (",
+              gpus[a].data(), "), which NCCL refuses; give each its own with --device cuda:i, or ",
+              "share one with --comm threads");
   }
 
   Communicator& control_;

@@ -1,12 +1,12 @@
-// Ranks that own a GPU each, over NCCL. Only built with CUDA. Collectives are those of the library:
-// sums are equal on all ranks, but not in the bits of the other communicators. Bytes are not
-// counted but modelled, by the ring's formulas of comm/collectives.h.
+// Ranks with one GPU each, over NCCL's own collectives. Only built with CUDA. Sums are equal on all
+// ranks, but not bit for bit those of the other communicators. NCCL does not report bytes, so
+// traffic() holds the ring formulas of comm/collectives.h.
 //
-//   auto control = mpi.make_communicator();                 // or threads: carries NCCL's id
+//   auto control = mpi.make_communicator();                 // or threads: distributes NCCL's id
 //   auto comm = make_nccl(*control, {.timeout_s = 60});
 //
-// Collectives run on the calling thread's stream (core/streams.h). Never run with more than one
-// rank so far: two ranks need two GPUs.
+// Collectives run on the calling thread's stream (core/streams.h) and return when it has finished.
+// Not yet run with more than one rank: two ranks need two GPUs.
 #pragma once
 
 #include <memory>
@@ -16,12 +16,12 @@
 namespace heddle {
 
 struct NcclOptions {
-  double timeout_s = 60;  // without progress, of the start and of each collective
+  double timeout_s = 60;  // without progress, at start and in each collective
 };
 
-// For the GPU of the calling thread's Context. Every rank of `control` calls it; control must
-// outlive the result and is used for abort(). Throws InputError when two ranks have the same GPU,
-// CommError when NCCL does not start.
+// Returns a communicator on the GPU of the calling thread's Context. Collective over `control`,
+// which must outlive the result and serves its abort(). Throws InputError when two ranks share a
+// GPU (which NCCL refuses), CommError when NCCL does not start.
 std::unique_ptr<Communicator> make_nccl(Communicator& control, const NcclOptions& options = {});
 
 }  // namespace heddle

@@ -18,7 +18,7 @@ struct Unit {
 constexpr Unit kRates[] = {{"kbit", 1e3 / 8}, {"mbit", 1e6 / 8}, {"gbit", 1e9 / 8}};
 constexpr Unit kTimes[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1.0}};
 
-// "20ms" with the units of `units`; negative when it is none.
+// Parses a number with one of the units, such as "20ms"; negative if it is neither.
 template <size_t kCount>
 double parse_quantity(const std::string& text, const Unit (&units)[kCount]) {
   double value = 0;
@@ -62,10 +62,10 @@ NetModel parse_net(const std::string& text, const char* flag) {
   return net;
 }
 
-double LinkTime::take(double from, double duration) {
-  constexpr size_t kMostRemembered = 64;
+double LinkTime::reserve(double from, double duration) {
+  constexpr size_t kMaxIntervals = 64;
   if (duration <= 0) return from;
-  double begin = std::max(from, known_), end = begin;
+  double begin = std::max(from, horizon_), end = begin;
   auto next = busy_.upper_bound(begin);
   if (next != busy_.begin() && std::prev(next)->second >= begin) {
     --next;
@@ -79,8 +79,8 @@ double LinkTime::take(double from, double duration) {
   }
   end += duration;
   busy_[begin] = end;
-  if (busy_.size() > kMostRemembered) {
-    known_ = busy_.begin()->second;
+  if (busy_.size() > kMaxIntervals) {
+    horizon_ = busy_.begin()->second;
     busy_.erase(busy_.begin());
   }
   return end;
@@ -92,11 +92,11 @@ NetClock::NetClock(const NetModel& model, int ranks)
 double NetClock::arrival(int from, int to, size_t bytes, double now) {
   std::lock_guard lock(mutex_);
   const double duration = static_cast<double>(bytes) / model_.bytes_per_s;
-  // The switch passes on while it receives: the second link adds time only where it is busy.
+  // The switch forwards while it receives: the second link adds time only when it is busy.
   double& up = up_free_[static_cast<size_t>(from)];
   const double begin = std::max(up, now);
   up = begin + duration;
-  const double down = down_[static_cast<size_t>(to)].take(begin, duration);
+  const double down = down_[static_cast<size_t>(to)].reserve(begin, duration);
   const auto link = static_cast<uint64_t>(from) * up_free_.size() + static_cast<uint64_t>(to);
   const float u = Philox(0, stream_id(Stream::network, link)).uniform(messages_[{from, to}]++);
   return down + model_.latency_s + model_.jitter_s * (2.0 * static_cast<double>(u) - 1.0);

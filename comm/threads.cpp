@@ -16,15 +16,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A send that waits in the receiver's mailbox.
+// A send that has not been received yet, in the receiver's mailbox.
 struct Message {
   const void* data;
   size_t bytes;
-  double arrival;                            // of the network model
-  std::shared_ptr<std::atomic<bool>> taken;  // told to the sender
+  double arrival;                            // by the network model, seconds
+  std::shared_ptr<std::atomic<bool>> taken;  // set once the receiver has copied it
 };
 
-// What the ranks share.
+// The state that the ranks share.
 struct World {
   struct Mailbox {
     std::mutex mutex;
@@ -71,7 +71,7 @@ class ThreadsTransport : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  const char* name() const override { return "threads"; }
+  const char* name() const override { return size_ == 1 ? "solo" : "threads"; }
   bool virtual_time() const override { return world_->options_.net.virtual_time; }
   double now() const override { return virtual_time() ? virtual_now_ : steady_seconds(); }
   void abort(const std::string& why, int) noexcept override { world_->abort(why); }
@@ -100,12 +100,12 @@ class ThreadsTransport : public Transport {
 
   void wait(uint64_t ticket) override {
     const auto found = requests_.find(ticket);
-    if (found == requests_.end()) throw Error("a message was waited for twice");
+    if (found == requests_.end()) throw Error("message: wait() was called twice");
     Request& request = found->second;
     if (request.taken != nullptr)
       wait_taken(request);
     else
-      while (!request.done) take_next(request.peer);
+      while (!request.done) receive_next(request.peer);
     requests_.erase(found);
   }
 
@@ -131,16 +131,16 @@ class ThreadsTransport : public Transport {
     bool done = false;                                   // of a receive
   };
 
-  // Serves the oldest receive that is open for this peer. The copy is made under the mailbox's
-  // lock, so that a sender that fails can take back what nobody has read.
-  void take_next(int peer) {
+  // Completes the oldest open receive from this peer. Copies under the mailbox's lock, so that a
+  // sender that fails can withdraw messages that nobody has read.
+  void receive_next(int peer) {
     World::Mailbox& box = world_->box(rank_);
     const Request open = requests_.at(waiting_[peer].front());
     Message message;
     {
       std::unique_lock lock(box.mutex);
       std::deque<Message>& queue = box.from[peer];
-      do {  // while this rank sleeps, the sender may fail and take its messages back
+      do {  // while this rank sleeps, the sender may fail and withdraw its messages
         await(box, lock, peer, [&] { return !queue.empty(); });
         if (!world_->options_.net.virtual_time)
           sleep_until(box, lock, queue.front().arrival, [&] { return queue.empty(); });
@@ -167,7 +167,7 @@ class ThreadsTransport : public Transport {
   void wait_taken(const Request& request) {
     World::Mailbox& box = world_->box(rank_);
     std::unique_lock lock(box.mutex);
-    // The receiver sleeps until the message is there: so long it owes no answer.
+    // The receiver sleeps until the modelled arrival, which must not count as a timeout.
     if (!world_->options_.net.virtual_time)
       sleep_until(box, lock, request.arrival, [&] { return request.taken->load(); });
     await(box, lock, request.peer, [&] { return request.taken->load(); });
@@ -175,17 +175,17 @@ class ThreadsTransport : public Transport {
 
   template <class Ready>
   void await(World::Mailbox& box, std::unique_lock<std::mutex>& lock, int peer, Ready ready) {
-    Patience patience(world_->options_.timeout_s);
+    ProgressTimeout timeout(world_->options_.timeout_s);
     while (!ready()) {
       world_->check_alive();
-      box.changed.wait_for(lock, std::chrono::duration<double>(patience.nap_s()));
-      if (patience.over() && !ready())
+      box.changed.wait_for(lock, std::chrono::duration<double>(timeout.poll_interval_s()));
+      if (timeout.expired() && !ready())
         throw CommError(
             concat("no answer from rank ", peer, " for ", world_->options_.timeout_s, " s"));
     }
   }
 
-  // Until then, or until it is done.
+  // Sleeps until the modelled arrival or until done() holds.
   template <class Done>
   void sleep_until(World::Mailbox& box, std::unique_lock<std::mutex>& lock, double arrival,
                    Done done) {
@@ -202,26 +202,13 @@ class ThreadsTransport : public Transport {
   double virtual_now_ = 0;
   uint64_t next_ticket_ = 0;
   std::map<uint64_t, Request> requests_;
-  std::map<int, std::deque<uint64_t>> waiting_;  // open receives by peer
-};
-
-class SoloTransport : public Transport {
- public:
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  const char* name() const override { return "solo"; }
-  double now() const override { return steady_seconds(); }
-  void abort(const std::string&, int) noexcept override {}
-  uint64_t post_send(int, const void*, size_t) override { throw Error("nobody to send to"); }
-  uint64_t post_receive(int, void*, size_t) override { throw Error("nobody to receive from"); }
-  void wait(uint64_t) override {}
-  void withdraw() noexcept override {}
+  std::map<int, std::deque<uint64_t>> waiting_;  // tickets of open receives, by peer
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> make_threads(int size, const ThreadsOptions& options) {
-  check(size > 0, "learners: expected at least one, found ", size);
+  check(size > 0, "learners: expected at least 1, found ", size);
   const auto world = std::make_shared<World>(size, options);
   std::vector<std::unique_ptr<Communicator>> out;
   out.reserve(static_cast<size_t>(size));
@@ -264,8 +251,6 @@ void run_threads(int ranks, const std::function<void(Communicator&)>& body,
   if (aborted != nullptr) std::rethrow_exception(aborted);
 }
 
-std::unique_ptr<Communicator> make_solo() {
-  return std::make_unique<MessageCommunicator>(std::make_unique<SoloTransport>());
-}
+std::unique_ptr<Communicator> make_solo() { return std::move(make_threads(1).front()); }
 
 }  // namespace heddle

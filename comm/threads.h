@@ -1,4 +1,5 @@
-// Ranks that are threads of one process. A receiver copies straight from the sender's memory.
+// Ranks that are threads of one process: the receiver copies directly from the sender's memory. The
+// simplest way to train with N learners:
 //
 //   run_threads(4, [](Communicator& comm) { train(comm); }, {.net = parse_net("100mbit,5ms")});
 #pragma once
@@ -14,11 +15,12 @@ namespace heddle {
 
 struct ThreadsOptions {
   NetModel net = {};
-  double timeout_s = 60;  // of real time, without an answer
+  double timeout_s = 60;  // of real time, without progress of a message
   CollectiveOptions collectives = {};
 };
 
-// One communicator for each rank; they may be used and destroyed on different threads.
+// Returns one communicator per rank; each may be used and destroyed on a thread of its own. Throws
+// InputError for a size below 1.
 std::vector<std::unique_ptr<Communicator>> make_threads(int size,
                                                         const ThreadsOptions& options = {});
 
@@ -28,7 +30,7 @@ std::vector<std::unique_ptr<Communicator>> make_threads(int size,
 void run_threads(int ranks, const std::function<void(Communicator&)>& body,
                  const ThreadsOptions& options = {});
 
-// The only rank there is.
+// Returns the communicator of a single rank, named "solo", for code that is written for several.
 std::unique_ptr<Communicator> make_solo();
 
 }  // namespace heddle

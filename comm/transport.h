@@ -1,5 +1,11 @@
-// Messages from rank to rank: what every collective is written over (comm/collectives.h). Threads
-// of one process and processes under MPI differ in nothing else.
+// Transport: point-to-point messages between ranks, over which every collective is written
+// (comm/collectives.h). Threads of one process and processes under MPI differ only here.
+//
+//   const uint64_t in = transport.post_receive(previous, buffer, n);
+//   transport.wait(transport.post_send(next, data, n));
+//   transport.wait(in);
+//
+// All calls of one rank come from one thread at a time; abort() may come from any.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +18,7 @@
 
 namespace heddle {
 
-// A rank that does not answer, or another rank's failure that brings this one down.
+// Thrown when a rank does not answer within the timeout, or when another rank has failed.
 class CommError : public Error {
  public:
   using Error::Error;
@@ -25,38 +31,45 @@ class Transport {
   virtual int size() const = 0;
   virtual const char* name() const = 0;
 
-  // Starts a message; returns at once. The memory must stay as it is (a send's) or be left alone (a
-  // receive's) until wait() has returned for this ticket. Between two ranks, messages meet receives
-  // in the order of posting, and both sides must name the same number of bytes.
+  // Posts a message of `bytes` bytes and returns its ticket without waiting. Until wait(ticket)
+  // returns, the caller must not write to the memory of a send or touch that of a receive. Between
+  // two ranks, receives match sends in the order of posting, with equal lengths.
   virtual uint64_t post_send(int peer, const void* data, size_t bytes) = 0;
   virtual uint64_t post_receive(int peer, void* data, size_t bytes) = 0;
-  // Throws CommError after a time without an answer, or when a rank has called abort().
+  // Waits for a posted message, once. Throws CommError after the timeout, for a message of another
+  // length, and when a rank has called abort().
   virtual void wait(uint64_t ticket) = 0;
-  // After a failure: the memory of messages that are still open is about to go, nobody may touch
-  // it.
+  // Cancels this rank's open messages after a failure, before their memory is freed.
   virtual void withdraw() noexcept = 0;
-  // Lets every wait of every rank throw from now on, or ends the processes with the exit code.
+  // Makes every wait of every rank throw from now on, or ends the processes with the exit code.
   virtual void abort(const std::string& why, int exit_code) noexcept = 0;
-  // Seconds of this rank's clock: the steady clock, or a model's (comm/net_model.h).
+  // Returns this rank's clock in seconds: the steady clock, or the network model's.
   virtual double now() const = 0;
   virtual bool virtual_time() const { return false; }
 };
 
-// Counts the seconds without progress of one who looks again and again. A stretch in which nobody
-// looked counts for little: the whole process was stopped, or the machine asleep.
-class Patience {
+// Time without progress, for a caller that polls. A long gap between two polls counts only in part:
+// the process was stopped or the machine asleep, and so were, most likely, the other ranks.
+//
+//   for (ProgressTimeout timeout(60); !ready();) {
+//     sleep_for(timeout.poll_interval_s());
+//     if (timeout.expired()) throw CommError("no answer");
+//   }
+class ProgressTimeout {
  public:
-  explicit Patience(double seconds) : left_s_(seconds), last_s_(steady_seconds()) {}
-  double nap_s() const { return std::clamp(left_s_, 1e-4, kLookEvery); }
-  bool over() {
+  explicit ProgressTimeout(double seconds) : left_s_(seconds), last_s_(steady_seconds()) {}
+  // Returns how long the caller may sleep before its next poll, in seconds.
+  double poll_interval_s() const { return std::clamp(left_s_, 1e-4, kPollInterval); }
+  // Subtracts the time since the last call; true when none is left.
+  bool expired() {
     const double now = steady_seconds();
-    left_s_ -= std::min(now - last_s_, 2 * kLookEvery);
+    left_s_ -= std::min(now - last_s_, 2 * kPollInterval);
     last_s_ = now;
     return left_s_ <= 0;
   }
 
  private:
-  static constexpr double kLookEvery = 0.5;
+  static constexpr double kPollInterval = 0.5;  // seconds
   double left_s_, last_s_;
 };
 

@@ -10,7 +10,7 @@
 namespace heddle {
 namespace {
 
-// The random words of one sample, by purpose.
+// Random words per sample, by purpose.
 constexpr uint64_t kWords = 64;
 enum Word : uint64_t {
   kFlip,
@@ -22,7 +22,7 @@ enum Word : uint64_t {
 };
 constexpr int kAttempts = 10;
 
-// Random numbers of one sample.
+// The random numbers of one sample.
 struct Draws {
   const Philox& rng;
   uint64_t first;
@@ -36,7 +36,7 @@ struct Draws {
   }
 };
 
-// Normalised values of the 256 bytes, per channel, computed in double.
+// Normalised values of the 256 byte values, per channel, computed in double.
 struct Table {
   Normalization key{{0, 0, 0}, {0, 0, 0}};
   float value[3][256];
@@ -53,7 +53,7 @@ const Table& table_of(const Normalization& normalization) {
   return table;
 }
 
-// The S x S window whose corner is at (left, top) of an image of the same size; black outside.
+// Copies the S x S window at (left, top) of an S x S image; black outside the image.
 void crop_bytes(const Image& image, int left, int top, bool flip, const Table& table, float* out) {
   const int size = image.width;
   const int begin = std::max(0, -left), end = std::min(size, size - left);  // columns in the image
@@ -74,7 +74,7 @@ void crop_bytes(const Image& image, int left, int top, bool flip, const Table& t
   }
 }
 
-Window middle(const Image& image, float width, float height) {
+Window centered(const Image& image, float width, float height) {
   return {(static_cast<float>(image.width) - width) / 2,
           (static_cast<float>(image.height) - height) / 2, width, height};
 }
@@ -93,7 +93,7 @@ Window draw_window(const Augmentation& augmentation, const Image& image, const D
             static_cast<float>(draws.below(word + 3, static_cast<int>(height - h) + 1)), w, h};
   }
   const float ratio = std::clamp(width / height, augmentation.min_ratio, augmentation.max_ratio);
-  return middle(image, std::min(width, height * ratio), std::min(height, width / ratio));
+  return centered(image, std::min(width, height * ratio), std::min(height, width / ratio));
 }
 
 void normalize(const Normalization& normalization, int64_t plane, float* rgb) {
@@ -104,7 +104,7 @@ void normalize(const Normalization& normalization, int64_t plane, float* rgb) {
   }
 }
 
-// A square, cut off at the border.
+// Sets a square to 0, as far as it lies in the image.
 void cut_out(int side, int size, int left, int top, float* out) {
   const int begin = std::max(0, left), end = std::min(size, left + side);
   for (int c = 0; c < 3; ++c)
@@ -121,8 +121,8 @@ void crop_fixed(const Augmentation& augmentation, const Image& image, const Plac
              out);
 }
 
-// The window that torchvision's Resize and CenterCrop leave: the longer side is rounded down, half
-// a pixel to the even side.
+// Returns the window of torchvision's Resize and CenterCrop, which round the longer side down and
+// half a pixel of the offset to even.
 PixelWindow eval_window(const Augmentation& augmentation, const Image& image) {
   const int shorter = std::min(image.width, image.height), size = augmentation.size;
   const int64_t target = std::lround(static_cast<float>(size) * augmentation.resize);
@@ -150,7 +150,8 @@ Augmentation make_augmentation(const std::string& preset, const DatasetInfo& set
     augmentation.crop = train ? Crop::pad : Crop::none;
   } else {
     augmentation.crop = train ? Crop::random_resized : Crop::center;
-    if (set.image_size > 0) augmentation.resize = 1;  // nothing but the object: keep the border
+    if (set.image_size > 0)
+      augmentation.resize = 1;  // small images show only the object: keep the border
   }
   check_augmentation(augmentation);
   return augmentation;

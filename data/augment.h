@@ -1,9 +1,9 @@
-// Augmentation: from a decoded image straight into its (3, S, S) place in a batch. What is drawn
-// depends on (seed, epoch, position of the sample in the epoch) and on nothing else, so batches are
-// the same for any number of workers.
+// Augmentation: turns a decoded image into a normalised (3, S, S) sample of a batch. The random
+// numbers depend only on (seed, epoch, index of the sample in the epoch), so batches are the same
+// for any number of workers.
 //
 //   const Augmentation standard = make_augmentation("standard", train->info(), Split::train, 32);
-//   augment(standard, image, rng, position, batch + position * 3 * 32 * 32);
+//   augment(standard, image, rng, index, batch + index * 3 * 32 * 32);
 #pragma once
 
 #include <string>
@@ -15,63 +15,64 @@
 namespace heddle {
 
 enum class Crop {
-  none,            // the image is S x S already
+  none,            // the image is already S x S
   pad,             // a random S x S window of the S x S image with `padding` black pixels around it
-  center,          // shorter side to S * `resize`, then the S x S window in the middle
-  random_resized,  // a random window of some area and shape, resized (Szegedy et al. 2015)
+  center,          // shorter side resized to S * `resize`, then the central S x S window
+  random_resized,  // a window of random area and aspect ratio, resized (Szegedy et al. 2015)
 };
 
-// In the order in which it is done.
+// The steps, in order of application.
 struct Augmentation {
-  int size = 32;  // S, pixels a side
+  int size = 32;  // S, pixels per side
   Crop crop = Crop::none;
   int padding = 4;                                         // pad: pixels on each side
   float resize = 256.0f / 224.0f;                          // center
   float min_area = 0.08f, max_area = 1.0f;                 // random_resized: share of the image
   float min_ratio = 3.0f / 4.0f, max_ratio = 4.0f / 3.0f;  // random_resized: width / height
-  bool flip = false;                                       // left-right, every second image
+  bool flip = false;                                       // left-right, with probability 1/2
   Normalization normalization{{0, 0, 0}, {1, 1, 1}};       // (value / 255 - mean) / std
-  int cutout = 0;  // side of the square that is set to 0 (DeVries and Taylor 2017); 0: none
+  int cutout = 0;  // side of a square that is set to 0 (DeVries and Taylor 2017); 0: none
 };
 
-// The presets of --augment. For a training split:
-//   none      the image, resized and cropped in the middle where sizes differ
-//   standard  sets of one size that fits: pad by S/8 and crop, flip; others: random_resized, flip
-//   cutout    standard, then a square of S/2 cut out
-// For validation always what `none` does. Throws InputError for another name.
+// Returns a preset of --augment. For a training split:
+//   none      the image, resized and centre-cropped if sizes differ
+//   standard  if all images are S x S: pad by S/8, crop, flip; else: random_resized, flip
+//   cutout    standard, then a square of side S/2 set to 0
+// For validation always `none`. Throws InputError for another name and for an impossible size.
 Augmentation make_augmentation(const std::string& preset, const DatasetInfo& set, Split split,
                                int size);
 
-// Throws InputError for a size or probability that makes no sense.
+// Throws InputError for a size, area, ratio or deviation out of range.
 void check_augmentation(const Augmentation& augmentation);
 
-// Writes the augmented image to `out`, float (3, S, S). `sample` picks the random numbers of `rng`.
-// Resizing is bilinear with a filter as wide as the pixels of the result (anti-aliased).
-// Thread-safe. Throws InputError when Crop::none or Crop::pad meet an image that is not S x S.
+// Writes the augmented image to `out`, float (3, S, S). `sample` selects the random numbers of
+// `rng`. Resizing is bilinear and anti-aliased (data/resample.h). Thread-safe. Throws InputError if
+// Crop::none or Crop::pad get an image that is not S x S.
 void augment(const Augmentation& augmentation, const Image& image, const Philox& rng,
              uint64_t sample, float* out);
 
-// Where the bytes of a sample go.
+// The random choices for one sample whose bytes are only moved, not resized.
 struct Placement {
-  int32_t left = 0, top = 0;  // the window's corner in the image: negative beyond its border
-  int32_t flip = 0;           // 1: left-right
-  int32_t cut_left = 0, cut_top = 0;  // the corner, in the result, of the square that becomes 0
+  int32_t left = 0, top = 0;          // the window's corner in the image; negative in the padding
+  int32_t flip = 0;                   // 1: left-right
+  int32_t cut_left = 0, cut_top = 0;  // corner, in the result, of the cutout's square
 };
 static_assert(sizeof(Placement) == 5 * sizeof(int32_t));  // a row of Batch::placements
-// Whether a Placement says all that is drawn: Crop::none or Crop::pad.
+
+// Returns whether a Placement describes the augmentation completely: Crop::none or Crop::pad.
 bool moves_bytes(const Augmentation& augmentation);
 // Throws InputError for an image that is not S x S.
 void check_fits(const Augmentation& augmentation, const Image& image);
-// What augment() draws.
+// Returns the random choices that augment() makes for this sample.
 Placement draw_placement(const Augmentation& augmentation, const Philox& rng, uint64_t sample);
 
-// augment() for a whole batch, where its bytes are: `bytes` u8 (N, S, S, 3), `placements` i32 (N,
-// 5) of Placement's fields, out (N, 3, S, S) in any layout, f32 or bf16. The same values, bit for
-// bit.
+// Augments a whole batch on the device that holds it, with the same bits as augment(): bytes u8 (N,
+// S, S, 3), placements i32 (N, 5) with Placement's fields -> out (N, 3, S, S) in any layout, f32 or
+// bf16.
 void augment_bytes(const Augmentation& augmentation, const Tensor& bytes, const Tensor& placements,
                    const Tensor& out);
 
-// `table` f32 (3, 256): a byte's value by channel; `cut` the square's side.
+// `table` f32 (3, 256): the normalised value of each byte, per channel; `cut`: the cutout's side.
 #define HEDDLE_AUGMENT                                                                          \
   void place_bytes(const Tensor& bytes, const Tensor& placements, const Tensor& table, int cut, \
                    const Tensor& out);

@@ -18,8 +18,8 @@ constexpr int kPlane = kSide * kSide;  // bytes of one channel
 
 struct Format {
   std::string name;
-  int label_bytes;            // before the pixels; the last of them is the label that is used
-  std::array<int, 2> labels;  // how many values each label byte may take
+  int label_bytes;            // before the pixels; the last one is the label
+  std::array<int, 2> labels;  // number of values of each label byte
   std::vector<std::string> train_files, valid_files;
   std::string names_file;
   Normalization normalization;
@@ -61,7 +61,7 @@ bool holds_any(const fs::path& folder, const Format& format) {
   return false;
 }
 
-// A file of records and their labels. The pixels stay in the file.
+// An open file of records, and their labels. Pixels stay in the file.
 struct Records {
   InputFile file;
   std::vector<uint8_t> labels;
@@ -84,7 +84,7 @@ Records open_records(const std::string& name, const Format& format) {
   return records;
 }
 
-// One name per line; empty when the file is not there.
+// Reads one name per line; returns none if the file does not exist.
 std::vector<std::string> read_names(const fs::path& path, int expected) {
   std::error_code error;
   if (!fs::exists(path, error)) return {};
@@ -147,7 +147,7 @@ class Cifar final : public ImageDataset {
   }
 
  private:
-  // The file that holds an image, and the image's number there.
+  // Returns the file that holds an image, and the image's index in it.
   std::pair<const Records&, int64_t> find(int64_t index) const {
     check(index >= 0 && index < size(), info().name, ": expected an image from 0 to ", size() - 1,
           ", found ", index);

@@ -1,6 +1,6 @@
-// Sets of labelled images behind one interface, and the function that finds out which one a path
-// holds. Every file is checked on opening; an error names the file, what was expected and what was
-// found.
+// ImageDataset: a set of labelled images with a common interface; open_dataset() recognises which
+// one a path holds. Files are checked on opening; an error names the file, what was expected and
+// what was found.
 //
 //   auto train = open_dataset("cifar-10-batches-bin", Split::train);
 //   Image image;
@@ -20,18 +20,18 @@ namespace heddle {
 
 enum class Split { train, valid };
 
-const char* split_name(Split split);
+const char* split_name(Split split);  // "train", "valid"
 
-// What is subtracted from and divided into the channels of an image scaled to [0, 1].
+// Mean and standard deviation of each channel of images scaled to [0, 1]: x -> (x - mean) / std.
 struct Normalization {
   std::array<float, 3> mean, std;
 };
 
-// What is known of a set without reading an image.
+// A set's properties that are known without reading an image.
 struct DatasetInfo {
   std::string name;                  // "cifar-10", "shapes", or the name of the folder
-  std::vector<std::string> classes;  // names, by label
-  int image_size = 0;                // every image is so many pixels square; 0: sizes differ
+  std::vector<std::string> classes;  // names, indexed by label
+  int image_size = 0;                // pixels per side of every image; 0: sizes differ
   Normalization normalization{};
 };
 
@@ -43,10 +43,11 @@ class ImageDataset {
   const std::vector<std::string>& classes() const { return info_.classes; }
   int class_count() const { return static_cast<int>(info_.classes.size()); }
 
-  virtual int64_t size() const = 0;  // images
-  virtual int label(int64_t index) const = 0;
-  // Decodes image `index` of [0, size()). Threads may call it at once, each with its own `out`,
-  // whose memory is used again. Throws InputError for a file that does not decode.
+  virtual int64_t size() const = 0;            // images
+  virtual int label(int64_t index) const = 0;  // in [0, class_count())
+  // Decodes image `index`, in [0, size()), into `out`, reusing its memory. Thread-safe if each
+  // thread has its own `out`. Throws InputError for an index out of range and a file that does not
+  // decode.
   virtual void read(int64_t index, Image& out) const = 0;
 
  protected:
@@ -57,11 +58,11 @@ class ImageDataset {
 };
 
 struct DatasetOptions {
-  int image_size = 32;          // of rendered shapes: pixels a side
-  int64_t train_images = 5000;  // of rendered shapes
-  int64_t valid_images = 1000;
-  uint64_t seed = 0;  // of rendered shapes
-  int hold_out = 10;  // of a folder without train and val: every so-many-th image is for validation
+  int image_size = 32;          // rendered shapes: pixels per side
+  int64_t train_images = 5000;  // rendered shapes
+  int64_t valid_images = 1000;  // rendered shapes
+  uint64_t seed = 0;            // rendered shapes
+  int hold_out = 10;  // folder without train/ and val/: one image in `hold_out` is for validation
 };
 
 // Opens a set; an empty path means the rendered shapes. Otherwise the path is a folder with
@@ -69,7 +70,7 @@ struct DatasetOptions {
 //   train.bin, test.bin                                            CIFAR-100, binary version
 //   train/<class>/*.jpg|jpeg|png and val/, valid/ or test/<class>/*    the layout of ImageNet
 //   <class>/*.jpg|jpeg|png                                         divided by `hold_out`
-// Throws InputError for a path that is none of these or holds a broken file.
+// Throws InputError for a path that is none of these and for a broken file.
 std::unique_ptr<ImageDataset> open_dataset(const std::filesystem::path& path, Split split,
                                            const DatasetOptions& options = {});
 

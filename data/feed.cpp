@@ -23,8 +23,8 @@ Tensor images_on(Device device, const Batch& batch, const Augmentation& augmenta
 BatchFeed::BatchFeed(Epoch epoch, const Augmentation& augmentation, Device device, DType dtype)
     : epoch_(std::move(epoch)), augmentation_(augmentation), device_(device), dtype_(dtype) {}
 
-// Of the batch that the epoch has brought.
-FedBatch BatchFeed::take() {
+// Converts the epoch's current batch.
+FedBatch BatchFeed::convert() {
   const Batch& batch = epoch_.batch();
   return {.images = images_on(device_, batch, augmentation_, dtype_),
           .labels = batch.labels,
@@ -41,27 +41,27 @@ bool BatchFeed::next() {
     batch_ = *std::exchange(ahead_, std::nullopt);
     return true;
   }
-  if (!std::exchange(taken_, false) && !epoch_.next()) return false;
-  batch_ = take();
+  if (!std::exchange(pending_, false) && !epoch_.next()) return false;
+  batch_ = convert();
   return true;
 }
 
 bool BatchFeed::prefetch() {
   if (ahead_ || failure_ != nullptr) return true;
-  if (!device_.is_cuda() || taken_ || !epoch_.ready()) return false;
+  if (!device_.is_cuda() || pending_ || !epoch_.ready()) return false;
   try {
-    taken_ = epoch_.next();
+    pending_ = epoch_.next();
   } catch (...) {
     failure_ = std::current_exception();
     return true;
   }
   try {
     const SideStream copies(StreamUse::copy);
-    consumed_.wait();  // its memory may be used for the new one
-    ahead_ = take();
+    consumed_.wait();  // its memory may be reused
+    ahead_ = convert();
     arrived_.record();
-    taken_ = false;
-  } catch (const Error&) {  // no memory: next() tries again behind the step
+    pending_ = false;
+  } catch (const Error&) {  // no memory: next() tries again after the step
     ahead_.reset();
   }
   return ahead_.has_value();

@@ -1,5 +1,5 @@
-// The batches of an epoch on the device that computes. On a GPU the next one is copied and
-// augmented there, on a stream of its own, while the network works on this one.
+// BatchFeed: the batches of an epoch on the device that computes. On a GPU the next batch is copied
+// and augmented on a stream of its own while the network works on the current one.
 //
 //   BatchFeed feed(loader.epoch(e), loader.augmentation(), device, DType::bf16);
 //   while (feed.next()) {
@@ -20,43 +20,44 @@
 
 namespace heddle {
 
-// What a network takes of a batch: (N, 3, S, S) on the device, f32 or bf16.
+// Returns a batch's images as a network's input: (N, 3, S, S) on the device, f32 or bf16; undefined
+// for an empty batch.
 Tensor images_on(Device device, const Batch& batch, const Augmentation& augmentation, DType dtype);
 
 struct FedBatch {
-  Tensor images;             // as above; undefined in a batch without images
+  Tensor images;             // as returned by images_on()
   Tensor labels;             // i32 (N), on the host
   int64_t first_sample = 0;  // as in Batch
   int64_t count = 0;
 };
 
+// Used by one thread, that of the device's Context.
 class BatchFeed {
  public:
   BatchFeed(Epoch epoch, const Augmentation& augmentation, Device device, DType dtype);
 
-  // Waits for the next batch and forgets this one; false after the last. Rethrows what reading it
-  // threw.
+  // Releases the current batch and waits for the next; false after the last. Rethrows errors of
+  // reading it.
   bool next();
   const FedBatch& batch() const { return batch_; }
-  // Once the step on this batch has been started: brings the next one to the GPU if the loader has
-  // it and there is memory for it. The caller waits for the copy, not for the step. True: it is
-  // there, or its error.
+  // Called after the step on the current batch was started: copies the next one to the GPU if the
+  // loader has it ready and memory suffices. Waits for the copy, not for the step. Returns whether
+  // the next batch, or its error, is available.
   bool prefetch();
 
  private:
-  FedBatch take();
+  FedBatch convert();
 
   Epoch epoch_;
   const Augmentation augmentation_;
   Device device_;
   DType dtype_;
   FedBatch batch_;
-  std::optional<FedBatch> ahead_;
-  bool taken_ = false;          // the epoch has brought a batch that found no room beside this one
-  std::exception_ptr failure_;  // of the batch ahead
-  // Of the first stream: the batch before this one is no longer read; of the copies: the batch
-  // ahead is there.
-  Fence consumed_, arrived_;
+  std::optional<FedBatch> ahead_;  // the prefetched batch
+  bool pending_ = false;           // the epoch has a batch for which the GPU had no memory yet
+  std::exception_ptr failure_;     // of the next batch
+  Fence consumed_;                 // on the compute stream: the previous batch is no longer read
+  Fence arrived_;                  // on the copy stream: the prefetched batch is complete
 };
 
 }  // namespace heddle

@@ -19,13 +19,13 @@ struct Size {
   int width = 0, height = 0;
 };
 
-// No file packs more pixels into a byte: deflate ends at 1032:1 with 8 one-bit pixels to the byte,
-// a grey JPEG of one colour at 512. A header that promises more is refused before memory is
+// The most pixels that a byte of a file can encode: deflate reaches 1032:1 with 8 one-bit pixels
+// per byte, a grey JPEG of one colour 512. A header that promises more is refused before memory is
 // allocated.
 constexpr int64_t kPngPixelsPerByte = 8256, kJpegPixelsPerByte = 1024;
-constexpr int kMaxScans = 100;     // real files have some ten; each costs time in all pixels
+constexpr int kMaxScans = 100;     // real files have about ten; each takes time in all pixels
 constexpr size_t kPngHead = 33;    // bytes of signature and header
-constexpr size_t kHead = 1 << 16;  // bytes of a file in which its size is usually found
+constexpr size_t kHead = 1 << 16;  // bytes within which the size is usually found
 
 [[noreturn]] void throw_not_an_image(const std::string& name, const std::string& found) {
   throw InputError(concat(name, ": expected a JPEG or PNG image, found ", found));
@@ -49,7 +49,7 @@ bool is_png(std::span<const uint8_t> head) {
   return head.size() >= kPngHead && std::equal(kPng.begin(), kPng.end(), head.begin());
 }
 
-// The size in a PNG file's header. stb_image allows Apple's chunk before the header.
+// Returns the size in a PNG file's header. (stb_image would allow Apple's chunk before it.)
 Size png_size(std::span<const uint8_t> head, const std::string& name) {
   constexpr std::array<uint8_t, 8> kHeader{0, 0, 0, 13, 'I', 'H', 'D', 'R'};
   check(std::equal(kHeader.begin(), kHeader.end(), head.begin() + 8), name,
@@ -62,8 +62,8 @@ Size png_size(std::span<const uint8_t> head, const std::string& name) {
   return {big_endian(16), big_endian(20)};
 }
 
-// Up to so many bytes a PNG file may inflate to: twice what its pixels need, four times where they
-// are interlaced, because a row is then cut into as many as four. stb_image also joins the
+// Returns the most bytes that a PNG file may inflate to: twice what its pixels need, four times if
+// they are interlaced, because a row may then be split into four. stb_image also joins the
 // compressed bytes in a buffer that doubles from 4096.
 size_t png_limit(std::span<const uint8_t> bytes, Size size) {
   constexpr std::array<int, 7> kChannels{1, 0, 3, 1, 2, 0, 4};  // by colour type
@@ -73,29 +73,29 @@ size_t png_limit(std::span<const uint8_t> bytes, Size size) {
   return std::max((bytes[28] != 0 ? 4 : 2) * raw, 2 * std::max<size_t>(bytes.size(), 4096));
 }
 
-// Black for every colour that the file's own palette leaves out: stb_image would take what the
-// stack holds. A second palette replaces the beginning of the first.
+// Prepends a palette of 256 black entries, of which the file's own palette overwrites the first
+// ones: for missing colours stb_image would use uninitialised stack memory.
 std::vector<uint8_t> with_whole_palette(std::span<const uint8_t> bytes) {
   constexpr std::array<uint8_t, 8> kPalette{0, 0, 3, 0, 'P', 'L', 'T', 'E'};
   std::vector<uint8_t> out(bytes.begin(), bytes.begin() + kPngHead);
   out.insert(out.end(), kPalette.begin(), kPalette.end());
-  out.resize(out.size() + 768 + 4);  // and a checksum, which nobody reads
+  out.resize(out.size() + 768 + 4);  // colours and a checksum, which is not read
   out.insert(out.end(), bytes.begin() + kPngHead, bytes.end());
   return out;
 }
 
-// Walks over the segments of a JPEG file as stb_image does.
+// Walks through the segments of a JPEG file as stb_image does.
 class JpegScan {
  public:
   JpegScan(std::span<const uint8_t> bytes, const std::string& name) : bytes_(bytes), name_(name) {}
 
-  // Finds the size; with `whole` false it stops there. Throws for a component without a scan, whose
-  // pixels nothing would fill. stb_image of 2022 writes beyond its tables when a Huffman table has
-  // more than 256 codes (the format allows no more): such a file must never reach it. Where the
-  // walk meets what stb_image refuses, it ends and leaves the rest to it.
+  // Returns the size; stops there unless `whole`. Throws for a component without a scan, whose
+  // pixels would stay unset, and for a Huffman table of more than 256 codes (the format's maximum),
+  // with which stb_image of 2022 writes beyond its tables. Ends without an error at anything that
+  // stb_image itself refuses.
   std::optional<Size> run(bool whole) {
     std::optional<Size> size;
-    std::vector<int> missing;  // components of which no scan has been seen
+    std::vector<int> missing;  // components without a scan so far
     int scans = 0;
     at_ = 2;
     while (at_ < bytes_.size()) {
@@ -126,14 +126,14 @@ class JpegScan {
   }
 
  private:
-  // 0 after the end, where stb_image reads zeros too.
+  // Returns the next byte; 0 after the end, as stb_image does.
   int byte() {
     const int value = at_ < bytes_.size() ? bytes_[at_] : 0;
     ++at_;
     return value;
   }
 
-  // A count, then for each component its number and `more` bytes.
+  // Reads a count, then for each component its id and `more` bytes.
   std::vector<int> read_components(size_t more) {
     std::vector<int> out(static_cast<size_t>(byte()));
     for (int& id : out) {
@@ -172,8 +172,8 @@ class JpegScan {
   size_t at_ = 0;
 };
 
-// Finds and checks the size in the first bytes of a file of `length` bytes. False when a JPEG's
-// lies beyond them.
+// Finds and checks the size in the first bytes of a file of `length` bytes. Returns false if a
+// JPEG's size lies beyond them.
 bool check_header(std::span<const uint8_t> head, int64_t length, const std::string& name) {
   if (is_png(head)) {
     check_size(png_size(head, name), length, kPngPixelsPerByte, name);
@@ -196,7 +196,7 @@ InputFile open_image(const std::string& path) {
   return file;
 }
 
-// The first `length` bytes of a file.
+// Reads the first `length` bytes of a file.
 std::vector<uint8_t> read_head(const InputFile& file, int64_t length) {
   std::vector<uint8_t> bytes(static_cast<size_t>(length));
   file.read(0, std::as_writable_bytes(std::span(bytes)));

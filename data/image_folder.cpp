@@ -24,7 +24,7 @@ bool is_image_name(const fs::path& path) {
   return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
 }
 
-// The names of what is in a folder, sorted, without hidden ones.
+// Returns the sorted names of a folder's sub-folders or image files, without hidden ones.
 std::vector<std::string> list_folder(const fs::path& folder, bool folders) {
   std::vector<std::string> names;
   try {
@@ -56,12 +56,12 @@ bool is_folder(const fs::path& path) {
 fs::path find_valid(const fs::path& folder) {
   for (const char* name : {"val", "valid", "test"})
     if (is_folder(folder / name)) return folder / name;
-  throw InputError(concat(folder.string(), ": expected val/, valid/ or test/ beside train/"));
+  throw InputError(concat(folder.string(), ": expected val/, valid/ or test/ next to train/"));
 }
 
 class ImageFolder final : public ImageDataset {
  public:
-  // `hold_out` 0: the split takes every image of `root`.
+  // `hold_out` 0: the split has every image of `root`.
   ImageFolder(DatasetInfo info, fs::path root, Split split, int hold_out)
       : ImageDataset(std::move(info)), root_(std::move(root)) {
     for (const auto& name : list_classes(root_)) {

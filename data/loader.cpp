@@ -15,10 +15,9 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kChunk = 8;  // images that a worker takes at a time
+constexpr int64_t kChunk = 8;  // images that a worker claims at a time
 
-// The epoch's order of the images: Fisher and Yates with numbers of (seed, epoch), on every rank
-// the same.
+// Returns the epoch's order of images: a Fisher-Yates shuffle by (seed, epoch), equal on all ranks.
 std::vector<uint32_t> make_order(int64_t size, bool shuffle, uint64_t seed, int64_t epoch) {
   std::vector<uint32_t> order(static_cast<size_t>(size));
   std::iota(order.begin(), order.end(), 0u);
@@ -31,8 +30,7 @@ std::vector<uint32_t> make_order(int64_t size, bool shuffle, uint64_t seed, int6
 
 }  // namespace
 
-// Batches wait in a ring of slots. The consumer gives a slot memory and queues it; workers take
-// chunks of queued batches in order; the consumer waits until no image of its batch is missing.
+// Implements the ring of slots pictured in the header.
 class Epoch::State {
  public:
   State(std::shared_ptr<const ImageDataset> dataset, const Augmentation& augmentation,
@@ -61,7 +59,7 @@ class Epoch::State {
   ~State() { stop(); }
 
   bool next(Batch& out) {
-    out = {};  // its memory may serve the batch that is queued next
+    out = {};  // its memory may be reused for the batch that is queued next
     if (next_ >= end_) return false;
     queue_batches();
     Slot& slot = slot_of(next_);
@@ -93,14 +91,14 @@ class Epoch::State {
  private:
   struct Slot {
     Batch batch;
-    int64_t missing = 0;  // images that are not there yet
+    int64_t missing = 0;  // images not read yet
     std::exception_ptr error;
-    int64_t error_image = 0;  // of several failures the first in the batch is reported
+    int64_t error_image = 0;  // the first one in the batch is reported
   };
 
   Slot& slot_of(int64_t batch) { return ring_[static_cast<size_t>(batch) % ring_.size()]; }
 
-  // Memory for a batch, by the consumer, whose pool it comes from.
+  // Allocates a batch; called by the consumer, from whose pool the memory comes.
   Batch make_batch(int64_t number) const {
     const int64_t size = dataset_->size(), global = options_.batch_size * options_.world_size;
     const int64_t begin = number * global, length = std::min(global, size - begin);
@@ -204,10 +202,10 @@ class Epoch::State {
   std::condition_variable work_, ready_;
   std::vector<Slot> ring_;
   std::vector<std::thread> workers_;
-  int64_t next_;                // batch that the consumer takes next
-  int64_t queued_;              // batches before it have memory
-  int64_t claimed_;             // batch whose images are being handed out,
-  int64_t claimed_images_ = 0;  // and how many of them are
+  int64_t next_;                // the consumer's next batch
+  int64_t queued_;              // end of the batches that are allocated
+  int64_t claimed_;             // batch whose images are being claimed,
+  int64_t claimed_images_ = 0;  // and how many of them have been
   int64_t end_;
   bool stopping_ = false;
 };

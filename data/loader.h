@@ -1,9 +1,20 @@
-// The loader: worker threads read and augment images into batches ahead of the training loop. The
-// same batches come in the same order for any number of workers, bit for bit.
+// Loader: worker threads read and augment images into batches ahead of the training loop. Batches
+// and their order are the same, bit for bit, for any number of workers.
 //
 //   Loader loader(std::move(train), augmentation,
 //                 {.batch_size = 128, .workers = 2, .shuffle = true});
 //   for (auto& batch : loader.epoch(e)) use(batch.images, batch.labels);
+//
+// The batches of an epoch with prefetch = 3, in a ring of three slots. The consumer allocates;
+// workers claim chunks of 8 images, in order, from queued batches; next() waits until no image is
+// missing:
+//
+//     batch     4          5          6          7          8   …
+//            +--------+ +--------+ +--------+ +--------+
+//            | in use | | ready  | | 40/128 | | queued |
+//            +--------+ +--------+ +--------+ +--------+
+//     held by consumer   slot 2     slot 0     slot 1
+//                        next() ->  workers -> (next claimed)
 #pragma once
 
 #include <cstdint>
@@ -17,27 +28,27 @@
 namespace heddle {
 
 struct Batch {
-  Tensor images;             // f32 (N, 3, S, S), plain layout, on the CPU; or, as asked for,
-  Tensor bytes, placements;  // u8 (N, S, S, 3) and i32 (N, 5) for augment_bytes(), on the CPU
-  Tensor labels;             // i32 (N)
-  int64_t first_sample = 0;  // position of the first image in the epoch's global order
-  int64_t count = 0;         // N
+  Tensor images;             // f32 (N, 3, S, S), plain layout; or, with LoaderOptions::bytes,
+  Tensor bytes, placements;  // u8 (N, S, S, 3) and i32 (N, 5) for augment_bytes()
+  Tensor labels;             // i32 (N); all of these on the CPU
+  int64_t first_sample = 0;  // index of the first image in the epoch's global order
+  int64_t count = 0;         // N; 0: tensors are undefined
 };
 
 struct LoaderOptions {
-  int64_t batch_size = 128;  // of this rank
-  int workers = 1;           // threads; 0: the calling thread reads, nothing is ahead
-  int prefetch = 3;          // batches ahead
+  int64_t batch_size = 128;  // per rank
+  int workers = 1;           // threads; 0: the calling thread reads, without prefetching
+  int prefetch = 3;          // batches read in advance
   uint64_t seed = 0;         // of order and augmentation
   bool shuffle = false;
-  bool drop_last = false;  // leave out a last batch that is not full
-  bool bytes = false;      // images come as bytes and placements, if moves_bytes() holds
-  int rank = 0;            // of world_size ranks, which share each global batch
+  bool drop_last = false;  // omit a last batch that is not full
+  bool bytes = false;      // batches hold bytes and placements if moves_bytes(augmentation)
+  int rank = 0;            // one of world_size ranks, which share each global batch
   int world_size = 1;
 };
 
-// One pass over the data; made by Loader::epoch. Batches are taken by the thread that made it, and
-// their memory comes from the pool of that thread's Context. Destroying it early stops the workers.
+// One pass over the data, made by Loader::epoch and used by the thread that called it; batches are
+// allocated in the pool of that thread's Context. Its destructor stops the workers.
 class Epoch {
  public:
   class iterator {
@@ -67,10 +78,12 @@ class Epoch {
 
   iterator begin() { return iterator(next() ? this : nullptr); }
   iterator end() { return iterator(nullptr); }
-  // Waits for the next batch; false after the last. Rethrows what a worker threw.
+  // Waits for the next batch; false after the last. Rethrows the first error of reading it.
   bool next();
-  Batch& batch() { return batch_; }  // the one that next() brought
-  bool ready() const;  // next() would bring a batch, or throw, without waiting for workers
+  // Returns the batch of the last next(); valid until the following one.
+  Batch& batch() { return batch_; }
+  // Returns whether next() would deliver a batch, or throw, without waiting for workers.
+  bool ready() const;
 
  private:
   friend class Loader;
@@ -83,19 +96,19 @@ class Epoch {
 
 class Loader {
  public:
-  // Throws InputError for impossible options and for a set smaller than one full batch when the
-  // last is to be dropped.
+  // Throws InputError for options out of range and, with drop_last, for a set smaller than one
+  // global batch. The data set must be safe to read from several threads.
   Loader(std::shared_ptr<const ImageDataset> dataset, const Augmentation& augmentation,
          const LoaderOptions& options);
 
-  // The same for every rank. A rank's share of the last batch may be smaller than another's, and
-  // empty (count 0, tensors undefined) when fewer images than ranks are left.
+  // Returns the number of batches, the same on every rank. A rank's share of the last batch may be
+  // smaller than another's, and empty if fewer images than ranks remain.
   int64_t batches_per_epoch() const;
   const ImageDataset& dataset() const { return *dataset_; }
   const Augmentation& augmentation() const { return augmentation_; }
 
-  // Starts reading epoch `number` (0, 1, …) at batch `first_batch`; the batches are those that a
-  // whole epoch would give from there on.
+  // Starts reading epoch `number` (0, 1, …) from batch `first_batch`, with the same batches as a
+  // whole epoch has from there. Throws InputError for numbers out of range.
   Epoch epoch(int64_t number, int64_t first_batch = 0) const;
 
  private:

@@ -1,4 +1,5 @@
-// Images of a batch moved, flipped, normalised and cut in one pass, shared between CPU and CUDA.
+// Shifts, flips, normalises and cuts out the images of a batch in one pass; one text for CPU and
+// CUDA.
 #include "core/shared_kernel.h"
 #include "data/augment.h"
 

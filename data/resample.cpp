@@ -7,9 +7,9 @@
 namespace heddle {
 namespace {
 
-// The weights with which `count` source positions from `first` on make one result.
+// One result is the weighted sum of `count` source pixels from `first` on.
 struct Taps {
-  int first, count, weights;  // weights: offset into Filter::weights
+  int first, count, weights;  // weights: offset in Filter::weights
 };
 
 struct Filter {
@@ -17,7 +17,7 @@ struct Filter {
   std::vector<float> weights;
 };
 
-// A triangle of half width max(1, scale) around each result's centre, normalised to 1.
+// Makes a triangle filter of half width max(1, scale) around each result's centre, with sum 1.
 void make_filter(float start, float length, int source, int size, Filter& filter) {
   const float scale = length / static_cast<float>(size), reach = std::max(1.0f, scale);
   filter.taps.clear();
@@ -52,7 +52,7 @@ struct ByteFilter {
   std::vector<int> weights;
 };
 
-// For `size` results from number `begin` on, where `source` pixels become `resized`.
+// Makes the filter of results [begin, begin + size) when `source` pixels are resized to `resized`.
 void make_filter(int source, int64_t resized, int64_t begin, int size, ByteFilter& filter) {
   const double scale = static_cast<double>(source) / static_cast<double>(resized),
                reach = std::max(1.0, scale);
@@ -73,7 +73,7 @@ void make_filter(int source, int64_t resized, int64_t begin, int size, ByteFilte
   }
 }
 
-// `source`: the first of the pixels that the taps name, `stride` apart.
+// Returns the weighted sum of the taps' pixels, `stride` bytes apart from `source` on.
 uint8_t weigh(const uint8_t* source, int64_t stride, const Taps& taps, const ByteFilter& filter) {
   const int* weights = filter.weights.data() + taps.weights;
   int sum = 1 << (kBits - 1);

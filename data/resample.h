@@ -1,27 +1,30 @@
-// Resizing a window of an image: bilinear, with a filter that widens with the reduction so that
-// fine patterns do not alias (what Pillow and torchvision with antialias=True do).
+// Resampling: resizes a window of an image bilinearly, with a filter that widens with the reduction
+// so that fine patterns do not alias (as Pillow does, and torchvision with antialias=True).
+// Thread-safe.
 #pragma once
 
 #include "data/image.h"
 
 namespace heddle {
 
-// A window of an image in pixels; it may begin and end between two of them.
+// A window of an image in pixels, with fractional position and size.
 struct Window {
   float x, y, width, height;
 };
 
-// Writes the window, resized to size x size, to `out`: float (3, size, size) in [0, 255]. Columns
-// come mirrored with `flip`. The window lies inside the image.
+// Resizes the window, which must lie inside the image, to `out`: float (3, size, size) in [0, 255].
+// `flip` mirrors the columns.
 void resample(const Image& image, const Window& window, int size, bool flip, float* out);
 
-// A square of the pixels that an image has after it was resized.
+// The corner of a square window of an image that has been resized to resized_width x
+// resized_height.
 struct PixelWindow {
   int64_t resized_width, resized_height, left, top;
 };
 
-// Writes `size` x `size` pixels of the resized image to `out`, as above: whole numbers, bit for bit
-// those of Pillow's Image.resize(BILINEAR) and crop (across first, then down, both to bytes).
+// Writes the window of size x size pixels to `out`, float (3, size, size): whole numbers, bit for
+// bit those of Pillow's Image.resize(BILINEAR) and crop (rows first, then columns, both rounded to
+// bytes).
 void resample_bytes(const Image& image, const PixelWindow& window, int size, float* out);
 
 }  // namespace heddle

@@ -10,9 +10,8 @@ namespace heddle {
 namespace {
 
 constexpr float kPi = 3.14159265f;
-constexpr float kNoise = 24.0f;  // largest deviation of a noisy pixel, of 255
-constexpr float kLeastContrast =
-    40.0f;  // by which a figure is brighter than what is behind it, of 255
+constexpr float kNoise = 24.0f;          // largest deviation of a noisy pixel, of 255
+constexpr float kLeastContrast = 40.0f;  // of a figure to its background, of 255
 
 struct Point {
   float x, y;
@@ -24,15 +23,15 @@ float box(Point p, float half_width, float half_height) {
   return std::max(std::abs(p.x) - half_width, std::abs(p.y) - half_height);
 }
 
-// A regular polygon of n sides around the origin.
+// Returns the distance from a regular polygon of n sides around the origin.
 float polygon(Point p, int n, float inner_radius) {
   const float sector = 2 * kPi / static_cast<float>(n);
   const float angle = std::atan2(p.y, p.x);
   return length(p) * std::cos(angle - sector * std::round(angle / sector)) - inner_radius;
 }
 
-// Five points of radius 1, notches of radius 0.42: the distance from the edge between the two,
-// after folding the plane onto one tenth of the star.
+// Returns the distance from a star with five points of radius 1 and notches of radius 0.42: that
+// from the edge between the two, after folding the plane onto one tenth of the star.
 float star(Point p) {
   constexpr float kTenth = kPi / 5;
   const float angle = std::atan2(p.y, p.x);
@@ -43,7 +42,8 @@ float star(Point p) {
   return (edge.y * (q.x - 1.0f) - edge.x * q.y) / length(edge);
 }
 
-// Signed distance (roughly) from the outline, negative inside; figures fill the unit circle.
+// Returns the approximate signed distance from the outline, negative inside; figures fill the unit
+// circle.
 float distance(int label, Point p) {
   switch (label) {
     case 0:
@@ -83,7 +83,7 @@ float brightness(const Color& color) {
   return 0.299f * color.channel[0] + 0.587f * color.channel[1] + 0.114f * color.channel[2];
 }
 
-// What is drawn: sizes as shares of the image's side.
+// A picture's parameters; lengths as fractions of the image's side.
 struct Scene {
   Point center;
   float radius, angle, gradient_angle, noise;

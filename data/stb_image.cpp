@@ -1,4 +1,4 @@
-// The one place where stb_image is compiled. Our own limits are in image.cpp.
+// Compiles stb_image, with bounded memory; the other limits are in image.cpp.
 #include <cstdlib>
 
 #include "data/stb_memory.h"

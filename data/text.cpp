@@ -14,10 +14,10 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kEndOfLine = "<eos>", kUnknown = "<unk>",
                            kByteOrderMark = "\xef\xbb\xbf";
-constexpr size_t kShownWord = 40;  // bytes of a word that an error shows
+constexpr size_t kMaxShown = 40;  // bytes of a word in an error
 
-// Bytes of the UTF-8 character that text begins with; 0 where there is none. NUL, overlong forms,
-// surrogates and numbers beyond U+10FFFF are none.
+// Returns the length in bytes of the UTF-8 character at the beginning of a text; 0 if it is not
+// valid: NUL, overlong forms, surrogates and code points beyond U+10FFFF.
 size_t utf8_length(std::string_view text) {
   const auto in = [&](size_t i, int low, int high) {
     const int byte = i < text.size() ? static_cast<uint8_t>(text[i]) : -1;
@@ -68,7 +68,7 @@ void for_each_word(std::string_view text, const std::string& name, F&& f) {
   }
 }
 
-// The vocabulary of texts, each of which has a name for errors.
+// Returns the vocabulary of several texts; their names are for errors.
 Vocabulary collect(const std::vector<EmbeddedFile>& texts, TextLevel level) {
   Vocabulary vocabulary;
   std::array<bool, 256> seen{};
@@ -84,9 +84,8 @@ Vocabulary collect(const std::vector<EmbeddedFile>& texts, TextLevel level) {
   return vocabulary;
 }
 
-// A part is 0 train, 1 valid, 2 test. `where` is for errors.
 struct Piece {
-  size_t part;
+  size_t part;  // 0 train, 1 valid, 2 test
   EmbeddedFile file;
 };
 
@@ -128,7 +127,7 @@ Corpus open_folder(const fs::path& folder, TextLevel level) {
   };
   const auto& names =
       *std::max_element(known.begin(), known.end(), [&](const auto& a, const auto& b) {
-        return present(a) < present(b);  // the first of equals
+        return present(a) < present(b);  // the first one of equals
       });
   check(present(names) > 0, folder.string(),
         ": expected train.txt, valid.txt and test.txt (or ptb.*.txt, or wiki.*.tokens), found none "
@@ -149,27 +148,28 @@ Corpus open_folder(const fs::path& folder, TextLevel level) {
   return corpus;
 }
 
-// Each file goes as a whole to the part that lacks most of its share of the bytes so far.
+// Assigns each file to the part that is furthest below its share of the bytes so far.
 Corpus open_sources(TextLevel level) {
   constexpr std::array<int64_t, 3> shares{18, 1, 1};  // of 20
-  std::array<int64_t, 3> lacks{};                     // twentieths of bytes
+  std::array<int64_t, 3> deficit{};                   // in twentieths of bytes
   std::vector<Piece> pieces;
   for (const auto& file : embedded_sources()) {
     const auto size = static_cast<int64_t>(file.text.size());
-    for (size_t i = 0; i < 3; ++i) lacks[i] += shares[i] * size;
+    for (size_t i = 0; i < 3; ++i) deficit[i] += shares[i] * size;
     const auto part =
-        static_cast<size_t>(std::max_element(lacks.begin(), lacks.end()) - lacks.begin());
-    lacks[part] -= 20 * size;
+        static_cast<size_t>(std::max_element(deficit.begin(), deficit.end()) - deficit.begin());
+    deficit[part] -= 20 * size;
     pieces.push_back({part, file});
   }
   return make_corpus("sources", level, embedded_sources(), pieces);
 }
 
-// Where the first so many twentieths of a text end; at word level the line end that is nearest.
+// Returns the offset after the given twentieths of a text; at word level that of the nearest line
+// end.
 size_t cut_at(std::string_view text, size_t twentieths, TextLevel level) {
   const size_t cut = text.size() / 20 * twentieths + text.size() % 20 * twentieths / 20;
   if (level == TextLevel::character || cut == 0) return cut;
-  // A line end is the place behind its '\n'; rfind finds none as npos, and npos + 1 is 0.
+  // Offsets after a '\n'. If rfind finds none, npos + 1 is 0.
   const size_t before = text.rfind('\n', cut - 1) + 1, newline = text.find('\n', cut - 1);
   const size_t after = newline == text.npos ? text.size() : newline + 1;
   return cut - before <= after - cut ? before : after;
@@ -193,13 +193,13 @@ int32_t Vocabulary::add(std::string_view token) {
   check(size() < std::numeric_limits<int32_t>::max(), "vocabulary: more than ", size(), " tokens");
   const auto number = static_cast<int32_t>(size());
   texts_.emplace_back(token);
-  numbers_.emplace(texts_.back(), number);
+  ids_.emplace(texts_.back(), number);
   return number;
 }
 
 int32_t Vocabulary::find(std::string_view token) const {
-  const auto found = numbers_.find(token);
-  return found == numbers_.end() ? -1 : found->second;
+  const auto found = ids_.find(token);
+  return found == ids_.end() ? -1 : found->second;
 }
 
 Corpus split_text(std::string_view text, TextLevel level, const std::string& name) {
@@ -233,7 +233,7 @@ std::vector<int32_t> encode_text(std::string_view text, TextLevel level,
       if (token < 0 && unknown < 0)
         throw InputError(concat(name, ": line ", line,
                                 ": expected a word of the vocabulary, which has no <unk>, found '",
-                                printable(word, kShownWord), "'"));
+                                printable(word, kMaxShown), "'"));
       tokens.push_back(token >= 0 ? token : unknown);
     });
     return tokens;
@@ -257,7 +257,7 @@ std::string decode_text(const std::vector<int32_t>& tokens, TextLevel level,
                         const Vocabulary& vocabulary) {
   std::string text;
   for (const int32_t token : tokens) {
-    check(token >= 0 && token < vocabulary.size(), "token: expected a number from 0 to ",
+    check(token >= 0 && token < vocabulary.size(), "token: expected an id from 0 to ",
           vocabulary.size() - 1, ", found ", token);
     const std::string& word = vocabulary.text(token);
     if (level == TextLevel::word && word == kEndOfLine) {

@@ -100,15 +100,15 @@ TEST_CASE("link cost: every collective takes what the model says, and its payloa
 
 TEST_CASE("net model: what was announced later takes the time that is left on a link") {
   LinkTime link;
-  CHECK(link.take(0, 1) == 1);
-  CHECK(link.take(5, 1) == 6);
-  CHECK(link.take(0, 1) == 2);  // before the one at 5
-  CHECK(link.take(1, 4) == 7);  // 2 to 5 and 6 to 7
-  CHECK(link.take(6.5, 1) == 8);
-  CHECK(link.take(9, 0) == 9);
-  for (int i = 10; i < 200; ++i) CHECK(link.take(2 * i, 1) == 2 * i + 1);
-  CHECK(link.take(300, 1) == 302);  // 300 to 301 is taken
-  CHECK(link.take(0, 0.5) > 100);   // too long ago: counts as taken
+  CHECK(link.reserve(0, 1) == 1);
+  CHECK(link.reserve(5, 1) == 6);
+  CHECK(link.reserve(0, 1) == 2);  // before the one at 5
+  CHECK(link.reserve(1, 4) == 7);  // 2 to 5 and 6 to 7
+  CHECK(link.reserve(6.5, 1) == 8);
+  CHECK(link.reserve(9, 0) == 9);
+  for (int i = 10; i < 200; ++i) CHECK(link.reserve(2 * i, 1) == 2 * i + 1);
+  CHECK(link.reserve(300, 1) == 302);  // 300 to 301 is reserved
+  CHECK(link.reserve(0, 0.5) > 100);   // too long ago: counts as reserved
 }
 
 TEST_CASE("link cost: latency and bandwidth are measured, the same on all ranks") {

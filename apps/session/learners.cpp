@@ -105,18 +105,6 @@ std::unique_ptr<Communicator> make_gpu_communicator([[maybe_unused]] const Commo
   return nullptr;
 }
 
-std::string broadcast_text(const std::string& text, Communicator& comm, int root) {
-  const Tensor length = Tensor::empty_on(Device{}, {1}, DType::i64);
-  length.data<int64_t>()[0] = std::ssize(text);
-  comm.broadcast(length, root);
-  const int64_t size = length.data<int64_t>()[0];
-  if (size == 0) return "";
-  const Tensor bytes = Tensor::empty_on(Device{}, {size}, DType::u8);
-  if (comm.rank() == root) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
-  comm.broadcast(bytes, root);
-  return {static_cast<const char*>(bytes.raw()), static_cast<size_t>(size)};
-}
-
 std::string describe_learners(const Communicator& comm) {
   if (comm.size() == 1) return "";
   return concat(comm.size(), " learners (", comm.name(), "), ");

@@ -32,9 +32,6 @@ void check_devices(const CommonOptions& o, Communicator& comm);
 // NCCL's communicator for the current Context, or null: gradients go over `comm` itself.
 std::unique_ptr<Communicator> make_gpu_communicator(const CommonOptions& o, Communicator& comm);
 
-// The text of one rank for everybody. Collective.
-std::string broadcast_text(const std::string& text, Communicator& comm, int root = 0);
-
 // "4 learners (threads), ": for the first line of a run; empty for one.
 std::string describe_learners(const Communicator& comm);
 // "604 MB, 151 MB a learner": the most that this process has had resident, and its learners' share.
