@@ -1,7 +1,7 @@
-// What a user can say to both programs: CommonOptions, their flags, and the rules that hold for
-// both. Each program adds flags of its own and the defaults that depend on its data
+// The options that both programs share: fields, flags and rules. Each program adds its own
 // (apps/cli/resnet_options.h, apps/cli/lm_options.h). A field's initial value is its default; where
-// the default is a rule, the program's resolve() fills it in and --dump-config shows the outcome.
+// a rule decides, the program's resolve() sets it and --dump-config shows the result. After
+// resolve(), `parsed` holds the typed values of texts such as --compress and --device.
 #pragma once
 
 #include <cstdint>
@@ -95,8 +95,8 @@ struct CommonOptions {
   std::string headroom_net;
   bool evaluate = false, dry_run = false, dump_config = false, list = false, version = false;
   bool help = false, man = false;
-  bool train = false;    // although --predict or --generate could do with --init
-  bool training = true;  // what resolve() made of it
+  bool train = false;    // train before --predict or --generate
+  bool training = true;  // set by resolve()
   std::string config;
   ParsedOptions parsed;
 };
@@ -119,28 +119,29 @@ void set_default(const FlagTable& flags, const char* name, T& target, const U& v
   if (!flags.given(name)) target = value;
 }
 
-// Where a relative --data is not there, the same below the folder that HEDDLE_DATA names, if it is
-// there; else `data`, as is `embedded`.
+// Returns the path below the folder that HEDDLE_DATA names for a relative --data that exists only
+// there; else `data`. `embedded` is the name of the built-in data set.
 std::string find_data(const std::string& data, const std::string& embedded);
 
-// --batch-size, `by_rule` unless it or --global-batch-size is given; of the two the stronger source
-// counts, of a file's two the global one, since a dumped configuration has both. Throws InputError
-// for both at once otherwise, and for a global batch that learners and --accumulate do not divide.
+// Sets o.batch_size: `by_rule` unless --batch-size or --global-batch-size is given; of the two the
+// stronger source decides, of a file's two the global one, since a dumped configuration has both.
+// Throws InputError for both at once otherwise, and for a global batch that the number of learners
+// and --accumulate do not divide.
 void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule);
 
-// The end of resolve(): absolute paths (`embedded` is the --data that is none), the defaults that
-// no data set changes, and a refusal of what cannot go together.
+// Ends resolve(): makes paths absolute (`embedded` is the --data that is no path), sets defaults
+// that depend on no data set, and throws InputError for flags that contradict each other.
 void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embedded);
 
-// Whether a run trains. `use`: the flag that uses trained weights, predict or generate; empty when
-// it is not given. Throws InputError where it has no weights to use.
+// Returns whether a run trains. `use`: the given flag that uses trained weights, predict or
+// generate, or "". Throws InputError where it has no weights to use.
 bool decide_training(const CommonOptions& o, const std::string& use);
-// The flags of both programs that have no effect without another one, for FlagTable::check_needs().
+// Returns the flags that have no effect without another one, for FlagTable::check_needs().
 std::vector<FlagTable::Need> common_needs(const CommonOptions& o);
 
-// "title a b c\n", for --list.
+// Returns "title a b c\n", for --list.
 std::string list_row(const char* title, const std::vector<std::string>& names);
-// The rows that both programs have.
+// Returns the rows of --list that both programs have.
 std::string list_training_choices();
 
 }  // namespace heddle

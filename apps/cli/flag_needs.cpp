@@ -1,5 +1,4 @@
-// Which flags make sense together: what --train is for, and the table of flags that have no effect
-// without another one.
+// Decides whether a run trains, and lists the flags that have no effect without another one.
 #include "apps/cli/common_options.h"
 #include "core/error.h"
 

@@ -1,6 +1,6 @@
-// JSON from files that others may have written. The library's reader takes any depth, but copies
-// and writes values by recursion: a file of brackets would exhaust the stack. So every reader of
-// the programs comes through here.
+// JSON from files that others may have written. The library parses any depth, but copies and writes
+// values by recursion: a file of brackets would exhaust the stack. So every reader of the programs
+// calls parse_json().
 //
 //   const nlohmann::json state = parse_json(read_text_file(path), path);
 #pragma once

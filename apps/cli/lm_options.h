@@ -1,6 +1,6 @@
-// What a user can say to train_lm: its flags, the recipes that the data choose, and the presets of
-// papers and examples. A preset sets defaults only: whatever is given, as a flag, in the
-// environment or in a file, wins.
+// The options of train_lm, with the recipes: defaults by level and data, or those of a paper or an
+// example that --preset names. A recipe sets defaults only: a flag, a variable or a file overrides
+// it.
 //
 // The loss is the mean over tokens everywhere. Zaremba et al. (arXiv 1409.2329) sum it over the T
 // steps of a window and divide by the batch size only: their learning rate is ours divided by T,
@@ -37,21 +37,20 @@ struct TrainLmOptions : CommonOptions {
 
 enum class TextKind { sources, file, folder };
 
-// What is trained on when --data says this: "sources", else a path, which must exist.
+// Returns the kind of data that --data names: "sources", else an existing path.
 TextKind text_kind(const std::string& data);
 
 FlagTable lm_flags(TrainLmOptions& options);
 
-// Fills in what nobody gave, by preset, level and kind of data, and refuses what cannot go
-// together.
-// --level is word or char afterwards.
+// Sets what nobody gave, by preset, level and kind of data; --level is word or char afterwards.
+// Throws InputError for flags that contradict.
 void resolve(TrainLmOptions& options, FlagTable& flags, TextKind kind);
 
-// "zaremba-small", or without a preset "text at character level" and so on: what the defaults are
-// for.
+// Returns the name of the recipe whose defaults hold: "zaremba-small", or without a preset
+// "char level" or "word level".
 std::string recipe_name(const TrainLmOptions& options);
 
-// The text of --list.
+// Returns the text of --list.
 std::string list_lm_choices();
 
 }  // namespace heddle

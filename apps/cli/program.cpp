@@ -25,17 +25,17 @@ std::string version_text() {
   return concat("heddle ", HEDDLE_VERSION, " (", describe_build(), ")\n", library_versions(), "\n");
 }
 
-// "[rank 3] train_lm" for a process that a launcher has started beside others.
+// Returns "[rank 3] train_lm" for one of several processes that a launcher has started.
 std::string speaker(const char* name) {
   try {
     const LaunchInfo launch = detect_launch();
     if (launch.size > 1) return concat("[rank ", launch.rank, "] ", name);
-  } catch (const Error&) {  // which the program has met itself
+  } catch (const Error&) {  // already reported by the program
   }
   return name;
 }
 
-// One line, whatever control characters a flag or a file has put into it.
+// Prints one line, whatever control characters come from a flag or a file.
 void complain(const char* name, const char* what) {
   const std::string line = printable(what, std::string::npos);
   std::fprintf(stderr, "%s: %s\n", speaker(name).c_str(), line.c_str());
@@ -44,13 +44,13 @@ void complain(const char* name, const char* what) {
 }  // namespace
 
 void prepare_process(char** argv) {
-  // The next file that is opened would get the number of a closed stdin, stdout or stderr, and the
-  // messages. Opened the wrong way round, so that using one fails as it did.
+  // The next file that is opened would get the descriptor of a closed stdin, stdout or stderr, and
+  // with it the messages. Opened in the wrong direction, so that using one still fails.
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
     if (::fcntl(fd, F_GETFD) == -1)
       (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
   // Waiting threads of libgomp spin: on a busy machine two training steps took 53 s instead of 5 s.
-  // It reads the limit as it is loaded, before main, hence the second start.
+  // It reads the limit when it is loaded, before main, hence the second start.
   if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
   if (::setenv("GOMP_SPINCOUNT", "10000", 0) != 0) return;
   std::error_code error;

@@ -13,9 +13,9 @@ namespace heddle {
 
 using Arguments = std::vector<std::string>;
 
-// First in main, before there are threads or files: opens /dev/null in place of standard streams
-// that are closed, and limits how long OpenMP's threads spin while they wait, unless
-// GOMP_SPINCOUNT or OMP_WAIT_POLICY is set. For that it starts the program once more, in the same
+// To be called first in main, before there are threads or files: opens /dev/null for standard
+// streams that are closed, and limits how long OpenMP's threads spin while they wait, unless
+// GOMP_SPINCOUNT or OMP_WAIT_POLICY is set. For that it executes the program again, in the same
 // process.
 void prepare_process(char** argv);
 
@@ -24,14 +24,13 @@ void prepare_process(char** argv);
 int run_program(const char* name, int argc, char** argv,
                 const std::function<int(const Arguments&, const Arguments&)>& run);
 
-// stdout is data: a failure to write it (a full disk behind a redirection) is a failure of the run,
-// an Error.
+// Writes to stdout, which is data: throws Error where it cannot be written, such as to a full disk.
 void print(const std::string& text);
 
-// Answers --help, --man, --version and --list; whether there was such a question.
+// Answers --help, --man, --version and --list. Returns whether one of them was given.
 bool answer_questions(const CommonOptions& o, const FlagTable& flags, const std::string& choices);
 
-// What flags.parse passed over, on stderr.
+// Prints on stderr what flags.parse() ignored.
 void print_warnings(const CommonOptions& o, const FlagTable& flags);
 
 }  // namespace heddle

@@ -1,4 +1,4 @@
-// What a user can say to train_resnet, and the rule for the defaults that depend on the data set.
+// The options of train_resnet, with the recipes: defaults by data set.
 //
 //   TrainResnetOptions o;
 //   FlagTable flags = resnet_flags(o);
@@ -26,17 +26,17 @@ struct TrainResnetOptions : CommonOptions {
 
 enum class DataKind { shapes, cifar, folder };
 
-// What is trained on when --data says this: "shapes", else the path of a folder, which must exist;
-// one of CIFAR's file names in it decides for CIFAR. The files are checked when they are opened.
+// Returns the kind of data that --data names: "shapes", else an existing folder: CIFAR if it holds
+// one of CIFAR's file names. The files are checked when they are opened.
 DataKind data_kind(const std::string& data);
 const char* data_kind_name(DataKind kind);
 
 FlagTable resnet_flags(TrainResnetOptions& options);
 
-// Fills in what nobody gave, by kind of data and by optimizer, and refuses what cannot go together.
+// Sets what nobody gave, by recipe and optimizer. Throws InputError for flags that contradict.
 void resolve(TrainResnetOptions& options, FlagTable& flags, DataKind kind);
 
-// The text of --list.
+// Returns the text of --list.
 std::string list_choices();
 
 }  // namespace heddle
