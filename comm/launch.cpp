@@ -1,9 +1,16 @@
 #include "comm/launch.h"
 
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
+#include "comm/mpi_communicator.h"
 #include "core/error.h"
 
 namespace heddle {
@@ -39,6 +46,47 @@ LaunchInfo detect_launch() {
     return info;
   }
   return {};
+}
+
+#ifdef HEDDLE_MPI
+int run_mpi(double timeout_s, const std::function<int(Communicator&)>& body) {
+  MpiSession mpi(timeout_s);
+  const LaunchInfo launch = detect_launch();
+  check(mpi.size() == launch.size && mpi.rank() == launch.rank, launch.launcher, " says rank ",
+        launch.rank, " of ", launch.size, ", MPI says rank ", mpi.rank(), " of ", mpi.size(),
+        ": the launcher belongs to another MPI than this program (Open MPI's mpirun, or srun "
+        "--mpi=pmix)");
+  const auto comm = mpi.make_communicator({.timeout_s = timeout_s});
+  std::string failure;
+  ExitCode code = ExitCode::runtime;
+  try {
+    return body(*comm);
+  } catch (const Error& error) {
+    failure = error.what();
+    code = error.exit_code();
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  // Bad input is usually bad on every rank: rank 0 reports it and ends the others before they
+  // repeat it. An error that only another rank has met is reported by that rank.
+  if (code == ExitCode::usage && comm->rank() > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  comm->abort(failure, static_cast<int>(code));
+  return static_cast<int>(code);
+}
+#endif
+
+int ranks_sharing_cores() {
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return 1;
+  cpu_set_t mine, launchers;
+  const bool known = sched_getaffinity(0, sizeof mine, &mine) == 0 &&
+                     sched_getaffinity(getppid(), sizeof launchers, &launchers) == 0;
+  const int cores = known ? CPU_COUNT(&mine) : 1, all = known ? CPU_COUNT(&launchers) : 1;
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+                           "SLURM_STEP_TASKS_PER_NODE"})  // "4" or "4(x2),3"
+    if (const char* text = std::getenv(name))
+      return std::max(1, std::atoi(text) * cores / std::max(1, all));
+  return 1;
 }
 
 }  // namespace heddle

@@ -1,9 +1,12 @@
-// Which launcher started this process: read from its environment, before MPI is initialised.
+// Ranks that a launcher (mpirun, srun) has started as processes; threads.h starts them as threads.
 //
-//   const LaunchInfo launch = detect_launch();   // mpirun -n 4 …: {.rank = 2, .size = 4, "mpirun"}
+//   if (detect_launch().size > 1) return run_mpi(60, train);   // int train(Communicator&)
 #pragma once
 
+#include <functional>
 #include <string>
+
+#include "comm/communicator.h"
 
 namespace heddle {
 
@@ -15,5 +18,17 @@ struct LaunchInfo {
 // Returns this process's rank and the number of ranks. Thread-safe. Throws InputError, naming the
 // variable, for a value that is no number and for a rank that is not below the size.
 LaunchInfo detect_launch();
+
+// Returns how many ranks share the cores that this process may run on: its share of its launcher's
+// cores, to some of which it may be bound. 1 where the user has set OMP_NUM_THREADS, which holds
+// for each process.
+int ranks_sharing_cores();
+
+#ifdef HEDDLE_MPI
+// Initialises MPI, calls body with this process's communicator and returns its result. An exception
+// is reported and ends all processes. `timeout_s`: seconds without an answer before a rank gives
+// up.
+int run_mpi(double timeout_s, const std::function<int(Communicator&)>& body);
+#endif
 
 }  // namespace heddle

@@ -42,7 +42,7 @@ std::string dump(const Strings& arguments) {
 
 // The rate in epoch 1, 2, ... of a run whose epochs have three steps.
 double rate_in_epoch(const TrainLmOptions& o, int64_t epoch) {
-  const Schedule schedule = make_schedule(o, {3, 3 * o.epochs});
+  const Schedule schedule(lm_schedule(o, {3, 3 * o.epochs}));
   CHECK(schedule.lr(3 * epoch - 3) == schedule.lr(3 * epoch - 1));
   return schedule.lr(3 * epoch - 3);
 }
@@ -138,7 +138,7 @@ TEST_CASE("lm presets: the learning rate falls where TensorFlow's tutorial lets 
 }
 
 TEST_CASE("lm plateau: a quarter after every epoch that is not the best so far") {
-  Schedule schedule = make_schedule(parse({"--preset", "wlm"}), {10, 400});
+  Schedule schedule(lm_schedule(parse({"--preset", "wlm"}), {10, 400}));
   CHECK(schedule.lr(0) == 20);
   schedule.observe(5.0);
   schedule.observe(4.9999999);  // any improvement counts

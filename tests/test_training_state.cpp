@@ -10,6 +10,7 @@
 
 #include "apps/checkpoint/exchange_state.h"
 #include "apps/checkpoint/saver.h"
+#include "apps/session/resume.h"
 #include "apps/session/training_state.h"
 #include "core/kernels.h"
 #include "tests/app_helpers.h"
@@ -55,8 +56,8 @@ struct Learner {
   Learner(Communicator& comm, const std::string& compress)
       : optimizer(net.store, make_sgd({.momentum = 0.9}), comm, {}, {.control_words = true},
                   make_reducer(parse_compress(compress), {.min_compress = 100}, net.store)),
-        log({.program = "test", .rate_key = "rows_per_s"}, options(compress), Context::current(),
-            net.store, optimizer, nullptr, nullptr),
+        log({.program = "test", .rate_key = "rows_per_s"}, options(compress), net.store, optimizer,
+            nullptr, nullptr),
         parts{.o = o,
               .store = net.store,
               .optimizer = optimizer,
@@ -193,7 +194,7 @@ TEST_CASE("training state: nothing is saved while updates are refused") {
     for (int64_t step = 1; step <= 8; ++step) {
       const bool refused = step >= 4 && step <= 6;
       learner.step(step, comm.rank(), refused && comm.rank() == 1 ? INFINITY : 1);
-      CHECK(learner.log.refused() == (refused ? step - 3 : 0));
+      CHECK(learner.log.skipped_steps() == (refused ? step - 3 : 0));
       REQUIRE(saver.after_step(step, [&] {
         auto files = save_training(learner.parts, step, {.json = {{"valid_loss", nullptr}}});
         if (files) saved.push_back(step);
@@ -213,7 +214,7 @@ TEST_CASE("training state: steps refused before a start do not count after it") 
     Learner learner(comm, "none");
     learner.log.restore(5, 0,
                         {{"loss_sum", 1}, {"loss_units", 1}, {"train_loss", 1}, {"skipped", 9}});
-    CHECK(learner.log.refused() == 0);
+    CHECK(learner.log.skipped_steps() == 0);
     CHECK(learner.log.save().at("skipped") == 0);
   }));
 }
@@ -437,8 +438,8 @@ TEST_CASE("training log: gradients are dumped as they are before the exchange, o
     if (comm.rank() == 0)
       folder = std::make_unique<RunFolder>(RunFolder::create(temp.path + "/run", "x"));
     Progress progress({.total_steps = 3, .quiet = true});
-    TrainingLog log({.program = "test", .rate_key = "rows_per_s"}, o, Context::current(), net.store,
-                    optimizer, folder.get(), &progress);
+    TrainingLog log({.program = "test", .rate_key = "rows_per_s"}, o, net.store, optimizer,
+                    folder.get(), &progress);
     const Tensor x = Tensor::zeros({4, 20}), y = Tensor::zeros({4}, DType::i32);
     for (int64_t micro = 0; micro < 6; ++micro) {
       fill_batch(micro, comm.rank() * 4, x, y);
@@ -452,7 +453,7 @@ TEST_CASE("training log: gradients are dumped as they are before the exchange, o
               const std::vector<float> g = p.grad.to_vector();
               seen[p.name].assign(g.begin(), g.end());
             }
-            log.gradient(p);
+            log.record_gradient(p);
             optimizer.ready(p);
           },
           [&](Parameter& p) { optimizer.weights_free(p); });
@@ -482,8 +483,8 @@ TEST_CASE("training log: exchanges that were refused are counted in the result")
     DataParallelOptimizer optimizer(
         net.store, make_sgd({}), comm, {}, {.bucket_bytes = 1 << 20, .control_words = true},
         make_reducer(parse_compress(o.compress), {.min_compress = 100}, net.store));
-    TrainingLog log({.program = "test", .rate_key = "rows_per_s"}, o, Context::current(), net.store,
-                    optimizer, nullptr, nullptr);
+    TrainingLog log({.program = "test", .rate_key = "rows_per_s"}, o, net.store, optimizer, nullptr,
+                    nullptr);
     for (int step = 0; step < 5; ++step) {
       optimizer.begin_step(0.1);
       for (Parameter& p : net.store.parameters()) {

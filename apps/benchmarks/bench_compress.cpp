@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "apps/benchmarks/bench.h"
-#include "apps/session/exchange.h"
+#include "apps/log/summary.h"
 #include "comm/threads.h"
 #include "compress/codecs/cast.h"
 #include "compress/codecs/delta_code.h"

@@ -13,6 +13,7 @@
 #include "apps/session/exchange.h"
 #include "comm/threads.h"
 #include "core/error.h"
+#include "core/streams.h"
 #include "core/trace.h"
 
 namespace heddle {
@@ -176,7 +177,7 @@ class Measurement {
     o.layerwise = "uniform";
     StepRecorder recorder;
     DataParallelOptimizer optimizer = make_optimizer(
-        o, store_, comm, plan_, nullptr, {},
+        o, store_, comm, plan_, {},
         {.broadcast = false,
          .on_event = [&](const char* what, int bucket) { recorder.event(what, bucket); }});
     if (solo == nullptr) recorder.use(optimizer);
@@ -276,7 +277,20 @@ Headroom measure_headroom(const CommonOptions& o, ParameterStore& store, Communi
 }
 
 int run_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
-                 const StepPlan& plan, const HeadroomStep& step) {
+                 const StepPlan& plan, const std::function<Var(Tape&)>& forward) {
+  const HeadroomStep step = [&](DataParallelOptimizer& optimizer, const auto& backward_ended) {
+    for (int64_t micro = 0; micro < o.accumulate; ++micro) {
+      Tape tape({.training = true, .seed = static_cast<uint64_t>(o.seed)});
+      const Var loss = forward(tape);
+      optimizer.begin_step(0);
+      tape.backward(
+          loss, [&](Parameter& p) { optimizer.ready(p); },
+          [&](Parameter& p) { optimizer.weights_free(p); });
+      wait_for_stream();
+      backward_ended();
+      (void)optimizer.finish_step();
+    }
+  };
   const Headroom headroom = measure_headroom(o, store, comm, plan, step);
   if (comm.rank() > 0) return 0;
   if (o.layerwise == "lgreco" && !o.quiet)

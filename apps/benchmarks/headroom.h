@@ -3,8 +3,7 @@
 // dense, with the compressor asked for and with a few others, in turns; the learning rate is 0, and
 // nothing is kept.
 //
-//   return run_headroom(o, store, comm, plan, [&](DataParallelOptimizer& optimizer) {
-//     ...forward...; optimizer.begin_step(0); ...backward...; optimizer.finish_step(); });
+//   return run_headroom(o, store, comm, plan, [&](Tape& tape) { return loss(tape, images); });
 #pragma once
 
 #include <functional>
@@ -16,6 +15,7 @@
 #include "apps/session/run_plan.h"
 #include "comm/communicator.h"
 #include "core/parameters.h"
+#include "core/tape.h"
 #include "optim/data_parallel.h"
 
 namespace heddle {
@@ -46,8 +46,9 @@ Headroom measure_headroom(const CommonOptions& o, ParameterStore& store, Communi
 std::string describe_headroom(const Headroom& headroom);
 std::string headroom_json(const Headroom& headroom);
 
-// Measures and prints, on the first rank; returns the exit code.
+// Measures steps whose forward pass is `forward`, which returns the loss of a batch, always the
+// same one, and prints the result on the first rank; returns the exit code.
 int run_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
-                 const StepPlan& plan, const HeadroomStep& step);
+                 const StepPlan& plan, const std::function<Var(Tape&)>& forward);
 
 }  // namespace heddle

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "apps/checkpoint/signals.h"
-#include "apps/session/learners.h"
+#include "apps/log/control_word.h"
 #include "core/error.h"
 #include "core/files.h"
 

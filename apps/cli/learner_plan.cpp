@@ -1,37 +1,11 @@
 #include "apps/cli/learner_plan.h"
 
-#include <sched.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdlib>
-
 #include "apps/cli/common_options.h"
 #include "comm/launch.h"
 #include "core/device.h"
 #include "core/error.h"
 
 namespace heddle {
-
-namespace {
-
-// Returns how many ranks share the cores that this process may run on: its share of its launcher's
-// cores, to some of which it may be bound. 1 where the user has set OMP_NUM_THREADS, which holds
-// for each process.
-int ranks_sharing_cores() {
-  if (std::getenv("OMP_NUM_THREADS") != nullptr) return 1;
-  cpu_set_t mine, launchers;
-  const bool known = sched_getaffinity(0, sizeof mine, &mine) == 0 &&
-                     sched_getaffinity(getppid(), sizeof launchers, &launchers) == 0;
-  const int cores = known ? CPU_COUNT(&mine) : 1, all = known ? CPU_COUNT(&launchers) : 1;
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
-                           "SLURM_STEP_TASKS_PER_NODE"})  // "4" or "4(x2),3"
-    if (const char* text = std::getenv(name))
-      return std::max(1, std::atoi(text) * cores / std::max(1, all));
-  return 1;
-}
-
-}  // namespace
 
 LearnerPlan plan_learners(const CommonOptions& o) {
   const LaunchInfo launch = detect_launch();

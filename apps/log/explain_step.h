@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/log/training_log.h"
+#include "apps/log/step_facts.h"
 #include "core/trace.h"
 
 namespace heddle {

@@ -114,4 +114,9 @@ void Progress::pause() { paused_at_ = steady_seconds(); }
 
 void Progress::resume() { started_ += steady_seconds() - paused_at_; }
 
+Logger console_logger(Progress* progress) {
+  if (progress == nullptr) return {};
+  return [progress](const std::string& line) { progress->note(line); };
+}
+
 }  // namespace heddle

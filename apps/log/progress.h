@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <string>
 
 namespace heddle {
@@ -51,5 +52,10 @@ class Progress {
   int64_t samples_ = 0, steps_ = 0;
   double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;  // sums in which the past fades
 };
+
+// Prints lines for people.
+using Logger = std::function<void(const std::string&)>;
+// Returns a logger that calls progress->note(), or an empty one for null: all ranks but the first.
+Logger console_logger(Progress* progress);
 
 }  // namespace heddle

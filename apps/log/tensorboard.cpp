@@ -229,4 +229,17 @@ void EventFile::ledger_line(const nlohmann::ordered_json& line) {
   write(summary_.at("step").get<int64_t>(), scalars);
 }
 
+void begin_events(RunFolder& folder) {
+  constexpr const char* kName = "events.out.tfevents";
+  try {
+    const auto events = std::make_shared<EventFile>(folder.path());
+    folder.listen([events, &folder](const nlohmann::ordered_json& line) {
+      events->metric(line);
+      folder.note_trouble(kName, events->trouble());
+    });
+  } catch (const std::exception& error) {
+    folder.note_trouble(kName, error.what());
+  }
+}
+
 }  // namespace heddle

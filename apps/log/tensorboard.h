@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "apps/log/append_file.h"
+#include "apps/log/run_folder.h"
 
 namespace heddle {
 
@@ -53,5 +54,9 @@ class EventFile {
   nlohmann::ordered_json summary_;
   double flushed_at_ = 0;
 };
+
+// Writes every later line of the folder's metrics.jsonl to an event file in it, too. What cannot be
+// written is worth a warning. The folder must not move in memory from now on.
+void begin_events(RunFolder& folder);
 
 }  // namespace heddle

@@ -1,56 +1,55 @@
 #include "apps/log/training_log.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
-#include <filesystem>
 
 #include "apps/cli/process.h"
+#include "apps/log/control_word.h"
 #include "apps/log/explain_step.h"
 #include "apps/log/ledger_report.h"
-#include "apps/session/learners.h"
-#include "apps/session/run_report.h"
+#include "core/context.h"
 #include "core/error.h"
 #include "core/kernels.h"
-#include "core/safetensors.h"
 
 namespace heddle {
 namespace {
 
 constexpr auto kShow = static_cast<size_t>(ControlWord::show);
-constexpr double kSilence =
-    5;  // seconds after which several learners average losses before --print-freq
+// Seconds after which several learners average losses before --print-freq steps are complete.
+constexpr double kMaxFlushInterval = 5;
 
 }  // namespace
 
-TrainingLog::TrainingLog(const TrainingLogOptions& names, const CommonOptions& o, Context& context,
+TrainingLog::TrainingLog(const TrainingLogOptions& options, const CommonOptions& o,
                          const ParameterStore& store, DataParallelOptimizer& optimizer,
                          RunFolder* folder, Progress* progress)
-    : names_(names),
+    : options_(options),
       o_(o),
-      context_(context),
+      trace_(Context::current().trace()),
       store_(store),
       optimizer_(optimizer),
       folder_(folder),
       progress_(progress),
-      quality_(noting(progress)) {
+      quality_(console_logger(progress)) {
   result_.world_size = optimizer.learners();
-  watch_step(1);
+  prepare_step(1);
 }
 
-// What is going to be recorded of this step.
-void TrainingLog::watch_step(int64_t step) {
-  context_.trace().explain(step == o_.explain_step && folder_ != nullptr);
+// Switches on what has been requested of this step: trace, explanation, dump.
+void TrainingLog::prepare_step(int64_t step) {
+  trace_.explain(step == o_.explain_step && folder_ != nullptr);
   dumping_ = step == o_.dump_gradients && folder_ != nullptr;
   if (o_.trace.empty()) return;
   const StepRange range = o_.parsed.trace_steps;
-  if (step == range.first) context_.trace().start();
-  if (step == range.last + 1) context_.trace().stop();
+  if (step == range.first) trace_.start();
+  if (step == range.last + 1) trace_.stop();
 }
 
 namespace {
 
-// The first layer whose weights are not finite; where all are, the one with the largest.
-std::string suspect(const ParameterStore& store) {
+// Names the first layer whose weights are not finite, or, if all are, that with the largest one.
+std::string describe_suspect(const ParameterStore& store) {
   const Parameter* worst = nullptr;
   float largest = -1;
   for (const Parameter& p : store.parameters()) {
@@ -62,19 +61,20 @@ std::string suspect(const ParameterStore& store) {
                           : concat("the largest weight, ", largest, ", is in ", worst->name);
 }
 
-// Without the sign that a NaN has from the processor.
-std::string said(const std::string& name, double loss) {
+// "the loss is nan": without the sign that the processor gives a NaN.
+std::string loss_text(const std::string& name, double loss) {
   return concat("the ", name, " is ", std::isnan(loss) ? NAN : loss);
 }
 
 }  // namespace
 
 bool TrainingLog::check_loss(double loss, double lr) {
-  if (result_.world_size == 1 && hopeless(loss)) diverge(result_.step + 1, lr, said("loss", loss));
-  return healthy();
+  if (result_.world_size == 1 && is_divergent(loss))
+    diverge(result_.step + 1, lr, loss_text("loss", loss));
+  return running();
 }
 
-bool TrainingLog::hopeless(double loss) const {
+bool TrainingLog::is_divergent(double loss) const {
   return !std::isfinite(loss) || (o_.max_loss > 0 && loss > o_.max_loss);
 }
 
@@ -83,36 +83,36 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   ++result_.step;
   lr_ = facts.lr;
   if (++steps_here_ == 1) result_.first_step_s = seconds_since_process_start();
-  // The first step also makes the kernels' plans; the rate is that of the steps behind it.
+  // The first step also makes the kernels' plans, so the rate counts from the second one on.
   if (steps_here_ <= 2) units_ = 0, seconds_ = 0;
   units_ += facts.units * result_.world_size;
-  seconds_ += t.data + t.forward + t.backward + t.update;
+  seconds_ += t.total();
   result_.rate = static_cast<double>(units_) / std::max(seconds_, 1e-9);
   if (report.clip < 1) {
     ++result_.clipped_steps;
     result_.clipped_norm += (1 - report.clip) * report.grad_norm;
   }
   pending_.push_back({facts, exchange_since_last()});
-  if (context_.trace().explaining()) explain(pending_.back());
+  if (trace_.explaining()) explain(pending_.back());
   if (dumping_) dump_gradients();
   if (result_.world_size == 1 || result_.step % o_.print_freq == 0 || optimizer_.control(kShow) > 0)
-    flush();
-  // The first rank asks for it, and all do it behind the next step. Not where equal runs are to
-  // send equal bytes.
-  const bool late = folder_ != nullptr && steady_seconds() - flushed_at_ > kSilence;
+    flush_losses();
+  // The first rank requests it, and all average after the next step; not with --deterministic,
+  // where equal runs send equal bytes.
+  const bool late = folder_ != nullptr && steady_seconds() - flushed_at_ > kMaxFlushInterval;
   optimizer_.set_control(kShow, late && !o_.deterministic ? 1.0f : 0.0f);
-  watch_step(result_.step + 1);
+  prepare_step(result_.step + 1);
   if (quality_.add(result_.step, optimizer_.take_quality()) && folder_ != nullptr)
     folder_->metric(quality_.json());
 
   skipped_ = report.skipped_parameters > 0 ? skipped_ + 1 : 0;
   if (skipped_ > o_.max_skipped) {
-    if (!pending_.empty()) flush();  // all ranks count alike
+    flush_losses();  // all ranks count the same steps
     diverge(result_.step, facts.lr,
             concat("gradients were not finite in ", skipped_,
                    " steps in a row, in this one that of ", report.first_skipped, " first"));
   }
-  return healthy();
+  return running();
 }
 
 ExchangeFacts TrainingLog::exchange_since_last() {
@@ -127,7 +127,7 @@ ExchangeFacts TrainingLog::exchange_since_last() {
           .exposed_s = seen_.exposed_s - last.exposed_s};
 }
 
-void TrainingLog::gradient(const Parameter& p) {
+void TrainingLog::record_gradient(const Parameter& p) {
   if (!dumping_ || !p.written) return;
   const auto known = std::ranges::find(gradients_, p.name, [](const auto& g) { return g.first; });
   const Tensor copy = p.grad.to(Device{}).clone();
@@ -147,24 +147,28 @@ void TrainingLog::dump_gradients() {
   gradients_.clear();
 }
 
-// On stderr and in the run folder.
+// Tells the step on stderr and in the run folder.
 void TrainingLog::explain(const Pending& step) {
-  const std::string text = step_story({.program = names_.program,
+  const std::string text = step_story({.program = options_.program,
                                        .step = result_.step,
                                        .epoch = result_.epoch + 1,
                                        .learners = result_.world_size,
                                        .facts = step.facts,
                                        .exchange = step.exchange,
                                        .bytes_dense = optimizer_.dense_bytes(),
-                                       .notes = context_.trace().take_notes()});
+                                       .notes = trace_.take_notes()});
   folder_->write_optional(concat("explain-", result_.step, ".txt"), text);
-  if (o_.quiet) return;
-  progress_->clear();
-  std::fprintf(stderr, "%s", text.c_str());
+  print_table(text);
 }
 
-// Of the pending steps, over the ranks, added in their order: the same bits however many steps are
-// summed at once.
+void TrainingLog::print_table(const std::string& table) const {
+  if (o_.quiet || table.empty()) return;
+  progress_->clear();
+  std::fprintf(stderr, "%s", table.c_str());
+}
+
+// Sums the losses of each pending step over the ranks, in their order, so that the bits do not
+// depend on how many steps are summed at once.
 std::vector<TrainingLog::LossSum> TrainingLog::sum_losses() {
   std::vector<LossSum> sums;
   for (const Pending& step : pending_) {
@@ -185,64 +189,62 @@ std::vector<TrainingLog::LossSum> TrainingLog::sum_losses() {
   return sums;
 }
 
-// Averages the losses of the pending steps over the ranks and writes them down.
-void TrainingLog::flush() {
-  if (pending_.empty()) return;  // on all ranks
+bool TrainingLog::flush_losses() {
+  if (pending_.empty()) return running();  // on all ranks
   const auto count = std::ssize(pending_);
   const std::vector<LossSum> sums = sum_losses();
   for (int64_t i = 0; i < count; ++i) {
-    const auto& [facts, exchange] = pending_[static_cast<size_t>(i)];
+    const Pending& pending = pending_[static_cast<size_t>(i)];
     const auto [total, units] = sums[static_cast<size_t>(i)];
+    const int64_t step = result_.step - count + i + 1;
     const double loss = total / units;
     loss_sum_ += total;
     loss_units_ += units;
-    if (healthy() && hopeless(loss))
-      diverge(result_.step - count + i + 1, facts.lr, said("loss", loss));
-    if (folder_ == nullptr) continue;
-    const StepTimes& t = facts.times;
-    const double seconds = t.data + t.forward + t.backward + t.update;
-    nlohmann::ordered_json line = {{"step", result_.step - count + i + 1},
-                                   {"epoch", result_.epoch + 1},
-                                   {"split", "train"},
-                                   {"loss", loss},
-                                   {"lr", facts.lr}};
-    if (names_.metrics) line.update(names_.metrics(loss));
-    line.update({{names_.rate_key, units / std::max(seconds, 1e-9)},
-                 {"t_data", t.data},
-                 {"t_forward", t.forward},
-                 {"t_backward", t.backward},
-                 {"t_update", t.update}});
-    if (result_.world_size > 1)
-      line.update({{"bytes_sent", exchange.sent},
-                   {"bytes_received", exchange.received},
-                   {"bytes_dense", optimizer_.dense_bytes()},
-                   {"ratio", static_cast<double>(optimizer_.dense_bytes()) /
-                                 static_cast<double>(std::max<int64_t>(exchange.sent, 1))},
-                   {"t_comm", exchange.comm_s},
-                   {"t_compress", exchange.compress_s},
-                   {"t_exposed", exchange.exposed_s}});
-    folder_->metric(line);
-    if (result_.world_size > 1)
-      progress_->exchanged(optimizer_.dense_bytes(), exchange.sent, exchange.exposed_s, seconds);
-    progress_->step(result_.step - count + i + 1, result_.epoch + 1, loss, facts.lr,
-                    static_cast<int64_t>(units));
+    if (running() && is_divergent(loss)) diverge(step, pending.facts.lr, loss_text("loss", loss));
+    if (folder_ != nullptr) write_step(step, loss, units, pending);
   }
   pending_.clear();
   flushed_at_ = steady_seconds();
+  return running();
 }
 
-bool TrainingLog::settle() {
-  flush();
-  return healthy();
+// Writes a step's line of metrics and shows its progress.
+void TrainingLog::write_step(int64_t step, double loss, double units, const Pending& pending) {
+  const auto& [facts, exchange] = pending;
+  const StepTimes& t = facts.times;
+  nlohmann::ordered_json line = {{"step", step},
+                                 {"epoch", result_.epoch + 1},
+                                 {"split", "train"},
+                                 {"loss", loss},
+                                 {"lr", facts.lr}};
+  if (options_.metrics) line.update(options_.metrics(loss));
+  line.update({{options_.rate_key, units / std::max(t.total(), 1e-9)},
+               {"t_data", t.data},
+               {"t_forward", t.forward},
+               {"t_backward", t.backward},
+               {"t_update", t.update}});
+  const int64_t dense = optimizer_.dense_bytes();
+  if (result_.world_size > 1) {
+    line.update({{"bytes_sent", exchange.sent},
+                 {"bytes_received", exchange.received},
+                 {"bytes_dense", dense},
+                 {"ratio", static_cast<double>(dense) /
+                               static_cast<double>(std::max<int64_t>(exchange.sent, 1))},
+                 {"t_comm", exchange.comm_s},
+                 {"t_compress", exchange.compress_s},
+                 {"t_exposed", exchange.exposed_s}});
+    progress_->exchanged(dense, exchange.sent, exchange.exposed_s, t.total());
+  }
+  folder_->metric(line);
+  progress_->step(step, result_.epoch + 1, loss, facts.lr, static_cast<int64_t>(units));
 }
 
 nlohmann::ordered_json TrainingLog::save() {
-  return {
-      {"loss_sum", loss_sum_},
-      {"loss_units", loss_units_},
-      {"train_loss", result_.train_loss},
-      {"skipped", 0},  // nothing is saved after a refused step; versions before this one read it
-      {"metrics_bytes", folder_ == nullptr ? 0 : folder_->flush()}};
+  return {{"loss_sum", loss_sum_},
+          {"loss_units", loss_units_},
+          {"train_loss", result_.train_loss},
+          {"skipped", 0},  // nothing is saved after a skipped step; earlier versions read it
+          {"metrics_bytes", folder_ == nullptr ? 0 : folder_->flush()}};
 }
 
 void TrainingLog::restore(int64_t step, int64_t epoch, const nlohmann::json& saved) {
@@ -252,10 +254,10 @@ void TrainingLog::restore(int64_t step, int64_t epoch, const nlohmann::json& sav
   loss_units_ = saved.at("loss_units").get<double>();
   if (saved.at("train_loss").is_number()) result_.train_loss = saved["train_loss"].get<double>();
   seen_ = before_ = optimizer_.totals();
-  watch_step(step + 1);
+  prepare_step(step + 1);
 }
 
-void TrainingLog::take_totals() {
+void TrainingLog::update_totals() {
   const DataParallelOptimizer::Totals totals = optimizer_.totals();
   result_.bytes_sent = totals.traffic.sent;
   result_.bytes_received = totals.traffic.received;
@@ -265,14 +267,14 @@ void TrainingLog::take_totals() {
 }
 
 void TrainingLog::finish_epoch() {
-  flush();
+  flush_losses();
   ++result_.epoch;
-  if (healthy()) result_.train_loss = loss_sum_ / loss_units_;
+  if (running()) result_.train_loss = loss_sum_ / loss_units_;
   loss_sum_ = loss_units_ = 0;
-  take_totals();
+  update_totals();
 }
 
-// What leads in turn is not the same on every rank.
+// Averages the bytes sent over the ranks, which differ where ranks take turns to lead.
 void TrainingLog::compare_bytes() {
   const DataParallelOptimizer::Totals now = optimizer_.totals();
   const bool compressed = now.compressed_steps > before_.compressed_steps;
@@ -293,17 +295,29 @@ void TrainingLog::compare_bytes() {
 }
 
 void TrainingLog::finish(const std::string& last_checkpoint) {
-  if (healthy()) compare_bytes();
-  take_totals();
+  if (running()) compare_bytes();
+  update_totals();
   result_.ratios = ratios(optimizer_, store_);
   if (folder_ == nullptr) return;
   if (result_.status == "diverged" && !last_checkpoint.empty())
-    std::fprintf(stderr, "%s: the last checkpoint before: %s\n", names_.program.c_str(),
+    std::fprintf(stderr, "%s: the last checkpoint before: %s\n", options_.program.c_str(),
                  last_checkpoint.c_str());
-  if (const std::string table = quality_.table(); !table.empty() && !o_.quiet) {
-    progress_->clear();
-    std::fprintf(stderr, "%s", table.c_str());
+  print_table(quality_.table());
+  note_missed_steps();
+  folder_->metric(summary_line(result_, store_));
+  if (result_.world_size == 1) {
+    if (o_.ledger) progress_->note("--ledger: one learner sends nothing");
+    return;
   }
+  if (result_.rejected_buckets > 0)
+    progress_->note(concat(result_.rejected_buckets,
+                           " exchanges held gradients that were not finite and were not applied"));
+  folder_->metric(ledger_json(optimizer_.ledger()));
+  if (o_.ledger) print_table(ledger_table(optimizer_.ledger(), optimizer_.totals().traffic));
+}
+
+// Notes the flags that asked for a step which this process did not run.
+void TrainingLog::note_missed_steps() const {
   const int64_t before = result_.step - steps_here_;  // steps of earlier processes
   const auto missed = [&](const std::string& flag) {
     progress_->note(
@@ -317,34 +331,21 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
     if (const StepRange range = o_.parsed.trace_steps;
         range.last <= before || range.first > result_.step)
       missed("--trace-steps " + o_.trace_steps);
-  folder_->metric(summary_line(result_, store_));
-  if (result_.world_size == 1) {
-    if (o_.ledger) progress_->note("--ledger: one learner sends nothing");
-    return;
-  }
-  if (result_.rejected_buckets > 0)
-    progress_->note(concat(result_.rejected_buckets,
-                           " exchanges held gradients that were not finite, and were not applied"));
-  const DataParallelOptimizer::Totals totals = optimizer_.totals();
-  folder_->metric(ledger_json(optimizer_.ledger()));
-  if (!o_.ledger || o_.quiet) return;
-  progress_->clear();
-  std::fprintf(stderr, "%s", ledger_table(optimizer_.ledger(), totals.traffic).c_str());
 }
 
 void TrainingLog::evaluated(const char* split, double loss, const nlohmann::ordered_json& metrics,
-                            const std::string& line) {
-  if (!std::isfinite(loss)) diverge(result_.step, lr_, said(concat(split, " loss"), loss));
+                            const std::string& text) {
+  if (!std::isfinite(loss)) diverge(result_.step, lr_, loss_text(concat(split, " loss"), loss));
   if (folder_ == nullptr) return;
   nlohmann::ordered_json json = {
       {"step", result_.step}, {"epoch", result_.epoch}, {"split", split}, {"loss", loss}};
   json.update(metrics);
   folder_->metric(json);
-  progress_->note(concat("epoch ", result_.epoch, ": ", line));
+  progress_->note(concat("epoch ", result_.epoch, ": ", text));
 }
 
 void TrainingLog::diverge(int64_t step, double lr, const std::string& why) {
-  if (!healthy()) return;
+  if (!running()) return;
   result_.status = "diverged";
   result_.train_loss = NAN;
   if (progress_ == nullptr) return;
@@ -352,124 +353,8 @@ void TrainingLog::diverge(int64_t step, double lr, const std::string& why) {
   std::fprintf(stderr,
                "%s: diverged at step %lld, lr %g: %s; %s; a lower --lr, --clip-grad-norm or "
                "--lr-warmup-epochs may help\n",
-               names_.program.c_str(), static_cast<long long>(step), lr, why.c_str(),
-               suspect(store_).c_str());
-}
-
-std::function<void(const std::string&)> noting(Progress* progress) {
-  if (progress == nullptr) return {};
-  return [progress](const std::string& line) { progress->note(line); };
-}
-
-namespace {
-
-// The folder in which a checkpoint's run was: that of checkpoints/step-400.
-bool is_run_of(const std::string& folder, const Checkpoint& checkpoint) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  return fs::equivalent(folder, fs::absolute(checkpoint.path, error).parent_path().parent_path(),
-                        error);
-}
-
-RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& checkpoint) {
-  // A run that was ending while this one chose its checkpoint may have left a newer one.
-  const auto still_newest = [&] {
-    if (o.resume != "auto") return;
-    const std::optional<Checkpoint> now = find_checkpoint(o.output_dir).newest;
-    if ((now ? now->step : -1) != (checkpoint ? checkpoint->step : -1))
-      throw Error(concat("run folder ", o.output_dir,
-                         ": another run has just left a checkpoint there; start again"));
-  };
-  if (checkpoint && !o.output_dir.empty() && is_run_of(o.output_dir, *checkpoint)) {
-    const auto& bytes = checkpoint->state.at("log").at("metrics_bytes");
-    return RunFolder::reopen(o.output_dir, bytes.is_number_integer() ? bytes.get<int64_t>() : 0,
-                             still_newest, true);
-  }
-  if (o.resume == "auto") {
-    check(!RunFolder::holds_finished_run(o.output_dir), "--resume auto: ", o.output_dir,
-          " holds a run that has ended and has left no checkpoint; it would be written over");
-    return RunFolder::reopen(o.output_dir, 0, still_newest);
-  }
-  return RunFolder::create(o.output_dir, o.name);
-}
-
-}  // namespace
-
-RunFiles open_run(const CommonOptions& o, const std::string& config,
-                  const std::vector<std::string>& arguments, Context& context,
-                  const std::optional<Checkpoint>& checkpoint) {
-  RunFiles files;
-  if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
-  files.folder = std::make_unique<RunFolder>(open_folder(o, checkpoint));
-  begin_events(o, *files.folder);
-  files.folder->write("config.toml", config);
-  files.folder->write("run.json", describe_run({arguments, o.seed, context.threads(),
-                                                to_string(context.device()), o.precision}));
-  return files;
-}
-
-void finish_trace(const CommonOptions& o, const RunFiles& files, Context& context,
-                  Communicator& comm) {
-  if (o.trace.empty()) return;
-  comm.set_tag("trace");
-  // The clocks of other machines count from elsewhere; after the barrier it is now for all of them.
-  constexpr double kSameClock = 10e6;  // microseconds: ranks of one machine keep their times
-  comm.barrier();
-  const double now = Trace::now();
-  const Tensor clock = Tensor::empty_on(Device{}, {1}, DType::i64);
-  clock.data<int64_t>()[0] = static_cast<int64_t>(now);
-  comm.broadcast(clock, 0);
-  const double difference = static_cast<double>(clock.data<int64_t>()[0]) - now;
-  std::string all =
-      context.trace().events(comm.rank(), std::abs(difference) > kSameClock ? difference : 0.0);
-  // One rank after the other, so that nobody but the first holds more than its own and another's.
-  for (int rank = 1; rank < comm.size(); ++rank) {
-    const std::string text = broadcast_text(all, comm, rank);
-    if (comm.rank() == 0) all += text;
-  }
-  if (files.trace == nullptr) return;
-  try {
-    files.trace->write(Trace::json(all));
-    files.trace->commit();
-  } catch (const Error& error) {
-    files.folder->note_trouble("trace.json", error.what());
-  }
-}
-
-ExitCode exit_code(const TrainingResult& result) {
-  if (result.status == "stopped") return ExitCode::stopped;
-  return result.status == "done" ? ExitCode::ok : ExitCode::diverged;
-}
-
-nlohmann::ordered_json begin_summary(const TrainingResult& result) {
-  return {{"status", result.status},
-          {"epoch", result.epoch},
-          {"step", result.step},
-          {"train_loss", result.train_loss}};
-}
-
-void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
-                 const TrainingResult& result, int64_t seed, const std::string& run_folder) {
-  summary.update({{rate_key, result.rate},
-                  {"wall_s", seconds_since_process_start()},
-                  {"first_step_s", result.first_step_s},
-                  {"peak_rss_bytes", peak_rss_bytes()},
-                  {"world_size", result.world_size},
-                  {"bytes_sent", result.bytes_sent},
-                  {"bytes_received", result.bytes_received},
-                  {"bytes_dense", result.bytes_dense},
-                  {"ratio_layers", result.ratios.layers},
-                  {"ratio_values", result.ratios.values},
-                  {"ratio_wire", result.ratios.wire},
-                  {"ratio_run", result.ratios.run},
-                  {"bytes_step_mean", result.bytes_step_mean},
-                  {"bytes_step_max", result.bytes_step_max},
-                  {"rejected_buckets", result.rejected_buckets},
-                  {"clipped_steps", result.clipped_steps},
-                  {"clipped_norm", result.clipped_norm},
-                  {"exposed_comm_s", result.exposed_comm_s},
-                  {"seed", seed}});
-  if (!run_folder.empty()) summary["run_folder"] = run_folder;
+               options_.program.c_str(), static_cast<long long>(step), lr, why.c_str(),
+               describe_suspect(store_).c_str());
 }
 
 }  // namespace heddle

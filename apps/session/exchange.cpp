@@ -21,9 +21,8 @@ int64_t first_compressed_step(const CommonOptions& o, const StepPlan& plan) {
   return std::max<int64_t>(100, std::min(plan.steps_per_epoch, plan.total_steps / 20));
 }
 
-// For people, and exchange-<step>.json in the run folder.
-void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
-                 const std::function<void(const std::string&)>& log) {
+// Logs the choice, and writes it as exchange-<step>.json to the run folder.
+void log_choice(const ExchangeChoice& choice, const RunOutput& output) {
   const size_t buckets = choice.compressed.size();
   const auto messages = buckets - static_cast<size_t>(std::ranges::count(choice.joined, true));
   char text[300];
@@ -41,8 +40,8 @@ void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
                   1e3 * choice.chosen_s, 1e3 * choice.found_s);
     line += text;
   }
-  if (log) log(line);
-  if (folder == nullptr) return;
+  if (output.log) output.log(line);
+  if (output.folder == nullptr) return;
   nlohmann::ordered_json json = {{"step", choice.step},
                                  {"dense_s", choice.dense_s},
                                  {"compressed_s", choice.compressed_s},
@@ -62,7 +61,7 @@ void tell_choice(const ExchangeChoice& choice, const RunFolder* folder,
                                {"dense", times(choice.dense.buckets[i])},
                                {"packed", times(choice.packed.buckets[i])},
                                {"parameters", choice.parameters[i]}});
-  folder->write_optional(concat("exchange-", choice.step, ".json"), json_line(json));
+  output.folder->write_optional(concat("exchange-", choice.step, ".json"), json_line(json));
 }
 
 // Of a family that compresses: every other one is a CompressedReducer.
@@ -92,8 +91,6 @@ bool residual_momentum(const CommonOptions& o, const CompressedReducer& reducer)
         "--compressed-momentum residual: ", reducer.name(), " keeps no residuals");
   return mode != "full" && reducer.keeps_residuals();
 }
-
-double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.0; }
 
 // "gradients: scalecom:rate=100, dense for the first 390 of 6240 steps"
 std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
@@ -132,9 +129,8 @@ ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store) 
 
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
                                      Communicator& comm, const StepPlan& plan,
-                                     const RunFolder* folder,
-                                     const std::function<void(const std::string&)>& log,
-                                     const DataParallelOptions& others) {
+                                     const RunOutput& output, const DataParallelOptions& others) {
+  const Logger& log = output.log;
   const CompressSpec spec = o.parsed.compress.spec;
   std::unique_ptr<CompressedReducer> reducer;
   DataParallelOptions parallel = others;
@@ -145,11 +141,11 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     reducer = reducer_for(o, store);
     parallel.compress_start = first_compressed_step(o, plan);
     parallel.shadow_every = o.shadow;
-    parallel.planner = planner_options(o, plan, store, comm.size(), folder, log);
+    parallel.planner = planner_options(o, plan, store, comm.size(), output);
     if (o.parsed.compress.automatic) {
       parallel.chooser.every = std::max<int64_t>(plan.steps_per_epoch, 500);
-      parallel.chooser.on_choice = [folder, log](const ExchangeChoice& choice) {
-        tell_choice(choice, folder, log);
+      parallel.chooser.on_choice = [output](const ExchangeChoice& choice) {
+        log_choice(choice, output);
       };
     }
     if (!o.plan.empty()) apply_layer_plan(o, store, comm.size(), *reducer);
@@ -168,34 +164,6 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
         " clips what has been sent: what it cuts off is in no residual, and lost");
   }
   return {store, make_rule(o), comm, options, parallel, std::move(reducer)};
-}
-
-Ratios ratios(const DataParallelOptimizer& optimizer, const ParameterStore& store) {
-  const DataParallelOptimizer::Totals totals = optimizer.totals();
-  Ratios out;
-  if (totals.compressed_steps == 0) return out;
-  const auto steps = static_cast<double>(totals.compressed_steps);
-  double dense_all = 0, sent_all = 0, dense_layers = 0, sent_layers = 0;
-  for (const Parameter& p : store.parameters()) {
-    const auto entry = optimizer.ledger().entries().find({p.name, PayloadKind::values});
-    if (entry == optimizer.ledger().entries().end()) continue;
-    const double dense = static_cast<double>(p.size()) * 4;
-    const double sent = (static_cast<double>(entry->second.payload) -
-                         dense * static_cast<double>(totals.dense_steps)) /
-                        steps;
-    dense_all += dense;
-    sent_all += sent;
-    if (sent >= dense) continue;
-    dense_layers += dense;
-    sent_layers += sent;
-  }
-  out.layers = quotient(dense_layers, sent_layers);
-  out.values = quotient(dense_all, sent_all);
-  const auto dense_bytes = static_cast<double>(optimizer.dense_bytes());
-  out.wire = quotient(dense_bytes * steps, static_cast<double>(totals.compressed_sent));
-  out.run = quotient(dense_bytes * (steps + static_cast<double>(totals.dense_steps)),
-                     static_cast<double>(totals.compressed_sent + totals.dense_sent));
-  return out;
 }
 
 }  // namespace heddle

@@ -1,15 +1,12 @@
 // How gradients are exchanged: from the options to a data parallel optimizer with its reducer, and
 // what the exchange was worth.
 //
-//   DataParallelOptimizer optimizer = make_optimizer(o, store, comm, plan, folder, log);
+//   DataParallelOptimizer optimizer = make_optimizer(o, store, comm, plan, {folder, log});
 #pragma once
 
-#include <functional>
-#include <nlohmann/json_fwd.hpp>
-#include <string>
+#include <cstdint>
 
 #include "apps/cli/common_options.h"
-#include "apps/log/run_folder.h"
 #include "apps/session/run_plan.h"
 #include "comm/communicator.h"
 #include "optim/data_parallel.h"
@@ -28,21 +25,11 @@ struct ExchangePlan {
 // compression everywhere, or dense where it is open.
 ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store);
 
-// Says on `log`, on the first rank, what is compressed and from when on, and leaves layer plans in
-// its folder; both are null on the others. `others`: what the options do not say.
+// Makes the optimizer of a learner. Logs what is compressed and from which step on, and writes
+// layer plans to the folder. `others`: what the options do not say. The arguments must outlive it.
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
                                      Communicator& comm, const StepPlan& plan,
-                                     const RunFolder* folder,
-                                     const std::function<void(const std::string&)>& log,
+                                     const RunOutput& output = {},
                                      const DataParallelOptions& others = {});
-
-// Dense over compressed, of this rank's payloads or bytes sent; 1 where nothing is compressed.
-struct Ratios {
-  double layers = 1;  // values of the compressed tensors, as papers print
-  double values = 1;  // values of the whole model
-  double wire = 1;    // bytes on the wire, indices, scales and flags included
-  double run = 1;     // the same over the whole run, the dense beginning included
-};
-Ratios ratios(const DataParallelOptimizer& optimizer, const ParameterStore& store);
 
 }  // namespace heddle

@@ -68,8 +68,7 @@ void check_layerwise(const CommonOptions& o) {
 
 LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan,
                                     const ParameterStore& store, int learners,
-                                    const RunFolder* folder,
-                                    const std::function<void(const std::string&)>& log) {
+                                    const RunOutput& output) {
   if (o.layerwise != "lgreco") return {};
   const Values values = lgreco_values(o);
   check(
@@ -82,12 +81,12 @@ LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan
                               .alpha = values.at("alpha"),
                               .accordion = by_accordion(values),
                               .time = by_time(values),
-                              .log = log};
-  if (folder != nullptr)
-    options.on_plan = [&o, &store, values, learners, folder, log](const PlanReport& report) {
-      folder->write_optional(concat("plan-", report.step, ".json"),
-                             describe_layer_plan(report, o, store, learners));
-      if (log) log(summary(report, values));
+                              .log = output.log};
+  if (output.folder != nullptr)
+    options.on_plan = [&o, &store, values, learners, output](const PlanReport& report) {
+      output.folder->write_optional(concat("plan-", report.step, ".json"),
+                                    describe_layer_plan(report, o, store, learners));
+      if (output.log) output.log(summary(report, values));
     };
   return options;
 }

@@ -2,14 +2,12 @@
 // while it trains and leaves each plan as plan-<step>.json in the run folder; --plan FILE trains
 // with the settings of such a file from the first compressed step on, and plans no more.
 //
-//   parallel.planner = planner_options(o, plan, store, comm.size(), folder, log);
+//   parallel.planner = planner_options(o, plan, store, comm.size(), output);
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "apps/cli/common_options.h"
-#include "apps/log/run_folder.h"
 #include "apps/session/run_plan.h"
 #include "compress/plan/layer_planner.h"
 
@@ -18,12 +16,10 @@ namespace heddle {
 // Throws InputError for --layerwise, --lgreco and --plan that cannot be, or not together.
 void check_layerwise(const CommonOptions& o);
 
-// Without plans where nobody asked for them. The folder and the log, of the first rank alone, may
-// be null.
+// Returns the planner that --layerwise asks for; uniform: one that makes no plans.
 LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan,
                                     const ParameterStore& store, int learners,
-                                    const RunFolder* folder,
-                                    const std::function<void(const std::string&)>& log);
+                                    const RunOutput& output);
 
 // The content of a plan-<step>.json. Errors are norms of a window's sum of gradients; bytes are of
 // one step's gradients, encoded once; costs are nanoseconds of their encoding and exchange; a share

@@ -1,18 +1,11 @@
 #include "apps/session/learners.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <chrono>
-#include <cstdint>
 #include <cstdlib>
-#include <thread>
 #include <vector>
 
 #include "apps/cli/process.h"
 #include "comm/launch.h"
-#include "comm/mpi_communicator.h"
 #include "comm/threads.h"
 #ifdef HEDDLE_CUDA
 #include "comm/nccl_communicator.h"
@@ -21,42 +14,11 @@
 #include "core/error.h"
 
 namespace heddle {
-namespace {
-
-#ifdef HEDDLE_MPI
-int run_mpi(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
-  MpiSession mpi(o.comm_timeout);
-  const LaunchInfo launch = detect_launch();
-  check(mpi.size() == launch.size && mpi.rank() == launch.rank, launch.launcher, " says rank ",
-        launch.rank, " of ", launch.size, ", MPI says rank ", mpi.rank(), " of ", mpi.size(),
-        ": the launcher belongs to another MPI than this program (Open MPI's mpirun, or srun "
-        "--mpi=pmix)");
-  const auto comm = mpi.make_communicator({.timeout_s = o.comm_timeout});
-  std::string failure;
-  ExitCode code = ExitCode::runtime;
-  try {
-    return body(*comm);
-  } catch (const Error& error) {
-    failure = error.what();
-    code = error.exit_code();
-  } catch (const std::exception& error) {
-    failure = error.what();
-  }
-  // What is wrong with the input is mostly wrong on every rank: rank 0 says it, and ends the others
-  // before they repeat it. What only another rank has met, that one says.
-  if (code == ExitCode::usage && comm->rank() > 0)
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  comm->abort(failure, static_cast<int>(code));
-  return static_cast<int>(code);
-}
-#endif
-
-}  // namespace
 
 int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
   const LearnerPlan& plan = o.parsed.learners;
 #ifdef HEDDLE_MPI
-  if (plan.kind == "mpi") return run_mpi(o, body);
+  if (plan.kind == "mpi") return run_mpi(o.comm_timeout, body);
 #endif
   if (plan.size > 1) {
     ThreadsOptions options{.timeout_s = o.comm_timeout};

@@ -20,9 +20,6 @@ namespace heddle {
 // thrown again; under MPI it ends all processes.
 int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body);
 
-// What the ranks tell each other with every step's gradients (DataParallelOptimizer::set_control).
-enum class ControlWord : uint8_t { stop, written, failed, show };
-
 // The device of one learner: under MPI, and with NCCL, the GPU of its number on this machine,
 // unless --device names one.
 Device learner_device(const CommonOptions& o, const Communicator& comm);

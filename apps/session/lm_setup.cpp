@@ -49,12 +49,20 @@ LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
   return card;
 }
 
-Corpus open_text(const TrainLmOptions& o) {
-  Corpus corpus = open_corpus(o.data == "sources" ? "" : o.data, parse_text_level(o.level));
+Corpus open_text(const TrainLmOptions& o, const LmCard& card, const FlagTable& flags) {
+  const bool known = card.vocabulary.size() > 0;
+  check(known || o.init.empty() || flags.given("data"), o.init,
+        ": its metadata hold no vocabulary (keys level and vocabulary), so its tokens have no "
+        "names; give --data the text that it was trained on");
+  Corpus corpus;
+  corpus.vocabulary = card.vocabulary;
+  if (known && !o.training && !o.evaluate) return corpus;
+  corpus = open_corpus(o.data == "sources" ? "" : o.data, parse_text_level(o.level));
   for (const auto* text : {&corpus.valid, &corpus.test}) {
     check(text->size() > 1, corpus.name, ": expected at least two tokens of ",
           text == &corpus.valid ? "validation" : "test", " text, found ", text->size());
   }
+  if (known) check_same_vocabulary(corpus.vocabulary, corpus.name, card.vocabulary, o.init);
   return corpus;
 }
 
@@ -80,6 +88,11 @@ StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train) {
                       concat("windows of ", o.bptt, " times ", o.batch_size, " tokens"));
 }
 
+float window_weight(const TrainLmOptions& o, int64_t tokens) {
+  return static_cast<float>(static_cast<double>(tokens) /
+                            static_cast<double>(o.bptt * o.batch_size));
+}
+
 int64_t units_per_batch(const TrainLmOptions& o, int learners) {
   return o.batch_size * o.bptt * learners;
 }
@@ -103,6 +116,12 @@ nlohmann::ordered_json identity(const TrainLmOptions& o, const Corpus& corpus) {
           {"optimizer", o.optimizer}};
 }
 
+nlohmann::ordered_json text_evaluation_json(const TextEvaluation& valid) {
+  const bool known = valid.tokens > 0;
+  return {{"valid_loss", known ? nlohmann::ordered_json(valid.loss) : nullptr},
+          {"tokens", valid.tokens}};
+}
+
 TextEvaluation parse_text_evaluation(const Checkpoint& checkpoint) {
   TextEvaluation valid;
   try {
@@ -116,11 +135,11 @@ TextEvaluation parse_text_evaluation(const Checkpoint& checkpoint) {
   return valid;
 }
 
-Schedule make_schedule(const TrainLmOptions& o, const StepPlan& plan) {
+ScheduleOptions lm_schedule(const TrainLmOptions& o, const StepPlan& plan) {
   ScheduleOptions options = schedule_options(o, plan.total_steps, plan.steps_per_epoch);
   options.patience = 0;
   options.threshold = 0;
-  return Schedule(options);
+  return options;
 }
 
 std::string describe(const TrainLmOptions& o, const ParameterStore& store, int64_t vocabulary,
@@ -186,6 +205,29 @@ bool is_char_level(const TrainLmOptions& o) { return o.level == "char"; }
 const char* score_key(const TrainLmOptions& o) { return is_char_level(o) ? "bpc" : "ppl"; }
 double score(const TrainLmOptions& o, double loss) {
   return is_char_level(o) ? bits(loss) : perplexity(loss);
+}
+
+std::function<nlohmann::ordered_json(double)> score_metrics(const TrainLmOptions& o) {
+  return [&o](double loss) -> nlohmann::ordered_json { return {{score_key(o), score(o, loss)}}; };
+}
+
+std::string results_text(const TrainLmOptions& o, const TextEvaluation& valid,
+                         const TextEvaluation& test) {
+  if (test.tokens == 0) return "";
+  return concat("test ", score_text(o, test.loss), " (valid ", score_text(o, valid.loss), ")");
+}
+
+nlohmann::ordered_json results_json(const TrainLmOptions& o, const TextEvaluation& valid,
+                                    const TextEvaluation& test) {
+  nlohmann::ordered_json json;
+  const auto add = [&](const std::string& split, const TextEvaluation& e) {
+    json[split + "_loss"] = e.loss;
+    json[split + "_ppl"] = perplexity(e.loss);
+    if (is_char_level(o)) json[split + "_bpc"] = bits(e.loss);
+  };
+  add("valid", valid);
+  add("test", test);
+  return json;
 }
 
 std::string score_text(const TrainLmOptions& o, double loss) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/models/evaluate_images.h"
+#include "apps/models/weights.h"
 #include "apps/session/learners.h"
 #include "core/context.h"
 #include "core/error.h"
@@ -67,6 +68,20 @@ Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
   return Loader(data.set, data.transform, options);
 }
 
+ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags) {
+  check(!o.init.empty() || o.head.empty(),
+        "--head: names a layer in the file of --init, which is missing");
+  if (o.init.empty()) return {};
+  ResnetCard card = read_resnet_card(WeightsFile(o.init, o.head));
+  if (!o.quiet && !card.found.empty()) std::fprintf(stderr, "%s\n", card.found.c_str());
+  if (!card.arch.empty()) flags.suggest("arch", card.arch, o.init + ": arch");
+  if (!card.stem.empty()) flags.suggest("stem", card.stem, o.init + ": stem");
+  if (card.image_size > 0) {
+    flags.suggest("image-size", std::to_string(card.image_size), o.init + ": image_size");
+  }
+  return card;
+}
+
 ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, const ImageDataset* set,
                      bool training) {
   ResnetCard card = loaded;
@@ -93,6 +108,25 @@ Augmentation evaluation_transform(const ResnetCard& card) {
   out.resize = card.resize;
   out.normalization = card.normalization;
   return out;
+}
+
+void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
+                        const ResnetCard& card, Data& valid) {
+  if (o.init.empty()) return;
+  const bool uncropped = valid.transform.crop == Crop::none && card.resize == 1;
+  valid.transform = evaluation_transform(card);
+  if (uncropped) valid.transform.crop = Crop::none;
+  if (o.quiet) return;
+  const std::string data = valid.set->info().name;
+  if (card.class_count > valid.set->class_count())
+    std::fprintf(stderr,
+                 "%s knows %lld classes without their names: class i of %s, in alphabetical order, "
+                 "is taken for its class i\n",
+                 o.init.c_str(), static_cast<long long>(card.class_count), data.c_str());
+  if (!loaded.classes.empty() && loaded.classes != card.classes)
+    std::fprintf(stderr, "%s knows other classes (%s, …) than %s (%s, …)\n", o.init.c_str(),
+                 loaded.classes[0].c_str(), data.c_str(),
+                 card.classes.empty() ? "none" : card.classes[0].c_str());
 }
 
 ResNetOptions network_options(const TrainResnetOptions& o, const ResnetCard& card) {

@@ -29,12 +29,20 @@ Data open_data(const TrainResnetOptions& o, Split split);
 Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
                    const Communicator* comm = nullptr);
 
-// What the network is and knows: from the data that it is trained on, else from the weights file,
-// and from the data (null: none) what that does not say.
+// Reads what the file or run folder of --init says of its network, so that no flag has to be
+// repeated. Throws InputError.
+ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags);
+
+// Returns the card of the network: taken from the data that it is trained on, else from the weights
+// file, completed from the data (null: none).
 ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, const ImageDataset* set,
                      bool training);
-// How --predict and --evaluate prepare a picture: as the network's training validated.
+// Returns how --predict and --evaluate prepare an image: as the network's training validated.
 Augmentation evaluation_transform(const ResnetCard& card);
+// Prepares the images of --evaluate like those of --predict where --init gives weights, and warns
+// where data and weights know different classes.
+void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
+                        const ResnetCard& card, Data& valid);
 ResNetOptions network_options(const TrainResnetOptions& o, const ResnetCard& card);
 
 // Throws InputError when an epoch has fewer than --accumulate batches.

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "apps/cli/flags.h"
 #include "apps/cli/format.h"
@@ -45,15 +44,15 @@ void check_graph(const CommonOptions& o) {
 }
 
 std::unique_ptr<StepGraph> make_step_graph(const CommonOptions& o, ParameterStore& store,
-                                           int learners,
-                                           std::function<void(const std::string&)> log) {
+                                           int learners, const Logger& log) {
   if (o.graph == "off" || !graph_hindrance(o, store.values().device(), learners).empty())
     return nullptr;
-  return std::make_unique<StepGraph>(
-      store, [required = o.graph == "on", log = std::move(log)](const std::string& why) {
-        if (required) throw Error("--graph on: " + why);
-        if (log) log("no CUDA graph, every step is started anew: " + why);
-      });
+  return std::make_unique<StepGraph>(store,
+                                     [required = o.graph == "on", log](const std::string& why) {
+                                       if (required) throw Error("--graph on: " + why);
+                                       if (log)
+                                         log("no CUDA graph, every step is started anew: " + why);
+                                     });
 }
 
 std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o) {
@@ -88,13 +87,12 @@ ScheduleOptions schedule_options(const CommonOptions& o, int64_t total_steps,
   return options;
 }
 
-OptimizerOptions optimizer_options(const CommonOptions& o,
-                                   std::function<void(const std::string&)> log) {
+OptimizerOptions optimizer_options(const CommonOptions& o, const Logger& log) {
   OptimizerOptions options;
   options.accumulate = static_cast<int>(o.accumulate);
   options.clip_grad_norm = o.clip_grad_norm;
   options.on_nonfinite = o.on_nonfinite == "step" ? OnNonfinite::step : OnNonfinite::bucket;
-  options.log = std::move(log);
+  options.log = log;
   return options;
 }
 

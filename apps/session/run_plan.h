@@ -2,12 +2,13 @@
 // rule, schedule, optimizer options, the number of steps, and what --dry-run says of them.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "apps/cli/common_options.h"
+#include "apps/log/progress.h"
+#include "apps/log/run_folder.h"
 #include "core/parameters.h"
 #include "core/step_graph.h"
 #include "optim/optimizer.h"
@@ -16,12 +17,17 @@
 
 namespace heddle {
 
+// Where a learner reports: null and empty on all ranks but the first.
+struct RunOutput {
+  const RunFolder* folder = nullptr;
+  Logger log = {};
+};
+
 std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o);
 ScheduleOptions schedule_options(const CommonOptions& o, int64_t total_steps,
                                  int64_t steps_per_epoch);
-OptimizerOptions optimizer_options(const CommonOptions& o,
-                                   std::function<void(const std::string&)> log);
-// The type of activations.
+OptimizerOptions optimizer_options(const CommonOptions& o, const Logger& log);
+// Returns the type of activations.
 DType activation_type(const CommonOptions& o);
 
 // Updates, not batches: --accumulate batches make one.
@@ -40,8 +46,7 @@ void check_graph(const CommonOptions& o);
 // Records the steps of a learner on a GPU, as --graph says; null where they are not to be recorded.
 // log gets a line should recording fail.
 std::unique_ptr<StepGraph> make_step_graph(const CommonOptions& o, ParameterStore& store,
-                                           int learners,
-                                           std::function<void(const std::string&)> log);
+                                           int learners, const Logger& log);
 
 // "cpu, 2 threads, fp32, seed 1": the end of the first line of every run.
 std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store);

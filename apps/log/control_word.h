@@ -1,0 +1,13 @@
+// The control words of a training (DataParallelOptimizer::set_control): numbers of this rank that
+// travel with every step's gradients and are summed over the ranks.
+#pragma once
+
+#include <cstdint>
+
+namespace heddle {
+
+// stop: a signal has asked this rank to end the run; written, failed: the state of this rank's
+// files of the checkpoint that is being saved; show: the first rank requests the losses of all.
+enum class ControlWord : uint8_t { stop, written, failed, show };
+
+}  // namespace heddle

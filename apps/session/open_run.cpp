@@ -1,0 +1,85 @@
+#include "apps/session/open_run.h"
+
+#include <filesystem>
+
+#include "apps/log/tensorboard.h"
+#include "comm/communicator.h"
+#include "core/error.h"
+
+namespace heddle {
+namespace {
+
+// Returns whether the checkpoint, <folder>/checkpoints/step-400, is one of this run folder.
+bool is_run_of(const std::string& folder, const Checkpoint& checkpoint) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  return fs::equivalent(folder, fs::absolute(checkpoint.path, error).parent_path().parent_path(),
+                        error);
+}
+
+RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& checkpoint) {
+  // A run that was ending while this one chose its checkpoint may have left a newer one.
+  const auto still_newest = [&] {
+    if (o.resume != "auto") return;
+    const std::optional<Checkpoint> now = find_checkpoint(o.output_dir).newest;
+    if ((now ? now->step : -1) != (checkpoint ? checkpoint->step : -1))
+      throw Error(concat("run folder ", o.output_dir,
+                         ": another run has just left a checkpoint there; start again"));
+  };
+  if (checkpoint && !o.output_dir.empty() && is_run_of(o.output_dir, *checkpoint)) {
+    const auto& bytes = checkpoint->state.at("log").at("metrics_bytes");
+    return RunFolder::reopen(o.output_dir, bytes.is_number_integer() ? bytes.get<int64_t>() : 0,
+                             still_newest, true);
+  }
+  if (o.resume == "auto") {
+    check(!RunFolder::holds_finished_run(o.output_dir), "--resume auto: ", o.output_dir,
+          " holds a run that has ended and has left no checkpoint; it would be overwritten");
+    return RunFolder::reopen(o.output_dir, 0, still_newest);
+  }
+  return RunFolder::create(o.output_dir, o.name);
+}
+
+}  // namespace
+
+RunFiles open_run(const CommonOptions& o, const std::string& config,
+                  const std::vector<std::string>& arguments, Context& context,
+                  const std::optional<Checkpoint>& checkpoint) {
+  RunFiles files;
+  if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
+  files.folder = std::make_unique<RunFolder>(open_folder(o, checkpoint));
+  if (o.tensorboard) begin_events(*files.folder);
+  files.folder->write("config.toml", config);
+  files.folder->write("run.json", describe_run({arguments, o.seed, context.threads(),
+                                                to_string(context.device()), o.precision}));
+  return files;
+}
+
+void finish_trace(const CommonOptions& o, const RunFiles& files, Context& context,
+                  Communicator& comm) {
+  if (o.trace.empty()) return;
+  comm.set_tag("trace");
+  // The clocks of other machines have other origins; the barrier gives all ranks a common instant.
+  constexpr double kSameClock = 10e6;  // microseconds: ranks of one machine need no correction
+  comm.barrier();
+  const double now = Trace::now();
+  const Tensor clock = Tensor::empty_on(Device{}, {1}, DType::i64);
+  clock.data<int64_t>()[0] = static_cast<int64_t>(now);
+  comm.broadcast(clock, 0);
+  const double difference = static_cast<double>(clock.data<int64_t>()[0]) - now;
+  std::string all =
+      context.trace().events(comm.rank(), std::abs(difference) > kSameClock ? difference : 0.0);
+  // One rank after the other, so that only the first holds more than its own and one other's.
+  for (int rank = 1; rank < comm.size(); ++rank) {
+    const std::string text = broadcast_text(all, comm, rank);
+    if (comm.rank() == 0) all += text;
+  }
+  if (files.trace == nullptr) return;
+  try {
+    files.trace->write(Trace::json(all));
+    files.trace->commit();
+  } catch (const Error& error) {
+    files.folder->note_trouble("trace.json", error.what());
+  }
+}
+
+}  // namespace heddle

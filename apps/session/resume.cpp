@@ -1,0 +1,167 @@
+#include "apps/session/resume.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <sstream>
+
+#include "apps/cli/json.h"
+#include "apps/log/run_folder.h"
+#include "apps/session/compare_runs.h"
+#include "core/error.h"
+#include "core/files.h"
+
+namespace heddle {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Returns summary, validation and test of a complete run as JSON; "" for any other folder.
+std::string finished_lines(const CommonOptions& o, const std::string& config, bool best) {
+  std::error_code none;
+  const std::string at = o.output_dir + "/";
+  if (o.resume != "auto" || !RunFolder::holds_finished_run(o.output_dir) ||
+      find_checkpoint(o.output_dir).newest || !fs::exists(at + "config.toml", none) ||
+      !same_config(read_text_file(at + "config.toml"), config))
+    return "";
+  nlohmann::json out = {{"summary", nullptr}, {"valid", nullptr}, {"test", nullptr}};
+  std::istringstream lines(read_text_file(at + "metrics.jsonl"));
+  for (std::string text; std::getline(lines, text);) {
+    nlohmann::json line;
+    try {
+      line = parse_json(text, at + "metrics.jsonl");
+    } catch (const InputError&) {
+      continue;  // of a process that was killed while it wrote
+    }
+    if (!line.is_object()) continue;
+    const std::string split = line.contains("summary") ? "summary" : line.value("split", "");
+    const bool better =
+        split != "valid" || !best || out["valid"].is_null() ||
+        FinishedRun::number(line, "loss") < FinishedRun::number(out["valid"], "loss");
+    if (out.contains(split) && better) out[split] = line;
+  }
+  return out.dump();
+}
+
+void say(const CommonOptions& o, const std::string& line) {
+  if (!o.quiet) std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+std::string path_to_resume(const CommonOptions& o) {
+  std::error_code none;
+  const bool automatic = o.resume == "auto";
+  check(!automatic || !o.output_dir.empty(),
+        "--resume auto: needs --output-dir, the run folder to look in");
+  check(automatic || fs::status(o.resume, none).type() != fs::file_type::not_found, "--resume ",
+        o.resume, ": no such folder");
+  if (!automatic &&
+      fs::status(o.resume + "/manifest.json", none).type() != fs::file_type::not_found)
+    return open_checkpoint(o.resume).path;
+  const FoundCheckpoint found = find_checkpoint(automatic ? o.output_dir : o.resume);
+  for (const std::string& why : found.skipped) say(o, "checkpoint passed over: " + why);
+  const std::string folder = automatic ? o.output_dir : o.resume;
+  std::string reasons;
+  for (const std::string& why : found.skipped) reasons += "; " + why;
+  check(found.newest || found.skipped.empty(), "--resume ", o.resume, ": none of the ",
+        found.skipped.size(), " checkpoints in ", folder, " is whole, and nothing was changed",
+        reasons, "; restore one, or move ", folder,
+        "/checkpoints away to train from the beginning");
+  check(automatic || found.newest, "--resume ", o.resume, ": no checkpoint there");
+  if (!found.newest) say(o, "--resume auto: no checkpoint in " + folder + ", from the beginning");
+  return found.newest ? found.newest->path : "";
+}
+
+// Fails before a long run rather than after it.
+void check_steps_to_show(const CommonOptions& o, int64_t last) {
+  check(o.explain_step <= last, "--explain-step ", o.explain_step, ": this run ends with step ",
+        last);
+  check(o.dump_gradients <= last, "--dump-gradients ", o.dump_gradients,
+        ": this run ends with step ", last);
+  check(o.trace.empty() || o.parsed.trace_steps.first <= last, "--trace-steps ", o.trace_steps,
+        ": this run ends with step ", last);
+}
+
+void check_same_run(const CommonOptions& o, const nlohmann::ordered_json& identity,
+                    const Checkpoint& checkpoint) {
+  const nlohmann::json& state = checkpoint.state;
+  const std::string differs = difference(state.at("identity"), identity);
+  check(differs.empty() || o.resume_anyway, checkpoint.path, ": of another run: ", differs,
+        "; --resume-anyway takes what fits");
+  const std::string compression = compression_differs(state.at("compression"), o);
+  check(compression.empty() || o.resume_anyway, checkpoint.path, ": ", compression,
+        "; --resume-anyway drops the residuals");
+}
+
+// Returns the path of the checkpoint to resume from; "": start from the beginning.
+std::string path_for_all(const CommonOptions& o, Communicator& comm) {
+  if (o.resume.empty()) return "";
+  comm.set_tag("resume");
+  return broadcast_text(comm.rank() == 0 ? path_to_resume(o) : "", comm);
+}
+
+}  // namespace
+
+double FinishedRun::number(const nlohmann::json& line, const char* key) {
+  if (!line.is_object() || !line.contains(key) || !line[key].is_number()) return NAN;
+  return line[key].get<double>();
+}
+
+std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::string& config,
+                                         bool best, Communicator& comm) {
+  if (o.resume != "auto") return std::nullopt;
+  comm.set_tag("resume");
+  const std::string text =
+      broadcast_text(comm.rank() == 0 ? finished_lines(o, config, best) : "", comm);
+  if (text.empty()) return std::nullopt;
+  const nlohmann::json lines = nlohmann::json::parse(text), &summary = lines["summary"];
+  const auto number = [&](const char* key) { return FinishedRun::number(summary, key); };
+  const auto count = [&](const char* key) {
+    const double x = number(key);
+    return std::isfinite(x) ? static_cast<int64_t>(x) : 0;
+  };
+  FinishedRun run{.result = {}, .valid = lines["valid"], .test = lines["test"]};
+  run.result.epoch = count("epoch");
+  run.result.step = count("step");
+  run.result.train_loss = number("train_loss");
+  run.result.world_size = static_cast<int>(count("world_size"));
+  run.result.bytes_sent = count("bytes_sent");
+  run.result.bytes_received = count("bytes_received");
+  run.result.bytes_dense = count("bytes_dense");
+  run.result.ratios = {.layers = number("ratio_layers"),
+                       .values = number("ratio_values"),
+                       .wire = number("ratio_wire"),
+                       .run = number("ratio_run")};
+  run.result.exposed_comm_s = number("exposed_comm_s");
+  if (comm.rank() == 0)
+    say(o, concat("--resume auto: the run in ", o.output_dir, " is complete, with ",
+                  run.result.step, " steps; nothing is left to do"));
+  return run;
+}
+
+Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units,
+                 const nlohmann::ordered_json& identity, Communicator& comm) {
+  Start start{.identity = identity};
+  const std::string path = path_for_all(o, comm);
+  if (path.empty()) {
+    check_steps_to_show(o, plan.total_steps);
+    return start;
+  }
+  start.checkpoint = read_checkpoint(path);
+  try {
+    const nlohmann::json& state = start.checkpoint->state;
+    check_same_run(o, identity, *start.checkpoint);
+    const auto epoch = state.at("epoch").get<int64_t>(), seen = state.at("units").get<int64_t>();
+    check(epoch >= 0 && seen >= 0, path, ": epoch ", epoch, ", ", seen, " units of it");
+    const int64_t update = std::min(seen / units / o.accumulate, plan.steps_per_epoch - 1);
+    start.batch = update * o.accumulate;
+    start.ahead = start.step() - epoch * plan.steps_per_epoch - update;
+  } catch (const nlohmann::json::exception& error) {
+    throw InputError(concat(path, "/state.json: ", printable(error.what(), 200)));
+  }
+  check_steps_to_show(o, plan.total_steps + start.ahead);
+  if (comm.rank() == 0) say(o, "goes on from " + path);
+  return start;
+}
+
+}  // namespace heddle

@@ -1,0 +1,174 @@
+// The frame of a training program: everything around its inner loop, the same for every model. A
+// program reads its options and data, then starts its learners:
+//
+//   return start_learners(o, [&](Communicator& started) {      // once per rank
+//     Learner learner(o, started);                             // context, communicator, weights
+//     ... the network in learner.store, --dry-run, --headroom ...
+//     Session session(o, arguments, learner, spec);            // --resume, run folder, optimizer
+//     session.run(loop);                                       // epochs, validation, checkpoints
+//     Outcome out = session.finish();                          // trace, report.html
+//     return report(o, spec.rate_key, learner, out);           // final JSON, exit code
+//   });
+//
+// and its TrainingLoop holds the inner loop, from batch to finish_step().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "apps/checkpoint/saver.h"
+#include "apps/cli/common_options.h"
+#include "apps/log/training_log.h"
+#include "apps/session/open_run.h"
+#include "apps/session/resume.h"
+#include "apps/session/run_plan.h"
+#include "apps/session/training_state.h"
+#include "comm/communicator.h"
+#include "core/context.h"
+#include "core/parameters.h"
+#include "core/step_graph.h"
+#include "optim/data_parallel.h"
+#include "optim/schedule.h"
+
+namespace heddle {
+
+// Checks what depends on this machine and build: learners, --device, --precision, --graph. Returns
+// the number of learners. Throws InputError.
+int check_machine(const CommonOptions& o);
+
+// Calls run_rank once for each rank of this process and returns the largest of their exit codes.
+// From here on a signal asks a training to save itself and end.
+int start_learners(const CommonOptions& o, const std::function<int(Communicator&)>& run_rank);
+
+// One rank: its device and threads, its communicator, and the parameters of its network.
+struct Learner {
+  // `started`: the communicator that the rank was started with. Collective. Throws InputError where
+  // the ranks' devices do not go together.
+  Learner(const CommonOptions& o, Communicator& started);
+
+  bool is_first() const { return comm.rank() == 0; }
+  // Prints a line on stderr, on the first rank and without --quiet.
+  void announce(const std::string& line) const;
+
+  const CommonOptions& o;
+  Context context;
+  std::unique_ptr<Communicator> gpus;  // NCCL's; null: gradients are exchanged over `started`
+  Communicator& comm;
+  ParameterStore store = {};
+};
+
+class Session;
+
+// A program's part of a training. The session calls it on every rank.
+class TrainingLoop {
+ public:
+  explicit TrainingLoop(Session& session);
+  TrainingLoop(const TrainingLoop&) = delete;
+  TrainingLoop& operator=(const TrainingLoop&) = delete;
+  virtual ~TrainingLoop() = default;
+  // Trains from batch session.batch() of epoch session.log().epoch() until session.finish_step()
+  // or session.log().check_loss() returns false.
+  virtual void train_epoch() = 0;
+  // Evaluates and calls session.log().evaluated(); returns the loss that the schedule observes.
+  virtual double validate() = 0;
+  // Returns what a checkpoint adds; its tensors are also those that a resumed run fills.
+  virtual OwnState own_state() const = 0;
+
+ protected:
+  Session& session_;
+  TrainingLog& log_;
+  DataParallelOptimizer& optimizer_;
+  // For Tape::backward(): a gradient is complete, so it is exchanged; a weight is no longer read,
+  // so it is updated once the exchange is done.
+  const std::function<void(Parameter&)> ready_, weights_free_;
+};
+
+// A program's description of its run.
+struct RunSpec {
+  TrainingLogOptions log;                // names, further metrics
+  const char* unit = "images";           // of progress, per second
+  int64_t units_per_batch = 0;           // over all learners
+  StepPlan plan = {};                    // updates per epoch and in all
+  ScheduleOptions schedule = {};         // of the learning rate
+  nlohmann::ordered_json identity = {};  // what must be equal in a run that resumes
+  std::string config = {};               // config.toml
+  NamedTensors model = {};               // of model.safetensors, with its metadata
+  std::map<std::string, std::string> metadata = {};
+};
+
+// The outcome of a program on one rank.
+struct Outcome {
+  TrainingResult run = {};
+  std::string run_folder = {};             // empty: nothing was trained, or not the first rank
+  nlohmann::ordered_json results = {};     // the program's keys of the final JSON object
+  nlohmann::ordered_json appended = {};    // keys that end it
+  std::string text = {};                   // the results in words; empty: not evaluated
+  std::unique_ptr<RunFolder> folder = {};  // holds the folder's lock
+};
+
+class Session {
+ public:
+  // Finds where the run starts, opens its folder on the first rank and makes everything that
+  // trains. Collective. The arguments must outlive it. Throws InputError for a --resume that cannot
+  // be, and for a run folder that holds something else.
+  Session(const CommonOptions& o, const std::vector<std::string>& arguments, Learner& learner,
+          RunSpec spec);
+
+  const Checkpoint* checkpoint() const { return start_.checkpoint ? &*start_.checkpoint : nullptr; }
+  RunFolder* folder() const { return files_.folder.get(); }  // null on all ranks but the first
+  TrainingLog& log() { return log_; }
+  DataParallelOptimizer& optimizer() { return optimizer_; }
+  StepGraph* graph() { return graph_.get(); }  // null: steps are not recorded as CUDA graphs
+
+  // The next batch of the epoch; advances with finish_step() by --accumulate.
+  int64_t batch() const { return batch_; }
+  // The learning rate of the update that comes next, or was `before` updates earlier.
+  double lr(int64_t before = 0) const { return schedule_.lr(log_.step() - start_.ahead - before); }
+
+  // Restores the checkpoint, if any, then trains, validates and saves until the plan is done, a
+  // signal stops the run or it diverges. Collective.
+  void run(TrainingLoop& loop);
+  // Called by the loop after each update: writes its metrics and saves a checkpoint if one is due.
+  // Returns false at the end of the epoch or run.
+  bool finish_step(const StepReport& report, const StepFacts& facts);
+  // Ends the session, after weights were saved and tested: writes trace and report.html.
+  // Collective.
+  Outcome finish();
+
+ private:
+  bool plan_done() const { return log_.step() >= spec_.plan.total_steps + start_.ahead; }
+  void end_epoch();
+  bool after_step();
+  void write_report();
+  Progress* progress() const { return progress_.get(); }
+
+  const CommonOptions& o_;
+  Learner& learner_;
+  const RunSpec spec_;
+  const Start start_;
+  RunFiles files_;                      // empty on all ranks but the first
+  std::unique_ptr<Progress> progress_;  // null there
+  TrainingLoop* loop_ = nullptr;
+  int64_t batch_;
+  Schedule schedule_;
+  DataParallelOptimizer optimizer_;
+  std::unique_ptr<StepGraph> graph_;
+  TrainingLog log_;
+  Saver saver_;
+  TrainingParts parts_;
+};
+
+// Returns the outcome of a run that --resume auto found complete.
+Outcome finished_outcome(const CommonOptions& o, const FinishedRun& finished);
+
+// Prints the result on the first rank, for people on stderr and with --json as the last line of
+// stdout, and returns the exit code of any rank.
+int report(const CommonOptions& o, const std::string& rate_key, const Learner& learner,
+           const Outcome& out);
+
+}  // namespace heddle
