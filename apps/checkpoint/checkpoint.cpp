@@ -32,7 +32,7 @@ std::string hash_of(const InputFile& file) {
 
 std::string folder_of(const std::string& run_folder) { return run_folder + "/checkpoints"; }
 
-// Of "step-400": 400; -1 for other names.
+// Returns 400 for "step-400", -1 for other names.
 int64_t step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return -1;
   const char* begin = name.data() + std::char_traits<char>::length(kPrefix);
@@ -42,7 +42,7 @@ int64_t step_of(const std::string& name) {
   return error == std::errc() && at == end && begin != end ? step : -1;
 }
 
-// What is at a path. Throws Error where that cannot be found out.
+// Returns the type of a file. Throws Error where it cannot be determined.
 fs::file_type type_of(const std::string& path) {
   std::error_code error;
   const fs::file_type type = fs::status(path, error).type();
@@ -50,7 +50,7 @@ fs::file_type type_of(const std::string& path) {
   return type;
 }
 
-// The names in a folder; none where there is no folder. Throws Error where it cannot be read.
+// Returns the names in a folder; none where there is no folder. Throws Error if it is unreadable.
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
   if (type_of(folder) != fs::file_type::directory) return names;

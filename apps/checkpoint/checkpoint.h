@@ -1,4 +1,4 @@
-// Checkpoints: folders that hold all that a run needs to go on as if it had never stopped.
+// Checkpoints: folders that hold the complete training state of a run.
 //
 //   checkpoints/step-400/
 //     model.safetensors      weights; running statistics averaged over the ranks
@@ -8,7 +8,7 @@
 //     manifest.json          size and xxh64 of each of these; written last
 //
 // A folder comes into being under a name that ends in .part, is synced, and renamed: one without
-// .part is whole. Files are written in the background while training goes on.
+// .part is whole. Files are written in the background during training.
 //
 //   CheckpointWriter writer(run_folder, rank, {.keep = 2});
 //   writer.begin(400, files);                           // every rank, its own files
@@ -40,21 +40,22 @@ struct Checkpoint {
   std::string file(const std::string& name) const { return path + "/" + name; }
 };
 
-// Checks every file against the manifest. Throws InputError that names the first that does not
-// hold: missing, of another size or content, or a version that this program does not know; Error
-// for one that cannot be read now (permission, input/output error), which may be whole.
+// Reads a checkpoint after checking every file against the manifest. Throws InputError that names
+// the first bad one: missing, of another size or content, or of a version that this program does
+// not know; Error for one that cannot be read now (permission, input/output error) but may be
+// intact.
 Checkpoint open_checkpoint(const std::string& path);
-// The same without a look at the files but state.json: for the other ranks, when one has checked.
+// The same, but reads state.json only: for the other ranks, after one has checked all files.
 Checkpoint read_checkpoint(const std::string& path);
 
 struct FoundCheckpoint {
   std::optional<Checkpoint> newest;
-  std::vector<std::string> skipped;  // why, one line for each newer one that does not hold
+  std::vector<std::string> skipped;  // one line for each newer one that is bad: why
 };
-// Of a run folder; nothing where there is none. Throws Error where one cannot be read.
+// Finds the newest intact checkpoint of a run folder. Throws Error where one cannot be read.
 FoundCheckpoint find_checkpoint(const std::string& run_folder);
 
-// One rank's part of a checkpoint, as copies that nobody changes any more.
+// One rank's part of a checkpoint: copies that do not change while they are written.
 struct CheckpointFiles {
   std::map<std::string, std::vector<std::pair<std::string, Tensor>>> tensors = {};  // by file
   std::map<std::string, std::map<std::string, std::string>> metadata = {};  // of these files
@@ -68,15 +69,15 @@ enum class Writing : uint8_t { nothing, busy, written, failed };
 struct CheckpointWriterOptions {
   int64_t keep = 2;   // newest ones; the one with the least "valid_loss" in its state stays too
   int ranks = 1;      // whose files belong to a checkpoint
-  int64_t begin = 0;  // the step at which the run begins or goes on
-  // Told what was written, in order: file names, "manifest.json", "renamed"; for tests.
+  int64_t begin = 0;  // the step at which the run starts or resumes
+  // Called with what was written, in order: file names, "manifest.json", "renamed"; for tests.
   std::function<void(const std::string&)> on_event = {};
 };
 
 class CheckpointWriter {
  public:
-  // The first rank also removes what an earlier process left half done, and sets aside, as
-  // "step-<n>.aside", checkpoints of later steps than the one at which the run begins.
+  // The first rank also removes what an earlier process left incomplete, and renames checkpoints of
+  // later steps than the one at which the run starts to "step-<n>.aside".
   CheckpointWriter(const std::string& run_folder, int rank,
                    const CheckpointWriterOptions& options = {});
   ~CheckpointWriter();  // waits for what is being written
@@ -87,17 +88,17 @@ class CheckpointWriter {
   Writing progress();                     // does not wait
   Writing wait();
   Writing wait(std::chrono::milliseconds most);  // no longer than that: may be busy then
-  // Why it has failed.
+  // Returns why it has failed.
   const std::string& error() const { return error_; }
   // All ranks have written theirs. The first rank hashes, writes the manifest, renames, and removes
   // old checkpoints, in the background; on others it only ends this one.
   void commit();
-  // Some rank has failed: as if it had never begun.
+  // Discards the checkpoint that was begun, because some rank has failed.
   void abandon();
-  // Until everything that was committed is in its place. False when that has failed.
+  // Waits until everything that was committed is renamed. Returns false if that has failed.
   bool finish();
-  // All but those to keep, on the first rank. Follows every commit(); after finish(), at the end of
-  // a run, for what a process that was killed behind its last checkpoint did not come to remove.
+  // Removes all but those to keep, on the first rank. Follows every commit(); called after finish()
+  // at the end of a run, it removes what a process that was killed earlier left.
   void remove_old() const;
 
  private:

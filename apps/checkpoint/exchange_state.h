@@ -1,5 +1,5 @@
-// What a checkpoint keeps of the gradients' exchange (DataParallelOptimizer::State): what all ranks
-// share as JSON in state.json, what a rank has for itself as tensors of its file.
+// The state of the gradients' exchange (DataParallelOptimizer::State) in a checkpoint: what all
+// ranks share is JSON in state.json, what differs between ranks is tensors of each rank's file.
 //
 //   state["exchange"] = exchange_json(optimizer.state());
 //   DataParallelOptimizer::State s = parse_exchange(state.at("exchange"));
@@ -17,18 +17,18 @@
 namespace heddle {
 
 nlohmann::ordered_json exchange_json(const DataParallelOptimizer::State& state);
-// Without the tensors. Throws InputError, or what nlohmann::json throws, for anything else.
+// Parses it, without the tensors. Throws InputError, or what nlohmann::json throws.
 DataParallelOptimizer::State parse_exchange(const nlohmann::json& json);
 
-// "plan.…": copies, which nobody changes.
+// Returns the tensors "plan.…", as copies.
 NamedTensors exchange_tensors(const DataParallelOptimizer::State& state);
-// From this rank's file; or, when the number of ranks has changed, from those of all that were:
-// then what they have found out for the next plan is averaged, and the window that was open goes on
-// without what it had seen.
+// Reads the tensors from this rank's file; or, if the number of ranks has changed, from those of
+// all saved ranks: then their measurements for the next plan are averaged, and the window that was
+// open continues without its sums.
 void read_exchange_tensors(const std::vector<SafetensorsFile>& files,
                            DataParallelOptimizer::State& state);
 
-// For numbers that must come back bit for bit: files of weights know no doubles.
+// Packs doubles bit for bit into a type that safetensors files of this project hold.
 Tensor pack_doubles(const std::vector<double>& values);    // i64 (n)
 std::vector<double> unpack_doubles(const Tensor& packed);  // throws InputError for another type
 

@@ -29,8 +29,8 @@ std::string tell(const SaverOptions& options, DataParallelOptimizer& optimizer) 
   return folder;
 }
 
-// Whether all ranks see what the first writes: each writes its own files of a checkpoint there.
-// Files of other hosts may take a moment to be seen (NFS).
+// Checks that all ranks see what the first writes, as each writes its own files of a checkpoint
+// there. Files of other hosts may take a moment to become visible (NFS).
 void check_shared(const std::string& folder, int rank, DataParallelOptimizer& optimizer) {
   optimizer.collective("run folder", [&](Communicator& comm) {
     char name[40];  // of one length, so that equal runs send equal bytes
@@ -129,7 +129,7 @@ std::string Saver::causes() const {
   return text;
 }
 
-// Of the checkpoint before, which the first rank seals while the next one is written.
+// Concludes the previous checkpoint, which the first rank seals while the next one is written.
 void Saver::end_saving() {
   const int64_t step = std::exchange(sealing_, -1);
   if (step < 0) return;
@@ -140,7 +140,7 @@ void Saver::end_saving() {
 
 void Saver::finish() {
   while (writer_->step() >= 0) {
-    // A sign of life now and then: who waits for a rank with a slow disk would give it up.
+    // A periodic collective, so that ranks waiting for one with a slow disk do not time out.
     const Writing progress =
         optimizer_.learners() > 1 ? writer_->wait(kBetweenSigns) : writer_->wait();
     const Tensor sums = Tensor::empty_on(Device{}, {3});

@@ -1,6 +1,6 @@
 // When checkpoints are saved, and how the ranks agree that one is whole: each says in the control
 // words of its gradients (DataParallelOptimizer::set_control) whether its files are written, so
-// that no step waits for a disk, and whether a signal has come, so that all end behind the same
+// that no step waits for a disk, and whether a signal has come, so that all end after the same
 // step.
 //
 //   Saver saver(o, {.folder = run_folder, .rank = rank, .steps_per_epoch = 400}, optimizer, note);
@@ -21,11 +21,11 @@
 namespace heddle {
 
 struct SaverOptions {
-  // The run folder, which all ranks must see. Known to the first, which tells it to the others.
+  // The run folder, which all ranks must see. The first rank tells it to the others.
   std::string folder;
   int rank = 0;
   int64_t steps_per_epoch = 1;
-  const Checkpoint* start = nullptr;  // from which the run goes on
+  const Checkpoint* start = nullptr;  // from which the run resumes
   int64_t ahead = 0;                  // as in Start: epochs end at this many steps more
 };
 
@@ -41,14 +41,14 @@ class Saver {
         std::function<void(const std::string&)> note);
 
   // After each update and before the next begins, on all ranks. `files` copies what this rank has
-  // to save, or returns nothing, on all ranks alike, when it is not fit to be saved; it may
-  // communicate. What is not saved for that is saved after the next step that is fit.
-  // False when a signal has asked the run to end: then all of it is on disk. Throws Error when
-  // saving has failed three times in a row, and when it has failed at a signal.
+  // to save, or returns nothing, on all ranks, where the state must not be saved; it may
+  // communicate. The save is then made after the next step whose state is valid.
+  // Returns false when a signal has asked the run to end: then everything is on disk. Throws Error
+  // when saving has failed three times in a row, and when it has failed at a signal.
   bool after_step(int64_t step, const std::function<std::optional<CheckpointFiles>()>& files);
-  // Waits until everything is in its place. On all ranks.
+  // Waits until everything is on disk under its name. On all ranks.
   void finish();
-  // The newest checkpoint that this run has put into its place, or goes on from; empty before.
+  // Returns the newest checkpoint that this run has completed, or has resumed from; empty: none.
   const std::string& last() const { return last_; }
 
  private:
@@ -63,8 +63,8 @@ class Saver {
   int64_t every_, ahead_;
   int failures_ = 0;                   // in a row
   bool due_ = false;                   // a save, which was not fit when its step came
-  int64_t sealing_ = -1;               // the step whose checkpoint is about to be in its place
-  std::string folder_, again_, last_;  // again_: the flag with which the run goes on
+  int64_t sealing_ = -1;               // the step whose checkpoint is being sealed
+  std::string folder_, again_, last_;  // again_: the flag that resumes the run
   std::string why_;                    // the last save has failed
   std::unique_ptr<CheckpointWriter> writer_;
 };

@@ -1,5 +1,5 @@
-// What --shadow N saw of the compression: a line of metrics for each look, and the means over the
-// run as a table for people.
+// The samples of --shadow N, which compare compressed with dense sums: a line of metrics for each
+// sample, and the means over the run as a table for people.
 //
 //   QualityReport report(note);
 //   if (report.add(step, optimizer.take_quality())) folder.metric(report.json());
@@ -19,14 +19,14 @@ namespace heddle {
 class QualityReport {
  public:
   // `warn` is told once when what the learners would send has had nothing in common over the last
-  // looks (at least three, at most ten).
+  // samples (at least three, at most ten).
   explicit QualityReport(std::function<void(const std::string&)> warn) : warn_(std::move(warn)) {}
 
-  // False when there was no look in this step.
+  // Returns false if this step was not sampled.
   bool add(int64_t step, const std::vector<LayerQuality>& layers);
-  // Of the last look: {"step": n, "quality": {layer: {"contraction": …, …}}, "alike": …}.
+  // Returns the last sample: {"step": n, "quality": {layer: {"contraction": …, …}}, "alike": …}.
   nlohmann::ordered_json json() const;
-  // Means over the looks, by layer; empty without any.
+  // Returns the means over the samples, by layer; empty without any.
   std::string table() const;
 
  private:

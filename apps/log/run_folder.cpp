@@ -34,7 +34,7 @@ std::string format_time(const char* format) {
   return {text, std::strftime(text, sizeof text, format, &local)};
 }
 
-// The value behind "key : value" in /proc/cpuinfo or /proc/meminfo; "" without it.
+// Returns the value of "key : value" in /proc/cpuinfo or /proc/meminfo; "" without it.
 std::string proc_value(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -55,7 +55,7 @@ nlohmann::ordered_json describe_machine() {
           {"memory_bytes", int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE)}};
 }
 
-// runs/<name>-<time>, with a number behind it where two runs begin in the same second.
+// Makes runs/<name>-<time>, with a number appended where two runs start in the same second.
 std::string make_default_folder(const std::string& name) {
   fs::create_directories("runs");
   const std::string base = concat("runs/", name, "-", format_time("%Y%m%d-%H%M%S"));
@@ -64,7 +64,7 @@ std::string make_default_folder(const std::string& name) {
   return path;
 }
 
-// What AtomicFile leaves behind when its process is killed, of files that runs write.
+// Returns whether AtomicFile leaves a file of this name of a run when its process is killed.
 bool is_temporary(const std::string& name) {
   static const std::string seen = R"(\.seen-by-all\.tmp-[0-9a-f]{8})";
   static const std::regex ours(
@@ -105,7 +105,7 @@ void check_ours(const std::string& folder) {
 }
 
 // One run at a time: two would write over each other's lines and checkpoints. The system drops the
-// lock with the process, however it ends; a moment's patience is for a run that is just ending.
+// lock with the process, however it ends; the timeout allows for a run that is just ending.
 void lock(int file, const std::string& folder, std::chrono::milliseconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
   while (::flock(file, LOCK_EX | LOCK_NB) != 0) {

@@ -1,4 +1,4 @@
-// The folder that holds what a run leaves behind: config.toml (replayable with --config), run.json
+// The folder that holds the results of a run: config.toml (replayable with --config), run.json
 // (what ran, where, how it was built), metrics.jsonl (first line: schema version) and the final
 // model.safetensors. Whole files appear under their names complete or not at all; metrics grow line
 // by line. A folder belongs to one run at a time, which holds a lock on its metrics. The first line
@@ -34,11 +34,11 @@ class RunFolder {
   // something already, Error when it cannot be made or written or another run is in it.
   static RunFolder create(const std::string& folder, const std::string& name);
 
-  // A folder that a run was in, to go on in it: of metrics.jsonl the first `bytes` are kept; 0: as
-  // if new. `locked` is called when no other run can be in it and nothing has been changed yet.
+  // Reopens a run's folder to continue in it: of metrics.jsonl the first `bytes` are kept; 0: as if
+  // new. `locked` is called when no other run can be in it and nothing has been changed yet.
   // Removes what a killed process has left half written. Throws InputError where something is in
   // the folder and no run of this program (`known`: a checkpoint has shown that there is one), or
-  // where a symbolic link is in the place of what a run writes; Error otherwise, also when another
+  // where a symbolic link has the name of what a run writes; Error otherwise, also when another
   // run is still in it after `patience`, which is for one that is just ending.
   static RunFolder reopen(const std::string& folder, int64_t bytes,
                           const std::function<void()>& locked = {}, bool known = false,
@@ -55,7 +55,7 @@ class RunFolder {
 
   // Appends a line to metrics.jsonl.
   void metric(const nlohmann::ordered_json& line);
-  // Is told the lines that follow, too.
+  // Calls the listener with each later line, too.
   void listen(std::function<void(const nlohmann::ordered_json&)> listener) {
     listener_ = std::move(listener);
   }
@@ -78,7 +78,7 @@ class RunFolder {
     std::function<void(const std::string&)> warn;
   };
   RunFolder(std::string path, std::chrono::milliseconds patience);  // locks metrics.jsonl
-  // Cuts metrics.jsonl behind its first `bytes`; one that is empty begins with its schema.
+  // Truncates metrics.jsonl to its first `bytes`; an empty one begins with its schema.
   void keep(int64_t bytes);
 
   std::string path_;

@@ -27,7 +27,7 @@ uint32_t masked_crc32c(const std::string& bytes);
 class EventFile {
  public:
   // Begins events.out.tfevents.<time>.<host>.<process> in the folder. Where there are such files
-  // already, the run goes on from an earlier one: viewers then forget what those hold from the
+  // already, the run resumes an earlier one: viewers then drop what those hold from the
   // first step of this one on. Throws Error when it cannot be made.
   explicit EventFile(const std::string& folder);
 

@@ -25,7 +25,7 @@ struct Evaluation {
 };
 
 // One pass over the loader's epoch 0. Throws InputError for a label that the network lacks. With
-// several learners, whose loaders share the set, each looks at its part and all get the whole
+// several learners, whose loaders share the set, each evaluates its part and all get the whole
 // result.
 Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
                     DataParallelOptimizer* learners = nullptr);

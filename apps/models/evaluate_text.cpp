@@ -12,7 +12,7 @@ namespace heddle {
 
 namespace {
 
-// Tokens that are read at once. It changes no result: the state goes on from window to window.
+// Tokens that are read at once. It changes no result: the state is carried from window to window.
 constexpr int64_t kWindow = 64;
 constexpr int64_t kWindowsPerSign = 16;
 
@@ -23,7 +23,7 @@ Tensor as_column(const int32_t* tokens, int64_t count) {
   return out;
 }
 
-// Reads on, and returns the logits behind the last token.
+// Reads the tokens and returns the logits after the last one.
 std::vector<float> read_on(const LstmLm& model, const int32_t* tokens, int64_t count,
                            LstmState& state) {
   Tape tape({.training = false});

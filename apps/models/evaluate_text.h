@@ -42,7 +42,7 @@ struct ContinueOptions {
   uint64_t seed = 1;
 };
 
-// The tokens that the model writes behind a prompt of at least one token; the prompt is not
+// Returns the tokens that the model writes after a prompt of at least one token; the prompt is not
 // repeated. Token i is drawn with number i of Philox(seed, Stream::sample).
 std::vector<int32_t> continue_text(const LstmLm& model, const std::vector<int32_t>& prompt,
                                    const ContinueOptions& options);

@@ -1,4 +1,4 @@
-// What a language model's weights file says beside its tensors, in the metadata of a safetensors
+// What a language model's weights file holds besides its tensors, in the metadata of a safetensors
 // file with the names of PyTorch's word_language_model example: level and vocabulary, and for
 // people and other programs the sizes too. The vocabulary is a JSON array: at word level of
 // strings, at character level of bytes as numbers, because a byte alone need not be text.

@@ -26,7 +26,7 @@ struct ResnetCard {
   std::string found;  // what was found out without metadata, in words; empty if all was told
 };
 
-// What a file without metadata (from PyTorch) does not say is found out where that can be: the
+// Reads the card. What a file without metadata (from PyTorch) does not say is inferred: the
 // architecture from the blocks of its stages, the stem from conv1's kernel, and with the stem comes
 // what it was published with: images of 224 pixels for the imagenet stem, else 32. Throws
 // InputError for what is no residual network.

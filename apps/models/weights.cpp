@@ -32,7 +32,7 @@ std::string hint_for(const std::string& name, const std::map<std::string, std::s
   return "";
 }
 
-// What a file is that is no safetensors file, and what to do about it; empty if that is not known.
+// Describes a file that is no safetensors file, and what to do about it; empty if unknown.
 std::string describe_other(const std::string& path) {
   const InputFile file(path);
   std::string head(static_cast<size_t>(std::min<int64_t>(file.size(), 64)), '\0');

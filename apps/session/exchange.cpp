@@ -64,7 +64,7 @@ void log_choice(const ExchangeChoice& choice, const RunOutput& output) {
   output.folder->write_optional(concat("exchange-", choice.step, ".json"), json_line(json));
 }
 
-// Of a family that compresses: every other one is a CompressedReducer.
+// Makes the reducer of a family that compresses: each of those is a CompressedReducer.
 std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
                                                const ParameterStore& store) {
   std::unique_ptr<Reducer> reducer = make_reducer(o.parsed.compress.spec,
@@ -153,7 +153,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     if (log) log(describe_exchange(o, plan, spec, comm.size(), parallel));
   }
   OptimizerOptions options = optimizer_options(o, log);
-  // What a residual holds back must not be clipped away after it was sent: then clip before.
+  // With residuals, clip before sending: what is clipped after it was sent is lost.
   const bool local = o.clip_mode.empty() ? reducer != nullptr && reducer->keeps_residuals()
                                          : o.clip_mode == "local";
   if (local && (comm.size() > 1 || reducer != nullptr)) {

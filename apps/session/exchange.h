@@ -13,8 +13,8 @@
 
 namespace heddle {
 
-// What one learner hands to the exchange in a step, before what collectives make of it, and keeps
-// for it; bytes. Of codes whose length depends on the data the most.
+// Bytes that one learner passes to the collectives in a step, and keeps for the exchange. For codes
+// whose length depends on the data, the maximum.
 struct ExchangePlan {
   int64_t payload = 0;
   int64_t state = 0;  // residuals, factors

@@ -183,7 +183,7 @@ int32_t start_token(TextLevel level, const Vocabulary& vocabulary) {
 std::vector<int32_t> encode_prompt(const TrainLmOptions& o, const Vocabulary& vocabulary) {
   const TextLevel level = parse_text_level(o.level);
   std::vector<int32_t> tokens = encode_text(o.prompt, level, vocabulary, "--prompt");
-  // The last line goes on in what is generated, unless the prompt itself ends it.
+  // The generated text continues the last line, unless the prompt itself ends it.
   const bool open = !o.prompt.empty() && o.prompt.back() != '\n';
   if (level == TextLevel::word && open) tokens.pop_back();
   return tokens;

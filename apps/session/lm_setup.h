@@ -19,8 +19,8 @@
 
 namespace heddle {
 
-// What the run folder or file of --init says of its model, so that no flag has to be repeated.
-// Throws InputError when it is of another --level.
+// Reads what the run folder or file of --init says of its model, so that no flag has to be
+// repeated. Throws InputError when it is of another --level.
 LmCard read_card(TrainLmOptions& o, FlagTable& flags);
 // Reads the text, unless --generate needs no more than the vocabulary of --init's `card`. Throws
 // InputError for a text too short to predict anything, another vocabulary than the card's, and
@@ -37,7 +37,7 @@ StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train);
 float window_weight(const TrainLmOptions& o, int64_t tokens);
 // Returns the tokens of a window over all learners.
 int64_t units_per_batch(const TrainLmOptions& o, int learners);
-// What must be equal where a run goes on from a checkpoint: network, vocabulary and text.
+// Returns what must be equal for a run to resume: network, vocabulary and text.
 nlohmann::ordered_json identity(const TrainLmOptions& o, const Corpus& corpus);
 // Return what a checkpoint keeps of the last validation, or the best one, and read it. The second
 // throws InputError.
@@ -62,13 +62,14 @@ std::string config_text(const TrainLmOptions& o, const FlagTable& flags);
 
 // The prompt in tokens, "" as none. Throws InputError for what the vocabulary lacks.
 std::vector<int32_t> encode_prompt(const TrainLmOptions& o, const Vocabulary& vocabulary);
-// What a text without a prompt follows upon: a line end if there is one, else the first token.
+// Returns the token that precedes a text without a prompt: a line end, else the first token.
 int32_t start_token(TextLevel level, const Vocabulary& vocabulary);
 // Prompt and continuation.
 std::string generate(const TrainLmOptions& o, const LstmLm& model, const Vocabulary& vocabulary);
 
 bool is_char_level(const TrainLmOptions& o);
-// Of a mean loss per token: perplexity at word level, bits per character at character level.
+// The score of a mean loss per token: perplexity at word level, bits per character at character
+// level.
 const char* score_key(const TrainLmOptions& o);
 double score(const TrainLmOptions& o, double loss);
 // "perplexity 121.39", "2.104 bits per character".

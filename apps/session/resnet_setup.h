@@ -52,7 +52,7 @@ StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train);
 std::string describe(const TrainResnetOptions& o, const ParameterStore& store, const Data& train,
                      const Data& valid, const Communicator& comm);
 
-// What must be equal where a run goes on from a checkpoint: network and data.
+// Returns what must be equal for a run to resume: network and data.
 nlohmann::ordered_json identity(const TrainResnetOptions& o, const ResnetCard& card,
                                 const ImageDataset& train);
 // The last validation, as a checkpoint keeps it, with "valid_loss"; none yet: null.

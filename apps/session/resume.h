@@ -19,7 +19,7 @@
 namespace heddle {
 
 struct Start {
-  // What must be equal in a run that resumes: program, network, data; in the order of messages.
+  // Must be equal in a run that resumes: program, network, data; in the order of messages.
   nlohmann::ordered_json identity;
   std::optional<Checkpoint> checkpoint = {};
   int64_t batch = 0;  // the next batch of the epoch

@@ -17,7 +17,7 @@ namespace heddle {
 
 namespace {
 
-// What keeps steps from being recorded; empty when nothing does.
+// Returns why steps cannot be recorded; empty if they can.
 std::string graph_hindrance(const CommonOptions& o, Device device, int learners) {
   if (!device.is_cuda()) return "needs a GPU";
   if (learners > 1) return "is for one learner: exchanges begin while backward runs";

@@ -51,7 +51,7 @@ std::unique_ptr<StepGraph> make_step_graph(const CommonOptions& o, ParameterStor
 // "cpu, 2 threads, fp32, seed 1": the end of the first line of every run.
 std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store);
 
-// What --dry-run found out.
+// The findings of --dry-run.
 struct RunPlan {
   StepPlan steps;
   std::string model;       // the JSON key of the network, and
