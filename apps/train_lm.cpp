@@ -17,6 +17,7 @@
 #include "apps/session/check_options.h"
 #include "apps/session/lm_setup.h"
 #include "apps/session/session.h"
+#include "core/kernels.h"
 #include "core/streams.h"
 #include "layers/embedding.h"
 #include "layers/loss.h"
@@ -136,8 +137,8 @@ class LmTraining : public TrainingLoop {
   // Does forward and backward as a CUDA graph, which is recorded after a few windows, and returns
   // the loss. All its time counts as backward's.
   double recorded_pass(const TokenWindow& window, double lr) {
-    check_tokens(window.inputs, corpus_.vocabulary.size(), "inputs");
-    check_labels(window.targets, corpus_.vocabulary.size());
+    check_indices(window.inputs, corpus_.vocabulary.size(), "tokens");
+    check_indices(window.targets, corpus_.vocabulary.size(), "labels");
     const Tensor counters = Tensor::empty_on(Device{}, {2}, DType::i64);
     counters.data<int64_t>()[0] = log_.step();
     counters.data<int64_t>()[1] = window.first_column;

@@ -16,6 +16,7 @@
 #include "apps/session/check_options.h"
 #include "apps/session/resnet_setup.h"
 #include "apps/session/session.h"
+#include "core/kernels.h"
 #include "core/streams.h"
 #include "data/feed.h"
 #include "layers/loss.h"
@@ -121,7 +122,7 @@ class ResNetTraining : public TrainingLoop {
   // loss. Nothing but the batch varies from step to step: no layer of a residual network draws
   // random numbers. All its time counts as backward's.
   double recorded_pass(const FedBatch& batch, double lr) {
-    check_labels(batch.labels, class_count_);
+    check_indices(batch.labels, class_count_, "labels");
     optimizer_.begin_step(lr);
     const std::vector<Tensor> out =
         session_.graph()->run({batch.images, batch.labels}, [&](const std::vector<Tensor>& in) {

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "core/error.h"
+#include "core/scalar.h"
 #include "core/streams.h"
 
 #ifdef HEDDLE_CUDA
@@ -14,7 +15,7 @@ namespace {
 
 thread_local Context* current_context = nullptr;
 
-// Of the streams beside the first.
+// Pools of the additional streams.
 struct SidePools {
   std::mutex mutex;
   std::shared_ptr<Pool> pools[kStreamUses];
@@ -85,8 +86,7 @@ void Context::trace_memory() {
     trace_.memory(name, in_use, pool->bytes_reserved());
   };
   record("host memory", host_pool_);
-  if (device_pool_ != nullptr)
-    record(kMemoryOf[static_cast<size_t>(stream_use())], pool(options_.device));
+  if (device_pool_ != nullptr) record(kMemoryOf[to_size(stream_use())], pool(options_.device));
 }
 
 std::shared_ptr<Pool> Context::pool(Device device) {
@@ -96,7 +96,7 @@ std::shared_ptr<Pool> Context::pool(Device device) {
   if (stream_use() == StreamUse::main) return device_pool_;
   SidePools& sides = state<SidePools>();
   const std::lock_guard lock(sides.mutex);
-  auto& side = sides.pools[static_cast<size_t>(stream_use())];
+  auto& side = sides.pools[to_size(stream_use())];
   if (side == nullptr) side = std::make_shared<Pool>(device);
   return side;
 }

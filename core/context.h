@@ -41,17 +41,16 @@ class Context {
   int threads() const { return options_.threads; }
   const ContextOptions& options() const { return options_; }
   std::shared_ptr<Pool> pool(Device device);
-  // Of the host, and where this Context has a GPU, pinned for it.
+  // Host memory; pinned if this Context has a GPU.
   std::shared_ptr<Pool> pinned_pool() {
     return pinned_pool_ == nullptr ? host_pool_ : pinned_pool_;
   }
-  // Device tensors of this Context's own thread come from `pool` from now on; returns the one so
-  // far.
+  // Sets the pool of device tensors of this Context's own thread and returns the previous one.
   std::shared_ptr<Pool> exchange_device_pool(std::shared_ptr<Pool> pool) {
     return std::exchange(device_pool_, std::move(pool));
   }
   Trace& trace() { return trace_; }
-  void trace_memory();  // what the pools hold now
+  void trace_memory();  // records what the pools hold now
 
   // State of a backend or a layer (library handles, plan caches), made at first use and destroyed
   // with the Context in reverse order of making.

@@ -41,52 +41,37 @@ void make_cublas(cublasHandle_t& cublas, Tensor& workspace, cudaStream_t stream)
   cublas = handle.release();
 }
 
-struct CudaHandles {
-  cudaStream_t stream = nullptr;
+// A stream of a Context and the handles that work on it. The streams next to the first have high
+// priority, because others wait for what they do.
+template <StreamUse kUse>
+struct Handles {
+  cudaStream_t stream = make_stream(kUse != StreamUse::main);
   cublasHandle_t cublas = nullptr;
-  Tensor workspace;  // of cuBLAS
-  cudnnHandle_t cudnn = nullptr;
+  Tensor workspace;               // of cuBLAS
+  cudnnHandle_t cudnn = nullptr;  // on the first stream only
 
-  CudaHandles() : stream(make_stream(false)) {}
-  ~CudaHandles() {
+  Handles() = default;
+  ~Handles() {
     if (cudnn != nullptr) (void)cudnnDestroy(cudnn);
     if (cublas != nullptr) (void)cublasDestroy(cublas);
     (void)cudaStreamDestroy(stream);
   }
-  CudaHandles(const CudaHandles&) = delete;
-  CudaHandles& operator=(const CudaHandles&) = delete;
+  Handles(const Handles&) = delete;
+  Handles& operator=(const Handles&) = delete;
 };
-
-// Of a stream beside the first. High priority: what others wait for goes first.
-template <StreamUse kUse>
-struct SideHandles {
-  cudaStream_t stream = nullptr;
-  cublasHandle_t cublas = nullptr;
-  Tensor workspace;
-
-  SideHandles() : stream(make_stream(true)) {}
-  ~SideHandles() {
-    if (cublas != nullptr) (void)cublasDestroy(cublas);
-    (void)cudaStreamDestroy(stream);
-  }
-  SideHandles(const SideHandles&) = delete;
-  SideHandles& operator=(const SideHandles&) = delete;
-};
-
-CudaHandles& handles() { return Context::current().state<CudaHandles>(); }
 
 template <class Call>
 auto with_handles(const Call& call) {
   Context& context = Context::current();
   switch (stream_use()) {
     case StreamUse::exchange:
-      return call(context.state<SideHandles<StreamUse::exchange>>());
+      return call(context.state<Handles<StreamUse::exchange>>());
     case StreamUse::copy:
-      return call(context.state<SideHandles<StreamUse::copy>>());
+      return call(context.state<Handles<StreamUse::copy>>());
     case StreamUse::main:
       break;
   }
-  return call(handles());
+  return call(context.state<Handles<StreamUse::main>>());
 }
 
 }  // namespace
@@ -104,7 +89,7 @@ cublasHandle_t cublas_handle() {
 
 // Works on the Context's first stream, whichever thread asks; cuDNN takes a second to load.
 cudnnHandle_t cudnn_handle() {
-  CudaHandles& h = handles();
+  auto& h = Context::current().state<Handles<StreamUse::main>>();
   if (h.cudnn == nullptr) {
     check_cudnn(cudnnCreate(&h.cudnn), "cudnnCreate");
     check_cudnn(cudnnSetStream(h.cudnn, h.stream), "cudnnSetStream");

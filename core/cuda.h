@@ -26,7 +26,7 @@ inline void check_cudnn(cudnnStatus_t status, const char* what) {
   throw Error(concat("cuDNN: ", what, ": ", cudnnGetErrorString(status), " ", detail));
 }
 
-// For std::unique_ptr of what a library's kDestroy takes back.
+// Deleter of std::unique_ptr for a library's handle that kDestroy frees.
 template <auto kDestroy>
 struct Destroy {
   template <class T>
@@ -34,6 +34,14 @@ struct Destroy {
     (void)kDestroy(descriptor);
   }
 };
+
+// Makes one of cuDNN's descriptors, to be described next.
+template <class Pointer, class Create>
+Pointer make_descriptor(Create create) {
+  typename Pointer::pointer made = nullptr;
+  check_cudnn(create(&made), "descriptor");
+  return Pointer(made);
+}
 
 // Stream and library handles of the calling thread's Context, made at first use. All work of a
 // Context runs in the order of its stream, so memory that goes back to the pool may be handed out

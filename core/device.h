@@ -45,7 +45,7 @@ constexpr bool built_with_cuda() {
 // Whether this processor has AVX-512 and oneDNN may use it. Without it the CPU has no bf16.
 bool has_avx512();
 
-// The libraries behind the backends with their versions: "oneDNN 2.6.3, CUDA 13.0, …".
+// Returns the vendor libraries with their versions: "oneDNN 2.6.3, CUDA 13.0, …".
 std::string library_versions();
 
 // Parses auto | cpu | cuda | cuda:i. auto takes the first GPU where there is one, else the CPU.

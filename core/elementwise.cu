@@ -4,11 +4,12 @@
 
 #include <cmath>
 
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #ifdef HEDDLE_GPU
 #include <vector>
 
-#include "core/tensor.h"
+#include "core/block_reduce.cuh"
 #endif
 
 namespace heddle::HEDDLE_BACKEND {
@@ -26,23 +27,21 @@ struct Add {
   const T* a;
   const T* b;
   T* out;
-  HEDDLE_HD void operator()(int64_t i) const {
-    out[i] = T(static_cast<float>(a[i]) + static_cast<float>(b[i]));
-  }
+  HEDDLE_HD void operator()(int64_t i) const { out[i] = T(to_float(a[i]) + to_float(b[i])); }
 };
 
 template <class T>
 struct Scale {
   T* x;
   float factor;
-  HEDDLE_HD void operator()(int64_t i) const { x[i] = T(static_cast<float>(x[i]) * factor); }
+  HEDDLE_HD void operator()(int64_t i) const { x[i] = T(to_float(x[i]) * factor); }
 };
 
 template <class From, class To>
 struct Cast {
   const From* src;
   To* dst;
-  HEDDLE_HD void operator()(int64_t i) const { dst[i] = To(static_cast<float>(src[i])); }
+  HEDDLE_HD void operator()(int64_t i) const { dst[i] = To(to_float(src[i])); }
 };
 
 struct Axpy {
@@ -65,10 +64,11 @@ struct AddRow {
   T* x;
   int64_t columns;
   HEDDLE_HD void operator()(int64_t r, int64_t c) const {
-    x[r * columns + c] = T(static_cast<float>(x[r * columns + c]) + row[c]);
+    x[r * columns + c] = T(to_float(x[r * columns + c]) + row[c]);
   }
 };
 
+#ifdef HEDDLE_GPU
 template <class From, class To>
 struct ToNhwc {
   const From* src;
@@ -76,7 +76,7 @@ struct ToNhwc {
   int64_t channels, pixels;
   HEDDLE_HD void operator()(int64_t i) const {
     const int64_t c = i % channels, p = i / channels % pixels, n = i / channels / pixels;
-    dst[i] = To(static_cast<float>(src[(n * channels + c) * pixels + p]));
+    dst[i] = To(to_float(src[(n * channels + c) * pixels + p]));
   }
 };
 
@@ -88,17 +88,19 @@ struct FromNhwc {
   float beta;
   HEDDLE_HD void operator()(int64_t i) const {
     const int64_t p = i % pixels, c = i / pixels % channels, n = i / pixels / channels;
-    const float value = static_cast<float>(src[(n * pixels + p) * channels + c]);
-    dst[i] = To(beta == 0.0f ? value : beta * static_cast<float>(dst[i]) + value);
+    const float value = to_float(src[(n * pixels + p) * channels + c]);
+    dst[i] = To(beta == 0.0f ? value : beta * to_float(dst[i]) + value);
   }
 };
+
+#endif
 
 struct Identity {
   HEDDLE_HD double operator()(float v) const { return v; }
 };
 
 struct Square {
-  HEDDLE_HD double operator()(float v) const { return static_cast<double>(v) * v; }
+  HEDDLE_HD double operator()(float v) const { return to_double(v) * v; }
 };
 
 struct NotFinite {
@@ -111,23 +113,21 @@ constexpr int kThreads = 256;
 // Block b adds map(x[i]) over chunk b: in order within a thread, then as a tree over threads.
 template <class Map>
 __global__ void reduce_chunks(const float* x, int64_t n, int64_t chunk, double* partial, Map map) {
-  __shared__ double sums[kThreads];
+  __shared__ double scratch[kThreads];
   const int64_t begin = blockIdx.x * chunk, end = begin + chunk < n ? begin + chunk : n;
   double s = 0;
   for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) s += map(x[i]);
-  sums[threadIdx.x] = s;
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-  }
-  if (threadIdx.x == 0) partial[blockIdx.x] = sums[0];
+  s = block_reduce(s, Plus(), scratch);
+  if (threadIdx.x == 0) partial[blockIdx.x] = s;
 }
 
 template <class Map>
-double reduce(const float* x, int64_t n, Map map) {
+double reduce(const Tensor& tensor, Map map) {
+  const float* x = tensor.data<float>();
+  const int64_t n = tensor.size();
   if (n == 0) return 0;
   constexpr int64_t kChunk = 65536;
-  const int64_t chunks = (n + kChunk - 1) / kChunk;
+  const int64_t chunks = ceil_div(n, kChunk);
   Tensor partial = Tensor::empty({chunks}, DType::i64);  // eight bytes per chunk, used as doubles
   double* sums = static_cast<double*>(partial.raw());
   launch("reduce", reduce_chunks<Map>, static_cast<unsigned>(chunks), kThreads, x, n, kChunk, sums,
@@ -146,124 +146,127 @@ constexpr int kStrip = 32, kSlices = 16;
 template <class T>
 __global__ void sum_rows_kernel(const T* x, float* out, int64_t rows, int64_t columns, int64_t part,
                                 float beta) {
-  __shared__ float sums[kSlices][kStrip];
+  __shared__ float scratch[kSlices][kStrip];
   const int64_t c = blockIdx.x * static_cast<int64_t>(kStrip) + threadIdx.x;
   const int64_t begin = blockIdx.y * part, end = begin + part < rows ? begin + part : rows;
   float s = 0;
   if (c < columns)
-    for (int64_t r = begin + threadIdx.y; r < end; r += kSlices)
-      s += static_cast<float>(x[r * columns + c]);
-  sums[threadIdx.y][threadIdx.x] = s;
-  __syncthreads();
+    for (int64_t r = begin + threadIdx.y; r < end; r += kSlices) s += to_float(x[r * columns + c]);
+  s = sum_column(s, scratch);
   if (threadIdx.y > 0 || c >= columns) return;
-  for (int k = 1; k < kSlices; ++k) s += sums[k][threadIdx.x];
   float* to = out + blockIdx.y * columns + c;
-  *to = (beta == 0.0f ? 0.0f : beta * *to) + s;
+  *to = accumulate(beta, *to, s);
 }
 
+struct Parts {
+  int64_t rows, columns, parts;
+};
+
 template <class T>
-void sum_parts(const T* x, float* out, int64_t rows, int64_t columns, int64_t parts, float beta) {
-  const auto strips = static_cast<unsigned>((columns + kStrip - 1) / kStrip);
-  launch("sum_rows", sum_rows_kernel<T>, dim3(strips, static_cast<unsigned>(parts)),
-         dim3(kStrip, kSlices), x, out, rows, columns, (rows + parts - 1) / parts, beta);
+void sum_parts(const T* x, float* out, const Parts& p, float beta) {
+  const auto strips = static_cast<unsigned>(ceil_div(p.columns, kStrip));
+  launch("sum_rows", sum_rows_kernel<T>, dim3(strips, static_cast<unsigned>(p.parts)),
+         dim3(kStrip, kSlices), x, out, p.rows, p.columns, ceil_div(p.rows, p.parts), beta);
 }
 #else
 template <class Map>
-double reduce(const float* x, int64_t n, Map map) {
-  return parallel_reduce(n, 0.0, [x, map](int64_t begin, int64_t end) {
-    double s = 0;
+double reduce(const Tensor& tensor, Map map) {
+  return parallel_reduce(tensor.size(), 0.0,
+                         [x = tensor.data<float>(), map](int64_t begin, int64_t end) {
+                           double s = 0;
 #pragma omp simd reduction(+ : s)
-    for (int64_t i = begin; i < end; ++i) s += map(x[i]);
-    return s;
-  });
+                           for (int64_t i = begin; i < end; ++i) s += map(x[i]);
+                           return s;
+                         });
 }
 #endif
 
 }  // namespace
 
-template <class T>
-void fill(T* x, int64_t n, float value) {
-  for_each(n, Fill<T>{x, T(value)});
+void fill(const Tensor& x, float value) {
+  with_type(x, [&]<class T>() { for_each(x.size(), Fill<T>{x.data<T>(), T(value)}); });
 }
 
-template <class T>
-void add(const T* a, const T* b, T* out, int64_t n) {
-  for_each(n, Add<T>{a, b, out});
+void add(const Tensor& a, const Tensor& b, const Tensor& out) {
+  with_type(a, [&]<class T>() {
+    for_each(a.size(), Add<T>{a.data<T>(), b.data<T>(), out.data<T>()});
+  });
 }
 
-template <class T>
-void scale(T* x, int64_t n, float factor) {
-  for_each(n, Scale<T>{x, factor});
+void scale(const Tensor& x, float factor) {
+  with_type(x, [&]<class T>() { for_each(x.size(), Scale<T>{x.data<T>(), factor}); });
 }
 
-template <class From, class To>
-void cast(const From* src, To* dst, int64_t n) {
-  for_each(n, Cast<From, To>{src, dst});
+void cast(const Tensor& src, const Tensor& dst) {
+  with_types(src, dst, [&]<class From, class To>() {
+    for_each(src.size(), Cast<From, To>{src.data<From>(), dst.data<To>()});
+  });
 }
 
-void axpy(float alpha, const float* x, float* y, int64_t n) { for_each(n, Axpy{alpha, x, y}); }
-
-void repeat_row(const float* row, float* out, int64_t rows, int64_t columns) {
-  for_each_in_grid(rows, columns, RepeatRow{row, out, columns});
+void axpy(float alpha, const Tensor& x, const Tensor& y) {
+  for_each(x.size(), Axpy{alpha, x.data<float>(), y.data<float>()});
 }
 
-template <class T>
-void add_row(const float* row, T* x, int64_t rows, int64_t columns) {
-  for_each_in_grid(rows, columns, AddRow<T>{row, x, columns});
+void repeat_row(const Tensor& row, const Tensor& out) {
+  const int64_t rows = out.shape()[0], columns = out.shape()[1];
+  for_each_in_grid(rows, columns, RepeatRow{row.data<float>(), out.data<float>(), columns});
 }
 
-template <class From, class To>
-void to_nhwc(const From* src, To* dst, int64_t images, int64_t channels, int64_t pixels) {
-  for_each(images * channels * pixels, ToNhwc<From, To>{src, dst, channels, pixels});
+void add_row(const Tensor& row, const Tensor& x) {
+  const int64_t rows = x.shape()[0], columns = x.shape()[1];
+  with_type(x, [&]<class T>() {
+    for_each_in_grid(rows, columns, AddRow<T>{row.data<float>(), x.data<T>(), columns});
+  });
 }
 
-template <class From, class To>
-void from_nhwc(const From* src, To* dst, int64_t images, int64_t channels, int64_t pixels,
-               float beta) {
-  for_each(images * channels * pixels, FromNhwc<From, To>{src, dst, channels, pixels, beta});
-}
+double sum(const Tensor& x) { return reduce(x, Identity{}); }
+double squared_norm(const Tensor& x) { return reduce(x, Square{}); }
+bool all_finite(const Tensor& x) { return reduce(x, NotFinite{}) == 0.0; }
 
-double sum(const float* x, int64_t n) { return reduce(x, n, Identity{}); }
-double squared_norm(const float* x, int64_t n) { return reduce(x, n, Square{}); }
-bool all_finite(const float* x, int64_t n) { return reduce(x, n, NotFinite{}) == 0.0; }
-
-template <class T>
-void sum_rows(const T* x, float* out, int64_t rows, int64_t columns, float beta) {
 #ifdef HEDDLE_GPU
+void sum_rows(const Tensor& x, const Tensor& out, float beta) {
+  const int64_t rows = x.shape()[0], columns = x.shape()[1];
   if (columns == 0) return;
   // Long columns are cut into parts, as many as keep a GPU busy, whose sums are then added.
-  const int64_t strips = (columns + kStrip - 1) / kStrip;
+  const int64_t strips = ceil_div(columns, kStrip);
   const int64_t parts = std::clamp<int64_t>(rows / 256, 1, std::max<int64_t>(1, 512 / strips));
-  if (parts == 1) return sum_parts(x, out, rows, columns, 1, beta);
-  const Tensor partial = Tensor::empty({parts, columns});
-  sum_parts(x, partial.data<float>(), rows, columns, parts, 0.0f);
-  sum_parts(partial.data<float>(), out, parts, columns, 1, beta);
-#else
-  parallel_for(columns, 64, [=](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) out[c] = beta == 0.0f ? 0.0f : beta * out[c];
-    for (int64_t r = 0; r < rows; ++r) {
-      const T* row = x + r * columns;
-#pragma omp simd
-      for (int64_t c = begin; c < end; ++c) out[c] += static_cast<float>(row[c]);
-    }
+  with_type(x, [&]<class T>() {
+    if (parts == 1) return sum_parts(x.data<T>(), out.data<float>(), {rows, columns, 1}, beta);
+    const Tensor partial = Tensor::empty({parts, columns});
+    sum_parts(x.data<T>(), partial.data<float>(), {rows, columns, parts}, 0.0f);
+    sum_parts(partial.data<float>(), out.data<float>(), {parts, columns, 1}, beta);
   });
-#endif
 }
 
-#define HEDDLE_INSTANTIATE(T)                                                                  \
-  template void add_row<T>(const float*, T*, int64_t, int64_t);                                \
-  template void to_nhwc<T, float>(const T*, float*, int64_t, int64_t, int64_t);                \
-  template void to_nhwc<T, bfloat16>(const T*, bfloat16*, int64_t, int64_t, int64_t);          \
-  template void from_nhwc<T, float>(const T*, float*, int64_t, int64_t, int64_t, float);       \
-  template void from_nhwc<T, bfloat16>(const T*, bfloat16*, int64_t, int64_t, int64_t, float); \
-  template void fill<T>(T*, int64_t, float);                                                   \
-  template void add<T>(const T*, const T*, T*, int64_t);                                       \
-  template void scale<T>(T*, int64_t, float);                                                  \
-  template void sum_rows<T>(const T*, float*, int64_t, int64_t, float);
-HEDDLE_INSTANTIATE(float)
-HEDDLE_INSTANTIATE(bfloat16)
-#undef HEDDLE_INSTANTIATE
-template void cast<float, bfloat16>(const float*, bfloat16*, int64_t);
-template void cast<bfloat16, float>(const bfloat16*, float*, int64_t);
+void to_nhwc(const Tensor& src, const Tensor& dst) {
+  const Shape& s = src.shape();
+  with_types(src, dst, [&]<class From, class To>() {
+    for_each(src.size(), ToNhwc<From, To>{src.data<From>(), dst.data<To>(), s[1], s[2] * s[3]});
+  });
+}
+
+void from_nhwc(const Tensor& src, const Tensor& dst, float beta) {
+  const Shape& s = src.shape();
+  with_types(src, dst, [&]<class From, class To>() {
+    for_each(src.size(),
+             FromNhwc<From, To>{src.data<From>(), dst.data<To>(), s[1], s[2] * s[3], beta});
+  });
+}
+#else
+void sum_rows(const Tensor& x, const Tensor& out, float beta) {
+  const int64_t rows = x.shape()[0], columns = x.shape()[1];
+  float* sums = out.data<float>();
+  with_type(x, [&]<class T>() {
+    parallel_for(columns, 64, [=, from = x.data<T>()](int64_t begin, int64_t end) {
+      for (int64_t c = begin; c < end; ++c) sums[c] = beta == 0.0f ? 0.0f : beta * sums[c];
+      for (int64_t r = 0; r < rows; ++r) {
+        const T* row = from + r * columns;
+#pragma omp simd
+        for (int64_t c = begin; c < end; ++c) sums[c] += to_float(row[c]);
+      }
+    });
+  });
+}
+#endif
 
 }  // namespace heddle::HEDDLE_BACKEND

@@ -1,39 +1,42 @@
-// The backend functions behind core/kernels.h: they trust their arguments. Internal.
-// to_nhwc and from_nhwc go between (N, C, P) and (N, P, C); from_nhwc keeps beta * dst.
+// The kernels of core/kernels.h on each backend, whose contracts they share; arguments are not
+// checked here. Internal to core and to the backends of layers.
 #pragma once
 
-#include <cstdint>
-
-#include "core/bfloat16.h"
-#include "core/device.h"
+#include "core/tensor.h"
 
 namespace heddle {
 
-#define HEDDLE_ELEMENTWISE                                                                   \
-  template <class T>                                                                         \
-  void fill(T* x, int64_t n, float value);                                                   \
-  template <class T>                                                                         \
-  void add(const T* a, const T* b, T* out, int64_t n);                                       \
-  template <class T>                                                                         \
-  void scale(T* x, int64_t n, float factor);                                                 \
-  template <class From, class To>                                                            \
-  void cast(const From* src, To* dst, int64_t n);                                            \
-  void axpy(float alpha, const float* x, float* y, int64_t n);                               \
-  double sum(const float* x, int64_t n);                                                     \
-  double squared_norm(const float* x, int64_t n);                                            \
-  bool all_finite(const float* x, int64_t n);                                                \
-  template <class T>                                                                         \
-  void sum_rows(const T* x, float* out, int64_t rows, int64_t columns, float beta);          \
-  void repeat_row(const float* row, float* out, int64_t rows, int64_t columns);              \
-  template <class T>                                                                         \
-  void add_row(const float* row, T* x, int64_t rows, int64_t columns);                       \
-  template <class From, class To>                                                            \
-  void to_nhwc(const From* src, To* dst, int64_t images, int64_t channels, int64_t pixels);  \
-  template <class From, class To>                                                            \
-  void from_nhwc(const From* src, To* dst, int64_t images, int64_t channels, int64_t pixels, \
-                 float beta);
+namespace cpu {
+void fill(const Tensor& x, float value);
+void add(const Tensor& a, const Tensor& b, const Tensor& out);
+void scale(const Tensor& x, float factor);
+void cast(const Tensor& src, const Tensor& dst);
+void axpy(float alpha, const Tensor& x, const Tensor& y);
+double sum(const Tensor& x);
+double squared_norm(const Tensor& x);
+bool all_finite(const Tensor& x);
+void sum_rows(const Tensor& x, const Tensor& out, float beta);
+void repeat_row(const Tensor& row, const Tensor& out);
+void add_row(const Tensor& row, const Tensor& x);
+}  // namespace cpu
 
-HEDDLE_BACKENDS(HEDDLE_ELEMENTWISE)
-#undef HEDDLE_ELEMENTWISE
+namespace cuda {
+void fill(const Tensor& x, float value);
+void add(const Tensor& a, const Tensor& b, const Tensor& out);
+void scale(const Tensor& x, float factor);
+void cast(const Tensor& src, const Tensor& dst);
+void axpy(float alpha, const Tensor& x, const Tensor& y);
+double sum(const Tensor& x);
+double squared_norm(const Tensor& x);
+bool all_finite(const Tensor& x);
+void sum_rows(const Tensor& x, const Tensor& out, float beta);
+void repeat_row(const Tensor& row, const Tensor& out);
+void add_row(const Tensor& row, const Tensor& x);
+
+// Between (N, C, H, W) in the plain layout and channels last, of any two floating types, with the
+// shape of src: dst = src, or dst = src + beta * dst. The CPU has oneDNN's reorder for this.
+void to_nhwc(const Tensor& src, const Tensor& dst);
+void from_nhwc(const Tensor& src, const Tensor& dst, float beta);
+}  // namespace cuda
 
 }  // namespace heddle

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -72,14 +73,14 @@ void InputFile::read(int64_t offset, std::span<std::byte> out) const {
     if (found < 0) throw Error(concat(path_, ": cannot read: ", std::strerror(errno)));
     check(found > 0, path_, ": expected ", size_, " bytes, as when it was opened, found ", offset,
           ": it has been cut");
-    out = out.subspan(static_cast<size_t>(found));
+    out = out.subspan(to_size(found));
     offset += found;
   }
 }
 
 std::string read_text_file(const std::string& path) {
   const InputFile file(path);
-  std::string text(static_cast<size_t>(file.size()), '\0');
+  std::string text(to_size(file.size()), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
   return text;
 }
@@ -117,7 +118,7 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
       if (errno == EINTR) continue;
       fail("cannot write");
     }
-    bytes = bytes.subspan(static_cast<size_t>(written));
+    bytes = bytes.subspan(to_size(written));
   }
 }
 

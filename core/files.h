@@ -1,9 +1,8 @@
 // Files: reading, and writing that never leaves half a file under a final name.
 //
-// Nothing is mapped: where a file is cut while somebody reads it, a mapping ends the program.
-// What is written goes to a temporary file in the same folder, which is synced and renamed; then
-// the folder is synced. Whoever looks at the path sees the old content or the new, also after a
-// crash.
+// Files are read, not mapped: truncating a mapped file kills the program that reads it. A file is
+// written to a temporary in the same folder, which is synced and renamed; then the folder is
+// synced. A reader of the path sees the old content or the new one, even after a crash.
 //
 //   AtomicFile out("runs/a/run.json");
 //   out.write(text);

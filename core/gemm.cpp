@@ -2,13 +2,11 @@
 
 #include <dnnl.h>
 
-#include <array>
 #include <bit>
-#include <map>
 
-#include "core/context.h"
 #include "core/kernels.h"
 #include "core/onednn.h"
+#include "core/plan_cache.h"
 
 #ifdef HEDDLE_CUDA
 #include "core/cuda.h"
@@ -33,45 +31,27 @@ struct MatmulPlan {
   memory::desc a, b, c;
 };
 
-struct MatmulPlans {
-  std::map<std::array<int64_t, 9>, MatmulPlan> plans;
-};
-
-const MatmulPlan& matmul_plan(const Product& p) {
-  const std::array<int64_t, 9> key = {p.m,
-                                      p.n,
-                                      p.k,
-                                      p.transpose_a,
-                                      p.transpose_b,
-                                      p.packed,
-                                      static_cast<int64_t>(p.in),
-                                      static_cast<int64_t>(p.out),
-                                      std::bit_cast<int32_t>(p.beta)};
-  auto& plans = Context::current().state<MatmulPlans>().plans;
-  if (auto found = plans.find(key); found != plans.end()) return found->second;
+MatmulPlan make_plan(const Product& p) {
   using tag = memory::format_tag;
   const memory::desc a({p.m, p.k}, onednn_type(p.in), p.transpose_a ? tag::ba : tag::ab);
   const memory::desc b({p.k, p.n}, onednn_type(p.in),
                        p.packed ? tag::any : (p.transpose_b ? tag::ba : tag::ab));
   const memory::desc c({p.m, p.n}, onednn_type(p.out), tag::ab);
-  dnnl::primitive_attr attributes = user_scratchpad();
-  if (p.beta != 0.0f) {
-    dnnl::post_ops accumulate;
-    accumulate.append_sum(p.beta);
-    attributes.set_post_ops(accumulate);
-  }
-  const dnnl::matmul::primitive_desc pd({a, b, c}, attributes, onednn().engine);
-  return plans
-      .emplace(key, MatmulPlan{{dnnl::matmul(pd), pd.scratchpad_desc()}, a, pd.weights_desc(), c})
-      .first->second;
+  const dnnl::matmul::primitive_desc pd({a, b, c}, attributes_adding(p.beta), onednn().engine);
+  return {{dnnl::matmul(pd), pd.scratchpad_desc()}, a, pd.weights_desc(), c};
+}
+
+const MatmulPlan& matmul_plan(const Product& p) {
+  const PlanKey key = plan_key(p.m, p.n, p.k, p.transpose_a, p.transpose_b, p.packed, p.in, p.out,
+                               std::bit_cast<int32_t>(p.beta));
+  return cached_plan<MatmulPlan>(key, [&] { return make_plan(p); });
 }
 
 void multiply(const Product& product, void* a, void* b, void* c) {
   const MatmulPlan& plan = matmul_plan(product);
-  const dnnl::engine& engine = onednn().engine;
-  execute(plan.plan, {{DNNL_ARG_SRC, memory(plan.a, engine, a)},
-                      {DNNL_ARG_WEIGHTS, memory(plan.b, engine, b)},
-                      {DNNL_ARG_DST, memory(plan.c, engine, c)}});
+  execute(plan.plan, {{DNNL_ARG_SRC, memory_at(plan.a, a)},
+                      {DNNL_ARG_WEIGHTS, memory_at(plan.b, b)},
+                      {DNNL_ARG_DST, memory_at(plan.c, c)}});
 }
 
 // c = alpha * op(a) * op(b) + beta * c by dnnl_sgemm, never slower than oneDNN's matmul for the
@@ -111,13 +91,13 @@ cudaDataType_t type_of(const Tensor& x) {
 
 // cuBLAS counts columns first: the row-major product is op(b)ᵀ op(a)ᵀ there.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o, int64_t k) {
+  const auto rows = static_cast<int>(c.shape()[0]), columns = static_cast<int>(c.shape()[1]);
+  const auto stride = [](const Tensor& x) { return static_cast<int>(x.shape()[1]); };
   check_cublas(
       cublasGemmEx(cublas_handle(), o.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
-                   o.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, static_cast<int>(c.shape()[1]),
-                   static_cast<int>(c.shape()[0]), static_cast<int>(k), &o.alpha, b.raw(),
-                   type_of(b), static_cast<int>(b.shape()[1]), a.raw(), type_of(a),
-                   static_cast<int>(a.shape()[1]), &o.beta, c.raw(), type_of(c),
-                   static_cast<int>(c.shape()[1]), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                   o.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, columns, rows, static_cast<int>(k),
+                   &o.alpha, b.raw(), type_of(b), stride(b), a.raw(), type_of(a), stride(a),
+                   &o.beta, c.raw(), type_of(c), columns, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
       "cublasGemmEx");
 }
 

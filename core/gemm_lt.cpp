@@ -1,16 +1,15 @@
 // Products whose bias cuBLASLt adds on the way out, instead of a pass of its own over the result.
 #include <algorithm>
-#include <array>
-#include <map>
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include <cublasLt.h>
 
 #include "core/context.h"
 #include "core/cuda.h"
 #include "core/gemm.h"
+#include "core/plan_cache.h"
+#include "core/scalar.h"
 
 namespace heddle::cuda {
 namespace {
@@ -26,12 +25,7 @@ struct Product {
   int64_t m, n, k;
   bool transpose_b;
   DType in;
-  int64_t aligned[4];  // bytes, at most 256: a, b, bias, c
-  bool operator<(const Product& other) const { return key() < other.key(); }
-  std::array<int64_t, 9> key() const {
-    return {m,          n,          k,          transpose_b, static_cast<int64_t>(in),
-            aligned[0], aligned[1], aligned[2], aligned[3]};
-  }
+  int64_t align_a, align_b, align_bias, align_c;  // bytes, at most 256
 };
 
 struct LtPlan {
@@ -39,11 +33,6 @@ struct LtPlan {
   Matrix a, b, c;
   cublasLtMatmulAlgo_t algorithm{};
   int64_t workspace = 0;
-};
-
-// None where cuBLASLt does not offer the product.
-struct LtPlans {
-  std::map<Product, std::optional<LtPlan>> plans;
 };
 
 cublasLtHandle_t lt_handle() { return reinterpret_cast<cublasLtHandle_t>(cublas_handle()); }
@@ -76,6 +65,8 @@ Matrix describe(cudaDataType_t type, int64_t rows, int64_t columns) {
 
 // cuBLAS counts columns first: the row-major product is op(b)ᵀ aᵀ there, and a bias that it adds to
 // each column is added to each of our rows.
+//
+// None where cuBLASLt does not offer the product.
 std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
   const bool half = p.in == DType::bf16, tf32 = Context::current().options().tf32;
   const cudaDataType_t type = half ? CUDA_R_16BF : CUDA_R_32F;
@@ -98,10 +89,10 @@ std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
   check_cublas(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
   const Preference preference(made);
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMostWorkspace);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.aligned[1]));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(p.aligned[0]));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(p.aligned[3]));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(p.aligned[3]));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.align_b));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(p.align_a));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(p.align_c));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(p.align_c));
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
@@ -118,26 +109,28 @@ std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
 
 bool gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
                     const Tensor& c) {
-  const Product product{a.shape()[0],
-                        c.shape()[1],
-                        a.shape()[1],
-                        transpose_b,
-                        a.dtype(),
-                        {alignment_of(a.raw()), alignment_of(b.raw()), alignment_of(bias.raw()),
-                         alignment_of(c.raw())}};
-  auto& plans = Context::current().state<LtPlans>().plans;
-  auto found = plans.find(product);
-  if (found == plans.end()) found = plans.emplace(product, make_plan(product, bias)).first;
-  if (!found->second) return false;
-  const LtPlan& plan = *found->second;
+  const Product p{.m = a.shape()[0],
+                  .n = c.shape()[1],
+                  .k = a.shape()[1],
+                  .transpose_b = transpose_b,
+                  .in = a.dtype(),
+                  .align_a = alignment_of(a.raw()),
+                  .align_b = alignment_of(b.raw()),
+                  .align_bias = alignment_of(bias.raw()),
+                  .align_c = alignment_of(c.raw())};
+  const PlanKey key =
+      plan_key(p.m, p.n, p.k, p.transpose_b, p.in, p.align_a, p.align_b, p.align_bias, p.align_c);
+  const auto& found = cached_plan<std::optional<LtPlan>>(key, [&] { return make_plan(p, bias); });
+  if (!found) return false;
+  const LtPlan& plan = *found;
   set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw()));
   const Tensor workspace = Tensor::empty_on(c.device(), {plan.workspace}, DType::u8);
   const float one = 1, zero = 0;
-  check_cublas(cublasLtMatmul(lt_handle(), plan.operation.get(), &one, b.raw(), plan.a.get(),
-                              a.raw(), plan.b.get(), &zero, c.raw(), plan.c.get(), c.raw(),
-                              plan.c.get(), &plan.algorithm, workspace.raw(),
-                              static_cast<size_t>(plan.workspace), cuda_stream()),
-               "cublasLtMatmul");
+  check_cublas(
+      cublasLtMatmul(lt_handle(), plan.operation.get(), &one, b.raw(), plan.a.get(), a.raw(),
+                     plan.b.get(), &zero, c.raw(), plan.c.get(), c.raw(), plan.c.get(),
+                     &plan.algorithm, workspace.raw(), to_size(plan.workspace), cuda_stream()),
+      "cublasLtMatmul");
   return true;
 }
 

@@ -8,9 +8,9 @@
 
 namespace heddle {
 
-// XXH64 of so many bytes, with seed 0.
+// Returns XXH64 of `size` bytes, with seed 0.
 uint64_t hash_bytes(const void* bytes, size_t size);
-// That of a file's bytes. Throws as InputFile::read does.
+// Returns hash_bytes() of a file's content. Throws as InputFile::read does.
 uint64_t hash_file(const InputFile& file);
 
 }  // namespace heddle

@@ -10,36 +10,18 @@ namespace heddle {
 namespace {
 
 void check_same(const Tensor& a, const Tensor& b, const char* name) {
-  check(a.shape() == b.shape() && a.dtype() == b.dtype() && a.layout() == b.layout() &&
-            a.device() == b.device(),
-        name, ": expected ", dtype_name(a.dtype()), " ", to_string(a.shape()), " ",
-        layout_name(a.layout()), ", found ", dtype_name(b.dtype()), " ", to_string(b.shape()), " ",
-        layout_name(b.layout()));
+  check_form(b, a.form(), name);
+  check(a.device() == b.device(), name, ": expected a tensor on ", to_string(a.device()),
+        ", found one on ", to_string(b.device()));
 }
-
-#ifdef HEDDLE_CUDA
-template <class From, class To>
-void reorder_on_gpu(const Tensor& src, const Tensor& dst) {
-  const Shape& s = src.shape();
-  if (dst.layout() == Layout::nhwc)
-    cuda::to_nhwc(src.data<From>(), dst.data<To>(), s[0], s[1], s[2] * s[3]);
-  else
-    cuda::from_nhwc(src.data<From>(), dst.data<To>(), s[0], s[1], s[2] * s[3], 0.0f);
-}
-#endif
 
 // dst = src in the other layout.
 void reorder(const Tensor& src, const Tensor& dst) {
 #ifdef HEDDLE_CUDA
   if (src.device().is_cuda()) {
     check(src.layout() != Layout::c16 && dst.layout() != Layout::c16,
-          "convert: layout c16 is the CPU's alone");
-    const bool half = dst.dtype() == DType::bf16;
-    if (src.dtype() == DType::f32)
-      return half ? reorder_on_gpu<float, bfloat16>(src, dst)
-                  : reorder_on_gpu<float, float>(src, dst);
-    return half ? reorder_on_gpu<bfloat16, bfloat16>(src, dst)
-                : reorder_on_gpu<bfloat16, float>(src, dst);
+          "convert: layout c16 exists on the CPU only");
+    return dst.layout() == Layout::nhwc ? cuda::to_nhwc(src, dst) : cuda::from_nhwc(src, dst, 0.0f);
   }
 #endif
   cpu::reorder(src, dst);
@@ -52,31 +34,38 @@ void check_floating(const Tensor& x, const std::string& name) {
         dtype_name(x.dtype()));
 }
 
+void check_indices(const Tensor& x, int64_t bound, const std::string& name) {
+  check(x.dtype() == DType::i32, name, ": expected i32, found ", dtype_name(x.dtype()));
+  if (x.device().is_cuda()) return;
+  for (int64_t i = 0; i < x.size(); ++i) {
+    const int32_t value = x.data<int32_t>()[i];
+    check(value >= 0 && value < bound, name, ": expected 0 to ", bound - 1, " at index ", i,
+          ", found ", value);
+  }
+}
+
 void fill(const Tensor& x, float value) {
   check_floating(x, "fill");
-  with_type(x, [&]<class T>() { HEDDLE_DISPATCH(x.device(), fill(x.data<T>(), x.size(), value)); });
+  HEDDLE_DISPATCH(x.device(), fill(x, value));
 }
 
 void add(const Tensor& a, const Tensor& b, const Tensor& out) {
   check_floating(a, "add");
   check_same(a, b, "add");
   check_same(a, out, "add");
-  with_type(a, [&]<class T>() {
-    HEDDLE_DISPATCH(a.device(), add(a.data<T>(), b.data<T>(), out.data<T>(), a.size()));
-  });
+  HEDDLE_DISPATCH(a.device(), add(a, b, out));
 }
 
 void add_to(const Tensor& x, const Tensor& y) { add(x, y, y); }
 
 void axpy(float alpha, const Tensor& x, const Tensor& y) {
   check_same(x, y, "axpy");
-  HEDDLE_DISPATCH(x.device(), axpy(alpha, x.data<float>(), y.data<float>(), x.size()));
+  HEDDLE_DISPATCH(x.device(), axpy(alpha, x, y));
 }
 
 void scale(const Tensor& x, float factor) {
   check_floating(x, "scale");
-  with_type(x,
-            [&]<class T>() { HEDDLE_DISPATCH(x.device(), scale(x.data<T>(), x.size(), factor)); });
+  HEDDLE_DISPATCH(x.device(), scale(x, factor));
 }
 
 void convert(const Tensor& src, const Tensor& dst) {
@@ -88,10 +77,8 @@ void convert(const Tensor& src, const Tensor& dst) {
     reorder(src, dst);
   } else if (src.dtype() == dst.dtype()) {
     dst.copy_from(src);
-  } else if (src.dtype() == DType::f32) {
-    HEDDLE_DISPATCH(src.device(), cast(src.data<float>(), dst.data<bfloat16>(), src.size()));
   } else {
-    HEDDLE_DISPATCH(src.device(), cast(src.data<bfloat16>(), dst.data<float>(), src.size()));
+    HEDDLE_DISPATCH(src.device(), cast(src, dst));
   }
 }
 
@@ -102,40 +89,29 @@ Tensor converted(const Tensor& src, DType dtype, Layout layout) {
   return out;
 }
 
-double sum(const Tensor& x) { return HEDDLE_DISPATCH(x.device(), sum(x.data<float>(), x.size())); }
+double sum(const Tensor& x) { return HEDDLE_DISPATCH(x.device(), sum(x)); }
 
-double squared_norm(const Tensor& x) {
-  return HEDDLE_DISPATCH(x.device(), squared_norm(x.data<float>(), x.size()));
-}
+double squared_norm(const Tensor& x) { return HEDDLE_DISPATCH(x.device(), squared_norm(x)); }
 
 double norm(const Tensor& x) { return std::sqrt(squared_norm(x)); }
 
-bool all_finite(const Tensor& x) {
-  return HEDDLE_DISPATCH(x.device(), all_finite(x.data<float>(), x.size()));
-}
+bool all_finite(const Tensor& x) { return HEDDLE_DISPATCH(x.device(), all_finite(x)); }
 
 void sum_rows(const Tensor& x, const Tensor& out, float beta) {
-  auto [rows, columns] = dims<2>(x, "sum_rows");
-  check_shape(out, {columns}, "sum_rows output");
+  check_shape(out, {dims<2>(x, "sum_rows")[1]}, "sum_rows output");
   check_floating(x, "sum_rows");
-  with_type(x, [&, rows = rows, columns = columns]<class T>() {
-    HEDDLE_DISPATCH(x.device(), sum_rows(x.data<T>(), out.data<float>(), rows, columns, beta));
-  });
+  HEDDLE_DISPATCH(x.device(), sum_rows(x, out, beta));
 }
 
 void repeat_row(const Tensor& row, const Tensor& out) {
-  auto [rows, columns] = dims<2>(out, "repeat_row");
-  check_shape(row, {columns}, "repeat_row row");
-  HEDDLE_DISPATCH(out.device(), repeat_row(row.data<float>(), out.data<float>(), rows, columns));
+  check_shape(row, {dims<2>(out, "repeat_row")[1]}, "repeat_row row");
+  HEDDLE_DISPATCH(out.device(), repeat_row(row, out));
 }
 
 void add_row(const Tensor& row, const Tensor& x) {
-  auto [rows, columns] = dims<2>(x, "add_row");
-  check_shape(row, {columns}, "add_row row");
+  check_shape(row, {dims<2>(x, "add_row")[1]}, "add_row row");
   check_floating(x, "add_row");
-  with_type(x, [&, rows = rows, columns = columns]<class T>() {
-    HEDDLE_DISPATCH(x.device(), add_row(row.data<float>(), x.data<T>(), rows, columns));
-  });
+  HEDDLE_DISPATCH(x.device(), add_row(row, x));
 }
 
 }  // namespace heddle

@@ -10,6 +10,10 @@ namespace heddle {
 // Throws InputError unless x is f32 or bf16.
 void check_floating(const Tensor& x, const std::string& name);
 
+// Throws InputError unless x is i32 and, if it is on the host, every value is in [0, bound): class
+// labels, tokens. Values on a GPU must be checked before they go there.
+void check_indices(const Tensor& x, int64_t bound, const std::string& name);
+
 // x[i] = value. f32 or bf16.
 void fill(const Tensor& x, float value);
 // out = a + b, all of one shape, type and layout. f32 or bf16; out may be a or b.

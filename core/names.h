@@ -1,4 +1,4 @@
-// Names that somebody typed: which known one was meant.
+// Suggestions for a mistyped name.
 #pragma once
 
 #include <string>
@@ -6,10 +6,12 @@
 
 namespace heddle {
 
-// Letters to insert, delete, replace or swap with their neighbour to turn one word into the other.
+// Returns how many letters to insert, delete, replace or swap with the next one to turn one word
+// into the other (optimal string alignment distance).
 int edit_distance(const std::string& a, const std::string& b);
 
-// The known name that is closest; the beginning of a name is closer than its length says.
+// Returns the closest known name, empty if none is known; a prefix of three letters or more counts
+// as distance 1.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
 
 }  // namespace heddle

@@ -22,14 +22,8 @@ const Plan& reorder_plan(const dnnl::memory::desc& src, const dnnl::memory::desc
   auto& entries = Context::current().state<ReorderCache>().entries;
   for (auto e = entries.begin(); e != entries.end(); ++e)
     if (e->beta == beta && e->src == src && e->dst == dst) return e->plan;
-  dnnl::primitive_attr attributes = user_scratchpad();
-  if (beta != 0.0f) {
-    dnnl::post_ops accumulate;
-    accumulate.append_sum(beta);
-    attributes.set_post_ops(accumulate);
-  }
   const dnnl::engine& engine = onednn().engine;
-  dnnl::reorder::primitive_desc pd(engine, src, engine, dst, attributes);
+  const dnnl::reorder::primitive_desc pd(engine, src, engine, dst, attributes_adding(beta));
   entries.push_back({src, dst, beta, {dnnl::reorder(pd), pd.scratchpad_desc()}});
   return entries.back().plan;
 }
@@ -72,13 +66,25 @@ dnnl::primitive_attr user_scratchpad() {
   return attributes;
 }
 
+dnnl::primitive_attr attributes_adding(float beta) {
+  dnnl::primitive_attr attributes = user_scratchpad();
+  if (beta == 0.0f) return attributes;
+  dnnl::post_ops accumulate;
+  accumulate.append_sum(beta);
+  attributes.set_post_ops(accumulate);
+  return attributes;
+}
+
+dnnl::memory memory_at(const dnnl::memory::desc& desc, void* data) {
+  return {desc, onednn().engine, data};
+}
+
 void execute(const Plan& plan, Arguments arguments) {
   Tensor scratch;
   const size_t bytes = plan.scratchpad.get_size();
   if (bytes > 0) {
     scratch = Tensor::empty_on(Device{}, {static_cast<int64_t>(bytes)}, DType::u8);
-    arguments.emplace(DNNL_ARG_SCRATCHPAD,
-                      dnnl::memory(plan.scratchpad, onednn().engine, scratch.raw()));
+    arguments.emplace(DNNL_ARG_SCRATCHPAD, memory_at(plan.scratchpad, scratch.raw()));
   }
   plan.primitive.execute(onednn().stream, arguments);
   onednn().stream.wait();
@@ -86,10 +92,8 @@ void execute(const Plan& plan, Arguments arguments) {
 
 void reorder_memory(const dnnl::memory::desc& src_desc, void* src,
                     const dnnl::memory::desc& dst_desc, void* dst, float beta) {
-  const dnnl::engine& engine = onednn().engine;
   execute(reorder_plan(src_desc, dst_desc, beta),
-          {{DNNL_ARG_FROM, dnnl::memory(src_desc, engine, src)},
-           {DNNL_ARG_TO, dnnl::memory(dst_desc, engine, dst)}});
+          {{DNNL_ARG_FROM, memory_at(src_desc, src)}, {DNNL_ARG_TO, memory_at(dst_desc, dst)}});
 }
 
 void reorder(const Tensor& src, const Tensor& dst) {

@@ -4,9 +4,7 @@
 #pragma once
 
 #include <dnnl.hpp>
-#include <map>
 #include <unordered_map>
-#include <vector>
 
 #include "core/tensor.h"
 
@@ -22,8 +20,13 @@ OneDnn& onednn();  // of the calling thread's Context
 dnnl::memory::data_type onednn_type(DType dtype);
 // Shape, type and layout of a tensor.
 dnnl::memory::desc describe(const Tensor& x);
-// Attributes every primitive is made with.
+// The memory that a descriptor describes.
+dnnl::memory memory_at(const dnnl::memory::desc& desc, void* data);
+
+// Attributes that every primitive is made with.
 dnnl::primitive_attr user_scratchpad();
+// The same for a primitive that writes result + beta * what is there.
+dnnl::primitive_attr attributes_adding(float beta);
 
 // A primitive and the memory it needs besides its arguments.
 struct Plan {

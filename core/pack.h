@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/scalar.h"
 #include "core/tensor.h"
 
 namespace heddle {
@@ -13,7 +14,7 @@ template <class T, int kPack>
 struct alignas(sizeof(T) * kPack) Pack {
   T value[kPack];
 
-  HEDDLE_HD float operator[](int i) const { return static_cast<float>(value[i]); }
+  HEDDLE_HD float operator[](int i) const { return to_float(value[i]); }
   HEDDLE_HD void set(int i, float v) { value[i] = T(v); }
 };
 

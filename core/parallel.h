@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/scalar.h"
+
 namespace heddle {
 
 // Calls body(begin, end) for pieces of [0, n) on several threads. Pieces begin at multiples of 64
@@ -17,9 +19,9 @@ namespace heddle {
 template <class Body>
 void parallel_for(int64_t n, int64_t grain, Body&& body) {
   if (n <= 0) return;
-  const int64_t pieces = std::min<int64_t>(omp_get_max_threads(), (n + grain - 1) / grain);
+  const int64_t pieces = std::min<int64_t>(omp_get_max_threads(), ceil_div(n, grain));
   if (pieces <= 1 || omp_in_parallel()) return body(int64_t{0}, n);
-  const int64_t unit = grain >= 64 ? 64 : 1, blocks = (n + unit - 1) / unit;
+  const int64_t unit = grain >= 64 ? 64 : 1, blocks = ceil_div(n, unit);
   auto piece = [&](int64_t t, int64_t count) {
     const int64_t begin = blocks * t / count * unit;
     const int64_t end = std::min(n, blocks * (t + 1) / count * unit);
@@ -40,7 +42,7 @@ void parallel_for(int64_t n, int64_t grain, Body&& body) {
 template <class T, class Map>
 T parallel_reduce(int64_t n, T zero, Map&& map) {
   constexpr int64_t kChunk = 16384;
-  const int64_t chunks = (n + kChunk - 1) / kChunk;
+  const int64_t chunks = ceil_div(n, kChunk);
   if (chunks == 1) return map(int64_t{0}, n);
   std::vector<T> partial(chunks, zero);
   parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {

@@ -3,13 +3,14 @@
 #include <algorithm>
 
 #include "core/parallel.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
 
 constexpr int64_t kAlignElements = 256 / sizeof(float);
 
-int64_t padded(int64_t n) { return (n + kAlignElements - 1) / kAlignElements * kAlignElements; }
+int64_t padded(int64_t n) { return ceil_div(n, kAlignElements) * kAlignElements; }
 
 }  // namespace
 

@@ -3,6 +3,13 @@
 // order is bucket order, so that a bucket is a view, and norm, clip and all-reduce are one call.
 // The padding between parameters is always zero.
 //
+//   created:   conv1.weight (432)   bn1.weight (16)   fc.weight (640)
+//
+//   offset:    0                640        704                1152       1156    elements of f32
+//   values()   | fc.weight       | bn1.weight 000 | conv1.weight 000 |
+//   grads()    | fc.weight       | bn1.weight 000 | conv1.weight 000 | extra |
+//              ▲ final first in backward             final last ▲
+//
 //   ParameterStore store;
 //   Parameter& w = store.add("fc.weight", {10, 64}, uniform_init(0.125f));
 //   store.finalize(seed);
@@ -20,7 +27,7 @@
 
 namespace heddle {
 
-// Fills a host tensor (f32) from a stream of random numbers of its own.
+// Fills the `size` values of a parameter, on the host, from a random stream of its own.
 using Init = std::function<void(float* values, int64_t size, const Philox& rng)>;
 
 Init constant_init(float value);
@@ -35,16 +42,17 @@ struct Parameter {
   double uses_per_sample =
       0;  // multiply-accumulates per weight and sample; set by the first forward
 
-  int pending = 0;       // contributions that backward still owes (kept by Tape)
+  int pending = 0;       // contributions still to come in backward (kept by Tape)
   int readers = 0;       // closures that will still read the value (kept by Tape)
   bool written = false;  // the gradient holds a contribution of this step
 
-  // Rows outside of which the gradient is zero, ascending (an embedding's); none: nothing is known.
-  // Outlives a step, because the next one has to clear these rows. Whoever writes into the gradient
-  // without next_beta (an exchange) resets it.
+  // The only rows in which the gradient may differ from zero, ascending (embeddings); none:
+  // unknown. Outlives a step, because the next one has to clear these rows. Code that writes into
+  // the gradient without next_beta (an exchange) must reset it.
   std::optional<std::vector<int32_t>> touched_rows;
 
-  // The factor with which the next contribution keeps what is there: 0 for the first, then 1.
+  // Returns the factor on the old gradient for the next contribution: 0 for the first of a step,
+  // then 1.
   float next_beta() {
     const float beta = written ? 1.0f : 0.0f;
     written = true;
@@ -78,7 +86,7 @@ class ParameterStore {
   Buffer& add_buffer(const std::string& name, const Shape& shape, DType dtype, float value);
 
   // Allocates the flat buffers on the Context's device and initialises every parameter from the
-  // stream of its place in the order of creation.
+  // random stream of its index in the order of creation. Once; add() throws afterwards.
   void finalize(uint64_t seed);
 
   std::deque<Parameter>& parameters() { return parameters_; }  // in order of creation
@@ -88,14 +96,14 @@ class ParameterStore {
 
   const Tensor& values() const { return values_; }  // flat, padding included
   const Tensor& grads() const { return grads_; }
-  // The gradients and, right behind them, a few elements for what an exchange sums along with them;
-  // zero in between.
+  // The gradients followed by kExtra elements that an exchange may sum along with them (flags,
+  // losses); zero when not in use.
   const Tensor& grads_and_extra() const { return grads_and_extra_; }
   static constexpr int64_t kExtra = 4;
   int64_t count() const;  // of trainable values, padding excluded
 
-  // Forgets the gradients: the next contributions overwrite. The counts of uses are the tapes'
-  // business, so this may be called between forward and backward.
+  // Discards the gradients: the next contributions overwrite them. It does not touch the use counts
+  // of tapes, so it may be called between forward and backward.
   void begin_step();
 
   // Every tensor that a weights file holds, in order of creation: parameters and buffers as views.

@@ -1,7 +1,10 @@
-// A caching memory pool. Freed blocks stay with the pool and are joined with their neighbours, so
-// that a training step allocates nothing from the system after the first one.
-// CPU segments are 2 MiB aligned and advised to huge pages: page faults and TLB misses otherwise
-// cost a third of the speed of Winograd convolutions. Thread-safe.
+// A caching memory pool. Freed blocks stay with the pool and merge with adjacent free blocks, so
+// that a training step allocates nothing from the system after the first one. Best fit, 256-byte
+// aligned. CPU segments are 2 MiB aligned and advised to huge pages: page faults and TLB misses
+// otherwise cost a third of the speed of Winograd convolutions. Thread-safe.
+//
+//   segment   |  used  |   free   | used |      free       |    32 MiB or more from the system
+//   release             |  free merged with both neighbours |    never across two segments
 //
 // With HEDDLE_NO_POOL in the environment every block comes from the system and goes back there, so
 // that AddressSanitizer and compute-sanitizer see where each begins and ends; slow.
@@ -30,10 +33,12 @@ class Pool {
 
   static bool keeps_blocks();  // unless HEDDLE_NO_POOL is set
 
-  // At least `bytes` bytes, 256-byte aligned; never null. Throws Error when memory is exhausted.
+  // Returns at least `bytes` bytes, 256-byte aligned and uninitialised, never null. Throws Error
+  // when memory is exhausted. On a GPU the block may still be in use by earlier work of the same
+  // stream.
   void* allocate(size_t bytes);
   void release(void* block) noexcept;
-  // Gives segments of which nothing is in use back to the system.
+  // Returns segments without a used block to the system.
   void trim();
 
   Device device() const { return device_; }

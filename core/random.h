@@ -9,10 +9,11 @@
 #include <cstdint>
 
 #include "core/bfloat16.h"
+#include "core/scalar.h"
 
 namespace heddle {
 
-// What a stream of random numbers is used for; distinct uses never share numbers.
+// The purpose of a random stream; distinct purposes never share numbers.
 enum class Stream { init, shuffle, augment, dropout, shapes, codec, selection, sample, network };
 
 // A 64-bit stream number: purpose in the top byte, then the caller's key (a step, a parameter's
@@ -60,12 +61,10 @@ struct Philox {
     const Block b = block(index >> 1);
     const uint32_t u = b.word[(index & 1) * 2], v = b.word[(index & 1) * 2 + 1];
     const double radius = sqrt(-2.0 * log((u + 1.0) * (1.0 / 4294967296.0)));
-    return static_cast<float>(radius * cos(6.283185307179586 * (v * (1.0 / 4294967296.0))));
+    return to_float(radius * cos(6.283185307179586 * (v * (1.0 / 4294967296.0))));
   }
 
-  HEDDLE_HD static float unit(uint32_t bits) {
-    return static_cast<float>(bits >> 8) * (1.0f / 16777216.0f);
-  }
+  HEDDLE_HD static float unit(uint32_t bits) { return to_float(bits >> 8) * (1.0f / 16777216.0f); }
 };
 
 }  // namespace heddle

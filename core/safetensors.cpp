@@ -6,9 +6,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 
 #include "core/half.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -235,12 +235,12 @@ void check_coverage(const std::string& file, const HeaderReader& header,
         data.size());
 }
 
-template <class Source, class Convert>
-void convert_to_float(std::span<const std::byte> from, float* to, Convert convert) {
+template <class Source>
+void convert_to_float(std::span<const std::byte> from, float* to) {
   for (size_t i = 0; i < from.size() / sizeof(Source); ++i) {
     Source value;
     std::memcpy(&value, from.data() + i * sizeof(Source), sizeof(Source));
-    to[i] = convert(value);
+    to[i] = to_float(value);
   }
 }
 
@@ -250,41 +250,27 @@ const char* file_type_name(DType dtype) {
   throw Error(concat("safetensors: no file type for ", dtype_name(dtype)));
 }
 
-std::string quoted(const std::string& text) {
-  try {
-    return json(text).dump();
-  } catch (const json::exception&) {
-    throw InputError(concat("safetensors: '", printable(text), "': expected UTF-8"));
-  }
-}
-
 std::string make_header(const std::vector<const std::pair<std::string, Tensor>*>& order,
                         const std::map<std::string, std::string>& metadata) {
-  std::ostringstream out;
-  out << '{';
-  if (!metadata.empty()) {
-    const char* separator = "";
-    out << quoted(kMetadata) << ":{";
-    for (const auto& [key, value] : metadata) {
-      out << separator << quoted(key) << ':' << quoted(value);
-      separator = ",";
-    }
-    out << '}' << (order.empty() ? "" : ",");
-  }
+  nlohmann::ordered_json entries = nlohmann::ordered_json::object();
+  if (!metadata.empty()) entries[kMetadata] = metadata;
   int64_t begin = 0;
   for (const auto* item : order) {
     const auto& [name, tensor] = *item;
-    out << (item == order.front() ? "" : ",") << quoted(name) << R"(:{"dtype":")"
-        << file_type_name(tensor.dtype()) << R"(","shape":[)";
-    for (int axis = 0; axis < tensor.shape().rank(); ++axis)
-      out << (axis > 0 ? "," : "") << tensor.shape()[axis];
-    out << R"(],"data_offsets":[)" << begin << ',' << begin + tensor.bytes() << "]}";
-    begin += tensor.bytes();
+    const std::vector<int64_t> shape(tensor.shape().begin(), tensor.shape().end());
+    const int64_t end = begin + tensor.bytes();
+    entries[name] = {{"dtype", file_type_name(tensor.dtype())},
+                     {"shape", shape},
+                     {"data_offsets", std::array{begin, end}}};
+    begin = end;
   }
-  out << '}';
-  std::string header = out.str();
-  header.resize((header.size() + 7) / 8 * 8, ' ');
-  return header;
+  try {
+    std::string header = entries.dump();
+    header.resize((header.size() + 7) / 8 * 8, ' ');
+    return header;
+  } catch (const json::exception& e) {
+    throw InputError(concat("safetensors: names and metadata: expected UTF-8: ", e.what()));
+  }
 }
 
 }  // namespace
@@ -334,11 +320,9 @@ Tensor SafetensorsFile::load(std::string_view name) const {
   const SafetensorsInfo& from = info(name);
   Tensor out = Tensor::empty_on(Device{}, from.shape, from.dtype);
   if (from.file_dtype == "F16") {
-    convert_to_float<Half>(from.data, out.data<float>(),
-                           [](Half half) { return static_cast<float>(half); });
+    convert_to_float<Half>(from.data, out.data<float>());
   } else if (from.file_dtype == "F64") {
-    convert_to_float<double>(from.data, out.data<float>(),
-                             [](double value) { return static_cast<float>(value); });
+    convert_to_float<double>(from.data, out.data<float>());
   } else if (!from.data.empty()) {
     std::memcpy(out.raw(), from.data.data(), from.data.size());
   }
@@ -372,7 +356,7 @@ void save_safetensors(const std::string& path,
   file.write(header);
   for (const auto* item : order) {
     const Tensor host = item->second.to(Device{});
-    file.write({static_cast<const std::byte*>(host.raw()), static_cast<size_t>(host.bytes())});
+    file.write({static_cast<const std::byte*>(host.raw()), to_size(host.bytes())});
   }
   file.commit();
 }

@@ -9,6 +9,7 @@
 
 #include "core/bfloat16.h"
 #include "core/parallel.h"
+#include "core/scalar.h"
 #include "core/tensor.h"
 
 #ifdef __CUDACC__
@@ -41,6 +42,14 @@ void with_type(const Tensor& x, F&& f) {
     f.template operator()<bfloat16>();
 }
 
+// Calls f.template operator()<From, To>() for the types of two tensors.
+template <class F>
+void with_types(const Tensor& src, const Tensor& dst, F&& f) {
+  with_type(src, [&]<class From>() {
+    with_type(dst, [&]<class To>() { f.template operator()<From, To>(); });
+  });
+}
+
 #ifdef HEDDLE_GPU
 template <class F>
 __global__ void for_each_kernel(int64_t n, F f) {
@@ -52,7 +61,7 @@ __global__ void for_each_kernel(int64_t n, F f) {
 template <class F>
 void for_each(int64_t n, F f) {
   if (n <= 0) return;
-  const int64_t blocks = std::min<int64_t>((n + 255) / 256, 4096);
+  const int64_t blocks = std::min<int64_t>(ceil_div(n, 256), 4096);
   launch("for_each", for_each_kernel<F>, static_cast<unsigned>(blocks), 256, n, f);
 }
 
@@ -74,7 +83,7 @@ template <class T>
 Tensor upload(Device device, const std::vector<T>& rows) {
   const auto bytes = static_cast<int64_t>(rows.size() * sizeof(T));
   const Tensor host = Tensor::empty_on(Device{}, {bytes}, DType::u8);
-  std::memcpy(host.raw(), rows.data(), static_cast<size_t>(bytes));
+  std::memcpy(host.raw(), rows.data(), to_size(bytes));
   return host.to(device);
 }
 #else

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/bfloat16.h"
+#include "core/scalar.h"
 
 // Unrolls the following loop of constant length, so that an array of vectors stays in registers.
 #ifdef __clang__
@@ -58,7 +59,7 @@ struct Lanes<1> {
   using Vec = float;
   template <class T>
   static Vec load(const T* p) {
-    return static_cast<float>(*p);
+    return to_float(*p);
   }
   template <class T>
   static void store(T* p, Vec v) {

@@ -16,10 +16,10 @@ namespace heddle {
 StepGraph::StepGraph(ParameterStore& store, std::function<void(const std::string&)> on_failure)
     : store_(store), on_failure_(std::move(on_failure)) {}
 
-std::vector<StepGraph::Form> StepGraph::forms_of(const std::vector<Tensor>& inputs) {
+std::vector<Form> StepGraph::forms_of(const std::vector<Tensor>& inputs) {
   std::vector<Form> out;
   out.reserve(inputs.size());
-  for (const Tensor& x : inputs) out.push_back({x.shape(), x.dtype(), x.layout()});
+  for (const Tensor& x : inputs) out.push_back(x.form());
   return out;
 }
 

@@ -25,7 +25,7 @@ namespace heddle {
 class StepGraph {
  public:
   // Gets the inputs on the device and returns what is wanted of the step. It may neither wait for
-  // the GPU nor read from it, and must begin with gradients that nobody has written; whatever
+  // the GPU nor read from it, and must begin with unwritten gradients (begin_step); whatever
   // changes from step to step has to be among the inputs (see TapeOptions::counters).
   using Work = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
 
@@ -41,7 +41,7 @@ class StepGraph {
 
   // The work is called until inputs have had the same shapes, types and layouts three times in a
   // row, since plans are made at their first use; the third time it is recorded. It is called for
-  // inputs of other shapes later on, too, with memory beside the graph's. Inputs may lie on the
+  // inputs of other shapes later, too, with memory of its own. Inputs may lie on the
   // host. What is returned stays valid until the next run, which overwrites it; it may be an input
   // there.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, const Work& work);
@@ -52,12 +52,6 @@ class StepGraph {
   const std::string& failure() const { return failure_; }
 
  private:
-  struct Form {
-    Shape shape;
-    DType dtype;
-    Layout layout;
-    bool operator==(const Form&) const = default;
-  };
   static constexpr int kWarmUp = 2;
 
   static std::vector<Form> forms_of(const std::vector<Tensor>& inputs);

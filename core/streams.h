@@ -1,11 +1,10 @@
-// Streams beside a Context's own: what a thread starts there on a GPU runs at high priority and is
-// ordered with the first stream by fences only. Tensors come from a pool of each stream's own, so
-// that memory is handed out again in the order of the stream that used it, and cuBLAS is there for
-// each; cuDNN stays with the first stream. Without CUDA, and on the CPU, nothing of this does
-// anything.
+// Additional streams of a Context: work that a thread starts there on a GPU runs at high priority
+// and is ordered with the main stream by fences only. Each stream has a memory pool of its own, so
+// that memory is reused in the order of the stream that used it, and a cuBLAS handle; cuDNN works
+// on the main stream only. Without CUDA, and on the CPU, all of this does nothing.
 //
 //   Fence written;                       // on the Context's thread
-//   written.record();                    // behind what it has started so far
+//   written.record();                    // after everything started up to now
 //   SideStream side(StreamUse::exchange);  // on another thread, after its ContextScope
 //   written.wait();                      // what this thread starts from now on comes after that
 #pragma once
@@ -16,13 +15,13 @@
 
 namespace heddle {
 
-// main: a Context's own stream; the others work beside it.
+// main: a Context's own stream; exchange: communication; copy: batches on their way to the GPU.
 enum class StreamUse : uint8_t { main, exchange, copy };
 constexpr size_t kStreamUses = 3;
 
 StreamUse stream_use();  // of the calling thread
 
-// While one lives, the calling thread is on that stream of its Context.
+// Puts the calling thread on that stream of its Context for the lifetime of this object.
 class SideStream {
  public:
   explicit SideStream(StreamUse use);
@@ -34,15 +33,15 @@ class SideStream {
   StreamUse previous_;
 };
 
-// The calling thread waits until its stream has done all that it was given.
+// Blocks the calling thread until its stream has finished.
 void wait_for_stream();
 
 // A point in the work of a GPU. Copies are the same point.
 class Fence {
  public:
-  // The point behind all that the calling thread's stream was given so far.
+  // Marks the point after all work that is now on the calling thread's stream.
   void record();
-  // The calling thread's stream goes on when the point is reached; the thread itself does not wait.
+  // Makes the calling thread's stream wait for that point; the thread itself does not block.
   void wait() const;
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/kernels.h"
+#include "core/scalar.h"
 #include "core/trace.h"
 
 namespace heddle {
@@ -26,12 +27,7 @@ Var::Var(Tensor value, bool needs_grad)
 
 void Var::add_grad(Tensor grad) const {
   if (!needs_grad()) return;
-  const Tensor& value = slot_->value;
-  check(grad.shape() == value.shape() && grad.dtype() == value.dtype() &&
-            grad.layout() == value.layout(),
-        "gradient: expected ", dtype_name(value.dtype()), " ", to_string(value.shape()), " ",
-        layout_name(value.layout()), ", found ", dtype_name(grad.dtype()), " ",
-        to_string(grad.shape()), " ", layout_name(grad.layout()));
+  check_form(grad, slot_->value.form(), "gradient");
   Grad& g = slot_->grad;
   if (!g.first.defined()) {
     g.first = std::move(grad);
@@ -59,8 +55,8 @@ void BackwardPass::contributed(Parameter& p) {
   open_->erase(open);
   if (--p.pending > 0) return;
   explain("final", p.name, [&] {
-    Figures figures = {{"elements", static_cast<double>(p.size()), Unit::count},
-                       {"bytes", static_cast<double>(p.size()) * 4, Unit::bytes}};
+    Figures figures = {{"elements", to_double(p.size()), Unit::count},
+                       {"bytes", to_double(p.size()) * 4, Unit::bytes}};
     figures.push_back(p.written ? Figure{"gradient norm", norm(p.grad)}
                                 : Figure{"without a gradient", 0, Unit::none});
     return figures;
@@ -101,7 +97,7 @@ void Tape::backward(const Var& loss, const std::function<void(Parameter&)>& on_f
     pass.open_ = &node.open;
     pass.dy = node.output.take_grad();
     if (pass.dy.defined()) node.backward(pass);
-    // Without a gradient nothing was contributed: what was promised is settled here.
+    // A node without a gradient contributes nothing: its uses end here.
     while (!node.open.empty()) pass.contributed(*node.open.back());
     node.backward = {};
     while (!node.uses.empty()) {

@@ -1,7 +1,14 @@
-// The tape: a linear list of layer-sized closures (Var, Tape). Forward and its backward closure
-// stand in one function; reverse iteration is the topological order, and popping a node frees its
-// activations. A parameter's gradient is final by use count: each use in forward counts up, each
-// contribution counts down, and at zero on_final fires; tied weights cannot break it.
+// The tape: a linear list of layer-sized closures (Var, Tape). Each layer's forward and backward
+// pass live in one function; reverse iteration is the topological order, and popping a node frees
+// its activations. A parameter's gradient is final by use count: each use in forward counts up,
+// each contribution counts down, and at zero on_final fires; tied weights cannot break it.
+//
+//   record   ── embedding(E) ──▶ lstm(W) ──▶ linear(E) ──▶ loss      uses: E 2, W 1
+//   backward ◀───────────────────────────────────────────────────
+//              E 1 → 0: final    W 0: final   E 2 → 1
+//
+// A tape belongs to one thread. It keeps the parameters' counts, so one parameter may be on several
+// tapes only if they run one after the other.
 //
 //   Tape tape;
 //   Var loss = softmax_cross_entropy(tape, model.forward(tape, x), labels);
@@ -25,11 +32,12 @@ struct Grad {
   Tensor first, second;
 
   bool defined() const { return first.defined(); }
-  // Both as one tensor; adds in place where the memory is nobody else's.
+  // Returns both as one tensor; adds in place where no other tensor shares the memory.
   Tensor sum() &&;
 };
 
-// A tensor with a gradient slot. Copies refer to the same slot.
+// A tensor with a gradient slot, which all copies share. Tape::record keeps one until its closure
+// has run.
 class Var {
  public:
   Var() = default;
@@ -39,11 +47,12 @@ class Var {
   const Shape& shape() const { return slot_->value.shape(); }
   bool needs_grad() const { return slot_ != nullptr && slot_->needs_grad; }
 
-  // Contributes a gradient. The tensor is given away: its next owner may write into it.
+  // Adds a gradient of the value's shape, type and layout (InputError otherwise), without a copy:
+  // the next closure may write into the tensor. Ignored where no gradient is needed.
   void add_grad(Tensor grad) const;
-  // The gradient so far; the slot is empty afterwards.
+  // Returns the gradient added up to now and empties the slot.
   Grad take_grad() const;
-  // The gradient that backward left in a leaf, without taking it. For tests.
+  // Returns the gradient that backward left in a leaf and keeps it. For tests.
   Tensor grad() const;
 
  private:
@@ -60,19 +69,20 @@ struct TapeOptions {
   uint64_t seed = 0;         // for dropout
   uint64_t step = 0;         // for dropout
   int64_t first_sample = 0;  // of this batch within the global batch, for dropout
-  // i64 (2) on the device, {step, first_sample}: read in their place by the work itself, for steps
-  // that are recorded once and done many times (core/step_graph.h).
+  // i64 (2) on the device, {step, first_sample}: replaces both, read by the kernels themselves, for
+  // steps that are recorded once and replayed (core/step_graph.h).
   Tensor counters = {};
 };
 
 class Tape;
 
-// What a closure gets: the gradient of its output, and the way to say that a parameter is done.
+// The argument of a closure: the gradient of its output, and the report that a parameter is done.
 class BackwardPass {
  public:
   Grad dy;
-  // This node has written its contribution to p.grad. Call it before the input's gradient is
-  // computed where that can be, so that an exchange can start early.
+  // Reports that this node has written its contribution to p.grad, once per use. Call it before
+  // computing the input's gradient if possible, so that the exchange starts early. Throws
+  // InputError for a parameter that was not recorded as used.
   void contributed(Parameter& p);
 
  private:
@@ -84,15 +94,15 @@ class BackwardPass {
 class Tape {
  public:
   explicit Tape(const TapeOptions& options = {}) : options_(options) {}
-  // Takes back the uses that no backward has settled, so that a tape which is dropped, by an
-  // exception too, leaves the parameters' counts at zero. The parameters must still be there.
+  // Subtracts the uses that no backward pass has processed, so that a tape which is dropped, even
+  // by an exception, leaves the parameters' counts at zero. The parameters must outlive the tape.
   ~Tape();
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
   bool training() const { return options_.training; }
   const TapeOptions& options() const { return options_; }
-  // A number for each random operation of this pass, the same in every step.
+  // Returns the number of the next random operation in this pass, the same in every step.
   int next_random_op() { return random_ops_++; }
 
   // Records a closure that propagates the gradient of `output`. `uses`: the parameters it
@@ -100,8 +110,10 @@ class Tape {
   void record(std::string name, const Var& output, std::vector<Parameter*> uses,
               std::function<void(BackwardPass&)> backward);
 
-  // Runs the closures in reverse, starting from d loss / d loss = scale. on_final(p): p.grad is
-  // complete. on_free(p): the last closure that reads p.value has returned. Empties the tape.
+  // Runs the closures in reverse, starting from d loss / d loss = scale, and empties the tape.
+  // Calls, on this thread, on_final(p) when p.grad is complete (for CUDA: when its kernels are on
+  // the stream), in an order that the recording fixes, and on_free(p) after the last closure that
+  // reads p.value. Throws InputError unless loss is a scalar and the tape is training.
   void backward(const Var& loss, const std::function<void(Parameter&)>& on_final = {},
                 const std::function<void(Parameter&)>& on_free = {}, float scale = 1.0f);
 
@@ -112,7 +124,7 @@ class Tape {
     std::string name;
     Var output;
     std::vector<Parameter*> uses;  // one reader each
-    std::vector<Parameter*> open;  // of these: contributions still owed
+    std::vector<Parameter*> open;  // of these: not contributed yet
     std::function<void(BackwardPass&)> backward;
   };
   TapeOptions options_;

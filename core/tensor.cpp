@@ -4,9 +4,11 @@
 #include <limits>
 
 #include "core/context.h"
+#include "core/scalar.h"
 
 #ifdef HEDDLE_CUDA
 #include "core/cuda.h"
+#include "core/scalar.h"
 #endif
 
 namespace heddle {
@@ -22,13 +24,13 @@ constexpr Type kTypes[] = {{"f32", 4}, {"bf16", 2}, {"i32", 4}, {"i64", 8}, {"u8
 
 }  // namespace
 
-int64_t dtype_size(DType dtype) { return kTypes[static_cast<size_t>(dtype)].bytes; }
+int64_t dtype_size(DType dtype) { return kTypes[to_size(dtype)].bytes; }
 
-const char* dtype_name(DType dtype) { return kTypes[static_cast<size_t>(dtype)].name; }
+const char* dtype_name(DType dtype) { return kTypes[to_size(dtype)].name; }
 
 const char* layout_name(Layout layout) {
   constexpr const char* kNames[] = {"plain", "nhwc", "c16"};
-  return kNames[static_cast<size_t>(layout)];
+  return kNames[to_size(layout)];
 }
 
 Shape::Shape(std::initializer_list<int64_t> dims) : Shape(std::vector<int64_t>(dims)) {}
@@ -59,6 +61,10 @@ std::string to_string(const Shape& shape) {
   std::string out = "(";
   for (int i = 0; i < shape.rank(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   return out + ")";
+}
+
+std::string to_string(const Form& form) {
+  return concat(dtype_name(form.dtype), " ", to_string(form.shape), " ", layout_name(form.layout));
 }
 
 // Holds the pool too, so that a tensor may outlive the Context it came from.
@@ -210,10 +216,7 @@ Tensor Tensor::clone() const {
 }
 
 void Tensor::copy_from(const Tensor& source) const {
-  check(shape_ == source.shape_ && dtype_ == source.dtype_ && layout_ == source.layout_,
-        "copy: expected ", dtype_name(dtype_), " ", to_string(shape_), " ", layout_name(layout_),
-        ", found ", dtype_name(source.dtype_), " ", to_string(source.shape_), " ",
-        layout_name(source.layout_));
+  check_form(source, form(), "copy");
   const bool pinned =
       (storage_ && storage_->pinned()) || (source.storage_ && source.storage_->pinned());
   copy_bytes(data_, device(), source.data_, source.device(), pinned, bytes());
@@ -244,11 +247,11 @@ std::vector<float> Tensor::to_vector() const {
       case DType::f32:
         return static_cast<const float*>(host.raw())[i];
       case DType::bf16:
-        return static_cast<float>(static_cast<const bfloat16*>(host.raw())[i]);
+        return to_float(static_cast<const bfloat16*>(host.raw())[i]);
       case DType::i32:
-        return static_cast<float>(static_cast<const int32_t*>(host.raw())[i]);
+        return to_float(static_cast<const int32_t*>(host.raw())[i]);
       case DType::i64:
-        return static_cast<float>(static_cast<const int64_t*>(host.raw())[i]);
+        return to_float(static_cast<const int64_t*>(host.raw())[i]);
       case DType::u8:
         return static_cast<const uint8_t*>(host.raw())[i];
     }
@@ -276,6 +279,12 @@ float Tensor::item() const {
 void check_shape(const Tensor& x, const Shape& expected, const std::string& name) {
   check(x.shape() == expected, name, ": expected shape ", to_string(expected), ", found ",
         to_string(x.shape()));
+}
+
+void check_form(const Tensor& x, const Form& expected, const char* name) {
+  const Form found = x.form();
+  if (found != expected)
+    check(false, name, ": expected ", to_string(expected), ", found ", to_string(found));
 }
 
 }  // namespace heddle

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/bfloat16.h"
@@ -27,7 +28,7 @@ enum class Layout : uint8_t { plain, nhwc, c16 };
 int64_t dtype_size(DType dtype);  // bytes
 const char* dtype_name(DType dtype);
 const char* layout_name(Layout layout);
-// Where channel c of a pixel of image n lies in (N, C, H * W), in elements.
+// Returns the offset, in elements, of channel c of a pixel of image n in (N, C, H * W).
 inline int64_t offset_in(Layout layout, int64_t channels, int64_t pixels, int64_t n, int64_t c,
                          int64_t pixel) {
   if (layout == Layout::plain) return (n * channels + c) * pixels + pixel;
@@ -36,26 +37,12 @@ inline int64_t offset_in(Layout layout, int64_t channels, int64_t pixels, int64_
 }
 
 template <class T>
-constexpr DType dtype_of();
-template <>
-constexpr DType dtype_of<float>() {
-  return DType::f32;
-}
-template <>
-constexpr DType dtype_of<bfloat16>() {
-  return DType::bf16;
-}
-template <>
-constexpr DType dtype_of<int32_t>() {
-  return DType::i32;
-}
-template <>
-constexpr DType dtype_of<int64_t>() {
-  return DType::i64;
-}
-template <>
-constexpr DType dtype_of<uint8_t>() {
-  return DType::u8;
+constexpr DType dtype_of() {
+  if constexpr (std::is_same_v<T, float>) return DType::f32;
+  if constexpr (std::is_same_v<T, bfloat16>) return DType::bf16;
+  if constexpr (std::is_same_v<T, int32_t>) return DType::i32;
+  if constexpr (std::is_same_v<T, int64_t>) return DType::i64;
+  if constexpr (std::is_same_v<T, uint8_t>) return DType::u8;
 }
 
 // The extents of a tensor, at most five.
@@ -79,6 +66,16 @@ class Shape {
 };
 
 std::string to_string(const Shape& shape);  // "(32, 3, 224, 224)"
+
+// The properties that two tensors must share to be combined element by element.
+struct Form {
+  Shape shape;
+  DType dtype;
+  Layout layout;
+  bool operator==(const Form&) const = default;
+};
+
+std::string to_string(const Form& form);  // "f32 (32, 3, 224, 224) nhwc"
 
 class Pool;
 class Storage;  // owns memory of a pool
@@ -106,6 +103,7 @@ class Tensor {
   int64_t bytes() const { return size_ * dtype_size(dtype_); }
   DType dtype() const { return dtype_; }
   Layout layout() const { return layout_; }
+  Form form() const { return {shape_, dtype_, layout_}; }
   Device device() const;
   // True when no other tensor shares the storage: the holder may write in place.
   bool unique() const;
@@ -159,7 +157,8 @@ std::array<int64_t, K> dims(const Tensor& x, const char* name) {
   return out;
 }
 
-// Throws unless x has this shape.
+// Throw InputError with the name, the expected and the found unless x has this shape, or this form.
 void check_shape(const Tensor& x, const Shape& expected, const std::string& name);
+void check_form(const Tensor& x, const Form& expected, const char* name);
 
 }  // namespace heddle

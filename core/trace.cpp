@@ -10,6 +10,7 @@
 
 #include "core/context.h"
 #include "core/error.h"
+#include "core/scalar.h"
 
 #if defined(HEDDLE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
@@ -37,7 +38,7 @@ double steady_seconds() { return Trace::now() * 1e-6; }
 double thread_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  return to_double(now.tv_sec) + 1e-9 * to_double(now.tv_nsec);
 }
 
 double Trace::now() {
@@ -102,21 +103,20 @@ std::string Trace::events(int rank, double shift) const {
   std::vector<std::vector<double>> begins;  // of the ranges of each track, ascending
   const auto track_number = [&](const Event& e) {
     const auto found = std::find(tracks.begin(), tracks.end(), Track(e.track, e.thread));
-    const auto number = static_cast<size_t>(found - tracks.begin());
+    const auto number = to_size(found - tracks.begin());
     if (found == tracks.end()) tracks.emplace_back(e.track, e.thread), begins.emplace_back();
     return number;
   };
   for (const Event& e : events_)
     if (e.kind == Event::Kind::range) begins[track_number(e)].push_back(e.begin);
   for (auto& times : begins) std::sort(times.begin(), times.end());
-  // A point lies just behind the begin of its range: viewers bind it to the range that is open
-  // there.
+  // A point lies just after the begin of its range: viewers bind it to the range that is open then.
   const auto time_of = [&](const Event& point, size_t track) {
-    constexpr double kBehind = 0.001;
+    constexpr double kInside = 0.001;
     const auto& times = begins[track];
     const auto next = std::upper_bound(times.begin(), times.end(), point.begin);
-    if (point.point == Flow::pass && next != times.end()) return *next + kBehind;
-    if (point.point == Flow::end && next != times.begin()) return *(next - 1) + kBehind;
+    if (point.point == Flow::pass && next != times.end()) return *next + kInside;
+    if (point.point == Flow::end && next != times.begin()) return *(next - 1) + kInside;
     return point.begin;
   };
   std::string out;
@@ -135,8 +135,7 @@ std::string Trace::events(int rank, double shift) const {
         out += text;
         break;
       case Event::Kind::point:  // an arrow's id is a hexadecimal number, unique over all ranks
-        common(std::array{"s", "t", "f"}[static_cast<size_t>(e.point)], e,
-               time_of(e, track_number(e)));
+        common(std::array{"s", "t", "f"}[to_size(e.point)], e, time_of(e, track_number(e)));
         std::snprintf(
             text, sizeof text, ",\"cat\":\"gradient\",\"id\":\"0x%llx\",\"bp\":\"e\"},\n",
             static_cast<unsigned long long>(rank) << 40 | static_cast<unsigned long long>(e.flow));

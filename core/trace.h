@@ -1,13 +1,19 @@
 // Trace ranges: what ran when, on which track, written as Chrome/Perfetto JSON, and arrows that
 // follow one thing from range to range (a bucket of gradients from backward to its exchange to its
-// update). At both ends of a range the memory that the pools have handed out is recorded too, where
-// it has changed. Off, a range costs one load and a branch.
+// update). Changes of the pools' memory in use are recorded at both ends of a range. While the
+// trace is off, a range costs one load and a branch.
+//
+//   backward  |fc|layer3.2.conv2|layer3.2.conv1|layer3.1.conv2|      time ──▶
+//                            begin ╲
+//   comm                            |bucket 0   |   |bucket 1 |
+//                                        pass ╲
+//   update                                      |bucket 0|  end
 //
 //   TraceRange range("forward", "layer1.0.conv1");
 //
-// And notes: what happened in one step that somebody wants explained, with figures and the place in
-// the sources that says so (--explain-step). Their figures are computed in that step only. If that
-// step is traced, they are marks in the trace, on a track "explain" for each thread.
+// Notes explain one step (--explain-step): what happened, with figures and the source line that
+// reports it. Their figures are computed in that step only. If the step is traced too, they are
+// marks in the trace, on a track "explain" of each thread.
 //
 //   explain("final", p.name, [&] { return Figures{{"gradient norm", norm(p.grad)}}; });
 #pragma once
@@ -26,8 +32,8 @@ namespace heddle {
 
 class Context;
 
-double steady_seconds();  // of the steady clock
-double thread_seconds();  // that this thread has computed so far
+double steady_seconds();  // the steady clock, in seconds
+double thread_seconds();  // CPU time that this thread has used, in seconds
 
 enum class Unit : uint8_t { number, count, bytes, seconds, percent, none };  // none: a remark
 
@@ -53,26 +59,27 @@ class Trace {
   void stop() { enabled_.store(false, std::memory_order_relaxed); }
   bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
 
-  // begin and end in microseconds of the steady clock. What goes beyond kMaxEvents is only counted.
+  // Records a range, begin and end in microseconds of the steady clock. Events beyond kMaxEvents
+  // are only counted.
   void add(std::string name, const char* track, double begin, double end);
-  // A point on the way of the thing `id` (below 2^40), in a range of this thread on this track.
-  // begin: the one that is open; pass: the one that it opens next; end: the one that it opened
-  // last. Arrows lead from point to point. Does nothing while the trace is off.
+  // Records a point of the arrow `id` (below 2^40) in a range of this thread on this track. begin:
+  // the open range; pass: the range opened next; end: the range opened last. Arrows lead from point
+  // to point. Does nothing while the trace is off.
   enum class Flow : uint8_t { begin, pass, end };
   void flow(Flow point, const char* track, int64_t id);
-  // Of a memory pool, "host memory": bytes handed out, and taken from the system.
+  // Records a memory pool ("host memory"): bytes in use, and reserved from the system.
   void memory(const char* pool, size_t in_use, size_t reserved);
 
-  // Notes are taken while this is on; between steps only.
+  // Switches notes on or off; between steps only.
   void explain(bool on) { explaining_.store(on, std::memory_order_relaxed); }
   bool explaining() const { return explaining_.load(std::memory_order_relaxed); }
   void note(Note note);
-  // In the order in which they were taken; they are gone afterwards.
+  // Returns the notes in the order of recording and clears them.
   std::vector<Note> take_notes();
 
-  // Everything recorded as one process of a trace, one track per name in `track` and per thread
-  // that used it ("update", "update 2"): JSON objects that end in commas. `shift` is added to all
-  // times (microseconds), for another machine's clock.
+  // Returns everything recorded as one process of a trace, with a track per name in `track` and
+  // thread that used it ("update", "update 2"): JSON objects that end in commas. `shift`
+  // (microseconds) is added to all times, to correct for another machine's clock.
   std::string events(int rank = 0, double shift = 0) const;
   // The JSON text of one or several of these.
   static std::string json(const std::string& events);
@@ -104,8 +111,8 @@ class Trace {
 };
 
 // Records its own lifetime in the trace of the thread's Context. Tracks: data, forward, backward,
-// compress, comm, update; wait: for exchanges that backward did not hide. In a CUDA build it is an
-// NVTX range too, "forward: conv1.weight", for NVIDIA's profilers.
+// compress, comm, update; wait: for exchanges that backward did not hide. In a CUDA build it is
+// also an NVTX range, "forward: conv1.weight", for NVIDIA's profilers.
 class TraceRange {
  public:
   TraceRange(const char* track, std::string_view name);
@@ -120,7 +127,7 @@ class TraceRange {
   double begin_ = 0;
 };
 
-// Whether the current Context's trace takes notes.
+// Returns whether the current Context's trace takes notes.
 bool explaining();
 // "core/tape.cpp:66" for a file of this repository, whose sources lie one folder deep.
 std::string source_place(const char* file, int line);
@@ -128,7 +135,7 @@ std::string source_place(const char* file, int line);
 void take_note(Note note);
 
 // Takes a note if the step is being explained; only then figures() is called, which must change
-// nothing. The place is that of the call.
+// nothing. The recorded source line is that of the call.
 template <class Call>
 void explain(const char* stage, std::string_view subject, const Call& figures,
              const char* file = __builtin_FILE(), int line = __builtin_LINE()) {

@@ -5,6 +5,7 @@
 #include "core/kernels.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
+#include "layers/backend.h"
 
 namespace heddle {
 

@@ -1,8 +1,8 @@
 // Kernels of the elementwise layers, shared between CPU and CUDA.
-#include "layers/activation.h"
-
 #include "core/random.h"
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
+#include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {
@@ -12,7 +12,7 @@ struct Relu {
   const T* x;
   T* y;
   HEDDLE_HD void operator()(int64_t i) const {
-    const float v = static_cast<float>(x[i]);
+    const float v = to_float(x[i]);
     y[i] = T(v < 0.0f ? 0.0f : v);  // NaN stays NaN
   }
 };
@@ -22,7 +22,7 @@ struct ReluBackward {
   const T *y, *dy;
   T* dx;
   HEDDLE_HD void operator()(int64_t i) const {
-    dx[i] = T(static_cast<float>(y[i]) > 0.0f ? static_cast<float>(dy[i]) : 0.0f);
+    dx[i] = T(to_float(y[i]) > 0.0f ? to_float(dy[i]) : 0.0f);
   }
 };
 
@@ -65,10 +65,10 @@ struct DropoutBlock {
   HEDDLE_HD void operator()(int64_t row, int64_t block) const {
     const Philox::Block random = mask.draw(row, block);
     const int64_t i = row * mask.inner + 4 * block;
-    y[i] = T(mask.apply(random.word[0], static_cast<float>(x[i])));
-    y[i + 1] = T(mask.apply(random.word[1], static_cast<float>(x[i + 1])));
-    y[i + 2] = T(mask.apply(random.word[2], static_cast<float>(x[i + 2])));
-    y[i + 3] = T(mask.apply(random.word[3], static_cast<float>(x[i + 3])));
+    y[i] = T(mask.apply(random.word[0], to_float(x[i])));
+    y[i + 1] = T(mask.apply(random.word[1], to_float(x[i + 1])));
+    y[i + 2] = T(mask.apply(random.word[2], to_float(x[i + 2])));
+    y[i + 3] = T(mask.apply(random.word[3], to_float(x[i + 3])));
   }
 };
 
@@ -81,7 +81,7 @@ struct DropoutRest {
   HEDDLE_HD void operator()(int64_t row, int64_t word) const {
     const int64_t block = mask.inner / 4, i = row * mask.inner + 4 * block + word;
     const Philox::Block random = mask.draw(row, block);
-    y[i] = T(mask.apply(random.word[word], static_cast<float>(x[i])));
+    y[i] = T(mask.apply(random.word[word], to_float(x[i])));
   }
 };
 

@@ -1,8 +1,10 @@
 #include "layers/batchnorm.h"
 
 #include "core/kernels.h"
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
+#include "layers/backend.h"
 
 namespace heddle {
 
@@ -20,12 +22,7 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
   check_floating(input, norm.weight->name);
   check_shape(norm.weight->value, {c}, norm.weight->name);
   const Tensor residual = fusion.residual ? fusion.residual->value() : Tensor{};
-  if (residual.defined())
-    check(residual.shape() == input.shape() && residual.dtype() == input.dtype() &&
-              residual.layout() == input.layout(),
-          norm.weight->name, ": residual ", to_string(residual.shape()), " ",
-          layout_name(residual.layout()), " does not fit ", to_string(input.shape()), " ",
-          layout_name(input.layout()));
+  if (residual.defined()) check_form(residual, input.form(), norm.weight->name.c_str());
   const Device device = input.device();
   Tensor mean = norm.running_mean->value, variance = norm.running_var->value;
   if (tape.training()) {
@@ -35,14 +32,14 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
     variance = Tensor::empty_on(device, {c});
     HEDDLE_DISPATCH(device, batchnorm_statistics(input, mean, variance));
     const int64_t count = n * h * w;
-    HEDDLE_DISPATCH(device, batchnorm_update_running({.mean = mean,
-                                                      .variance = variance,
-                                                      .momentum = norm.momentum,
-                                                      .unbiased = static_cast<float>(count) /
-                                                                  static_cast<float>(count - 1),
-                                                      .running_mean = norm.running_mean->value,
-                                                      .running_var = norm.running_var->value,
-                                                      .batches = norm.batches->value}));
+    HEDDLE_DISPATCH(device,
+                    batchnorm_update_running({.mean = mean,
+                                              .variance = variance,
+                                              .momentum = norm.momentum,
+                                              .unbiased = to_float(count) / to_float(count - 1),
+                                              .running_mean = norm.running_mean->value,
+                                              .running_var = norm.running_var->value,
+                                              .batches = norm.batches->value}));
   }
   const Tensor invstd = Tensor::empty_on(device, {c}), scale = Tensor::empty_on(device, {c}),
                shift = Tensor::empty_on(device, {c});

@@ -32,37 +32,4 @@ struct BatchNormFusion {
 Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm,
                 const BatchNormFusion& fusion = {});
 
-// The backends. All of them (C), f32 but the counter.
-struct BatchNormAffine {
-  const Tensor &mean, &variance, &weight, &bias;
-  float eps;
-  // out: 1 / sqrt(variance + eps), weight * invstd, bias - mean * scale
-  const Tensor &invstd, &scale, &shift;
-};
-// running = (1 - momentum) * running + momentum * new, unless a new value is not finite.
-struct BatchNormRunning {
-  const Tensor &mean, &variance;
-  float momentum, unbiased;  // unbiased: factor of the variance
-  const Tensor &running_mean, &running_var, &batches;
-};
-struct BatchNormBackward {
-  const Tensor &x, &y;  // input and output of forward
-  const Tensor &mean, &invstd, &scale, &shift;
-  const Tensor &dy, &dy2;         // to be added; dy2 may be undefined
-  const Tensor& dz;               // out: gradient before ReLU; may be dy; undefined: not wanted
-  const Tensor& dx;               // out: may be dy when dz is undefined or dy2 is
-  const Tensor &dweight, &dbias;  // out, f32
-  float beta_weight, beta_bias;   // how much of dweight and dbias is kept
-  bool relu, residual;
-};
-#define HEDDLE_BATCHNORM                                                                  \
-  void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance); \
-  void batchnorm_update_running(const BatchNormRunning& a);                               \
-  void batchnorm_affine(const BatchNormAffine& a);                                        \
-  void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,         \
-                       const Tensor& residual, bool relu, const Tensor& y);               \
-  void batchnorm_backward(const BatchNormBackward& a);
-HEDDLE_BACKENDS(HEDDLE_BATCHNORM)
-#undef HEDDLE_BATCHNORM
-
 }  // namespace heddle

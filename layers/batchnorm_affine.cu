@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "core/shared_kernel.h"
-#include "layers/batchnorm.h"
+#include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {

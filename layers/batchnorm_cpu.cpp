@@ -3,7 +3,8 @@
 #include <vector>
 
 #include "core/kernels.h"
-#include "layers/batchnorm.h"
+#include "core/scalar.h"
+#include "layers/backend.h"
 #include "layers/channel.h"
 
 namespace heddle::cpu {
@@ -15,9 +16,9 @@ std::vector<float> first_pixels(const Runs& runs, const Tensor& x) {
   for (int64_t r = 0; r < runs.count(); ++r)
     for (int64_t c = 0; c < runs.width(); ++c) {
       const int64_t p = runs[r].offset + c;
-      first[r * runs.width() + c] =
-          x.dtype() == DType::f32 ? static_cast<const float*>(x.raw())[p]
-                                  : static_cast<float>(static_cast<const bfloat16*>(x.raw())[p]);
+      first[r * runs.width() + c] = x.dtype() == DType::f32
+                                        ? static_cast<const float*>(x.raw())[p]
+                                        : to_float(static_cast<const bfloat16*>(x.raw())[p]);
     }
   return first;
 }
@@ -122,13 +123,13 @@ void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& var
     });
   });
   // Each run gives a mean and a sum of squared deviations; they are joined by Chan's formula.
-  const double count = static_cast<double>(runs.per_channel());
+  const double count = to_double(runs.per_channel());
   std::vector<double> mu(channels, 0.0), squares(channels, 0.0);
   std::vector<double> run_mean(runs.count() * width);
   const std::vector<float> first = first_pixels(runs, x);
   for (int64_t r = 0; r < runs.count(); ++r) {
     const Run run = runs[r];
-    const double n = static_cast<double>(run.pixels);
+    const double n = to_double(run.pixels);
     for (int64_t c = 0; c < width; ++c) {
       const double m = first[r * width + c] + partial[r * 2 * width + c] / n;
       run_mean[r * width + c] = m;
@@ -137,7 +138,7 @@ void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& var
   }
   for (int64_t r = 0; r < runs.count(); ++r) {
     const Run run = runs[r];
-    const double n = static_cast<double>(run.pixels);
+    const double n = to_double(run.pixels);
     for (int64_t c = 0; c < width; ++c) {
       const double s = partial[r * 2 * width + c], q = partial[(r * 2 + 1) * width + c];
       const double d = run_mean[r * width + c] - mu[run.channel + c];
@@ -145,9 +146,9 @@ void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& var
     }
   }
   for (int64_t c = 0; c < channels; ++c) {
-    mean.data<float>()[c] = static_cast<float>(mu[c]);
+    mean.data<float>()[c] = to_float(mu[c]);
     // A negative remainder of cancellation is zero variance; NaN must stay NaN.
-    variance.data<float>()[c] = static_cast<float>(squares[c] < 0 ? 0.0 : squares[c] / count);
+    variance.data<float>()[c] = to_float(squares[c] < 0 ? 0.0 : squares[c] / count);
   }
 }
 
@@ -199,20 +200,19 @@ void batchnorm_backward(const BatchNormBackward& a) {
       s[runs[r].channel + c] += partial[r * 2 * width + c];
       t[runs[r].channel + c] += partial[(r * 2 + 1) * width + c];
     }
-  const double count = static_cast<double>(runs.per_channel());
+  const double count = to_double(runs.per_channel());
   std::vector<float> u(channels), v(channels), k(channels);
   float *dweight = a.dweight.data<float>(), *dbias = a.dbias.data<float>();
   for (int64_t c = 0; c < channels; ++c) {
     const double invstd = a.invstd.data<float>()[c], mean = a.mean.data<float>()[c];
     const double scale = a.scale.data<float>()[c];
-    dbias[c] = (a.beta_bias == 0.0f ? 0.0f : a.beta_bias * dbias[c]) + static_cast<float>(s[c]);
-    dweight[c] = (a.beta_weight == 0.0f ? 0.0f : a.beta_weight * dweight[c]) +
-                 static_cast<float>(t[c] * invstd);
+    dbias[c] = accumulate(a.beta_bias, dbias[c], to_float(s[c]));
+    dweight[c] = accumulate(a.beta_weight, dweight[c], to_float(t[c] * invstd));
     // dx = scale * (dz - mean(dz) - xhat * mean(dz * xhat)) with xhat = (x - mean) * invstd.
     const double slope = -scale * invstd * invstd * t[c] / count;
-    u[c] = static_cast<float>(scale);
-    v[c] = static_cast<float>(slope);
-    k[c] = static_cast<float>(-scale * s[c] / count - slope * mean);
+    u[c] = to_float(scale);
+    v[c] = to_float(slope);
+    k[c] = to_float(-scale * s[c] / count - slope * mean);
   }
   with_runs(runs, a.x, [&]<int kLanes, class T>() {
     backward_input<kLanes, T>(runs, a, u.data(), v.data(), k.data());

@@ -4,9 +4,11 @@
 // order: no atomics, the same bits in every run.
 #include <algorithm>
 
+#include "core/block_reduce.cuh"
 #include "core/pack.h"
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
-#include "layers/batchnorm.h"
+#include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {
@@ -25,19 +27,19 @@ Cut cut_map(const Tensor& x, int pack) {
   auto [n, c, h, w] = dims<4>(x, "batch norm");
   check(x.layout() == Layout::nhwc, "batch norm on CUDA: expected layout nhwc, found ",
         layout_name(x.layout()));
-  const int64_t pixels = n * h * w, packs = (c + pack - 1) / pack;
+  const int64_t pixels = n * h * w, packs = ceil_div(c, pack);
   int across = 1;
   while (across < 32 && across < packs) across *= 2;
-  const int64_t strips = (packs + across - 1) / across, down = kBlock / across;
+  const int64_t strips = ceil_div(packs, across), down = kBlock / across;
   // Enough blocks to fill a GPU, but each with some pixels per thread.
   const int64_t parts =
       std::clamp<int64_t>(pixels / (8 * down), 1, std::max<int64_t>(1, 512 / strips));
-  const int64_t part = (pixels + parts - 1) / parts;
+  const int64_t part = ceil_div(pixels, parts);
   return {pixels,
           c,
           part,
           static_cast<unsigned>(strips),
-          static_cast<unsigned>(part == 0 ? 1 : (pixels + part - 1) / part),
+          static_cast<unsigned>(part == 0 ? 1 : ceil_div(pixels, part)),
           across};
 }
 
@@ -103,18 +105,6 @@ __global__ void sum_deviations(const T* x, Cut cut, float* partial) {
 
 constexpr int kJoinChannels = 32, kJoinSlices = 16;
 
-// The sum over the slices of a block of one value of each thread, in the order of slices; valid in
-// the first slice.
-__device__ double join_slices(double value, double (&shared)[kJoinSlices][kJoinChannels]) {
-  __syncthreads();
-  shared[threadIdx.y][threadIdx.x] = value;
-  __syncthreads();
-  double total = 0;
-  if (threadIdx.y == 0)
-    for (int k = 0; k < kJoinSlices; ++k) total += shared[k][threadIdx.x];
-  return total;
-}
-
 // Joins the parts' means and squared deviations around the first pixel of the map.
 template <class T>
 __global__ void join_statistics(const T* x, Cut cut, const float* partial, float* mean,
@@ -123,25 +113,25 @@ __global__ void join_statistics(const T* x, Cut cut, const float* partial, float
   const int64_t c = blockIdx.x * static_cast<int64_t>(kJoinChannels) + threadIdx.x;
   double sum = 0, squares = 0, origin = 0;
   if (c < cut.channels) {
-    origin = static_cast<float>(x[c]);
+    origin = to_float(x[c]);
     for (int64_t k = threadIdx.y; k < cut.parts; k += kJoinSlices) {
       const int64_t begin = k * cut.part, rest = cut.pixels - begin;
-      const double n = static_cast<double>(rest < cut.part ? rest : cut.part);
+      const double n = to_double(rest < cut.part ? rest : cut.part);
       const double s = partial[k * 2 * cut.channels + c],
                    q = partial[(k * 2 + 1) * cut.channels + c];
-      const double d = static_cast<float>(x[begin * cut.channels + c]) - origin + s / n;
+      const double d = to_float(x[begin * cut.channels + c]) - origin + s / n;
       sum += n * d;
       squares += q - s * s / n + n * d * d;
     }
   }
-  sum = join_slices(sum, shared);
-  squares = join_slices(squares, shared);
+  sum = sum_column(sum, shared);
+  squares = sum_column(squares, shared);
   if (threadIdx.y > 0 || c >= cut.channels) return;
-  const double n = static_cast<double>(cut.pixels);
+  const double n = to_double(cut.pixels);
   const double v = (squares - sum * sum / n) / n;
-  mean[c] = static_cast<float>(origin + sum / n);
+  mean[c] = to_float(origin + sum / n);
   // A negative remainder of cancellation is zero variance; NaN must stay NaN.
-  variance[c] = static_cast<float>(v < 0 ? 0.0 : v);
+  variance[c] = to_float(v < 0 ? 0.0 : v);
 }
 
 template <class T, int kPack>
@@ -230,10 +220,15 @@ __global__ void sum_gradients(Operands<T> a, Cut cut, T* dz, float* partial) {
   join_threads<kPack>(cut, at, s, t, partial);
 }
 
+// The statistics of forward (mean, invstd, scale) and where the parameters' gradients go; (C) each.
+struct ParameterGradients {
+  const float *mean, *invstd, *scale;
+  float *dweight, *dbias;
+  float beta_weight, beta_bias;
+};
+
 // Joins the parts, gives the parameters' gradients and dx = u * dz + v * x + k.
-__global__ void join_gradients(Cut cut, const float* partial, const float* mean,
-                               const float* invstd, const float* scale, float beta_weight,
-                               float beta_bias, float* dweight, float* dbias, float* line) {
+__global__ void join_gradients(Cut cut, const float* partial, ParameterGradients out, float* line) {
   __shared__ double shared[kJoinSlices][kJoinChannels];
   const int64_t c = blockIdx.x * static_cast<int64_t>(kJoinChannels) + threadIdx.x;
   double s = 0, t = 0;
@@ -242,18 +237,17 @@ __global__ void join_gradients(Cut cut, const float* partial, const float* mean,
       s += partial[k * 2 * cut.channels + c];
       t += partial[(k * 2 + 1) * cut.channels + c];
     }
-  s = join_slices(s, shared);
-  t = join_slices(t, shared);
+  s = sum_column(s, shared);
+  t = sum_column(t, shared);
   if (threadIdx.y > 0 || c >= cut.channels) return;
-  const double n = static_cast<double>(cut.pixels), inv = invstd[c], a = scale[c];
-  dbias[c] = (beta_bias == 0.0f ? 0.0f : beta_bias * dbias[c]) + static_cast<float>(s);
-  dweight[c] =
-      (beta_weight == 0.0f ? 0.0f : beta_weight * dweight[c]) + static_cast<float>(t * inv);
+  const double n = to_double(cut.pixels), inv = out.invstd[c], a = out.scale[c];
+  out.dbias[c] = accumulate(out.beta_bias, out.dbias[c], to_float(s));
+  out.dweight[c] = accumulate(out.beta_weight, out.dweight[c], to_float(t * inv));
   // dx = scale * (dz - mean(dz) - xhat * mean(dz * xhat)) with xhat = (x - mean) * invstd.
   const double slope = -a * inv * inv * t / n;
-  line[c] = static_cast<float>(a);
-  line[cut.channels + c] = static_cast<float>(slope);
-  line[2 * cut.channels + c] = static_cast<float>(-a * s / n - slope * mean[c]);
+  line[c] = to_float(a);
+  line[cut.channels + c] = to_float(slope);
+  line[2 * cut.channels + c] = to_float(-a * s / n - slope * out.mean[c]);
 }
 
 // Second pass.
@@ -301,7 +295,7 @@ __global__ void move_running(const float* mean, const float* variance, int64_t c
 
 dim3 blocks_of(const Cut& cut) { return dim3(cut.strips, cut.parts); }
 unsigned join_blocks(const Cut& cut) {
-  return static_cast<unsigned>((cut.channels + kJoinChannels - 1) / kJoinChannels);
+  return static_cast<unsigned>(ceil_div(cut.channels, kJoinChannels));
 }
 dim3 join_threads_of_block() { return dim3(kJoinChannels, kJoinSlices); }
 
@@ -353,9 +347,11 @@ void batchnorm_backward(const BatchNormBackward& a) {
     launch("batch norm: gradient sums", sum_gradients<T, kPack>, blocks_of(cut), kBlock, operands,
            cut, or_null<T>(a.dz), partial.data<float>());
     launch("batch norm: gradients", join_gradients, join_blocks(cut), join_threads_of_block(), cut,
-           partial.data<float>(), a.mean.data<float>(), a.invstd.data<float>(),
-           a.scale.data<float>(), a.beta_weight, a.beta_bias, a.dweight.data<float>(),
-           a.dbias.data<float>(), line.data<float>());
+           partial.data<float>(),
+           ParameterGradients{a.mean.data<float>(), a.invstd.data<float>(), a.scale.data<float>(),
+                              a.dweight.data<float>(), a.dbias.data<float>(), a.beta_weight,
+                              a.beta_bias},
+           line.data<float>());
     if (a.dz.defined()) {  // the masked gradient is at hand
       operands.dy = a.dz.data<T>();
       operands.y = operands.dy2 = nullptr;

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/kernels.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -51,7 +52,7 @@ void sum_channels(const Tensor& x, const Tensor& out, float beta) {
       total[runs[r].channel + c] += partial[r * 2 * runs.width() + c];
   float* result = out.data<float>();
   for (int64_t c = 0; c < runs.channels(); ++c)
-    result[c] = (beta == 0.0f ? 0.0f : beta * result[c]) + static_cast<float>(total[c]);
+    result[c] = accumulate(beta, result[c], to_float(total[c]));
 }
 
 }  // namespace heddle

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/simd.h"
 
@@ -35,7 +36,7 @@ class Runs {
       groups_ = 1;
       piece_ = 4096;
     }
-    pieces_ = (pixels_ + piece_ - 1) / piece_;
+    pieces_ = ceil_div(pixels_, piece_);
   }
 
   int lanes() const { return lanes_; }

@@ -3,8 +3,10 @@
 #include <cmath>
 
 #include "core/kernels.h"
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
+#include "layers/backend.h"
 #include "layers/channel.h"
 
 namespace heddle {
@@ -33,7 +35,7 @@ Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const C
   Tensor output = Tensor::empty_on(device, shape, input.dtype(), layouts.output);
   HEDDLE_DISPATCH(device, conv2d_forward(input, weight.value, output, o));
   if (bias != nullptr) add_channel_bias(output, bias->value);
-  weight.uses_per_sample = static_cast<double>(shape[2] * shape[3]);
+  weight.uses_per_sample = to_double(shape[2] * shape[3]);
 
   Var y(output, true);
   std::vector<Parameter*> uses = {&weight};
@@ -60,12 +62,12 @@ Conv2d::Conv2d(ParameterStore& store, const std::string& name, const Options& o)
   check(o.in > 0 && o.out > 0 && o.groups > 0 && o.in % o.groups == 0, name,
         ": channels must be positive and divisible by groups");
   const int64_t area = o.kernel * o.kernel;
-  const double fan = static_cast<double>(area * (o.fan_out ? o.out : o.in) / o.groups);
+  const double fan = to_double(area * (o.fan_out ? o.out : o.in) / o.groups);
   weight = &store.add(name + ".weight", {o.out, o.in / o.groups, o.kernel, o.kernel},
-                      normal_init(static_cast<float>(std::sqrt(2.0 / fan))));
+                      normal_init(to_float(std::sqrt(2.0 / fan))));
   if (o.bias) {
-    const double bound = 1.0 / std::sqrt(static_cast<double>(area * o.in / o.groups));
-    bias = &store.add(name + ".bias", {o.out}, uniform_init(static_cast<float>(bound)), false);
+    const double bound = 1.0 / std::sqrt(to_double(area * o.in / o.groups));
+    bias = &store.add(name + ".bias", {o.out}, uniform_init(to_float(bound)), false);
   }
 }
 

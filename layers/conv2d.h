@@ -42,20 +42,4 @@ class Conv2d {
   Conv2dOptions options;
 };
 
-// The layouts in which a backend wants the input and gives the output.
-struct ConvLayouts {
-  Layout input, output;
-};
-
-// The backends: shapes are checked. dw = gradient + beta * dw, dw is f32 OIHW.
-#define HEDDLE_CONV2D                                                                             \
-  void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o); \
-  void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta,    \
-                              const Conv2dOptions& o);                                            \
-  void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,                 \
-                             const Conv2dOptions& o);                                             \
-  ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o);
-HEDDLE_BACKENDS(HEDDLE_CONV2D)
-#undef HEDDLE_CONV2D
-
 }  // namespace heddle

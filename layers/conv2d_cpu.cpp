@@ -3,12 +3,9 @@
 // Winograd, by a rule drawn from measurements (docs/benchmarks.md). oneDNN's weights are reordered
 // from OIHW at each use; its weight gradients are reordered back on the way into the flat buffer,
 // and add up there.
-#include <array>
-#include <map>
-
-#include "core/context.h"
 #include "core/onednn.h"
-#include "layers/conv2d.h"
+#include "core/plan_cache.h"
+#include "layers/backend.h"
 #include "layers/winograd.h"
 
 namespace heddle::cpu {
@@ -21,10 +18,6 @@ enum class Direction { forward, backward_weight, backward_input };
 struct ConvPlan {
   Plan plan;
   memory::desc x, w, y;  // as the primitive wants them
-};
-
-struct ConvPlans {
-  std::map<std::array<int64_t, 15>, ConvPlan> plans;
 };
 
 struct Problem {
@@ -84,25 +77,8 @@ memory::desc plain_weight(const Shape& w, int64_t groups) {
           groups == 1 ? memory::format_tag::oihw : memory::format_tag::goihw};
 }
 
-const ConvPlan& conv_plan(Direction direction, const Tensor& x, const Shape& w, const Tensor& y,
-                          const Conv2dOptions& o) {
-  const std::array<int64_t, 15> key = {static_cast<int64_t>(direction),
-                                       x.shape()[0],
-                                       x.shape()[1],
-                                       x.shape()[2],
-                                       x.shape()[3],
-                                       w[0],
-                                       w[1],
-                                       w[2],
-                                       w[3],
-                                       o.stride,
-                                       o.padding,
-                                       o.groups,
-                                       static_cast<int64_t>(x.dtype()),
-                                       static_cast<int64_t>(x.layout()),
-                                       static_cast<int64_t>(y.layout())};
-  auto& plans = Context::current().state<ConvPlans>().plans;
-  if (auto found = plans.find(key); found != plans.end()) return found->second;
+ConvPlan choose_plan(Direction direction, const Tensor& x, const Shape& w, const Tensor& y,
+                     const Conv2dOptions& o) {
   const Problem problem = {
       direction,
       describe(x),
@@ -112,20 +88,25 @@ const ConvPlan& conv_plan(Direction direction, const Tensor& x, const Shape& w, 
       {o.padding, o.padding}};
   if (prefer_winograd(problem)) {
     try {
-      return plans.emplace(key, make_plan(problem, dnnl::algorithm::convolution_winograd))
-          .first->second;
+      return make_plan(problem, dnnl::algorithm::convolution_winograd);
     } catch (const dnnl::error&) {
       // Not offered for this shape, processor or release of oneDNN: direct below.
     }
   }
   try {
-    return plans.emplace(key, make_plan(problem, dnnl::algorithm::convolution_direct))
-        .first->second;
+    return make_plan(problem, dnnl::algorithm::convolution_direct);
   } catch (const dnnl::error& e) {
     throw InputError(concat("convolution of ", dtype_name(x.dtype()), " ", to_string(x.shape()),
                             " with ", to_string(w), ": this processor or oneDNN cannot (", e.what(),
                             ")"));
   }
+}
+
+const ConvPlan& conv_plan(Direction direction, const Tensor& x, const Shape& w, const Tensor& y,
+                          const Conv2dOptions& o) {
+  const PlanKey key = plan_key(direction, x.shape(), w, o.stride, o.padding, o.groups, x.dtype(),
+                               x.layout(), y.layout());
+  return cached_plan<ConvPlan>(key, [&] { return choose_plan(direction, x, w, y, o); });
 }
 
 // The weights in the format of a plan; OIHW itself where that is the format.
@@ -136,8 +117,6 @@ Tensor pack_weight(const Tensor& w, const ConvPlan& plan, int64_t groups) {
   reorder_memory(plain, w.raw(), plan.w, packed.raw());
   return packed;
 }
-
-memory at(const memory::desc& desc, const Tensor& x) { return {desc, onednn().engine, x.raw()}; }
 
 // Up to 64 channels our own Winograd kernels were faster than oneDNN's in every direction.
 bool own_winograd(const Tensor& x, const Shape& w, const Conv2dOptions& o) {
@@ -169,9 +148,9 @@ void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Con
   if (own_winograd(x, w.shape(), o)) return winograd_forward(x, w, y);
   const ConvPlan& plan = conv_plan(Direction::forward, x, w.shape(), y, o);
   const Tensor packed = pack_weight(w, plan, o.groups);
-  execute(plan.plan, {{DNNL_ARG_SRC, at(plan.x, x)},
-                      {DNNL_ARG_WEIGHTS, at(plan.w, packed)},
-                      {DNNL_ARG_DST, at(plan.y, y)}});
+  execute(plan.plan, {{DNNL_ARG_SRC, memory_at(plan.x, x.raw())},
+                      {DNNL_ARG_WEIGHTS, memory_at(plan.w, packed.raw())},
+                      {DNNL_ARG_DST, memory_at(plan.y, y.raw())}});
 }
 
 void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta,
@@ -187,9 +166,9 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
   const Tensor packed =
       direct ? dw
              : Tensor::empty_on(Device{}, {static_cast<int64_t>(plan.w.get_size())}, DType::u8);
-  execute(plan.plan, {{DNNL_ARG_SRC, at(plan.x, x)},
-                      {DNNL_ARG_DIFF_WEIGHTS, at(plan.w, packed)},
-                      {DNNL_ARG_DIFF_DST, at(plan.y, dy)}});
+  execute(plan.plan, {{DNNL_ARG_SRC, memory_at(plan.x, x.raw())},
+                      {DNNL_ARG_DIFF_WEIGHTS, memory_at(plan.w, packed.raw())},
+                      {DNNL_ARG_DIFF_DST, memory_at(plan.y, dy.raw())}});
   if (!direct) reorder_memory(plan.w, packed.raw(), plain, dw.raw(), beta);
 }
 
@@ -198,9 +177,9 @@ void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
   if (own_winograd(dx, w.shape(), o)) return winograd_backward_input(dy, w, dx);
   const ConvPlan& plan = conv_plan(Direction::backward_input, dx, w.shape(), dy, o);
   const Tensor packed = pack_weight(w, plan, o.groups);
-  execute(plan.plan, {{DNNL_ARG_DIFF_SRC, at(plan.x, dx)},
-                      {DNNL_ARG_WEIGHTS, at(plan.w, packed)},
-                      {DNNL_ARG_DIFF_DST, at(plan.y, dy)}});
+  execute(plan.plan, {{DNNL_ARG_DIFF_SRC, memory_at(plan.x, dx.raw())},
+                      {DNNL_ARG_WEIGHTS, memory_at(plan.w, packed.raw())},
+                      {DNNL_ARG_DIFF_DST, memory_at(plan.y, dy.raw())}});
 }
 
 }  // namespace heddle::cpu

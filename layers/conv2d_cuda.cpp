@@ -6,11 +6,9 @@
 // their times. With a deterministic Context only deterministic ones count, in the heuristics'
 // order.
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,8 +19,8 @@
 #include "core/elementwise.h"
 #include "core/gemm.h"
 #include "core/kernels.h"
-#include "core/shared_kernel.h"
-#include "layers/conv2d.h"
+#include "core/plan_cache.h"
+#include "layers/backend.h"
 
 namespace heddle::cuda {
 namespace {
@@ -57,10 +55,6 @@ struct ConvPlan {
   bool timed = false;
 };
 
-struct ConvPlans {
-  std::map<std::array<int64_t, 14>, ConvPlan> plans;
-};
-
 int to_int(int64_t n) {
   check(n <= std::numeric_limits<int>::max(), "convolution: an extent of ", n, " is too large");
   return static_cast<int>(n);
@@ -75,20 +69,16 @@ cudnnTensorFormat_t format_of(Layout layout) {
 }
 
 MapDescriptor describe_map(const Shape& s, DType dtype, Layout layout) {
-  cudnnTensorDescriptor_t made = nullptr;
-  check_cudnn(cudnnCreateTensorDescriptor(&made), "cudnnCreateTensorDescriptor");
-  MapDescriptor out(made);
-  check_cudnn(cudnnSetTensor4dDescriptor(made, format_of(layout), type_of(dtype), to_int(s[0]),
+  auto out = make_descriptor<MapDescriptor>(cudnnCreateTensorDescriptor);
+  check_cudnn(cudnnSetTensor4dDescriptor(out.get(), format_of(layout), type_of(dtype), to_int(s[0]),
                                          to_int(s[1]), to_int(s[2]), to_int(s[3])),
               "cudnnSetTensor4dDescriptor");
   return out;
 }
 
 FilterDescriptor describe_filter(const Shape& s, DType dtype, Layout layout) {
-  cudnnFilterDescriptor_t made = nullptr;
-  check_cudnn(cudnnCreateFilterDescriptor(&made), "cudnnCreateFilterDescriptor");
-  FilterDescriptor out(made);
-  check_cudnn(cudnnSetFilter4dDescriptor(made, type_of(dtype), format_of(layout), to_int(s[0]),
+  auto out = make_descriptor<FilterDescriptor>(cudnnCreateFilterDescriptor);
+  check_cudnn(cudnnSetFilter4dDescriptor(out.get(), type_of(dtype), format_of(layout), to_int(s[0]),
                                          to_int(s[1]), to_int(s[2]), to_int(s[3])),
               "cudnnSetFilter4dDescriptor");
   return out;
@@ -101,16 +91,15 @@ cudnnMathType_t math_of(DType dtype) {
 }
 
 ConvDescriptor describe_conv(const Conv2dOptions& o, DType dtype) {
-  cudnnConvolutionDescriptor_t made = nullptr;
-  check_cudnn(cudnnCreateConvolutionDescriptor(&made), "cudnnCreateConvolutionDescriptor");
-  ConvDescriptor out(made);
+  auto out = make_descriptor<ConvDescriptor>(cudnnCreateConvolutionDescriptor);
   const int padding = to_int(o.padding), stride = to_int(o.stride);
-  check_cudnn(cudnnSetConvolution2dDescriptor(made, padding, padding, stride, stride, 1, 1,
+  check_cudnn(cudnnSetConvolution2dDescriptor(out.get(), padding, padding, stride, stride, 1, 1,
                                               CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
               "cudnnSetConvolution2dDescriptor");
-  check_cudnn(cudnnSetConvolutionGroupCount(made, to_int(o.groups)),
+  check_cudnn(cudnnSetConvolutionGroupCount(out.get(), to_int(o.groups)),
               "cudnnSetConvolutionGroupCount");
-  check_cudnn(cudnnSetConvolutionMathType(made, math_of(dtype)), "cudnnSetConvolutionMathType");
+  check_cudnn(cudnnSetConvolutionMathType(out.get(), math_of(dtype)),
+              "cudnnSetConvolutionMathType");
   return out;
 }
 
@@ -207,26 +196,14 @@ std::vector<Candidate> find_candidates(const ConvPlan& plan, DType dtype) {
 
 template <class Calls>
 ConvPlan& conv_plan(const Problem& p, Layout layout) {
-  const std::array<int64_t, 14> key = {Calls::kDirection,
-                                       p.x[0],
-                                       p.x[1],
-                                       p.x[2],
-                                       p.x[3],
-                                       p.w[0],
-                                       p.w[1],
-                                       p.w[2],
-                                       p.w[3],
-                                       p.options.stride,
-                                       p.options.padding,
-                                       p.options.groups,
-                                       static_cast<int64_t>(p.dtype),
-                                       static_cast<int64_t>(layout)};
-  auto& plans = Context::current().state<ConvPlans>().plans;
-  if (auto found = plans.find(key); found != plans.end()) return found->second;
-  ConvPlan plan{describe_map(p.x, p.dtype, layout), describe_map(p.y, p.dtype, layout),
-                describe_filter(p.w, p.dtype, layout), describe_conv(p.options, p.dtype)};
-  plan.candidates = find_candidates<Calls>(plan, p.dtype);
-  return plans.emplace(key, std::move(plan)).first->second;
+  const PlanKey key = plan_key(Calls::kDirection, p.x, p.w, p.options.stride, p.options.padding,
+                               p.options.groups, p.dtype, layout);
+  return cached_plan<ConvPlan>(key, [&] {
+    ConvPlan plan{describe_map(p.x, p.dtype, layout), describe_map(p.y, p.dtype, layout),
+                  describe_filter(p.w, p.dtype, layout), describe_conv(p.options, p.dtype)};
+    plan.candidates = find_candidates<Calls>(plan, p.dtype);
+    return plan;
+  });
 }
 
 // A workspace for which there is no memory is this algorithm's failure; `shortage` says of what.
@@ -319,13 +296,9 @@ Tensor pixels_of(const Tensor& x) {
 Tensor matrix_of(const Tensor& w) { return w.reshape({w.shape()[0], w.shape()[1]}); }
 
 // dst = src + beta * dst, src in its type and layout, dst fp32 OIHW.
-template <class T>
-void accumulate(const Tensor& src, const Tensor& dst, float beta) {
-  const Shape& s = src.shape();
-  if (src.layout() == Layout::nhwc)
-    from_nhwc(src.data<T>(), dst.data<float>(), s[0], s[1], s[2] * s[3], beta);
-  else
-    from_nhwc(src.data<T>(), dst.data<float>(), src.size(), 1, 1, beta);
+void add_gradient(const Tensor& src, const Tensor& dst, float beta) {
+  const bool last = src.layout() == Layout::nhwc;  // else both orders are the same: no channels
+  from_nhwc(last ? src : Tensor::view_as(src, {src.size(), 1, 1, 1}), dst, beta);
 }
 
 }  // namespace
@@ -354,7 +327,7 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
     return gemm(pixels_of(dy), pixels_of(x), matrix_of(dw), {.transpose_a = true, .beta = beta});
   const Tensor out = convolve<BackwardWeight>({x.shape(), dw.shape(), dy.shape(), o, x.dtype()}, x,
                                               dy, dw.shape(), {});
-  with_type(x, [&]<class T>() { accumulate<T>(out, dw, beta); });
+  add_gradient(out, dw, beta);
 }
 
 void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,

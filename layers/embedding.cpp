@@ -5,8 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "core/kernels.h"
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
+#include "layers/backend.h"
 
 namespace heddle {
 
@@ -21,7 +24,7 @@ struct Segments {
 Segments sort_tokens(const Tensor& tokens) {
   const int32_t* token = tokens.data<int32_t>();
   Segments s;
-  s.places.resize(static_cast<size_t>(tokens.size()));
+  s.places.resize(to_size(tokens.size()));
   std::iota(s.places.begin(), s.places.end(), 0);
   std::stable_sort(s.places.begin(), s.places.end(),
                    [token](int32_t a, int32_t b) { return token[a] < token[b]; });
@@ -44,8 +47,7 @@ struct SegmentedSum {
   int64_t width;
   void operator()(int64_t r, int64_t c) const {
     float sum = dweight[rows[r] * width + c];
-    for (int32_t i = starts[r]; i < starts[r + 1]; ++i)
-      sum += static_cast<float>(dy[places[i] * width + c]);
+    for (int32_t i = starts[r]; i < starts[r + 1]; ++i) sum += to_float(dy[places[i] * width + c]);
     dweight[rows[r] * width + c] = sum;
   }
 };
@@ -91,23 +93,12 @@ void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weigh
 
 }  // namespace cpu
 
-void check_tokens(const Tensor& tokens, int64_t vocabulary, const std::string& name) {
-  check(tokens.dtype() == DType::i32, name, ": expected i32 tokens, found ",
-        dtype_name(tokens.dtype()));
-  if (tokens.device().is_cuda()) return;
-  for (int64_t i = 0; i < tokens.size(); ++i) {
-    const int32_t token = tokens.data<int32_t>()[i];
-    check(token >= 0 && token < vocabulary, name, ": token at place ", i, ": expected below ",
-          vocabulary, ", found ", token);
-  }
-}
-
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& weight, DType dtype) {
   TraceRange range("forward", weight.name);
   const int64_t vocabulary = weight.shape()[0], width = weight.shape()[1];
   check(weight.shape().rank() == 2 && vocabulary > 0 && width > 0, weight.name,
         ": expected a weight (V, E), found ", to_string(weight.shape()));
-  check_tokens(tokens, vocabulary, weight.name);
+  check_indices(tokens, vocabulary, weight.name);
   const Device device = weight.value.device();
   std::vector<int64_t> shape(tokens.shape().begin(), tokens.shape().end());
   shape.push_back(width);

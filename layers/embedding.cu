@@ -1,8 +1,7 @@
 // The rows of an embedding, shared between CPU and CUDA. Their gradients differ: see
 // embedding.cpp and embedding_cuda.cu.
-#include "layers/embedding.h"
-
 #include "core/shared_kernel.h"
+#include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {

@@ -14,19 +14,9 @@
 namespace heddle {
 
 // tokens i32, any shape, each in [0, V); weight (V, E) -> (tokens' shape, E), f32 or bf16. A
-// token's gradients are added in the order of their places, so the sum is the same on every device
+// token's gradients are added in the order of its positions, so the sum is the same on every device
 // and for every thread count. Throws InputError for a token that is not in the vocabulary, but on a
 // GPU: those have to be checked before they go there.
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& weight, DType dtype = DType::f32);
-
-// Throws InputError, in the name of the layer, for tokens of another type, and on the host for one
-// that is not in [0, vocabulary).
-void check_tokens(const Tensor& tokens, int64_t vocabulary, const std::string& name);
-
-#define HEDDLE_EMBEDDING                                                               \
-  void embedding_forward(const Tensor& tokens, const Tensor& weight, const Tensor& y); \
-  void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight);
-HEDDLE_BACKENDS(HEDDLE_EMBEDDING)
-#undef HEDDLE_EMBEDDING
 
 }  // namespace heddle

@@ -1,8 +1,9 @@
 // An embedding's gradient on CUDA. The host takes no part, so that a step can be recorded: each
 // place finds by itself where its token stands next, and the first place of a token adds up along
 // that chain, in the order of places, as the CPU does.
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
-#include "layers/embedding.h"
+#include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {
@@ -32,7 +33,7 @@ struct AddAlong {
     if (links[2 * r + 1] == 0) return;
     float* to = dweight + tokens[r] * width + c;
     float sum = *to;
-    for (int64_t i = r; i < count; i = links[2 * i]) sum += static_cast<float>(dy[i * width + c]);
+    for (int64_t i = r; i < count; i = links[2 * i]) sum += to_float(dy[i * width + c]);
     *to = sum;
   }
 };

@@ -4,6 +4,7 @@
 
 #include "core/gemm.h"
 #include "core/kernels.h"
+#include "core/scalar.h"
 #include "core/trace.h"
 
 namespace heddle {
@@ -23,7 +24,7 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
     gemm_with_bias(input, matrix, true, bias->value, output);
   else
     gemm(input, matrix, output, {.transpose_b = true});
-  weight.uses_per_sample = axes == 3 ? static_cast<double>(x.shape()[0]) : 1;
+  weight.uses_per_sample = axes == 3 ? to_double(x.shape()[0]) : 1;
 
   Shape shape = x.shape();
   shape[axes - 1] = out;
@@ -50,7 +51,7 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
 
 Linear::Linear(ParameterStore& store, const std::string& name, int64_t in, int64_t out, bool with) {
   check(in > 0 && out > 0, name, ": expected positive sizes, found ", in, " and ", out);
-  const float bound = 1.0f / std::sqrt(static_cast<float>(in));
+  const float bound = 1.0f / std::sqrt(to_float(in));
   weight = &store.add(name + ".weight", {out, in}, uniform_init(bound));
   if (with) bias = &store.add(name + ".bias", {out}, uniform_init(bound), false);
 }

@@ -7,15 +7,15 @@
 #include "core/kernels.h"
 #include "core/math.h"
 #include "core/parallel.h"
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
+#include "layers/backend.h"
 
 namespace heddle {
 
 namespace cpu {
 
-// log_sums (N, 2) becomes the largest logit m and log sum_c exp(logits[n, c] - m). Apart: as one
-// float, large logits would cost the second's digits.
 void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing,
                                    const Tensor& log_sums, const Tensor& mean) {
   const int64_t n = logits.shape()[0], classes = logits.shape()[1];
@@ -29,30 +29,29 @@ void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, f
       float total = 0;
 #pragma omp simd reduction(+ : total)
       for (int64_t c = 0; c < classes; ++c) total += exp_of(z[c] - top);
-      const double log_total = std::log(static_cast<double>(total)), log_sum = top + log_total;
+      const double log_total = std::log(to_double(total)), log_sum = top + log_total;
       log_sums.data<float>()[2 * i] = top;
-      log_sums.data<float>()[2 * i + 1] = static_cast<float>(log_total);
-      losses[i] = log_sum - static_cast<double>(z[labels.data<int32_t>()[i]]);
+      log_sums.data<float>()[2 * i + 1] = to_float(log_total);
+      losses[i] = log_sum - to_double(z[labels.data<int32_t>()[i]]);
       // A class masked by -inf costs nothing unless smoothing gives it a share.
       if (smoothing == 0.0f) continue;
       double even = 0;
       for (int64_t c = 0; c < classes; ++c) even += z[c];
-      even /= static_cast<double>(classes);
+      even /= to_double(classes);
       losses[i] = (1.0 - smoothing) * losses[i] + smoothing * (log_sum - even);
     }
   });
   double sum = 0;
   for (double loss : losses) sum += loss;
-  *mean.data<float>() = static_cast<float>(sum / static_cast<double>(n));
+  *mean.data<float>() = to_float(sum / to_double(n));
 }
 
-// dlogits may be the logits' memory.
 void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
                                     const Tensor& log_sums, float smoothing, const Tensor& dmean,
                                     const Tensor& dlogits) {
   const int64_t n = dlogits.shape()[0], classes = dlogits.shape()[1];
-  const float factor = dmean.item() / static_cast<float>(n);
-  const float rest = smoothing / static_cast<float>(classes);
+  const float factor = dmean.item() / to_float(n);
+  const float rest = smoothing / to_float(classes);
   parallel_for(n, std::max<int64_t>(1, 16384 / classes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const float* z = logits.data<float>() + i * classes;
@@ -67,16 +66,6 @@ void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
 }
 
 }  // namespace cpu
-
-void check_labels(const Tensor& labels, int64_t classes) {
-  check(labels.dtype() == DType::i32, "labels: expected i32, found ", dtype_name(labels.dtype()));
-  if (labels.device().is_cuda()) return;
-  for (int64_t i = 0; i < labels.size(); ++i) {
-    const int32_t label = labels.data<int32_t>()[i];
-    check(label >= 0 && label < classes, "label of sample ", i, ": expected below ", classes,
-          ", found ", label);
-  }
-}
 
 Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                           const CrossEntropyOptions& options) {
@@ -95,7 +84,7 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
   const float smoothing = options.label_smoothing;
   check(smoothing >= 0.0f && smoothing < 1.0f, "label smoothing: expected [0, 1), found ",
         smoothing);
-  check_labels(labels, classes);
+  check_indices(labels, classes, "labels");
   const Device device = logits.value().device();
   const Tensor z = logits.value().reshape({n, classes});
   const Tensor log_sums = Tensor::empty_on(device, {n, 2});
@@ -117,13 +106,12 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
 int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k) {
   auto [n, classes] = dims<2>(logits, "logits");
   check_shape(labels, {n}, "labels");
+  check_indices(labels, classes, "labels");
   const Tensor host = logits.to(Device{});
   int64_t hits = 0;
   for (int64_t i = 0; i < n; ++i) {
     const float* z = host.data<float>() + i * classes;
     const int32_t label = labels.data<int32_t>()[i];
-    check(label >= 0 && label < classes, "label of sample ", i, ": expected below ", classes,
-          ", found ", label);
     int64_t above = 0;  // NaN is never a hit
     for (int64_t c = 0; c < classes; ++c) above += c != label && !(z[c] < z[label]);
     hits += above < k;

@@ -23,18 +23,4 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
 // Number of samples whose label is among the k largest logits; ties count against the sample.
 int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k);
 
-// Throws InputError for labels of another type, and on the host for one that is not in [0,
-// classes).
-void check_labels(const Tensor& labels, int64_t classes);
-
-// mean: the loss, a scalar. dmean: its gradient.
-#define HEDDLE_LOSS                                                                               \
-  void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing, \
-                                     const Tensor& log_sums, const Tensor& mean);                 \
-  void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,                 \
-                                      const Tensor& log_sums, float smoothing,                    \
-                                      const Tensor& dmean, const Tensor& dlogits);
-HEDDLE_BACKENDS(HEDDLE_LOSS)
-#undef HEDDLE_LOSS
-
 }  // namespace heddle

@@ -4,9 +4,11 @@
 
 #include "core/gemm.h"
 #include "core/kernels.h"
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
 #include "layers/activation.h"
+#include "layers/backend.h"
 #ifdef HEDDLE_CUDA
 #include "layers/lstm_cudnn.h"
 #endif
@@ -34,7 +36,7 @@ void add_bias_gradient(const Tensor& dgates, const LstmWeights& w, BackwardPass&
   }
 }
 
-// What all steps of a layer leave behind: states (T + 1, B, H), entry t the one before step t;
+// The results of all steps of a layer: states (T + 1, B, H), entry t the one before step t;
 // activated gates (T, B, 4H).
 struct Steps {
   Tensor hs, cs, gates;
@@ -86,7 +88,7 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
   const Tensor input = rows_of(x.value());
   h = converted(entry(hs, steps), DType::f32, Layout::plain);
   c = entry(cs, steps);
-  w.ih->uses_per_sample = w.hh->uses_per_sample = static_cast<double>(steps);
+  w.ih->uses_per_sample = w.hh->uses_per_sample = to_double(steps);
 
   Var y(hs.slice(1, steps + 1), true);
   auto backward = [x, input, w, hs = hs, cs = cs, gates = gates, device,
@@ -95,15 +97,20 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dgates =
         dtype == DType::f32 ? gates : Tensor::empty_on(device, gates.shape(), dtype);
-    // What the step behind sends back: through the recurrent product, and along the cell.
+    // The gradient from the next time step: through the recurrent product, and along the cell.
     const Tensor dh = Tensor::empty_on(device, {batch, hidden});
     const Tensor dc = Tensor::empty_on(device, {batch, hidden});
     dh.fill_zero();
     dc.fill_zero();
     const PackedMatrix recurrent(w.hh->value, false, batch, dtype, 0.0f);
     for (int64_t t = steps - 1; t >= 0; --t) {
-      HEDDLE_DISPATCH(device, lstm_cell_backward(entry(gates, t), entry(cs, t), entry(cs, t + 1),
-                                                 entry(dy, t), dh, dc, entry(dgates, t)));
+      HEDDLE_DISPATCH(device, lstm_cell_backward({.gates = entry(gates, t),
+                                                  .c_before = entry(cs, t),
+                                                  .c = entry(cs, t + 1),
+                                                  .dy = entry(dy, t),
+                                                  .dh = dh,
+                                                  .dc = dc,
+                                                  .dgates = entry(dgates, t)}));
       if (t > 0) recurrent.multiply(entry(dgates, t), dh);
     }
     const Tensor d = rows_of(dgates);
@@ -128,8 +135,7 @@ Lstm::Lstm(ParameterStore& store, const std::string& name, int64_t input, int64_
   check(input > 0 && hidden > 0 && options.layers > 0, name,
         ": expected positive sizes, found input ", input, ", hidden ", hidden, ", layers ",
         options.layers);
-  const float bound =
-      options.init > 0 ? options.init : 1.0f / std::sqrt(static_cast<float>(hidden));
+  const float bound = options.init > 0 ? options.init : 1.0f / std::sqrt(to_float(hidden));
   for (int64_t l = 0; l < options.layers; ++l) {
     auto make = [&](const char* kind, const Shape& shape, bool decay) {
       return &store.add(concat(name, kind, "_l", l), shape, uniform_init(bound), decay);
@@ -160,7 +166,7 @@ Var Lstm::forward(Tape& tape, const Var& x, LstmState& state) const {
   for (int64_t l = 0; l < options_.layers; ++l) {
     if (l > 0) y = dropout(tape, y, options_.dropout, 1);
     Tensor h = entry(state.h, l), c = entry(state.c, l);
-    y = lstm_layer(tape, y, weights_[static_cast<size_t>(l)], h, c);
+    y = lstm_layer(tape, y, weights_[to_size(l)], h, c);
     entry(next.h, l).copy_from(h);
     entry(next.c, l).copy_from(c);
   }

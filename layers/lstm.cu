@@ -1,8 +1,8 @@
 // Kernels of the LSTM, shared between CPU and CUDA: one cell for a batch, forward and backward.
-#include "layers/lstm.h"
-
 #include "core/math.h"
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
+#include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {
@@ -47,7 +47,7 @@ struct CellBackward {
     const float* gate = gates + b * 4 * hidden + j;
     const float i = gate[0], f = gate[hidden], g = gate[2 * hidden], o = gate[3 * hidden];
     const int64_t at = b * hidden + j;
-    const float t = tanh_of(c[at]), dh_all = static_cast<float>(dy[at]) + dh[at];
+    const float t = tanh_of(c[at]), dh_all = to_float(dy[at]) + dh[at];
     const float dc_all = dc[at] + dh_all * o * (1.0f - t * t);
     T* d = dgates + b * 4 * hidden + j;
     d[0] = T(dc_all * g * i * (1.0f - i));
@@ -70,15 +70,13 @@ void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_
   });
 }
 
-void lstm_cell_backward(const Tensor& gates, const Tensor& c_before, const Tensor& c,
-                        const Tensor& dy, const Tensor& dh, const Tensor& dc,
-                        const Tensor& dgates) {
-  const int64_t hidden = dc.shape()[dc.shape().rank() - 1];
-  with_type(dy, [&]<class T>() {
-    for_each_in_grid(
-        dc.size() / hidden, hidden,
-        CellBackward<T>{gates.data<float>(), c_before.data<float>(), c.data<float>(), dy.data<T>(),
-                        dh.data<float>(), dc.data<float>(), dgates.data<T>(), hidden});
+void lstm_cell_backward(const LstmCellBackward& a) {
+  const int64_t hidden = a.dc.shape()[1];
+  with_type(a.dy, [&]<class T>() {
+    for_each_in_grid(a.dc.shape()[0], hidden,
+                     CellBackward<T>{a.gates.data<float>(), a.c_before.data<float>(),
+                                     a.c.data<float>(), a.dy.data<T>(), a.dh.data<float>(),
+                                     a.dc.data<float>(), a.dgates.data<T>(), hidden});
   });
 }
 

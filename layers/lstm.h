@@ -58,13 +58,4 @@ class Lstm {
   std::vector<LstmWeights> weights_;  // by layer
 };
 
-#define HEDDLE_LSTM                                                                       \
-  void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_before, \
-                         const Tensor& c, const Tensor& h);                               \
-  void lstm_cell_backward(const Tensor& gates, const Tensor& c_before, const Tensor& c,   \
-                          const Tensor& dy, const Tensor& dh, const Tensor& dc,           \
-                          const Tensor& dgates);
-HEDDLE_BACKENDS(HEDDLE_LSTM)
-#undef HEDDLE_LSTM
-
 }  // namespace heddle

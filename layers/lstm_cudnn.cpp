@@ -11,6 +11,7 @@
 #include "core/context.h"
 #include "core/cuda.h"
 #include "core/kernels.h"
+#include "core/scalar.h"
 
 namespace heddle::cuda {
 namespace {
@@ -21,13 +22,6 @@ using SequenceDescriptor =
 using TensorDescriptor = std::unique_ptr<cudnnTensorStruct, Destroy<cudnnDestroyTensorDescriptor>>;
 using DropoutDescriptor =
     std::unique_ptr<cudnnDropoutStruct, Destroy<cudnnDestroyDropoutDescriptor>>;
-
-template <class Pointer, class Create>
-Pointer make_descriptor(Create create) {
-  typename Pointer::pointer made = nullptr;
-  check_cudnn(create(&made), "descriptor");
-  return Pointer(made);
-}
 
 // Which elements of a parameter, from where on, lie where in cuDNN's space of weights.
 struct Span {
@@ -70,7 +64,7 @@ std::vector<Span> find_weights(const LstmPlan& plan, const Sizes& n) {
   const auto add = [&](Parameter* LstmWeights::*parameter, int64_t from, const void* address,
                        int64_t count) {
     const int64_t to = (static_cast<const char*>(address) - static_cast<char*>(space.raw())) / 4;
-    check(to >= 0 && static_cast<size_t>(to + count) * 4 <= plan.weights,
+    check(to >= 0 && to_size(to + count) * 4 <= plan.weights,
           "cuDNN: a weight of the LSTM lies outside of its space");
     if (!spans.empty()) {
       Span& last = spans.back();
@@ -102,7 +96,7 @@ std::vector<Span> find_weights(const LstmPlan& plan, const Sizes& n) {
 
 SequenceDescriptor describe_sequence(const Sizes& n, int64_t width) {
   auto out = make_descriptor<SequenceDescriptor>(cudnnCreateRNNDataDescriptor);
-  const std::vector<int> lengths(static_cast<size_t>(n.batch), static_cast<int>(n.steps));
+  const std::vector<int> lengths(to_size(n.batch), static_cast<int>(n.steps));
   // Sequences of one length: packed, they lie as (T, B, width).
   check_cudnn(
       cudnnSetRNNDataDescriptor(out.get(), CUDNN_DATA_FLOAT, CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED,
@@ -145,7 +139,7 @@ std::optional<LstmPlan> make_plan(const Sizes& n) {
   plan.lengths = lengths.to(Context::current().device());
   plan.spans = find_weights(plan, n);
   size_t used = 0;
-  for (const Span& span : plan.spans) used += static_cast<size_t>(span.count) * 4;
+  for (const Span& span : plan.spans) used += to_size(span.count) * 4;
   plan.gaps = used < plan.weights;
   return plan;
 }
@@ -267,7 +261,7 @@ Var cudnn_lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, 
   tape.record(w.ih->name, y, {w.ih, w.hh, w.bias_ih, w.bias_hh}, std::move(backward));
   h = out.h;
   c = out.c;
-  w.ih->uses_per_sample = w.hh->uses_per_sample = static_cast<double>(x.shape()[0]);
+  w.ih->uses_per_sample = w.hh->uses_per_sample = to_double(x.shape()[0]);
   return y;
 }
 

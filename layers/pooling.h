@@ -17,15 +17,4 @@ Var max_pool2d(Tape& tape, const Var& x, const PoolOptions& options);
 // Mean over each map: (N, C, H, W) -> (N, C).
 Var global_average_pool(Tape& tape, const Var& x);
 
-enum class PoolKind { max, average };  // average: padding counts as zeros
-
-// The backends. `workspace` carries what max pooling's backward needs.
-#define HEDDLE_POOLING                                                                           \
-  Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, int64_t kernel_h,         \
-                      int64_t kernel_w, int64_t stride, int64_t padding);                        \
-  void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx, \
-                     int64_t kernel_h, int64_t kernel_w, int64_t stride, int64_t padding);
-HEDDLE_BACKENDS(HEDDLE_POOLING)
-#undef HEDDLE_POOLING
-
 }  // namespace heddle

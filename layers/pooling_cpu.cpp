@@ -1,10 +1,7 @@
 // Pooling on the CPU by oneDNN, in the layout of its input.
-#include <array>
-#include <map>
-
-#include "core/context.h"
 #include "core/onednn.h"
-#include "layers/pooling.h"
+#include "core/plan_cache.h"
+#include "layers/backend.h"
 
 namespace heddle::cpu {
 namespace {
@@ -14,28 +11,10 @@ struct PoolPlan {
   dnnl::memory::desc workspace;
 };
 
-struct PoolPlans {
-  std::map<std::array<int64_t, 12>, PoolPlan> plans;
-};
-
-const PoolPlan& pool_plan(bool backward, PoolKind kind, const Tensor& x, const Tensor& y,
-                          int64_t kernel_h, int64_t kernel_w, int64_t stride, int64_t padding) {
-  const std::array<int64_t, 12> key = {backward,
-                                       static_cast<int64_t>(kind),
-                                       x.shape()[0],
-                                       x.shape()[1],
-                                       x.shape()[2],
-                                       x.shape()[3],
-                                       kernel_h,
-                                       kernel_w,
-                                       stride,
-                                       padding,
-                                       static_cast<int64_t>(x.dtype()),
-                                       static_cast<int64_t>(x.layout())};
-  auto& plans = Context::current().state<PoolPlans>().plans;
-  if (auto found = plans.find(key); found != plans.end()) return found->second;
-  const dnnl::memory::dims kernel = {kernel_h, kernel_w}, strides = {stride, stride},
-                           pad = {padding, padding};
+PoolPlan make_plan(bool backward, PoolKind kind, const Tensor& x, const Tensor& y,
+                   const PoolWindow& o) {
+  const dnnl::memory::dims kernel = {o.kernel_h, o.kernel_w}, strides = {o.stride, o.stride},
+                           pad = {o.padding, o.padding};
   const dnnl::algorithm algorithm = kind == PoolKind::max
                                         ? dnnl::algorithm::pooling_max
                                         : dnnl::algorithm::pooling_avg_include_padding;
@@ -44,44 +23,44 @@ const PoolPlan& pool_plan(bool backward, PoolKind kind, const Tensor& x, const T
       {dnnl::prop_kind::forward_training, algorithm, describe(x), describe(y), strides, kernel, pad,
        pad},
       user_scratchpad(), engine);
-  PoolPlan made;
-  if (backward) {
-    const dnnl::pooling_backward::primitive_desc pd(
-        {algorithm, describe(x), describe(y), strides, kernel, pad, pad}, user_scratchpad(), engine,
-        forward);
-    made = {{dnnl::pooling_backward(pd), pd.scratchpad_desc()}, forward.workspace_desc()};
-  } else {
-    made = {{dnnl::pooling_forward(forward), forward.scratchpad_desc()}, forward.workspace_desc()};
-  }
-  return plans.emplace(key, made).first->second;
+  if (!backward)
+    return {{dnnl::pooling_forward(forward), forward.scratchpad_desc()}, forward.workspace_desc()};
+  const dnnl::pooling_backward::primitive_desc pd(
+      {algorithm, describe(x), describe(y), strides, kernel, pad, pad}, user_scratchpad(), engine,
+      forward);
+  return {{dnnl::pooling_backward(pd), pd.scratchpad_desc()}, forward.workspace_desc()};
 }
 
-dnnl::memory at(const dnnl::memory::desc& desc, const Tensor& x) {
-  return {desc, onednn().engine, x.raw()};
+const PoolPlan& pool_plan(bool backward, PoolKind kind, const Tensor& x, const Tensor& y,
+                          const PoolWindow& o) {
+  const PlanKey key = plan_key(backward, kind, x.shape(), o.kernel_h, o.kernel_w, o.stride,
+                               o.padding, x.dtype(), x.layout());
+  return cached_plan<PoolPlan>(key, [&] { return make_plan(backward, kind, x, y, o); });
 }
+
+dnnl::memory memory_of(const Tensor& x) { return memory_at(describe(x), x.raw()); }
 
 }  // namespace
 
-Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, int64_t kernel_h,
-                    int64_t kernel_w, int64_t stride, int64_t padding) {
-  const PoolPlan& p = pool_plan(false, kind, x, y, kernel_h, kernel_w, stride, padding);
-  Arguments arguments = {{DNNL_ARG_SRC, at(describe(x), x)}, {DNNL_ARG_DST, at(describe(y), y)}};
+Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolWindow& window) {
+  const PoolPlan& p = pool_plan(false, kind, x, y, window);
+  Arguments arguments = {{DNNL_ARG_SRC, memory_of(x)}, {DNNL_ARG_DST, memory_of(y)}};
   Tensor workspace;
   const auto bytes = static_cast<int64_t>(p.workspace.get_size());
   if (bytes > 0) {
     workspace = Tensor::empty_on(Device{}, {bytes}, DType::u8);
-    arguments.emplace(DNNL_ARG_WORKSPACE, at(p.workspace, workspace));
+    arguments.emplace(DNNL_ARG_WORKSPACE, memory_at(p.workspace, workspace.raw()));
   }
   execute(p.plan, arguments);
   return workspace;
 }
 
 void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,
-                   int64_t kernel_h, int64_t kernel_w, int64_t stride, int64_t padding) {
-  const PoolPlan& p = pool_plan(true, kind, dx, dy, kernel_h, kernel_w, stride, padding);
-  Arguments arguments = {{DNNL_ARG_DIFF_SRC, at(describe(dx), dx)},
-                         {DNNL_ARG_DIFF_DST, at(describe(dy), dy)}};
-  if (workspace.defined()) arguments.emplace(DNNL_ARG_WORKSPACE, at(p.workspace, workspace));
+                   const PoolWindow& window) {
+  const PoolPlan& p = pool_plan(true, kind, dx, dy, window);
+  Arguments arguments = {{DNNL_ARG_DIFF_SRC, memory_of(dx)}, {DNNL_ARG_DIFF_DST, memory_of(dy)}};
+  if (workspace.defined())
+    arguments.emplace(DNNL_ARG_WORKSPACE, memory_at(p.workspace, workspace.raw()));
   execute(p.plan, arguments);
 }
 

@@ -2,8 +2,9 @@
 // send back, in the order of the windows, so there are no atomics. A plain map is read as channels
 // last with one channel.
 #include "core/pack.h"
+#include "core/scalar.h"
 #include "core/shared_kernel.h"
-#include "layers/pooling.h"
+#include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {
@@ -12,8 +13,8 @@ struct Windows {
   int64_t images, channels, height, width;  // of the input
   int64_t out_height, out_width, kernel_h, kernel_w, stride, padding;
 
-  // Values that an average is of.
-  HEDDLE_HD float count() const { return static_cast<float>(kernel_h * kernel_w); }
+  // The number of values in an average.
+  HEDDLE_HD float count() const { return to_float(kernel_h * kernel_w); }
 };
 
 // Image, row, column and first channel of a pack; divisions cost less with 32 bits.
@@ -126,21 +127,19 @@ struct Backward {
   }
 };
 
-Windows windows_of(const Tensor& x, const Tensor& y, int64_t kernel_h, int64_t kernel_w,
-                   int64_t stride, int64_t padding) {
+Windows windows_of(const Tensor& x, const Tensor& y, const PoolWindow& o) {
   auto [n, c, h, w] = dims<4>(x, "pooling input");
-  check(x.layout() != Layout::c16, "pooling on CUDA: layout c16 is the CPU's alone");
+  check(x.layout() != Layout::c16, "pooling on CUDA: layout c16 exists on the CPU only");
   check(h * w < (int64_t{1} << 31), "pooling: a map of ", h, " x ", w, " is too large");
   const bool last = x.layout() == Layout::nhwc;
-  return {last ? n : n * c, last ? c : 1, h,        w,      y.shape()[2],
-          y.shape()[3],     kernel_h,     kernel_w, stride, padding};
+  return {last ? n : n * c, last ? c : 1, h,          w,        y.shape()[2],
+          y.shape()[3],     o.kernel_h,   o.kernel_w, o.stride, o.padding};
 }
 
 }  // namespace
 
-Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, int64_t kernel_h,
-                    int64_t kernel_w, int64_t stride, int64_t padding) {
-  const Windows s = windows_of(x, y, kernel_h, kernel_w, stride, padding);
+Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolWindow& window) {
+  const Windows s = windows_of(x, y, window);
   Tensor chosen;
   if (kind == PoolKind::max) chosen = Tensor::empty_on(x.device(), {y.size()}, DType::i32);
   with_packs({&x, &y}, s.channels, [&]<class T, int kPack>() {
@@ -154,8 +153,8 @@ Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, int64_t ker
 }
 
 void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,
-                   int64_t kernel_h, int64_t kernel_w, int64_t stride, int64_t padding) {
-  const Windows s = windows_of(dx, dy, kernel_h, kernel_w, stride, padding);
+                   const PoolWindow& window) {
+  const Windows s = windows_of(dx, dy, window);
   const int32_t* chosen = kind == PoolKind::max ? workspace.data<int32_t>() : nullptr;
   with_packs({&dy, &dx}, s.channels, [&]<class T, int kPack>() {
     for_each(dx.size() / kPack, Backward<T, kPack>{dy.data<T>(), chosen, dx.data<T>(), s});

@@ -28,16 +28,6 @@ struct ResNetOptions {
 // The names that ResNet accepts.
 const std::vector<std::string>& resnet_archs();
 
-// x[:, :, ::2, ::2] with zero channels in front and behind: the parameter-free shortcut, option A.
-// (N, C, H, W) -> (N, channels, ceil(H/2), ceil(W/2)).
-Var subsample_pad(Tape& tape, const Var& x, int64_t channels);
-
-#define HEDDLE_SHORTCUT                                     \
-  void subsample_forward(const Tensor& x, const Tensor& y); \
-  void subsample_backward(const Tensor& dy, const Tensor& dx);
-HEDDLE_BACKENDS(HEDDLE_SHORTCUT)
-#undef HEDDLE_SHORTCUT
-
 class ResNet {
  public:
   // Throws InputError for an unknown arch.

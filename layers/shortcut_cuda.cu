@@ -1,7 +1,7 @@
 // The parameter-free shortcut of CIFAR ResNets on CUDA, channels last: every second pixel of every
 // second row, between channels of zeros.
 #include "core/shared_kernel.h"
-#include "layers/resnet.h"
+#include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/parallel.h"
+#include "core/scalar.h"
 #include "core/simd.h"
 #include "layers/winograd.h"
 
@@ -248,23 +249,14 @@ Tensor transform_weights(const Tensor& w, bool transposed) {
   parallel_for(in, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       for (int64_t o = 0; o < out; o += 16) {
-        Vec kernel[3][3], square[6][3], full[6][6];
+        Vec kernel[3][3], full[6][6];
         for (int r = 0; r < 3; ++r)
           for (int s = 0; s < 3; ++s)
             for (int lane = 0; lane < 16; ++lane)
               kernel[r][s][lane] = transposed
                                        ? weights[((i * columns + o + lane) * 3 + 2 - r) * 3 + 2 - s]
                                        : weights[(((o + lane) * columns + i) * 3 + r) * 3 + s];
-        HEDDLE_UNROLL
-        for (int s = 0; s < 3; ++s) {
-          const Vec column[3] = {kernel[0][s], kernel[1][s], kernel[2][s]};
-          Vec t[6];
-          transform_weight(column, t);
-          HEDDLE_UNROLL
-          for (int r = 0; r < 6; ++r) square[r][s] = t[r];
-        }
-        HEDDLE_UNROLL
-        for (int r = 0; r < 6; ++r) transform_weight(square[r], full[r]);
+        transform_square<3, 6>(kernel, full, transform_weight);
         HEDDLE_UNROLL
         for (int position = 0; position < kPositions; ++position)
           L::store(result + (position * in + i) * out + o, full[position / 6][position % 6]);
@@ -278,14 +270,14 @@ Tensor transform_weights(const Tensor& w, bool transposed) {
 int64_t group_tiles(int64_t in, int64_t out, int64_t available) {
   constexpr int64_t kFloats = 131072;
   const int64_t most = std::max<int64_t>(1, kFloats / (kPositions * (in + out)) / kBlock) * kBlock;
-  return std::min(most, (available + kBlock - 1) / kBlock * kBlock);
+  return std::min(most, ceil_div(available, kBlock) * kBlock);
 }
 
 void convolve(const Tensor& x, const Tensor& u, const Tensor& y) {
   const Tiles t(x);
   const int64_t in = t.channels, out = y.shape()[1];
   const int64_t tiles = group_tiles(in, out, t.count());
-  const int64_t groups = (t.count() + tiles - 1) / tiles;
+  const int64_t groups = ceil_div(t.count(), tiles);
   const int64_t scratch = kPositions * (in + out) * tiles;
   const int64_t workers = std::min<int64_t>(omp_get_max_threads(), groups);
   const Tensor memory = Tensor::empty_on(Device{}, {workers, scratch});
@@ -341,7 +333,7 @@ void winograd_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& d
   const Tiles t(x), tg(dy);
   const int64_t in = t.channels, out = tg.channels;
   const int64_t tiles = group_tiles(in, out, t.count());
-  const int64_t groups = (t.count() + tiles - 1) / tiles;
+  const int64_t groups = ceil_div(t.count(), tiles);
   const int64_t workers = std::min<int64_t>(omp_get_max_threads(), groups);
   const int64_t scratch = kPositions * (in + out) * tiles, result = kPositions * in * out;
   const Tensor memory = Tensor::empty_on(Device{}, {workers, scratch + result});
@@ -369,7 +361,7 @@ void winograd_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& d
   parallel_for(in, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       for (int64_t o = 0; o < out; o += 16) {
-        Vec square[6][6], half[3][6], kernel[3];
+        Vec square[6][6], kernel[3][3];
         HEDDLE_UNROLL
         for (int position = 0; position < kPositions; ++position) {
           Vec sum = {};
@@ -377,24 +369,13 @@ void winograd_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& d
             sum += L::load(scratches + worker * (scratch + result) + (position * in + i) * out + o);
           square[position / 6][position % 6] = sum;
         }
-        HEDDLE_UNROLL
-        for (int s = 0; s < 6; ++s) {
-          const Vec column[6] = {square[0][s], square[1][s], square[2][s],
-                                 square[3][s], square[4][s], square[5][s]};
-          Vec t3[3];
-          transform_weight_gradient(column, t3);
-          HEDDLE_UNROLL
-          for (int r = 0; r < 3; ++r) half[r][s] = t3[r];
-        }
-        HEDDLE_UNROLL
-        for (int r = 0; r < 3; ++r) {
-          transform_weight_gradient(half[r], kernel);
+        transform_square<6, 3>(square, kernel, transform_weight_gradient);
+        for (int r = 0; r < 3; ++r)
           for (int s = 0; s < 3; ++s)
             for (int lane = 0; lane < 16; ++lane) {
               float* p = weights + (((o + lane) * in + i) * 3 + r) * 3 + s;
-              *p = (beta == 0.0f ? 0.0f : beta * *p) + kernel[s][lane];
+              *p = accumulate(beta, *p, kernel[r][s][lane]);
             }
-        }
       }
   });
 }

@@ -62,33 +62,31 @@ TEST_CASE("CUDA kernels: layouts, rows and reductions as on the CPU") {
     const Tensor x = random_tensor({rows, columns}, 1);
     for (float beta : {0.0f, 0.5f}) {
       const Tensor a = random_tensor({columns}, 2), b = a.clone();
-      cpu::sum_rows(x.data<float>(), a.data<float>(), rows, columns, beta);
-      emulated::sum_rows(x.data<float>(), b.data<float>(), rows, columns, beta);
+      cpu::sum_rows(x, a, beta);
+      emulated::sum_rows(x, b, beta);
       for (int64_t i = 0; i < columns; ++i)
         CHECK(b.data<float>()[i] == doctest::Approx(a.data<float>()[i]).epsilon(1e-4));
     }
-    CHECK(emulated::squared_norm(x.data<float>(), x.size()) ==
-          doctest::Approx(cpu::squared_norm(x.data<float>(), x.size())));
+    CHECK(emulated::squared_norm(x) == doctest::Approx(cpu::squared_norm(x)));
   }
   const Tensor many = random_tensor({150000}, 3);
-  CHECK(emulated::sum(many.data<float>(), many.size()) ==
-        doctest::Approx(cpu::sum(many.data<float>(), many.size())).epsilon(1e-9));
-  CHECK(emulated::all_finite(many.data<float>(), many.size()));
+  CHECK(emulated::sum(many) == doctest::Approx(cpu::sum(many)).epsilon(1e-9));
+  CHECK(emulated::all_finite(many));
   many.data<float>()[149999] = std::numeric_limits<float>::infinity();
-  CHECK_FALSE(emulated::all_finite(many.data<float>(), many.size()));
+  CHECK_FALSE(emulated::all_finite(many));
 
   const Tensor plain = random_tensor({3, 5, 4, 2}, 4);
   const Tensor last = converted(plain, DType::f32, Layout::nhwc), back = plain.clone();
   const Tensor found = like(last), half = Tensor::empty({3, 5, 4, 2}, DType::bf16, Layout::nhwc);
-  emulated::to_nhwc(plain.data<float>(), found.data<float>(), 3, 5, 8);
+  emulated::to_nhwc(plain, found);
   CHECK(found.to_vector() == plain.to_vector());
-  emulated::to_nhwc(plain.data<float>(), half.data<bfloat16>(), 3, 5, 8);
+  emulated::to_nhwc(plain, half);
   CHECK(half.to_vector() == converted(plain, DType::bf16, Layout::plain).to_vector());
-  emulated::from_nhwc(last.data<float>(), back.data<float>(), 3, 5, 8, 2.0f);
+  emulated::from_nhwc(last, back, 2.0f);
   for (int64_t i = 0; i < plain.size(); ++i)
     CHECK(back.data<float>()[i] == doctest::Approx(3 * plain.data<float>()[i]));
   fill(back, std::numeric_limits<float>::quiet_NaN());
-  emulated::from_nhwc(last.data<float>(), back.data<float>(), 3, 5, 8, 0.0f);
+  emulated::from_nhwc(last, back, 0.0f);
   CHECK(back.to_vector() == plain.to_vector());
 }
 
@@ -177,18 +175,15 @@ TEST_CASE("CUDA kernels: running statistics take finite values only") {
 
 TEST_CASE("CUDA kernels: pooling as on the CPU") {
   Context context;
-  struct Window {
-    int64_t kernel_h, kernel_w, stride, padding;
-  };
   for (const Shape& shape : {Shape{2, 16, 9, 7}, Shape{3, 5, 6, 8}, Shape{1, 24, 7, 7}})
     for (Layout layout : {Layout::plain, Layout::nhwc})
       for (DType dtype : {DType::f32, DType::bf16})
         for (PoolKind kind : {PoolKind::max, PoolKind::average})
-          for (const Window& k : {Window{2, 2, 2, 0},
-                                  {3, 3, 2, 1},
-                                  {3, 3, 1, 1},
-                                  {2, 2, 3, 1},
-                                  {shape[2], shape[3], 1, 0}}) {
+          for (const PoolWindow& k : {PoolWindow{2, 2, 2, 0},
+                                      {3, 3, 2, 1},
+                                      {3, 3, 1, 1},
+                                      {2, 2, 3, 1},
+                                      {shape[2], shape[3], 1, 0}}) {
             if (dtype == DType::bf16 && !bf16_on_cpu()) continue;
             INFO(concat(to_string(shape), " ", layout_name(layout), " ", dtype_name(dtype),
                         " kind ", static_cast<int>(kind), " kernel ", k.kernel_h, " stride ",
@@ -200,13 +195,10 @@ TEST_CASE("CUDA kernels: pooling as on the CPU") {
                 dtype, layout);
             Pair out(y), dx(x);
             const Tensor dy = random_tensor(y.shape(), 2, layout, 1.0f, dtype);
-            const Tensor w =
-                cpu::pool_forward(kind, x, out.cpu, k.kernel_h, k.kernel_w, k.stride, k.padding);
-            cpu::pool_backward(kind, dy, w, dx.cpu, k.kernel_h, k.kernel_w, k.stride, k.padding);
-            const Tensor chosen = emulated::pool_forward(kind, x, out.gpu, k.kernel_h, k.kernel_w,
-                                                         k.stride, k.padding);
-            emulated::pool_backward(kind, dy, chosen, dx.gpu, k.kernel_h, k.kernel_w, k.stride,
-                                    k.padding);
+            const Tensor w = cpu::pool_forward(kind, x, out.cpu, k);
+            cpu::pool_backward(kind, dy, w, dx.cpu, k);
+            const Tensor chosen = emulated::pool_forward(kind, x, out.gpu, k);
+            emulated::pool_backward(kind, dy, chosen, dx.gpu, k);
             CHECK(distance(out.gpu, out.cpu) < (kind == PoolKind::max ? 1e-9 : rounding(dtype)));
             CHECK(distance(dx.gpu, dx.cpu) < rounding(dtype));
           }

@@ -10,6 +10,7 @@
 #include "layers/loss.h"
 #include "layers/pooling.h"
 #include "layers/resnet.h"
+#include "layers/shortcut.h"
 #include "tests/device.h"
 #include "tests/gradcheck.h"
 

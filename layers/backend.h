@@ -1,0 +1,165 @@
+// The kernels of the layers, one function per backend: HEDDLE_DISPATCH (core/shared_kernel.h) calls
+// the one of a device. Shapes and types have been checked by the layer; tensors are f32 or bf16
+// unless said otherwise, parameters and their gradients f32. Internal to layers.
+//
+//   HEDDLE_DISPATCH(device, relu_forward(x, y));
+#pragma once
+
+#include <cstdint>
+
+#include "core/parameters.h"
+#include "core/tensor.h"
+#include "layers/conv2d.h"
+
+namespace heddle {
+
+// The arguments that determine a dropout mask.
+struct DropoutKey {
+  float p;
+  uint64_t seed, step;
+  int operation;  // number of the dropout within the step
+  int64_t first;  // index of the first sample in the global batch
+  int batch_axis;
+  Tensor counters = {};  // where defined, step and first are read from here (TapeOptions::counters)
+};
+
+// The layouts in which a backend wants the input of a convolution and gives its output.
+struct ConvLayouts {
+  Layout input, output;
+};
+
+enum class PoolKind { max, average };  // average: padding counts as zeros
+
+struct PoolWindow {
+  int64_t kernel_h, kernel_w, stride, padding;
+};
+
+// All (C), f32.
+struct BatchNormAffine {
+  const Tensor &mean, &variance, &weight, &bias;
+  float eps;
+  // out: 1 / sqrt(variance + eps), weight * invstd, bias - mean * scale
+  const Tensor &invstd, &scale, &shift;
+};
+
+// running = (1 - momentum) * running + momentum * new, unless any new value is non-finite. All (C),
+// f32, but the counter `batches`, an i64 scalar.
+struct BatchNormRunning {
+  const Tensor &mean, &variance;
+  float momentum, unbiased;  // unbiased: factor of the variance
+  const Tensor &running_mean, &running_var, &batches;
+};
+
+struct BatchNormBackward {
+  const Tensor &x, &y;                          // input and output of forward (N, C, H, W)
+  const Tensor &mean, &invstd, &scale, &shift;  // (C)
+  const Tensor &dy, &dy2;                       // both are added; dy2 may be undefined
+  const Tensor& dz;               // out: gradient before ReLU; may be dy; undefined: not wanted
+  const Tensor& dx;               // out: may be dy when dz is undefined or dy2 is
+  const Tensor &dweight, &dbias;  // out (C)
+  float beta_weight, beta_bias;   // how much of dweight and dbias is kept
+  bool relu, residual;
+};
+
+struct LstmCellBackward {
+  const Tensor &gates, &c_before, &c;  // of forward: activated (B, 4H); (B, H)
+  const Tensor& dy;                    // gradient of h from above (B, H), f32 or bf16
+  const Tensor& dh;                    // from the next time step (B, H)
+  const Tensor& dc;                    // in and out: from the next, for the previous step (B, H)
+  const Tensor& dgates;                // out (B, 4H), the type of dy; may be the memory of gates
+};
+
+namespace cpu {
+// y = max(x, 0); dx = dy where y > 0, else 0 (dx may be dy). dropout_apply is its own backward: the
+// mask is a function of the key (y may be x).
+void relu_forward(const Tensor& x, const Tensor& y);
+void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx);
+void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
+
+// batchnorm_apply: y = [relu](x * scale + shift + residual); residual may be undefined.
+void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance);
+void batchnorm_update_running(const BatchNormRunning& a);
+void batchnorm_affine(const BatchNormAffine& a);
+void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
+                     const Tensor& residual, bool relu, const Tensor& y);
+void batchnorm_backward(const BatchNormBackward& a);
+
+// dw = gradient + beta * dw.
+ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o);
+void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o);
+void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta,
+                            const Conv2dOptions& o);
+void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
+                           const Conv2dOptions& o);
+
+// The backward pass adds to weight.grad and keeps weight.written and weight.touched_rows up to
+// date.
+void embedding_forward(const Tensor& tokens, const Tensor& weight, const Tensor& y);
+void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight);
+
+// logits (N, C), labels (N), mean and dmean scalars. log_sums (N, 2): the largest logit m of a row
+// and log sum_c exp(logits[n, c] - m); in one float, large logits would cost the digits of the
+// second. dlogits may be the memory of the logits.
+void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing,
+                                   const Tensor& log_sums, const Tensor& mean);
+void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
+                                    const Tensor& log_sums, float smoothing, const Tensor& dmean,
+                                    const Tensor& dlogits);
+
+// One time step. gates (B, 4H): the sum of both products goes in, the activated i, f, g, o come
+// out. bias (4H), c_before and c (B, H), h (B, H) f32 or bf16.
+void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_before,
+                       const Tensor& c, const Tensor& h);
+void lstm_cell_backward(const LstmCellBackward& a);
+
+// pool_forward returns what the backward pass of max pooling needs (undefined for averages).
+Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolWindow& window);
+void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,
+                   const PoolWindow& window);
+
+// y = x[:, :, ::2, ::2] between channels of zeros; dx = the adjoint.
+void subsample_forward(const Tensor& x, const Tensor& y);
+void subsample_backward(const Tensor& dy, const Tensor& dx);
+}  // namespace cpu
+
+namespace cuda {
+void relu_forward(const Tensor& x, const Tensor& y);
+void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx);
+void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
+
+void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance);
+void batchnorm_update_running(const BatchNormRunning& a);
+void batchnorm_affine(const BatchNormAffine& a);
+void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
+                     const Tensor& residual, bool relu, const Tensor& y);
+void batchnorm_backward(const BatchNormBackward& a);
+
+ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o);
+void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o);
+void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta,
+                            const Conv2dOptions& o);
+void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
+                           const Conv2dOptions& o);
+
+void embedding_forward(const Tensor& tokens, const Tensor& weight, const Tensor& y);
+void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight);
+
+void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing,
+                                   const Tensor& log_sums, const Tensor& mean);
+void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
+                                    const Tensor& log_sums, float smoothing, const Tensor& dmean,
+                                    const Tensor& dlogits);
+
+void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_before,
+                       const Tensor& c, const Tensor& h);
+void lstm_cell_backward(const LstmCellBackward& a);
+
+Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolWindow& window);
+void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,
+                   const PoolWindow& window);
+
+void subsample_forward(const Tensor& x, const Tensor& y);
+void subsample_backward(const Tensor& dy, const Tensor& dx);
+}  // namespace cuda
+
+}  // namespace heddle
