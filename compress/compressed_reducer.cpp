@@ -14,9 +14,9 @@ namespace heddle {
 namespace {
 
 // What a rank may add to a sum leaves room for others: a residual beyond it could never be sent.
-constexpr float kLargest = 1e30f;
-constexpr double kFirstRate = 4;    // of a ramp
-constexpr int64_t kStretch = 4096;  // elements in which residuals are added where nobody asks
+constexpr float kMaxAddend = 1e30f;
+constexpr double kFirstRate = 4;  // of a ramp
+constexpr int64_t kChunk = 4096;  // elements in which residuals are added where nobody asks
 
 // Of the parameters with four axes the one that was added first, and so lies last.
 const Parameter* first_convolution(const ParameterStore& store) {
@@ -84,15 +84,15 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   if (e.compressed.empty()) {
     sum_dense(bucket, flat, comm, ledger);
     // Beyond it a gradient that a skipped step left owed could never be sent.
-    accepted = largest_magnitude_of({flat}) <= magnitude(kLargest);
+    accepted = largest_magnitude_of({flat}) <= magnitude(kMaxAddend);
   } else {
     if (bucket.control > 0)
       e.dense.emplace_back(kControlWords, flat.slice(flat.size() - bucket.control, flat.size()));
     check_finite(e);
-    accepted = window_ ? exchange_in_window(e, gradients) : exchange_or_undo(e);
+    accepted = window_ ? exchange_in_window(e, gradients) : exchange_or_restore(e);
   }
   if (accepted && feedback_)
-    for (const auto& [name, x] : e.dense) feedback_->sent_all(name);
+    for (const auto& [name, x] : e.dense) feedback_->mark_sent_whole(name);
   for (const Item& item : e.compressed)
     if (feedback_)
       explain("residual", item.name(), [&] {
@@ -122,7 +122,7 @@ void CompressedReducer::sort(const GradientBucket& bucket, const Tensor& flat, E
   for (const Parameter* p : bucket.parameters) {
     Layer& layer = layers_.at(p->name);
     const Tensor x = flat.slice(p->offset - begin, p->offset - begin + p->size());
-    if (layer.compressed && !layer.dense_for_now && pays(layer)) {
+    if (layer.compressed && !layer.dense && shrinks(layer)) {
       layer.now = ramped(layer.choice, e.compressed_steps);
       if (window_ && window_has_gradients_ && feedback_) gradients.emplace_back(p->name, x.clone());
       e.compressed.push_back(item_of(layer, x, e));
@@ -143,10 +143,10 @@ void CompressedReducer::check_finite(Exchange& e) const {
     else
       values.push_back(item.tensor);
   for (const auto& [name, x] : e.dense) values.push_back(x);
-  e.finite = largest_magnitude_of(values, known) <= magnitude(kLargest);
+  e.finite = largest_magnitude_of(values, known) <= magnitude(kMaxAddend);
   if (e.finite) return;
   const auto clear = [&](const std::string& name, const Tensor& x) {
-    if (layers_.contains(name) && largest_magnitude_of({x}) > magnitude(kLargest))
+    if (layers_.contains(name) && largest_magnitude_of({x}) > magnitude(kMaxAddend))
       e.culprit = std::max(e.culprit, layers_.at(name).index + 1);
     x.fill_zero();
   };
@@ -159,13 +159,13 @@ CompressedReducer::Item CompressedReducer::item_of(Layer& layer, const Tensor& g
   if (!feedback_) return {&layer, gradient, gradient, {}, {}};
   const int64_t asked = chunk(layer, e);
   const double alone = explaining() ? norm(gradient) : 0;
-  const Absorbed all =
-      feedback_->absorb(layer.parameter->name, gradient, asked > 0 ? asked : kStretch);
+  const Accumulated all =
+      feedback_->accumulate(layer.parameter->name, gradient, asked > 0 ? asked : kChunk);
   explain("compensate", layer.parameter->name, [&] {  // the old residual lies in the gradient now
     return Figures{
         {"gradient norm", alone}, {"residual norm", norm(gradient)}, {"together", norm(all.x)}};
   });
-  return {&layer, all.x, gradient, asked > 0 ? all.places : Tensor{}, all.magnitudes};
+  return {&layer, all.x, gradient, asked > 0 ? all.indices : Tensor{}, all.magnitudes};
 }
 
 // Of a layer that travels dense and is still owed something.
@@ -179,18 +179,18 @@ void CompressedReducer::compensate(const std::string& name, const Tensor& x) {
 }
 
 // Leaves the residuals as they were unless the step counts.
-bool CompressedReducer::exchange_or_undo(Exchange& e) {
-  const auto undo = [&] {
+bool CompressedReducer::exchange_or_restore(Exchange& e) {
+  const auto restore = [&] {
     for (const Item& item : e.compressed)
-      if (feedback_) feedback_->undo(item.name(), item.sum);
+      if (feedback_) feedback_->restore(item.name(), item.sum);
   };
   try {
     if (exchange(e)) return true;
   } catch (...) {
-    undo();
+    restore();
     throw;
   }
-  undo();
+  restore();
   return false;
 }
 
@@ -199,7 +199,7 @@ bool CompressedReducer::exchange_in_window(Exchange& e, const NamedTensors& grad
   for (const Item& item : e.compressed) seen.emplace_back(item.name(), item.tensor.clone());
   const int64_t payload = e.ledger.total().payload;
   const double seconds = e.ledger.seconds();
-  if (!exchange_or_undo(e)) return false;
+  if (!exchange_or_restore(e)) return false;
   window_->exchanges.push_back({e.ledger.total().payload - payload, e.ledger.seconds() - seconds});
   add_up(seen, window_->sums);
   add_up(gradients, window_->gradients);
@@ -228,7 +228,7 @@ int64_t CompressedReducer::payload(const std::string& parameter) const {
 std::vector<LayerChoices> CompressedReducer::candidates() const {
   std::vector<LayerChoices> layers;
   for (const auto& [name, layer] : layers_) {
-    if (!layer.compressed || family_.keys.empty() || !pays(layer)) continue;
+    if (!layer.compressed || family_.keys.empty() || !shrinks(layer)) continue;
     LayerChoices& choices = layers.emplace_back();
     choices.name = name;
     const bool open = undecided(layer.choice);
@@ -283,18 +283,18 @@ double CompressedReducer::ramped(double choice, int64_t compressed_steps) const 
 
 bool CompressedReducer::compresses(const std::string& parameter) const {
   const Layer& layer = layers_.at(parameter);
-  return layer.compressed && !layer.dense_for_now && pays(layer);
+  return layer.compressed && !layer.dense && shrinks(layer);
 }
 
-void CompressedReducer::travel_dense(const std::string& parameter, bool dense) {
-  layers_.at(parameter).dense_for_now = dense;
+void CompressedReducer::set_dense(const std::string& parameter, bool dense) {
+  layers_.at(parameter).dense = dense;
 }
 
-void CompressedReducer::take_back(const GradientBucket& bucket, int ranks) {
+void CompressedReducer::return_unapplied(const GradientBucket& bucket, int ranks) {
   if (!feedback_) return;
   for (const Parameter* p : bucket.parameters)
     if (layers_.at(p->name).compressed)
-      feedback_->owe(p->name, p->grad.reshape({p->size()}), 1.0 / ranks);
+      feedback_->return_unapplied(p->name, p->grad.reshape({p->size()}), 1.0 / ranks);
 }
 
 std::map<std::string, double> CompressedReducer::choices() const {
@@ -313,7 +313,7 @@ void CompressedReducer::set_choice(const std::string& parameter, double value) {
 NamedTensors CompressedReducer::named_state() const {
   NamedTensors state;
   for (const auto& [name, layer] : layers_)
-    if (feedback_ && layer.compressed && (pays(layer) || feedback_->holds(name)))
+    if (feedback_ && layer.compressed && (shrinks(layer) || feedback_->holds(name)))
       state.emplace_back("residual." + name, feedback_->residual(name, layer.parameter->size()));
   return state;
 }
@@ -348,10 +348,10 @@ bool CompressedReducer::all_reduce(Exchange& e, const NamedTensors& tensors) {
       at += x.size();
     }
   };
-  for_all([](const Tensor& x, const Tensor& place) { place.copy_from(x); });
+  for_all([](const Tensor& x, const Tensor& part) { part.copy_from(x); });
   e.ledger.book(e.comm, parts, [&] { e.comm.all_reduce(payload); });
-  if (flag.item() != 0 || largest_magnitude_of({sums}) > magnitude(kSummable)) return false;
-  for_all([](const Tensor& x, const Tensor& place) { x.copy_from(place); });
+  if (flag.item() != 0 || largest_magnitude_of({sums}) > magnitude(kMaxSum)) return false;
+  for_all([](const Tensor& x, const Tensor& part) { x.copy_from(part); });
   return true;
 }
 

@@ -39,11 +39,11 @@ class CompressedReducer : public Reducer {
 
   const char* name() const override { return family_.name.c_str(); }
   bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) final;
-  void take_back(const GradientBucket& bucket, int ranks) override;
+  void return_unapplied(const GradientBucket& bucket, int ranks) override;
   std::map<std::string, double> choices() const override;
   void set_choice(const std::string& parameter, double value) override;
   bool keeps_residuals() const override { return feedback_.has_value(); }
-  bool holds_back(const std::string& parameter) const override {
+  bool uses_residual(const std::string& parameter) const override {
     return feedback_.has_value() && compresses(parameter);
   }
   // The residuals, as "residual.<parameter>"; zero before the first step.
@@ -55,7 +55,7 @@ class CompressedReducer : public Reducer {
   // a rule has yet to decide (setting 0).
   int64_t payload(const std::string& parameter) const;
   // From the next step on, on all ranks; what a residual owes goes with the first dense gradient.
-  void travel_dense(const std::string& parameter, bool dense);
+  void set_dense(const std::string& parameter, bool dense);
   // Where one rank selects for all: what it would select from x (n) f32. Elsewhere nothing.
   virtual Indices selection(const std::string& /*parameter*/, const Tensor& /*x*/) const {
     return {};
@@ -92,15 +92,15 @@ class CompressedReducer : public Reducer {
     uint64_t index;   // in the order of creation: a key of random numbers
     bool compressed;  // false: travels dense whatever is set
     double choice;
-    bool dense_for_now = false;
+    bool dense = false;
     double now = 0;  // `choice`, or what a ramp makes of it in the step under way
   };
   struct Item {
     Layer* layer;
-    Tensor tensor;      // (n), what is to be sent: the gradient, and the residual if there is one
-    Tensor sum;         // (n), of the bucket: where the sum goes; without residual the same memory
-    Tensor largest;     // (chunks) i32: the places of every chunk()'s largest, if it is above 0
-    Tensor magnitudes;  // i32, the largest of stretches, as in magnitude.h
+    Tensor tensor;  // (n), what is to be sent: the gradient, and the residual if there is one
+    Tensor sum;     // (n), of the bucket: where the sum goes; without residual the same memory
+    Tensor chunk_indices;  // (chunks) i32: the indices of every chunk()'s largest, if it is above 0
+    Tensor magnitudes;     // i32, the largest of chunks, as in magnitude.h
     const std::string& name() const { return layer->parameter->name; }
     float* x() const { return tensor.data<float>(); }
     int64_t n() const { return tensor.size(); }
@@ -131,7 +131,7 @@ class CompressedReducer : public Reducer {
   // Whether exchange() takes items on any device; else they are on the host.
   virtual bool works_on_devices() const { return false; }
   // Whether the setting makes the layer smaller; else it travels dense for now.
-  virtual bool pays(const Layer& /*layer*/) const { return true; }
+  virtual bool shrinks(const Layer& /*layer*/) const { return true; }
 
   // What candidates() and errors() are made from. Settings: nine from a quarter to four times the
   // layer's, evenly in their logarithms, where they are allowed.
@@ -171,7 +171,7 @@ class CompressedReducer : public Reducer {
   void mark_culprit(const GradientBucket& bucket, Exchange& e) const;
   Item item_of(Layer& layer, const Tensor& gradient, const Exchange& e);
   void compensate(const std::string& name, const Tensor& x);
-  bool exchange_or_undo(Exchange& e);
+  bool exchange_or_restore(Exchange& e);
   bool exchange_in_window(Exchange& e, const NamedTensors& gradients);
 
   const Family& family_;

@@ -22,38 +22,38 @@ void ErrorFeedback::compensate(const std::string& name, const Tensor& x) {
   axpy(1, residual(name, x.size(), x.device()), x);
 }
 
-Absorbed ErrorFeedback::absorb(const std::string& name, const Tensor& g, int64_t chunk) {
+Accumulated ErrorFeedback::accumulate(const std::string& name, const Tensor& g, int64_t chunk) {
   const Device device = g.device();
   const Shape chunks = {(g.size() + chunk - 1) / chunk};
-  Absorbed out{residual(name, g.size(), device), Tensor::empty_on(device, chunks, DType::i32),
-               Tensor::empty_on(device, chunks, DType::i32)};
-  HEDDLE_DISPATCH(device, absorb_chunks(g, out.x, chunk, out.places, out.magnitudes));
+  Accumulated out{residual(name, g.size(), device), Tensor::empty_on(device, chunks, DType::i32),
+                  Tensor::empty_on(device, chunks, DType::i32)};
+  HEDDLE_DISPATCH(device, accumulate_residual(g, out.x, chunk, out.indices, out.magnitudes));
   return out;
 }
 
 void ErrorFeedback::keep_unsent(const std::string& name, const Tensor& g, const Tensor& sent) {
   const Device device = g.device();
   const Tensor x = residual(name, g.size(), device);
-  HEDDLE_DISPATCH(device, put_value(0, sent, x));
-  if (beta_ < 1) HEDDLE_DISPATCH(device, filter(g, x, beta_));
+  HEDDLE_DISPATCH(device, scatter_value(0, sent, x));
+  if (beta_ < 1) HEDDLE_DISPATCH(device, low_pass(g, x, beta_));
   g.fill_zero();
 }
 
-void ErrorFeedback::undo(const std::string& name, const Tensor& g) {
+void ErrorFeedback::restore(const std::string& name, const Tensor& g) {
   residual(name, g.size(), g.device()).copy_from(g);
 }
 
-void ErrorFeedback::owe(const std::string& name, const Tensor& x, double share) {
+void ErrorFeedback::return_unapplied(const std::string& name, const Tensor& x, double share) {
   axpy(static_cast<float>(beta_ * share), x, residual(name, x.size(), x.device()));
 }
 
-void ErrorFeedback::sent_all(const std::string& name) {
+void ErrorFeedback::mark_sent_whole(const std::string& name) {
   // Before its small elements become denormal numbers, with which processors are slow.
-  constexpr float kNothing = 1e-20f;
+  constexpr float kNegligible = 1e-20f;
   if (!holds(name)) return;
   const Tensor& m = residuals_.at(name);
   if (beta_ < 1) scale(m, static_cast<float>(1 - beta_));
-  if (beta_ == 1 || largest_magnitude_of({m}) < magnitude(kNothing)) residuals_.erase(name);
+  if (beta_ == 1 || largest_magnitude_of({m}) < magnitude(kNegligible)) residuals_.erase(name);
 }
 
 }  // namespace heddle

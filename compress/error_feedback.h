@@ -5,9 +5,9 @@
 //   sum of what was sent + m / beta = sum of the gradients.
 //
 //   ErrorFeedback feedback(0.1);
-//   const Tensor x = feedback.absorb(name, g, 100).x;  // m + g; the old m waits in g
-//   feedback.keep_unsent(name, g, places);            // if the step counts
-//   feedback.undo(name, g);                            // if it does not
+//   const Tensor x = feedback.accumulate(name, g, 100).x;  // m + g; the old m waits in g
+//   feedback.keep_unsent(name, g, indices);          // if the step counts
+//   feedback.restore(name, g);                       // if it does not
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@
 namespace heddle {
 
 // A gradient with its residual, on the gradient's device.
-struct Absorbed {
+struct Accumulated {
   Tensor x;           // (n), the residual's memory
-  Tensor places;      // (chunks) i32: of every chunk the element with the largest |x|
+  Tensor indices;     // (chunks) i32: of every chunk the element with the largest |x|
   Tensor magnitudes;  // (chunks) i32: its magnitude, as in magnitude.h; above infinity for NaN
 };
 
@@ -40,16 +40,16 @@ class ErrorFeedback {
   void compensate(const std::string& name, const Tensor& x);
   // x = m + g takes the place of m, and m that of g (n), in one pass that finds the largest of
   // every chunk on its way. Whatever is left in x then is the residual.
-  Absorbed absorb(const std::string& name, const Tensor& g, int64_t chunk);
-  // The residual after x was sent at these places (k) i32. Leaves zeros in g, which held m.
+  Accumulated accumulate(const std::string& name, const Tensor& g, int64_t chunk);
+  // The residual after x was sent at these indices (k) i32. Leaves zeros in g, which held m.
   void keep_unsent(const std::string& name, const Tensor& g, const Tensor& sent);
-  // The residual as it was before absorb, which g holds.
-  void undo(const std::string& name, const Tensor& g);
+  // The residual as it was before accumulate, which g holds.
+  void restore(const std::string& name, const Tensor& g);
   // More is owed: m += beta * share * x.
-  void owe(const std::string& name, const Tensor& x, double share);
+  void return_unapplied(const std::string& name, const Tensor& x, double share);
   // The residual after m + g was sent whole: (1 - beta) m, as of any element that was sent. Once it
   // is nothing it is not held any more, and costs nothing where layers travel dense.
-  void sent_all(const std::string& name);
+  void mark_sent_whole(const std::string& name);
 
  private:
   double beta_;

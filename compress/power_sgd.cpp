@@ -27,12 +27,12 @@ class PowerSgd : public CompressedReducer {
   NamedTensors named_state() const override {
     auto state = CompressedReducer::named_state();
     for (const auto& [name, layer] : layers_)
-      if (layer.compressed && pays(layer)) state.emplace_back("factor." + name, factor(layer));
+      if (layer.compressed && shrinks(layer)) state.emplace_back("factor." + name, factor(layer));
     return state;
   }
 
  protected:
-  bool pays(const Layer& layer) const override {
+  bool shrinks(const Layer& layer) const override {
     const Matrix m = matrix(layer);
     return bytes(layer, layer.choice) * 2 < m.rows * m.columns * 4;
   }
@@ -42,7 +42,7 @@ class PowerSgd : public CompressedReducer {
     std::vector<double> ranks;
     Layer other = layer;
     other.choice = std::max(1.0, std::floor(layer.choice / 2));
-    for (; other.choice <= 2 * layer.choice && pays(other); ++other.choice)
+    for (; other.choice <= 2 * layer.choice && shrinks(other); ++other.choice)
       ranks.push_back(other.choice);
     return ranks;
   }

@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kBlock = 4096;  // elements, where no scale asks for fewer
 
 struct Block {
-  CodedBlock coded;  // at its place within the owner's slot, without noise
+  CodedBlock coded;  // at its offset within the owner's slot, without noise
   uint64_t layer;    // by index
   int owner;         // who adds it up
 };
@@ -43,7 +43,7 @@ struct Plan {
       blocks.push_back({{.x = x.data<float>() + begin,
                          .n = n,
                          .begin = begin,
-                         .place = *slot,
+                         .offset = *slot,
                          .coding = coding,
                          .bits = bits},
                         layer,
@@ -102,7 +102,7 @@ class BlockExchange : public CompressedReducer {
     int64_t share = 0;  // elements that this rank adds up
     for (const Block& b : plan.blocks) {
       all.push_back(noisy(b, e, 0));
-      all.back().place += b.owner * slot;
+      all.back().offset += b.owner * slot;
       if (b.owner == me) share += b.coded.n;
     }
     encode(e, all, ours, "encode");

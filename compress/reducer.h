@@ -42,7 +42,7 @@ class Reducer {
   virtual bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) = 0;
   // The sums that reduce() has left in the bucket are not going to be applied: to each rank returns
   // an equal part of what was delivered, so that all of it is still owed.
-  virtual void take_back(const GradientBucket& /*bucket*/, int /*ranks*/) {}
+  virtual void return_unapplied(const GradientBucket& /*bucket*/, int /*ranks*/) {}
   // The setting that may differ from layer to layer (rate, density, bits or rank, by family): what
   // it is for the layers that have one, and what it shall be from the next step on, on all ranks.
   // Residuals stay. 0 stands for a rule that will decide (rate=auto). Throws InputError for a layer
@@ -52,7 +52,7 @@ class Reducer {
   // Whether something of a gradient is kept for later steps.
   virtual bool keeps_residuals() const { return false; }
   // Whether what the layer sends at present was held back, in part, by a residual.
-  virtual bool holds_back(const std::string& /*parameter*/) const { return false; }
+  virtual bool uses_residual(const std::string& /*parameter*/) const { return false; }
   // What a checkpoint keeps of this rank, as views to copy from and into, keyed by parameter.
   virtual std::vector<std::pair<std::string, Tensor>> named_state() const { return {}; }
 };

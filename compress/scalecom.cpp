@@ -35,7 +35,7 @@ class SharedIndices : public CompressedReducer {
       const TraceRange range("compress", "take values");
       for (size_t i = 0; i < chosen.size(); ++i) {
         const Tensor values = Tensor::empty_on(e.device, chosen[i].shape());
-        HEDDLE_DISPATCH(e.device, take(e.compressed[i].tensor, chosen[i], values));
+        HEDDLE_DISPATCH(e.device, gather(e.compressed[i].tensor, chosen[i], values));
         explain_selection(e.compressed[i], values);
         sums.emplace_back(e.compressed[i].name(), values);
       }
@@ -45,7 +45,7 @@ class SharedIndices : public CompressedReducer {
     for (size_t i = 0; i < chosen.size(); ++i) {
       const Item& item = e.compressed[i];
       feedback_->keep_unsent(item.name(), item.sum, chosen[i]);
-      HEDDLE_DISPATCH(e.device, put(sums[e.dense.size() + i].second, chosen[i], item.sum));
+      HEDDLE_DISPATCH(e.device, scatter(sums[e.dense.size() + i].second, chosen[i], item.sum));
     }
     return true;
   }
@@ -99,18 +99,18 @@ class ScaleCom : public SharedIndices {
     });
     if (e.comm.rank() == leader) {
       const TraceRange range("compress", "select, as the leader");
-      for_parts([&](size_t i, const Tensor& place) {
+      for_parts([&](size_t i, const Tensor& part) {
         const Item& item = e.compressed[i];
-        const Tensor places =
-            item.largest.defined() ? item.largest : select_places(codes[i], item.tensor);
-        HEDDLE_DISPATCH(e.device, encode_places(codes[i], places, place));
+        const Tensor indices = item.chunk_indices.defined() ? item.chunk_indices
+                                                            : select_indices(codes[i], item.tensor);
+        HEDDLE_DISPATCH(e.device, encode_indices(codes[i], indices, part));
       });
     }
     e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
     const TraceRange range("compress", "decode indices");
     std::vector<Tensor> chosen;
-    for_parts([&](size_t i, const Tensor& place) {
-      chosen.push_back(HEDDLE_DISPATCH(e.device, decode_places(codes[i], place)));
+    for_parts([&](size_t i, const Tensor& part) {
+      chosen.push_back(HEDDLE_DISPATCH(e.device, decode_indices(codes[i], part)));
     });
     return chosen;
   }
@@ -173,7 +173,7 @@ class RandomK : public SharedIndices {
       const uint64_t key = static_cast<uint64_t>(e.step) << 20 | item.layer->index;
       const Philox rng(seed_, stream_id(Stream::selection, key));
       const int64_t k = kept_elements(item.layer->now, item.n());
-      chosen.push_back(as_places(select_random(item.n(), k, rng)).to(e.device));
+      chosen.push_back(index_tensor(select_random(item.n(), k, rng)).to(e.device));
     }
     return chosen;
   }

@@ -45,9 +45,9 @@ class TopK : public CompressedReducer {
     const TraceRange range("compress", "add up, residuals");
     for (size_t i = 0; i < mine.codes.size(); ++i) {
       const Item& item = e.compressed[i];
-      feedback_->keep_unsent(item.name(), item.sum, mine.places[i]);
+      feedback_->keep_unsent(item.name(), item.sum, mine.indices[i]);
       for (size_t at = i; at < received.size(); at += mine.codes.size())
-        HEDDLE_DISPATCH(e.device, add_at(received[at].values, received[at].places, item.sum));
+        HEDDLE_DISPATCH(e.device, scatter_add(received[at].values, received[at].indices, item.sum));
     }
     return true;
   }
@@ -68,12 +68,12 @@ class TopK : public CompressedReducer {
 
  private:
   struct Sparse {
-    Tensor places, values;
+    Tensor indices, values;
   };
   // A rank's message: a flag, the values of all layers, the indices of all layers.
   struct Outgoing {
     std::vector<IndexCode> codes;
-    std::vector<Tensor> places;  // of each layer
+    std::vector<Tensor> indices;  // of each layer
     std::vector<PayloadPart> parts;
     int64_t values = 0;  // elements
     Tensor message;      // with room for any indices, zero behind `bytes`
@@ -82,7 +82,7 @@ class TopK : public CompressedReducer {
   };
 
   int64_t index_bytes(const IndexCode& code) const {
-    return delta_ ? DeltaCode{code.n, code.k}.most_bytes() : code.bytes();
+    return delta_ ? DeltaCode{code.n, code.k}.max_bytes() : code.bytes();
   }
 
   Outgoing encode(const Exchange& e) const {
@@ -96,22 +96,22 @@ class TopK : public CompressedReducer {
     for (const Item& item : e.compressed) {
       const IndexCode code{item.n(), kept_elements(item.layer->now, item.n())};
       out.codes.push_back(code);
-      out.places.push_back(select_places(code, item.tensor));
+      out.indices.push_back(select_indices(code, item.tensor));
       pieces.push_back(Tensor::empty_on(e.device, {code.k}));
-      HEDDLE_DISPATCH(e.device, take(item.tensor, out.places.back(), pieces.back()));
+      HEDDLE_DISPATCH(e.device, gather(item.tensor, out.indices.back(), pieces.back()));
       explain_selection(item, pieces.back());
       out.parts.push_back({item.name(), PayloadKind::values, pieces.back().bytes()});
       out.values += code.k;
       most += code.k * 4 + index_bytes(code);
     }
     for (size_t i = 0; i < out.codes.size(); ++i) {
-      pieces.push_back(pack(out.codes[i], out.places[i]));
+      pieces.push_back(pack(out.codes[i], out.indices[i]));
       out.parts.push_back({e.compressed[i].name(), PayloadKind::indices, pieces.back().bytes()});
     }
     out.message = Tensor::empty_on(e.device, {most}, DType::u8);
     for (const Tensor& piece : pieces) {
-      const Tensor place = out.message.slice(out.bytes, out.bytes + piece.bytes());
-      HEDDLE_DISPATCH(e.device, copy_bytes(piece.to(e.device), place));
+      const Tensor part = out.message.slice(out.bytes, out.bytes + piece.bytes());
+      HEDDLE_DISPATCH(e.device, copy_bytes(piece.to(e.device), part));
       out.bytes += piece.bytes();
     }
     out.message.slice(out.bytes, most).fill_zero();
@@ -119,13 +119,13 @@ class TopK : public CompressedReducer {
   }
 
   // Differences are coded on the host, each where the one before ends.
-  Tensor pack(const IndexCode& code, const Tensor& places) const {
+  Tensor pack(const IndexCode& code, const Tensor& indices) const {
     if (!delta_) {
-      Tensor bytes = Tensor::empty_on(places.device(), {code.bytes()}, DType::u8);
-      HEDDLE_DISPATCH(places.device(), encode_places(code, places, bytes));
+      Tensor bytes = Tensor::empty_on(indices.device(), {code.bytes()}, DType::u8);
+      HEDDLE_DISPATCH(indices.device(), encode_indices(code, indices, bytes));
       return bytes;
     }
-    const Tensor host = places.to(Device{});
+    const Tensor host = indices.to(Device{});
     const auto* first = reinterpret_cast<const uint32_t*>(host.data<int32_t>());
     const auto packed = DeltaCode{code.n, code.k}.encode({first, first + host.size()});
     Tensor bytes = Tensor::empty_on(Device{}, {std::ssize(packed)}, DType::u8);
@@ -161,7 +161,7 @@ class TopK : public CompressedReducer {
       accepted &= *from.slice(0, 1).to(Device{}).data<uint8_t>() == 0;
       decode(mine, r, from, sent.slice(r, r + 1).reshape({mine.values}), received);
     }
-    return accepted && largest_magnitude_of({sent}) <= magnitude(kSummable);
+    return accepted && largest_magnitude_of({sent}) <= magnitude(kMaxSum);
   }
 
   // One rank's message, its values in `sent`.
@@ -175,15 +175,15 @@ class TopK : public CompressedReducer {
     if (delta_) rest = {host.data<uint8_t>(), static_cast<size_t>(host.size())};
     int64_t done = 0;
     for (const IndexCode& code : mine.codes) {
-      Tensor places;
+      Tensor indices;
       if (delta_) {
-        places = as_places(DeltaCode{code.n, code.k}.decode(rest)).to(device);
+        indices = index_tensor(DeltaCode{code.n, code.k}.decode(rest)).to(device);
       } else {
         const Tensor bytes = message.slice(at, at + code.bytes());
-        places = HEDDLE_DISPATCH(device, decode_places(code, bytes));
+        indices = HEDDLE_DISPATCH(device, decode_indices(code, bytes));
         at += code.bytes();
       }
-      received.push_back({places, sent.slice(done, done + code.k)});
+      received.push_back({indices, sent.slice(done, done + code.k)});
       done += code.k;
     }
     if (!rest.empty())

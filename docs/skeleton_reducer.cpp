@@ -20,22 +20,22 @@ class RowMeans : public CompressedReducer {
     NamedTensors sums = e.dense;
     std::vector<Tensor> means;
     for (const Item& item : e.compressed) {
-      const int64_t stretch = stretch_of(item);
-      const Tensor mean = Tensor::zeros({(item.n() + stretch - 1) / stretch});
+      const int64_t chunk = chunk_of(item);
+      const Tensor mean = Tensor::zeros({(item.n() + chunk - 1) / chunk});
       for (int64_t i = 0; i < item.n(); ++i)
-        mean.data<float>()[i / stretch] += item.x()[i] / static_cast<float>(stretch);
+        mean.data<float>()[i / chunk] += item.x()[i] / static_cast<float>(chunk);
       means.push_back(mean);
       sums.emplace_back(item.name(), mean.clone());
     }
     if (!all_reduce(e, sums)) return false;  // with the residuals as they were
     for (size_t k = 0; k < means.size(); ++k) {
       const Item& item = e.compressed[k];
-      const int64_t stretch = stretch_of(item);
+      const int64_t chunk = chunk_of(item);
       const float* mine = means[k].data<float>();
       const float* sum = sums[e.dense.size() + k].second.data<float>();
       for (int64_t i = 0; i < item.n(); ++i) {
-        item.x()[i] -= mine[i / stretch];  // what is left is the residual
-        item.sum.data<float>()[i] = sum[i / stretch];
+        item.x()[i] -= mine[i / chunk];  // what is left is the residual
+        item.sum.data<float>()[i] = sum[i / chunk];
       }
     }
     return true;
@@ -43,7 +43,7 @@ class RowMeans : public CompressedReducer {
 
  private:
   // Elements that share a mean: those of so many rows, as the layer's setting says.
-  static int64_t stretch_of(const Item& item) {
+  static int64_t chunk_of(const Item& item) {
     const int64_t width = item.n() / item.layer->parameter->shape()[0];
     return width * static_cast<int64_t>(item.layer->choice);
   }

@@ -128,7 +128,7 @@ void DataParallelOptimizer::mark_non_finite(const Bucket& bucket) {
 
 // Whether a residual held back a part of what p.grad is now, so that momentum must not.
 bool DataParallelOptimizer::from_residual(const Parameter& p) const {
-  return parallel_.residual_momentum && compressing() && reducer_->holds_back(p.name);
+  return parallel_.residual_momentum && compressing() && reducer_->uses_residual(p.name);
 }
 
 GradientBucket DataParallelOptimizer::gradients_of(const Bucket& bucket) const {
@@ -174,7 +174,7 @@ void DataParallelOptimizer::end_step(const StepReport& report) {
   // No sum of this step was applied: what the ranks sent returns to their residuals.
   if (report.skipped && compressing())
     for (const Bucket& bucket : buckets_)
-      if (bucket.finite) reducer_->take_back(gradients_of(bucket), comm_.size());
+      if (bucket.finite) reducer_->return_unapplied(gradients_of(bucket), comm_.size());
   if (probes_ != nullptr) {
     probes_->step_ended(optimizer_.lr());
     buckets_.join(probes_->joined());

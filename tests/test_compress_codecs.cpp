@@ -210,8 +210,8 @@ TEST_CASE("differences: round trip, as long as said, shorter than plain, near th
       for (uint32_t i = 0; i < k; ++i) first[i] = i, last[i] = static_cast<uint32_t>(n - k) + i;
       for (const Indices& indices : {select_top(normal(n, 5), k), first, last}) {
         std::vector<uint8_t> bytes = code.encode(indices);
-        CHECK(std::ssize(bytes) <= code.most_bytes());
-        if (indices == last) CHECK(std::ssize(bytes) == code.most_bytes());
+        CHECK(std::ssize(bytes) <= code.max_bytes());
+        if (indices == last) CHECK(std::ssize(bytes) == code.max_bytes());
         bytes.insert(bytes.end(), {1, 2, 3});  // of the next layer
         std::span<const uint8_t> rest = bytes;
         CHECK(code.decode(rest) == indices);
@@ -242,7 +242,7 @@ TEST_CASE("differences: what is cut off or was never encoded is refused, or is i
     std::span<const uint8_t> part(good.data(), size);
     CHECK_THROWS_AS((void)code.decode(part), Error);
   }
-  std::vector<uint8_t> bytes(static_cast<size_t>(code.most_bytes()) + 8);
+  std::vector<uint8_t> bytes(static_cast<size_t>(code.max_bytes()) + 8);
   std::span<const uint8_t> zeros = bytes;
   CHECK_THROWS_AS((void)code.decode(zeros), Error);
   int refused = 0;

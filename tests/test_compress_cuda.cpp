@@ -68,8 +68,8 @@ TEST_CASE("CUDA codecs: the largest of every chunk, with and without a residual"
       const Tensor g2 = g.clone(), m2 = m.clone();
       const Tensor place = places_like(chunks), place2 = places_like(chunks);
       const Tensor size = places_like(chunks), size2 = places_like(chunks);
-      cpu::absorb_chunks(g, m, chunk, place, size);
-      emulated::absorb_chunks(g2, m2, chunk, place2, size2);
+      cpu::accumulate_residual(g, m, chunk, place, size);
+      emulated::accumulate_residual(g2, m2, chunk, place2, size2);
       CHECK(same_bytes(g, g2));
       CHECK(same_bytes(m, m2));
       CHECK(same_bytes(place, place2));
@@ -122,13 +122,13 @@ TEST_CASE("CUDA codecs: indices as bits, there and back") {
     CAPTURE(f.k);
     const IndexCode code{f.n, f.k, f.chunk};
     const Tensor x = hard_values(f.n, false);
-    const Tensor places = select_places(code, x);
+    const Tensor indices = select_indices(code, x);
     for (const int64_t at : {0, 1}) {  // in a message they begin anywhere
       const Tensor a = Tensor::zeros({code.bytes() + 1}, DType::u8), b = a.clone();
-      cpu::encode_places(code, places, a.slice(at, at + code.bytes()));
-      emulated::encode_places(code, places, b.slice(at, at + code.bytes()));
+      cpu::encode_indices(code, indices, a.slice(at, at + code.bytes()));
+      emulated::encode_indices(code, indices, b.slice(at, at + code.bytes()));
       CHECK(same_bytes(a, b));
-      CHECK(same_bytes(emulated::decode_places(code, b.slice(at, at + code.bytes())), places));
+      CHECK(same_bytes(emulated::decode_indices(code, b.slice(at, at + code.bytes())), indices));
     }
   }
 }
@@ -156,7 +156,7 @@ TEST_CASE("CUDA codecs: casts and levels, encoded, added and decoded") {
                              .bits = bits};
             std::vector<CodedBlock> blocks;
             for (int r = 0; r < 3; ++r) {  // of three ranks
-              block.place = r * part;
+              block.offset = r * part;
               block.stream = static_cast<uint64_t>(r);
               blocks.push_back(block);
             }
@@ -164,7 +164,7 @@ TEST_CASE("CUDA codecs: casts and levels, encoded, added and decoded") {
             emulated::encode_blocks({}, blocks, b.data<uint8_t>());
             CHECK(same_bytes(a, b));
             std::vector<CodedBlock> sum = {block};
-            sum[0].place = 0;
+            sum[0].offset = 0;
             sum[0].x = y.data<float>();
             cpu::add_blocks({}, sum, a.data<uint8_t>(), part, 3);
             sum[0].x = z.data<float>();
@@ -209,20 +209,20 @@ TEST_CASE("CUDA codecs: PowerSGD's factors") {
       }
 }
 
-TEST_CASE("codecs: elements at places, on the CPU") {
+TEST_CASE("codecs: elements at indices, on the CPU") {
   Context context;
-  const Tensor x = Tensor::from({1, 2, 3, 4, 5}), places = as_places({4, 1, 9});
+  const Tensor x = Tensor::from({1, 2, 3, 4, 5}), indices = index_tensor({4, 1, 9});
   const Tensor values = Tensor::zeros({3});
-  cpu::take(x, places, values);
+  cpu::gather(x, indices, values);
   CHECK(values.data<float>()[0] == 5);
   CHECK(values.data<float>()[1] == 2);
   CHECK(std::isnan(values.data<float>()[2]));  // no place of x
-  cpu::put(Tensor::from({10, 20, 30}), places, x);
+  cpu::scatter(Tensor::from({10, 20, 30}), indices, x);
   CHECK(x.to_vector() == Values{1, 20, 3, 4, 10});
-  cpu::add_at(Tensor::from({1, 2, 3}), places, x);
+  cpu::scatter_add(Tensor::from({1, 2, 3}), indices, x);
   CHECK(x.to_vector() == Values{1, 22, 3, 4, 11});
-  cpu::put_value(0, places, x);
+  cpu::scatter_value(0, indices, x);
   CHECK(x.to_vector() == Values{1, 0, 3, 4, 0});
-  cpu::filter(Tensor::from({1, 1, 1, 1, 1}), x, 0.25);
+  cpu::low_pass(Tensor::from({1, 1, 1, 1, 1}), x, 0.25);
   CHECK(x.to_vector() == Values{1, 0.75, 1.5, 1.75, 0.75});
 }

@@ -24,9 +24,9 @@ double beta_of(const std::string& spec) {
   return values.contains("beta") ? values.at("beta") : 1;
 }
 
-Indices indices_of(const Tensor& places) {
-  const auto* first = reinterpret_cast<const uint32_t*>(places.data<int32_t>());
-  return {first, first + places.size()};
+Indices indices_of(const Tensor& indices) {
+  const auto* first = reinterpret_cast<const uint32_t*>(indices.data<int32_t>());
+  return {first, first + indices.size()};
 }
 
 // The indices that are not zero.
@@ -73,12 +73,12 @@ TEST_CASE("error feedback: one pass adds, keeps the old residual and finds the l
       for (size_t i = 0; i < g.size(); ++i) sum[i] = g[i] + m[i];
       feedback.residual("w", n).copy_from(Tensor::from(m));
       const Tensor gradient = Tensor::from(g);
-      const Absorbed all = feedback.absorb("w", gradient, chunk);
+      const Accumulated all = feedback.accumulate("w", gradient, chunk);
       CHECK(all.x.to_vector() == sum);
-      CHECK(indices_of(all.places) == select_chunks(sum, chunk));
+      CHECK(indices_of(all.indices) == select_chunks(sum, chunk));
       CHECK(largest_magnitude_of({}, {all.magnitudes}) == largest_magnitude(sum.data(), n));
       CHECK(gradient.to_vector() == m);
-      feedback.undo("w", gradient);
+      feedback.restore("w", gradient);
       CHECK(feedback.residual("w", n).to_vector() == m);
     }
   for (const float bad : {NAN, -INFINITY, 3e38f})
@@ -86,7 +86,7 @@ TEST_CASE("error feedback: one pass adds, keeps the old residual and finds the l
       ErrorFeedback feedback;
       Values g(1000, 1.0f);
       g[at] = bad;
-      CHECK(largest_magnitude_of({}, {feedback.absorb("w", Tensor::from(g), 100).magnitudes}) ==
+      CHECK(largest_magnitude_of({}, {feedback.accumulate("w", Tensor::from(g), 100).magnitudes}) ==
             magnitude(bad));
     }
 }
@@ -98,8 +98,8 @@ TEST_CASE("error feedback: what was not sent is the residual, the gradient is em
     const Values m = {1, 2, 3, 4, 5}, g = {10, 20, 30, 40, 50};
     feedback.residual("w", 5).copy_from(Tensor::from(m));
     const Tensor gradient = Tensor::from(g);
-    feedback.absorb("w", gradient, 5);
-    feedback.keep_unsent("w", gradient, as_places({1, 4}));
+    feedback.accumulate("w", gradient, 5);
+    feedback.keep_unsent("w", gradient, index_tensor({1, 4}));
     const Values kept = feedback.residual("w", 5).to_vector();
     for (const size_t i : {0, 1, 2, 3, 4}) {
       const double sent = i == 1 || i == 4 ? m[i] + g[i] : 0;
@@ -121,7 +121,7 @@ TEST_CASE(
     for (int step = 0; step < 3; ++step) {
       const Tensor x = Tensor::from(Values{10, 20, 30});
       feedback.compensate("w", x);
-      feedback.sent_all("w");
+      feedback.mark_sent_whole("w");
       const Values sent = x.to_vector(), kept = feedback.residual("w", 3).to_vector();
       for (size_t i = 0; i < 3; ++i) {
         owed[i] += 10 * static_cast<float>(i + 1) - sent[i];
@@ -139,7 +139,7 @@ TEST_CASE("error feedback: a layer that travels dense for good is held no longer
     int steps = 0;
     for (; feedback.holds("w") && steps <= most; ++steps) {
       for (const float m : feedback.residual("w", 3).to_vector()) CHECK(std::isnormal(m));
-      feedback.sent_all("w");
+      feedback.mark_sent_whole("w");
     }
     CHECK(steps <= most);
     CHECK(steps >= most * 0.7);
@@ -358,9 +358,9 @@ TEST_CASE("top-k: what a rank sends that is no message is refused, and residuals
   // Of fc.weight a flag, 35 values, 35 indices.
   constexpr size_t kIndicesAt = 1 + 35 * 4;
   std::vector<uint8_t> good(kIndicesAt);
-  Indices places(35);
-  for (uint32_t i = 0; i < 35; ++i) places[i] = 50 * i;
-  const std::vector<uint8_t> packed = DeltaCode{1750, 35}.encode(places);
+  Indices indices(35);
+  for (uint32_t i = 0; i < 35; ++i) indices[i] = 50 * i;
+  const std::vector<uint8_t> packed = DeltaCode{1750, 35}.encode(indices);
   good.insert(good.end(), packed.begin(), packed.end());
   std::vector<uint8_t> cut = good, more = good, zeros = good;
   cut.pop_back();

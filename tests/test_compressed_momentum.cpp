@@ -65,7 +65,7 @@ Trained train_across(Communicator& comm, bool nesterov, double momentum, bool re
   std::vector<Reference> reference(static_cast<size_t>(w.size()), Reference{.w = 0.5});
   for (int step = 0; step < 12; ++step) {
     const bool dense_again = step == 8 || step == 9;
-    reducer.travel_dense("w", dense_again);
+    reducer.set_dense("w", dense_again);
     optimizer.begin_step(kLr);
     for (Parameter* p : {&w, &bias}) {
       p->next_beta();

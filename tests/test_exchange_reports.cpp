@@ -25,7 +25,7 @@ LayerQuality look(const std::string& name, double alike, double energy, double c
   q.residual_norm = 6;
   q.gradient_norm = 3;
   q.energy = energy;
-  q.alike = alike;
+  q.correlation = alike;
   q.mismatch = q.bound = std::numeric_limits<double>::quiet_NaN();
   return q;
 }

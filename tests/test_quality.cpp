@@ -46,7 +46,7 @@ Looks look(int p, const std::string& spec, int steps,
       REQUIRE(looks[r][s].size() == looks[0][s].size());
       for (size_t l = 0; l < looks[0][s].size(); ++l) {
         CHECK(looks[r][s][l].contraction == looks[0][s][l].contraction);
-        CHECK(looks[r][s][l].alike == looks[0][s][l].alike);
+        CHECK(looks[r][s][l].correlation == looks[0][s][l].correlation);
         CHECK(looks[r][s][l].residual_norm == looks[0][s][l].residual_norm);
       }
     }
@@ -120,7 +120,7 @@ TEST_CASE("quality: figures are those of a plain calculation, residuals included
               doctest::Approx(std::sqrt(residual / kRanks) / beta).epsilon(1e-5));
         CHECK(layer.gradient_norm ==
               doctest::Approx(std::sqrt(own_gradient / kRanks)).epsilon(1e-5));
-        CHECK(layer.alike ==
+        CHECK(layer.correlation ==
               doctest::Approx((square(all) - own) / ((kRanks - 1) * own)).epsilon(1e-4));
         const bool shared = std::string(spec).find("scalecom") == 0;
         CHECK(std::isnan(layer.mismatch) == !shared);
@@ -146,7 +146,7 @@ TEST_CASE("quality: learners that are all equal, that cancel, and that have noth
   const auto equal = [](CompressModel& m, int, int64_t step) { m.fill_random(0, step); };
   const Looks equals = look(4, "scalecom:rate=50", 1, equal);
   for (const LayerQuality& layer : equals[0]) {
-    CHECK(layer.alike == doctest::Approx(1));
+    CHECK(layer.correlation == doctest::Approx(1));
     CHECK(layer.mismatch == 0);
     CHECK(layer.contraction == doctest::Approx(layer.bound));
     CHECK(layer.contraction < 1);
@@ -156,14 +156,14 @@ TEST_CASE("quality: learners that are all equal, that cancel, and that have noth
     if (rank == 1) scale(m.store.grads(), -1);
   };
   const Looks opposites = look(2, "scalecom:rate=50", 1, opposed);
-  for (const LayerQuality& layer : opposites[0]) CHECK(layer.alike == doctest::Approx(-1));
+  for (const LayerQuality& layer : opposites[0]) CHECK(layer.correlation == doctest::Approx(-1));
   const auto strangers = [](CompressModel& m, int rank, int64_t step) {
     const Philox own(3, static_cast<uint64_t>(rank * 1000 + step));
     m.fill([&](uint64_t i) { return own.normal(i); });
   };
   const Looks others = look(8, "scalecom:rate=50", 1, strangers);
   for (const LayerQuality& layer : others[0]) {
-    CHECK(std::abs(layer.alike) < 0.05);
+    CHECK(std::abs(layer.correlation) < 0.05);
     CHECK(layer.mismatch > 0.5);
     CHECK(layer.bound > layer.mismatch);
   }

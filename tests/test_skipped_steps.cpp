@@ -124,7 +124,7 @@ TEST_CASE("learners: what the ranks sent in a skipped step returns to their resi
                                       std::move(reducer));
       for (int step = 0; step < c.steps; ++step) {
         for (const char* name : {"a", "b"})
-          compressed.travel_dense(name, form != compressed_then && step == 1);
+          compressed.set_dense(name, form != compressed_then && step == 1);
         optimizer.begin_step(1.0);
         for (Parameter* p : {&b, &a}) {
           p->next_beta();

@@ -36,7 +36,7 @@ DataParallelOptimizer::State some_state() {
                      .bytes = {8, 9},
                      .uniform = 1}};
   planner.current = {0};
-  planner.look = {{std::numeric_limits<double>::infinity()}, 0.3};
+  planner.sample = {{std::numeric_limits<double>::infinity()}, 0.3};
   planner.lr = 0.7;
   planner.table = {1.0 / 3, std::numeric_limits<double>::infinity()};
   planner.window.sums["a.weight"] = Tensor::from({1.0f, 2.0f});

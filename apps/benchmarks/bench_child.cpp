@@ -152,10 +152,10 @@ void gpu_peak(Clock clock, Device device) {
   // Gradient and residual, each read and written.
   const int64_t n = int64_t{1} << 26, chunks = (n + 99) / 100;
   const Tensor g = Tensor::zeros({n}), m = Tensor::zeros({n});
-  const Tensor places = Tensor::empty({chunks}, DType::i32), sizes = Tensor::empty_like(places);
+  const Tensor indices = Tensor::empty({chunks}, DType::i32), sizes = Tensor::empty_like(indices);
   const double select = best_rate(clock, 16e-9 * static_cast<double>(n * kTimes), [&] {
     for (int64_t i = 0; i < kTimes; ++i)
-      HEDDLE_DISPATCH(device, absorb_chunks(g, m, 100, places, sizes));
+      HEDDLE_DISPATCH(device, accumulate_residual(g, m, 100, indices, sizes));
     wait_for(m);
   });
   print_json({{"fma", 0.0},

@@ -25,8 +25,8 @@ Json planner_json(const LayerPlannerState& planner) {
                       {"bytes", layer.bytes},
                       {"uniform", layer.uniform}});
   Json out = {{"due", planner.due}, {"layers", layers}, {"current", planner.current}};
-  out["norms"] = planner.look.norms;
-  out["lr"] = planner.look.lr;
+  out["norms"] = planner.sample.norms;
+  out["lr"] = planner.sample.lr;
   out["plan's lr"] = planner.lr ? Json(*planner.lr) : Json();
   return out;
 }
@@ -53,11 +53,11 @@ LayerPlannerState parse_planner(const nlohmann::json& json) {
           printable(planner.layers[l].name), ": no setting ", planner.current[l]);
   // Infinity, which JSON lacks, is null.
   for (const auto& norm : json.at("norms"))
-    planner.look.norms.push_back(norm.is_number() ? norm.get<double>()
-                                                  : std::numeric_limits<double>::infinity());
-  check(planner.look.norms.empty() || planner.look.norms.size() == planner.layers.size(),
-        "plan: ", planner.look.norms.size(), " norms for ", planner.layers.size(), " layers");
-  planner.look.lr = json.at("lr").get<double>();
+    planner.sample.norms.push_back(norm.is_number() ? norm.get<double>()
+                                                    : std::numeric_limits<double>::infinity());
+  check(planner.sample.norms.empty() || planner.sample.norms.size() == planner.layers.size(),
+        "plan: ", planner.sample.norms.size(), " norms for ", planner.layers.size(), " layers");
+  planner.sample.lr = json.at("lr").get<double>();
   const auto lr = json.find("plan's lr");  // older files have none
   if (lr != json.end() && !lr->is_null()) planner.lr = lr->get<double>();
   return planner;

@@ -19,7 +19,7 @@ void add_to(LayerQuality& sum, const LayerQuality& x) {
   sum.residual_norm += x.residual_norm;
   sum.gradient_norm += x.gradient_norm;
   sum.energy += x.energy;
-  sum.alike += x.alike;
+  sum.correlation += x.correlation;
   sum.mismatch += x.mismatch;
   sum.bound += x.bound;
 }
@@ -32,7 +32,7 @@ bool QualityReport::add(int64_t step, const std::vector<LayerQuality>& layers) {
   last_ = layers;
   double weighted = 0, energy = 0;
   for (const LayerQuality& layer : layers) {
-    weighted += layer.alike * layer.energy;
+    weighted += layer.correlation * layer.energy;
     energy += layer.energy;
     auto mean = std::ranges::find(means_, layer.name, [](const Mean& m) { return m.sum.name; });
     if (mean == means_.end()) {
@@ -63,7 +63,7 @@ nlohmann::ordered_json QualityReport::json() const {
                                         {"cosine", layer.cosine},
                                         {"residual_norm", layer.residual_norm},
                                         {"gradient_norm", layer.gradient_norm},
-                                        {"alike", layer.alike}};
+                                        {"alike", layer.correlation}};
     if (std::isnan(layer.mismatch)) continue;
     entry["mismatch"] = layer.mismatch;
     entry["bound"] = layer.bound;
@@ -86,7 +86,7 @@ std::string QualityReport::table() const {
     const auto n = static_cast<double>(looks);
     const double backlog = sum.gradient_norm > 0 ? sum.residual_norm / sum.gradient_norm : 0.0;
     std::snprintf(text, sizeof text, " %12.4f %8.4f %12.2f %8.4f", sum.contraction / n,
-                  sum.cosine / n, backlog, sum.alike / n);
+                  sum.cosine / n, backlog, sum.correlation / n);
     out += name(sum.name) + text;
     if (!std::isnan(sum.mismatch)) {
       std::snprintf(text, sizeof text, " %8.4f %8.4f", sum.mismatch / n, sum.bound / n);

@@ -58,8 +58,8 @@ void log_choice(const ExchangeChoice& choice, const RunOutput& output) {
   for (size_t i = 0; i < buckets; ++i)
     json["buckets"].push_back({{"compressed", static_cast<bool>(choice.compressed[i])},
                                {"joined", static_cast<bool>(choice.joined[i])},
-                               {"dense", times(choice.dense.buckets[i])},
-                               {"packed", times(choice.packed.buckets[i])},
+                               {"dense", times(choice.dense_trial.buckets[i])},
+                               {"packed", times(choice.compressed_trial.buckets[i])},
                                {"parameters", choice.parameters[i]}});
   output.folder->write_optional(concat("exchange-", choice.step, ".json"), json_line(json));
 }

@@ -40,11 +40,11 @@ void for_blocks(const std::vector<CodedBlock>& blocks, const Each& each) {
 }  // namespace
 
 void encode_blocks(Device, const std::vector<CodedBlock>& blocks, uint8_t* bytes) {
-  for_blocks(blocks, [=](const CodedBlock& b) { encode(b, bytes + b.place); });
+  for_blocks(blocks, [=](const CodedBlock& b) { encode(b, bytes + b.offset); });
 }
 
 void decode_blocks(Device, const std::vector<CodedBlock>& blocks, const uint8_t* bytes) {
-  for_blocks(blocks, [=](const CodedBlock& b) { decode(b, bytes + b.place, b.x); });
+  for_blocks(blocks, [=](const CodedBlock& b) { decode(b, bytes + b.offset, b.x); });
 }
 
 void add_blocks(Device, const std::vector<CodedBlock>& blocks, const uint8_t* bytes, int64_t part,
@@ -53,7 +53,7 @@ void add_blocks(Device, const std::vector<CodedBlock>& blocks, const uint8_t* by
     std::vector<float> decoded(static_cast<size_t>(b.n));
     std::fill(b.x, b.x + b.n, 0.0f);
     for (int r = 0; r < parts; ++r) {
-      decode(b, bytes + r * part + b.place, decoded.data());
+      decode(b, bytes + r * part + b.offset, decoded.data());
       for (int64_t i = 0; i < b.n; ++i) b.x[i] += decoded[static_cast<size_t>(i)];
     }
   });

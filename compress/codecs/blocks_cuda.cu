@@ -7,8 +7,8 @@
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
-// Codes are packed by stretches of kStretch elements, which fill whole bytes.
-constexpr int kBlockThreads = 128, kStretch = 2048;
+// Codes are packed by chunks of kChunk elements, which fill whole bytes.
+constexpr int kBlockThreads = 128, kChunk = 2048;
 
 __device__ uint32_t absolute_bits(float v) { return __builtin_bit_cast(uint32_t, v) & 0x7fffffffu; }
 
@@ -60,13 +60,13 @@ __device__ uint8_t packed_byte(const uint8_t* codes, int count, int bits, int j)
 
 __device__ void encode_levels(const CodedBlock& b, uint8_t* bytes) {
   __shared__ uint32_t shared[kBlockThreads];
-  __shared__ uint8_t codes[kStretch];
+  __shared__ uint8_t codes[kChunk];
   const int thread = static_cast<int>(threadIdx.x);
   const uint32_t largest = largest_bits(b, shared);
   if (thread == 0) *reinterpret_cast<uint32_t*>(bytes) = largest;
   uint8_t* to = bytes + 4;
-  for (int64_t begin = 0; begin < b.n; begin += kStretch) {
-    const int count = static_cast<int>(b.n - begin < kStretch ? b.n - begin : kStretch);
+  for (int64_t begin = 0; begin < b.n; begin += kChunk) {
+    const int count = static_cast<int>(b.n - begin < kChunk ? b.n - begin : kChunk);
     for (int i = thread; i < count; i += kBlockThreads)
       codes[i] = static_cast<uint8_t>(level_code(b, begin + i, largest));
     __syncthreads();
@@ -104,7 +104,7 @@ __device__ float decode_element(const CodedBlock& b, const uint8_t* bytes, int64
 
 __global__ void encode_kernel(const CodedBlock* blocks, uint8_t* bytes) {
   const CodedBlock b = blocks[blockIdx.x];
-  uint8_t* to = bytes + b.place;
+  uint8_t* to = bytes + b.offset;
   if (b.coding == Coding::levels) {
     encode_levels(b, to);
     return;
@@ -122,7 +122,7 @@ __global__ void encode_kernel(const CodedBlock* blocks, uint8_t* bytes) {
 __global__ void decode_kernel(const CodedBlock* blocks, const uint8_t* bytes) {
   const CodedBlock b = blocks[blockIdx.x];
   for (int64_t i = threadIdx.x; i < b.n; i += kBlockThreads)
-    b.x[i] = decode_element(b, bytes + b.place, i);
+    b.x[i] = decode_element(b, bytes + b.offset, i);
 }
 
 __global__ void add_kernel(const CodedBlock* blocks, const uint8_t* bytes, int64_t part,
@@ -130,7 +130,7 @@ __global__ void add_kernel(const CodedBlock* blocks, const uint8_t* bytes, int64
   const CodedBlock b = blocks[blockIdx.x];
   for (int64_t i = threadIdx.x; i < b.n; i += kBlockThreads) {
     float sum = 0;
-    for (int r = 0; r < parts; ++r) sum += decode_element(b, bytes + r * part + b.place, i);
+    for (int r = 0; r < parts; ++r) sum += decode_element(b, bytes + r * part + b.offset, i);
     b.x[i] = sum;
   }
 }

@@ -12,7 +12,7 @@ int DeltaCode::shift() const {
   return mean > 0 ? std::bit_width(static_cast<uint64_t>(mean)) - 1 : 0;
 }
 
-int64_t DeltaCode::most_bytes() const {
+int64_t DeltaCode::max_bytes() const {
   const int b = shift();
   return k == 0 ? 0 : (k * (b + 1) + ((n - k) >> b) + 7) / 8;
 }
@@ -20,7 +20,7 @@ int64_t DeltaCode::most_bytes() const {
 std::vector<uint8_t> DeltaCode::encode(const Indices& indices) const {
   const int b = shift();
   std::vector<uint8_t> bytes;
-  bytes.reserve(static_cast<size_t>(most_bytes()));
+  bytes.reserve(static_cast<size_t>(max_bytes()));
   uint64_t window = 0;  // bits that wait for their byte to fill up
   int held = 0;
   const auto flush = [&] {

@@ -34,7 +34,7 @@ struct DeltaCode {
   // b: the largest with 2^b <= (n - k) / k, the mean gap; or 0.
   int shift() const;
   // For any k indices.
-  int64_t most_bytes() const;
+  int64_t max_bytes() const;
   // k ascending indices below n.
   std::vector<uint8_t> encode(const Indices& indices) const;
   // Takes the bytes of k indices from the front. Throws Error where bytes are missing and for an

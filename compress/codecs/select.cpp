@@ -27,7 +27,7 @@ Indices select_chunks(std::span<const float> x, int64_t chunk) {
       return v == v ? v : Lanes<kLanes>::all(0);
     };
     indices[static_cast<size_t>(c)] =
-        static_cast<uint32_t>(c * chunk) + find_largest(length, numbers).place;
+        static_cast<uint32_t>(c * chunk) + find_largest(length, numbers).index;
   };
   parallel_for(std::ssize(indices), std::max<int64_t>(1, 16384 / chunk),
                [&](int64_t begin, int64_t end) {

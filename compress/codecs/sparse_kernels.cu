@@ -10,33 +10,33 @@ const uint32_t* words(const Tensor& x) {
   return reinterpret_cast<const uint32_t*>(x.data<int32_t>());
 }
 
-struct Take {
+struct Gather {
   const float* x;
-  const uint32_t* places;
+  const uint32_t* indices;
   float* values;
   int64_t n;
   HEDDLE_HD void operator()(int64_t j) const {
-    const uint32_t i = places[j];
+    const uint32_t i = indices[j];
     values[j] = i < n ? x[i] : __builtin_bit_cast(float, 0x7fc00000u);
   }
 };
 
 template <bool kAdd>
-struct Put {
+struct Scatter {
   const float* values;  // null: value for all
   float value;
-  const uint32_t* places;
+  const uint32_t* indices;
   float* x;
   int64_t n;
   HEDDLE_HD void operator()(int64_t j) const {
-    const uint32_t i = places[j];
+    const uint32_t i = indices[j];
     if (i >= n) return;
     const float v = values == nullptr ? value : values[j];
     x[i] = kAdd ? x[i] + v : v;
   }
 };
 
-struct Filter {
+struct LowPass {
   const float* m;
   float* x;
   float rest, beta;
@@ -50,31 +50,31 @@ struct CopyByte {
 };
 
 template <bool kAdd>
-void put_all(const float* values, float value, const Tensor& places, const Tensor& x) {
-  for_each(places.size(), Put<kAdd>{values, value, words(places), x.data<float>(), x.size()});
+void scatter_all(const float* values, float value, const Tensor& indices, const Tensor& x) {
+  for_each(indices.size(), Scatter<kAdd>{values, value, words(indices), x.data<float>(), x.size()});
 }
 
 }  // namespace
 
-void take(const Tensor& x, const Tensor& places, const Tensor& values) {
-  for_each(places.size(), Take{x.data<float>(), words(places), values.data<float>(), x.size()});
+void gather(const Tensor& x, const Tensor& indices, const Tensor& values) {
+  for_each(indices.size(), Gather{x.data<float>(), words(indices), values.data<float>(), x.size()});
 }
 
-void put(const Tensor& values, const Tensor& places, const Tensor& x) {
-  put_all<false>(values.data<float>(), 0, places, x);
+void scatter(const Tensor& values, const Tensor& indices, const Tensor& x) {
+  scatter_all<false>(values.data<float>(), 0, indices, x);
 }
 
-void add_at(const Tensor& values, const Tensor& places, const Tensor& x) {
-  put_all<true>(values.data<float>(), 0, places, x);
+void scatter_add(const Tensor& values, const Tensor& indices, const Tensor& x) {
+  scatter_all<true>(values.data<float>(), 0, indices, x);
 }
 
-void put_value(float value, const Tensor& places, const Tensor& x) {
-  put_all<false>(nullptr, value, places, x);
+void scatter_value(float value, const Tensor& indices, const Tensor& x) {
+  scatter_all<false>(nullptr, value, indices, x);
 }
 
-void filter(const Tensor& m, const Tensor& x, double beta) {
-  for_each(x.size(), Filter{m.data<float>(), x.data<float>(), static_cast<float>(1 - beta),
-                            static_cast<float>(beta)});
+void low_pass(const Tensor& m, const Tensor& x, double beta) {
+  for_each(x.size(), LowPass{m.data<float>(), x.data<float>(), static_cast<float>(1 - beta),
+                             static_cast<float>(beta)});
 }
 
 void copy_bytes(const Tensor& from, const Tensor& to) {

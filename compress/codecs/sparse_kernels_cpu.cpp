@@ -1,4 +1,4 @@
-// What codec_cuda.cu does, on the CPU, and the codecs' steps that dispatch.
+// The steps of sparse_kernels_cuda.cu on the CPU, and those that dispatch to either device.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -33,78 +33,78 @@ uint32_t* words(const Tensor& x) { return reinterpret_cast<uint32_t*>(x.data<int
 
 // find(begin, length) for every chunk of n elements.
 template <class Find>
-void for_chunks(int64_t n, int64_t chunk, const Tensor& places, const Tensor& magnitudes,
+void for_chunks(int64_t n, int64_t chunk, const Tensor& indices, const Tensor& magnitudes,
                 const Find& find) {
-  uint32_t *place = words(places), *magnitude = words(magnitudes);
+  uint32_t *index = words(indices), *magnitude = words(magnitudes);
   parallel_for((n + chunk - 1) / chunk, std::max<int64_t>(1, 16384 / chunk),
                [&](int64_t begin, int64_t end) {
                  for (int64_t c = begin; c < end; ++c) {
                    const int64_t at = c * chunk;
                    const Largest largest = find(at, std::min(chunk, n - at));
-                   place[c] = static_cast<uint32_t>(at) + largest.place;
+                   index[c] = static_cast<uint32_t>(at) + largest.index;
                    magnitude[c] = largest.magnitude;
                  }
                });
 }
 
-void copy_places(const Indices& indices, const Tensor& places) {
-  if (!indices.empty()) std::memcpy(places.raw(), indices.data(), indices.size() * 4);
+void copy_indices(const Indices& from, const Tensor& to) {
+  if (!from.empty()) std::memcpy(to.raw(), from.data(), from.size() * 4);
 }
 
 }  // namespace
 
 namespace cpu {
 
-void absorb_chunks(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& places,
-                   const Tensor& magnitudes) {
+void accumulate_residual(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& indices,
+                         const Tensor& magnitudes) {
   float *gradient = g.data<float>(), *x = m.data<float>();
-  for_chunks(g.size(), chunk, places, magnitudes, [=](int64_t at, int64_t length) {
+  for_chunks(g.size(), chunk, indices, magnitudes, [=](int64_t at, int64_t length) {
     return exchange_sum(gradient + at, x + at, length);
   });
 }
 
-void largest_of_chunks(const Tensor& x, int64_t chunk, bool numbers, const Tensor& places,
+void largest_of_chunks(const Tensor& x, int64_t chunk, bool numbers, const Tensor& indices,
                        const Tensor& magnitudes) {
   const float* values = x.data<float>();
-  for_chunks(x.size(), chunk, places, magnitudes,
+  for_chunks(x.size(), chunk, indices, magnitudes,
              [=](int64_t at, int64_t length) { return largest_of(values + at, length, numbers); });
 }
 
-void select_top(const Tensor& x, int64_t k, const Tensor& places) {
-  copy_places(heddle::select_top(elements(x), k), places);
+void select_top(const Tensor& x, int64_t k, const Tensor& indices) {
+  copy_indices(heddle::select_top(elements(x), k), indices);
 }
 
-void encode_places(const IndexCode& code, const Tensor& places, const Tensor& bytes) {
-  code.encode(Indices(words(places), words(places) + places.size()), bytes.data<uint8_t>());
+void encode_indices(const IndexCode& code, const Tensor& indices, const Tensor& bytes) {
+  code.encode(Indices(words(indices), words(indices) + indices.size()), bytes.data<uint8_t>());
 }
 
-Tensor decode_places(const IndexCode& code, const Tensor& bytes) {
-  return as_places(code.decode(bytes.data<uint8_t>()));
+Tensor decode_indices(const IndexCode& code, const Tensor& bytes) {
+  return index_tensor(code.decode(bytes.data<uint8_t>()));
 }
 
 }  // namespace cpu
 
-Tensor as_places(const Indices& indices) {
-  Tensor places = Tensor::empty_on(Device{}, {std::ssize(indices)}, DType::i32);
-  copy_places(indices, places);
-  return places;
+Tensor index_tensor(const Indices& indices) {
+  Tensor out = Tensor::empty_on(Device{}, {std::ssize(indices)}, DType::i32);
+  copy_indices(indices, out);
+  return out;
 }
 
-Tensor select_places(const IndexCode& code, const Tensor& x) {
+Tensor select_indices(const IndexCode& code, const Tensor& x) {
   const Device device = x.device();
-  Tensor places = Tensor::empty_on(device, {code.k}, DType::i32);
+  Tensor indices = Tensor::empty_on(device, {code.k}, DType::i32);
   if (code.chunk == 0)
-    HEDDLE_DISPATCH(device, select_top(x, code.k, places));
+    HEDDLE_DISPATCH(device, select_top(x, code.k, indices));
   else
     HEDDLE_DISPATCH(device,
-                    largest_of_chunks(x, code.chunk, true, places, Tensor::empty_like(places)));
-  return places;
+                    largest_of_chunks(x, code.chunk, true, indices, Tensor::empty_like(indices)));
+  return indices;
 }
 
 uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors,
                               const std::vector<Tensor>& magnitudes) {
-  constexpr int64_t kStretch = 4096;
-  const auto stretches = [](const Tensor& x) { return (x.size() + kStretch - 1) / kStretch; };
+  constexpr int64_t kChunk = 4096;
+  const auto chunks = [](const Tensor& x) { return (x.size() + kChunk - 1) / kChunk; };
   const auto largest_in = [](const Tensor& m) {
     return m.size() == 0 ? 0 : *std::max_element(words(m), words(m) + m.size());
   };
@@ -117,7 +117,7 @@ uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors,
   };
   for (const Tensor& x : tensors)
     if (x.device().is_cuda())
-      count(x, stretches(x));
+      count(x, chunks(x));
     else
       largest = std::max(largest, largest_magnitude(x.data<float>(), x.size()));
   for (const Tensor& m : magnitudes)
@@ -130,10 +130,9 @@ uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors,
   int64_t at = 0;
   const auto next = [&](int64_t n) { return all.slice(at, at + n); };
   for (const Tensor& x : tensors)
-    if (const int64_t n = x.device().is_cuda() ? stretches(x) : 0; n > 0) {
+    if (const int64_t n = x.device().is_cuda() ? chunks(x) : 0; n > 0) {
       const Tensor here = next(n);
-      HEDDLE_DISPATCH(device,
-                      largest_of_chunks(x, kStretch, false, Tensor::empty_like(here), here));
+      HEDDLE_DISPATCH(device, largest_of_chunks(x, kChunk, false, Tensor::empty_like(here), here));
       at += n;
     }
   for (const Tensor& m : magnitudes)

@@ -16,16 +16,16 @@ __device__ uint32_t magnitude_bits(float v) {
   return __builtin_bit_cast(uint32_t, v) & 0x7fffffffu;
 }
 
-// In one integer, larger for larger magnitudes and, among equal ones, for lower places.
-__device__ uint64_t joined(uint32_t magnitude, uint32_t place) {
-  return static_cast<uint64_t>(magnitude) << 32 | static_cast<uint32_t>(~place);
+// One integer, larger for larger magnitudes and, among equal ones, for lower indices.
+__device__ uint64_t sort_key(uint32_t magnitude, uint32_t index) {
+  return static_cast<uint64_t>(magnitude) << 32 | static_cast<uint32_t>(~index);
 }
 
 __device__ uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 // ------------------------------------------------------------------ the largest of every chunk
 // m = m + g, and g = m as it was.
-struct AbsorbValues {
+struct AccumulateValues {
   float *g, *m;
   template <int kPack>
   __device__ Pack<float, kPack> load(int64_t i) const {
@@ -69,7 +69,7 @@ constexpr int kTile = 4096, kLongestShort = kTile / 4;
 // so that tiles begin at multiples of 16 bytes.
 template <class Values>
 __global__ void largest_of_short(Values values, int64_t n, int64_t chunk, int64_t tile, int across,
-                                 uint32_t* places, uint32_t* magnitudes) {
+                                 uint32_t* indices, uint32_t* magnitudes) {
   __shared__ uint32_t found[kTile];
   __shared__ uint64_t best[kThreads];
   const int thread = static_cast<int>(threadIdx.x);
@@ -93,41 +93,41 @@ __global__ void largest_of_short(Values values, int64_t n, int64_t chunk, int64_
     uint64_t mine = 0;
     if (c < tile)
       for (int i = from + lane; i < to; i += across)
-        mine = larger(mine, joined(found[i], static_cast<uint32_t>(begin + i)));
+        mine = larger(mine, sort_key(found[i], static_cast<uint32_t>(begin + i)));
     mine = join_threads(mine, across, best);
     if (lane > 0 || c >= tile || from >= length) continue;
-    places[blockIdx.x * tile + c] = ~static_cast<uint32_t>(mine);
+    indices[blockIdx.x * tile + c] = ~static_cast<uint32_t>(mine);
     magnitudes[blockIdx.x * tile + c] = static_cast<uint32_t>(mine >> 32);
   }
 }
 
 // A block for each chunk.
 template <class Values>
-__global__ void largest_of_long(Values values, int64_t n, int64_t chunk, uint32_t* places,
+__global__ void largest_of_long(Values values, int64_t n, int64_t chunk, uint32_t* indices,
                                 uint32_t* magnitudes) {
   __shared__ uint64_t best[kThreads];
   const int64_t begin = blockIdx.x * chunk, end = begin + chunk < n ? begin + chunk : n;
   uint64_t mine = 0;
 #pragma unroll 4
   for (int64_t i = begin + threadIdx.x; i < end; i += kThreads)
-    mine = larger(mine, joined(magnitude_bits(values.template load<1>(i).value[0]),
-                               static_cast<uint32_t>(i)));
+    mine = larger(mine, sort_key(magnitude_bits(values.template load<1>(i).value[0]),
+                                 static_cast<uint32_t>(i)));
   mine = join_threads(mine, kThreads, best);
   if (threadIdx.x > 0) return;
-  places[blockIdx.x] = ~static_cast<uint32_t>(mine);
+  indices[blockIdx.x] = ~static_cast<uint32_t>(mine);
   magnitudes[blockIdx.x] = static_cast<uint32_t>(mine >> 32);
 }
 
 uint32_t* words(const Tensor& x) { return reinterpret_cast<uint32_t*>(x.data<int32_t>()); }
 
 template <class Values>
-void largest(const Values& values, int64_t n, int64_t chunk, const Tensor& places,
+void largest(const Values& values, int64_t n, int64_t chunk, const Tensor& indices,
              const Tensor& magnitudes) {
   if (n == 0) return;
   const int64_t chunks = (n + chunk - 1) / chunk;
   if (chunk > kLongestShort) {
     launch("largest of chunks", largest_of_long<Values>, static_cast<unsigned>(chunks), kThreads,
-           values, n, chunk, words(places), words(magnitudes));
+           values, n, chunk, words(indices), words(magnitudes));
     return;
   }
   const int64_t tile = kTile / chunk / 4 * 4;
@@ -135,7 +135,7 @@ void largest(const Values& values, int64_t n, int64_t chunk, const Tensor& place
   while (2 * across * tile <= kThreads) across *= 2;
   launch("largest of chunks", largest_of_short<Values>,
          static_cast<unsigned>((chunks + tile - 1) / tile), kThreads, values, n, chunk, tile,
-         across, words(places), words(magnitudes));
+         across, words(indices), words(magnitudes));
 }
 
 // ------------------------------------------------------------------------- the k largest of all
@@ -269,8 +269,8 @@ __global__ void add_parts(Counts* parts, int64_t count) {
 }
 
 template <class Selection>
-__global__ void write_places(Selection selection, int64_t n, const Counts* parts, int64_t k,
-                             uint32_t* places) {
+__global__ void write_indices(Selection selection, int64_t n, const Counts* parts, int64_t k,
+                              uint32_t* indices) {
   __shared__ Counts shared[kThreads];
   const int64_t first = blockIdx.x * static_cast<int64_t>(kPart) + threadIdx.x * kEach;
   Counts total;
@@ -280,7 +280,7 @@ __global__ void write_places(Selection selection, int64_t n, const Counts* parts
     const bool sure = selection.sure(i), maybe = selection.maybe(i);
     if (sure || (maybe && before.maybe < equal)) {
       const uint32_t at = before.sure + (before.maybe < equal ? before.maybe : equal);
-      if (at < k) places[at] = static_cast<uint32_t>(i);
+      if (at < k) indices[at] = static_cast<uint32_t>(i);
     }
     before.sure += sure ? 1 : 0;
     before.maybe += maybe ? 1 : 0;
@@ -288,24 +288,24 @@ __global__ void write_places(Selection selection, int64_t n, const Counts* parts
 }
 
 template <class Selection>
-void select(const Selection& selection, int64_t n, int64_t k, const Tensor& places) {
+void select(const Selection& selection, int64_t n, int64_t k, const Tensor& indices) {
   const int64_t parts = (n + kPart - 1) / kPart;
-  const Tensor space = Tensor::empty_on(places.device(), {parts}, DType::i64);
+  const Tensor space = Tensor::empty_on(indices.device(), {parts}, DType::i64);
   auto* counts = static_cast<Counts*>(space.raw());
   const auto blocks = static_cast<unsigned>(parts);
   launch("select: count", count_parts<Selection>, blocks, kThreads, selection, n, counts);
   launch("select: add", add_parts, 1, kThreads, counts, parts);
-  launch("select: write", write_places<Selection>, blocks, kThreads, selection, n, counts, k,
-         words(places));
+  launch("select: write", write_indices<Selection>, blocks, kThreads, selection, n, counts, k,
+         words(indices));
 }
 
 // ----------------------------------------------------------------------------- indices as bits
 struct Mark {
-  const uint32_t* places;
+  const uint32_t* indices;
   uint32_t* marks;
   int64_t n;
   __device__ void operator()(int64_t j) const {
-    if (places[j] < n) marks[places[j]] = 1;
+    if (indices[j] < n) marks[indices[j]] = 1;
   }
 };
 
@@ -353,17 +353,17 @@ void unpack(const Tensor& bytes, int bits, int64_t step, const Tensor& values) {
 
 }  // namespace
 
-void absorb_chunks(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& places,
-                   const Tensor& magnitudes) {
-  largest(AbsorbValues{g.data<float>(), m.data<float>()}, g.size(), chunk, places, magnitudes);
+void accumulate_residual(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& indices,
+                         const Tensor& magnitudes) {
+  largest(AccumulateValues{g.data<float>(), m.data<float>()}, g.size(), chunk, indices, magnitudes);
 }
 
-void largest_of_chunks(const Tensor& x, int64_t chunk, bool numbers, const Tensor& places,
+void largest_of_chunks(const Tensor& x, int64_t chunk, bool numbers, const Tensor& indices,
                        const Tensor& magnitudes) {
-  largest(PlainValues{x.data<float>(), numbers}, x.size(), chunk, places, magnitudes);
+  largest(PlainValues{x.data<float>(), numbers}, x.size(), chunk, indices, magnitudes);
 }
 
-void select_top(const Tensor& x, int64_t k, const Tensor& places) {
+void select_top(const Tensor& x, int64_t k, const Tensor& indices) {
   const int64_t n = x.size();
   if (k <= 0) return;
   const Tensor space = Tensor::empty_on(x.device(), {kDigits + 2}, DType::i32);
@@ -376,27 +376,27 @@ void select_top(const Tensor& x, int64_t k, const Tensor& places) {
            width, count);
     launch("select: threshold", find_digit, 1, kThreads, count, shift, threshold);
   }
-  select(AboveThreshold{x.data<float>(), threshold}, n, k, places);
+  select(AboveThreshold{x.data<float>(), threshold}, n, k, indices);
 }
 
-void encode_places(const IndexCode& code, const Tensor& places, const Tensor& bytes) {
-  if (!code.is_bitmap()) return pack(places, code.width(), code.chunk, bytes);
-  const Tensor marks = Tensor::empty_on(places.device(), {code.n}, DType::i32);
+void encode_indices(const IndexCode& code, const Tensor& indices, const Tensor& bytes) {
+  if (!code.is_bitmap()) return pack(indices, code.width(), code.chunk, bytes);
+  const Tensor marks = Tensor::empty_on(indices.device(), {code.n}, DType::i32);
   marks.fill_zero();
-  for_each(places.size(), Mark{words(places), words(marks), code.n});
+  for_each(indices.size(), Mark{words(indices), words(marks), code.n});
   pack(marks, 1, 0, bytes);
 }
 
-Tensor decode_places(const IndexCode& code, const Tensor& bytes) {
-  const Tensor places = Tensor::empty_on(bytes.device(), {code.k}, DType::i32);
+Tensor decode_indices(const IndexCode& code, const Tensor& bytes) {
+  const Tensor indices = Tensor::empty_on(bytes.device(), {code.k}, DType::i32);
   if (!code.is_bitmap()) {
-    unpack(bytes, code.width(), code.chunk, places);
-    return places;
+    unpack(bytes, code.width(), code.chunk, indices);
+    return indices;
   }
   const Tensor marks = Tensor::empty_on(bytes.device(), {code.n}, DType::i32);
   unpack(bytes, 1, 0, marks);
-  if (code.k > 0) select(Marked{words(marks)}, code.n, code.k, places);
-  return places;
+  if (code.k > 0) select(Marked{words(marks)}, code.n, code.k, indices);
+  return indices;
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

@@ -19,19 +19,19 @@ class Accordion {
  public:
   // The norms of the layers' summed gradients, and the learning rate; by layer, whether it is
   // critical. All are at the first look and when the rate has fallen to half or less since the last
-  // look; then those whose norm has changed by half or more, was zero, or is not known.
+  // sample; then those whose norm has changed by half or more, was zero, or is not known.
   std::vector<bool> judge(const std::vector<double>& norms, double lr);
 
-  // What a checkpoint keeps: the last look, whose norms are empty before the first.
-  struct Look {
+  // What a checkpoint keeps: the last sample, whose norms are empty before the first.
+  struct Sample {
     std::vector<double> norms;
     double lr = 0;
   };
-  const Look& last() const { return last_; }
-  void restore(Look last) { last_ = std::move(last); }
+  const Sample& last() const { return last_; }
+  void restore(Sample last) { last_ = std::move(last); }
 
  private:
-  Look last_;
+  Sample last_;
 };
 
 // A candidate for each layer: for a critical one the uniform setting, for another that whose bytes

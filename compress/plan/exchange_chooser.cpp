@@ -10,7 +10,7 @@ namespace heddle {
 namespace {
 
 // Of both ways, so that what else a machine does meets both; near a tie noise would decide.
-constexpr int kTurns = 2, kMostTurns = 8;
+constexpr int kRounds = 2, kMaxRounds = 8;
 
 double lower_median(std::vector<double> values) {  // disturbances only make times longer
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
@@ -24,29 +24,29 @@ double step_end(const ExchangeTrial& trial) {
 
 // Some buckets dense, some compressed. Encoding takes its time from backward beside it: what lies
 // behind is later, in proportion to the encoding before it, and never earlier.
-ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& packed,
+ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& coded,
                       const std::vector<bool>& compressed) {
   constexpr double kSome = 1e-12;  // where nothing takes time, all buckets count alike
   ExchangeTrial out;
   double code = 0, all = 0;
-  const auto later = [&](double dense_s, double packed_s) {
-    return all > 0 ? dense_s + std::max(0.0, packed_s - dense_s) * code / all : dense_s;
+  const auto later = [&](double dense_s, double coded_s) {
+    return all > 0 ? dense_s + std::max(0.0, coded_s - dense_s) * code / all : dense_s;
   };
   for (size_t i = 0; i < compressed.size(); ++i) {
-    const BucketTimes &plain = dense.buckets[i], &coded = packed.buckets[i];
-    out.buckets.push_back(compressed[i] ? coded : plain);
-    out.buckets.back().ready_s = later(plain.ready_s, coded.ready_s);
-    all += coded.code_s + kSome;
-    if (compressed[i]) code += coded.code_s + kSome;
+    const BucketTimes &plain = dense.buckets[i], &small = coded.buckets[i];
+    out.buckets.push_back(compressed[i] ? small : plain);
+    out.buckets.back().ready_s = later(plain.ready_s, small.ready_s);
+    all += small.code_s + kSome;
+    if (compressed[i]) code += small.code_s + kSome;
   }
-  out.backward_s = later(dense.backward_s, packed.backward_s);
-  out.rest_s = later(dense.rest_s, packed.rest_s);
+  out.backward_s = later(dense.backward_s, coded.backward_s);
+  out.rest_s = later(dense.rest_s, coded.rest_s);
   return out;
 }
 
 // Buckets that travel as one: ready with the last of them, with the latencies of one, and never
 // less than those or than one of them alone: what was measured of neighbours overlaps.
-ExchangeTrial folded(const ExchangeTrial& apart, const std::vector<bool>& joined,
+ExchangeTrial merged(const ExchangeTrial& apart, const std::vector<bool>& joined,
                      double latency_s) {
   ExchangeTrial out{.backward_s = apart.backward_s, .rest_s = apart.rest_s};
   for (size_t i = 0; i < joined.size(); ++i) {
@@ -100,17 +100,17 @@ double ExchangeChoice::used_s() const {
   return compressed.front() ? compressed_s : dense_s;
 }
 
-ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& packed,
+ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& coded,
                                double latency_s, double margin) {
   const size_t n = dense.buckets.size();
-  check(n > 0 && n == packed.buckets.size(), "exchange choice: expected both ways of ", n,
-        " buckets, found ", packed.buckets.size());
+  check(n > 0 && n == coded.buckets.size(), "exchange choice: expected both ways of ", n,
+        " buckets, found ", coded.buckets.size());
   ExchangeChoice out;
-  out.dense = dense;
-  out.packed = packed;
+  out.dense_trial = dense;
+  out.compressed_trial = coded;
   const std::vector<bool> none(n, false), all(n, true);
   out.dense_s = step_end(dense);
-  out.compressed_s = step_end(mixture(dense, packed, all));
+  out.compressed_s = step_end(mixture(dense, coded, all));
   const bool pure = out.compressed_s < out.dense_s * (1 - margin);
   out.compressed = pure ? all : none;
   out.joined = none;
@@ -119,17 +119,17 @@ ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& 
 
   std::vector<bool> mixed = out.compressed;
   const double mixed_s = descend(
-      mixed, [&](const auto& x) { return step_end(mixture(dense, packed, x)); },
+      mixed, [&](const auto& x) { return step_end(mixture(dense, coded, x)); },
       [](size_t) { return true; });
   if (worth(mixed_s)) out.compressed = mixed, out.chosen_s = mixed_s;
 
   // What is dearer apart may be cheaper joined.
   ExchangeChoice best = out;
   for (const std::vector<bool>& compressed : {out.compressed, none, all}) {
-    const ExchangeTrial apart = mixture(dense, packed, compressed);
+    const ExchangeTrial apart = mixture(dense, coded, compressed);
     std::vector<bool> joined = none;
     const double joined_s = descend(
-        joined, [&](const auto& x) { return step_end(folded(apart, x, latency_s)); },
+        joined, [&](const auto& x) { return step_end(merged(apart, x, latency_s)); },
         [&](size_t i) { return i > 0 && compressed[i] == compressed[i - 1]; });
     if (!worth(joined_s) || joined_s >= best.chosen_s) continue;
     best.compressed = compressed;
@@ -148,14 +148,14 @@ ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
       next_trial_(start),
       joined_(buckets_.size(), false),
       now_(buckets_.size()) {
-  check(options.every > 0 && options.trial >= 2 * kTurns, "exchange choice: every ", options.every,
-        " must be positive, trial ", options.trial, " at least ", 2 * kTurns);
+  check(options.every > 0 && options.trial >= 2 * kRounds, "exchange choice: every ", options.every,
+        " must be positive, trial ", options.trial, " at least ", 2 * kRounds);
   resume(0);
 }
 
 void ExchangeChooser::resume(int64_t step) {
   if (step < next_trial_) return;
-  turn_ = 0;
+  rounds_ = 0;
   trials_.clear();
   try_all(Phase::dense_trial);
 }
@@ -167,8 +167,7 @@ void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed,
   joined_ = joined;
   now_.assign(static_cast<size_t>(std::ranges::count(joined, false)), {});
   for (size_t i = 0; i < buckets_.size(); ++i)
-    for (const std::string& parameter : buckets_[i])
-      reducer_.travel_dense(parameter, !compressed[i]);
+    for (const std::string& parameter : buckets_[i]) reducer_.set_dense(parameter, !compressed[i]);
 }
 
 void ExchangeChooser::begin_step() { begin_ = options_.clock(); }
@@ -186,22 +185,22 @@ void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& 
     trials_[phase_].step.push_back(options_.clock() - begin_);
     trials_[phase_].buckets.push_back(now_);
   }
-  if (steps_ < options_.trial / (phase_ == Phase::check ? 1 : kTurns)) return;
-  if (phase_ == Phase::dense_trial) return try_all(Phase::packed_trial);
-  if (phase_ == Phase::packed_trial) {
-    if (++turn_ < kTurns) return try_all(Phase::dense_trial);
+  if (steps_ < options_.trial / (phase_ == Phase::check ? 1 : kRounds)) return;
+  if (phase_ == Phase::dense_trial) return try_all(Phase::compressed_trial);
+  if (phase_ == Phase::compressed_trial) {
+    if (++rounds_ < kRounds) return try_all(Phase::dense_trial);
     const ExchangeTrial dense = mean_of_ranks(Phase::dense_trial, collective);
     choice_ = choose_exchange(dense, mean_of_ranks(phase_, collective), options_.latency_s,
                               options_.margin);
     const double apart_s = std::abs(choice_.dense_s - choice_.compressed_s);
-    if (turn_ < kMostTurns && apart_s < options_.tie * choice_.dense_s)
+    if (rounds_ < kMaxRounds && apart_s < options_.tie * choice_.dense_s)
       return try_all(Phase::dense_trial);
     choice_.parameters = buckets_;
     if (!choice_.tried()) return start(Phase::check, choice_.compressed, choice_.joined);
   } else {
     check_choice(step_end(mean_of_ranks(phase_, collective)));
   }
-  settle(step);
+  adopt(step);
 }
 
 // Medians over steps, means over ranks.
@@ -233,15 +232,15 @@ void ExchangeChooser::check_choice(double found_s) {
   choice_.joined = every_bucket(false);
 }
 
-void ExchangeChooser::settle(int64_t step) {
+void ExchangeChooser::adopt(int64_t step) {
   choice_.step = step;
   start(Phase::waiting, choice_.compressed, choice_.joined);
   // Trials are steps of ways that are not used.
-  double dearer = 0;
+  double excess = 0;
   for (const double tried_s : {choice_.dense_s, choice_.compressed_s})
-    dearer += std::max(0.0, tried_s / choice_.used_s() - 1);
-  const auto tried = static_cast<double>(options_.trial * turn_ / kTurns);
-  const double rest = tried * dearer / options_.trial_cost;
+    excess += std::max(0.0, tried_s / choice_.used_s() - 1);
+  const auto tried = static_cast<double>(options_.trial * rounds_ / kRounds);
+  const double rest = tried * excess / options_.trial_cost;
   next_trial_ = step + std::max(options_.every, static_cast<int64_t>(std::min(rest, 1e12)));
   if (options_.on_choice) options_.on_choice(choice_);
 }

@@ -48,9 +48,9 @@ struct ExchangeChoice {
   std::vector<bool> joined;      // by bucket: it travels with the one before it
   // From backward's begin to the end of the step: if all buckets were dense, compressed, as chosen.
   double dense_s = 0, compressed_s = 0, chosen_s = 0;
-  double found_s = 0;           // as chosen, measured; 0: it was one of the two that had been tried
-  bool dropped = false;         // as it was no better than the pure way that is used then
-  ExchangeTrial dense, packed;  // what was measured, both ways
+  double found_s = 0;    // as chosen, measured; 0: it was one of the two that had been tried
+  bool dropped = false;  // as it was no better than the pure way that is used then
+  ExchangeTrial dense_trial, compressed_trial;       // measurements of both ways
   std::vector<std::vector<std::string>> parameters;  // of each bucket
   bool tried() const;                                // one of the two ways, nothing joined
   double used_s() const;                             // measured, of what is used from now on
@@ -59,7 +59,7 @@ struct ExchangeChoice {
 // Compressed buckets must make the step shorter by `margin`, a part of it; a mixture must be better
 // than both pure ways by as much, and joined buckets better than without. A message takes
 // latency_s.
-ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& packed,
+ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& coded,
                                double latency_s, double margin);
 
 struct ExchangeChooserOptions {
@@ -99,7 +99,7 @@ class ExchangeChooser {
   const std::vector<bool>& joined() const { return joined_; }
 
  private:
-  enum class Phase { waiting, dense_trial, packed_trial, check };
+  enum class Phase { waiting, dense_trial, compressed_trial, check };
   struct Trial {  // by step
     std::vector<double> backward, step;
     std::vector<std::vector<BucketTimes>> buckets;
@@ -109,11 +109,11 @@ class ExchangeChooser {
   }
   void start(Phase phase, const std::vector<bool>& compressed, const std::vector<bool>& joined);
   void try_all(Phase way) {
-    start(way, every_bucket(way == Phase::packed_trial), every_bucket(false));
+    start(way, every_bucket(way == Phase::compressed_trial), every_bucket(false));
   }
   ExchangeTrial mean_of_ranks(Phase phase, const LayerPlanner::Collective& collective) const;
   void check_choice(double found_s);
-  void settle(int64_t step);
+  void adopt(int64_t step);
 
   CompressedReducer& reducer_;
   std::vector<std::vector<std::string>> buckets_;
@@ -121,7 +121,7 @@ class ExchangeChooser {
   int64_t next_trial_;  // the step before which it begins
   Phase phase_ = Phase::waiting;
   int64_t steps_ = 0;         // of this phase
-  int turn_ = 0;              // of the two ways
+  int rounds_ = 0;            // of the two ways
   std::vector<bool> joined_;  // by bucket
   double begin_ = 0, backward_s_ = 0;
   std::vector<BucketTimes> now_;   // of this step

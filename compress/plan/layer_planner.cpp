@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kDelay = 10;  // steps from window to plan; beside the last the plan is solved for
 constexpr double kLeastGain = 0.02;  // of the cost, for which a plan within the budget is changed
-constexpr double kReserve = 0.02;  // of the budget, left unused where that costs no more than this
+constexpr double kSlack = 0.02;  // of the budget, left unused where that costs no more than this
 
 void check_same(const std::vector<size_t>& chosen, int64_t step,
                 const LayerPlanner::Collective& collective) {
@@ -83,14 +83,14 @@ LayerPlannerState LayerPlanner::state() {
   LayerPlannerState state{.due = due_,
                           .layers = layers_,
                           .current = current_,
-                          .look = accordion_.last(),
+                          .sample = accordion_.last(),
                           .lr = lr_,
                           .table = {},
                           .window = {}};
   for (LayerChoices& layer : state.layers) layer.errors.clear(), layer.costs.clear();
   if (table_.valid()) {
     state.table = table_.get();
-    put_table(state.table);
+    store_table(state.table);
   }
   if (reducer_.window() != nullptr) state.window = *reducer_.window();
   if (!options_.time) state.window.exchanges.clear();
@@ -102,13 +102,13 @@ void LayerPlanner::restore(int64_t step, LayerPlannerState state) {
   solution_ = {};
   layers_ = std::move(state.layers);
   current_ = std::move(state.current);
-  accordion_.restore(std::move(state.look));
+  accordion_.restore(std::move(state.sample));
   lr_ = {};
   due_ = -1;
   if (state.due > step && !layers_.empty() && state.table.size() == table_size()) {
     due_ = state.due;
     lr_ = state.lr;
-    put_table(std::move(state.table));
+    store_table(std::move(state.table));
   }
   (void)reducer_.close_window();
   const int64_t next = (step / options_.every + 1) * options_.every;
@@ -118,7 +118,7 @@ void LayerPlanner::restore(int64_t step, LayerPlannerState state) {
 }
 
 // As if the background had just found it out.
-void LayerPlanner::put_table(Table table) {
+void LayerPlanner::store_table(Table table) {
   std::promise<Table> made;
   made.set_value(std::move(table));
   table_ = made.get_future();
@@ -149,7 +149,7 @@ LayerPlanner::Table LayerPlanner::describe(const LayerChoices& layer, const Grad
 }
 
 // Keeps errors and costs, and returns the norms.
-std::vector<double> LayerPlanner::take(const Table& table) {
+std::vector<double> LayerPlanner::read_table(const Table& table) {
   std::vector<double> norms;
   auto at = table.begin();
   for (LayerChoices& layer : layers_) {
@@ -186,23 +186,23 @@ LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
     return static_cast<double>(to.cost) <= (1 - kLeastGain) * static_cast<double>(from.cost);
   };
   // Times are measured anew: what was cheaper than the uniform settings may not be any more.
-  const bool too_dear = plan.cost <= plan.uniform_cost && before.cost > plan.uniform_cost;
+  const bool too_expensive = plan.cost <= plan.uniform_cost && before.cost > plan.uniform_cost;
   if (!plan.fallback.empty()) return plan;
-  if (keeps_budget && !gain(before, plan) && !too_dear) return before;
-  options.budget = (1 - kReserve) * plan.budget;
-  LayerPlan calm = plan_layers(layers_, options);
-  calm.budget = plan.budget;
-  const bool dear = calm.cost > plan.uniform_cost && plan.cost <= plan.uniform_cost;
-  return calm.fallback.empty() && !gain(calm, plan) && !dear ? calm : plan;
+  if (keeps_budget && !gain(before, plan) && !too_expensive) return before;
+  options.budget = (1 - kSlack) * plan.budget;
+  LayerPlan with_slack = plan_layers(layers_, options);
+  with_slack.budget = plan.budget;
+  const bool expensive = with_slack.cost > plan.uniform_cost && plan.cost <= plan.uniform_cost;
+  return with_slack.fallback.empty() && !gain(with_slack, plan) && !expensive ? with_slack : plan;
 }
 
 // A rank's own table stays: a checkpoint keeps that, and its run solves once more.
 void LayerPlanner::solve(double lr, const Collective& collective) {
   if (!lr_) lr_ = lr;
   Table table = table_.get();
-  put_table(table);
+  store_table(table);
   collective("layer plan", [&](Communicator& comm) { table = mean_over_ranks(comm, table); });
-  const std::vector<double> norms = take(table);
+  const std::vector<double> norms = read_table(table);
   solution_ = std::async(std::launch::async, [this, norms, &context = Context::current()] {
     const ContextScope scope(context);
     const TraceRange range("plan", "solve");
@@ -226,7 +226,7 @@ void LayerPlanner::adopt(int64_t step, double lr, const Collective& collective) 
     reducer_.set_choice(layers_[l].name, layers_[l].settings[plan.chosen[l]]);
   const bool changed = plan.chosen != current_;
   current_ = plan.chosen;
-  if (!plan.fallback.empty() && options_.log && said_.insert(plan.fallback).second)
+  if (!plan.fallback.empty() && options_.log && reported_.insert(plan.fallback).second)
     options_.log(concat("step ", step, ": layers keep their uniform settings: ", plan.fallback));
   if (options_.on_plan) options_.on_plan({step, layers_, plan, changed, solution.critical});
 }

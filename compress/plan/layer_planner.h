@@ -53,7 +53,7 @@ struct LayerPlannerState {
   int64_t due = -1;                  // steps after which the table becomes a plan
   std::vector<LayerChoices> layers;  // without errors; empty before the first window has closed
   std::vector<size_t> current;
-  Accordion::Look look;
+  Accordion::Sample sample;
   std::optional<double> lr;  // of the last step before the tables were exchanged
   // Of one rank: what its background has found out, empty when nothing is due, and the window that
   // is open, whose tensors may still grow.
@@ -91,10 +91,10 @@ class LayerPlanner {
 
   bool closes_at(int64_t step) const;
   size_t table_size() const;
-  void put_table(Table table);
+  void store_table(Table table);
   void close_window(int64_t step);
   Table describe(const LayerChoices& layer, const GradientWindow& window, double per_byte) const;
-  std::vector<double> take(const Table& table);
+  std::vector<double> read_table(const Table& table);
   // What has been found out by a table of all ranks.
   struct Solution {
     LayerPlan plan;
@@ -113,7 +113,7 @@ class LayerPlanner {
   std::vector<size_t> current_;       // a candidate for each of them
   Accordion accordion_;
   std::optional<double> lr_;  // while a plan is being solved for, as in LayerPlannerState
-  std::set<std::string> said_;
+  std::set<std::string> reported_;
   std::future<Table> table_;  // last: their threads use the above
   std::future<Solution> solution_;
 };

@@ -96,7 +96,7 @@ void QualityMeter::after(Communicator& comm, Ledger& ledger, bool accepted) {
         .residual_norm = std::sqrt(residual / ranks) / beta,
         .gradient_norm = std::sqrt(own_gradient / ranks),
         .energy = own,
-        .alike = ranks > 1 ? quotient(all - own, (ranks - 1) * own) : 1.0,
+        .correlation = ranks > 1 ? quotient(all - own, (ranks - 1) * own) : 1.0,
         .mismatch = std::numeric_limits<double>::quiet_NaN(),
         .bound = std::numeric_limits<double>::quiet_NaN()};
     const Indices right = reducer_.selection(out.name, seen.all);

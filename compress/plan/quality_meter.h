@@ -28,7 +28,7 @@ struct LayerQuality {
   double energy = 0;         // sum over ranks of ||x_i||^2
   // Mean correlation of two ranks' x_i, weighted by their norms: 1 where all are equal, 0 where
   // they have nothing in common. ScaleCom (arXiv 2104.11125, theorem 1) takes it to be positive.
-  double alike = 1;
+  double correlation = 1;
   // Where one rank selects for all: d / k, the part of what should have been selected from X that
   // was not sent, and the contraction that the paper's lemma allows it, d/k + (1 - d/k) rho_0, with
   // rho_0 that of the right selection. NaN elsewhere.
