@@ -23,7 +23,9 @@ function say(text) {
     print mark substr(text, 3)
   } else {
     close_code()
-    print mark plain(text)
+    text = plain(text)
+    sub(/^ *\./, " \\.", text)  # a full stop at the beginning would end a list
+    print mark text
   }
 }
 
