@@ -58,7 +58,7 @@ wait $pid || fail 'slow steps'
 # After step 15, or 21 where the choice had to be measured first.
 [ -s auto/exchange-15.json ] || [ -s auto/exchange-21.json ] || fail "auto: $(ls auto)"
 grep -q '"compressed":true,"joined":[a-z]*,"dense":{"ready_s":' auto/exchange-*.json || fail "auto: $(cat auto/exchange-*.json)"
-grep -q '<figure id="run1-choices"' auto/report.html || fail 'no figure of the choice in the report'
+grep -q '"choices":{"' auto/report.html || fail 'no choices in the report'
 refuse 'auto' "$resnet" --compress auto:none
 refuse '--deterministic' "$resnet" --learners 2 --compress auto --deterministic
 refuse '--layerwise' "$resnet" --compress auto --layerwise lgreco
