@@ -84,6 +84,7 @@ case $verb in
     shift
     case $1 in mpirun) ;; *) set -- build/"$@" ;; esac
     exec "$@" --headroom 1 ;;
+  minimal_train) exec "$build/minimal_train" ;;
   report) exec "$build/report" "$@" ;;
   bench) exec "$build/bench" "$@" --threads 1 --steps 1 ;;
   watch) exec "$build/report" --watch "$@" --once ;;

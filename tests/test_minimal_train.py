@@ -1,11 +1,21 @@
 #!/usr/bin/env python3
-# test_minimal_train.py PROGRAM: the first example trains in each of its three steps, data-parallel training begins
-# as one learner does, and ScaleCom sends less than a tenth of what dense learners send.
+# test_minimal_train.py PROGRAM README_EXAMPLE: the first example trains in each of its three steps, data-parallel training begins
+# as one learner does, and ScaleCom sends less than a tenth of what dense learners send. README.md shows docs/readme_example.cpp as it is built, and its loss falls.
+import pathlib
 import re
 import subprocess
 import sys
 
 LINE = re.compile(r"(.+?) +loss ([0-9.]+) -> ([0-9.]+) +sent by a learner: +([0-9]+) bytes per step")
+
+
+def readme_example():
+    source = pathlib.Path("docs/readme_example.cpp").read_text()
+    assert f"```cpp\n{source}```" in pathlib.Path("README.md").read_text(), "README.md: not docs/readme_example.cpp"
+    out = subprocess.run([sys.argv[2]], stdout=subprocess.PIPE, check=True, text=True, timeout=300).stdout
+    print(out, end="")
+    losses = [float(x) for x in re.findall(r"^epoch [1-4]: loss ([0-9.]+)$", out, re.M)]
+    assert len(losses) == 4 and losses[3] < 0.8 * losses[0], f"README's example: expected a loss that falls, found {losses}"
 
 
 def main():
@@ -24,3 +34,4 @@ def main():
 
 
 main()
+readme_example()
