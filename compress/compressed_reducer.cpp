@@ -8,6 +8,7 @@
 
 #include "compress/codecs/magnitude.h"
 #include "compress/codecs/sparse_kernels.h"
+#include "compress/dense.h"
 #include "core/kernels.h"
 
 namespace heddle {
@@ -35,16 +36,6 @@ void add_up(const NamedTensors& seen, std::map<std::string, Tensor>& sums) {
 PayloadKind kind_of(const std::string& name) {
   return name == kControlWords ? PayloadKind::control : PayloadKind::values;
 }
-
-// Family "none".
-class Dense : public Reducer {
- public:
-  const char* name() const override { return "none"; }
-  bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) override {
-    sum_dense(bucket, bucket.flat, comm, ledger);
-    return all_finite(bucket.flat);
-  }
-};
 
 }  // namespace
 
@@ -353,20 +344,6 @@ bool CompressedReducer::all_reduce(Exchange& e, const NamedTensors& tensors) {
   if (flag.item() != 0 || largest_magnitude_of({sums}) > magnitude(kMaxSum)) return false;
   for_all([](const Tensor& x, const Tensor& part) { x.copy_from(part); });
   return true;
-}
-
-void sum_dense(const GradientBucket& bucket, const Tensor& flat, Communicator& comm,
-               Ledger& ledger) {
-  std::vector<PayloadPart> parts;
-  for (const Parameter* p : bucket.parameters)
-    parts.push_back({p->name, PayloadKind::values, p->size() * 4});
-  if (bucket.control > 0)
-    parts.push_back({kControlWords, PayloadKind::control, bucket.control * 4});
-  ledger.book(comm, parts, [&] { comm.all_reduce(flat); });
-}
-
-std::unique_ptr<Reducer> make_dense(const ReducerSetup& /*setup*/) {
-  return std::make_unique<Dense>();
 }
 
 }  // namespace heddle

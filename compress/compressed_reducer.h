@@ -180,8 +180,4 @@ class CompressedReducer : public Reducer {
   bool window_has_gradients_ = false;
 };
 
-// Sums a bucket's gradients as they are: not finite in the sum where they are not on one rank.
-void sum_dense(const GradientBucket& bucket, const Tensor& flat, Communicator& comm,
-               Ledger& ledger);
-
 }  // namespace heddle

@@ -45,7 +45,7 @@ class ErrorFeedback {
   void keep_unsent(const std::string& name, const Tensor& g, const Tensor& sent);
   // The residual as it was before accumulate, which g holds.
   void restore(const std::string& name, const Tensor& g);
-  // More is owed: m += beta * share * x.
+  // Adds what was not applied to the residual: m += beta * share * x.
   void return_unapplied(const std::string& name, const Tensor& x, double share);
   // The residual after m + g was sent whole: (1 - beta) m, as of any element that was sent. Once it
   // is nothing it is not held any more, and costs nothing where layers travel dense.

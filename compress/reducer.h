@@ -40,8 +40,8 @@ class Reducer {
   // first p.grad that was to blame holds NaN on all ranks, the other contents mean nothing, and the
   // residuals are as if nothing had been sent.
   virtual bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) = 0;
-  // The sums that reduce() has left in the bucket are not going to be applied: to each rank returns
-  // an equal part of what was delivered, so that all of it is still owed.
+  // Adds 1 / ranks of the sums that reduce() has left in the bucket, and that will not be applied,
+  // to each rank's residual, so that no gradient is lost.
   virtual void return_unapplied(const GradientBucket& /*bucket*/, int /*ranks*/) {}
   // The setting that may differ from layer to layer (rate, density, bits or rank, by family): what
   // it is for the layers that have one, and what it shall be from the next step on, on all ranks.

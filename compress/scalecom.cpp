@@ -1,55 +1,22 @@
-// Sparse exchange in which all ranks send the elements at the same indices, so that the sum over
-// ranks of what is sent is what is sent of the sum, and one all-reduce of the values will do: the
-// traffic of a learner does not grow with their number. How the indices come about:
-//
 // ScaleCom (Chen et al. 2020, arXiv 2104.11125), CLT-k: the leader of a step, rank step mod P,
-// picks the largest elements of its own compensated gradients; a bucket's indices travel in one
-// broadcast. What is not sent stays in a low-pass filtered residual.
+// picks the largest elements of its own compensated gradients x = m + g, and all ranks send theirs
+// at its indices. What is not sent stays in a low-pass filtered residual m.
 //
-// Random-k (Stich et al. 2018, arXiv 1809.07599): every rank draws the same indices from random
-// numbers that depend on seed, step and layer alone, so that nothing but values travels.
+//   step 1, P = 3          rank 0          rank 1 (leader)     rank 2
+//   select                                 largest of x1
+//   broadcast              <-- indices --  indices  -- indices -->
+//   gather                 x0[indices]     x1[indices]         x2[indices]
+//   all-reduce             \______________ sum of values ______________/
+//   residual               m0              m1                  m2      what was not sent
+//   scatter                the same sums on all ranks
 #include <algorithm>
-#include <cmath>
 
 #include "compress/codecs/sparse_kernels.h"
-#include "compress/compressed_reducer.h"
-#include "core/kernels.h"
+#include "compress/shared_indices.h"
 #include "core/shared_kernel.h"
 
 namespace heddle {
 namespace {
-
-class SharedIndices : public CompressedReducer {
- public:
-  using CompressedReducer::CompressedReducer;
-
- protected:
-  // For each compressed item, in tensors (k) i32 on the items' device; the same on all ranks.
-  virtual std::vector<Tensor> choose(Exchange& e) = 0;
-
-  bool works_on_devices() const override { return true; }
-  bool exchange(Exchange& e) override {
-    const std::vector<Tensor> chosen = choose(e);
-    NamedTensors sums = e.dense;
-    {
-      const TraceRange range("compress", "take values");
-      for (size_t i = 0; i < chosen.size(); ++i) {
-        const Tensor values = Tensor::empty_on(e.device, chosen[i].shape());
-        HEDDLE_DISPATCH(e.device, gather(e.compressed[i].tensor, chosen[i], values));
-        explain_selection(e.compressed[i], values);
-        sums.emplace_back(e.compressed[i].name(), values);
-      }
-    }
-    if (!all_reduce(e, sums)) return false;
-    const TraceRange range("compress", "residuals, sums");
-    for (size_t i = 0; i < chosen.size(); ++i) {
-      const Item& item = e.compressed[i];
-      feedback_->keep_unsent(item.name(), item.sum, chosen[i]);
-      HEDDLE_DISPATCH(e.device, scatter(sums[e.dense.size() + i].second, chosen[i], item.sum));
-    }
-    return true;
-  }
-};
 
 // The rate of a layer for rate=auto. The bins are ScaleCom's, as recalled; that they count
 // multiply-accumulates per weight and sample, and which bin holds 196, is reconstructed from the
@@ -159,56 +126,10 @@ class ScaleCom : public SharedIndices {
   bool exact_;
 };
 
-class RandomK : public SharedIndices {
- public:
-  explicit RandomK(const ReducerSetup& setup) : SharedIndices(setup), seed_(setup.options.seed) {
-    feedback_.emplace();
-  }
-
- protected:
-  std::vector<Tensor> choose(Exchange& e) override {
-    const TraceRange range("compress", "select");
-    std::vector<Tensor> chosen;
-    for (const Item& item : e.compressed) {
-      const uint64_t key = static_cast<uint64_t>(e.step) << 20 | item.layer->index;
-      const Philox rng(seed_, stream_id(Stream::selection, key));
-      const int64_t k = kept_elements(item.layer->now, item.n());
-      chosen.push_back(index_tensor(select_random(item.n(), k, rng)).to(e.device));
-    }
-    return chosen;
-  }
-
-  int64_t bytes(const Layer& layer, double density) const override {
-    return kept_elements(density, layer.parameter->size()) * 4;
-  }
-  // The root of the mean square over all selections: any element is as likely to be sent.
-  std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
-                                 const std::vector<double>& densities) const override {
-    const double all = squared_norm(x), n = static_cast<double>(x.size());
-    std::vector<double> lost;
-    lost.reserve(densities.size());
-    for (const double density : densities)
-      lost.push_back(
-          std::sqrt(all * (1 - static_cast<double>(kept_elements(density, x.size())) / n)));
-    return lost;
-  }
-  double codec_seconds(const Layer& layer, const Tensor& x, double density) const override {
-    const Philox rng(seed_, stream_id(Stream::selection, layer.index));
-    return timed([&] { (void)select_random(x.size(), kept_elements(density, x.size()), rng); });
-  }
-
- private:
-  uint64_t seed_;
-};
-
 }  // namespace
 
 std::unique_ptr<Reducer> make_scalecom(const ReducerSetup& setup) {
   return std::make_unique<ScaleCom>(setup);
-}
-
-std::unique_ptr<Reducer> make_random_k(const ReducerSetup& setup) {
-  return std::make_unique<RandomK>(setup);
 }
 
 }  // namespace heddle

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <memory>
 
 #include "comm/threads.h"
 #include "compress/families.h"
@@ -14,7 +15,8 @@
 using namespace heddle;
 
 int main() {
-  const auto images = render_shapes(Split::train, {.image_size = 16, .train_images = 3200});
+  const std::shared_ptr<const ImageDataset> images =
+      render_shapes(Split::train, {.image_size = 16, .train_images = 3200});
   run_threads(4, [&](Communicator& comm) {  // each learner runs this on a thread of its own
     Context context({.threads = 1});
     ParameterStore store;

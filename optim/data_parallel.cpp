@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "compress/dense.h"
 #include "core/kernels.h"
 #include "core/streams.h"
 #include "core/trace.h"

@@ -1,0 +1,13 @@
+// Casts: every value as bfloat16 or as IEEE half precision, exchanged block by block
+// (block_exchange.h). In fp16 values from 65520 on are infinite, and the bucket counts as not
+// finite.
+#include "compress/block_exchange.h"
+
+namespace heddle {
+
+std::unique_ptr<Reducer> make_cast(const ReducerSetup& setup) {
+  const Coding coding = setup.family.name == "bf16" ? Coding::bf16 : Coding::fp16;
+  return std::make_unique<BlockExchange>(setup, coding, BlockExchange::kBlock, false);
+}
+
+}  // namespace heddle
