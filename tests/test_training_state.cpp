@@ -228,7 +228,7 @@ TEST_CASE("training state: the exchange's numbers come back bit for bit") {
   CHECK(back.totals.collective_s == 1e-300);
   REQUIRE(back.planner);
   CHECK(back.planner->layers[0].settings[1] == 1.0 / 3);
-  CHECK(std::isinf(back.planner->look.norms[0]));
+  CHECK(std::isinf(back.planner->sample.norms[0]));
   CHECK(back.planner->lr == 0.7);
 
   const TempFolder folder;
