@@ -8,7 +8,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 
 # Folders whose text is clean and has to stay so.
-enforced=(docs/tools docs/glossary.md tests/test_results.py tests/check_words.sh)
+enforced=(README.md cmake comm data docs/tools docs/glossary.md docs/readme_example.cpp tests/test_results.py)
 
 # An extended regular expression per line, then a tab and what to write instead. Case matters.
 patterns='
@@ -104,6 +104,6 @@ check "$scratch/good.h" || { echo 'check_words: rejects a good sentence'; exit 1
 [ $# -gt 0 ] || set -- "${enforced[@]}"
 mapfile -t files < <(
   if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then git ls-files -- "$@" "${excluded[@]}"
-  else find "$@" -type f; fi)
+  else find "$@" -type f ! -path tests/check_words.sh ! -path tests/broken_lines.py; fi)  # excludes what is enforced so far
 [ ${#files[@]} -gt 0 ] || { echo "check_words: no file of $*"; exit 1; }
 if check "${files[@]}"; then echo "check_words: ${#files[@]} files, nothing to rewrite"; else exit 1; fi
