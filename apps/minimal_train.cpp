@@ -2,7 +2,8 @@
 //
 //   1  one learner          backward -> update
 //   2  four learners        backward -> bucket -> all-reduce -> update
-//   3  four with ScaleCom   backward -> bucket -> select 1 % -> all-reduce -> update
+//   3  four with ScaleCom   backward -> bucket -> leader selects 1 % -> broadcast -> all-reduce ->
+//   update
 //
 // A learner is a rank with a replica of the model and a share of every batch. Here learners are
 // threads; with an MpiSession (comm/mpi_communicator.h) the same train() runs as processes. Each
@@ -148,7 +149,7 @@ int main() {
   //    out equal. A ring all-reduce sends 2 * 3/4 of the 43,370 gradients, 4 bytes each.
   run("four learners", 4, "");
 
-  // 3. ScaleCom (Chen et al. 2020): one learner, another in each step, selects one gradient in
+  // 3. ScaleCom (Chen et al. 2020): one learner, a different one each step, selects one gradient in
   //    every hundred; all learners send those and keep the others in their residuals. The small
   //    tensors (biases, the first convolution) travel dense.
   run("four learners, ScaleCom", 4, "scalecom:rate=100");

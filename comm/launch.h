@@ -19,9 +19,9 @@ struct LaunchInfo {
 // variable, for a value that is no number and for a rank that is not below the size.
 LaunchInfo detect_launch();
 
-// Returns how many ranks share the cores that this process may run on: its share of its launcher's
-// cores, to some of which it may be bound. 1 where the user has set OMP_NUM_THREADS, which holds
-// for each process.
+// Returns how many ranks share the cores that this process may run on; the launcher may have bound
+// it to some of the machine's. 1 where the user has set OMP_NUM_THREADS, which holds for each
+// process.
 int ranks_sharing_cores();
 
 #ifdef HEDDLE_MPI

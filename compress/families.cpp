@@ -13,7 +13,7 @@ std::unique_ptr<Reducer> make_power_sgd(const ReducerSetup& setup);
 
 const std::vector<Family>& families() {
   static const SpecKey kDensity{.name = "density", .initial = 0.01, .low = 1e-6, .high = 1};
-  // Steps in which a rate grows from 4 to what it shall be; see CompressedReducer::ramped().
+  // Steps in which a rate grows from 4 to its final value; see CompressedReducer::ramped().
   static const SpecKey kRamp{.name = "ramp", .initial = 0, .low = 0, .high = 1e9, .whole = true};
   static const std::vector<Family> kFamilies = {
       {"none", {}, make_dense},

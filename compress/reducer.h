@@ -2,7 +2,7 @@
 // algorithm needs, and owns what the algorithm remembers from step to step (residuals). Plain
 // blocking code on the calling thread; one object for each rank.
 //
-//   auto reducer = make_reducer(parse_compress("scalecom:rate=100,beta=1"), {...});
+//   auto reducer = make_reducer(parse_compress("scalecom:rate=100,beta=1"), {}, store);
 //   const bool finite = reducer->reduce({flat, parameters, step}, comm, ledger);
 #pragma once
 

@@ -35,7 +35,7 @@ struct Destroy {
   }
 };
 
-// Makes one of cuDNN's descriptors, to be described next.
+// Creates an empty cuDNN descriptor, which the caller fills in.
 template <class Pointer, class Create>
 Pointer make_descriptor(Create create) {
   typename Pointer::pointer made = nullptr;
@@ -53,7 +53,8 @@ cudnnHandle_t cudnn_handle();
 // Whether what the calling thread puts on its stream is being recorded (core/step_graph.h).
 bool stream_is_recorded();
 
-// How long the calling thread's stream takes for what start() puts on it. Waits for it.
+// Times, in milliseconds, the work that start() queues on the calling thread's stream. Blocks until
+// it is done.
 float stream_milliseconds(const std::function<void()>& start);
 
 }  // namespace heddle

@@ -1,5 +1,6 @@
-// An LSTM layer by cuDNN's RNN, which fuses what layers/lstm.cpp starts step by step. fp32 only: in
-// bf16 cuDNN keeps the cells in bf16 too, ours stay fp32.
+// An LSTM layer by cuDNN's RNN, which fuses the kernels that layers/lstm.cpp launches one
+// time step at a time. fp32 only: in bf16, cuDNN also stores cell states in bf16, whereas ours stay
+// in fp32.
 #pragma once
 
 #include <functional>
@@ -14,7 +15,7 @@ namespace heddle::cuda {
 bool cudnn_lstm_wins(const Tensor& x, const LstmWeights& weights, const Tensor& h, const Tensor& c,
                      const std::function<void()>& own);
 
-// As lstm_layer() forwards, for a shape that cudnn_lstm_wins() was asked for.
+// Same as lstm_layer(). Call cudnn_lstm_wins() for this shape first.
 Var cudnn_lstm_layer(Tape& tape, const Var& x, const LstmWeights& weights, Tensor& h, Tensor& c);
 
 }  // namespace heddle::cuda

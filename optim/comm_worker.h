@@ -1,10 +1,11 @@
-// CommWorker: the one thread of a rank that communicates. Every collective, the main thread's too,
-// goes through its queue and runs in the order of posting, which is the same on all ranks, so that
-// the messages of two threads can never be confused. Asynchrony lives here and nowhere else.
+// CommWorker: the one thread of a rank that communicates. Every collective, including those the
+// main thread requests, goes through its queue and runs in the order of posting, which is the same
+// on all ranks, so that the messages of two threads can never be confused. Asynchrony lives here
+// and nowhere else.
 //
 //   CommWorker worker(context);
 //   worker.post([&] { comm.all_reduce(bucket); });
-//   worker.drain();                     // the sum is there; throws what a job has thrown
+//   worker.drain();                     // the sum has arrived; rethrows a job's exception
 //
 // On a GPU the thread has a stream of its own (core/streams.h): a job runs after the work that the
 // poster's stream held when it was posted, and work that starts after drain() runs after all jobs.

@@ -131,7 +131,7 @@ class DataParallelOptimizer {
     double exposed_s = 0;     // seconds that the main thread waited for exchanges
     int64_t dense_steps = 0, compressed_steps = 0;
     int64_t dense_sent = 0, compressed_sent = 0;  // bytes of gradients, in these steps
-    int64_t rejected = 0;                         // buckets with a non-finite gradient on some rank
+    int64_t rejected = 0;                         // compressed buckets that a rank's NaN made unfit
   };
   Totals totals() const;
   const Ledger& ledger() const { return ledger_; }

@@ -32,8 +32,8 @@
 namespace heddle {
 
 // Decides what a gradient with NaN or Inf makes the optimizer skip. bucket: the parameters of its
-// bucket, or that parameter alone in a single learner; finite gradients are applied. step: the
-// whole step.
+// bucket where a reducer compresses, and that parameter alone where gradients are summed densely;
+// other gradients are applied. step: the whole step.
 enum class OnNonfinite : uint8_t { bucket, step };
 
 struct OptimizerOptions {

@@ -142,9 +142,11 @@ void add_training_flags(FlagTable& flags, CommonOptions& o) {
             at_least(1), at_most(1e6), otherwise("1/3 of the run"));
   flags.add("lr-gamma", &o.lr_gamma, "X", "factor of the step, multistep and plateau schedules",
             above(0), at_most(1));
-  flags.add("on-nonfinite", &o.on_nonfinite, "WHAT",
-            "on a NaN or Inf in a gradient, skip the update of its bucket or of the whole step",
-            one_of({"bucket", "step"}));
+  flags.add(
+      "on-nonfinite", &o.on_nonfinite, "WHAT",
+      "on a NaN or Inf in a gradient, skip the update of its bucket (of its parameter alone where "
+      "gradients are summed densely) or of the whole step",
+      one_of({"bucket", "step"}));
   flags.add("max-skipped", &o.max_skipped, "N",
             "consecutive steps with NaN or Inf before the run counts as diverged", at_most(1e9));
   flags.add("max-loss", &o.max_loss, "X", "loss of a step above which the run counts as diverged",

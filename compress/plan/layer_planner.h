@@ -1,13 +1,14 @@
-// L-GreCo on the way of the gradients (arXiv 2210.17357): every so many steps a new setting for
-// each layer. Over a window of steps each rank sums up its gradients, residual included and with
-// their signs, so that layers whose gradients agree from step to step weigh more. From the sums a
-// thread in the background finds out what each setting would lose. At a step that is fixed when the
-// window closes the ranks exchange their tables and average them; a plan is solved for (l_greco.h)
-// beside the next step, and used from then on. Between these windows nothing is computed or copied.
+// LayerPlanner: runs L-GreCo (arXiv 2210.17357) during training. Every `every` steps it chooses a
+// new setting for each layer. Over a window of steps each rank sums up its gradients, residual
+// included and with their signs, so that layers whose gradients agree from step to step weigh more.
+// From these sums a background thread computes the error of each setting. At a step that is fixed
+// when the window closes the ranks exchange their tables and average them; the plan is computed
+// (l_greco.h) in parallel with the next step and used from then on. Between these windows nothing
+// is computed or copied.
 //
 // The budget is the error of the uniform settings, or of those that Accordion chooses (accordion.h)
-// by the norms of the windows' gradients without residuals. What plans make small is bytes, or the
-// time of encoding and exchange, as measured in the window.
+// by the norms of the windows' gradients without residuals. Plans minimise bytes or, optionally,
+// the measured time of encoding and exchange.
 //
 //   LayerPlanner planner(reducer, {.every = 390}, compress_start);
 //   planner.finish_step(step, lr, collective);   // after every step, on all ranks
@@ -95,7 +96,7 @@ class LayerPlanner {
   void close_window(int64_t step);
   Table describe(const LayerChoices& layer, const GradientWindow& window, double per_byte) const;
   std::vector<double> read_table(const Table& table);
-  // What has been found out by a table of all ranks.
+  // The result of solving with the ranks' averaged table.
   struct Solution {
     LayerPlan plan;
     Accordion accordion;
