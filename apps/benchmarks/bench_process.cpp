@@ -30,6 +30,7 @@ std::vector<std::string> merged_environment(const std::vector<std::string>& extr
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> out;
+  out.reserve(texts.size() + 1);
   for (const std::string& text : texts) out.push_back(const_cast<char*>(text.c_str()));
   out.push_back(nullptr);
   return out;
@@ -94,8 +95,7 @@ nlohmann::json run_for_json(const std::vector<std::string>& command,
                             const std::vector<std::string>& environment) {
   std::string out = run_process(command, environment);
   while (!out.empty() && out.back() == '\n') out.pop_back();
-  const nlohmann::json line =
-      nlohmann::json::parse(out.substr(out.rfind('\n') + 1), nullptr, false);
+  nlohmann::json line = nlohmann::json::parse(out.substr(out.rfind('\n') + 1), nullptr, false);
   if (!line.is_object()) throw Error(concat(command[0], ": expected a JSON object, found ", out));
   return line;
 }
