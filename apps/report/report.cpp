@@ -46,7 +46,7 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
                    runs.back().first_broken.c_str());
   }
   if (output.empty()) output = runs.size() == 1 ? runs[0].folder + "/report.html" : "report.html";
-  write_file_atomically(output, report_page(std::move(runs)));
+  write_file_atomically(output, report_page(runs));
   std::fprintf(stderr, "report: %s\n", output.c_str());
   return 0;
 }

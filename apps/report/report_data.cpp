@@ -102,7 +102,7 @@ void read_metrics(RunRecord& run) {
 
 // A plan or a choice: an object with a list of objects. `what` names it in the error.
 Json read_decision(const std::string& file, const char* list, const char* what) {
-  const Json json = parse_json<Json>(read_text_file(file), file);
+  Json json = parse_json<Json>(read_text_file(file), file);
   const bool valid = json.is_object() && json.contains(list) && json[list].is_array() &&
                      std::ranges::all_of(json[list], [](const Json& e) { return e.is_object(); });
   check(valid, file, ": no ", what, ": expected an object with a list \"", list, "\" of objects");

@@ -111,6 +111,7 @@ Json step_json(const Events& events, double begin, double end) {
     tracks[range.track].push_back(range);
   }
   std::vector<std::string> order;
+  order.reserve(tracks.size());
   for (const auto& [track, ignored] : tracks) order.push_back(track);
   std::ranges::sort(order, {}, track_order);
   Json rows = Json::array(), arrows = Json::array();
