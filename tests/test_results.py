@@ -506,13 +506,15 @@ class Names(unittest.TestCase):
     def test_full_length_only_when_named(self):
         runs = reproduce.experiments()
         full = [name for name in runs if name.startswith("full-")]
-        self.assertEqual(len(full), 5)
+        self.assertEqual(len(full), 10)
         for name in full:
-            self.assertIn(" --device cuda ", runs[name])
+            self.assertEqual(" --device cuda " in runs[name], not name.startswith("full-cpu-"))
         self.assertEqual(self.main()[0], [name for name in runs if name not in full + ["ptb-dense"]])
         self.assertEqual(reproduce.choose(runs, [""]), [])
         self.assertEqual(self.main("full")[0], full)
-        self.assertEqual(self.main("full-zaremba")[0], full[3:])
+        self.assertEqual(self.main("headline-scalecom-2")[0], ["headline-scalecom-2"])
+        self.assertEqual(len(self.main("headline-scalecom-")[0]), 12)  # rates 25, 100, 400 and the rule full
+        self.assertEqual(self.main("full-zaremba")[0], [name for name in full if name.startswith("full-zaremba")])
         self.assertEqual(self.main("ptb")[0], [name for name in runs if name.startswith("ptb-") and name != "ptb-dense"])
 
     def test_rule_of_momentum(self):
@@ -526,7 +528,7 @@ class Names(unittest.TestCase):
         started, said = self.main("--list")
         self.assertEqual(started, [])
         self.assertEqual(len(said.splitlines()), len(reproduce.experiments()))
-        self.assertEqual(said.count("\ngpu   full-"), 5)
+        self.assertEqual(said.count("\nlong  full-"), 10)
         self.assertIn("\ndone  ptb-dense ", said)
         self.assertEqual(said.count("done"), 1)
 

@@ -4,8 +4,8 @@ result to docs/results.jsonl as one line: the command, the revision, curves, rat
 
   ./run reproduce                 every run without a result, except full-…
   ./run reproduce headline ptb    runs whose names begin with one of these
-  ./run reproduce full            the full-length recipes, which need a GPU and run only when named
-  ./run reproduce --list          lists every run; "done": has a result, "gpu": runs only when named
+  ./run reproduce full            the full-length recipes, which run only when named and need a GPU, except full-cpu-…
+  ./run reproduce --list          lists every run; "done": has a result, "long": runs only when named
   ./run reproduce --again NAME    runs it again although it has a result
   ./run reproduce --keep DIR NAME keeps the run folder as DIR/NAME
   ./run reproduce --add FILE…     adds results from JSON files (one result each, as earlier revisions wrote them)
@@ -40,7 +40,7 @@ MOMENTUM = " --compressed-momentum full"
 BEFORE = "ablation-", "pair-", "large-", "root-", "long-", "scaling-", "meter-"
 QSGD = " --compress qsgd:bits=4"
 NO_MOMENTUM = " --momentum 0 --no-nesterov"
-FULL = "full-"  # runs with this prefix need a GPU
+FULL = "full-"  # runs with this prefix take hours and, but for full-cpu-…, a GPU: they run only when named
 
 
 def experiments():
@@ -150,14 +150,19 @@ def experiments():
                           ("resnet20-lgreco-scalecom", resnet + SCALECOM + LGRECO),
                           ("zaremba-medium-dense", lm), ("zaremba-medium-scalecom", lm + SCALECOM)):
         runs[FULL + name] = command
+        # The same without a GPU, some two hours each; the language model's first ten epochs take seven.
+        on_cpu = command.replace(" --device cuda", "")
+        runs[f"{FULL}cpu-{name}"] = on_cpu + " --epochs 10" if "medium" in name else on_cpu
     return {name: command + (MOMENTUM if name.startswith(BEFORE) and re.search("topk|scalecom|powersgd", command) else "")
             for name, command in runs.items()}
 
 
 def choose(runs, names):
-    """Returns the runs whose names begin with one of these; without names, every run that needs no GPU."""
+    """Returns the runs that these names select, or without names all except full-…. A run's whole name selects
+    that run alone (headline-scalecom-2 is not also headline-scalecom-25-1), any other the runs that begin with it."""
     if names:
-        return [run for run in runs if any(name and run.startswith(name) for name in names)]
+        return [run for run in runs
+                if run in names or any(name and name not in runs and run.startswith(name) for name in names)]
     return [run for run in runs if not run.startswith(FULL)]
 
 
@@ -339,7 +344,7 @@ def main(arguments=None):
     done = results.load(RESULTS).keys()
     if o.list:
         for name in chosen:
-            mark = "done" if name in done else "gpu" if name.startswith(FULL) else ""
+            mark = "done" if name in done else "long" if name.startswith(FULL) else ""
             print(f"{mark:4}  {name:42} {shown(runs[name])}")
         return None
     if subprocess.run(["git", "-C", ROOT, "diff", "--quiet", "HEAD", "--", ".", ":!docs/results.jsonl"], check=False).returncode:
