@@ -40,7 +40,7 @@ MOMENTUM = " --compressed-momentum full"
 BEFORE = "ablation-", "pair-", "large-", "root-", "long-", "scaling-", "meter-"
 QSGD = " --compress qsgd:bits=4"
 NO_MOMENTUM = " --momentum 0 --no-nesterov"
-FULL = "full-"  # runs with this prefix take hours and, but for full-cpu-…, a GPU: they run only when named
+FULL = "full-"  # runs with this prefix take hours and run only when named; all except full-cpu-… need a GPU
 
 
 def experiments():
