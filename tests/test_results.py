@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,10 @@ def made_up(name, typed):
         method, overlap = re.search("-(?:resnet18|resnet20|lstm)-(.*)-(on|off)$", name).groups()
         result["step_s"] = STEP_S[method] + (0.5 if overlap == "off" else 0)
         result["ratio_timed"] = {"dense": 1.0}.get(method, 6.5)
+    elif group == "full":
+        summary["valid_acc1"] = 91.5 - compressed
+        for entry in result["curve"]:
+            entry["ppl"] = 100.0 + (2 * entry["epoch"] / 16 if compressed else 0)
     elif group == "race":  # compressed epochs take a quarter of the time
         for entry in result["curve"]:
             entry["train_s"] = entry["step"] * (0.25 if compressed else 1.0)
@@ -127,6 +132,7 @@ class Page(unittest.TestCase):
         counted += 1
         in_pairs = [x for x in reproduce.experiments() if x.startswith("pair-")]
         self.assertEqual(counted + len(in_pairs), len(reproduce.experiments()))
+        tables.pop("claims")
         rows = self.rows(tables.pop("pairs"))  # two of other groups, and one for two runs
         self.assertEqual(len(rows), 2 + len(in_pairs) // 2)
         self.assertEqual(set(tables), {"composed"})
@@ -226,6 +232,32 @@ class Page(unittest.TestCase):
                       tables["ptb"])
         self.assertNotIn("scalecom-100-aggregate, mean", tables["ptb"])
 
+    def test_claims(self):
+        rows = self.rows(self.made_up_page()["claims"])
+        self.assertNotIn("not measured yet", "".join(rows))
+        verdict = {cells[1]: tuple(cells[2:5]) for cells in (re.split(r" *\| *", row) for row in rows)}
+        self.assertEqual(len(verdict), len(rows))
+        points = statistics.fmean(a - b for a, b in zip(ACCURACY["scalecom"], ACCURACY["dense"]))
+        self.assertEqual(verdict["ScaleCom at rate 100 loses no accuracy, ResNet-20 on CIFAR-10: accuracy against dense, points"],
+                         ("≥ -0.3", f"{points:.2f} over 3 seeds", f"missed by {-0.3 - points:.2f}"))
+        self.assertEqual(verdict["Full recipe, ResNet-20, 164 epochs: accuracy of dense, %"], ("≥ 91", "91.50", "holds"))
+        self.assertEqual(verdict["Full recipe, ScaleCom: accuracy against dense, points"], ("≥ -0.5", "-1.00", "missed by 0.50"))
+        self.assertEqual(verdict["Medium LSTM: validation perplexity in % of dense, worst epoch"], ("≤ 102", "102.00", "holds"))
+        self.assertEqual(verdict["At 100 Mbit/s resnet18 reaches dense's final accuracy sooner: ratio of times"],
+                         ("≥ 4", "4.00", "holds"))
+        self.assertEqual(verdict["L-GreCo's plans send fewer bytes than its uniform default: ratio"],
+                         ("≥ 1.8", "1.40 over 9 plans", "missed by 0.40"))
+
+        rows = self.rows(self.page({"headline-dense-1": made_up("headline-dense-1", "train_resnet")})["claims"])
+        self.assertEqual(len([row for row in rows if "**not measured yet**" in row]), len(rows))
+
+        def slow(results):
+            for entry in results["race-resnet18-scalecom"]["curve"]:
+                entry["acc1"] = 10.0
+
+        self.assertIn("resnet18 reaches dense's final accuracy sooner: ratio of times | ≥ 4 | 0.00 | missed by 4.00 |",
+                      self.made_up_page(slow)["claims"])
+
     def test_race(self):
         def slow(results):
             for entry in results["race-resnet18-scalecom"]["curve"]:
@@ -279,7 +311,7 @@ class Page(unittest.TestCase):
 
     def test_without_runs(self):
         tables = self.page({})
-        self.assertEqual(len(tables), 19)
+        self.assertEqual(len(tables), 20)
         for name, out in tables.items():
             self.assertEqual(out, "No run has been kept yet.\n", name)
         self.assertEqual(self.pictures, set())

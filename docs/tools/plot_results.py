@@ -258,21 +258,28 @@ def full():
     return table(["run", "accuracy, %", "test perplexity", *RATIO_HEAD, "MB sent, one learner", "revision"], rows)
 
 
+def sooner_than_dense(runs, name):
+    """Returns how many times sooner this run reaches the accuracy at which the dense run ended: None without both runs,
+    0 if it never does. Time is that of the training steps, without validation."""
+    if not {"dense", name} <= runs.keys():
+        return None
+    goal = runs["dense"]["curve"][-1]
+    return next((goal["train_s"] / x["train_s"] for x in runs[name]["curve"] if x["acc1"] >= goal["acc1"]), 0)
+
+
 def race():
-    """Compares when runs over the same slow network reach the accuracy at which the dense run ended. Time is that of the
-    training steps, without validation."""
+    """Compares when runs over the same slow network reach the accuracy at which the dense run ended."""
     rows, lines = [], ""
     for net, least in ("resnet20", 2), ("resnet18", 4):
         runs = group(f"race-{net}-")
-        goal = runs["dense"]["curve"][-1] if "dense" in runs else None
         for name, r in runs.items():
             row = [f"{net}-{name}", number(r["curve"][-1]["acc1"]), number(r["curve"][-1]["train_s"] / 60, 1), "", ""]
-            if goal is not None and name != "dense":
+            sooner = sooner_than_dense(runs, name) if name != "dense" else None
+            if sooner is not None:
                 what = f"{net}-{name}, sooner at dense's final accuracy"
-                reached = [x["train_s"] for x in r["curve"] if x["acc1"] >= goal["acc1"]]
-                if reached:
-                    row[3:] = number(reached[0] / 60, 1), number(goal["train_s"] / reached[0])
-                    lines += expected(what, goal["train_s"] / reached[0], least=least)
+                if sooner > 0:
+                    row[3:] = number(runs["dense"]["curve"][-1]["train_s"] / sooner / 60, 1), number(sooner)
+                    lines += expected(what, sooner, least=least)
                 else:
                     row[3] = "not reached"
                     lines += f"- {what}: expected ≥ {least:.2f}, not reached\n"
@@ -443,6 +450,69 @@ def plots(docs):
          [(method, sorted(points)) for method, points in lines.items()], log_y=True)
 
 
+def claims():
+    """Returns the first table of the page: one claim per row, with the bound from which on it counts as shown."""
+    rows = []
+
+    def claim(text, found, least=None, most=None, over=""):
+        bound = f"≤ {most:g}" if least is None else f"≥ {least:g}"
+        rows.append([text, bound, "" if found is None else f"{found:.2f}{over}",
+                     "**not measured yet**" if found is None else judged(found, least, most)])
+
+    def against_dense(text, prefix, method, least):
+        runs = runs_by_seed(prefix)
+        points, n = difference(runs.get(method, {}), runs.get("dense", {}))
+        claim(f"{text}: accuracy against dense, points", points, least=least, over=plural(n, "seed"))
+
+    headline = runs_by_seed("headline-")
+    scalecom, lgreco = (headline.get(method, {}).values() for method in ("scalecom", "lgreco-scalecom"))
+    against_dense("ScaleCom at rate 100 loses no accuracy, ResNet-20 on CIFAR-10", "headline-", "scalecom", -0.3)
+    against_dense("… nor at rate 25", "headline-", "scalecom-25", -0.3)
+    against_dense("… nor at rate 400", "headline-", "scalecom-400", -0.3)
+    for key, where, least in ("layers", "the compressed tensors", 99), ("values", "the whole model", 50):
+        found = mean(r["summary"][f"ratio_{key}"] for r in scalecom)
+        claim(f"Ratio at rate 100, values of {where}", found, least=least)
+    claim("Ratio at rate 100, values of a whole ResNet-18",
+          mean(r["summary"]["ratio_values"] for r in group("whole-model-").values()), least=90)
+    against_dense("L-GreCo's plans over ScaleCom lose no accuracy", "headline-", "lgreco-scalecom", -0.3)
+    plans = [p["uniform_bytes"] / p["bytes"] for r in lgreco for p in r.get("plans", {}).values()]
+    claim("L-GreCo's plans send fewer bytes than its uniform default: ratio", mean(plans), least=1.8,
+          over=plural(len(plans), "plan"))
+    against_dense("Large batches, 16 learners of 64 images, equal epochs", "batch-", "scalecom", -1)
+    against_dense("Large batches, 32 learners of 32 images, equal epochs", "grown-", "scalecom", -1)
+    long = {name: r for prefix in ("full-", "full-cpu-") for name, r in group(prefix).items()}
+    accuracy = {name: r["summary"]["valid_acc1"] for name, r in long.items() if "valid_acc1" in r["summary"]}
+    dense = accuracy.get("resnet20-dense")
+    claim("Full recipe, ResNet-20, 164 epochs: accuracy of dense, %", dense, least=91)
+    for what, name in ("ScaleCom", "resnet20-scalecom"), ("L-GreCo over ScaleCom", "resnet20-lgreco-scalecom"):
+        points = accuracy[name] - dense if dense is not None and name in accuracy else None
+        claim(f"Full recipe, {what}: accuracy against dense, points", points, least=-0.5)
+    for rate in 100, 400:
+        pairs_of = [[group("ptb-").get(f"{method}{seed}") for method in (f"scalecom-{rate}", "dense")]
+                    for seed in ("", "-2", "-3")]
+        shares = [100 * runs[0]["summary"]["test_ppl"] / runs[1]["summary"]["test_ppl"]
+                  for runs in pairs_of if None not in runs]
+        claim(f"LSTM on Penn Treebank, rate {rate}: test perplexity in % of dense", mean(shares), most=101,
+              over=plural(len(shares), "seed"))
+    curves = [{x["epoch"]: x["ppl"] for x in long.get(f"zaremba-medium-{method}", {"curve": []})["curve"]}
+              for method in ("scalecom", "dense")]
+    claim("Medium LSTM: validation perplexity in % of dense, worst epoch",
+          max((100 * curves[0][e] / curves[1][e] for e in curves[0].keys() & curves[1].keys()), default=None), most=102)
+    traffic = scaling_runs().get("scalecom", {})
+    sizes = sent(*traffic.values())[0] if {4, 64} <= traffic.keys() else []
+    claim("From 4 to 64 learners a learner's traffic grows by no more than the ring's factor",
+          sizes[-1] / sizes[0] if sizes else None, most=1.3125)
+    for net, sooner, faster in ("resnet20", 2, None), ("resnet18", 4, 2.5), ("lstm", None, 2.5):
+        if sooner:
+            claim(f"At 100 Mbit/s {net} reaches dense's final accuracy sooner: ratio of times",
+                  sooner_than_dense(group(f"race-{net}-"), "scalecom"), least=sooner)
+        pair = [group(f"time-hosts-{net}-").get(f"{method}-on") for method in ("dense", "scalecom")]
+        if faster:
+            claim(f"At 100 Mbit/s {net} takes a step sooner: ratio of times",
+                  pair[0]["step_s"] / pair[1]["step_s"] if None not in pair else None, least=faster)
+    return table(["claim", "counts as shown if", "found", "verdict"], rows if RESULTS else [])
+
+
 def provenance(prefix):
     """Returns the command that repeats a table's runs, and their revisions."""
     runs = group(prefix)
@@ -477,6 +547,8 @@ def main(docs=results.DOCS):
                            for picture in sorted(docs.glob(f"results-{match[1]}*.svg")))
         if match[1] == "composed":
             text = composed()[1]
+        elif match[1] == "claims":
+            text = claims()
         else:
             rows, prefix = made[match[1]]
             text = rows() + provenance(prefix)
