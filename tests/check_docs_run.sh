@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs what README.md and the pages of docs/howto/ tell to run, page by page as a reader would, on tiny data and with
-# flags behind each command that make it short (few steps, small images). What cannot run here is listed
+# Runs the commands of README.md, docs/flags.md and docs/howto/, page by page as a reader would, on tiny data and with
+# flags after each command that make it short (few steps, small images). What cannot run here is listed
 # with the reason, and a command that is neither is a failure. Checks itself first on commands that fail.
 #   tests/check_docs_run.sh BUILD [PAGE…]
 set -u
 build=$(realpath "$1") && shift || exit 2
 cd "$(dirname "$0")/.." || exit 1
-[ $# -gt 0 ] || set -- README.md docs/howto/*.md
+[ $# -gt 0 ] || set -- README.md docs/flags.md docs/howto/*.md
 root=$PWD
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
@@ -80,7 +80,7 @@ SH
 verb=$1; shift
 case $verb in
   train_resnet | train_lm) exec build/$verb "$@" ;;
-  headroom)  # behind the --
+  headroom)  # the command follows the --
     shift
     case $1 in mpirun) ;; *) set -- build/"$@" ;; esac
     exec "$@" --headroom 1 ;;
@@ -130,7 +130,7 @@ make_data() {
 # What a page takes for granted.
 prepare() {  # PAGE
   case $1 in
-    README.md)  # two runs to look at
+    README.md | docs/flags.md)  # two runs to look at
       for run in a b; do build/train_resnet --output-dir runs/$run || return 1; done ;;
     *weights-in-pytorch.md)  # the page makes this file with PyTorch
       build/train_resnet --arch resnet18 --stem imagenet --data path/to/imagenet --steps 1 --output-dir made &&
@@ -175,6 +175,6 @@ wait
 ran=$(awk '/ commands run$/ { n += $2 } END { print n + 0 }' "$work/said")
 echo "$ran commands of $# pages run"
 sed -n 's/^[^ ]*: not run: .*(\(.*\))$/\1/p' "$work/said" | sort | uniq -c |
-  while read -r times why; do echo "skipped: commands of README.md and docs/howto, $times ($why)"; done
+  while read -r times why; do echo "skipped: commands of README.md and docs/, $times ($why)"; done
 [ "$ran" -ge $# ] || { echo 'check_docs_run: hardly a command was found'; status=1; }
 exit $status

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that README.md, docs/tour.md, docs/run-folder.md and docs/howto/ name in backticks must exist:
+# Everything that README.md, docs/tour.md, docs/flags.md, docs/run-folder.md and docs/howto/ name in backticks must exist:
 # a `folder/file.h` (a path), and a `function()` or `Class::function()` (found by name in the sources). In fenced code, commands that
 # begin with ./run or a program of ours must have verbs and flags that there are. Links lead somewhere.
 # Checks itself first on what does not exist.
@@ -66,7 +66,7 @@ links() {  # FILE -> relative links that lead nowhere
   return $status
 }
 
-# FILE -> places in fenced text (compress/scalecom.cpp:92) whose line is not where something is explained
+# FILE -> references in fenced text (compress/scalecom.cpp:92) to a line that explains nothing
 places() {
   local place file status=0
   while IFS= read -r place; do
@@ -95,7 +95,7 @@ printf '[x](no-such-page.md)\n' >"$scratch"
 if links "$scratch" >/dev/null; then echo 'check_tour: did not see a broken link'; exit 1; fi
 
 status=0
-[ $# -gt 0 ] || set -- docs/tour.md docs/run-folder.md docs/howto/*.md README.md
+[ $# -gt 0 ] || set -- docs/tour.md docs/flags.md docs/run-folder.md docs/howto/*.md README.md
 for page in "$@"; do
   case $page in */README.md) ;; *) check "$page" || status=1 ;; esac
   commands "$page" || status=1
