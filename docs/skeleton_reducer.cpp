@@ -60,7 +60,7 @@ const Family kRowMeans = {"rowmeans",
 
 }  // namespace
 
-TEST_CASE("the reducer to copy: what was delivered and what is kept are the gradients") {
+TEST_CASE("the reducer to copy: delivered and kept gradients sum to all gradients") {
   for (const char* settings : {"rows=1", "rows=2", "rows=64"}) {
     std::vector<double> missing(10000);  // by place in the flat buffer
     std::mutex mutex;

@@ -1,4 +1,4 @@
-// What the tests of the programs share: a folder that goes away, and messages of errors.
+// Helpers for tests of the programs: a temporary folder, and messages of errors.
 #pragma once
 
 #include <cstdlib>
@@ -46,6 +46,18 @@ std::string message_of(F&& f) {
 
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
+}
+
+// True if the text contains all parts in this order. Tests of messages check names and numbers, not
+// sentences.
+inline bool mentions(const std::string& text, const Strings& parts) {
+  size_t at = 0;
+  for (const std::string& part : parts) {
+    at = text.find(part, at);
+    if (at == std::string::npos) return false;
+    at += part.size();
+  }
+  return true;
 }
 
 // A dumped configuration without its remarks.

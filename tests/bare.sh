@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Does what a newcomer does on a bare Debian 12: makes a root with debootstrap (minbase and ca-certificates), clones
+# Repeats a new user's first steps on a bare Debian 12: makes a root with debootstrap (minbase and ca-certificates), clones
 # the last commit of this tree into it, and calls ./run train_resnet and ./run test there. By hand, before a release:
 # half an hour. Needs root and debootstrap; proxies and certificates are those that apt has here.
 #   tests/bare.sh [--keep] [COMMAND…]    other commands, each one word: tests/bare.sh './run doctor'
-# Exit codes: that of the first command that fails, 1 where the root could not be made, 2 where something is missing.
+# Exit codes: that of the first command that fails, 1 if the root could not be made, 2 if something is missing.
 set -u
 tree=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 suite=bookworm

@@ -4,7 +4,7 @@
 #   tests/check_includes.sh [ROOT]
 set -u
 
-# folder: what it may include of ours; a folder, or one file of a folder. A room of apps is a folder, too.
+# folder: which of our folders, or files of a folder, it may include. Subfolders of apps are folders, too.
 table='
 core:     core
 layers:   core layers

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lines per folder, with the change against a commit if one is given. Warns of long files; fails when
 # the stack (core, layers, optim, comm, compress, data) has 16,000 lines of code or more: lines that
-# are neither empty nor only a comment, so that nobody saves on explanations.
+# are neither empty nor only a comment, so that explanations cost nothing.
 #   tests/check_lines.sh [COMMIT]
 set -u
 cd "$(dirname "$0")/.." || exit 1

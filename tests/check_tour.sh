@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Everything that README.md, docs/tour.md, docs/flags.md, docs/run-folder.md and docs/howto/ name in backticks must exist:
-# a `folder/file.h` (a path), and a `function()` or `Class::function()` (found by name in the sources). In fenced code, commands that
-# begin with ./run or a program of ours must have verbs and flags that there are. Links lead somewhere.
-# Checks itself first on what does not exist.
+# a `folder/file.h` (a path), and a `function()` or `Class::function()` (found by name in the sources). In fenced code,
+# commands that start with ./run or one of our programs must use existing verbs and flags. Links must have a target.
+# Checks itself first on names that do not exist.
 #   tests/check_tour.sh [FILE…]
 set -u
 cd "$(dirname "$0")/.." || exit 1

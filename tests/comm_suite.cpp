@@ -48,7 +48,7 @@ class Suite {
     return total;
   }
 
-  // What was counted by the call, against the formula of comm/collectives.h.
+  // Compares the bytes counted by a call with the formula of comm/collectives.h.
   void expect_bytes(const char* collective, int64_t sent, int64_t tolerance) {
     const Traffic t = comm_.traffic().at({collective, comm_.tag()});
     if (std::abs(t.sent - sent) > tolerance)

@@ -13,7 +13,7 @@ namespace heddle {
 
 using Results = std::vector<std::vector<float>>;  // in logical order
 
-// Of the device that is compared with the CPU.
+// Returns options for the device that is compared with the CPU.
 ContextOptions subject(bool tune = false);
 
 // Runs the job in the Context of each device, prints "compare operation what type distance bound"

@@ -54,7 +54,7 @@ inline std::map<std::string, Values> state_of(const Reducer& reducer) {
   return state;
 }
 
-// What a rank of a run has seen.
+// Gradients, sums and state that one rank of a run has seen.
 struct RankRun {
   std::vector<Values> given, sums;  // by step, of the flat gradient buffer
   std::vector<bool> accepted;

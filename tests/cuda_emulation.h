@@ -1,5 +1,5 @@
-// Runs CUDA kernels on the CPU, so that their text is tested where no GPU is at hand. Blocks run
-// one after the other; the threads of a block are fibers that take turns at __syncthreads. Include
+// Runs CUDA kernels on the CPU, so that their code is tested without a GPU. Blocks run
+// one after the other; the threads of a block are fibers that switch at __syncthreads. Include
 // this first, then the .cu files: their functions come out in namespace heddle::emulated and work
 // on host tensors. Kernels may use what core/launch.h says and nothing else.
 //

@@ -1,5 +1,5 @@
-// What the tests of data/ share: temporary folders with good and broken files, and where real data
-// sets are ($HEDDLE_DATA, else shared/data beside the tree).
+// Helpers for tests of data/: temporary folders with good and broken files, and the folder of real
+// data sets ($HEDDLE_DATA, else shared/data in the tree or next to it).
 #pragma once
 
 #include <doctest/doctest.h>
@@ -65,7 +65,7 @@ inline bool contains(const std::string& text, const std::string& part) {
   return false;
 }
 
-// A data set's folder, or an empty path, with a message, where it is not at hand.
+// Returns a data set's folder. If there is none, prints a message and returns an empty path.
 inline fs::path find_data(const std::string& name) {
   std::vector<fs::path> roots;
   if (const char* root = std::getenv("HEDDLE_DATA")) roots.emplace_back(root);

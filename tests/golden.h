@@ -93,7 +93,7 @@ inline void backward(Tape& tape, const Var& y, const Tensor& dy) {
   tape.backward(scalar);
 }
 
-// What backward must overwrite.
+// Fills gradients with NaN, which backward must overwrite.
 inline void spoil_gradients(ParameterStore& store) {
   for (Parameter& p : store.parameters()) fill(p.grad, std::numeric_limits<float>::quiet_NaN());
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What ./run gpu-check does: builds for the GPU of this machine, tests, compares with the CPU and
-# times, and writes one gpu-report.md. Needs no network. A part that fails does not stop the others,
+# Implements ./run gpu-check: builds for the GPU of this machine, runs tests, compares with the CPU,
+# measures times, and writes one gpu-report.md. Needs no network. A part that fails does not stop the others,
 # parts that run later replace their own section of the report only, and each stays below eight
 # minutes; --quick, all of them below five once it is built.
 #   tests/gpu_check.sh [--quick] [--part build,test,sanitize,compare,bench] [--limit SECONDS]
-# Exit codes: 0 all that ran was good, 1 something failed, 2 bad arguments, or no GPU: then only
-# the build has been tried.
+# Exit codes: 0 everything that ran passed, 1 something failed, 2 bad arguments, or no GPU: then only
+# the build was tried.
 #
 # What tests/gpu_pack.sh has packed is unpacked from .carry. cuDNN, NCCL and cuBLAS are taken from
 # CUDA's own tree, else from the folder nvidia of a Python's site-packages.
@@ -103,7 +103,7 @@ use_carried() {
     prepend LD_LIBRARY_PATH "$place/lib"
     prepend CMAKE_PREFIX_PATH "$place"
   done
-  # cuDNN opens libnvrtc when it compiles an engine, and looks beside itself and here.
+  # cuDNN opens libnvrtc when it compiles an engine, and searches its own folder and these.
   prepend LD_LIBRARY_PATH "$(dirname "$(dirname "$(readlink -f "$nvcc")")")/lib64"
 }
 
@@ -272,7 +272,7 @@ compare_runs() {  # TITLE BOUND COMMAND…: the same run on both devices
     try "$title, $device" "$@" --device $device --quiet --deterministic --output-dir "$work/$device" || return
   done
   export -f apart losses
-  try "$title: both alike" bash -c "apart $work/cpu $work/cuda $bound" && cat "$sections/output" >>"$sections/details"
+  try "$title: both devices agree" bash -c "apart $work/cpu $work/cuda $bound" && cat "$sections/output" >>"$sections/details"
 }
 
 compare() {
@@ -307,7 +307,7 @@ compare() {
     try 'ResNet-20 on CIFAR-10, 2 epochs' "$folder/train_resnet" --data "$cifar" --device cuda --epochs 2 \
       --quiet --json --output-dir "$folder/runs/cifar" && keep 'CIFAR-10, two epochs'
   else
-    not_run 'CIFAR-10: not at hand (tests/gpu_pack.sh packs it)'
+    not_run 'CIFAR-10: not available (tests/gpu_pack.sh packs it)'
   fi
 }
 

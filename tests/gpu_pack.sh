@@ -2,9 +2,9 @@
 # Packs what a GPU machine without a network and without Debian's packages needs for
 # ./run gpu-check, in pieces below 60 MiB each, into FOLDER (default .carry, which git ignores):
 #   deps.tar.gz            headers and libraries of this machine that the build asks for
-#   text.tar.gz            Penn Treebank and tinyshakespeare, where they are at hand
+#   text.tar.gz            Penn Treebank and tinyshakespeare, if they are available
 #   cifar-1.tar.gz … -3    CIFAR-10, two files in each
-# gpu-check unpacks whatever of it lies in .carry; pieces may come one after the other.
+# gpu-check unpacks the pieces that it finds in .carry; they may arrive one after the other.
 #   tests/gpu_pack.sh [FOLDER [DATA]]     DATA: default $HEDDLE_DATA, else ../shared/data
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
@@ -23,8 +23,8 @@ for package in "${packages[@]}"; do
   dpkg -L "$package" | grep -E '^/usr/(include/|share/cmake/|lib/cmake/|share/javascript/dygraphs/dygraph.min.js$)' |
     while IFS= read -r path; do [ -d "$path" ] || printf '%s\n' "$path"; done
 done >"$list"
-# As files of the names that are looked for: tar follows the links. libOpenCL is what Debian's
-# oneDNN is linked with; nothing of it is used.
+# Packs files under the names that the linker searches for: tar follows the links. Debian's oneDNN is
+# linked with libOpenCL, but nothing of it is used.
 library=$(dirname "$(ldconfig -p | awk '/libdnnl\.so\.2 / { print $NF; exit }')")
 [ -e "$library/libdnnl.so.2" ] || fail 'libdnnl.so.2 was not found'
 for name in libdnnl.so.2 libOpenCL.so.1; do

@@ -288,7 +288,7 @@ void GradCheck::check_tensor(const std::string& name, const Tensor& values,
   int64_t skipped = 0, wrong = 0;
   for (int64_t s = 0; s < samples; ++s) {
     int64_t i = samples == size ? s : rng.below(s, static_cast<uint32_t>(size));
-    // Zeros (behind a stride, say) must be right too, but every other sample tells more.
+    // Zeros (skipped by a stride, for example) must be right too, but other elements show more.
     while (samples < size && s % 2 == 1 && gradient[i] == 0) i = (i + 1) % size;
     const double expected = gradient[i], unit = std::max(std::abs(expected), scale);
     double found = 0;

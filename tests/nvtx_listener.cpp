@@ -1,5 +1,5 @@
-// What NVIDIA's profilers are to a program with NVTX ranges: a library named by
-// NVTX_INJECTION64_PATH. This one writes the ranges down, in the file NVTX_LISTENER_LOG:
+// Stands in for NVIDIA's profilers, which a program with NVTX ranges loads from
+// NVTX_INJECTION64_PATH. Writes the ranges to the file NVTX_LISTENER_LOG:
 // "push forward: conv1.weight", "pop".
 #include <nvtx3/nvToolsExt.h>
 

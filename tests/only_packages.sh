@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs a command with a PATH that holds no more than a bare Debian has after `./run test`: what the packages that ./run
-# installs for it, and what these and Debian's minimal system bring, provide. So what a test calls but nobody installs is
-# missing here, too. Variables that name folders of headers, libraries or modules are taken away; files at absolute paths
-# are not.
+# Runs a command with a PATH that holds no more than a bare Debian has after `./run test`: commands of the packages that
+# ./run installs for it, of their dependencies and of Debian's minimal system. So a command that a test calls but nobody
+# installs is missing here, too. Variables that name folders of headers, libraries or modules are unset; files at absolute
+# paths are not hidden.
 #   tests/only_packages.sh [--with PACKAGE]… COMMAND…      --with: as if ./run installed this package, too
 #   tests/only_packages.sh [--with PACKAGE]… --list        what would be there
 # Without dpkg the command runs as it is.

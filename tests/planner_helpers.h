@@ -22,7 +22,7 @@ struct PlannedModel {
     store.add("bias", {50}, constant_init(0));
     store.finalize(1);
   }
-  // What rank and step decide about a mean that all share; `shift` changes which layer is how.
+  // Draws gradients of a rank and step around a mean that all ranks share; `shift` permutes layers.
   void fill(uint64_t rank, int64_t step, size_t shift);
   std::vector<std::vector<double>> common;  // by parameter: drawn once, the same in every step
 };

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs train_resnet and train_lm with random command lines, made from what their --help says: good
+"""Runs train_resnet and train_lm with random command lines, made from their --help: good
 and bad values, random bytes, flags twice, flags that contradict each other, flags from a file and
-from the environment. Each must end by itself with an exit code that is documented, and with code 2
-says one line on stderr.
+from the environment. Each must end with a documented exit code before a timeout, and with code 2
+prints one line on stderr.
 
     tests/random_flags.py build/train_resnet build/train_lm        # HEDDLE_RANDOM_RUNS=200 for more
     HEDDLE_RANDOM_SEED=7 HEDDLE_RANDOM_FIRST=31 HEDDLE_RANDOM_RUNS=1 tests/random_flags.py ...

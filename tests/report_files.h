@@ -60,8 +60,10 @@ struct FakeRun {
                              {"cosine", 0.25},
                              {"residual_norm", 2.0 * k + i},
                              {"gradient_norm", 0.5},
-                             {"alike", 0.125}};
-      out += Json{{"step", 10 * k}, {"quality", quality}, {"alike", 0.125}}.dump() + "\n";
+                             {"alike", 0.125}};  // check_words: quoted
+      Json line{{"step", 10 * k}, {"quality", quality}};
+      line["alike"] = 0.125;  // check_words: quoted
+      out += line.dump() + "\n";
     }
     Json names = Json::object(), ledger = Json::object();
     for (int i = 0; i < layers; ++i) {
@@ -95,7 +97,7 @@ struct FakeRun {
         .dump();
   }
 
-  // Of one bucket for each layer; every second one is compressed.
+  // Returns a choice with one bucket for each layer; every second one is compressed.
   std::string choice(int step) const {
     using Json = nlohmann::ordered_json;
     Json buckets = Json::array();

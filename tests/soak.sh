@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A long run, watched: four learners with L-GreCo and ScaleCom, checkpoints and plans all the time. Resident
-# memory must stay within 1 % of what it was when a tenth of the time had passed, and open files what they were;
-# the step's time is printed for each tenth. CI does not run this.
+# A long run under observation: four learners with L-GreCo and ScaleCom, with checkpoints and plans all the time. After
+# a tenth of the time, resident memory must stay within 1 %, and the number of open files constant; the step's time is
+# printed for each tenth. CI does not run this.
 #   tests/soak.sh build/train_resnet [SECONDS] [FOLDER]     an hour; the samples stay in FOLDER/soak.tsv
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) && resnet=$(realpath "$1") && seconds=${2:-3600} || exit 2
@@ -48,6 +48,6 @@ warm = rows[len(rows) // 10:]
 first, last = tenth(warm, 0), tenth(warm, 9)
 growth = statistics.median(r[1] for r in last) / statistics.median(r[1] for r in first) - 1
 files = max(r[2] for r in last) - max(r[2] for r in first)
-print(f"{len(steps)} steps; behind the first tenth resident memory changed by {100 * growth:+.2f} %, open files by {files:+d}")
+print(f"{len(steps)} steps; after the first tenth resident memory changed by {100 * growth:+.2f} %, open files by {files:+d}")
 sys.exit(abs(growth) > 0.01 or files != 0)
 PY

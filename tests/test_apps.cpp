@@ -35,7 +35,7 @@ std::string complaint(const Strings& arguments, const Strings& environment = {})
 
 }  // namespace
 
-TEST_CASE("flags: HEDDLE_DATA is where data sets lie, and no --data") {
+TEST_CASE("flags: HEDDLE_DATA is the folder of data sets, not a value of --data") {
   const TempFolder temp;
   std::filesystem::create_directory(temp.path + "/cifar");
   const char* before = std::getenv("HEDDLE_DATA");
@@ -51,7 +51,7 @@ TEST_CASE("flags: HEDDLE_DATA is where data sets lie, and no --data") {
   CHECK(parse({}, {"HEDDLE_DATA=" + temp.path}).data == parse({}, {}).data);
 }
 
-TEST_CASE("flags: flag over environment over file over default") {
+TEST_CASE("flags: a flag overrides environment, file and default, in this order") {
   const TempFolder temp;
   const std::string config = temp.write("c.toml", "batch-size = 3\nlr = 0.3\nmomentum = 0.3\n");
   const Strings environment = {"HEDDLE_BATCH_SIZE=2", "HEDDLE_LR=0.2", "PATH=/bin"};
@@ -82,14 +82,14 @@ TEST_CASE("flags: spellings of values") {
   CHECK(parse({"--seed", "9223372036854775807"}).seed == INT64_MAX);
 }
 
-TEST_CASE("flags: an unknown name is answered with the nearest one") {
-  CHECK(contains(complaint({"--batchsize", "4"}), "nearest is --batch-size"));
-  CHECK(contains(complaint({"--batch"}), "nearest is --batch-size"));
-  CHECK(contains(complaint({"--learnin-rate", "1"}), "--learnin-rate is not a known flag"));
-  CHECK(contains(complaint({"--epcohs", "4"}), "nearest is --epochs"));
-  CHECK(contains(complaint({"--no-json-please"}), "--no-json-please is not a known flag"));
-  CHECK(contains(complaint({"--no-lr"}), "--no-lr is not a known flag"));
-  CHECK(contains(complaint({"resnet20"}), "expected a flag, found 'resnet20'"));
+TEST_CASE("flags: an unknown name is refused, and the nearest one suggested") {
+  CHECK(mentions(complaint({"--batchsize", "4"}), {"--batchsize", "--batch-size"}));
+  CHECK(mentions(complaint({"--batch"}), {"--batch-size"}));
+  CHECK(mentions(complaint({"--learnin-rate", "1"}), {"--learnin-rate"}));
+  CHECK(mentions(complaint({"--epcohs", "4"}), {"--epcohs", "--epochs"}));
+  CHECK(mentions(complaint({"--no-json-please"}), {"--no-json-please"}));
+  CHECK(mentions(complaint({"--no-lr"}), {"--no-lr"}));
+  CHECK(mentions(complaint({"resnet20"}), {"'resnet20'"}));
   CHECK(edit_distance("", "abc") == 3);
   CHECK(edit_distance("epcohs", "epochs") == 1);
   CHECK(edit_distance("kitten", "sitting") == 3);
@@ -158,19 +158,19 @@ TEST_CASE("flags: impossible values are refused, and the flag is named") {
     CHECK(contains(said, flag));
     CHECK_FALSE(contains(said, "\n"));
   }
-  CHECK(contains(complaint({}, {"HEDDLE_LR=nan"}), "HEDDLE_LR: expected a number"));
-  CHECK(contains(complaint({}, {"HEDDLE_JSON="}), "HEDDLE_JSON: expected true or false"));
+  CHECK(mentions(complaint({}, {"HEDDLE_LR=nan"}), {"HEDDLE_LR:"}));
+  CHECK(mentions(complaint({}, {"HEDDLE_JSON="}), {"HEDDLE_JSON:"}));
   CHECK(contains(complaint({}, {"HEDDLE_ARCH=vgg"}), "HEDDLE_ARCH: expected one of resnet20"));
 }
 
-TEST_CASE("flags: one that would have no effect is refused, and warned of where that is harmless") {
-  CHECK(complaint({"--dense-layers", "fc"}) == "--dense-layers needs --compress");
+TEST_CASE("flags: one without effect is refused, or causes a warning if harmless") {
+  CHECK(mentions(complaint({"--dense-layers", "fc"}), {"--dense-layers", "--compress"}));
   CHECK(complaint({"--dense-layers", "fc", "--compress", "topk"}).empty());
-  CHECK(contains(complaint({"--lr-gamma", "0.5"}), "step, multistep or plateau, found onecycle"));
+  CHECK(mentions(complaint({"--lr-gamma", "0.5"}), {"step", "multistep", "plateau", "onecycle"}));
   CHECK(complaint({"--lr-gamma", "0.5", "--lr-scheduler", "step"}).empty());
-  CHECK(contains(complaint({"--clip-mode", "local"}), "needs --clip-grad-norm"));
-  CHECK(contains(complaint({"--tune", "--deterministic"}), "--tune and --deterministic"));
-  CHECK(contains(complaint({"--evaluate", "--steps", "3"}), "--evaluate does not train"));
+  CHECK(mentions(complaint({"--clip-mode", "local"}), {"--clip-mode", "--clip-grad-norm"}));
+  CHECK(mentions(complaint({"--tune", "--deterministic"}), {"--tune", "--deterministic"}));
+  CHECK(mentions(complaint({"--evaluate", "--steps", "3"}), {"--evaluate"}));
   CHECK(contains(complaint({"--init", "a", "--predict", "b", "--epochs", "3"}), "--train"));
   // Others' runs may need what a file or the environment says.
   const TempFolder temp;
@@ -190,15 +190,15 @@ TEST_CASE("flags: one that would have no effect is refused, and warned of where 
   CHECK(warnings({"--no-tune", "--no-tf32", "--device", "cpu"}).empty());
 }
 
-TEST_CASE("flags: --predict needs weights, and trains them only when told to") {
-  CHECK(contains(complaint({"--predict", "a.png"}), "--predict needs --init"));
+TEST_CASE("flags: --predict needs weights, and trains only with --train") {
+  CHECK(mentions(complaint({"--predict", "a.png"}), {"--predict", "--init"}));
   CHECK(!parse({"--predict", "a.png", "--init", "run"}).training);
   CHECK(parse({"--predict", "a.png", "--init", "run", "--train"}).training);
   CHECK(parse({"--predict", "a.png", "--resume", "run"}).training);
   CHECK(parse({}).training);
   CHECK(!parse({"--evaluate"}).training);
   CHECK(contains(complaint({"--predict", "a.png", "--train", "--dry-run"}), "predicts nothing"));
-  CHECK(contains(complaint({"--evaluate", "--train"}), "--train and --evaluate"));
+  CHECK(mentions(complaint({"--evaluate", "--train"}), {"--train", "--evaluate"}));
 }
 
 TEST_CASE("flags: -h is --help") {
@@ -209,14 +209,14 @@ TEST_CASE("flags: -h is --help") {
   CHECK(contains(flags.help(), "--help  "));
 }
 
-TEST_CASE("flags: what cannot go together is refused") {
+TEST_CASE("flags: incompatible ones are refused") {
   CHECK(contains(complaint({"--optimizer", "adam", "--momentum", "0.9"}), "--momentum"));
   CHECK(contains(complaint({"--momentum", "0"}), "--nesterov"));
   CHECK(complaint({"--momentum", "0", "--no-nesterov"}).empty());
   CHECK(contains(complaint({"--lr-milestones", "4"}), "multistep"));
   CHECK(contains(complaint({"--lr-step-size", "4"}), "--lr-scheduler step"));
   CHECK(contains(complaint({"--trace-steps", "1:2"}), "--trace"));
-  CHECK(contains(complaint({"--headroom-net", "1gbit,1ms"}), "needs --headroom"));
+  CHECK(mentions(complaint({"--headroom-net", "1gbit,1ms"}), {"--headroom-net", "--headroom"}));
   const Strings measured = {"--learners", "2", "--headroom", "1", "--headroom-net"};
   CHECK(
       contains(complaint({measured[0], measured[1], measured[2], measured[3], measured[4], "fast"}),
@@ -228,10 +228,10 @@ TEST_CASE("flags: a global batch is divided among learners and accumulated batch
   const Strings divided = {"--global-batch-size", "96", "--learners", "4", "--accumulate", "3"};
   CHECK(parse(divided).batch_size == 8);
   CHECK(parse({"--global-batch-size", "96"}).batch_size == 96);
-  CHECK(contains(complaint({"--global-batch-size", "96", "--learners", "5"}), "multiple of 5"));
-  CHECK(contains(complaint({"--global-batch-size", "96", "--batch-size", "8"}), "one of them"));
+  CHECK(mentions(complaint({"--global-batch-size", "96", "--learners", "5"}), {"96", "5"}));
+  CHECK(mentions(complaint({"--global-batch-size", "96", "--batch-size", "8"}), {"--batch-size"}));
   CHECK(contains(complaint({"--global-batch-size", "0"}), "--global-batch-size"));
-  CHECK(contains(complaint({"--global-batch-size", "2000000"}), "at most 1048576"));
+  CHECK(mentions(complaint({"--global-batch-size", "2000000"}), {"1048576"}));
   // The stronger source counts, and a dumped configuration keeps the global batch.
   CHECK(parse({"--batch-size", "7"}, {"HEDDLE_GLOBAL_BATCH_SIZE=64"}).batch_size == 7);
   CHECK(parse({"--batch-size", "7"}, {"HEDDLE_GLOBAL_BATCH_SIZE=64"}).global_batch_size == 0);
@@ -246,8 +246,8 @@ TEST_CASE("configuration: errors name file and line") {
   auto said = [&](const std::string& text) {
     return complaint({"--config", temp.write("c.toml", text)});
   };
-  CHECK(contains(said("lr = 0.1\nbatch_size = 4\n"), "c.toml:2: batch_size is not a known key"));
-  CHECK(contains(said("batch_size = 4\n"), "nearest is batch-size"));
+  CHECK(mentions(said("lr = 0.1\nbatch_size = 4\n"), {"c.toml:2:", "batch_size"}));
+  CHECK(mentions(said("batch_size = 4\n"), {"batch_size", "batch-size"}));
   CHECK(contains(said("lr = \"fast\"\n"), "c.toml:1: lr: expected a number"));
   CHECK(contains(said("lr = 1\nlr = 2\n"), "c.toml:2: "));
   CHECK(contains(said("[train]\n"), "c.toml:1: "));
@@ -255,7 +255,7 @@ TEST_CASE("configuration: errors name file and line") {
   CHECK(contains(said("name = \"open\n"), "c.toml:1: "));
   CHECK(contains(said("lr = [0.1, 0.2]\n"), "expected one value, found 2"));
   CHECK(contains(said("lr = 0.1 0.2\n"), "c.toml:1: "));
-  CHECK(contains(said("output-dir = \"x\"\n"), "output-dir is not a known key"));
+  CHECK(mentions(said("output-dir = \"x\"\n"), {"output-dir"}));
   CHECK(contains(said(std::string(2 << 20, ' ')), "1 MiB"));
   std::string deep = "a";
   for (int i = 0; i < 400'000; ++i) deep += ".a";
@@ -380,7 +380,7 @@ TEST_CASE("run folder: new or empty folders only, metrics line by line") {
                           "argv", "seed", "start_time"}) {
     CHECK_MESSAGE(contains(read(path + "/run.json"), concat("\"", key, "\":")), key);
   }
-  CHECK(contains(message_of([&] { RunFolder::create(path, "x"); }), "new or empty"));
+  CHECK(mentions(message_of([&] { RunFolder::create(path, "x"); }), {"empty"}));
   temp.write("file", "");
   CHECK(contains(message_of([&] { RunFolder::create(temp.path + "/file", "x"); }), "found a file"));
   CHECK_THROWS_AS(RunFolder::create("/proc/none", "x"), Error);

@@ -65,7 +65,7 @@ std::vector<float> mirrored(std::vector<float> planes, int size) {
   return planes;
 }
 
-TEST_CASE("augment: none normalises exactly") {
+TEST_CASE("augment: preset none normalises exactly") {
   const Image image = random_image(9, 9);
   const Augmentation plain{.size = 9, .normalization = kOdd};
   CHECK(run(plain, image) == naive_crop(image, 0, 0, false, kOdd));
@@ -74,7 +74,7 @@ TEST_CASE("augment: none normalises exactly") {
                  "expected an image of 9 x 9 pixels, found 9 x 8"));
 }
 
-TEST_CASE("augment: pad and crop take every window, exactly") {
+TEST_CASE("augment: padding and cropping yield every window, exactly") {
   const Image image = random_image(12, 12);
   const Augmentation crop{
       .size = 12, .crop = Crop::pad, .padding = 2, .flip = true, .normalization = kOdd};
@@ -91,7 +91,7 @@ TEST_CASE("augment: pad and crop take every window, exactly") {
   for (const auto& [window, count] : windows) CHECK(count >= 5);  // 20 expected
 }
 
-TEST_CASE("augment: a flip is a mirror image, every second time") {
+TEST_CASE("augment: half of the images are mirrored") {
   const Image image = random_image(16, 16);
   const Augmentation plain{.size = 16, .normalization = kOdd};
   Augmentation flip = plain;
@@ -137,7 +137,7 @@ TEST_CASE("augment: cutout zeroes one square and nothing else") {
   CHECK(areas.size() > 3);  // cut off at the border
 }
 
-TEST_CASE("augment: random resized crops of one colour keep it") {
+TEST_CASE("augment: random resized crops preserve a uniform colour") {
   const Augmentation crop{
       .size = 20, .crop = Crop::random_resized, .flip = true, .normalization = kBytes};
   for (const auto& [width, height] : {std::pair{50, 37}, {3, 90}, {1, 1}, {20, 20}, {400, 300}}) {
@@ -154,7 +154,7 @@ TEST_CASE("augment: random resized crops of one colour keep it") {
   }
 }
 
-TEST_CASE("augment: random resized crops vary in place and size within their limits") {
+TEST_CASE("augment: random resized crops vary in position and size within their limits") {
   // Columns tell where the window lies: red = x, green = y.
   Image image{200, 200, 0, {}};
   for (int y = 0; y < 200; ++y)
@@ -214,7 +214,7 @@ TEST_CASE("resample: identity, mirror, ramps") {
   }
 }
 
-TEST_CASE("augment: reducing averages fine patterns away") {
+TEST_CASE("augment: downscaling averages fine patterns") {
   Image stripes{64, 64, 0, {}};  // every eighth column is bright
   for (int i = 0; i < 64 * 64; ++i) {
     const auto value = static_cast<uint8_t>(i % 8 == 0 ? 200 : 0);
@@ -227,7 +227,7 @@ TEST_CASE("augment: reducing averages fine patterns away") {
       CHECK(std::abs(out[i] - 25) < 0.01f);  // not cut off at the border
 }
 
-TEST_CASE("augment: center takes the middle") {
+TEST_CASE("augment: center crops the middle") {
   Image image{300, 100, 0, {}};
   for (int y = 0; y < 100; ++y)
     for (int x = 0; x < 300; ++x)
@@ -246,7 +246,7 @@ TEST_CASE("augment: center takes the middle") {
 }
 
 // Resize(7) and CenterCrop(6) of torchvision 0.14 on Pillow 9.4.
-TEST_CASE("augment: center gives the bytes that torchvision gives") {
+TEST_CASE("augment: center gives torchvision's bytes") {
   const std::vector<float> wide = {
       156, 70,  161, 120, 94,  180, 147, 93,  170, 87,  119, 169, 102, 117, 181, 85,  145, 137,
       79,  144, 156, 81,  170, 117, 82,  171, 107, 105, 178, 87,  103, 171, 79,  131, 158, 78,
@@ -274,7 +274,7 @@ TEST_CASE("augment: center gives the bytes that torchvision gives") {
   }
 }
 
-TEST_CASE("augment: numbers depend on epoch and sample") {
+TEST_CASE("augment: random numbers depend on epoch and sample") {
   const Image image = random_image(32, 32);
   const Augmentation crop{.size = 32, .crop = Crop::pad, .flip = true, .normalization = kOdd};
   CHECK(run(crop, image, 4, 1) == run(crop, image, 4, 1));

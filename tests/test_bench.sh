@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs `bench compress` as a user would, on a small network and on a file: every algorithm has its
-# row, with a ratio and an error that it can have; bad input ends with one line and exit code 2.
+# row, with a plausible ratio and error; bad input ends with one line and exit code 2.
 #   tests/test_bench.sh build/bench
 set -u
 program=$(realpath "$1") || exit 2

@@ -71,8 +71,8 @@ std::string why_not(const std::string& path) {
 
 }  // namespace
 
-// What cannot be read is no broken checkpoint: whoever looks for one must not go on to an older.
-TEST_CASE("checkpoint: one that cannot be read is not passed over") {
+// An unreadable checkpoint is not a broken one: a search must not continue to an older one.
+TEST_CASE("checkpoint: an unreadable one is an error and is not skipped") {
   Context context;
   const Folder run;
   {
@@ -119,7 +119,7 @@ TEST_CASE("checkpoint: one that cannot be read is not passed over") {
   CHECK(find_checkpoint(run.path).newest->step == 2);
 }
 
-TEST_CASE("checkpoint: two ranks write, the first seals, and all of it comes back") {
+TEST_CASE("checkpoint: two ranks write, the first seals, everything is restored") {
   Context context;
   const Folder run;
   std::vector<std::string> events;
@@ -152,7 +152,7 @@ TEST_CASE("checkpoint: two ranks write, the first seals, and all of it comes bac
   }
 }
 
-TEST_CASE("checkpoint: one that does not hold is named and passed over for an older one") {
+TEST_CASE("checkpoint: an invalid one is named and skipped for an older one") {
   Context context;
   const Folder run;
   CheckpointWriter writer(run.path, 0, {.keep = 9});
@@ -199,7 +199,7 @@ TEST_CASE("checkpoint: one that does not hold is named and passed over for an ol
   CHECK(why_not(run.at(30)).find("no such folder") != std::string::npos);
 }
 
-TEST_CASE("checkpoint: the newest and the best are kept, what was half done goes") {
+TEST_CASE("checkpoint: the newest and the best are kept, incomplete ones are removed") {
   Context context;
   const Folder run;
   const std::string left = run.path + "/checkpoints/step-5.part";
@@ -215,7 +215,7 @@ TEST_CASE("checkpoint: the newest and the best are kept, what was half done goes
   CHECK(find_checkpoint(run.path).newest->state.at("valid_loss") == 7);
 }
 
-TEST_CASE("checkpoint: files that a rank has written elsewhere are missed") {
+TEST_CASE("checkpoint: files that a rank has written elsewhere are reported missing") {
   Context context;
   const Folder here, there;
   CheckpointWriter first(here.path, 0, {.ranks = 2}), second(there.path, 1, {.ranks = 2});
@@ -230,7 +230,7 @@ TEST_CASE("checkpoint: files that a rank has written elsewhere are missed") {
   CHECK(!find_checkpoint(here.path).newest);
 }
 
-TEST_CASE("checkpoint: a run that goes on from an older one sets later ones aside") {
+TEST_CASE("checkpoint: resuming from an older one renames later ones to .aside") {
   Context context;
   const Folder run;
   {
@@ -248,7 +248,7 @@ TEST_CASE("checkpoint: a run that goes on from an older one sets later ones asid
   CHECK(open_checkpoint(run.at(6) + ".aside").step == 6);
 }
 
-TEST_CASE("checkpoint: what a killed process did not come to remove goes when the run goes on") {
+TEST_CASE("checkpoint: remains of a killed process are removed on resume") {
   Context context;
   const Folder run;
   {
@@ -264,11 +264,11 @@ TEST_CASE("checkpoint: what a killed process did not come to remove goes when th
   other.remove_old();
   CHECK(left() == all);
   writer.remove_old();
-  // Of equals the oldest counts as the best and stays.
+  // Among equals the oldest counts as the best and is kept.
   CHECK(left() == std::vector<std::string>{"step-2", "step-6", "step-8"});
 }
 
-TEST_CASE("checkpoint: a failure is told, leaves nothing, and the next one works") {
+TEST_CASE("checkpoint: a failed save is reported, leaves no files, and the next succeeds") {
   Context context;
   const Folder run;
   CheckpointWriter writer(run.path, 0);
@@ -288,7 +288,7 @@ TEST_CASE("checkpoint: a failure is told, leaves nothing, and the next one works
   CHECK_THROWS_AS(writer.begin(5, files_of(0, 5)), Error);
 }
 
-TEST_CASE("checkpoint: a manifest that cannot be written is a failure like any other") {
+TEST_CASE("checkpoint: a manifest that cannot be written is a failed save") {
   Context context;
   const Folder run;
   const std::string part = run.at(3) + ".part";

@@ -26,7 +26,8 @@ Tensor ramp(int64_t n, float scale) {
 
 }  // namespace
 
-TEST_CASE("collectives: solo, and 2 to 8 threads, all sizes and types, bytes as by the formulas") {
+TEST_CASE(
+    "collectives: one rank and 2 to 8 threads, all sizes and types, bytes match the formulas") {
   {
     Context context;
     const auto solo = make_solo();
@@ -89,7 +90,7 @@ TEST_CASE("network model: text, errors") {
   }
 }
 
-TEST_CASE("virtual time: collectives take what the alpha-beta model says, for many ranks too") {
+TEST_CASE("virtual time: collectives match the alpha-beta model, for many ranks too") {
   for (int p : {2, 4, 8, 32}) {
     CAPTURE(p);
     constexpr double kRate = 12.5e6, kLatency = 1e-4;
@@ -109,8 +110,8 @@ TEST_CASE("virtual time: collectives take what the alpha-beta model says, for ma
           slowest = std::max(slowest, comm.now() - begin);
         },
         options));
-    // 2 (P - 1) messages of n / P bytes behind each other, each with its latency, which segments
-    // hide but for one segment's time per hop at the pipeline's ends.
+    // 2 (P - 1) messages of n / P bytes in sequence, each with its latency, which segments hide
+    // except for one segment's time per hop at the ends of the pipeline.
     const double bytes = 4.0 * static_cast<double>(n);
     const double wire = 2.0 * (p - 1) / p * bytes / kRate;
     CHECK(slowest >= wire);
@@ -133,7 +134,7 @@ TEST_CASE("real time: a slow link takes at least its time") {
       options));
 }
 
-TEST_CASE("failures: a rank that throws, that never comes, or that brings another shape") {
+TEST_CASE("failures: a rank throws, does not arrive, or has another shape") {
   // One rank throws outside of a collective: all others end with its reason.
   auto errors = run_ranks(4, [](Communicator& comm) {
     const Tensor x = Tensor::zeros({100000});

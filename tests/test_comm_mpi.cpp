@@ -23,7 +23,7 @@ Tensor values_of(int rank) {
   return x;
 }
 
-// What the same number of threads makes of the same values.
+// Returns the result of as many threads with the same values.
 std::vector<float> threads_result(int p) {
   auto comms = make_threads(p);
   std::vector<float> result;

@@ -1,4 +1,4 @@
-// Codecs and selection, without ranks; what may stand behind --compress.
+// Codecs and selection, without ranks; values of --compress.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -96,7 +96,7 @@ TEST_CASE("half: all 65536 round trip; rounding to nearest even, overflow, subno
     if (bits >> 15 != 0) expected = -expected;
     if (f != expected || std::signbit(f) != (bits >> 15 != 0) || Half(f).bits != bits)
       FAIL_CHECK("half ", bits);
-    // Halfway to the next one goes to the even one, a little beside it to the nearer one.
+    // Ties are rounded to even, other values to the nearer one.
     if (exponent == 31 || bits >> 15 != 0) continue;
     Half next;
     next.bits = static_cast<uint16_t>(bits + 1);
@@ -115,7 +115,7 @@ TEST_CASE("half: all 65536 round trip; rounding to nearest even, overflow, subno
   CHECK(Half(1e-42f).bits == 0);
 }
 
-TEST_CASE("bits: every width, lengths that do not fill a byte, nothing written behind the end") {
+TEST_CASE("bits: every width, lengths that do not fill a byte, nothing written past the end") {
   for (int bits = 0; bits <= 32; ++bits)
     for (int64_t n : {0, 1, 2, 7, 8, 9, 100}) {
       const Philox rng(1, static_cast<uint64_t>(bits));
@@ -138,7 +138,7 @@ TEST_CASE("bits: every width, lengths that do not fill a byte, nothing written b
   CHECK(bits_below(513) == 10);
 }
 
-TEST_CASE("selection: chunks as by a loop, top k as by a sort, ties, NaN, any length") {
+TEST_CASE("selection: chunks equal a loop, top k equals a sort; ties, NaN, any length") {
   for (int64_t n : {0, 1, 2, 5, 99, 100, 101, 1000, 40000})
     for (const std::vector<float>& x : awkward(n)) {
       CAPTURE(n);
@@ -159,7 +159,7 @@ TEST_CASE("selection: chunks as by a loop, top k as by a sort, ties, NaN, any le
   CHECK(kept_energy(y, select_top(y, 100)) > kept_energy(y, select_chunks(y, 100)));
 }
 
-TEST_CASE("selection at random: k different ones, each as often as the others, by the numbers") {
+TEST_CASE("random selection: k distinct elements, uniform, reproducible") {
   std::vector<int> drawn(50);
   for (uint64_t key = 0; key < 2000; ++key)
     for (int64_t k : {0, 5, 25, 45, 50}) {
@@ -174,7 +174,7 @@ TEST_CASE("selection at random: k different ones, each as often as the others, b
   CHECK(select_random(50, 5, Philox(1, 7)) != select_random(50, 5, Philox(2, 7)));
 }
 
-TEST_CASE("indices: bytes by the formula, round trip, nonsense is refused") {
+TEST_CASE("indices: bytes match the formula, round trip, invalid input is refused") {
   for (int64_t n : {1, 2, 63, 1000, 5000})
     for (int64_t chunk : {1, 7, 100, 400, 100000}) {
       const std::vector<float> x = normal(n, 5);
@@ -200,7 +200,7 @@ TEST_CASE("indices: bytes by the formula, round trip, nonsense is refused") {
   CHECK_THROWS_AS((IndexCode{1000, 10, 100}.decode(ones.data())), Error);  // beyond the end
 }
 
-TEST_CASE("differences: round trip, as long as said, shorter than plain, near the entropy") {
+TEST_CASE("differences: round trip, announced length, shorter than plain, near the entropy") {
   for (int64_t n : {1, 2, 63, 1000, 5000, 70000})
     for (int64_t k : {int64_t{0}, int64_t{1}, n / 100, n / 20, n / 3, n - 1, n}) {
       CAPTURE(n);
@@ -235,7 +235,7 @@ TEST_CASE("differences: round trip, as long as said, shorter than plain, near th
   }
 }
 
-TEST_CASE("differences: what is cut off or was never encoded is refused, or is indices below n") {
+TEST_CASE("differences: truncated or random bytes are refused or decode to indices below n") {
   const DeltaCode code{5000, 60};
   const std::vector<uint8_t> good = code.encode(select_top(normal(5000, 5), 60));
   for (size_t size = 0; size < good.size(); ++size) {
@@ -329,7 +329,7 @@ TEST_CASE("quantiser: bounds, unbiased over keys, variance; zeros, spikes, NaN, 
   }
 }
 
-TEST_CASE("spec: defaults, canonical text, errors that name what is near") {
+TEST_CASE("spec: defaults, canonical text, errors suggest the nearest name") {
   CHECK(to_string(parse_compress("scalecom")) == "scalecom:rate=100,beta=1,select=chunk,ramp=0");
   CHECK(to_string(parse_compress("scalecom:select=exact,rate=auto,beta=.1")) ==
         "scalecom:rate=auto,beta=0.1,select=exact,ramp=0");

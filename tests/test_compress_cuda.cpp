@@ -103,7 +103,7 @@ TEST_CASE("CUDA codecs: the k largest of all") {
   for (int32_t i = 0; i < 70; ++i) CHECK(found.data<int32_t>()[i] == i);
 }
 
-TEST_CASE("CUDA codecs: indices as bits, there and back") {
+TEST_CASE("CUDA codecs: indices as bits, round trip") {
   Context context;
   struct Form {
     int64_t n, k, chunk;

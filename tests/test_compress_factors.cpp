@@ -138,7 +138,7 @@ struct InDouble {
     for (const auto& row : m) out.insert(out.end(), row.begin(), row.end());
     return out;
   }
-  // Of a matrix with its columns, so many, one after the other.
+  // Returns a matrix whose columns are stored one after the other in `x`.
   static Matrix columns_of(const std::vector<double>& x, int64_t columns) {
     const size_t length = x.size() / static_cast<size_t>(columns);
     Matrix m = zeros(length, static_cast<size_t>(columns));
@@ -174,7 +174,7 @@ void fill_low_rank(CompressModel& model, int ranks, uint64_t key) {
 
 }  // namespace
 
-TEST_CASE("orthogonalize: orthonormal rows, also of rows that depend on each other; zeros") {
+TEST_CASE("orthogonalize: orthonormal rows, also from dependent rows and zeros") {
   constexpr int64_t kRank = 4, kLength = 60;
   const Philox rng(1, 1);
   for (int kind = 0; kind < 6; ++kind) {
@@ -205,7 +205,7 @@ TEST_CASE("orthogonalize: orthonormal rows, also of rows that depend on each oth
   }
 }
 
-TEST_CASE("powersgd: exact where the gradients have the rank that travels, for any P") {
+TEST_CASE("powersgd: exact for gradients of the low rank that is sent, for any P") {
   for (int p : {1, 2, 3}) {
     CAPTURE(p);
     // The sum over ranks has rank 2, its parts are different.
@@ -226,7 +226,7 @@ TEST_CASE("powersgd: exact where the gradients have the rank that travels, for a
   }
 }
 
-TEST_CASE("powersgd: five steps as a plain implementation in double, in fp32 and in double") {
+TEST_CASE("powersgd: five steps match a reference in double, in fp32 and in double") {
   constexpr int kRanks = 3;
   constexpr size_t kLow = 3;
   const ReduceOptions o{.steps = 5};
@@ -268,7 +268,7 @@ TEST_CASE("powersgd: five steps as a plain implementation in double, in fp32 and
   }
 }
 
-TEST_CASE("powersgd: in double exact at full rank, and where the gradients have the rank") {
+TEST_CASE("powersgd: in double exact at full rank and for gradients of low rank") {
   const Philox rng(5, 5);
   const auto random = [&](size_t rows, size_t columns, uint64_t key) {
     Matrix m = zeros(rows, columns);
@@ -288,7 +288,7 @@ TEST_CASE("powersgd: in double exact at full rank, and where the gradients have 
   check_exact({random(50, 4, 1), {}}, {multiply(left, right), multiply(random(35, 4, 4), right)});
 }
 
-TEST_CASE("powersgd: one row of gradients, no gradient, and after both a full one") {
+TEST_CASE("powersgd: one row of gradients, then none, then a full gradient") {
   const ReduceOptions o{.steps = 6, .fill = [](CompressModel& m, int, int64_t step) {
                           if (step >= 3) return fill_low_rank(m, 2, 9);
                           m.fill([](uint64_t) { return 0.0f; });
@@ -301,7 +301,7 @@ TEST_CASE("powersgd: one row of gradients, no gradient, and after both a full on
                            scaled_sum(runs, s, "fc.weight")) < 2e-3);
 }
 
-TEST_CASE("powersgd: a rank that does not pay sends the residual along and travels dense") {
+TEST_CASE("powersgd: a layer too small for its rank is sent dense, with its residual") {
   const ReduceOptions o{.steps = 4, .before = [](Reducer& reducer, int64_t step) {
                           if (step == 2) reducer.set_choice("fc.weight", 20);
                           if (step == 3) reducer.set_choice("fc.weight", 1);
@@ -312,13 +312,14 @@ TEST_CASE("powersgd: a rank that does not pay sends the residual along and trave
     for (size_t i = 0; i < expected.size(); ++i)
       expected[i] += run.states[1].at("residual.fc.weight")[i];
   CHECK(worst_difference(part_of(runs[0].sums[2], "fc.weight"), expected) < 1e-5);
-  CHECK(!runs[0].states[2].contains("residual.fc.weight"));  // nothing is owed, nothing is held
+  CHECK(
+      !runs[0].states[2].contains("residual.fc.weight"));  // no residual is kept once it is applied
   CHECK(runs[0].states[3].at("factor.fc.weight").size() == 50);
 }
 
-TEST_CASE("powersgd: turned dense in a step that is refused, nothing is lost") {
+TEST_CASE("powersgd: no loss if a layer becomes dense in a rejected step") {
   for (const bool single : {false, true}) {
-    CAPTURE(single);  // with compressed layers beside it, and alone
+    CAPTURE(single);  // alone, and with other compressed layers
     const ReduceOptions o{.steps = 4,
                           .fill =
                               [](CompressModel& m, int rank, int64_t step) {
@@ -343,8 +344,7 @@ TEST_CASE("powersgd: turned dense in a step that is refused, nothing is lost") {
   }
 }
 
-TEST_CASE(
-    "powersgd: after a change of rank what was owed is, and other layers know their factors") {
+TEST_CASE("powersgd: a change of rank keeps residuals and other layers' factors") {
   const ReduceOptions o{.steps = 9, .before = [](Reducer& reducer, int64_t step) {
                           if (step == 3) reducer.set_choice("fc.weight", 1);
                           if (step == 6) reducer.set_choice("fc.weight", 4);
@@ -372,7 +372,7 @@ TEST_CASE(
 
 // A burst of gradients near the largest numbers, of which every product with a factor of their own
 // size would overflow, and ordinary ones before and after it.
-TEST_CASE("powersgd: gradients of 1e20 and 1e30 are delivered as ordinary ones are") {
+TEST_CASE("powersgd: gradients of 1e20 and 1e30 are delivered like ordinary ones") {
   const auto run = [](float size) {
     return reduce_ranks(
         2, "powersgd:rank=2",
@@ -397,7 +397,7 @@ TEST_CASE("powersgd: gradients of 1e20 and 1e30 are delivered as ordinary ones a
   }
 }
 
-TEST_CASE("powersgd: after a burst of 1e30, and one that is refused, ordinary gradients travel") {
+TEST_CASE("powersgd: ordinary gradients pass after bursts of 1e30, applied and rejected") {
   constexpr int64_t kBurst = 2, kInfinite = 4, kSteps = 200;
   const auto runs = reduce_ranks(
       2, "powersgd:rank=2", {.steps = kSteps, .fill = [](CompressModel& m, int, int64_t step) {

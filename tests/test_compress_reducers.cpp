@@ -34,7 +34,7 @@ std::string complaint(const std::function<void()>& call) {
 
 }  // namespace
 
-TEST_CASE("reducers: the same bits on all ranks; the ledger's total is the communicator's") {
+TEST_CASE("reducers: equal bits on all ranks; the ledger's total is the communicator's") {
   for (const std::string& spec : kAllSpecs)
     for (int p : {1, 2, 3, 4, 5}) {
       CAPTURE(spec);
@@ -48,7 +48,7 @@ TEST_CASE("reducers: the same bits on all ranks; the ledger's total is the commu
         for (const auto& [key, entry] : run.ledger.entries())
           if (key.second != PayloadKind::control) CHECK(place_of(key.first).second > 0);
       }
-      // What travels dense is exact to rounding; the padding between parameters stays zero.
+      // Dense layers are exact to rounding; the padding between parameters stays zero.
       const Values sum = exact_sum(runs, 2);
       for (const std::string layer : {"conv1.weight", "bn1.weight", "fc.bias"})
         if (spec != "bf16" && spec != "fp16")
@@ -63,7 +63,7 @@ TEST_CASE("reducers: the same bits on all ranks; the ledger's total is the commu
     }
 }
 
-TEST_CASE("reducers: two runs give the same bits; buckets of one layer or of all give the same") {
+TEST_CASE("reducers: two runs, and buckets of one layer or of all, give the same bits") {
   for (const std::string& spec : kAllSpecs) {
     CAPTURE(spec);
     const auto runs = reduce_ranks(2, spec), again = reduce_ranks(2, spec);
@@ -78,7 +78,7 @@ TEST_CASE("reducers: two runs give the same bits; buckets of one layer or of all
 }
 
 TEST_CASE(
-    "not finite on one rank: nobody accepts, residuals stay bit for bit, the next step is right") {
+    "not finite on one rank: all ranks reject, residuals are unchanged, the next step is right") {
   for (const std::string& spec : kAllSpecs)
     for (const float bad :
          {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()})
@@ -104,7 +104,7 @@ TEST_CASE(
         }
 }
 
-TEST_CASE("not finite in a bucket of a single layer, which has no dense ones beside it") {
+TEST_CASE("not finite in a bucket of one compressed layer, without dense layers") {
   for (const std::string& spec : kAllSpecs) {
     CAPTURE(spec);
     const auto fill = [](CompressModel& m, int rank, int64_t step) {
@@ -118,7 +118,7 @@ TEST_CASE("not finite in a bucket of a single layer, which has no dense ones bes
   }
 }
 
-TEST_CASE("a collective that fails: residuals are what they were, bit for bit") {
+TEST_CASE("a failed collective leaves residuals unchanged, bit for bit") {
   for (const std::string& spec : kAllSpecs) {
     CAPTURE(spec);
     expect_none(run_ranks(2, [&](Communicator& comm) {
@@ -142,7 +142,7 @@ TEST_CASE("a collective that fails: residuals are what they were, bit for bit") 
   }
 }
 
-TEST_CASE("finite gradients larger than could be owed: nobody accepts, residuals stay") {
+TEST_CASE("finite gradients too large for a residual: all ranks reject, residuals are unchanged") {
   for (const std::string& spec : kAllSpecs) {
     CAPTURE(spec);
     const auto fill = [](CompressModel& m, int rank, int64_t step) {
@@ -157,7 +157,7 @@ TEST_CASE("finite gradients larger than could be owed: nobody accepts, residuals
   }
 }
 
-TEST_CASE("casts: what fp16 cannot hold, of one rank or in the sum, is applied by nobody") {
+TEST_CASE("casts: a value beyond fp16, on one rank or in the sum, is applied on none") {
   struct Case {
     std::string spec;
     float value;
@@ -178,7 +178,7 @@ TEST_CASE("casts: what fp16 cannot hold, of one rank or in the sum, is applied b
   }
 }
 
-TEST_CASE("powersgd: a factor that overflows, of gradients that are finite, is used by nobody") {
+TEST_CASE("powersgd: an overflowing factor of finite gradients is used on no rank") {
   const auto fill = [](CompressModel& m, int rank, int64_t step) {
     m.fill_random(rank, step);
     if (step == 1 || step == 2)
@@ -198,7 +198,7 @@ TEST_CASE("powersgd: a factor that overflows, of gradients that are finite, is u
   }
 }
 
-TEST_CASE("which layers: first convolution, one axis, small ones, those that are named") {
+TEST_CASE("which layers are dense: first convolution, one axis, small ones, named ones") {
   Context context;
   CompressModel model;
   const auto compressed = [&](const ReducerOptions& options) {
@@ -230,7 +230,7 @@ TEST_CASE("which layers: first convolution, one axis, small ones, those that are
           }) != "");
 }
 
-TEST_CASE("payload: what a parameter costs a step is what the ledger counts") {
+TEST_CASE("payload: the bytes of a parameter in a step equal the ledger's") {
   Context context({.threads = 1});
   for (const char* spec :
        {"bf16", "fp16", "scalecom:rate=50", "scalecom:rate=1000", "topk:density=0.05,indices=plain",
@@ -258,7 +258,7 @@ TEST_CASE("payload: what a parameter costs a step is what the ledger counts") {
         model.store.find("fc.weight")->size() * 4);
 }
 
-TEST_CASE("state: copied into a fresh reducer it goes on bit for bit") {
+TEST_CASE("state: copied into a new reducer it continues bit for bit") {
   for (const std::string& spec : kAllSpecs) {
     CAPTURE(spec);
     const auto runs = reduce_ranks(2, spec);
@@ -279,7 +279,7 @@ TEST_CASE("state: copied into a fresh reducer it goes on bit for bit") {
   }
 }
 
-TEST_CASE("casts: two roundings, of each gradient and of the sum") {
+TEST_CASE("casts: each gradient and the sum are rounded once") {
   for (const std::string spec : {"fp16", "bf16"})
     for (int p : {1, 2, 5}) {
       CAPTURE(spec);
@@ -302,7 +302,7 @@ TEST_CASE("casts: two roundings, of each gradient and of the sum") {
     }
 }
 
-TEST_CASE("qsgd: within the bound, unbiased over steps, ranks' noise independent, bytes counted") {
+TEST_CASE("qsgd: error bound, unbiased over steps, independent noise of ranks, bytes counted") {
   // Four bits: 7 steps up to the largest of 64 elements, which is below 7 here; the noise of P
   // ranks and of the sum.
   const auto fill = [](CompressModel& m, int rank, int64_t) { m.fill_random(rank, 0); };
@@ -350,9 +350,10 @@ TEST_CASE("qsgd: within the bound, unbiased over steps, ranks' noise independent
   CHECK(entry(PayloadKind::values) == 875);
   CHECK(entry(PayloadKind::scales) == 28 * 4);
 
-  // Equal gradients on all ranks but for one large element in each block, which sets the steps and
-  // is gone from the sum: the ranks' errors remain. Of the mean of eight, they are an eighth of one
-  // rank's when they are independent, and as large when all ranks round alike.
+  // Equal gradients on all ranks except for one large element in each block, which sets the levels
+  // and cancels in the sum, so the ranks' errors remain. The squared error of the mean of eight is
+  // an eighth of one rank's if errors are independent, and as large if all ranks round in the same
+  // way.
   const auto equal = [](CompressModel& m, int rank, int64_t) {
     m.fill_random(0, 0);
     float* x = m.store.find("fc.weight")->grad.data<float>();

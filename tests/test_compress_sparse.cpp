@@ -37,8 +37,8 @@ Indices support(const Values& x) {
   return out;
 }
 
-// Of what a rank was given and has sent or still owes, where all send the same places: those of the
-// sum that are not zero. The largest difference.
+// Returns the largest difference between the gradients given to a rank and the elements that it has
+// sent plus its residual, if all ranks send the same indices: those where the sum is not zero.
 double imbalance_of_a_rank(const std::vector<RankRun>& runs, const std::string& layer,
                            double beta) {
   const std::string residual = "residual." + layer;
@@ -59,7 +59,7 @@ double imbalance_of_a_rank(const std::vector<RankRun>& runs, const std::string& 
 
 }  // namespace
 
-TEST_CASE("error feedback: one pass adds, keeps the old residual and finds the largest of chunks") {
+TEST_CASE("error feedback: one pass adds, keeps the old residual, finds maxima of chunks") {
   Context context;
   for (const int64_t n : {1, 5, 99, 100, 101, 1000, 40000})
     for (const int64_t chunk : {1, 2, 25, 100, 400, 4096, 1000000}) {
@@ -91,7 +91,7 @@ TEST_CASE("error feedback: one pass adds, keeps the old residual and finds the l
     }
 }
 
-TEST_CASE("error feedback: what was not sent is the residual, the gradient is empty") {
+TEST_CASE("error feedback: unsent elements are the residual, the gradient is cleared") {
   Context context;
   for (const double beta : {1.0, 0.3}) {
     ErrorFeedback feedback(beta);
@@ -109,8 +109,7 @@ TEST_CASE("error feedback: what was not sent is the residual, the gradient is em
   }
 }
 
-TEST_CASE(
-    "error feedback: a layer that travels dense for a while owes what it owed, for any beta") {
+TEST_CASE("error feedback: a temporarily dense layer applies its residual, for any beta") {
   Context context;
   for (const double beta : {1.0, 0.3}) {
     CAPTURE(beta);
@@ -131,7 +130,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("error feedback: a layer that travels dense for good is held no longer than it owes") {
+TEST_CASE("error feedback: a dense layer's residual is dropped once it is applied") {
   Context context;
   for (const auto& [beta, most] : {std::pair{1.0, 1}, {0.3, 150}}) {
     ErrorFeedback feedback(beta);
@@ -175,7 +174,7 @@ TEST_CASE("error feedback: sum of what was sent + m / beta = sum of the gradient
     }
 }
 
-TEST_CASE("scalecom: what is sent of the sum is the sum of what is sent, at the leader's places") {
+TEST_CASE("scalecom: the sum at the leader's indices is the sum of the sent values") {
   // P is larger than the number of layers in one case; steps are left out, as by skipped updates.
   for (int p : {2, 3, 7})
     for (const std::string select : {"chunk", "exact"}) {
@@ -206,7 +205,7 @@ TEST_CASE("scalecom: what is sent of the sum is the sum of what is sent, at the 
     }
 }
 
-TEST_CASE("scalecom: alone it is local top-k with filtered feedback, written out in double") {
+TEST_CASE("scalecom: one learner equals local top-k with filtered feedback in double") {
   constexpr size_t kChunk = 50;  // exact: as many elements as there are chunks
   for (const bool exact : {true, false})
     for (const double beta : {1.0, 0.1}) {
@@ -258,7 +257,7 @@ TEST_CASE("identical learners behave as one") {
     }
 }
 
-TEST_CASE("a constant gradient is delivered in full in the long run") {
+TEST_CASE("a constant gradient is delivered in full over time") {
   const auto fill = [](CompressModel& m, int, int64_t) {
     m.fill([](uint64_t i) { return 1.0f + static_cast<float>(i % 7) * 0.1f; });
   };
@@ -293,7 +292,7 @@ TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top
   // conv1 and the parameters of one axis travel dense; of 1152 and 1750 elements 24 and 35 chunks
   // of 50, whose indices take 6 bits each; a flag.
   const double values = 4.0 * (1080 + 40 + 35 + 24 + 35 + 1), indices = 18 + 27;
-  // Top-k: 11 bits an index, a flag; the dense layers beside them in a ring, with a flag.
+  // Top-k: 11 bits per index, a flag; in addition the dense layers in a ring, with a flag.
   const double message = 1 + 4 * (23 + 35) + 32 + 49;
   const double dense = 4.0 * (1080 + 40 + 35 + 1);
   double first = 0;
@@ -307,7 +306,8 @@ TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top
     CHECK(step.mean == doctest::Approx(mean).epsilon(1e-3));
     CHECK(step.indices == doctest::Approx(ring / 2 * indices).epsilon(1e-9));
     CHECK(step.most == doctest::Approx(ring * values + std::log2(p) * indices).epsilon(2e-3));
-    // Each learner has led once, and none has sent more than another, but for the ring's rounding.
+    // Each learner was the leader once, and all have sent equally much, except for the ring's
+    // rounding.
     if (p <= 16) CHECK(sent(p, "scalecom:rate=50", p).most == doctest::Approx(mean).epsilon(2e-3));
     const Sent gathered = sent(p, "topk:density=0.02,indices=plain");
     CHECK(gathered.mean == doctest::Approx((p - 1) * message + ring * dense).epsilon(1e-3));
@@ -320,7 +320,7 @@ TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top
   }
 }
 
-TEST_CASE("top-k: differences of indices give the bits that plain ones give, in fewer bytes") {
+TEST_CASE("top-k: differences of indices give the same sums as plain ones in fewer bytes") {
   for (int p : {1, 2, 3, 4})
     for (const bool single : {false, true}) {
       CAPTURE(p);
@@ -333,7 +333,7 @@ TEST_CASE("top-k: differences of indices give the bits that plain ones give, in 
         CHECK(run.sums == plain[r].sums);
         CHECK(run.states == plain[r].states);
         if (p > 1) CHECK(run.traffic.sent < plain[r].traffic.sent);
-        // What the ledger has is what the codec makes of the largest elements of every step.
+        // The ledger's bytes equal those of the codec for the largest elements of every step.
         for (const std::string layer : {"conv2.weight", "fc.weight"}) {
           int64_t expected = 0;
           for (size_t s = 0; s < 5; ++s) {
@@ -354,8 +354,8 @@ TEST_CASE("top-k: differences of indices give the bits that plain ones give, in 
     }
 }
 
-TEST_CASE("top-k: what a rank sends that is no message is refused, and residuals stay") {
-  // Of fc.weight a flag, 35 values, 35 indices.
+TEST_CASE("top-k: an invalid message is refused, residuals are unchanged") {
+  // A message of fc.weight: a flag, 35 values, 35 indices.
   constexpr size_t kIndicesAt = 1 + 35 * 4;
   std::vector<uint8_t> good(kIndicesAt);
   Indices indices(35);
@@ -411,7 +411,7 @@ TEST_CASE("top-k: what a rank sends that is no message is refused, and residuals
     CHECK(result(good, length).find(concat("rank 1 announces ", length)) != std::string::npos);
 }
 
-TEST_CASE("scalecom: what is owed with beta below 1; settings of single layers") {
+TEST_CASE("scalecom: residual with beta below 1; settings of single layers") {
   const ReduceOptions o{.steps = 12, .before = [](Reducer& reducer, int64_t step) {
                           if (step == 11) reducer.set_choice("fc.weight", 7);
                         }};
@@ -432,7 +432,7 @@ TEST_CASE("scalecom: what is owed with beta below 1; settings of single layers")
   CHECK(support(part_of(runs[0].sums[11], "conv2.weight")).size() == 24);
 }
 
-TEST_CASE("scalecom: everything, and one element of a layer") {
+TEST_CASE("scalecom: all elements, and one element of a layer") {
   for (const std::string select : {"chunk", "exact"}) {
     const auto all = reduce_ranks(2, "scalecom:rate=1,select=" + select);
     CHECK(all[0].sums == reduce_ranks(2, "none")[0].sums);
@@ -466,7 +466,7 @@ TEST_CASE("scalecom: automatic rates by multiply-accumulates per weight") {
   }
 }
 
-TEST_CASE("scalecom: setting 0 leaves a rate to the rule, before it has decided and after") {
+TEST_CASE("scalecom: setting 0 uses the automatic rate, before and after it is fixed") {
   Context context;
   const auto comm = make_solo();
   CompressModel model;

@@ -11,7 +11,7 @@
 
 using namespace heddle;
 
-TEST_CASE("learners: compressed, overlapped or not, the same bits; replicas equal; a dense start") {
+TEST_CASE("learners: overlap changes no bit of a compressed run; replicas equal; dense start") {
   for (const char* spec :
        {"none", "bf16", "fp16", "topk:density=0.1", "topk:density=0.1,indices=plain",
         "randomk:density=0.1", "scalecom:rate=10,beta=0.3", "scalecom:rate=10,select=exact",
@@ -43,7 +43,7 @@ TEST_CASE("learners: compressed, overlapped or not, the same bits; replicas equa
       }
 }
 
-TEST_CASE("learners: control words are summed with the gradients, whatever the algorithm") {
+TEST_CASE("learners: control words are summed with the gradients in every algorithm") {
   for (const char* spec : {"", "none", "bf16", "topk:density=0.1", "randomk:density=0.1",
                            "scalecom:rate=10", "qsgd:bits=4,bucket=64", "powersgd:rank=2"})
     for (const int p : {1, 3}) {
@@ -94,13 +94,13 @@ TEST_CASE("learners: control words are summed with the gradients, whatever the a
     }
 }
 
-TEST_CASE("learners: one rank compresses too") {
+TEST_CASE("learners: a single rank compresses too") {
   RunOptions o{.batch = 8, .steps = 4, .compress = "scalecom:rate=10"};
   const auto alone = train_ranks(1, o)[0];
   CHECK(distance(alone, train_ranks(1, {.batch = 8, .steps = 4})[0]) > 0);
 }
 
-TEST_CASE("learners: a rate of 1 is the dense run, with momentum and weight decay once") {
+TEST_CASE("learners: rate 1 equals the dense run, with momentum and weight decay once") {
   RunOptions o{.batch = 8, .steps = 6};
   o.parallel = {.bucket_bytes = 2000, .residual_momentum = false};
   const auto dense = train_ranks(2, o)[0];
@@ -108,7 +108,7 @@ TEST_CASE("learners: a rate of 1 is the dense run, with momentum and weight deca
   CHECK(distance(train_ranks(2, o)[0], dense) < 1e-6);
 }
 
-TEST_CASE("learners: momentum and weight decay come after the exchange, written out in double") {
+TEST_CASE("learners: momentum and weight decay follow the exchange, against double") {
   constexpr size_t kRanks = 2, kSteps = 5;
   constexpr int64_t kSize = 256;
   std::vector<std::vector<float>> sums(kSteps), weights(kSteps);  // over ranks; after each step
@@ -117,7 +117,7 @@ TEST_CASE("learners: momentum and weight decay come after the exchange, written 
       const Philox rng(6, 10 * step + static_cast<uint64_t>(comm.rank()));
       for (int64_t i = 0; i < kSize; ++i) p.grad.data<float>()[i] = rng.normal(i);
     };
-    // What the algorithm makes of the same gradients without an optimizer.
+    // Runs the algorithm on the same gradients without an optimizer.
     ParameterStore alone, store;
     Parameter& seen = alone.add("w", {16, 16}, constant_init(1.0f));
     Parameter& w = store.add("w", {16, 16}, constant_init(1.0f));
@@ -157,7 +157,7 @@ TEST_CASE("learners: momentum and weight decay come after the exchange, written 
   }
 }
 
-TEST_CASE("learners: the leader changes with every step, of several micro-steps or skipped") {
+TEST_CASE("learners: the leader changes with every step, with micro-steps or skipped") {
   for (const int accumulate : {1, 2})
     expect_none(run_ranks(2, [=](Communicator& comm) {
       ParameterStore store;
@@ -183,7 +183,7 @@ TEST_CASE("learners: the leader changes with every step, of several micro-steps 
     }));
 }
 
-TEST_CASE("learners: rate=auto is the same on all ranks, whatever they have counted") {
+TEST_CASE("learners: rate=auto is equal on all ranks, whatever they have counted") {
   expect_none(run_ranks(2, [](Communicator& comm) {
     ParameterStore store;
     Parameter& w = store.add("w", {64, 64}, constant_init(0.0f));
@@ -197,7 +197,7 @@ TEST_CASE("learners: rate=auto is the same on all ranks, whatever they have coun
   }));
 }
 
-TEST_CASE("scalecom: automatic rates give ResNets nearly the ratios that the paper prints") {
+TEST_CASE("scalecom: automatic rates give ResNets nearly the paper's ratios") {
   // 112 and 96 there, of values; 115.1 and 96.9 by the rule (all weights but batch norm's, the
   // first convolution and the last bias dense).
   for (const auto& [arch, expected] : {std::pair{"resnet18", 115.1}, {"resnet50", 96.9}}) {
@@ -233,7 +233,7 @@ TEST_CASE("scalecom: automatic rates give ResNets nearly the ratios that the pap
   }
 }
 
-TEST_CASE("learners: local clipping comes before the residual: what it leaves is sent in full") {
+TEST_CASE("learners: local clipping precedes the residual: the clipped gradient is sent in full") {
   expect_none(run_ranks(4, [](Communicator& comm) {
     ParameterStore store;
     Parameter& w = store.add("w", {10, 10}, constant_init(0.0f));
@@ -255,7 +255,7 @@ TEST_CASE("learners: local clipping comes before the residual: what it leaves is
   }));
 }
 
-TEST_CASE("learners: local clipping holds each rank's own gradient within limit * sqrt(P)") {
+TEST_CASE("learners: local clipping limits each rank's gradient to limit * sqrt(P)") {
   expect_none(run_ranks(4, [](Communicator& comm) {
     ParameterStore store;
     Parameter& w = store.add("w", {100}, constant_init(0.0f));
@@ -273,7 +273,7 @@ TEST_CASE("learners: local clipping holds each rank's own gradient within limit 
   }));
 }
 
-TEST_CASE("learners: a ramp lowers what is sent by the same factor in each step, and then stays") {
+TEST_CASE("learners: a ramp sends fewer values by the same factor in each step, then stays") {
   for (const char* spec :
        {"scalecom:rate=100,ramp=6", "topk:density=0.01,ramp=6", "randomk:density=0.01,ramp=6"}) {
     CAPTURE(spec);
@@ -312,7 +312,7 @@ TEST_CASE("learners: a ramp lowers what is sent by the same factor in each step,
   }
 }
 
-TEST_CASE("learners: plans of layers begin after the ramp") {
+TEST_CASE("learners: layer plans start after the ramp") {
   expect_none(run_ranks(2, [](Communicator& comm) {
     ParameterStore store;
     Parameter& w = store.add("w", {200, 100}, constant_init(0.0f));

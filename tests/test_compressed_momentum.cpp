@@ -100,7 +100,7 @@ Trained train_two(bool nesterov, double momentum, bool residual_momentum, bool d
 
 }  // namespace
 
-TEST_CASE("compressed momentum: steps from a residual between others, against double") {
+TEST_CASE("compressed momentum: steps with and without residual, against double") {
   Context context;
   for (const bool nesterov : {true, false}) {
     CAPTURE(nesterov);
@@ -128,7 +128,7 @@ TEST_CASE("compressed momentum: steps from a residual between others, against do
   }
 }
 
-TEST_CASE("compressed momentum: a gradient moves a weight as far as by momentum, and once") {
+TEST_CASE("compressed momentum: a gradient moves a weight as far as momentum would, once") {
   Context context;
   for (const bool nesterov : {true, false}) {
     CAPTURE(nesterov);
@@ -171,7 +171,7 @@ TEST_CASE("learners: momentum across the switch to compressed gradients and back
         const Trained deferred = train_two(nesterov, kMomentum, residual, true, spec);
         CHECK(deferred.w == trained.w);
         CHECK(deferred.bias == trained.bias);
-        // What travels dense, and what has no momentum, is as it was.
+        // Dense layers, and training without momentum, are unchanged.
         const Trained other = train_two(nesterov, kMomentum, !residual, false, spec);
         CHECK(other.bias == trained.bias);
         CHECK(other.w != trained.w);
@@ -180,7 +180,7 @@ TEST_CASE("learners: momentum across the switch to compressed gradients and back
     CHECK(train_two(false, 0, true, false, spec).w == train_two(false, 0, false, false, spec).w);
 }
 
-TEST_CASE("learners: momentum as before where no residual holds anything back") {
+TEST_CASE("learners: momentum is unchanged where no residual holds anything back") {
   for (const char* spec : {"qsgd:bits=4,bucket=64", "bf16"}) {
     CAPTURE(spec);
     CHECK(train_two(true, kMomentum, true, false, spec).w ==

@@ -56,7 +56,7 @@ void stress(Pool& pool, uint64_t seed, int rounds) {
 
 }  // namespace
 
-TEST_CASE("Pool: random use keeps blocks apart, freed neighbours join again") {
+TEST_CASE("Pool: blocks never overlap, freed neighbours are merged") {
   Pool pool(Device{}, true);
   stress(pool, 1, 20000);
   CHECK(pool.bytes_in_use() == 0);
@@ -79,7 +79,7 @@ TEST_CASE("Pool: random use keeps blocks apart, freed neighbours join again") {
   CHECK_THROWS_AS(pool.allocate((size_t{1} << 47) + 1), Error);
 }
 
-TEST_CASE("Pool: segments of which nothing is used go back") {
+TEST_CASE("Pool: unused segments are released") {
   Pool pool(Device{}, true);
   constexpr size_t kSegment = size_t{32} << 20;
   void* first = pool.allocate(kSegment);
@@ -107,7 +107,7 @@ TEST_CASE("Pool: segments of which nothing is used go back") {
   CHECK(pool.bytes_reserved() == 0);
 }
 
-TEST_CASE("Pool: without keeping blocks") {
+TEST_CASE("Pool: without caching") {
   Pool pool(Device{}, false);
   stress(pool, 1, 2000);
   CHECK(pool.bytes_in_use() == 0);
@@ -177,7 +177,7 @@ TEST_CASE("Tensor: views share memory, errors name shapes") {
   CHECK_FALSE(Tensor().defined());
 }
 
-TEST_CASE("Tensor: outlives its Context; without one there is a clear error") {
+TEST_CASE("Tensor: outlives its Context; without a Context there is a clear error") {
   Tensor kept;
   {
     Context context;
@@ -203,7 +203,7 @@ TEST_CASE("Tensor: outlives its Context; without one there is a clear error") {
   CHECK_THROWS_AS(Context({.threads = -1}), InputError);
 }
 
-TEST_CASE("parse_device: what is accepted and what is refused") {
+TEST_CASE("parse_device: accepted and refused texts") {
   CHECK(parse_device("cpu") == Device{});
   for (const char* text : {"", "gpu", "cuda:", "cuda:x", "cuda:1234567", "CPU", "cuda:-1"})
     CHECK_THROWS_AS(parse_device(text), InputError);
@@ -213,7 +213,7 @@ TEST_CASE("parse_device: what is accepted and what is refused") {
   }
 }
 
-TEST_CASE("Trace: the text is JSON, whatever the names") {
+TEST_CASE("Trace: the text is valid JSON, whatever the names") {
   Context context;
   { TraceRange off("forward", "not recorded"); }
   context.trace().start();
@@ -235,7 +235,7 @@ TEST_CASE("Trace: the text is JSON, whatever the names") {
   CHECK(ranges == 3);
 }
 
-TEST_CASE("Trace: memory, and the notes of a step that is explained, as marks") {
+TEST_CASE("Trace: memory, and the events of an explained step, as marks") {
   Context context;
   { const Tensor first = Tensor::empty({1000}); }  // the pool has its memory
   Trace& trace = context.trace();
@@ -285,7 +285,7 @@ TEST_CASE("Trace: memory, and the notes of a step that is explained, as marks") 
   CHECK(trace.take_notes().size() == 2);
 }
 
-TEST_CASE("Trace: arrows, ranks in one text, and a bound on what is kept") {
+TEST_CASE("Trace: arrows, all ranks in one text, bounded size") {
   Context context;
   Trace& trace = context.trace();
   trace.flow(Trace::Flow::begin, "backward", 7);  // off: nothing

@@ -41,7 +41,7 @@ uint16_t reference_rounding(float value) {
 
 }  // namespace
 
-TEST_CASE("Philox: known answers of the Random123 distribution") {
+TEST_CASE("Philox: known answers from Random123") {
   using W = std::array<uint32_t, 4>;
   CHECK(words(Philox(0, 0).block(0)) == W{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   const uint64_t ones = ~uint64_t{0};

@@ -73,7 +73,7 @@ TEST_CASE("tape: a gradient is final before the input's is computed, weights are
   f.check_settled();
 }
 
-TEST_CASE("tape: tied weights are announced once, after their last use, with the sum") {
+TEST_CASE("tape: tied weights are reported once, after their last use, with the sum") {
   Fixture f;
   Tape tape;
   // a, b, a: in backward the first use of a comes last.
@@ -84,7 +84,7 @@ TEST_CASE("tape: tied weights are announced once, after their last use, with the
   f.check_settled();
 }
 
-TEST_CASE("tape: a branch without gradient still settles its parameters, unwritten") {
+TEST_CASE("tape: parameters of a branch without gradient become final, unwritten") {
   Fixture f;
   Tape tape;
   const Var dead = shift(tape, f.x, f.b);
@@ -96,7 +96,7 @@ TEST_CASE("tape: a branch without gradient still settles its parameters, unwritt
   f.check_settled();
 }
 
-TEST_CASE("tape: a second pass adds, begin_step starts anew, also between forward and backward") {
+TEST_CASE("tape: a second pass adds, begin_step resets, also between forward and backward") {
   Fixture f;
   for (int pass = 1; pass <= 3; ++pass) {
     Tape tape;
@@ -123,7 +123,7 @@ TEST_CASE("tape: scale reaches the gradients; two tapes share a parameter") {
   CHECK(f.a.grad.item() == 1.25f);
 }
 
-TEST_CASE("tape: a dropped tape, a throwing closure and a throwing callback leave no counts") {
+TEST_CASE("tape: a dropped tape, a throwing closure or callback leaves no counts") {
   Fixture f;
   {
     Tape tape;
@@ -185,7 +185,7 @@ TEST_CASE("tape: misuse is refused") {
   CHECK_THROWS_AS(map.add_grad(Tensor::zeros({1, 16, 2, 2}, DType::f32, Layout::nhwc)), InputError);
 }
 
-TEST_CASE("tape: activations are freed as backward goes") {
+TEST_CASE("tape: activations are freed during backward") {
   Fixture f;
   const auto pool = f.context.pool(Device{});
   const size_t before = pool->bytes_in_use();
@@ -210,7 +210,7 @@ TEST_CASE("tape: activations are freed as backward goes") {
   CHECK(pool->bytes_in_use() - before < 1024);
 }
 
-TEST_CASE("Grad: up to two parts, memory of others is left alone") {
+TEST_CASE("Grad: up to two parts, other memory is unchanged") {
   Context context;
   const Var x(Tensor::zeros({2}), true);
   const Tensor shared = Tensor::from({1, 2});

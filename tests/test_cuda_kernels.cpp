@@ -152,7 +152,7 @@ TEST_CASE("CUDA kernels: batch norm as on the CPU, in every form") {
     }
 }
 
-TEST_CASE("CUDA kernels: running statistics take finite values only") {
+TEST_CASE("CUDA kernels: running statistics use finite values only") {
   Context context;
   for (float bad :
        {0.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

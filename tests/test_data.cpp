@@ -108,7 +108,7 @@ TEST_CASE("cifar-10: broken files are named with their offset") {
   CHECK(contains(input_error(open), "data_batch_3.bin: expected a file, found a folder"));
 }
 
-TEST_CASE("a file that is cut while it is read is an error that names it") {
+TEST_CASE("a file that is truncated while it is read is an error that names it") {
   const TempFolder folder;
   write_cifar10(folder);
   const auto train = open_dataset(folder.path(), Split::train);
@@ -123,7 +123,7 @@ TEST_CASE("a file that is cut while it is read is an error that names it") {
   train->read(21, image);  // of the next file
 }
 
-TEST_CASE("a pipe in the place of a data file is refused, not waited for") {
+TEST_CASE("a pipe in place of a data file is refused, not waited for") {
   const TempFolder folder;
   write_cifar10(folder);
   const auto make = [&](const char* name) {
@@ -215,7 +215,7 @@ TEST_CASE("cifar-10: the real files") {
   }
 }
 
-TEST_CASE("open_dataset: paths that hold no data set") {
+TEST_CASE("open_dataset: paths without a data set") {
   const TempFolder folder;
   const auto open = [](const fs::path& path) {
     return input_error([&] { open_dataset(path, Split::train); });

@@ -44,7 +44,7 @@ TEST_CASE("learners: overlap on or off gives the same bits; other buckets the sa
   CHECK(distance(train_ranks(4, o)[2], on[0]) < 1e-5);
 }
 
-TEST_CASE("learners: buckets leave in order, and the first before the last closure has returned") {
+TEST_CASE("learners: buckets are sent in order, the first before the last closure has returned") {
   std::mutex mutex;
   std::vector<std::string> events;
   expect_none(run_ranks(2, [&](Communicator& comm) {
@@ -63,8 +63,8 @@ TEST_CASE("learners: buckets leave in order, and the first before the last closu
     Tape tape;
     const Var leaf(x, true);
     Var slow(x, true);
-    // A last closure that waits until the first bucket has come back: with the exchange behind
-    // backward it would wait in vain.
+    // The last closure waits until the first bucket has been exchanged: if the exchange followed
+    // backward, it would wait in vain.
     tape.record("slow", slow, {}, [&](BackwardPass&) {
       for (int i = 0; i < 10000 && !reduced; ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -121,7 +121,7 @@ TEST_CASE("learners: weights are not updated while a closure still reads them") 
   }));
 }
 
-TEST_CASE("learners: a parameter that only one rank uses; one that none uses is named once") {
+TEST_CASE("learners: a parameter used by one rank; one that no rank uses is named once") {
   RunOptions o{.batch = 8, .steps = 3, .spare_on_rank_one_only = true};
   std::vector<std::vector<float>> values(2);
   std::vector<std::string> log[2];
@@ -135,8 +135,7 @@ TEST_CASE("learners: a parameter that only one rank uses; one that none uses is 
   CHECK(log[0][0].find("spare") != std::string::npos);
 }
 
-TEST_CASE(
-    "learners: announced without a gradient on one rank, because its loss does not reach it") {
+TEST_CASE("learners: a parameter without a gradient on one rank, whose loss does not reach it") {
   std::vector<std::vector<float>> values(2);
   expect_none(run_ranks(2, [&](Communicator& comm) {
     Net net(1);
@@ -230,7 +229,7 @@ TEST_CASE("learners: the ledger has every byte that the communicator counted") {
     const Ledger::Entry all = optimizer.ledger().total();
     if (totals.traffic.sent != all.sent || totals.traffic.received != all.received)
       throw Error(concat("counted ", totals.traffic.sent, ", in the ledger ", all.sent));
-    // Of the weights: the formula of a ring, to a few elements for each bucket and step.
+    // Weights: the formula of a ring, to a few elements for each bucket and step.
     const Ledger::Entry weight =
         optimizer.ledger().entries().at({"second.weight", PayloadKind::values});
     const int64_t formula = 4 * 2 * (30 * 40 * 4) * 2 / 3;
@@ -246,7 +245,7 @@ TEST_CASE("learners: the ledger has every byte that the communicator counted") {
   }));
 }
 
-TEST_CASE("learners: main thread and worker communicate at once, in the program's order") {
+TEST_CASE("learners: main thread and worker communicate concurrently, in program order") {
   expect_none(run_ranks(3, [](Communicator& comm) {
     Net net(1);
     DataParallelOptimizer optimizer(net.store, make_sgd({.momentum = 0.9}), comm, {},
@@ -272,7 +271,7 @@ TEST_CASE("learners: main thread and worker communicate at once, in the program'
   }));
 }
 
-TEST_CASE("learners: replicas that differ are named; a rank's failure reaches all") {
+TEST_CASE("learners: differing replicas are named; a rank's failure reaches all") {
   auto errors = run_ranks(2, [](Communicator& comm) {
     Net net(1);
     DataParallelOptimizer optimizer(net.store, make_sgd({}), comm);

@@ -16,13 +16,13 @@ ExchangeChoice choose(double backward_s, const TimesOfBuckets& dense, const Time
 
 }  // namespace
 
-TEST_CASE("exchange choice: the worker takes one bucket after the other") {
+TEST_CASE("exchange choice: the worker exchanges one bucket after the other") {
   CHECK(exchanges_end({}) == 0);
   CHECK(exchanges_end({{1, 2, 3}, {4, 1, 1}}) == doctest::Approx(8));    // waits for the first
   CHECK(exchanges_end({{1, 2, 3}, {10, 1, 1}}) == doctest::Approx(12));  // waits for backward
 }
 
-TEST_CASE("exchange choice: dense unless compressed buckets end sooner") {
+TEST_CASE("exchange choice: dense unless compression shortens the step") {
   const TimesOfBuckets fast = {{1, 0, 0.1}, {2, 0, 0.1}}, slow = {{1, 0, 10}, {2, 0, 10}};
   const TimesOfBuckets packed = {{1, 0.5, 0.01}, {2, 0.5, 0.01}};
   auto choice = choose(2, fast, packed);
@@ -45,7 +45,7 @@ TEST_CASE("exchange choice: dense unless compressed buckets end sooner") {
   CHECK_THROWS_AS(choose(1, fast, {}), InputError);
 }
 
-TEST_CASE("exchange choice: what is hidden anyway stays dense, what is not is compressed") {
+TEST_CASE("exchange choice: hidden buckets stay dense, exposed ones are compressed") {
   // The first bucket's exchange ends before the second is ready, dense or not; compressing it costs
   // more than it saves. The second is what everybody waits for.
   const TimesOfBuckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
@@ -62,7 +62,7 @@ TEST_CASE("exchange choice: what is hidden anyway stays dense, what is not is co
   CHECK(choice.compressed == std::vector<bool>{false, true});
   CHECK(choice.compressed_s == doctest::Approx(15));
   CHECK(choice.chosen_s == doctest::Approx(12));
-  // Encoding beside backward makes it longer, and half of the encoding half as much longer.
+  // Encoding during backward makes it longer, and half of the encoding half as much longer.
   const TimesOfBuckets early = {{1, 1, 1}, {1, 1, 1}};
   choice = choose_exchange({10, {{1, 0, 20}, {1, 0, 2}}}, {12, early}, 0, kMargin);
   CHECK(choice.compressed == std::vector<bool>{true, false});
@@ -74,8 +74,8 @@ TEST_CASE("exchange choice: what is hidden anyway stays dense, what is not is co
   CHECK(choice.compressed_s == doctest::Approx(103));
 }
 
-TEST_CASE("exchange choice: neighbours travel together where that spares latencies") {
-  // Three small buckets behind backward: nine latencies of 0.5, of which six are spared.
+TEST_CASE("exchange choice: neighbours are joined where that saves latencies") {
+  // Three small buckets after backward: nine latencies of 0.5, of which six are saved.
   const TimesOfBuckets dense(3, {10, 0, 30, 4}), packed(3, {10, 0.1, 1.6, 3});
   auto choice = choose(10, dense, packed, 0.5);
   CHECK(choice.compressed == std::vector<bool>{true, true, true});
@@ -93,7 +93,8 @@ TEST_CASE("exchange choice: neighbours travel together where that spares latenci
   CHECK(choice.compressed == std::vector<bool>{false, true});
   CHECK(choice.joined == std::vector<bool>{false, false});
   CHECK(choose(10, dense, packed, 1e-4).joined == std::vector<bool>{false, false, false});
-  // Compressed and apart it is dearer than dense, joined it is not: eight latencies more to spare.
+  // Compressed and apart it is more expensive than dense, joined it is not: eight more latencies
+  // saved.
   choice = choose(1, TimesOfBuckets(20, {1, 0, 7.6, 6}), TimesOfBuckets(20, {1, 0, 8.1, 8}), 1);
   CHECK(choice.dense_s < choice.compressed_s);
   CHECK(std::ranges::count(choice.compressed, true) == 20);
@@ -106,7 +107,7 @@ namespace {
 struct ChosenRun {
   std::vector<ExchangeChoice> choices;
   std::vector<int64_t> sent, calls;  // by step
-  Values values;                     // behind step 30
+  Values values;                     // after step 30
 };
 
 // Learners on a modelled network, in virtual time; backward takes none.
@@ -155,8 +156,7 @@ std::vector<ChosenRun> train_choosing(double bytes_per_s, double latency_s, int6
 
 }  // namespace
 
-TEST_CASE(
-    "exchange choice: dense on a fast network, compressed on a slow one, on all ranks alike") {
+TEST_CASE("exchange choice: dense on a fast network, compressed on a slow one, on all ranks") {
   for (const bool slow : {false, true}) {
     CAPTURE(slow);
     const auto runs = train_choosing(slow ? 1e5 : 1e12, 1e-6, 45);
@@ -174,7 +174,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("exchange choice: where messages take long, buckets are joined, measured, and kept") {
+TEST_CASE("exchange choice: at high latency buckets are joined, measured, and kept") {
   constexpr double kCheap = 1e6;  // trials are repeated as soon as it is time
   const auto apart = train_choosing(1e12, 1e-6, 50, kCheap);
   const auto runs = train_choosing(1e12, 0.5, 50, kCheap);
@@ -194,12 +194,12 @@ TEST_CASE("exchange choice: where messages take long, buckets are joined, measur
   CHECK(runs[0].calls[4] == static_cast<int64_t>(n));
   for (const size_t step : {13, 20, 44}) CHECK(runs[0].calls[step] == 1);
   CHECK(runs[0].calls[46] == static_cast<int64_t>(n));  // tried again, apart
-  // What is added up is the same.
+  // The sums are the same.
   CHECK(runs[0].values == runs[1].values);
   CHECK(runs[0].values == apart[0].values);
 }
 
-TEST_CASE("exchange choice: compressed buckets that travel as one") {
+TEST_CASE("exchange choice: compressed buckets that are exchanged as one") {
   const auto runs = train_choosing(1e4, 0.2, 30);
   REQUIRE(runs[0].choices.size() == 1);
   const ExchangeChoice& choice = runs[0].choices[0];
@@ -214,7 +214,7 @@ TEST_CASE("exchange choice: compressed buckets that travel as one") {
 
 namespace {
 
-// What a chooser works on, of a rank that need not ask others.
+// Data of a chooser on a single rank.
 struct Alone {
   PlannedModel model;
   std::unique_ptr<Reducer> owner = reducer_of("scalecom:rate=20", model.store);
@@ -225,13 +225,13 @@ struct Alone {
 
 }  // namespace
 
-TEST_CASE("exchange choice: what turns out no better than what was tried is dropped") {
+TEST_CASE("exchange choice: a choice no better than the trials is dropped") {
   Context context;
   Alone alone;
   CompressedReducer& reducer = alone.reducer;
   const TimesOfBuckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
-  // What the mixture's second bucket took, where 2 are expected; and how many times longer a whole
-  // turn was, of the one way or the other, when something else was busy.
+  // The time of the mixture's second bucket, where 2 is expected; and how many times longer a whole
+  // turn of either kind took because of other work.
   const std::vector<std::array<double, 3>> cases = {{5, 1, 1}, {1.5, 1, 1}, {5, 9, 1}, {1.5, 1, 9}};
   for (const auto& [took, slow_dense, slow_packed] : cases) {
     double now = 0;
@@ -275,7 +275,7 @@ TEST_CASE("exchange choice: what turns out no better than what was tried is drop
   }
 }
 
-TEST_CASE("exchange choice: ways that take about the same are tried for longer") {
+TEST_CASE("exchange choice: a near tie is tried for longer") {
   Context context;
   Alone alone;
   CompressedReducer& reducer = alone.reducer;
@@ -306,7 +306,7 @@ TEST_CASE("exchange choice: ways that take about the same are tried for longer")
   }
 }
 
-TEST_CASE("exchange choice: what a step takes besides its exchanges counts") {
+TEST_CASE("exchange choice: the rest of a step counts, too") {
   // Compressed exchanges end earlier, but the step does not.
   const TimesOfBuckets dense = {{1, 0, 2}, {10, 0, 3}}, packed = {{1, 0.1, 1}, {10, 0.1, 1}};
   ExchangeTrial plain{.backward_s = 10, .buckets = dense},

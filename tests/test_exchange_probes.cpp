@@ -1,4 +1,4 @@
-// What watches the exchange: it changes no bit, and its own time and bytes are not counted.
+// Exchange probes change no bit, and their own time and bytes are not counted.
 #include <doctest/doctest.h>
 
 #include "core/kernels.h"

@@ -41,7 +41,7 @@ void prefetch_surely(BatchFeed& feed) {
 
 }  // namespace
 
-TEST_CASE("batch feed: the loader's batches, ahead or not") {
+TEST_CASE("batch feed: the loader's batches, copied ahead or not") {
   Context context(on_test_device());
   const auto set = shapes();
   for (bool bytes : {false, true})
@@ -80,7 +80,7 @@ TEST_CASE("batch feed: the loader's batches, ahead or not") {
       }
 }
 
-TEST_CASE("batch feed: a broken image is the error of its own batch") {
+TEST_CASE("batch feed: a broken image fails its own batch") {
   struct Broken final : ImageDataset {
     Broken() : ImageDataset({"broken", {"a"}, 8, {}}) {}
     int64_t size() const override { return kImages; }
@@ -105,7 +105,7 @@ TEST_CASE("batch feed: a broken image is the error of its own batch") {
 }
 
 #ifdef HEDDLE_SIMULATED_GPU
-TEST_CASE("batch feed: without memory for the next batch it comes behind the step") {
+TEST_CASE("batch feed: without memory for the next batch it is copied after the step") {
   Context context(on_test_device());
   if (!on_gpu()) return;
   struct Counted final : ImageDataset {

@@ -93,7 +93,7 @@ void check_without_parameters(const std::string& name, const Shape& shape,
 
 }  // namespace
 
-TEST_CASE("golden: both sides compute the same numbers from names") {
+TEST_CASE("golden: C++ and Python derive the same numbers from names") {
   Context context(on_test_device());
   const Golden golden("formula");
   const Shape n{1000};

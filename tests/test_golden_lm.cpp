@@ -22,7 +22,7 @@ void append(std::vector<float>& all, const Tensor& window) {
   all.insert(all.end(), values.begin(), values.end());
 }
 
-// The state goes on from window to window, and gradients add up over them.
+// The state is carried from window to window, and gradients are summed over windows.
 void check_lstm(const std::string& name, const Sizes& size, const LstmOptions& options,
                 int64_t windows = 1) {
   const Golden golden(name);

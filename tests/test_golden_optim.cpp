@@ -37,7 +37,7 @@ void check_schedule(const std::string& name, const ScheduleOptions& options) {
     rates.push_back(static_cast<float>(schedule.lr(step)));
     schedule.observe(metric[step]);
   }
-  // Each rate by itself: the late ones are too small to show in a norm.
+  // Each rate separately: the late ones are too small to show in a norm.
   const std::vector<float> expected = Golden("schedules").load(name).to_vector();
   for (int step = 0; step < 30; ++step) {
     CAPTURE(name);

@@ -306,7 +306,7 @@ TEST_CASE("compare: products with a bias") {
 }
 
 // Tuned, a GPU may take cuDNN's, which the simulated one refuses for 13 units. Two windows in one
-// step: the second goes on from a state, and adds to the gradients.
+// step: the second continues from a state, and adds to the gradients.
 TEST_CASE("compare: an LSTM's windows, tuned or not") {
   for (DType dtype : library_types())
     for (bool tune : {false, true})

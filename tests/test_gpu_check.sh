@@ -100,8 +100,8 @@ has 'compare gemm (3, 5)' 'every operation'
 has 'Stub GPU' 'the name of the card'
 lacks 'failed' 'all good'
 : >"$tree/apart"
-check 1 --part compare  # 1.5 and 1.9 are not alike; the other comparisons go on
-has 'ResNet-20: both alike | \*\*failed' 'losses that differ'
+check 1 --part compare  # 1.5 and 1.9 differ too much; the other comparisons continue
+has 'ResNet-20: both devices agree | \*\*failed' 'losses that differ'
 has '| LSTM, cuda | passed' 'after a failure'
 SANITIZER_SLEEPS=5 check 1 --part sanitize --limit 1
 has 'no time was left' 'a part that is too long'

@@ -78,7 +78,7 @@ Results reduce_steps(const std::string& spec) {
 
 }  // namespace
 
-TEST_CASE("kernels: memory that a stream gives back is not written by one that overtakes it") {
+TEST_CASE("kernels: memory released by one stream is not overwritten by a faster one") {
   Context context(subject());
   const std::vector<float> values = random_tensor({1 << 20}, 1).to_vector();
   Tensor x = Tensor::from(values).to(context.device());
@@ -96,7 +96,7 @@ TEST_CASE("kernels: memory that a stream gives back is not written by one that o
   CHECK(y.to_vector() == values);
 }
 
-TEST_CASE("kernels: what was copied from the host may be overwritten there at once") {
+TEST_CASE("kernels: host memory may be reused right after a copy") {
   Context context(subject());
   const Tensor busy = Tensor::empty({1 << 22});
   for (const int64_t n : {100, 16385, 1 << 18, 1 << 22}) {
@@ -116,14 +116,14 @@ TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {
 }
 
 // Its products are a library's, and its sums have another order.
-TEST_CASE("compare: exchanges of three ranks by factors") {
+TEST_CASE("compare: PowerSGD exchanges of three ranks") {
   compare("exchange of factors", "powersgd:rank=2", DType::f32,
           [&] { return reduce_steps("powersgd:rank=2"); });
 }
 
 #ifdef HEDDLE_CUDA
 // The ranks' own threads: each with a GPU, where there are two.
-TEST_CASE("NCCL: sums are those of the threads, and a rank that fails does not keep the other") {
+TEST_CASE("NCCL: sums equal the threads', and a failed rank does not block the other") {
   const ContextOptions options = subject();
   if (!options.device.is_cuda() || cuda_device_count() < 2) {
     MESSAGE("skipped: needs two GPUs");
@@ -163,7 +163,7 @@ TEST_CASE("steps, compare: learners that share a device") {
     compare("learners", concat("3 learners ", spec), DType::f32, [&]() -> Results {
       RunOptions o{.compress = spec};
       o.parallel.bucket_bytes = 1000;
-      // A choice that rounding decides would go on for good: few steps where something is chosen.
+      // A selection that differs by rounding would persist: few steps for algorithms that select.
       o.steps = *spec == 0 ? 5 : 1;
       const ContextOptions of_rank = Context::current().options();
       const Results overlapped = train_ranks(3, o, of_rank);

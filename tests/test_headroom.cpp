@@ -26,7 +26,7 @@ TEST_CASE("step model: buckets wait for backward and for each other") {
   CHECK(step_seconds({.backward_s = 10, .rest_s = 1}, {}) == doctest::Approx(11));
 }
 
-TEST_CASE("step model: payloads are those that were measured, shares grow with the ranks") {
+TEST_CASE("step model: measured payloads; shares grow with the ranks") {
   const LinkCost link{.latency_s = 1e-3, .seconds_per_byte = 1e-6};
   // Two of four ranks' all-reduces of 1000 bytes: each sends 2 * 1000 * 3 / 4 in a call.
   const BucketProfile reduced{.collectives = {{"all_reduce", 2, 2 * 1500.0}}};
@@ -46,7 +46,7 @@ TEST_CASE("step model: payloads are those that were measured, shares grow with t
                           collective_seconds("all_gather", 400, p, link)));
 }
 
-TEST_CASE("step model: what ranks wait for each other stays, whatever the links") {
+TEST_CASE("step model: waiting for other ranks does not depend on the links") {
   const LinkCost here{.latency_s = 1e-3, .seconds_per_byte = 1e-6};
   const LinkCost slow{.latency_s = 2e-3, .seconds_per_byte = 1e-5};
   const auto on = [](const LinkCost& link, int p) {
@@ -64,7 +64,7 @@ TEST_CASE("step model: what ranks wait for each other stays, whatever the links"
   }
 }
 
-TEST_CASE("step model: what backward and exchanges do not make up is the rest of a step") {
+TEST_CASE("step model: the rest of a step is its time without backward and exchanges") {
   ExchangeProfile profile = two_buckets("none");  // 13 s without a rest
   for (const double rest : {0.0, 0.25, 2.0}) {
     profile.step_s = 13 + rest;
@@ -74,7 +74,7 @@ TEST_CASE("step model: what backward and exchanges do not make up is the rest of
   CHECK(rest_seconds(profile) == 0);
 }
 
-TEST_CASE("step model: a few disturbed steps do not count, steps in turns do") {
+TEST_CASE("step model: a few disturbed steps are ignored, alternating ones are not") {
   CHECK(middle_mean({3}) == 3);
   CHECK(middle_mean({1, 2, 6}) == doctest::Approx(3));
   CHECK(middle_mean({100, 2, 1, 2, 2, 90, 2, 0}) == doctest::Approx(2));
@@ -136,7 +136,7 @@ TEST_CASE("headroom: the verdict follows from the steps") {
             "1.00x. Stay with --compress none.") != std::string::npos);
 }
 
-TEST_CASE("headroom: a long name does not move its row's figures out of their columns") {
+TEST_CASE("headroom: a long name keeps figures in their columns") {
   Headroom h{.learners = 4, .link = {.latency_s = 1e-3, .seconds_per_byte = 1e-7}};
   h.profiles = {{.compress = ""}, two_buckets("none"), two_buckets(std::string(40, 'x'))};
   std::istringstream lines(describe_headroom(h));

@@ -144,7 +144,7 @@ void fill_new_memory(int byte) {
   for (volatile uint8_t& x : stack) x = static_cast<uint8_t>(byte);
 }
 
-TEST_CASE("images: a JPEG with components that no scan holds is refused") {
+TEST_CASE("images: a JPEG with components without a scan is refused") {
   const Bytes good = jpeg_file(40, 40);
   const auto scan = find_marker(good, 0xDA);
   Image image;
@@ -159,7 +159,7 @@ TEST_CASE("images: a JPEG with components that no scan holds is refused") {
   CHECK(contains(input_error([&] { decode_image(one, "x.jpg", image); }), "2 of the JPEG's"));
 }
 
-TEST_CASE("images: what a broken file leaves out is the same in every run") {
+TEST_CASE("images: a broken file decodes to the same pixels in every run") {
   Bytes cut = jpeg_file(40, 40);  // its scan ends at the first restart: after one block
   const std::array<uint8_t, 6> restart{0xFF, 0xDD, 0, 4, 0, 1};
   cut.insert(cut.begin() + find_marker(cut, 0xDA), restart.begin(), restart.end());
@@ -219,7 +219,7 @@ TEST_CASE("images: a JPEG of endless scans is refused") {
   CHECK(contains(input_error([&] { decode_image(bytes, "x.jpg", image); }), "at most 100 scans"));
 }
 
-TEST_CASE("image folder: the layout of ImageNet") {
+TEST_CASE("image folder: ImageNet's layout") {
   const TempFolder folder;
   folder.write("train/dog/b.jpg", jpeg_file(20, 10));
   folder.write("train/dog/a.PNG", png_file(6, 5));

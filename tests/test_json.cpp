@@ -25,7 +25,7 @@ std::string nested(int depth) {
   return text;
 }
 
-TEST_CASE("json: a limited depth, in which brackets within strings do not count") {
+TEST_CASE("json: the depth is limited; brackets within strings do not count") {
   CHECK(parse_json(R"({"a": [1, "x\"]}"]})", "x")["a"][1] == "x\"]}");
   CHECK(parse_json("[\"" + std::string(1000, '[') + "\\\\\"]", "x").size() == 1);
   CHECK(parse_json<nlohmann::ordered_json>("[[],[],[]]", "x").size() == 3);
@@ -38,7 +38,7 @@ TEST_CASE("json: a limited depth, in which brackets within strings do not count"
   CHECK(contains(message_of([&] { parse_json("]]", "x"); }), "x: is no JSON: "));
 }
 
-TEST_CASE("json: every reader refuses what is too deep by name") {
+TEST_CASE("json: every reader refuses deep nesting and names the file") {
   Context context;
   const std::string deep = R"({"summary":)" + nested(80000) + "}";
   const auto refused = [](const std::string& file, const auto& read) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A rank that dies, stops or leaves brings all others down: every process ends, with a failure, and
-# none is left behind. A death is noticed by mpirun, the rest by our own timeout, whose message names
-# rank, step and collective.
+# If a rank dies, stops or exits, all others stop too: every process ends with a failure, and none
+# survives. mpirun notices a death, our own timeout the rest; its message names rank, step and
+# collective.
 #   tests/test_kills.sh build/faulty_rank [mpirun]      KILLS=20 for the long form
 set -u
 program=$(realpath "$1") || exit 2
@@ -10,7 +10,7 @@ mpirun=${2:-}
 at_exit() { pkill -KILL -f "$work/"; }
 export COMM_TIMEOUT=${COMM_TIMEOUT:-10}
 
-# Starts four ranks of a program of its own name, so that what is left of them can be found, and waits
+# Starts four ranks of a program of its own name, so that surviving processes can be found, and waits
 # until they train.
 start() {  # NAME ARGUMENT…
   name=$1; shift

@@ -56,7 +56,7 @@ int64_t brute_force(const std::vector<LayerChoices>& layers, double budget, int 
 
 }  // namespace
 
-TEST_CASE("L-GreCo: the plan is the best of all, coarsely and finely rounded") {
+TEST_CASE("L-GreCo: the plan is optimal, with coarse and fine rounding") {
   int solved = 0, refused = 0;
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     CAPTURE(seed);
@@ -84,7 +84,7 @@ TEST_CASE("L-GreCo: the plan is the best of all, coarsely and finely rounded") {
   CHECK(refused > 50);
 }
 
-TEST_CASE("L-GreCo: a budget of its own, a strict one, and fallbacks that say why") {
+TEST_CASE("L-GreCo: a given budget, a strict one, and fallbacks with a reason") {
   const auto layers = random_layers(5, 6, 4);
   const LayerPlan loose = plan_layers(layers, {.alpha = 3}), even = plan_layers(layers);
   CHECK(loose.bytes < even.bytes);
@@ -107,7 +107,7 @@ TEST_CASE("L-GreCo: a budget of its own, a strict one, and fallbacks that say wh
   CHECK(plan_layers({}).chosen.empty());
 }
 
-TEST_CASE("L-GreCo: layers that are alike are treated by their order, again and again") {
+TEST_CASE("L-GreCo: equal layers are treated in their order, deterministically") {
   std::vector<LayerChoices> layers(8, random_layers(9, 1, 5)[0]);
   for (LayerChoices& layer : layers) layer.uniform = 2;
   const LayerPlan first = plan_layers(layers);
@@ -116,7 +116,7 @@ TEST_CASE("L-GreCo: layers that are alike are treated by their order, again and 
   CHECK(large.bytes < large.uniform_bytes);
 }
 
-TEST_CASE("L-GreCo: over the budget by the last bit of a double, and plans that are equally good") {
+TEST_CASE("L-GreCo: over budget by the last bit of a double; ties between plans") {
   // 7 and 3 of 10 steps of the budget, but the sum is 83.00000000000001.
   const LayerChoices a{.name = "a",
                        .settings = {1, 2},
@@ -132,7 +132,8 @@ TEST_CASE("L-GreCo: over the budget by the last bit of a double, and plans that 
   const LayerPlan strict = plan_layers({a, b}, {.budget = 83, .buckets = 10});
   CHECK(strict.chosen == std::vector<size_t>{0, 1});
   CHECK(strict.fallback == "");
-  // Of equal bytes the least error, of equal errors, too, the first; of layers the last begins.
+  // Among equal bytes the smallest error wins, among equal errors, too, the first; layers are
+  // compared from the last.
   const LayerChoices even{
       .name = "c", .settings = {1, 2, 3, 4}, .errors = {3, 2, 2, 1}, .bytes = {5, 5, 5, 9}};
   CHECK(plan_layers({even}, {.budget = 10}).chosen == std::vector<size_t>{1});
@@ -141,7 +142,7 @@ TEST_CASE("L-GreCo: over the budget by the last bit of a double, and plans that 
   CHECK(plan_layers({two, two}, {.budget = 5}).chosen == std::vector<size_t>{1, 0});
 }
 
-TEST_CASE("L-GreCo: costs in place of bytes decide, and never exceed those of the default") {
+TEST_CASE("L-GreCo: costs decide instead of bytes, and never exceed the default's") {
   LayerChoices layer{
       .name = "a", .settings = {1, 2, 3}, .errors = {3, 2, 1}, .bytes = {10, 20, 30}};
   layer.uniform = 1;
@@ -182,17 +183,17 @@ TEST_CASE("L-GreCo: costs in place of bytes decide, and never exceed those of th
   CHECK(larger > 500);
 }
 
-TEST_CASE("Accordion: critical at first, when a norm changes by half, and after a decay to half") {
+TEST_CASE("Accordion: critical at first, if a norm changes by half, after a decay to half") {
   using Judged = std::vector<bool>;
   Accordion accordion;
   CHECK(accordion.judge({1, 4, 0}, 0.1) == Judged{true, true, true});
-  // What was zero, changes by all there is.
+  // A norm that was zero always counts as changed.
   CHECK(accordion.judge({1.25, 2.25, 0}, 0.1) == Judged{false, false, true});
   CHECK(accordion.judge({1.875, 1.125, 5}, 0.1) == Judged{true, true, true});
   CHECK(accordion.judge({1.875, 1.125, 5}, 0.1) == Judged{false, false, false});
   CHECK(accordion.judge({0.9, 1.125, 5}, 0.1) == Judged{true, false, false});
   CHECK(accordion.judge({0.9, 1.125, 5}, 0.06) == Judged{false, false, false});
-  // Half of what it was at the last look, not of what it once was.
+  // Half of the rate at the last plan, not of the initial rate.
   CHECK(accordion.judge({0.9, 1.125, 5}, 0.04) == Judged{false, false, false});
   CHECK(accordion.judge({0.9, 1.125, 5}, 0.02) == Judged{true, true, true});
   CHECK(accordion.judge({0.9, 1.125, 5}, 0.02) == Judged{false, false, false});
@@ -203,7 +204,7 @@ TEST_CASE("Accordion: critical at first, when a norm changes by half, and after 
   CHECK(accordion.judge({0.9, 1.125, 5}, 0) == Judged{false, false, false});
 }
 
-TEST_CASE("Accordion: what is not critical has the setting with about half of the uniform bytes") {
+TEST_CASE("Accordion: layers that are not critical get about half of the uniform bytes") {
   LayerChoices layer{
       .name = "a", .settings = {4, 3, 2, 1}, .errors = {1, 2, 3, 4}, .bytes = {100, 53, 48, 20}};
   CHECK(accordion_settings({layer, layer}, {true, false}) == std::vector<size_t>{0, 2});
@@ -240,12 +241,12 @@ TEST_CASE("Accordion: plans keep its budget and are never larger than the defaul
   CHECK(smaller > 1000);
 }
 
-TEST_CASE("a byte's time: the slope of a line, or all by all where there is no such line") {
+TEST_CASE("time per byte: the slope of a line, or total seconds over total bytes") {
   const auto slope = [](const std::vector<TimedExchange>& e) { return seconds_per_byte(e); };
   CHECK(slope({}) == 0);
   CHECK(slope({{0, 0.5}, {0, 0.25}}) == 0);
   CHECK(slope({{100, 3}, {300, 7}}) == doctest::Approx(0.02));
-  // 1 + 0.02 x, and something beside it.
+  // 1 + 0.02 x with noise.
   CHECK(slope({{100, 3.1}, {200, 4.9}, {300, 6.9}, {400, 9.1}}) == doctest::Approx(0.02));
   CHECK(1000000007 * slope({{1000000007, 3}, {1000000007, 5}, {1000000007, 4}}) ==
         doctest::Approx(4));

@@ -37,7 +37,7 @@ Tensor random_tensor(int64_t n, uint64_t seed) {
   return x;
 }
 
-// What one encoding of x loses, by the plainest means there are.
+// Returns the error of one encoding of x by a plain calculation.
 double lost(const std::string& family, const Values& x, double setting, uint64_t draw) {
   Values rest = x;
   const auto n = std::ssize(x);
@@ -123,7 +123,7 @@ TEST_CASE("planner: a plan's errors are the mean of all ranks' tables") {
   CHECK(at > 0);
 }
 
-TEST_CASE("planner: a run that goes on while a plan is solved for comes to the same plan") {
+TEST_CASE("planner: a run resumed while a plan is being solved arrives at the same plan") {
   // Windows close at 6 and 12, plans are due at 9 and 15; the rate falls with the last step.
   constexpr int64_t kDue = 15;
   const auto lr = [](int64_t step) { return step + 1 < kDue ? 0.1 : 0.05; };
@@ -139,16 +139,16 @@ TEST_CASE("planner: a run that goes on while a plan is solved for comes to the s
     other.finish_step(kDue, lr(kDue - 1), [&](const auto&, const auto& call) { call(comm); });
     if (plans.size() != 3) throw Error(concat(plans.size(), " plans"));
     const PlanReport &whole = plans[1], &resumed = plans[2];
-    if (whole.critical != std::vector<bool>(6, false)) throw Error("judged by a rate behind it");
+    if (whole.critical != std::vector<bool>(6, false)) throw Error("judged by a later rate");
     if (resumed.critical != whole.critical || resumed.plan.chosen != whole.plan.chosen ||
         resumed.plan.error != whole.plan.error || resumed.step != whole.step)
       throw Error("another plan");
   }));
 }
 
-TEST_CASE("planner: with another interval a plan that is solved for gives way to the next table") {
-  // A window closes at 12, its plan is due at 15; going on, a window closes at 15 and is due at
-  // once.
+TEST_CASE("planner: with another interval the next table replaces an unfinished plan") {
+  // A window closes at 12, its plan is due at 15; after the resume a window closes at 15 and is due
+  // at once.
   expect_none(run_ranks(2, [&](Communicator& comm) {
     const LayerPlannerState state = plan_alone(comm, {.every = 6, .window = 3}, 14);
     if (state.due != 15) throw Error(concat("due at ", state.due));
@@ -176,7 +176,7 @@ TEST_CASE("planner: with another interval a plan that is solved for gives way to
   }));
 }
 
-TEST_CASE("planner: error tables are what encoding and decoding loses") {
+TEST_CASE("planner: error tables equal the error of encoding and decoding") {
   Context context({.threads = 2});
   PlannedModel model;
   const std::vector<std::string> families = {"topk",  "topk",  "randomk", "chunk",
@@ -203,7 +203,7 @@ TEST_CASE("planner: error tables are what encoding and decoding loses") {
   }
 }
 
-TEST_CASE("planner: PowerSGD's table comes close to the singular values that a rank leaves out") {
+TEST_CASE("planner: PowerSGD's table approximates the omitted singular values") {
   Context context({.threads = 2});
   PlannedModel model;
   const auto reducer = reducer_of("powersgd:rank=3", model.store);
@@ -230,7 +230,7 @@ TEST_CASE("planner: PowerSGD's table comes close to the singular values that a r
   }
 }
 
-TEST_CASE("planner: the bytes of each setting are those that the ledger counts") {
+TEST_CASE("planner: the bytes of each setting equal the ledger's") {
   for (const std::string& spec : kPlanned) {
     Context context({.threads = 1});
     PlannedModel model;
@@ -252,7 +252,7 @@ TEST_CASE("planner: the bytes of each setting are those that the ledger counts")
   }
 }
 
-TEST_CASE("planner: a window has the signed sums of what was to be sent, without unfit steps") {
+TEST_CASE("planner: a window sums what was to be sent, with signs, without rejected steps") {
   for (const char* spec : {"topk:density=0.05", "qsgd:bits=4"})
     expect_none(run_ranks(2, [&](Communicator& comm) {
       CompressModel model;
@@ -302,7 +302,7 @@ TEST_CASE("planner: a window has the signed sums of what was to be sent, without
     }));
 }
 
-TEST_CASE("planner: identical learners have the same plan for any number of them") {
+TEST_CASE("planner: identical learners have the same plan for any P") {
   for (const std::string& spec : kPlanned) {
     CAPTURE(spec);
     const PlannedTraining o{.spec = spec, .steps = 31, .identical = true};
@@ -351,7 +351,7 @@ TEST_CASE("planner: different learners agree; the bytes fall; a replay is the sa
   }
 }
 
-TEST_CASE("planner: windows close where they should; little gain is no reason to change") {
+TEST_CASE("planner: windows close in time; a small gain does not change the plan") {
   PlannedTraining o{.spec = "qsgd:bits=4", .steps = 71};
   auto plans = train(2, o)[0].plans;
   REQUIRE(plans.size() == 3);

@@ -164,7 +164,7 @@ TEST_CASE("global average pooling: mean of each map, and gradients") {
         CHECK(y[map] == doctest::Approx(sum / static_cast<double>(pixels)).epsilon(1e-5));
       }
       check_layer({x}, network);
-      // dx is small beside the checker's noise where maps are large: 12 pixels, 8 bits.
+      // dx is small compared with the checker's noise if maps are large: 12 pixels, 8 bits.
       if (bf16_here())
         check_half({random_tensor(shape, 3, layout, 1.0f, DType::bf16)}, network, 8e-2);
     }
@@ -220,7 +220,7 @@ TEST_CASE("linear: values and gradients, with and without bias, from bf16, of no
   }
 }
 
-TEST_CASE("dropout: mask by key, mean kept, gradients, evaluation") {
+TEST_CASE("dropout: mask from the key, mean preserved, gradients, evaluation") {
   Context context(on_test_device());
   const Tensor x = random_tensor({4, 50}, 1);
   add_constant(x, 2.0f);  // no zeros of its own
@@ -336,7 +336,7 @@ TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
     Tape tape;
     CHECK(network(tape, {Var(x)}).value().item() == doctest::Approx(expected).epsilon(1e-6));
   }
-  // Over the logits, or beside them: the same gradient.
+  // Written over the logits or to separate memory, the gradient is the same.
   std::vector<float> gradients[2];
   for (bool overwrite : {false, true}) {
     const Var z(x.clone(), true);

@@ -137,8 +137,8 @@ TEST_CASE("conv2d: bf16 agrees with fp32 within its rounding") {
       const std::vector<float> y_half = forward_value(network, {half}).to_vector();
       // One rounding to 8 bits, two with a bias: at most 2^-9 relative each.
       CHECK(relative_distance(y_half, y) < 4e-3);
-      // dx is rounded once, and once with the noise of the checker; dw is summed in fp32, but for
-      // r, which the fp32 pass has unrounded (2^-9 again).
+      // dx is rounded once, and once with the noise of the checker; dw is summed in fp32, except
+      // for r, which the fp32 pass has unrounded (2^-9 again).
       const auto a = GradCheck(f.store, {half}, network).analytic(DyMode::shared),
                  b = GradCheck(f.store, {full}, network).analytic(DyMode::shared);
       for (size_t i = 0; i < a.size(); ++i) {
@@ -148,7 +148,7 @@ TEST_CASE("conv2d: bf16 agrees with fp32 within its rounding") {
     }
 }
 
-TEST_CASE("conv2d: shapes that do not fit are refused with both shapes") {
+TEST_CASE("conv2d: mismatched shapes are refused, and both named") {
   Context context(on_test_device());
   ParameterStore store;
   Conv2d conv(store, "stem", {.in = 4, .out = 8, .kernel = 3, .groups = 2});

@@ -176,7 +176,7 @@ TEST_CASE("lstm: gradients, one and two layers, odd sizes") {
   }
 }
 
-TEST_CASE("lstm: outputs and states by the definition, gates in PyTorch's order") {
+TEST_CASE("lstm: outputs and states match the definition, gates in PyTorch's order") {
   Context context(on_test_device());
   constexpr int64_t kSteps = 4, kBatch = 2, kIn = 3, kHidden = 5;
   ParameterStore store;
@@ -226,7 +226,7 @@ TEST_CASE("lstm: outputs and states by the definition, gates in PyTorch's order"
   }
 }
 
-TEST_CASE("lstm: the cut into windows changes no value; states are replaced, inputs are not") {
+TEST_CASE("lstm: windows change no value; states are replaced, inputs are not") {
   Context context(on_test_device());
   ParameterStore store;
   const Lstm rnn(store, "rnn", 6, 10, {.layers = 2});
@@ -278,7 +278,7 @@ TEST_CASE("lstm: gradients of the upper layer are final while the lower one stil
   for (size_t i = 8; i < 16; ++i) CHECK(order[i].ends_with("_l0"));
 }
 
-TEST_CASE("lstm: shapes and values that cannot be are refused") {
+TEST_CASE("lstm: invalid shapes and values are refused") {
   Context context(on_test_device());
   ParameterStore store;
   const Lstm rnn(store, "rnn", 4, 6);
@@ -321,7 +321,7 @@ TEST_CASE("language model: gradients of all parameters, tied and untied") {
   }
 }
 
-TEST_CASE("language model: where dropout is, keyed by the sample in the global batch") {
+TEST_CASE("language model: positions of dropout, keyed by the sample in the global batch") {
   Context context(on_test_device());
   for (const int64_t layers : {1, 3}) {
     ParameterStore store;
@@ -359,7 +359,7 @@ TEST_CASE("language model: where dropout is, keyed by the sample in the global b
   CHECK(relative_distance(parts, run(0, 4)) < 1e-6);
 }
 
-TEST_CASE("language model: initial values as the example's, or Zaremba's") {
+TEST_CASE("language model: initial values of the example, or Zaremba's") {
   Context context(on_test_device());
   for (const float init : {0.0f, 0.05f}) {
     CAPTURE(init);
@@ -378,7 +378,7 @@ TEST_CASE("language model: initial values as the example's, or Zaremba's") {
   }
 }
 
-TEST_CASE("tied weights: announced once, after the last use, and equal to the sum") {
+TEST_CASE("tied weights: reported once, after the last use, with the sum") {
   Context context(on_test_device());
   ParameterStore store, apart;
   const LstmLmOptions options = {

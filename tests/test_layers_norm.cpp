@@ -115,7 +115,7 @@ TEST_CASE("batchnorm2d: a residual that needs no gradient, and one that is the i
   }
 }
 
-TEST_CASE("batchnorm2d: large maps take several runs per channel and keep their accuracy") {
+TEST_CASE("batchnorm2d: large maps in several runs per channel keep their accuracy") {
   Context context(on_test_device());
   for (Layout layout : map_layouts()) {
     INFO(concat(layout_name(layout)));

@@ -123,7 +123,7 @@ TEST_CASE("subsample_pad: values and gradients, in every layout and both precisi
                   InputError);
 }
 
-TEST_CASE("residual blocks: gradients, and bf16 beside fp32") {
+TEST_CASE("residual blocks: gradients, and bf16 against fp32") {
   Context context(on_test_device());
   struct Case {
     int64_t in, out, stride;

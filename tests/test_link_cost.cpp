@@ -54,7 +54,7 @@ Seen run_collective(const std::string& collective, int p, int64_t share) {
 
 }  // namespace
 
-TEST_CASE("link cost: short messages take nothing but latencies") {
+TEST_CASE("link cost: short messages cost only latencies") {
   for (const std::string collective :
        {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"})
     for (const int p : {2, 3, 4, 8}) {
@@ -76,7 +76,7 @@ TEST_CASE("link cost: short messages take nothing but latencies") {
       slow_network()));
 }
 
-TEST_CASE("link cost: every collective takes what the model says, and its payload is found again") {
+TEST_CASE("link cost: every collective matches the model, and its payload is recovered") {
   const LinkCost link{.latency_s = kLatency, .seconds_per_byte = 1 / kRate};
   for (const std::string collective :
        {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"})
@@ -98,7 +98,7 @@ TEST_CASE("link cost: every collective takes what the model says, and its payloa
   CHECK_THROWS_AS(collective_seconds("all_reduced", 1e6, 2, link), InputError);
 }
 
-TEST_CASE("net model: what was announced later takes the time that is left on a link") {
+TEST_CASE("net model: a message announced later gets the remaining time of a link") {
   LinkTime link;
   CHECK(link.reserve(0, 1) == 1);
   CHECK(link.reserve(5, 1) == 6);

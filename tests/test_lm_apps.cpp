@@ -1,20 +1,16 @@
-// train_lm: presets, precedence, the card of its weights, evaluation and generating.
+// train_lm: presets, precedence of flags, and the card of its weights.
 #include <doctest/doctest.h>
 
-#include <array>
 #include <cmath>
-#include <numeric>
 
 #include "apps/cli/lm_options.h"
-#include "apps/models/evaluate_text.h"
 #include "apps/models/lm_card.h"
 #include "apps/models/weights.h"
 #include "apps/session/lm_setup.h"
 #include "core/context.h"
-#include "core/random.h"
 #include "core/safetensors.h"
-#include "layers/loss.h"
 #include "tests/app_helpers.h"
+#include "tests/small_lm.h"
 
 using namespace heddle;
 
@@ -45,34 +41,6 @@ double rate_in_epoch(const TrainLmOptions& o, int64_t epoch) {
   const Schedule schedule(lm_schedule(o, {3, 3 * o.epochs}));
   CHECK(schedule.lr(3 * epoch - 3) == schedule.lr(3 * epoch - 1));
   return schedule.lr(3 * epoch - 3);
-}
-
-Vocabulary vocabulary_of(const Strings& texts) {
-  Vocabulary out;
-  for (const std::string& text : texts) out.add(text);
-  return out;
-}
-
-struct SmallModel {
-  ParameterStore store;
-  LstmLm model;
-  explicit SmallModel(int64_t vocabulary, bool tied = false, uint64_t seed = 1)
-      : model(store, {.vocabulary = vocabulary,
-                      .emsize = 6,
-                      .nhid = 6,
-                      .nlayers = 2,
-                      .dropout = 0.5f,
-                      .tied = tied,
-                      .init = 0.5f}) {
-    store.finalize(seed);
-  }
-};
-
-std::vector<int32_t> some_text(int64_t size, int32_t vocabulary) {
-  std::vector<int32_t> out;
-  for (int64_t i = 0; i < size; ++i)
-    out.push_back(static_cast<int32_t>((i * i + i / 3) % vocabulary));
-  return out;
 }
 
 }  // namespace
@@ -109,7 +77,7 @@ TEST_CASE("lm presets: sizes and rates of the papers, for the mean over tokens")
   }
 }
 
-TEST_CASE("lm presets: the learning rate falls where TensorFlow's tutorial lets it fall") {
+TEST_CASE("lm presets: the learning rate falls as in TensorFlow's tutorial") {
   // There: lr * decay ** max(epoch - max_epoch, 0) for epoch 1, 2, ...
   struct Expected {
     const char* preset;
@@ -132,12 +100,12 @@ TEST_CASE("lm presets: the learning rate falls where TensorFlow's tutorial lets 
   const auto small = parse({"--preset", "zaremba-small"});
   CHECK(rate_in_epoch(small, 4) / 20 == doctest::Approx(1));
   CHECK(rate_in_epoch(small, 5) / 20 == doctest::Approx(0.5));
-  // A longer run goes on falling.
+  // In a longer run the rate continues to fall.
   const auto longer = parse({"--preset", "zaremba-small", "--epochs", "20"});
   CHECK(rate_in_epoch(longer, 20) == doctest::Approx(20 * std::pow(0.5, 16)));
 }
 
-TEST_CASE("lm plateau: a quarter after every epoch that is not the best so far") {
+TEST_CASE("lm plateau: a quarter of the rate after every epoch that is not the best") {
   Schedule schedule(lm_schedule(parse({"--preset", "wlm"}), {10, 400}));
   CHECK(schedule.lr(0) == 20);
   schedule.observe(5.0);
@@ -151,7 +119,7 @@ TEST_CASE("lm plateau: a quarter after every epoch that is not the best so far")
   CHECK(schedule.lr(50) == 1.25);
 }
 
-TEST_CASE("lm flags: what is given wins over the preset, wherever it stands") {
+TEST_CASE("lm flags: a given flag overrides the preset, in any order") {
   const TempFolder temp;
   const Strings preset = {"--preset", "zaremba-medium"};
   const auto with = [&](Strings more) {
@@ -182,7 +150,7 @@ TEST_CASE("lm flags: what is given wins over the preset, wherever it stands") {
   CHECK(parse(with({"--steps", "9"})).epochs == 0);
 }
 
-TEST_CASE("lm defaults follow level and data") {
+TEST_CASE("lm defaults depend on level and data") {
   const TempFolder temp;
   const std::string file = temp.write("a.txt", "abc");
   CHECK(parse({}).level == "char");
@@ -218,18 +186,18 @@ TEST_CASE("lm flags: impossible values and combinations are refused") {
     CHECK_MESSAGE(contains(said, arguments[0]), arguments[0]);
     CHECK_FALSE(contains(said, "\n"));
   }
-  CHECK(contains(complaint({"--hidden", "3"}), "is not a known flag"));
+  CHECK(mentions(complaint({"--hidden", "3"}), {"--hidden"}));
 }
 
-TEST_CASE("lm: --generate needs weights, and trains them only when told to") {
-  CHECK(contains(complaint({"--generate", "5"}), "--generate needs --init"));
+TEST_CASE("lm: --generate needs weights, and trains only with --train") {
+  CHECK(mentions(complaint({"--generate", "5"}), {"--generate", "--init"}));
   CHECK(!parse({"--generate", "5", "--init", "run"}).training);
   CHECK(parse({"--generate", "5", "--train"}).training);
   CHECK(parse({"--generate", "0"}).training);
   CHECK(parse({}).training);  // and writes a sample
 }
 
-TEST_CASE("lm: two steps of an epoch of millions have a schedule, whichever it is") {
+TEST_CASE("lm: two steps of a huge epoch have a valid schedule of any kind") {
   for (const char* name : {"constant", "step", "multistep", "cosine", "onecycle", "plateau"}) {
     CAPTURE(name);
     CommonOptions o;
@@ -268,7 +236,7 @@ TEST_CASE("lm help names every flag; no line is too long") {
   for (std::string line; std::getline(in, line);) CHECK_MESSAGE(line.size() <= 100, line);
 }
 
-TEST_CASE("lm card: level, vocabulary and sizes come back") {
+TEST_CASE("lm card: level, vocabulary and sizes are restored") {
   const Context context({.threads = 1});
   const TempFolder temp;
   const std::string path = temp.path + "/m.safetensors";
@@ -294,7 +262,7 @@ TEST_CASE("lm card: level, vocabulary and sizes come back") {
   CHECK(format_vocabulary(bytes, TextLevel::character) == "[0,10,34,97,128,255]");
 }
 
-TEST_CASE("lm card: a file without one, and cards that cannot be") {
+TEST_CASE("lm card: missing and invalid cards") {
   const Context context({.threads = 1});
   const TempFolder temp;
   const std::string path = temp.path + "/m.safetensors";
@@ -319,7 +287,7 @@ TEST_CASE("lm card: a file without one, and cards that cannot be") {
     CHECK(contains(message, "metadata vocabulary"));
     return message;
   };
-  CHECK(contains(said("[1,2,3]"), "expected 6 tokens"));
+  CHECK(mentions(said("[1,2,3]"), {"6"}));
   CHECK(contains(said("{}"), "JSON array"));
   CHECK(contains(said("[1,2,"), "JSON array"));
   CHECK(contains(said("[1,2,3,4,5,256]"), "entry 5"));
@@ -336,12 +304,12 @@ TEST_CASE("lm card: another vocabulary is refused, and the difference is named")
     });
   };
   CHECK(said({"the", "cat"}, {"the", "cat"}).empty());
-  CHECK(contains(said({"the", "cat"}, {"the", "dog"}), "token 1 is 'dog' in the file, 'cat'"));
-  CHECK(contains(said({"the", "cat"}, {"the"}), "token 1 is missing in the file, 'cat'"));
-  CHECK(contains(said({"a"}, {"a", "\n"}), "token 1 is byte 10 in the file, missing"));
+  CHECK(mentions(said({"the", "cat"}, {"the", "dog"}), {"token 1", "'dog'", "'cat'"}));
+  CHECK(mentions(said({"the", "cat"}, {"the"}), {"token 1", "'cat'"}));
+  CHECK(mentions(said({"a"}, {"a", "\n"}), {"token 1", "10"}));
 }
 
-TEST_CASE("lm weights: tied ones must be equal in the file; a hint says what may be wrong") {
+TEST_CASE("lm weights: tied ones must be equal in the file; the error has a hint") {
   const Context context({.threads = 1});
   const TempFolder temp;
   const std::string path = temp.path + "/m.safetensors";
@@ -357,116 +325,4 @@ TEST_CASE("lm weights: tied ones must be equal in the file; a hint says what may
         load_weights(WeightsFile(path), larger.model.named_tensors(), {{"encoder.", "oops"}});
       }),
       "expected shape (7, 6), found (6, 6) (oops)"));
-}
-
-TEST_CASE("evaluating: every token is predicted with all of its past, whatever the windows") {
-  const Context context({.threads = 1});
-  const SmallModel net(5);
-  for (const int64_t size : {2, 3, 64, 65, 66, 200}) {
-    CAPTURE(size);
-    const std::vector<int32_t> text = some_text(size, 5);
-    const TextEvaluation found = evaluate_text(net.model, text);
-    CHECK(found.tokens == size - 1);
-    // The same in one piece.
-    const TokenBatches whole(text, {.batch_size = 1, .bptt = size});
-    REQUIRE(whole.size() == 1);
-    Tape tape({.training = false});
-    LstmState state = net.model.zero_state(1);
-    const Var logits = net.model.forward(tape, whole.window(0).inputs, state);
-    const Var loss = softmax_cross_entropy(tape, logits, whole.window(0).targets);
-    CHECK(found.loss == doctest::Approx(loss.value().item()).epsilon(1e-6));
-  }
-  CHECK(perplexity(std::log(50.0)) == doctest::Approx(50));
-  CHECK(bits(std::log(8.0)) == doctest::Approx(3));
-  // A model that knows nothing.
-  net.store.values().fill_zero();
-  CHECK(evaluate_text(net.model, some_text(100, 5)).loss == doctest::Approx(std::log(5.0)));
-}
-
-TEST_CASE("sampling: frequencies are softmax(logits / temperature); 0 is arg-max") {
-  const std::vector<float> logits = {0.5f, -1.0f, 2.0f, 2.0f, -200.0f};
-  const Philox rng(7, stream_id(Stream::sample));
-  for (const double temperature : {0.5, 1.0, 3.0}) {
-    CAPTURE(temperature);
-    double total = 0;
-    for (const float z : logits) total += std::exp(z / temperature);
-    constexpr int kDraws = 40000;
-    std::array<int, 5> counts{};
-    for (uint64_t i = 0; i < kDraws; ++i) {
-      ++counts[static_cast<size_t>(sample_token(logits, temperature, rng.uniform(i)))];
-    }
-    for (size_t i = 0; i < logits.size(); ++i) {
-      CAPTURE(i);
-      const double p = std::exp(logits[i] / temperature) / total;
-      const double sigma = std::sqrt(p * (1 - p) / kDraws);
-      CHECK(std::fabs(double{1} * counts[i] / kDraws - p) <= 4 * sigma + 1e-9);
-    }
-  }
-  CHECK(sample_token(logits, 0, 0.9) == 2);  // the first of equals
-  CHECK(sample_token(logits, 1e-300, 0.2) == 2);
-  CHECK(sample_token(logits, 1e-300, 0.8) == 3);
-  CHECK(sample_token(logits, 1, 0) == 0);
-  CHECK(sample_token(logits, 1, 1) == 3);  // never a token without weight
-  CHECK(sample_token({-1000.0f, 0.0f}, 1, 0) == 1);
-  CHECK_THROWS_AS(sample_token({0.0f, NAN}, 1, 0.5), Error);
-  CHECK_THROWS_AS(sample_token({0.0f, INFINITY}, 0, 0.5), Error);
-}
-
-TEST_CASE("generating: repeats by seed, and goes on from the whole prompt") {
-  const Context context({.threads = 1});
-  const SmallModel net(5);
-  const std::vector<int32_t> prompt = some_text(130, 5);  // more than two windows
-  const auto a = continue_text(net.model, prompt, {.tokens = 50, .seed = 3});
-  CHECK(a.size() == 50);
-  CHECK(a == continue_text(net.model, prompt, {.tokens = 50, .seed = 3}));
-  CHECK(a != continue_text(net.model, prompt, {.tokens = 50, .seed = 4}));
-  const auto shorter = continue_text(net.model, prompt, {.tokens = 20, .seed = 3});
-  CHECK(shorter == std::vector<int32_t>(a.begin(), a.begin() + 20));
-  // Arg-max goes on the same when its own words are given back to it as prompt.
-  const auto greedy = continue_text(net.model, prompt, {.tokens = 20, .temperature = 0});
-  std::vector<int32_t> further = prompt;
-  further.insert(further.end(), greedy.begin(), greedy.begin() + 8);
-  const auto rest = continue_text(net.model, further, {.tokens = 12, .temperature = 0});
-  CHECK(rest == std::vector<int32_t>(greedy.begin() + 8, greedy.end()));
-  // The first token follows upon the prompt as one piece, also where only one token of it is left
-  // for the last window.
-  const std::vector<int32_t> text = some_text(66, 5), long_prompt(text.begin(), text.end() - 1);
-  const TokenBatches whole(text, {.batch_size = 1, .bptt = 65});
-  Tape tape({.training = false});
-  LstmState state = net.model.zero_state(1);
-  const Tensor logits = net.model.forward(tape, whole.window(0).inputs, state).value();
-  const std::vector<float> last = logits.slice(64, 65).to_vector();
-  int differing = 0;
-  for (uint64_t seed = 0; seed < 300; ++seed) {
-    const double u = (Philox(seed, stream_id(Stream::sample)).bits(0) + 0.5) / 4294967296.0;
-    const auto first = continue_text(net.model, long_prompt, {.tokens = 1, .seed = seed});
-    differing += first.at(0) == sample_token(last, 1, u) ? 0 : 1;
-  }
-  CHECK(differing <= 1);  // rounding may move one share's end across u
-  CHECK(continue_text(net.model, prompt, {}).empty());
-  CHECK_FALSE(message_of([&] { continue_text(net.model, {}, {.tokens = 1}); }).empty());
-}
-
-TEST_CASE("prompts: open lines stay open; unknown words") {
-  const Vocabulary words = vocabulary_of({"the", "<eos>", "cat", "<unk>"});
-  const auto encode = [&](const std::string& prompt, const char* level, const Vocabulary& known) {
-    TrainLmOptions o;
-    o.prompt = prompt;
-    o.level = level;
-    return encode_prompt(o, known);
-  };
-  using Tokens = std::vector<int32_t>;
-  CHECK(encode("the cat", "word", words) == Tokens{0, 2});
-  CHECK(encode("the cat\n", "word", words) == Tokens{0, 2, 1});
-  CHECK(encode("the\ncat", "word", words) == Tokens{0, 1, 2});
-  CHECK(encode("the dog", "word", words) == Tokens{0, 3});
-  CHECK(encode("", "word", words).empty());
-  const Vocabulary closed = vocabulary_of({"the", "<eos>"});
-  CHECK(contains(message_of([&] { encode("the dog", "word", closed); }), "dog"));
-  const Vocabulary bytes = vocabulary_of({"\n", "a", "b"});
-  CHECK(encode("ab", "char", bytes) == Tokens{1, 2});
-  CHECK(contains(message_of([&] { encode("abc", "char", bytes); }), "--prompt"));
-  CHECK(start_token(TextLevel::word, words) == 1);
-  CHECK(start_token(TextLevel::character, bytes) == 0);
-  CHECK(start_token(TextLevel::character, vocabulary_of({"x", "y"})) == 0);
 }

@@ -69,7 +69,7 @@ std::vector<float> joined(const std::vector<std::vector<float>>& parts) {
   return all;
 }
 
-TEST_CASE("loader: a batch is ready when its last image is there") {
+TEST_CASE("loader: a batch is ready once its last image is") {
   struct Gated final : ImageDataset {
     Gated() : ImageDataset({"gated", {"a"}, 8, {}}) {}
     int64_t size() const override { return 6; }
@@ -107,7 +107,7 @@ TEST_CASE("loader: a batch is ready when its last image is there") {
   CHECK_FALSE(epoch.next());
 }
 
-TEST_CASE("loader: workers change nothing") {
+TEST_CASE("loader: the number of workers changes nothing") {
   Context context;
   const std::shared_ptr<const ImageDataset> shapes =
       render_shapes(Split::train, {.image_size = 16, .train_images = 203});
@@ -126,7 +126,7 @@ TEST_CASE("loader: workers change nothing") {
   CHECK(take(Loader(shapes, augmentation, options).epoch(2)).labels != expected.labels);
 }
 
-TEST_CASE("loader: bytes that are augmented as a batch become the same images, bit for bit") {
+TEST_CASE("loader: bytes augmented as a batch give the same images, bit for bit") {
   Context context;
   const std::shared_ptr<const ImageDataset> shapes =
       render_shapes(Split::train, {.image_size = 16, .train_images = 203});
@@ -159,7 +159,7 @@ TEST_CASE("loader: bytes that are augmented as a batch become the same images, b
   CHECK_THROWS_AS(take(Loader(shapes, augmentation, options).epoch(0)), InputError);
 }
 
-TEST_CASE("loader: every image once, in another order each epoch") {
+TEST_CASE("loader: every image once, in a new order each epoch") {
   Context context;
   const auto set = std::make_shared<Numbered>(101, -1, true);
   Loader loader(set, kTiny, {.batch_size = 10, .workers = 3, .shuffle = true});
@@ -187,7 +187,7 @@ TEST_CASE("loader: the first order of images is fixed") {
   CHECK(joined(take(loader.epoch(0)).labels) == std::vector<float>{2, 5, 9, 1, 4, 8, 3, 0, 7, 6});
 }
 
-TEST_CASE("loader: an epoch goes on at any batch") {
+TEST_CASE("loader: an epoch resumes at any batch") {
   Context context;
   const auto set = std::make_shared<Numbered>(95);
   for (const int workers : {0, 2}) {
@@ -229,7 +229,7 @@ TEST_CASE("loader: ranks share the global batch") {
   CHECK(counts == std::vector<int64_t>{4, 0, 4, 1});
 }
 
-TEST_CASE("loader: what a worker throws arrives in its place") {
+TEST_CASE("loader: a worker's exception arrives with its batch") {
   Context context;
   for (const int workers : {0, 1, 3}) {
     Loader loader(std::make_shared<Numbered>(100, 57, true), kTiny,
@@ -243,7 +243,7 @@ TEST_CASE("loader: what a worker throws arrives in its place") {
   }
 }
 
-TEST_CASE("loader: leaving early does not hang and reads no further") {
+TEST_CASE("loader: stopping early does not hang and reads no further") {
   Context context;
   for (const int workers : {0, 1, 3}) {
     const auto set = std::make_shared<Numbered>(100000);
@@ -254,7 +254,7 @@ TEST_CASE("loader: leaving early does not hang and reads no further") {
   }
 }
 
-TEST_CASE("loader: a batch that is kept stays as it is") {
+TEST_CASE("loader: a batch that is kept does not change") {
   Context context;
   Loader loader(std::make_shared<Numbered>(100), kTiny, {.batch_size = 10, .workers = 2});
   std::vector<Tensor> kept;
@@ -266,7 +266,7 @@ TEST_CASE("loader: a batch that is kept stays as it is") {
   for (size_t i = 0; i < kept.size(); ++i) CHECK(kept[i].to_vector() == values[i]);
 }
 
-TEST_CASE("loader: impossible options") {
+TEST_CASE("loader: invalid options are refused") {
   const auto set = std::make_shared<Numbered>(100);
   const auto make = [&](const LoaderOptions& options) {
     return input_error([&] { Loader(set, kTiny, options); });

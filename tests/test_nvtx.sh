@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # In a CUDA build the ranges of a trace are NVTX ranges with the same names, in the traced steps only.
-# No GPU is needed: a library in the place of the profiler writes them down.
+# No GPU is needed: a library that replaces the profiler records them.
 #   tests/test_nvtx.sh build/train_resnet build/libnvtx_listener.so
 set -u
 resnet=$(realpath "$1") && listener=$(realpath "$2") || exit 2

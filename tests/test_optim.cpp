@@ -55,7 +55,7 @@ const std::vector<MakeRule> kRules{
 
 }  // namespace
 
-TEST_CASE("update rules: three steps as in PyTorch") {
+TEST_CASE("update rules: three steps match PyTorch") {
   Context context;
   const std::vector<std::vector<float>> gradients{
       {0.5f, -1, 0.25f, 2}, {-0.1f, 0.3f, 1e-3f, -4}, {0, 2.5f, -0.7f, 0.125f}};
@@ -82,7 +82,7 @@ TEST_CASE("update rules: three steps as in PyTorch") {
   }
 }
 
-TEST_CASE("update rules: however the buffers are cut, the bits are the same") {
+TEST_CASE("update rules: the bits do not depend on how buffers are cut") {
   for (const MakeRule make : kRules) {
     std::vector<Tensor> results;
     for (const int cut : {0, 1, 2}) {
@@ -172,7 +172,7 @@ TEST_CASE("optimizer: updates during backward, at its end or deferred give the s
   }
 }
 
-TEST_CASE("optimizer: with a tape, where forward runs before begin_step") {
+TEST_CASE("optimizer: with a tape, whose forward pass precedes begin_step") {
   Context context;
   ParameterStore store;
   Parameter& w = store.add("w", {1}, constant_init(3));
@@ -224,7 +224,7 @@ TEST_CASE("optimizer: parameters without a gradient get zero and are named once"
   CHECK(toy.norm.value.data<float>()[0] == doctest::Approx(value - momentum * 0.75).epsilon(1e-6));
 }
 
-TEST_CASE("row-sparse gradients: the same bits as dense ones, and no other row is looked at") {
+TEST_CASE("row-sparse gradients: the same bits as dense ones, no other row is read") {
   Context context;
   struct Model {
     ParameterStore store;
@@ -274,7 +274,7 @@ TEST_CASE("row-sparse gradients: the same bits as dense ones, and no other row i
     }
 }
 
-TEST_CASE("clipping: as torch.nn.utils.clip_grad_norm_, whatever the number of threads") {
+TEST_CASE("clipping: matches torch.nn.utils.clip_grad_norm_ with any number of threads") {
   Context context;
   ParameterStore store;
   Parameter& p = store.add("w", {4}, constant_init(0));
@@ -317,7 +317,7 @@ TEST_CASE("optimizer: clipping scales the mean gradient of all parameters") {
   CHECK(std::sqrt(squared_norm(toy.store.values())) == doctest::Approx(0.5).epsilon(1e-4));
 }
 
-TEST_CASE("accumulation: four micro-batches are one big batch") {
+TEST_CASE("accumulation: four micro-batches equal one big batch") {
   Context context;
   // loss = mean over samples of (w - x)^2 / 2; the gradient is w - mean(x).
   const std::vector<float> samples{1, 2, 3, 4, -5, 6, 0.5f, 8};
@@ -349,7 +349,7 @@ TEST_CASE("accumulation: four micro-batches are one big batch") {
   CHECK(results[0][0] > 1.5);
 }
 
-TEST_CASE("non-finite gradients: a skipped step leaves weights and state as they were") {
+TEST_CASE("non-finite gradients: a skipped step leaves weights and state unchanged") {
   Context context;
   for (const double clip : {0.0, 1.0}) {
     Toy toy;
@@ -389,7 +389,7 @@ TEST_CASE("non-finite gradients: a skipped step leaves weights and state as they
   }
 }
 
-TEST_CASE("non-finite gradients: bucketwise, what is finite is applied") {
+TEST_CASE("non-finite gradients: bucket by bucket, finite ones are applied") {
   Context context;
   Toy toy;
   Optimizer optimizer(toy.store, make_sgd({.momentum = 0.9}));
@@ -407,7 +407,7 @@ TEST_CASE("non-finite gradients: bucketwise, what is finite is applied") {
     if (name == "momentum_buffer.large") CHECK(squared_norm(tensor) == 0);
 }
 
-TEST_CASE("optimizer: its state can be copied into another one") {
+TEST_CASE("optimizer: state can be copied into another optimizer") {
   Context context;
   Toy original, copy;
   const auto rule = [] { return make_adam({.decoupled = true}); };
@@ -434,7 +434,7 @@ TEST_CASE("optimizer: its state can be copied into another one") {
   CHECK(same_bits(original.store.values(), copy.store.values()));
 }
 
-TEST_CASE("optimizer: impossible options are refused") {
+TEST_CASE("optimizer: invalid options are refused") {
   Context context;
   CHECK_THROWS_AS(make_sgd({.momentum = 1}), InputError);
   CHECK_THROWS_AS(make_sgd({.nesterov = true}), InputError);

@@ -1,5 +1,5 @@
-// What layer plans may be asked for besides the fewest bytes at the uniform error: Accordion's
-// budget, by the regime that each layer's gradients are in, and time in place of bytes.
+// Other objectives of layer plans than the fewest bytes at the uniform error: Accordion's budget,
+// which depends on the regime of each layer's gradients, and time instead of bytes.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -110,7 +110,7 @@ std::vector<std::vector<PlanReport>> plan_on(double bytes_per_s, const LayerPlan
 
 }  // namespace
 
-TEST_CASE("planner: Accordion lets steady layers err more, on all ranks alike") {
+TEST_CASE("planner: Accordion allows steady layers more error, on all ranks") {
   for (const std::string& spec : kSpecs) {
     CAPTURE(spec);
     PlannedTraining o{.spec = spec, .steps = 51};
@@ -167,8 +167,9 @@ TEST_CASE("planner: a jump of one layer's gradients and a decay of the rate are 
   CHECK(train(2, o)[0].plans[1].critical == kNone);
 }
 
-TEST_CASE("planner: residuals that grow make no layer critical; what is not known does") {
-  // Few elements are sent, so that in the second window most are owed for thrice as many steps.
+TEST_CASE("planner: growing residuals make no layer critical, unknown norms do") {
+  // Few elements are sent, so that in the second window most residuals hold three times as many
+  // steps.
   PlannedTraining o{.spec = "topk:density=0.002", .steps = 21};
   o.planner = {.every = 8, .window = 4, .accordion = true};
   auto plans = train(2, o)[0].plans;
@@ -196,7 +197,7 @@ TEST_CASE("planner: residuals that grow make no layer critical; what is not know
 TEST_CASE("planner: bytes and time choose differently, by the network") {
   const auto slow_codec = [](int rank, int64_t) {
     MadeUp figures;
-    // 2 ms on the mean of the ranks, but for the fewest elements.
+    // 2 ms on average over the ranks, except for the fewest elements.
     figures.seconds["b"] = {0, rank == 0 ? 1e-3 : 3e-3, rank == 0 ? 1e-3 : 3e-3};
     return figures;
   };
@@ -224,7 +225,7 @@ TEST_CASE("planner: bytes and time choose differently, by the network") {
   }
 }
 
-TEST_CASE("planner: a plan that has become dearer than the uniform settings is given up") {
+TEST_CASE("planner: a plan that becomes more expensive than the uniform settings is dropped") {
   // Uniform 1 ms each time; the only other plan with these errors 0.6 ms, then 1.01, then 0.995.
   const auto aging = [](int, int64_t step) {
     MadeUp figures;
@@ -240,7 +241,7 @@ TEST_CASE("planner: a plan that has become dearer than the uniform settings is g
   for (const PlanReport& report : plans) CHECK(report.plan.cost <= report.plan.uniform_cost);
 }
 
-TEST_CASE("planner: the plan before is kept within the budget only") {
+TEST_CASE("planner: the previous plan is kept only within the budget") {
   const auto growing = [](int, int64_t step) {
     MadeUp figures;
     figures.errors["a"][0] = step < 4 ? 4.7 : 4.9;
@@ -254,7 +255,7 @@ TEST_CASE("planner: the plan before is kept within the budget only") {
   for (const PlanReport& report : plans) CHECK(report.plan.error <= report.plan.budget);
 }
 
-TEST_CASE("planner: a new plan leaves 2 % of the budget where that costs less, nothing more") {
+TEST_CASE("planner: a new plan leaves 2 % of the budget only where that costs less") {
   // The budget is 8. First 7.96 in 0.6 ms, or 7.8 in 0.605 ms. Then that is far over the budget,
   // and there are 7.96 in 0.995 ms and 7.76 in 1.005 ms, where the uniform settings take 1 ms.
   const auto figures_at = [](int, int64_t step) {

@@ -111,12 +111,12 @@ grep -qF "$(sed -n 20p $story)" told.err || fail "the story is not on stderr: $(
 grep -q '^Step 6 .*train_resnet, epoch 1,.* 4 ' $story || fail "heading: $(head -3 $story)"
 at() { awk -v what="$1" '/^ *[0-9.]+ +(main|comm) / && index($0, " " what " ") { printf "%s ", $3 }' $story; }
 layer=layer3.0.conv1.weight
-[ "$(at $layer)" = 'final compensate select residual update ' ] || fail "the way of $layer: $(at $layer)"
-[ "$(at 'bucket 0')" = 'bucket select exchange exchange summed ' ] || fail "the way of bucket 0: $(at 'bucket 0')"
-[ "$(at fc.bias)" = 'final update ' ] || fail "what travels dense: $(at fc.bias)"
+[ "$(at $layer)" = 'final compensate select residual update ' ] || fail "events of $layer: $(at $layer)"
+[ "$(at 'bucket 0')" = 'bucket select exchange exchange summed ' ] || fail "events of bucket 0: $(at 'bucket 0')"
+[ "$(at fc.bias)" = 'final update ' ] || fail "a dense parameter: $(at fc.bias)"
 grep -q 'select .* bucket 0 .* leader: rank 1,' $story || fail 'step 6 is led by rank 5 mod 4'
 awk '/^ *[0-9.]+ +(main|comm) / { if ($1 < last) exit 1; last = $1; n++ } END { exit !(n > 100) }' $story ||
-  fail 'times go on'
+  fail 'times do not increase'
 for pair in 'final update' 'compensate residual' 'bucket summed'; do
   [ "$(grep -cE "(main|comm)  ${pair% *} " $story)" = "$(grep -cE "(main|comm)  ${pair#* } " $story)" ] || fail "as many: $pair"
 done

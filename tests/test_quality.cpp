@@ -16,7 +16,7 @@ namespace {
 
 using Looks = std::vector<std::vector<LayerQuality>>;  // by step
 
-// What rank 0 measures; every rank must see the same.
+// Returns the samples of rank 0; every rank must have the same.
 Looks look(int p, const std::string& spec, int steps,
            const std::function<void(CompressModel&, int rank, int64_t step)>& fill,
            std::vector<RankRun>* runs = nullptr) {
@@ -79,7 +79,7 @@ std::vector<size_t> largest_of(const Values& x, size_t chunk, bool anywhere) {
 
 }  // namespace
 
-TEST_CASE("quality: figures are those of a plain calculation, residuals included") {
+TEST_CASE("quality: figures equal a plain calculation, residuals included") {
   constexpr int kRanks = 3, kSteps = 4;
   for (const char* spec : {"scalecom:rate=50,beta=0.3", "scalecom:rate=50,select=exact",
                            "topk:density=0.02", "powersgd:rank=2", "qsgd:bits=4,bucket=64"}) {
@@ -142,7 +142,7 @@ TEST_CASE("quality: figures are those of a plain calculation, residuals included
   }
 }
 
-TEST_CASE("quality: learners that are all equal, that cancel, and that have nothing in common") {
+TEST_CASE("quality: learners that are equal, that cancel, and that are uncorrelated") {
   const auto equal = [](CompressModel& m, int, int64_t step) { m.fill_random(0, step); };
   const Looks equals = look(4, "scalecom:rate=50", 1, equal);
   for (const LayerQuality& layer : equals[0]) {
@@ -169,7 +169,7 @@ TEST_CASE("quality: learners that are all equal, that cancel, and that have noth
   }
 }
 
-TEST_CASE("quality: a step with NaN on one rank is not measured, and harms nothing") {
+TEST_CASE("quality: a step with NaN on one rank is not measured") {
   const auto spoiled = [](CompressModel& m, int rank, int64_t step) {
     m.fill_random(rank, step);
     if (rank == 1 && step == 1) m.store.parameters()[2].grad.data<float>()[0] = NAN;

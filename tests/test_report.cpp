@@ -37,7 +37,7 @@ Json data_of(const std::string& page) {
 
 }  // namespace
 
-TEST_CASE("report: a run's rate is all its samples over all their time") {
+TEST_CASE("report: a run's rate is its samples over their time") {
   RunRecord run;
   for (const double seconds : {9.0, 9.0, 1.0, 3.0})  // 300 images in each
     run.steps.push_back({.rate = 300 / seconds,
@@ -49,7 +49,7 @@ TEST_CASE("report: a run's rate is all its samples over all their time") {
   CHECK(steady_step(run).seconds() == doctest::Approx(2));
 }
 
-TEST_CASE("report: curves, scores and facts say what the metrics say") {
+TEST_CASE("report: curves, scores and facts match the metrics") {
   const TempFolder temp;
   const FakeRun fake;
   const Json run = report_of(read_run(fake.write(temp, "a<b")));
@@ -91,7 +91,7 @@ TEST_CASE("report: curves, scores and facts say what the metrics say") {
   CHECK(run["breakdown"]["compress"] == 0.02);
 }
 
-TEST_CASE("report: layers, plans, residuals and the quality meter say what the run wrote") {
+TEST_CASE("report: layers, plans, residuals and the quality meter match the run's files") {
   const TempFolder temp;
   const Json run = report_of(read_run(FakeRun{}.write(temp, "a")));
   // 100 bytes an element over 40 steps; dense 4 * 3/2.
@@ -109,7 +109,7 @@ TEST_CASE("report: layers, plans, residuals and the quality meter say what the r
   CHECK(row(run["quality"]["rows"], "name", "layer0.weight")["contraction"] == 0.65);
 }
 
-TEST_CASE("report: many steps are thinned to means with least and largest") {
+TEST_CASE("report: many steps are reduced to means with minimum and maximum") {
   const TempFolder temp;
   RunRecord run = read_run(FakeRun{.steps = 3000}.write(temp, "a"));
   run.steps[1].loss = 1e9;
@@ -125,7 +125,7 @@ TEST_CASE("report: many steps are thinned to means with least and largest") {
         doctest::Approx((run.steps[3].loss + run.steps[5].loss) / 2).epsilon(1e-6));
 }
 
-TEST_CASE("report: what --compress auto has chosen, bucket by bucket") {
+TEST_CASE("report: the choices of --compress auto, bucket by bucket") {
   const TempFolder temp;
   const std::string folder = FakeRun{}.write(temp, "a");
   const Json choices = report_of(read_run(folder))["choices"];
@@ -181,7 +181,7 @@ TEST_CASE("report: one step of the trace, with its arrows") {
                  "trace.json: no trace"));
 }
 
-TEST_CASE("report: several runs on a page, small and complete in itself") {
+TEST_CASE("report: several runs on one small self-contained page") {
   const TempFolder temp;
   const FakeRun large{.steps = 3000, .layers = 160, .plans = 150, .looks = 150};
   std::vector<RunRecord> runs = {read_run(large.write(temp, "a"))};
@@ -203,8 +203,8 @@ TEST_CASE("report: several runs on a page, small and complete in itself") {
   REQUIRE(a.size() == b.size());
   for (size_t i = 0; i < a.size(); ++i)
     CHECK(b[i].get<double>() - a[i].get<double>() == doctest::Approx(0.5).epsilon(1e-5));
-  // Of the page's own parts none fetches, and a browser would let none; the library is whole, and
-  // its licence is there.
+  // No part of the page fetches anything, and the browser would not allow it; the library is
+  // complete, with its licence.
   std::string own = page;
   const std::string library{report_file("dygraph.min.js")};
   CHECK(library.size() > 100'000);
@@ -217,7 +217,7 @@ TEST_CASE("report: several runs on a page, small and complete in itself") {
   CHECK(contains(message_of([&] { report_page(runs); }), "at most 8 runs"));
 }
 
-TEST_CASE("report: names and texts of others end no script") {
+TEST_CASE("report: names and texts cannot end the script") {
   const TempFolder temp;
   RunRecord run = read_run(FakeRun{}.write(temp, "a"));
   const std::string hostile = "</script><script>alert(1)</script><!--\xff\u2028\033[2J";
@@ -237,7 +237,7 @@ TEST_CASE("report: names and texts of others end no script") {
   CHECK(data["config"].back()[1] == data["name"]);
 }
 
-TEST_CASE("report: what is missing is left out, what is broken is named") {
+TEST_CASE("report: missing parts are left out, broken ones are named") {
   const TempFolder temp;
   CHECK(contains(message_of([&] { read_run(temp.path); }), "expected metrics.jsonl"));
   const std::string young = temp.path + "/young";
@@ -306,7 +306,7 @@ TEST_CASE("report: a broken line is skipped, and the rest is shown") {
   CHECK(report_of(read_run(FakeRun{}.write(temp, "whole")))["broken"]["lines"] == 0);
 }
 
-TEST_CASE("report: losses as large as numbers get") {
+TEST_CASE("report: losses near the largest double") {
   const TempFolder temp;
   RunRecord run = read_run(FakeRun{.steps = 3000}.write(temp, "large"));
   const double most = std::numeric_limits<double>::max();
@@ -341,7 +341,7 @@ TEST_CASE("format: numbers for people") {
   CHECK(duration_text(7200) == "2 h");
 }
 
-TEST_CASE("watch: what a run says of itself moves no cursor") {
+TEST_CASE("watch: texts of a run cannot move the cursor") {
   const TempFolder temp;
   RunRecord run = read_run(FakeRun{}.write(temp, "a"));
   run.folder = "runs/\033[2J";
@@ -357,13 +357,13 @@ TEST_CASE("watch: what a run says of itself moves no cursor") {
   CHECK(contains(watch_text(run, 60, true), "step 40"));
 }
 
-TEST_CASE("watch: where a run stands, and a chart") {
+TEST_CASE("watch: progress of a run, and a chart") {
   const TempFolder temp;
   const std::string text = watch_text(read_run(FakeRun{}.write(temp, "a")), 60, true);
   for (const char* part : {"epoch 2  step 40  done", "loss 1.173", "100 images/s", "ratio 50",
                            "exposed 8.3 %", "valid acc1 60.25"})
     CHECK_MESSAGE(contains(text, part), text);
-  // Nothing written for long, beside its steps and for a person; an ended run is silent for good.
+  // If nothing was written for long, the text says so; an ended run needs no such warning.
   RunRecord run = read_run(FakeRun{}.write(temp, "b"));
   CHECK(!contains(watch_text(run, 60, true, 3600), "nothing written"));
   run.summary = {};

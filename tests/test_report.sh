@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What a run leaves for people, as they would meet it: report.html at its end and by the program
-# report, opened in headless Chromium and used there; TensorBoard's files, read by TensorBoard itself where a python3
-# has it; the terminal's view.
+# Output of a run for people, tested as they would use it: report.html at its end and by the program
+# report, opened in headless Chromium and operated there; TensorBoard's files, read by TensorBoard itself if a python3
+# has it; the view in the terminal.
 #   tests/test_report.sh build/train_resnet build/train_lm build/report
 # Without chromium, or without the Python package tensorboard (HEDDLE_PYTHON names another python3),
 # those parts are skipped.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A run that was stopped continues as if it had not been: after a signal, from any of its checkpoints, in the
-# middle of an epoch, with every kind of compression; with other numbers of learners; and what does not fit,
-# or does not hold, is refused or passed over by name.
+# middle of an epoch, with every kind of compression; with other numbers of learners. Checkpoints that do
+# not match are refused, invalid ones skipped, by name.
 #   tests/test_resume.sh build/train_resnet_hooked build/train_lm [mpirun]
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) && resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2

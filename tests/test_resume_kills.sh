@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Nothing is lost by a kill: a run of four learners that saves every few steps is killed again and again, after
-# a file of a checkpoint, at a random moment, one process of four or all of them; it always resumes, and ends as
-# the run that was never killed, bit for bit. No half checkpoint is ever chosen, no process and no temporary
-# file is left.
+# Kills lose nothing: a run of four learners that saves every few steps is killed again and again, after
+# a file of a checkpoint, at a random moment, one process of four or all of them; it always resumes, and ends
+# bit-identical to the run that was never killed. No incomplete checkpoint is ever chosen, and no process and no
+# temporary file remains.
 #   tests/test_resume_kills.sh build/train_resnet_hooked [mpirun]      KILLS=100 for the long form
 set -u
 program=$(realpath "$1") || exit 2
@@ -11,7 +11,7 @@ kills=${KILLS:-4}
 . "$(dirname "$0")/program.sh"
 mine() { pgrep -f "^$work/rank "; }
 at_exit() { kill -KILL $(mine) 2>/dev/null; }
-cp "$program" "$work/rank" || exit 2  # a name of its own, so that what is left of it can be found
+cp "$program" "$work/rank" || exit 2  # a name of its own, so that surviving processes can be found
 RANDOM=${SEED:-$$}
 echo "seed ${SEED:-$$}"
 

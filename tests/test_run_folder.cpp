@@ -45,7 +45,7 @@ std::string refusal(const std::string& path, bool known = false) {
 
 }  // namespace
 
-TEST_CASE("run folder: only a run's own is taken up again") {
+TEST_CASE("run folder: only a run's own folder is resumed") {
   const TempFolder temp;
   const std::string path = temp.path + "/run", metrics = path + "/metrics.jsonl";
   CHECK(refusal(path).empty());  // new
@@ -65,7 +65,7 @@ TEST_CASE("run folder: only a run's own is taken up again") {
   CHECK(refusal(path).empty());
   // Older versions could be killed with metrics that were cut to nothing.
   write_file_atomically(metrics, "");
-  CHECK(contains(refusal(path), "expected a new or empty folder, or one with a run"));
+  CHECK(mentions(refusal(path), {"empty"}));
   write_file_atomically(path + "/run.json", describe_run({}));
   CHECK(refusal(path).empty());
 
@@ -74,14 +74,14 @@ TEST_CASE("run folder: only a run's own is taken up again") {
   for (const char* name : {"config.toml", "model.safetensors", ".mail.tmp-box", "run.json",
                            "metrics.jsonl", "checkpoints/important.part"})
     write_file_atomically(others + "/" + name, "{\"program\":\"other\"}\n");
-  CHECK(contains(refusal(others), "found 6 entries"));
+  CHECK(mentions(refusal(others), {"6"}));
   for (const char* name : {"config.toml", ".mail.tmp-box", "metrics.jsonl"})
     CHECK(read_text_file(others + "/" + name) == "{\"program\":\"other\"}\n");
   CHECK(refusal(others, true).empty());  // a checkpoint has shown whose it is
   CHECK(fs::exists(others + "/.mail.tmp-box"));
 }
 
-TEST_CASE("run folder: what is removed, and links that are not followed") {
+TEST_CASE("run folder: only files of runs are removed, links are not followed") {
   const TempFolder temp;
   const std::string path = temp.path + "/run";
   make_run(path);
@@ -105,14 +105,14 @@ TEST_CASE("run folder: what is removed, and links that are not followed") {
   CHECK(read_text_file(temp.path + "/precious").empty());
   fs::create_directory(temp.path + "/elsewhere");
   fs::create_directory_symlink(temp.path + "/elsewhere", path + "/checkpoints");
-  CHECK(contains(refusal(path), "checkpoints: is a symbolic link"));
+  CHECK(mentions(refusal(path), {"checkpoints", "link"}));
   fs::remove(path + "/checkpoints");
   fs::rename(path + "/metrics.jsonl", temp.path + "/metrics");
   fs::create_symlink(temp.path + "/metrics", path + "/metrics.jsonl");
-  CHECK(contains(refusal(path), "metrics.jsonl: is a symbolic link"));
+  CHECK(mentions(refusal(path), {"metrics.jsonl", "link"}));
 }
 
-TEST_CASE("run folder: a disk that is full for a while costs nothing") {
+TEST_CASE("run folder: a disk that is full for a while loses nothing") {
   const TempFolder temp;
   const std::string path = temp.path + "/run", metrics = path + "/metrics.jsonl";
   std::vector<std::string> warnings;
@@ -134,10 +134,9 @@ TEST_CASE("run folder: a disk that is full for a while costs nothing") {
     CHECK(fs::file_size(metrics) == static_cast<uintmax_t>(bytes) + 5);
   }
   REQUIRE(warnings.size() == 2);  // once of metrics, once of plans
-  CHECK(
-      contains(warnings[0], "metrics.jsonl: cannot be written: File too large; training goes on"));
+  CHECK(mentions(warnings[0], {"metrics.jsonl", "File too large"}));
   CHECK(contains(warnings[1], "plan-50.json"));
-  CHECK(contains(folder.incomplete(), "metrics.jsonl: cannot be written"));
+  CHECK(mentions(folder.incomplete(), {"metrics.jsonl"}));
   // There is room again: what was cut off is completed, and nothing is missing.
   folder.metric({{"step", 100}});
   folder.flush();
@@ -158,8 +157,8 @@ TEST_CASE("run folder: a disk that is full for a while costs nothing") {
   {
     const FullDisk full(0);
     for (int i = 0; i < 18; ++i) file.write(megabyte), (void)file.flush();
-    CHECK(contains(file.trouble(), "File too large; records missing: 2"));
+    CHECK(mentions(file.trouble(), {"File too large", "2"}));
   }
   CHECK(file.flush() == 16 << 20);
-  CHECK(contains(file.trouble(), "records missing: 2"));
+  CHECK(mentions(file.trouble(), {"2"}));
 }

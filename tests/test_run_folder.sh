@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a run does with its folder when something is wrong there: files that cannot be read are no broken files,
-# folders of others are left alone, and what was good stays.
+# Run folders with problems: unreadable files do not count as broken, foreign folders are left alone, and valid
+# files are kept.
 #   tests/test_run_folder.sh build/train_resnet build/train_lm
 set -u
 resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
@@ -42,7 +42,7 @@ for file in config.toml model.safetensors .mail.tmp-box checkpoints/important.pa
 cp -r others others_before
 says 2 'others' "$lm" "${text[@]}" --steps 4 --output-dir others --resume auto
 diff -rq others others_before || fail "a folder of others has been changed"
-# Checkpoints of ours beside a file of others with such a name; and nothing goes through links.
+# Our checkpoints next to a foreign file with such a name; nothing is written through links.
 cp -r before linked && echo mine >linked/checkpoints/important.part && : >precious && rm linked/{config.toml,metrics.jsonl}
 ln -s "$PWD/precious" linked/config.toml && ln -s "$PWD/precious" linked/metrics.jsonl
 says 2 'linked/metrics.jsonl.*link' "$lm" "${text[@]}" --steps 16 --output-dir linked --resume auto

@@ -69,7 +69,7 @@ std::string entry(const std::string& dtype, const std::string& shape, const std:
 
 }  // namespace
 
-TEST_CASE("safetensors: what is written is read again") {
+TEST_CASE("safetensors: round trip") {
   Context context;
   const ScratchFolder folder;
   Tensor counter = Tensor::empty({}, DType::i64);
@@ -113,7 +113,7 @@ TEST_CASE("safetensors: what is written is read again") {
   }
 }
 
-TEST_CASE("safetensors: a file as the reference implementation writes it") {
+TEST_CASE("safetensors: a file of the reference implementation") {
   Context context;
   const std::string header =
       R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F16","shape":[4],"data_offsets":[0,8]},)"
@@ -159,7 +159,7 @@ TEST_CASE("safetensors: every half-precision number") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("safetensors: damaged and forged files are refused with what was found") {
+TEST_CASE("safetensors: damaged and forged files are refused with the reason") {
   const std::string good = entry(R"("F32")", "[2]", "[0,8]");
   CHECK(refusal(with_length(good, std::string(8, 'x'))) == "");
 
@@ -189,7 +189,7 @@ TEST_CASE("safetensors: damaged and forged files are refused with what was found
   check_refused(with_length(entry("\"\\nF\\u001b\"", "[2]", "[0,0]")), "found '?F?'");
 }
 
-TEST_CASE("safetensors: shapes and offsets that lie are refused") {
+TEST_CASE("safetensors: wrong shapes and offsets are refused") {
   const std::string data(8, 'x');
   const auto shape = [&](const char* text) {
     return with_length(entry(R"("F32")", text, "[0,8]"), data);
@@ -287,7 +287,7 @@ TEST_CASE("files: a failed write leaves the old content and nothing else") {
   CHECK(folder.entries() == 1);
 }
 
-TEST_CASE("printable: nothing that a terminal would obey, and no more than asked for") {
+TEST_CASE("printable: no control characters, and a limited length") {
   CHECK(printable("a\tb\x1b[2J\x7f") == "a?b?[2J?");
   CHECK(printable("\xc2\x9b"
                   "31m \xc3\x9f \xc2\xb5") == "\xc2?31m \xc3\x9f \xc2\xb5");

@@ -22,7 +22,7 @@ void check_rates(const ScheduleOptions& options, const std::vector<double>& expe
 
 }  // namespace
 
-TEST_CASE("schedules: rates as in PyTorch") {
+TEST_CASE("schedules: rates match PyTorch") {
   check_rates({.kind = ScheduleKind::onecycle, .lr = 0.4, .total_steps = 10},
               {0.016, 0.208, 0.4, 0.380193853, 0.324698262, 0.244504809, 0.155496791, 0.0753033384,
                0.0198077472, 1.6e-06});
@@ -69,7 +69,7 @@ TEST_CASE("schedules: epochs are counted in steps") {
   CHECK(schedule.lr(25) == doctest::Approx(0.01));
 }
 
-TEST_CASE("schedules: linear warm-up before every kind") {
+TEST_CASE("schedules: linear warm-up with every kind") {
   for (const ScheduleKind kind :
        {ScheduleKind::constant, ScheduleKind::step, ScheduleKind::multistep, ScheduleKind::cosine,
         ScheduleKind::onecycle, ScheduleKind::plateau}) {
@@ -101,7 +101,7 @@ TEST_CASE("schedules: short runs and steps after the end give sensible rates") {
       }
 }
 
-TEST_CASE("schedules: impossible options are refused") {
+TEST_CASE("schedules: invalid options are refused") {
   CHECK(parse_schedule_kind("onecycle") == ScheduleKind::onecycle);
   CHECK_THROWS_AS(parse_schedule_kind("linear"), InputError);
   CHECK_THROWS_AS(Schedule({.lr = NAN}), InputError);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Whole programs on the simulated GPU (tests/simulated_gpu): the losses of the CPU, of any way to exchange,
-# and of a run that was not interrupted; what users of GPUs do wrong ends in one line.
+# Whole programs on the simulated GPU (tests/simulated_gpu): their losses equal those of the CPU, with any exchange,
+# and those of an uninterrupted run; mistakes of GPU users end with one line.
 #   tests/test_simulated_gpu.sh build-simulated/train_resnet build-simulated/train_lm [mpirun]
 set -u
 resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
@@ -18,7 +18,7 @@ run() {  # NAME COMMAND…
   "$@" --quiet --output-dir "$name" >"$name.out" 2>"$name.err" || fail "$name: $(head -c 500 "$name.err")"
 }
 same() { [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ] || fail "losses differ: $1 and $2"; }
-alike() {  # NAME NAME BOUND
+close_to() {  # NAME NAME BOUND
   paste <(losses "$1") <(losses "$2") | awk -v bound="$3" '
     NF != 2 { bad = 1; exit }
     { d = ($1 - $2) / $1; if (d < 0) d = -d; if (!(d <= bound)) bad = 1; ++n }
@@ -28,7 +28,7 @@ both() {  # NAME BOUND COMMAND…: on the CPU and on the simulated GPU
   local name=$1 bound=$2; shift 2
   run "$name-cpu" "$@" --device cpu
   run "$name" "$@" --device cuda
-  alike "$name-cpu" "$name" "$bound"
+  close_to "$name-cpu" "$name" "$bound"
 }
 both_in_bf16() {  # NAME BOUND COMMAND…: the CPU has bf16 with AVX-512 only
   grep -qw avx512f /proc/cpuinfo && { both "$@" --precision bf16; return; }
@@ -49,7 +49,7 @@ both alone 2e-3 "${images[@]}" --augment standard
 # With a low rate: after six larger steps two processors' ways to sum in bf16 were 2 % of the loss apart.
 both_in_bf16 half 1e-2 "${images[@]}" --lr 0.002
 run tuned "${images[@]/--deterministic/--tune}" --augment standard --device cuda
-alike alone tuned 2e-3
+close_to alone tuned 2e-3
 # With memory for the algorithm that cuDNN ranks first, 64 MiB of it, and without.
 run enough "${images[@]}" --steps 2 --batch-size 64 --device cuda
 run short env SIMULATED_GPU_MIB=90 "${images[@]}" --steps 2 --batch-size 64 --device cuda
@@ -58,7 +58,7 @@ for i in {1..120}; do echo "line $((i % 7)): the cat saw the $((i % 11)) dogs"; 
 words=("$lm" --data a.txt --emsize 24 --nhid 24 --bptt 9 --steps 6 --batch-size 4 --threads 1 --print-freq 1 --deterministic)
 both text 2e-3 "${words[@]}" --dropout 0.3
 run text-tuned "${words[@]/--deterministic/--tune}" --dropout 0.3 --device cuda  # cuDNN's LSTM
-alike text text-tuned 2e-3
+close_to text text-tuned 2e-3
 both_in_bf16 tied 2e-2 "${words[@]}" --tied
 both readers 2e-3 "${words[@]}" --learners 2 --compress scalecom:rate=20 --compress-start 1 --clip-grad-norm 1
 

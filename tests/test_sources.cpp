@@ -34,7 +34,7 @@ TEST_CASE("sources: every file of the tree, byte for byte, sorted") {
   CHECK(expected.count("data/text.cpp") == 1);
 }
 
-TEST_CASE("sources: whole files are held out, about 5 % each") {
+TEST_CASE("sources: whole files are held out, about 5 % for each part") {
   const Corpus corpus = open_corpus({}, TextLevel::automatic);
   CHECK(corpus.name == "sources");
   CHECK(corpus.level == TextLevel::character);

@@ -176,7 +176,7 @@ TEST_CASE("step graph: tuned steps are recorded, too") {
   compare(train_lm);
 }
 
-TEST_CASE("step graph: memory of its own, none that a step takes anew") {
+TEST_CASE("step graph: its own memory, no allocation per step") {
   Context context(on_test_device({.deterministic = true}));
   if (!on_gpu()) return;
   ParameterStore store;
@@ -204,7 +204,7 @@ TEST_CASE("step graph: memory of its own, none that a step takes anew") {
     }
     CHECK(graph.recorded());
     CHECK(w.written);
-    // What the first steps took has gone back.
+    // The memory of the first steps has been released.
     CHECK(pool->bytes_reserved() == at_start);
     const size_t in_use = pool->bytes_in_use();
     const void* place = last[1].raw();
@@ -214,7 +214,7 @@ TEST_CASE("step graph: memory of its own, none that a step takes anew") {
   }
 }
 
-TEST_CASE("step graph: work that cannot be recorded is called") {
+TEST_CASE("step graph: work that cannot be recorded is executed directly") {
   Context context(on_test_device());
   ParameterStore store;
   Parameter& w = store.add("w", {4}, constant_init(2.0f));
@@ -241,7 +241,7 @@ TEST_CASE("step graph: work that cannot be recorded is called") {
   (void)train_with([](const Tensor&) { wait_for_stream(); });
   if (!on_gpu()) return;
   CHECK(copied == "a copy from or to the host cannot be recorded");
-  // It works again behind failures.
+  // It works again after failures.
   StepGraph graph(store);
   for (int i = 0; i < 4; ++i) {
     store.begin_step();
@@ -262,7 +262,7 @@ TEST_CASE("step graph: work that cannot be recorded is called") {
   CHECK_THROWS_AS(late.run({}, nothing), Error);
 }
 
-TEST_CASE("step graph: dropout takes its counters from the device") {
+TEST_CASE("step graph: dropout reads its counters from the device") {
   Context context(on_test_device());
   const Tensor x = random_tensor({6, 4, 33}, 1);
   for (const auto& [step, first] : {std::pair<int64_t, int64_t>{0, 0}, {3, 0}, {3, 40}}) {
@@ -275,7 +275,7 @@ TEST_CASE("step graph: dropout takes its counters from the device") {
 }
 
 #ifdef HEDDLE_SIMULATED_GPU
-TEST_CASE("step graph: convolutions that cannot be recorded stay what they were") {
+TEST_CASE("step graph: convolutions that cannot be recorded are unchanged") {
   Context context(on_test_device({.deterministic = true}));
   if (!on_gpu()) return;
   const Runner plain = [](const std::vector<Tensor>& inputs, const Work& work) {

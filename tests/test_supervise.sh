@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# ./run supervise: starts again what was stopped or has crashed, and nothing else; gives up; passes signals
-# on; leaves out hosts that are gone.
+# ./run supervise: restarts runs that were stopped or have crashed, and nothing else; gives up; forwards
+# signals; leaves out hosts that do not answer.
 #   tests/test_supervise.sh build/train_resnet_hooked
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) && program=$(realpath "$1") || exit 2
 . "$root/tests/program.sh"
 
-# A job that notes how it was called, and does what the first line of `todo` says: exit with a code, leave a
+# A job that records its arguments, and does what the first line of `todo` says: exit with a code, leave a
 # checkpoint first (+CODE), die, or wait for a signal.
 cat >job <<'JOB'
 #!/usr/bin/env bash

@@ -128,14 +128,14 @@ double sum_of(const std::string& packed) {
 
 }  // namespace
 
-TEST_CASE("tensorboard: checksums as they are published") {
+TEST_CASE("tensorboard: checksums match published values") {
   CHECK(crc32c("123456789") == 0xe3069283U);
   CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aaU);  // RFC 3720, B.4
   CHECK(crc32c("") == 0);
   CHECK(plain_crc32c("123456789") == 0xe3069283U);
 }
 
-TEST_CASE("tensorboard: an event file says what the metrics say") {
+TEST_CASE("tensorboard: an event file matches the metrics") {
   const TempFolder temp;
   const FakeRun run;
   std::string path;
@@ -189,7 +189,7 @@ TEST_CASE("tensorboard: an event file says what the metrics say") {
   CHECK(sum_of(back.histograms.at({"gradient_norm", 20}).find(7)->second) == 3);
 }
 
-TEST_CASE("tensorboard: a run that goes on makes void what came after") {
+TEST_CASE("tensorboard: a resumed run invalidates later events") {
   const TempFolder temp;
   { EventFile(temp.path).metric({{"step", 7}, {"split", "train"}, {"loss", 1.0}}); }
   std::string path;

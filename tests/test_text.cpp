@@ -46,7 +46,7 @@ TEST_CASE("text: levels have names") {
         "text level: expected auto, word or char, found 'byte?'");
 }
 
-TEST_CASE("text: what is a word, and where <eos> stands") {
+TEST_CASE("text: words, and positions of <eos>") {
   CHECK(split("a b\n") == Words{"a", "b", "<eos>"});
   CHECK(split(" a\t\tb  \n\n \nc") == Words{"a", "b", "<eos>", "<eos>", "<eos>", "c", "<eos>"});
   CHECK(split("a\r\nb \r\n\r\n") == Words{"a", "<eos>", "b", "<eos>", "<eos>"});
@@ -76,7 +76,7 @@ TEST_CASE("text: the vocabulary is that of the training text, in order of first 
   CHECK(open_corpus(folder.path() / "", TextLevel::word).name == corpus.name);
 }
 
-TEST_CASE("text: all three names of a corpus's files, and what is missing") {
+TEST_CASE("text: all three names of a corpus's files, and missing ones") {
   for (const std::string names : {".txt", "ptb .txt", "wiki .tokens"}) {
     TempFolder folder;
     const size_t space = names.find(' ');
@@ -233,7 +233,7 @@ TEST_CASE("text: at word level one text is cut at the nearest line ends") {
       contains(message(late), "text: line 21: expected UTF-8 text, found byte 255 at offset 140"));
 }
 
-TEST_CASE("text: encoding and decoding by hand") {
+TEST_CASE("text: encoding and decoding") {
   Vocabulary vocabulary;
   CHECK(vocabulary.add("b") == 0);
   CHECK(vocabulary.add("<eos>") == 1);
@@ -257,7 +257,7 @@ TEST_CASE("text: encoding and decoding by hand") {
   CHECK(copy.find("<unk>") == 2);
 }
 
-TEST_CASE("text: gigantic lines and words") {
+TEST_CASE("text: huge lines and words") {
   const std::string word(8 << 20, 'w');
   CHECK(split(word + " " + word) == Words{word, word, "<eos>"});
   std::string line;
@@ -274,7 +274,7 @@ std::vector<int32_t> count_up(int64_t n) {
   return tokens;
 }
 
-TEST_CASE("text batches: windows against a plain reference") {
+TEST_CASE("text batches: windows match a plain reference") {
   const Context context;
   for (const int64_t n : {8, 9, 17, 100, 101, 211})
     for (const int64_t columns : {1, 2, 4})
@@ -302,7 +302,7 @@ TEST_CASE("text batches: windows against a plain reference") {
       }
 }
 
-TEST_CASE("text batches: the ranks' columns make up the big batch") {
+TEST_CASE("text batches: the ranks' columns form the global batch") {
   const Context context;
   const auto tokens = count_up(1000);
   const TokenBatches whole(tokens, {.batch_size = 12, .bptt = 9});
@@ -330,7 +330,7 @@ TEST_CASE("text batches: the ranks' columns make up the big batch") {
     }
 }
 
-TEST_CASE("text batches: too short a text and bad options") {
+TEST_CASE("text batches: short texts and invalid options are refused") {
   const Context context;
   const auto message = [](int64_t n, const TokenBatchOptions& options) {
     const auto tokens = count_up(n);

@@ -42,7 +42,7 @@ TEST_CASE("pool: threads allocate, write and release at the same time") {
   CHECK(pool.peak_bytes_in_use() > 0);
 }
 
-TEST_CASE("pool: a tensor made on one thread may die on another") {
+TEST_CASE("pool: a tensor made on one thread may be destroyed on another") {
   Context context;
   for (int i = 0; i < 20; ++i) {
     Tensor x = Tensor::zeros({1000 + i});

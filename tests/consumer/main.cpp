@@ -1,4 +1,4 @@
-// A project of its own that uses the installed library: see CMakeLists.txt beside it.
+// A separate project that uses the installed library: see CMakeLists.txt in this folder.
 #include <core/context.h>
 #include <core/tensor.h>
 #include <data/text.h>

@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static heddle::Context context;
   try {
     const auto file = heddle::SafetensorsFile::parse(std::as_bytes(std::span(data, size)), "fuzz");
-    // What was accepted must load.
+    // An accepted file must load.
     try {
       for (const std::string& name : file.names()) (void)file.load(name);
     } catch (const heddle::Error&) {

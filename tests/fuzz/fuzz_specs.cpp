@@ -1,5 +1,5 @@
-// Whatever text stands behind --compress, --lgreco, --net, --save-every and --trace-steps: it is
-// read, or refused with an InputError. The first byte chooses which it is.
+// Parses arbitrary values of --compress, --lgreco, --net, --save-every and --trace-steps: each is
+// accepted, or refused with an InputError. The first byte chooses the flag.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

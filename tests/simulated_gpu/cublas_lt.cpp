@@ -34,7 +34,7 @@ struct Algorithm {
 
 constexpr size_t kWorkspace = 512;
 
-// What lies in the library's structs.
+// Returns our type in the memory of an opaque struct.
 template <class T, class Opaque>
 T& in(Opaque* opaque) {
   static_assert(sizeof(T) <= sizeof(Opaque));

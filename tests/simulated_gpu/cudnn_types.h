@@ -1,4 +1,4 @@
-// What lies behind cuDNN's handles of the simulated GPU.
+// The objects that cuDNN's handles of the simulated GPU point to.
 #pragma once
 
 #include <cudnn.h>

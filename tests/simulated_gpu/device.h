@@ -1,23 +1,23 @@
-// A GPU that is not there, for tests on machines without one: CUDA's runtime, cuBLAS, cuDNN and
-// NCCL as far as heddle calls them, on host memory. In a build with HEDDLE_SIMULATED_GPU the
-// programs and the tests are linked with this instead of NVIDIA's libraries, and the .cu files are
-// compiled by the C++ compiler (tests/cuda_emulation.h); NVIDIA's headers declare what is defined
-// here, so that every call is checked against them.
+// A simulated GPU, for tests on machines without one: CUDA's runtime, cuBLAS, cuDNN and NCCL as far
+// as heddle calls them, on host memory. In a build with HEDDLE_SIMULATED_GPU the programs and the
+// tests are linked with this instead of NVIDIA's libraries, and the .cu files are compiled by the
+// C++ compiler (tests/cuda_emulation.h). NVIDIA's headers declare what is defined here, so every
+// call is checked against them.
 //
-// It is as unkind as a GPU may be. A stream does its work as late as it can: when the host waits
-// for it, when another stream waits for a point on it, and then up to there, or when nothing else
-// can go on. Kernels run with their threads and blocks forwards and backwards in turn. Memory of a
-// device has no access rights while no work is done, so that a host that follows such a pointer is
-// stopped; it is NaN when it comes from the device (not when a pool hands it out again), and what
-// lies behind it, but for 255 bytes, has no rights at all: with HEDDLE_NO_POOL that holds for each
-// tensor, and then memory is open to the host, since changing the rights would take too long. Two
-// ranks need two devices for NCCL. Copies from the host are staged when they are asked for, but
-// from pinned memory, which is read when the stream gets to it. While a graph is recorded on a
-// stream, waiting for it, copies from or to the host and events spoil the graph.
+// It is as unfavourable as a GPU may be. A stream executes its work as late as possible: when the
+// host waits for it, when another stream waits for a point on it (up to there), or when nothing
+// else can continue. Kernels run with their threads and blocks forwards and backwards in turn.
+// Device memory has no access rights while no work is executed, so that a host that follows such a
+// pointer is stopped. It is NaN when it comes from the device (not when a pool hands it out again),
+// and memory after its end, except for 255 bytes, has no rights at all: with HEDDLE_NO_POOL that
+// holds for each tensor, and then memory is open to the host, since changing the rights would take
+// too long. Two ranks need two devices for NCCL. Copies from the host are staged when they are
+// issued; copies from pinned memory read it when the stream reaches them. While a graph is recorded
+// on a stream, waiting for the stream, copies from or to the host and events invalidate the graph.
 //
-//   SIMULATED_GPUS=N     how many devices there are (default 2)
+//   SIMULATED_GPUS=N     number of devices (default 2)
 //   SIMULATED_GPU_MIB=N  memory of each (default 4096)
-//   SIMULATED_CONVOLUTIONS_SPOIL=1  cuDNN's cannot be recorded
+//   SIMULATED_CONVOLUTIONS_SPOIL=1  cuDNN's convolutions cannot be recorded
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -19,7 +19,7 @@ namespace {
 
 struct Allocation {
   char* mapped = nullptr;
-  size_t mapped_bytes = 0;  // with the pages behind it
+  size_t mapped_bytes = 0;  // including the guard pages
   size_t usable = 0;        // without
   size_t bytes = 0;         // as asked for, rounded up
   int device = 0;

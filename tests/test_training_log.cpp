@@ -1,0 +1,102 @@
+// The training log: dumped gradients, and rejected exchanges in the result.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "apps/log/progress.h"
+#include "apps/log/run_folder.h"
+#include "apps/log/training_log.h"
+#include "core/context.h"
+#include "core/kernels.h"
+#include "core/safetensors.h"
+#include "tests/app_helpers.h"
+#include "tests/learner_net.h"
+
+using namespace heddle;
+
+TEST_CASE("training log: the gradients of one step are dumped as before the exchange") {
+  Context context;
+  const TempFolder temp;
+  std::map<std::string, std::vector<double>>
+      seen;  // of the first rank, when its second update's gradients were complete
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    CommonOptions o;
+    o.quiet = true;
+    o.dump_gradients = 2;
+    Net net(1);
+    DataParallelOptimizer optimizer(net.store, make_sgd({}), comm, {.accumulate = 2},
+                                    {.bucket_bytes = 64, .control_words = true});
+    std::unique_ptr<RunFolder> folder;
+    if (comm.rank() == 0)
+      folder = std::make_unique<RunFolder>(RunFolder::create(temp.path + "/run", "x"));
+    Progress progress({.total_steps = 3, .quiet = true});
+    TrainingLog log({.program = "test", .rate_key = "rows_per_s"}, o, net.store, optimizer,
+                    folder.get(), &progress);
+    const Tensor x = Tensor::zeros({4, 20}), y = Tensor::zeros({4}, DType::i32);
+    for (int64_t micro = 0; micro < 6; ++micro) {
+      fill_batch(micro, comm.rank() * 4, x, y);
+      Tape tape;
+      const Var loss = softmax_cross_entropy(tape, net.forward(tape, Var(x), true), y);
+      optimizer.begin_step(0.1);
+      tape.backward(
+          loss,
+          [&](Parameter& p) {
+            if (micro == 3 && comm.rank() == 0) {
+              const std::vector<float> g = p.grad.to_vector();
+              seen[p.name].assign(g.begin(), g.end());
+            }
+            log.record_gradient(p);
+            optimizer.ready(p);
+          },
+          [&](Parameter& p) { optimizer.weights_free(p); });
+      const StepReport report = optimizer.finish_step();
+      if (micro % 2 == 1)
+        log.finish_step(report, {.loss = loss.value().item(), .lr = 0.1, .units = 4, .times = {}});
+    }
+  }));
+  const SafetensorsFile file = SafetensorsFile::open(temp.path + "/run/gradients-2.safetensors");
+  CHECK(file.names().size() == seen.size());
+  CHECK(seen.size() == 8);
+  for (const auto& [name, expected] : seen) {
+    const std::vector<float> g = file.load(name).to_vector();
+    CHECK(std::vector<double>(g.begin(), g.end()) == expected);
+  }
+  for (const char* other : {"1", "3"})
+    CHECK(!std::filesystem::exists(concat(temp.path, "/run/gradients-", other, ".safetensors")));
+}
+
+TEST_CASE("training log: rejected exchanges are counted in the result") {
+  Context context;
+  const TempFolder temp;
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    CommonOptions o;
+    o.compress = "scalecom:rate=10";
+    Net net(1);
+    DataParallelOptimizer optimizer(
+        net.store, make_sgd({}), comm, {}, {.bucket_bytes = 1 << 20, .control_words = true},
+        make_reducer(parse_compress(o.compress), {.min_compress = 100}, net.store));
+    TrainingLog log({.program = "test", .rate_key = "rows_per_s"}, o, net.store, optimizer, nullptr,
+                    nullptr);
+    for (int step = 0; step < 5; ++step) {
+      optimizer.begin_step(0.1);
+      for (Parameter& p : net.store.parameters()) {
+        p.next_beta();
+        fill(p.grad, step > 2 && comm.rank() == 1 ? NAN : 1.0f);
+        optimizer.ready(p);
+        optimizer.weights_free(p);
+      }
+      if (!log.finish_step(optimizer.finish_step(),
+                           {.loss = 1, .lr = 0.1, .units = 4, .times = {}}))
+        throw Error("the run has ended");
+    }
+    log.finish("");
+    if (log.result().rejected_buckets != 2)
+      throw Error(concat(log.result().rejected_buckets, " are counted"));
+    nlohmann::ordered_json summary = begin_summary(log.result());
+    end_summary(summary, "rows_per_s", log.result(), 1, "");
+    if (summary.at("rejected_buckets") != 2) throw Error(summary.dump());
+  }));
+}
