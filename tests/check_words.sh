@@ -8,7 +8,8 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 
 # Folders whose text is clean and has to stay so.
-enforced=(README.md cmake comm data docs/tools docs/glossary.md docs/readme_example.cpp tests/test_results.py)
+enforced=(README.md cmake comm data docs/tools docs/glossary.md docs/readme_example.cpp tests/test_results.py
+  docs CHANGELOG.md tests)
 
 # An extended regular expression per line, then a tab and what to write instead. Case matters.
 patterns='

@@ -1,7 +1,7 @@
 // A learner of a small net that trains until it is stopped, for tests/test_kills.sh:
 //   mpirun -n 4 faulty_rank none            for ever
-//   mpirun -n 4 faulty_rank return 2 50     rank 2 leaves the loop before step 50, as if all were
-//   well mpirun -n 4 faulty_rank throw 2 50      rank 2 throws in the backward pass of step 50
+//   mpirun -n 4 faulty_rank return 2 50     rank 2 leaves the loop before step 50, without an error
+//   mpirun -n 4 faulty_rank throw 2 50      rank 2 throws in the backward pass of step 50
 //   faulty_rank throw 2 50 4                the same with four learners as threads
 #include <unistd.h>
 

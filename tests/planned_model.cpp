@@ -1,4 +1,4 @@
-// The gradients of tests/planner_helpers.h: what most of the planner's tests' time goes into.
+// The gradients of tests/planner_helpers.h, which take most of the time of the planner's tests.
 #include <cmath>
 
 #include "core/random.h"

@@ -60,7 +60,7 @@ inline int64_t payload_of(const Ledger& ledger, const std::vector<LayerChoices>&
   return bytes;
 }
 
-// Whether a step's bytes are those of the plan; of top-k's indices as differences it has the most.
+// True if a step's bytes equal the plan's; for top-k's differences the plan has an upper bound.
 inline bool as_planned(int64_t bytes, int64_t planned, const std::string& spec) {
   if (!spec.starts_with("topk") || spec.ends_with("indices=plain")) return bytes == planned;
   return bytes <= planned && static_cast<double>(bytes) > 0.9 * static_cast<double>(planned);

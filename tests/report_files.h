@@ -1,4 +1,4 @@
-// A run folder with known numbers, for the tests of what reads one.
+// A run folder with known numbers, for tests of its readers.
 #pragma once
 
 #include <cmath>

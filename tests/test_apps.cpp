@@ -1,4 +1,4 @@
-// Flags, configuration, run folder and progress: what the programs share, without a network.
+// Flags, configuration, run folder and progress, which all programs share; without a network.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -172,7 +172,7 @@ TEST_CASE("flags: one without effect is refused, or causes a warning if harmless
   CHECK(mentions(complaint({"--tune", "--deterministic"}), {"--tune", "--deterministic"}));
   CHECK(mentions(complaint({"--evaluate", "--steps", "3"}), {"--evaluate"}));
   CHECK(contains(complaint({"--init", "a", "--predict", "b", "--epochs", "3"}), "--train"));
-  // Others' runs may need what a file or the environment says.
+  // A file or the environment may contain flags for other runs.
   const TempFolder temp;
   const std::string config = temp.write("c.toml", "shadow = 3\nmomentum = 0.3\n");
   CHECK(complaint({"--config", config, "--optimizer", "adam"}, {"HEDDLE_LR_GAMMA=0.5"}).empty());

@@ -1,5 +1,5 @@
-// Checkpoints on disk: what was written comes back, nothing that is not whole is ever taken, old
-// ones go.
+// Checkpoints on disk: everything written is restored, no incomplete checkpoint is ever used, old
+// ones are removed.
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 
@@ -34,7 +34,7 @@ std::string state_text(int64_t step, double valid_loss) {
       .dump();
 }
 
-// Rank `rank` of a checkpoint whose tensors hold its step.
+// Returns the part of one rank in a checkpoint whose tensors hold its step.
 CheckpointFiles files_of(int rank, int64_t step, double valid_loss = 1) {
   const Tensor x = Tensor::from(std::vector<float>(100, static_cast<float>(step + rank)), {100});
   CheckpointFiles files{.tensors = {{concat("rank-", rank, ".safetensors"), {{"x", x}}}}};
@@ -93,7 +93,7 @@ TEST_CASE("checkpoint: an unreadable one is an error and is not skipped") {
   const auto says = [](const std::string& what, const char* part) {
     CHECK_MESSAGE((!what.starts_with("input: ") && what.find(part) != std::string::npos), what);
   };
-  // No descriptor is left: neither for files nor for folders.
+  // All descriptors are in use: none is left for files or folders.
   rlimit before{};
   REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit none = before;
@@ -106,12 +106,12 @@ TEST_CASE("checkpoint: an unreadable one is an error and is not skipped") {
   says(file, "Too many open files");
   says(folder, "Too many open files");
   says(writer, "Too many open files");
-  // A file whose reading fails: of this one the first page does.
+  // A file that cannot be read: reading its first page fails.
   std::array<std::byte, 8> bytes;
   says(cannot([&] { InputFile("/proc/self/mem").read(0, bytes); }), "cannot read: Input/output");
   const std::string model = run.at(2) + "/model.safetensors", kept = model + ".kept";
   fs::rename(model, kept);
-  // A folder in place of a file is content, and passed over.
+  // A folder in place of a file is invalid content, and skipped.
   fs::create_directory(model);
   CHECK(find_checkpoint(run.path).newest->step == 1);
   fs::remove(model);

@@ -1,5 +1,5 @@
-// Communicators of one process: solo and threads, with and without a network model, and what
-// happens when a rank fails.
+// Communicators of one process: one rank and threads, with and without a network model, and
+// failures of a rank.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -148,7 +148,7 @@ TEST_CASE("failures: a rank throws, does not arrive, or has another shape") {
     CHECK(e.find("out of luck") != std::string::npos);
     CHECK(e.find(concat("rank ", r, " of 4, all_reduce")) == 0);
   }
-  // One rank brings another length while the others' messages are on their way over a slow network.
+  // One rank passes another length while the others' messages are on their way over a slow network.
   for (int repeat = 0; repeat < 5; ++repeat) {
     ThreadsOptions slow{.timeout_s = 10};
     slow.net = {.bytes_per_s = 4e6, .latency_s = 5e-3};
@@ -161,7 +161,7 @@ TEST_CASE("failures: a rank throws, does not arrive, or has another shape") {
         slow);
     for (const std::string& e : errors) CHECK(e != "");
   }
-  // One rank never comes: a time-out that names whom it waited for.
+  // One rank never arrives: a timeout that names the rank.
   errors = run_ranks(3,
                      [](Communicator& comm) {
                        if (comm.rank() == 1) return;
@@ -174,13 +174,13 @@ TEST_CASE("failures: a rank throws, does not arrive, or has another shape") {
   CHECK(errors[2].find("rank 2 of 3, all_reduce of layer3.weight, step 17: ") == 0);
   CHECK(errors[2].find("no answer from rank 1") != std::string::npos);
   CHECK(errors[0] != "");
-  // Different sizes are found out.
+  // Different sizes are detected.
   errors = run_ranks(
       2,
       [](Communicator& comm) { comm.all_reduce(Tensor::zeros({comm.rank() == 0 ? 1000 : 1004})); },
       {.timeout_s = 5});
   CHECK((errors[0] + errors[1]).find("bytes where") != std::string::npos);
-  // Again and again, at different places, with much in flight.
+  // Repeated at different points, with many messages in flight.
   for (int place = 0; place < 30; ++place) {
     errors = run_ranks(4,
                        [&](Communicator& comm) {

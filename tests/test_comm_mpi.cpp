@@ -1,6 +1,6 @@
 // The communicator suite under mpirun, and the bits of an all-reduce against those of threads:
 //   mpirun -n 4 test_comm_mpi
-// Every rank exits with 0 when all is well; rank 0 says how many ranks there were.
+// Every rank exits with 0 if all tests pass; rank 0 prints the number of ranks.
 #include <cstdio>
 #include <cstring>
 #include <mutex>

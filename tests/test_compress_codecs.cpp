@@ -29,7 +29,7 @@ std::vector<float> normal(int64_t n, uint64_t key) {
   return x;
 }
 
-// Places by falling |x|, lower indices first among equals; the first k, ascending.
+// Returns the indices of the k largest |x|, lower indices first among equals, ascending.
 Indices top_by_sort(const std::vector<float>& x, int64_t k) {
   Indices order(x.size());
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -51,7 +51,7 @@ Indices chunks_by_loop(const std::vector<float>& x, size_t chunk) {
   return out;
 }
 
-// Inputs that go wrong easily.
+// Inputs that are easily mishandled.
 std::vector<std::vector<float>> awkward(int64_t n) {
   std::vector<std::vector<float>> all = {normal(n, 1), normal(n, 2)};
   all.emplace_back(static_cast<size_t>(n), 0.0f);
@@ -154,7 +154,7 @@ TEST_CASE("selection: chunks equal a loop, top k equals a sort; ties, NaN, any l
   CHECK(kept_energy(x, {2}) == doctest::Approx(16.0 / 25));
   CHECK(kept_energy(x, {}) == 0);
   CHECK(kept_energy({}, {}) == 1);
-  // Exact selection never keeps less than chunks do.
+  // Exact selection never keeps less energy than chunks do.
   const std::vector<float> y = normal(10000, 9);
   CHECK(kept_energy(y, select_top(y, 100)) > kept_energy(y, select_chunks(y, 100)));
 }

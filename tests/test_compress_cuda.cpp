@@ -1,4 +1,4 @@
-// CUDA's codecs against the CPU's, byte for byte: the text that a GPU would run is run by
+// CUDA's codecs against the CPU's, byte for byte: the code for the GPU runs under
 // tests/cuda_emulation.h.
 #include "tests/cuda_emulation.h"
 // clang-format off
@@ -20,7 +20,7 @@ using namespace heddle;
 
 namespace {
 
-// Random numbers with many ties, and with what is hard to compare.
+// Random numbers with many ties, and with values that are hard to compare.
 Tensor hard_values(int64_t n, bool extremes) {
   const Tensor x = Tensor::empty_on(Device{}, {n});
   const Philox rng(3, static_cast<uint64_t>(n));

@@ -1,4 +1,4 @@
-// PowerSGD: its two steps alone, and the whole against a plain implementation in double.
+// PowerSGD: its two steps separately, and the whole against a plain implementation in double.
 #include <algorithm>
 #include <cmath>
 
@@ -80,7 +80,7 @@ double distance(Matrix a, const Matrix& b) {
   return std::sqrt(difference / norm);
 }
 
-// PowerSGD's algorithms 1 and 2 as they are written, all learners in one place.
+// PowerSGD's algorithms 1 and 2 literally, for all learners at once.
 struct PlainPowerSgd {
   Matrix q;                       // (columns, rank)
   std::vector<Matrix> residuals;  // by learner
@@ -103,8 +103,8 @@ struct PlainPowerSgd {
   }
 };
 
-// The same with the reducer's functions at work in double. Products with a whole gradient, which
-// the reducer leaves to a library, are plain ones.
+// The same with the reducer's functions in double. Products with a whole gradient, which
+// the reducer leaves to a library, are plain loops.
 struct InDouble {
   Matrix q;
   std::vector<Matrix> residuals;
@@ -233,7 +233,7 @@ TEST_CASE("powersgd: five steps match a reference in double, in fp32 and in doub
   const auto runs = reduce_ranks(kRanks, "powersgd:rank=3", o);
   for (const std::string layer : {"fc.weight", "conv2.weight"}) {
     CAPTURE(layer);
-    // The first factor is the reducer's; it is no part of the algorithm where it comes from.
+    // The first factor is the reducer's: the algorithm does not say where it comes from.
     size_t columns = 0;
     Matrix q;
     {

@@ -1,5 +1,5 @@
-// Every reducer: the same bits on all ranks, the ledger, gradients that are not finite, which
-// layers are compressed, checkpoints; the quantising ones.
+// Every reducer: the same bits on all ranks, the ledger, gradients that are not finite, the choice
+// of compressed layers, checkpoints; and quantising reducers.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -69,7 +69,7 @@ TEST_CASE("reducers: two runs, and buckets of one layer or of all, give the same
     const auto runs = reduce_ranks(2, spec), again = reduce_ranks(2, spec);
     CHECK(again[1].sums == runs[0].sums);
     CHECK(again[1].states == runs[1].states);
-    // Sums of two do not depend on the place in the bucket; whose noise rounds a sum does.
+    // Sums of two do not depend on the position in the bucket; the noise that rounds them does.
     if (spec == "qsgd:bits=4,bucket=64") continue;
     const auto single = reduce_ranks(2, spec, {.single_layers = true});
     CHECK(single[0].sums == runs[0].sums);
@@ -185,7 +185,7 @@ TEST_CASE("powersgd: an overflowing factor of finite gradients is used on no ran
       for (float& v : std::span(m.store.find("fc.weight")->grad.data<float>(), 1750)) v = 9e29f;
   };
   const auto before = [&](Reducer& reducer, int64_t step) {
-    if (step != 2) return;  // as a checkpoint may have it that was written before they were scaled
+    if (step != 2) return;  // as in a checkpoint that was written before they were scaled
     for (const auto& [name, x] : reducer.named_state())
       if (name == "factor.fc.weight") std::fill_n(x.data<float>(), x.size(), 1e31f);
   };
@@ -295,7 +295,7 @@ TEST_CASE("casts: each gradient and the sum are rounded once") {
         CHECK(std::abs(got[i] - sum[i]) <= bound + unit * (std::abs(sum[i]) + bound));
       }
       CHECK(worst_difference(got, sum) > 1e-5);
-      int64_t payload = 0;  // 16 bits each, counted once though they travel twice
+      int64_t payload = 0;  // 16 bits each, counted once though they are sent twice
       for (const auto& [key, entry] : runs[0].ledger.entries())
         if (key.first == "fc.weight") payload += entry.payload;
       CHECK(payload == 6 * 2 * 1750);
@@ -343,7 +343,7 @@ TEST_CASE("qsgd: error bound, unbiased over steps, independent noise of ranks, b
   const double deviation = std::sqrt(square);
   for (size_t i = 0; i < mean.size(); ++i)
     CHECK(std::abs(mean[i] - sum[i]) < 6 * deviation / std::sqrt(kSteps));
-  // 4 bits an element and a scale for every 64 of them; that they travel twice does not count.
+  // 4 bits an element and a scale for every 64 of them; sending them twice does not count.
   const auto entry = [&](PayloadKind kind) {
     return runs[0].ledger.entries().at({"fc.weight", kind}).payload / kSteps;
   };

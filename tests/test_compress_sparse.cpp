@@ -289,7 +289,7 @@ TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top
     }
     return out;
   };
-  // conv1 and the parameters of one axis travel dense; of 1152 and 1750 elements 24 and 35 chunks
+  // conv1 and the parameters of one axis are sent dense; of 1152 and 1750 elements 24 and 35 chunks
   // of 50, whose indices take 6 bits each; a flag.
   const double values = 4.0 * (1080 + 40 + 35 + 24 + 35 + 1), indices = 18 + 27;
   // Top-k: 11 bits per index, a flag; in addition the dense layers in a ring, with a flag.
@@ -382,7 +382,8 @@ TEST_CASE("top-k: an invalid message is refused, residuals are unchanged") {
         const Tensor sent = Tensor::zeros({longest}, DType::u8);
         std::ranges::copy(message, sent.data<uint8_t>());
         comm.all_gather(sent, Tensor::empty_on(Device{}, {2, longest}, DType::u8));
-        if (message[1 + 3] == 0x7f)  // refused: all ranks say whose gradient is to blame
+        if (message[1 + 3] ==
+            0x7f)  // rejected: all ranks name the rank whose gradient was not finite
           (void)gather_values(comm, std::vector<uint64_t>{0});
         return;
       }

@@ -28,12 +28,12 @@ TEST_CASE("learners: overlap changes no bit of a compressed run; replicas equal;
         for (const auto& values : on) CHECK(values == on[0]);
         o.parallel.overlap = false;
         CHECK(train_ranks(4, o)[3] == on[0]);
-        // It does something, and no more than it should.
+        // It has an effect, of the right size.
         const bool dense = spec == std::string("none");
         RunOptions plain{.batch = 8, .steps = 6, .accumulate = accumulate};
         plain.parallel = {.bucket_bytes = 2000, .local_clip = local_clip};
         o.parallel.residual_momentum =
-            false;  // true is another path, in steps so few a long way off
+            false;  // true gives other weights, far away after so few steps
         const double d = distance(train_ranks(4, plain)[0], train_ranks(4, o)[0]);
         CHECK((d == 0) == dense);
         CHECK(d < 0.2);

@@ -22,7 +22,7 @@ using namespace heddle;
 
 namespace {
 
-// Allocates and frees at random, and checks that nobody else writes into a block.
+// Allocates and frees at random, and checks that no other block overlaps.
 void stress(Pool& pool, uint64_t seed, int rounds) {
   struct Held {
     unsigned char* p;

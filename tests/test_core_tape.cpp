@@ -16,8 +16,8 @@ using namespace heddle;
 
 namespace {
 
-// y = x + p, everything of one element: the least that uses a parameter. `events` gets what
-// backward does.
+// y = x + p, of one element each: the smallest use of a parameter. Backward appends to
+// `events`.
 Var shift(Tape& tape, const Var& x, Parameter& p, std::vector<std::string>* events = nullptr) {
   const Tensor out = Tensor::empty_like(x.value());
   add(x.value(), p.value, out);
@@ -92,7 +92,7 @@ TEST_CASE("tape: parameters of a branch without gradient become final, unwritten
   (void)dead;
   CHECK(f.events == Events{"final a", "free a", "final b", "free b"});
   CHECK(f.a.written);
-  CHECK_FALSE(f.b.written);  // whoever reads the gradient must take it as zero
+  CHECK_FALSE(f.b.written);  // readers of the gradient must treat it as zero
   f.check_settled();
 }
 
@@ -267,7 +267,7 @@ TEST_CASE("ParameterStore: reverse order, 256-byte alignment, zero padding, uniq
   for (const auto& [name, tensor] : store.named_tensors()) names.push_back(name);
   CHECK(names == std::vector<std::string>{"first", "mean", "second", "count", "third"});
 
-  // A parameter's values depend on the seed and its place only, not on threads or neighbours.
+  // A parameter's values depend only on the seed and its position, not on threads or neighbours.
   Context one({.threads = 1});
   ParameterStore same;
   Parameter& again = same.add("other name", {3, 5}, normal_init(0.1f));

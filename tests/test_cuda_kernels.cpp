@@ -1,5 +1,5 @@
-// CUDA's kernels against the CPU's, both on host memory: the text that a GPU would run is run by
-// tests/cuda_emulation.h. What vendor libraries do, and races, only a GPU can show (./run
+// CUDA's kernels against the CPU's, both on host memory: the code for the GPU runs under
+// tests/cuda_emulation.h. Vendor libraries and races can only be tested on a GPU (./run
 // gpu-check).
 #include "tests/cuda_emulation.h"
 // clang-format off
@@ -32,7 +32,7 @@ Tensor like(const Tensor& x) {
   return out;
 }
 
-// The values in the layout that CUDA works in.
+// The values in the layout that CUDA uses.
 Tensor nhwc(const Shape& shape, uint64_t seed, DType dtype, float scale = 1.0f) {
   return random_tensor(shape, seed, Layout::nhwc, scale, dtype);
 }

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kRecord = 3073;
 
-// Records whose label is their number mod 10 and whose bytes tell channel, row and column apart.
+// Records whose label is their number mod 10 and whose bytes encode channel, row and column.
 Bytes cifar_file(int records, int label_bytes = 1) {
   Bytes bytes;
   for (int r = 0; r < records; ++r) {

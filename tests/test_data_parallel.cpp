@@ -86,7 +86,7 @@ TEST_CASE("learners: buckets are sent in order, the first before the last closur
 }
 
 TEST_CASE("learners: weights are not updated while a closure still reads them") {
-  // The input gradient is computed after the parameter's gradient has gone off; an update in
+  // The input gradient is computed after the parameter's gradient has been sent; an update in
   // between would show in it. The exchange is instant, the closure slow.
   expect_none(run_ranks(2, [](Communicator& comm) {
     ParameterStore store;

@@ -47,7 +47,7 @@ TEST_CASE("exchange choice: dense unless compression shortens the step") {
 
 TEST_CASE("exchange choice: hidden buckets stay dense, exposed ones are compressed") {
   // The first bucket's exchange ends before the second is ready, dense or not; compressing it costs
-  // more than it saves. The second is what everybody waits for.
+  // more than it saves. All ranks wait for the second.
   const TimesOfBuckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
   auto choice = choose(10, dense, packed);
   CHECK(choice.compressed == std::vector<bool>{false, true});
@@ -67,7 +67,7 @@ TEST_CASE("exchange choice: hidden buckets stay dense, exposed ones are compress
   choice = choose_exchange({10, {{1, 0, 20}, {1, 0, 2}}}, {12, early}, 0, kMargin);
   CHECK(choice.compressed == std::vector<bool>{true, false});
   CHECK(choice.chosen_s == doctest::Approx(11));
-  // But never shorter, whatever else the machine did during a trial.
+  // But never shorter, whatever disturbed a trial.
   const TimesOfBuckets hidden = {{1, 0.1, 0.1}, {1, 0.1, 0.1}};
   choice = choose_exchange({103, hidden}, {100, hidden}, 0, kMargin);
   CHECK(choice.compressed == std::vector<bool>{false, false});
@@ -86,7 +86,7 @@ TEST_CASE("exchange choice: neighbours are joined where that saves latencies") {
   const TimesOfBuckets apart = {{1, 0.1, 4, 3}, {9, 0.1, 1.6, 3}};
   CHECK(choose(2, {{1, 0, 90, 4}, {9, 0, 90, 4}}, apart, 0.5).joined ==
         std::vector<bool>{false, false});
-  // Nor what travels another way, nor for nothing.
+  // Nor buckets of different kinds, nor without a gain.
   const TimesOfBuckets mixed = {{1, 0, 3, 3}, {10, 0, 6, 3}},
                        other = {{1, 9.5, 0.5, 3}, {10, 1, 1, 3}};
   choice = choose(10, mixed, other, 0.1);

@@ -1,4 +1,4 @@
-// Batches on their way to the device of HEDDLE_TEST_DEVICE.
+// Copies of batches to the device of HEDDLE_TEST_DEVICE.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ std::shared_ptr<const ImageDataset> shapes() {
   return render_shapes(Split::train, {.image_size = 8, .train_images = kImages});
 }
 
-// Until the next batch is on its way.
+// Until the next batch is being copied.
 void prefetch_surely(BatchFeed& feed) {
   for (int tries = 0; tries < 5000 && !feed.prefetch(); ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -52,7 +52,7 @@ TEST_CASE("batch feed: the loader's batches, copied ahead or not") {
         CAPTURE(dtype_name(dtype));
         const Loader loader = loader_of(set, bytes, workers), plain = loader_of(set, false, 0);
         BatchFeed feed(loader.epoch(1), loader.augmentation(), context.device(), dtype);
-        // Copies that a GPU may make as late as it likes.
+        // Copies that a GPU may execute arbitrarily late.
         std::vector<Tensor> found;
         std::vector<std::vector<float>> expected;
         for (auto& batch : plain.epoch(1)) {

@@ -17,7 +17,7 @@ using namespace heddle;
 
 namespace {
 
-// Those of `offered` that the shape allows.
+// Returns those of `offered` that the shape allows.
 std::vector<Layout> layouts(const Shape& shape, std::vector<Layout> offered = input_layouts()) {
   if (shape[1] % 16 != 0) std::erase(offered, Layout::c16);
   return offered;

@@ -1,5 +1,5 @@
 // Exchanges of several ranks on two devices, as in test_gpu.cpp: every codec's sums and residuals,
-// learners that share a device, NCCL, and memory that two streams have a hand in.
+// learners that share a device, NCCL, and memory that two streams use.
 #include <doctest/doctest.h>
 
 #include <functional>

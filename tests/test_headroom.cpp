@@ -123,7 +123,7 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   CHECK(describe_headroom(h).find("Others took 31 % of the processors' time") != std::string::npos);
   CHECK(nlohmann::json::parse(headroom_json(h))["stolen"] == 0.31);
 
-  h.profiles[2].step_s = 3.95;  // no more than such a measurement scatters
+  h.profiles[2].step_s = 3.95;  // within the noise of such a measurement
   CHECK(describe_headroom(h).find("Stay with --compress none.") != std::string::npos);
   h.profiles[2].step_s = 3.5;
   h.profiles[0].step_s = 4.1;  // and noise may make steps look faster than those without exchange

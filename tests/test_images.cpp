@@ -137,7 +137,7 @@ TEST_CASE("images: a JPEG's Huffman table with too many codes never reaches stb_
                  concat("at most 256 codes in the Huffman table at offset ", table + 4)));
 }
 
-// Memory that is allocated from here on holds this byte.
+// Memory that is allocated from now on holds this byte.
 void fill_new_memory(int byte) {
   ::mallopt(M_PERTURB, ~byte & 0xff);
   std::array<volatile uint8_t, 1 << 16> stack;

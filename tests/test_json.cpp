@@ -1,4 +1,4 @@
-// JSON of any depth: refused by name, whoever reads it.
+// Deeply nested JSON: every reader refuses it and names the file.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -65,7 +65,7 @@ TEST_CASE("json: every reader refuses deep nesting and names the file") {
   refused("--plan " + o.plan,
           [&] { apply_layer_plan(o, store, 2, dynamic_cast<CompressedReducer&>(*reducer)); });
 
-  // Tensors are described at two levels: the reader takes no more.
+  // Tensors are described at two levels: the reader accepts no more.
   std::string weights(8, '\0');
   const uint64_t length = deep.size();
   std::memcpy(weights.data(), &length, sizeof length);

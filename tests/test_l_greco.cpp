@@ -1,4 +1,4 @@
-// The planner against brute force, its promises in real numbers, and what it does when there is no
+// The planner against brute force, its guarantees in real numbers, and its fallback if there is no
 // plan; budgets from Accordion, and costs from times.
 #include <doctest/doctest.h>
 
@@ -36,7 +36,7 @@ std::vector<LayerChoices> random_layers(uint64_t seed, size_t layers, size_t can
   return out;
 }
 
-// Least cost of all combinations whose rounded errors fit; -1 when none does.
+// Returns the least cost of all combinations whose rounded errors fit; -1 if none does.
 int64_t brute_force(const std::vector<LayerChoices>& layers, double budget, int buckets) {
   int64_t best = -1;
   std::vector<size_t> at(layers.size(), 0);

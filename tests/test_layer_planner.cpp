@@ -1,5 +1,5 @@
-// L-GreCo on the way of the gradients: tables against what the codecs do, windows, and plans that
-// are the same on all ranks, hold, and can be replayed.
+// L-GreCo during training: tables against the codecs' errors, windows, and plans that are equal on
+// all ranks, keep their budget, and can be replayed.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -363,7 +363,7 @@ TEST_CASE("planner: windows close in time; a small gain does not change the plan
     CHECK(plans[i].plan.error <= plans[i].plan.budget);
     CHECK(plans[i].plan.uniform_bytes == plans[0].plan.uniform_bytes);
   }
-  // Other layers are peaked now: what was within the budget no longer is.
+  // Other layers are peaked now: the old plan no longer keeps the budget.
   o.shift = [](int64_t step) -> size_t { return step < 30 ? 1 : 0; };
   plans = train(2, o)[0].plans;
   CHECK(plans[1].changed);
@@ -391,7 +391,7 @@ TEST_CASE("planner: NaN in a window, zero gradients, plans that differ") {
     CHECK(std::isfinite(run.plans[0].plan.error));
     CHECK(run.log.empty());
   }
-  // Nothing but NaN in a layer's window: nothing is known of it, and the plan says so, once.
+  // Only NaN in a layer's window: its norm is unknown, and the plan says so, once.
   o.spoil = [](PlannedModel& model, int rank, int64_t step) {
     if (step > 10 && rank == 1) model.store.find("layer2.weight")->grad.data<float>()[5] = NAN;
   };

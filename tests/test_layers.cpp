@@ -262,7 +262,7 @@ TEST_CASE("dropout: mask from the key, mean preserved, gradients, evaluation") {
   for (size_t t = 0; t < 3; ++t)
     for (size_t i = 0; i < 24; ++i)
       CHECK(whole[t * 24 + i] == (i < 6 ? low[t * 6 + i] : high[t * 18 + i - 6]));
-  // The mask by its definition: a draw of its own for every place of every sample.
+  // The mask by its definition: a separate draw for every element of every sample.
   const std::vector<float> cubes = cube.to_vector();
   const Philox rng(5, stream_id(Stream::dropout, 3 << 8));
   for (size_t t = 0; t < 3; ++t)

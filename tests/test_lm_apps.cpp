@@ -140,7 +140,7 @@ TEST_CASE("lm flags: a given flag overrides the preset, in any order") {
   CHECK(parse({}, {"HEDDLE_PRESET=wlm"}).lr_scheduler == "plateau");
   CHECK(parse({"--config", temp.write("p.toml", "preset = \"wlm\"\n")}).bptt == 35);
   CHECK(parse({"--preset", "wlm"}, {"HEDDLE_PRESET=zaremba-small"}).bptt == 35);
-  // Another schedule or optimizer does not take over what belonged to the recipe's own.
+  // Another schedule or optimizer does not inherit settings of the recipe's own.
   const auto cosine = parse(with({"--lr-scheduler", "cosine"}));
   CHECK(cosine.lr_milestones.empty());
   CHECK(cosine.lr_gamma == 0.1);
@@ -272,7 +272,8 @@ TEST_CASE("lm card: missing and invalid cards") {
     return message_of([&] { read_lm_card(WeightsFile(path)); });
   };
   CHECK(complaint_about({}).empty());
-  const LmCard card = read_lm_card(WeightsFile(path));  // as PyTorch's: the tensors tell the sizes
+  const LmCard card =
+      read_lm_card(WeightsFile(path));  // as PyTorch's: the tensors determine the sizes
   CHECK(card.level == TextLevel::automatic);
   CHECK(card.vocabulary.size() == 0);
   CHECK(card.nhid == 6);

@@ -45,7 +45,7 @@ TEST_CASE("evaluation: every token is predicted with its whole past, whatever th
   }
   CHECK(perplexity(std::log(50.0)) == doctest::Approx(50));
   CHECK(bits(std::log(8.0)) == doctest::Approx(3));
-  // A model that knows nothing.
+  // An untrained model.
   net.store.values().fill_zero();
   CHECK(evaluate_text(net.model, some_text(100, 5)).loss == doctest::Approx(std::log(5.0)));
 }
@@ -95,7 +95,7 @@ TEST_CASE("generation: repeats by seed, and continues from the whole prompt") {
   further.insert(further.end(), greedy.begin(), greedy.begin() + 8);
   const auto rest = continue_text(net.model, further, {.tokens = 12, .temperature = 0});
   CHECK(rest == std::vector<int32_t>(greedy.begin() + 8, greedy.end()));
-  // The first token follows upon the prompt as one piece, also where only one token of it is left
+  // The first token follows the prompt as a whole, also if only one token of it remains
   // for the last window.
   const std::vector<int32_t> text = some_text(66, 5), long_prompt(text.begin(), text.end() - 1);
   const TokenBatches whole(text, {.batch_size = 1, .bptt = 65});

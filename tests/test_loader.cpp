@@ -1,4 +1,4 @@
-// The loader: the same batches whatever the number of workers, and no hang or loss on the way out.
+// The loader: the same batches with any number of workers, and no hang or loss at the end.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -152,7 +152,7 @@ TEST_CASE("loader: bytes augmented as a batch give the same images, bit for bit"
   augmentation = make_augmentation("none", shapes->info(), Split::train, 8);
   CHECK_FALSE(moves_bytes(augmentation));
   for (auto& batch : Loader(shapes, augmentation, options).epoch(2)) {
-    CHECK(batch.images.defined());  // bytes and placements do not say everything
+    CHECK(batch.images.defined());  // bytes and placements are not enough
     CHECK_FALSE(batch.bytes.defined());
   }
   augmentation.crop = Crop::none;

@@ -26,7 +26,7 @@ double error_of(const PlanReport& report, const std::vector<size_t>& settings) {
   return plan.error;
 }
 
-// Two layers, of which the first elements are sent. What that loses and takes is made up.
+// Two layers, of which the first elements are sent. Errors and times are invented.
 struct MadeUp {
   std::map<std::string, std::vector<double>> errors = {{"a", {6, 4, 1}}, {"b", {5, 4, 3}}};
   std::map<std::string, std::vector<double>> seconds = {{"a", {0, 0, 0}}, {"b", {0, 0, 0}}};

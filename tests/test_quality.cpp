@@ -1,5 +1,5 @@
 // The quality meter: its figures against those of a plain calculation, at its extremes, and that
-// looking changes nothing.
+// measuring changes nothing.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The report of a run: its figures say what metrics.jsonl says, the page is complete in itself, and
-// bad folders are named. How the page draws them is seen in a browser (test_report.sh).
+// The report of a run: its figures match metrics.jsonl, the page is self-contained, and bad folders
+// are named. test_report.sh tests in a browser how the page draws them.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -124,7 +124,7 @@ Means leave_checkpoint(const std::string& folder, const std::string& compress) {
 
 }  // namespace
 
-// A manifest that was made anew finds nothing wrong with whole files in wrong places.
+// A rewritten manifest does not detect complete files under wrong names.
 TEST_CASE("training state: a rank's file names its rank and its checkpoint") {
   const TempFolder folder, other;
   leave_checkpoint(folder.path, "topk:density=0.1");
@@ -183,7 +183,7 @@ TEST_CASE("saver: a failed save names the ranks and their reasons") {
   CHECK_MESSAGE(contains(notes[0], "none/such: cannot write: No such file"), notes[0]);
 }
 
-// The last good checkpoint must outlive a run that refuses its gradients.
+// The last good checkpoint must outlive a run that rejects its gradients.
 TEST_CASE("training state: nothing is saved while updates are rejected") {
   const TempFolder temp;
   expect_none(run_ranks(2, [&](Communicator& comm) {
@@ -208,7 +208,7 @@ TEST_CASE("training state: nothing is saved while updates are rejected") {
   }));
 }
 
-// A checkpoint of an earlier version, saved while gradients were refused, gets a new chance.
+// A checkpoint of an earlier version, saved while gradients were rejected, gets a new chance.
 TEST_CASE("training state: steps rejected before a resume do not count after it") {
   expect_none(run_ranks(1, [&](Communicator& comm) {
     Learner learner(comm, "none");
@@ -340,7 +340,7 @@ TEST_CASE("training state: another --accumulate or beta keeps the unapplied sum"
       learner.o.accumulate = 3;
       learner.o.resume = folder.path;
       learner.o.quiet = true;
-      // It is no other run, and nothing is dropped.
+      // It counts as the same run, and nothing is dropped.
       (void)find_start(learner.o, {.steps_per_epoch = 10, .total_steps = 100}, 12,
                        learner.parts.identity, comm);
       const Tensor own = Tensor::from({-1.0f});

@@ -1,6 +1,6 @@
-// How far the same operation may be apart on two devices: ||a - b|| / ||b|| of the worst of its
+// Tolerances for the same operation on two devices: ||a - b|| / ||b|| of the worst of its
 // results. Sums of fp32 differ in order; bf16 rounds results to 2^-9, and gradients of several
-// layers gather such errors. What is 0 is the same text on both.
+// layers accumulate such errors. 0 marks code that is shared by both.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Whatever the bytes of a checkpoint's manifest.json and state.json, and of a layer plan, are: they
-// are read, or refused with an InputError. The first byte chooses which it is.
+// Arbitrary bytes as a checkpoint's manifest.json or state.json, or as a layer plan: they are
+// read, or refused with an InputError. The first byte chooses the file.
 #include <unistd.h>
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Whatever a configuration file holds: it is read, or refused with an InputError that names it;
-// what is read can be written and read again to the same.
+// Arbitrary configuration files: each is read, or refused with an InputError that names it; an
+// accepted one survives being written and read again.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

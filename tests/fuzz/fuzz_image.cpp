@@ -1,4 +1,4 @@
-// Whatever bytes an image file holds: decode_image gives pixels or throws InputError.
+// Arbitrary bytes as an image file: decode_image returns pixels or throws InputError.
 #include "core/error.h"
 #include "data/image.h"
 

@@ -1,6 +1,6 @@
-// Whatever the bytes: a text is divided and encoded, or refused with an InputError; what was
-// encoded decodes to the same tokens, all of them of the vocabulary, and can be read in windows.
-// The first byte chooses the level; the rest up to the first "===" is the corpus, what follows
+// Arbitrary bytes as a text: it is divided and encoded, or refused with an InputError; encoded
+// text decodes to the same tokens, all of them in the vocabulary, and can be read in windows.
+// The first byte chooses the level; the rest up to the first "===" is the corpus, the remainder
 // another text.
 #include <cstddef>
 #include <cstdint>
