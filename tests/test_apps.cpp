@@ -228,7 +228,7 @@ TEST_CASE("flags: a global batch is divided among learners and accumulated batch
   const Strings divided = {"--global-batch-size", "96", "--learners", "4", "--accumulate", "3"};
   CHECK(parse(divided).batch_size == 8);
   CHECK(parse({"--global-batch-size", "96"}).batch_size == 96);
-  CHECK(mentions(complaint({"--global-batch-size", "96", "--learners", "5"}), {"96", "5"}));
+  CHECK(mentions(complaint({"--global-batch-size", "96", "--learners", "5"}), {" 5", "96"}));
   CHECK(mentions(complaint({"--global-batch-size", "96", "--batch-size", "8"}), {"--batch-size"}));
   CHECK(contains(complaint({"--global-batch-size", "0"}), "--global-batch-size"));
   CHECK(mentions(complaint({"--global-batch-size", "2000000"}), {"1048576"}));
