@@ -14,7 +14,6 @@
 #include "apps/models/evaluate_text.h"
 #include "apps/models/lm_card.h"
 #include "apps/models/weights.h"
-#include "apps/session/check_options.h"
 #include "apps/session/lm_setup.h"
 #include "apps/session/session.h"
 #include "core/kernels.h"
@@ -53,7 +52,7 @@ class LmTraining : public TrainingLoop {
         windows_(windows),
         state_(model.zero_state(o_.batch_size)) {
     if (session.checkpoint() == nullptr) return;
-    valid_ = parse_text_evaluation(*session.checkpoint());
+    valid_ = parse_text_evaluation(session.checkpoint()->state.at("own"), "valid_loss");
     if (keeps_best() && valid_.tokens > 0) keep_best();
   }
 
@@ -195,9 +194,9 @@ Outcome train(const Job& job, Learner& learner, const LstmLm& model) {
   Outcome out;
   if (const auto done = find_finished(o, config, o.lr_scheduler == "plateau", learner.comm)) {
     load_weights(WeightsFile(o.output_dir), model.named_tensors());
-    out = finished_outcome(o, *done);
-    set_results(o, {.loss = FinishedRun::number(done->valid, "loss")},
-                {.loss = FinishedRun::number(done->test, "loss")}, out);
+    out = {.run = done->result, .run_folder = o.output_dir};
+    set_results(o, parse_text_evaluation(done->valid, "loss"),
+                parse_text_evaluation(done->test, "loss"), out);
     return out;
   }
   Session session(

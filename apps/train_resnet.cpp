@@ -13,7 +13,6 @@
 #include "apps/models/evaluate_images.h"
 #include "apps/models/resnet_card.h"
 #include "apps/models/weights.h"
-#include "apps/session/check_options.h"
 #include "apps/session/resnet_setup.h"
 #include "apps/session/session.h"
 #include "core/kernels.h"
@@ -54,7 +53,8 @@ class ResNetTraining : public TrainingLoop {
         model_(model),
         train_(train),
         valid_loader_(valid) {
-    if (session.checkpoint() != nullptr) valid_ = parse_evaluation(*session.checkpoint());
+    if (session.checkpoint() != nullptr)
+      valid_ = parse_evaluation(session.checkpoint()->state.at("own"), "valid_loss");
   }
 
   // The inner loop: an update from the mean gradient of --accumulate batches.
@@ -161,10 +161,9 @@ Outcome train(const Job& job, Learner& learner, const ResNet& model) {
   const std::string config = config_text(o, job.flags);
   Outcome out;
   if (const auto done = find_finished(o, config, false, learner.comm)) {
-    const auto number = [&](const char* key) { return FinishedRun::number(done->valid, key); };
     load_weights(WeightsFile(o.output_dir), learner.store.named_tensors());
-    out = finished_outcome(o, *done);
-    set_results(o, {.loss = number("loss"), .acc1 = number("acc1"), .acc5 = number("acc5")}, out);
+    out = {.run = done->result, .run_folder = o.output_dir};
+    set_results(o, parse_evaluation(done->valid, "loss"), out);
     return out;
   }
   Session session(o, job.arguments, learner,
@@ -172,7 +171,7 @@ Outcome train(const Job& job, Learner& learner, const ResNet& model) {
                    .unit = "images",
                    .units_per_batch = o.batch_size * learner.comm.size(),
                    .plan = plan,
-                   .schedule = schedule_options(o, plan.total_steps, plan.steps_per_epoch),
+                   .schedule = schedule_options(o, plan),
                    .identity = identity(o, job.card, train.dataset()),
                    .config = config,
                    .model = learner.store.named_tensors(),

@@ -59,7 +59,7 @@ int run(const Arguments& arguments, const Arguments&) {
   o.comm_timeout = timeout == nullptr ? 10 : std::atof(timeout);
   o.learners = number(4, 1);
   parse_texts(o);
-  return run_learners(o, [&](Communicator& comm) {
+  return start_learners(o, [&](Communicator& comm) {
     return train(comm, arguments[1], number(2, -1), number(3, -1));
   });
 }

@@ -17,7 +17,7 @@ using namespace heddle;
 
 namespace {
 
-LayerQuality look(const std::string& name, double alike, double energy, double contraction) {
+LayerQuality sample(const std::string& name, double correlation, double energy, double contraction) {
   LayerQuality q;
   q.name = name;
   q.contraction = contraction;
@@ -25,7 +25,7 @@ LayerQuality look(const std::string& name, double alike, double energy, double c
   q.residual_norm = 6;
   q.gradient_norm = 3;
   q.energy = energy;
-  q.correlation = alike;
+  q.correlation = correlation;
   q.mismatch = q.bound = std::numeric_limits<double>::quiet_NaN();
   return q;
 }
@@ -115,13 +115,13 @@ TEST_CASE("quality report: one warning if learners are uncorrelated on average")
     QualityReport report([&](const std::string& line) { said.push_back(line); });
     int64_t step = 0;
     for (const double a : alike)  // the second layer has nine tenths of the energy
-      CHECK(report.add(++step, {look("a", 1, 1, 0.5), look("b", a, 9, 0.5)}));
+      CHECK(report.add(++step, {sample("a", 1, 1, 0.5), sample("b", a, 9, 0.5)}));
     return said;
   };
-  CHECK(warnings_of({-1, -1}).empty());  // too few looks
+  CHECK(warnings_of({-1, -1}).empty());  // too few samples
   const Strings said = warnings_of({-0.9, 0.1, -0.2, -0.9, -0.9});
   REQUIRE(said.size() == 1);
-  CHECK(said[0].find("step 3: what the learners would send has nothing in common") == 0);
+  CHECK(said[0].find("step 3: the learners' gradients are not correlated") == 0);
   CHECK(warnings_of({0.5, 0.1, -0.2}).empty());
   CHECK(warnings_of({-0.2, -0.2, -0.05}).size() == 1);  // with a's share: -0.08, -0.08, 0.055
   CHECK(warnings_of({-0.1, -0.1, -0.1}).empty());       // 0.01 each
@@ -137,13 +137,13 @@ TEST_CASE("quality report: the table has the means over the samples, by layer") 
   QualityReport report([](const std::string&) {});
   CHECK(report.table().empty());
   CHECK(!report.add(1, {}));
-  report.add(2, {look("a", 1, 1, 0.25)});
-  report.add(4, {look("a", 0.5, 1, 0.75), look("b", 0.5, 1, 0.125)});
+  report.add(2, {sample("a", 1, 1, 0.25)});
+  report.add(4, {sample("a", 0.5, 1, 0.75), sample("b", 0.5, 1, 0.125)});
   const std::string table = report.table();
   CAPTURE(table);
-  CHECK(table.find("a                 0.5000   0.5000         2.00   0.7500\n") !=
+  CHECK(table.find("a                 0.5000   0.5000         2.00      0.7500\n") !=
         std::string::npos);
-  CHECK(table.find("b                 0.1250   0.5000         2.00   0.5000\n") !=
+  CHECK(table.find("b                 0.1250   0.5000         2.00      0.5000\n") !=
         std::string::npos);
   CHECK(mentions(table, {" 2 ", "0.7500"}));
   CHECK(report.json()["step"] == 4);

@@ -203,7 +203,8 @@ TEST_CASE("lm: two steps of a huge epoch have a valid schedule of any kind") {
     CommonOptions o;
     o.lr = 1;
     o.lr_scheduler = name;
-    CHECK(Schedule(schedule_options(o, 2, 5'000'000)).lr(0) > 0);
+    CHECK(Schedule(schedule_options(o, {.steps_per_epoch = 5'000'000, .total_steps = 2})).lr(0) >
+          0);
   }
 }
 

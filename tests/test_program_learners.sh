@@ -127,7 +127,7 @@ awk -v layer=$layer 'index($0, layer) && match($0, /together [0-9.]+/) { x = sub
   index($0, layer) && /  residual  / && match($0, /norm [0-9.]+/) { m = substr($0, RSTART + 5, RLENGTH - 5) }
   END { e = m * m / (x * x) - (1 - kept); exit !(x > 0 && kept > 0.02 && kept < 1 && e * e < 1e-6) }' $story ||
   fail "energy and residual: $(grep $layer $story)"
-[ "$(grep -o 'In all sent [0-9]*' $story)" = "In all sent $(metric told 6 bytes_sent)" ] || fail "bytes: $(tail -3 $story)"
+[ "$(grep -o 'Total: sent [0-9]*' $story)" = "Total: sent $(metric told 6 bytes_sent)" ] || fail "bytes: $(tail -3 $story)"
 for kind in exchange summed; do
   [ "$(awk -v kind=$kind '$3 == kind && match($0, /sent [0-9]+/) { n += substr($0, RSTART + 5, RLENGTH - 5) } END { print n }' $story)" \
     = "$(metric told 6 bytes_sent)" ] || fail "bytes of lines '$kind': $(metric told 6 bytes_sent)"

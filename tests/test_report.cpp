@@ -258,7 +258,7 @@ TEST_CASE("report: missing parts are left out, broken ones are named") {
   CHECK(holed.broken_lines == 1);
   CHECK(holed.first_broken.starts_with("2: "));
   CHECK(contains(watch_text(holed, 60, true),
-                 "skipped lines of metrics.jsonl, which do not parse: 1; line 2: "));
+                 "lines of metrics.jsonl that do not parse and were skipped: 1; line 2: "));
   temp.write("young/metrics.jsonl", "<\n5\n");
   CHECK(contains(message_of([&] { read_run(young); }), "metrics.jsonl:1: "));
   for (const char* schema : {"99", "\"1\"", "null"}) {
@@ -347,7 +347,7 @@ TEST_CASE("watch: texts of a run cannot move the cursor") {
   run.folder = "runs/\033[2J";
   run.summary["summary"] = "\033[31mred\033]0;title\a";
   run.config = {{"steps", "\033[5A"}};
-  for (ScoreRecord& score : run.scores) score.split = "va\033[7mlid";
+  for (Json& score : run.scores) score["split"] = "va\033[7mlid";
   run.broken_lines = 1;
   const std::string text = watch_text(run, 60, true);
   CHECK(text.find('\033') == std::string::npos);

@@ -188,7 +188,7 @@ passed_over() {
   "${loud_again[@]}" --save-every 4 --output-dir broken --resume auto >broken.json 2>stderr || fail "$1: $(tail -1 stderr)"
   grep -q "step-8.*$1" stderr || fail "'$1' is not in: $(head -3 stderr)"
   grep -q 'broken/checkpoints/step-4' stderr || fail "$1: $(head -3 stderr)"
-  same scalecom broken "passed over: $1"
+  same scalecom broken "skipped: $1"
 }
 spoil() { rm -rf broken && cp -r scalecom broken; }
 flip() {  # a bit of the byte in the middle

@@ -10,6 +10,7 @@
 
 #include "apps/checkpoint/exchange_state.h"
 #include "apps/checkpoint/saver.h"
+#include "apps/log/summary.h"
 #include "apps/session/resume.h"
 #include "apps/session/training_state.h"
 #include "core/kernels.h"
@@ -52,23 +53,24 @@ struct Learner {
   DataParallelOptimizer optimizer;
   Schedule schedule{{.lr = 0.1, .total_steps = 100}};
   TrainingLog log;
+  RunSpec spec;
   TrainingParts parts;
   Learner(Communicator& comm, const std::string& compress)
       : optimizer(net.store, make_sgd({.momentum = 0.9}), comm, {}, {.control_words = true},
                   make_reducer(parse_compress(compress), {.min_compress = 100}, net.store)),
         log({.program = "test", .rate_key = "rows_per_s"}, options(compress), net.store, optimizer,
             nullptr, nullptr),
+        spec{.units_per_batch = 4 * comm.size(),
+             .identity = {{"net", "small"}},
+             .config = "lr = 0.1\naccumulate = 1  # default\n",
+             .model = net.store.named_tensors()},
         parts{.o = o,
+              .spec = spec,
               .store = net.store,
               .optimizer = optimizer,
               .schedule = schedule,
               .log = log,
-              .rank = comm.rank(),
-              .units = 4 * comm.size(),
-              .identity = {{"net", "small"}},
-              .config = "lr = 0.1\naccumulate = 1  # default\n",
-              .model = net.store.named_tensors(),
-              .metadata = {}} {}
+              .rank = comm.rank()} {}
   const CommonOptions& options(const std::string& compress) {
     o.compress = compress;
     parse_texts(o);
@@ -341,8 +343,11 @@ TEST_CASE("training state: another --accumulate or beta keeps the unapplied sum"
       learner.o.resume = folder.path;
       learner.o.quiet = true;
       // It counts as the same run, and nothing is dropped.
-      (void)find_start(learner.o, {.steps_per_epoch = 10, .total_steps = 100}, 12,
-                       learner.parts.identity, comm);
+      (void)find_start(learner.o,
+                       {.units_per_batch = 12,
+                        .plan = {.steps_per_epoch = 10, .total_steps = 100},
+                        .identity = learner.spec.identity},
+                       comm);
       const Tensor own = Tensor::from({-1.0f});
       restore_training(learner.parts, checkpoint, {.rank = {{"rank", own}}}, nullptr);
       std::lock_guard lock(mutex);
@@ -366,7 +371,10 @@ TEST_CASE("training state: a run resumes by the samples seen") {
   parse_texts(o);
   o.resume = folder.path;
   const auto start = [&](int64_t steps_per_epoch, int64_t units) {
-    return find_start(o, {.steps_per_epoch = steps_per_epoch, .total_steps = 100}, units, identity,
+    return find_start(o,
+                      {.units_per_batch = units,
+                       .plan = {.steps_per_epoch = steps_per_epoch, .total_steps = 100},
+                       .identity = identity},
                       *comm);
   };
   Start s = start(10, 12);  // as it was: six batches of three times four

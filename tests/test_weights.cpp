@@ -56,7 +56,7 @@ TEST_CASE("weights: files of other programs") {
     CHECK(equal(net, other));
   }
   CHECK(contains(message_of([&] { read_resnet_card(WeightsFile(path)); }),
-                 "found none; if linear is the last layer, say --head linear"));
+                 "found none; if linear is the last layer, give --head linear"));
   CHECK(contains(message_of([&] { WeightsFile(path, "top"); }),
                  "--head top: expected a tensor top.weight in"));
   renamed.emplace_back("fc.weight", Tensor::zeros({1}));
@@ -119,7 +119,7 @@ TEST_CASE("weights: an error says what a file is that has no weights of this pro
     CHECK(contains(message, "r18.safetensors\")'"));
   }
   CHECK(contains(said("a.safetensors", "# ResNet-18\n\nWeights of"),
-                 "found text that begins '# ResNet-18??Weights of'"));
+                 "found text that begins with '# ResNet-18??Weights of'"));
   CHECK(contains(said("b.safetensors", "version https://git-lfs.github.com/spec/v1\n"), "git lfs"));
   CHECK(mentions(said("c.safetensors", zeros), {"offset 8", "JSON"}));
   CHECK(mentions(message_of([&] { (void)WeightsFile(temp.path); }), {"model.safetensors"}));
@@ -128,10 +128,10 @@ TEST_CASE("weights: an error says what a file is that has no weights of this pro
   const std::string path = temp.path + "/model.safetensors";
   save_safetensors(path, {{"rnn.weight_ih_l0", Tensor::zeros({4, 1})}});
   CHECK(contains(message_of([&] { read_resnet_card(WeightsFile(temp.path)); }),
-                 "found a language model: that is for train_lm"));
+                 "found a language model, which train_lm reads"));
   save_safetensors(path, {{"conv1.weight", Tensor::zeros({4, 1})}});
   CHECK(contains(message_of([&] { read_lm_card(WeightsFile(path)); }),
-                 "found a residual network: that is for train_resnet"));
+                 "found a residual network, which train_resnet reads"));
 }
 
 TEST_CASE("weights: evaluation uses the file's card, training the data's") {

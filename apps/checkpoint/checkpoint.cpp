@@ -62,7 +62,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-// Newest first.
+// Returns the steps of the checkpoints in a folder, the latest first.
 std::vector<int64_t> steps_in(const std::string& folder) {
   std::vector<int64_t> steps;
   for (const std::string& name : names_in(folder))
@@ -76,7 +76,7 @@ nlohmann::json read_json(const std::string& path) { return parse_json(read_text_
 void check_version(const nlohmann::json& json, const std::string& path) {
   const auto version = json.at("version").get<int>();
   check(version >= 1 && version <= kCheckpointVersion, path, ": format version ", version,
-        "; this program knows those up to ", kCheckpointVersion);
+        "; this program reads versions up to ", kCheckpointVersion);
 }
 
 void check_file(const std::string& path, const nlohmann::json& entry) {
@@ -88,18 +88,18 @@ void check_file(const std::string& path, const nlohmann::json& entry) {
         printable(hash), ", found ", hash_of(file), ")");
 }
 
-// Infinity where a state says none, or is broken. Throws Error where it cannot be read.
+// Returns the "valid_loss" of a state; infinity if it has none or is broken. Throws Error if it
+// cannot be read.
 double valid_loss_of(const std::string& state) {
+  double loss = NAN;
   try {
-    const nlohmann::json json = read_json(state);
-    if (json.contains("valid_loss") && json["valid_loss"].is_number())
-      return json["valid_loss"].get<double>();
+    loss = number_at(read_json(state), "valid_loss");
   } catch (const InputError&) {
   }
-  return std::numeric_limits<double>::infinity();
+  return std::isnan(loss) ? std::numeric_limits<double>::infinity() : loss;
 }
 
-// Without the file system's exceptions: what cannot be removed stays.
+// Removes what can be removed; does not throw.
 void remove_folder(const std::string& path) {
   std::error_code ignored;
   fs::remove_all(path, ignored);
@@ -112,10 +112,9 @@ bool is_ready(const std::future<void>& future) {
 }  // namespace
 
 Checkpoint open_checkpoint(const std::string& path) {
-  check(type_of(path) == fs::file_type::directory, path,
-        ": there is no checkpoint (no such folder)");
+  check(type_of(path) == fs::file_type::directory, path, ": no such folder");
   const std::string manifest_path = path + "/" + kManifest;
-  check(type_of(manifest_path) != fs::file_type::not_found, path, ": is not whole: ", kManifest,
+  check(type_of(manifest_path) != fs::file_type::not_found, path, ": is not complete: ", kManifest,
         " is missing");
   try {
     const nlohmann::json manifest = read_json(manifest_path);
@@ -196,7 +195,7 @@ std::string CheckpointWriter::part_folder(int64_t step) const {
 }
 
 void CheckpointWriter::begin(int64_t step, CheckpointFiles files) {
-  if (step_ >= 0) throw Error("a checkpoint was begun before the last one had ended");
+  if (step_ >= 0) throw Error("a checkpoint was begun before the previous one had ended");
   step_ = step;
   error_.clear();
   writing_ = std::async(std::launch::async,
@@ -286,8 +285,7 @@ void CheckpointWriter::seal(int64_t step) {
   for (int r = 0; r < options_.ranks; ++r)
     if (std::ranges::find(names, rank_file(r)) == names.end())
       throw Error(concat(part, "/", rank_file(r), " is missing: rank ", r,
-                         " has written it elsewhere; the run folder must lie "
-                         "where all hosts see it"));
+                         " wrote it elsewhere; all hosts must see the same run folder"));
   for (const std::string& name : names) {
     const InputFile file(concat(part, "/", name));
     files[name] = {{"bytes", file.size()}, {"xxh64", hash_of(file)}};
@@ -296,7 +294,7 @@ void CheckpointWriter::seal(int64_t step) {
       part + "/" + kManifest,
       nlohmann::ordered_json{{"version", kCheckpointVersion}, {"files", files}}.dump(2) + '\n');
   event(kManifest);
-  remove_folder(whole);  // of a run that was continued from before this step
+  remove_folder(whole);  // left by a run that resumed from an earlier step
   fs::rename(part, whole);
   sync_folder(folder_);
   event("renamed");
@@ -312,16 +310,17 @@ void CheckpointWriter::remove_old() const {
     steps = steps_in(folder_);
     for (const int64_t step : steps) {
       const double loss = valid_loss_of(concat(folder_, "/", kPrefix, step, "/", kState));
-      if (loss <= least) least = loss, best = step;  // of equals the oldest
+      if (loss <= least) least = loss, best = step;  // the oldest of equals
     }
   } catch (const Error&) {
-    return;  // which is the best cannot be read now: all stay until it can
+    return;  // all stay until it can be read which is the best
   }
   for (size_t i = static_cast<size_t>(options_.keep); i < steps.size(); ++i) {
     if (steps[i] == best && std::isfinite(least)) continue;
     const std::string old = concat(folder_, "/", kPrefix, steps[i]);
     std::error_code error;
-    fs::rename(old, old + kPart, error);  // never half a checkpoint under a whole one's name
+    fs::rename(old, old + kPart,
+               error);  // an incomplete checkpoint never has a complete one's name
     if (!error) remove_folder(old + kPart);
   }
 }

@@ -3,12 +3,12 @@
 //   checkpoints/step-400/
 //     model.safetensors      weights; running statistics averaged over the ranks
 //     optimizer.safetensors  momentum and the like, the same on all ranks
-//     rank-<r>.safetensors   what rank r alone has: residuals, its statistics, its network's state
+//     rank-<r>.safetensors   state of rank r alone: residuals, its statistics, its network's state
 //     state.json             step, epoch, schedule, plan, configuration, format version
 //     manifest.json          size and xxh64 of each of these; written last
 //
-// A folder comes into being under a name that ends in .part, is synced, and renamed: one without
-// .part is whole. Files are written in the background during training.
+// A folder is written under a name that ends in .part, synced and renamed, so one without .part is
+// complete. Files are written in the background during training.
 //
 //   CheckpointWriter writer(run_folder, rank, {.keep = 2});
 //   writer.begin(400, files);                           // every rank, its own files
@@ -41,18 +41,17 @@ struct Checkpoint {
 };
 
 // Reads a checkpoint after checking every file against the manifest. Throws InputError that names
-// the first bad one: missing, of another size or content, or of a version that this program does
-// not know; Error for one that cannot be read now (permission, input/output error) but may be
-// intact.
+// the first bad file: missing, of another size or content, or of an unknown version; Error for one
+// that cannot be read now (permission, input/output error) but may be intact.
 Checkpoint open_checkpoint(const std::string& path);
-// The same, but reads state.json only: for the other ranks, after one has checked all files.
+// Reads state.json only: for the other ranks, after one has checked all files.
 Checkpoint read_checkpoint(const std::string& path);
 
 struct FoundCheckpoint {
   std::optional<Checkpoint> newest;
-  std::vector<std::string> skipped;  // one line for each newer one that is bad: why
+  std::vector<std::string> skipped;  // for each newer one, a line that says what is wrong with it
 };
-// Finds the newest intact checkpoint of a run folder. Throws Error where one cannot be read.
+// Finds the newest intact checkpoint of a run folder. Throws Error if one cannot be read now.
 FoundCheckpoint find_checkpoint(const std::string& run_folder);
 
 // One rank's part of a checkpoint: copies that do not change while they are written.
@@ -68,12 +67,14 @@ enum class Writing : uint8_t { nothing, busy, written, failed };
 
 struct CheckpointWriterOptions {
   int64_t keep = 2;   // newest ones; the one with the least "valid_loss" in its state stays too
-  int ranks = 1;      // whose files belong to a checkpoint
+  int ranks = 1;      // each writes a file of its own
   int64_t begin = 0;  // the step at which the run starts or resumes
-  // Called with what was written, in order: file names, "manifest.json", "renamed"; for tests.
+  // Called after each file with its name, and at the end with "renamed"; for tests. On the thread
+  // that writes.
   std::function<void(const std::string&)> on_event = {};
 };
 
+// Writes the checkpoints of one rank, in the background; its methods are called by one thread.
 class CheckpointWriter {
  public:
   // The first rank also removes what an earlier process left incomplete, and renames checkpoints of
@@ -84,21 +85,21 @@ class CheckpointWriter {
 
   // Starts writing this rank's files of a checkpoint. One at a time: after commit() or abandon().
   void begin(int64_t step, CheckpointFiles files);
-  int64_t step() const { return step_; }  // of the one begun; -1: none
+  int64_t step() const { return step_; }  // the one begun; -1: none
   Writing progress();                     // does not wait
   Writing wait();
-  Writing wait(std::chrono::milliseconds most);  // no longer than that: may be busy then
-  // Returns why it has failed.
+  Writing wait(std::chrono::milliseconds most);  // may still be busy then
+  // Returns why writing has failed.
   const std::string& error() const { return error_; }
-  // All ranks have written theirs. The first rank hashes, writes the manifest, renames, and removes
-  // old checkpoints, in the background; on others it only ends this one.
+  // Concludes the checkpoint, once all ranks have written their files. In the background the first
+  // rank hashes, writes the manifest, renames, and removes old checkpoints.
   void commit();
   // Discards the checkpoint that was begun, because some rank has failed.
   void abandon();
   // Waits until everything that was committed is renamed. Returns false if that has failed.
   bool finish();
-  // Removes all but those to keep, on the first rank. Follows every commit(); called after finish()
-  // at the end of a run, it removes what a process that was killed earlier left.
+  // Removes all checkpoints but those to keep, on the first rank. Every commit() does; call it
+  // after finish() at the end of a run to remove what an earlier, killed process left.
   void remove_old() const;
 
  private:

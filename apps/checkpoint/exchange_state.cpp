@@ -1,8 +1,8 @@
 #include "apps/checkpoint/exchange_state.h"
 
-#include <array>
 #include <bit>
 #include <limits>
+#include <tuple>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -16,6 +16,37 @@ constexpr const char* kTable = "plan.table";
 constexpr const char* kSum = "plan.sum.";
 constexpr const char* kGradient = "plan.gradient.";
 constexpr const char* kExchanges = "plan.exchanges";
+
+// Packs doubles bit for bit as i64 (n), a type that safetensors files of this project hold.
+Tensor pack_doubles(const std::vector<double>& values) {
+  Tensor packed = Tensor::empty_on(Device{}, {std::ssize(values)}, DType::i64);
+  for (size_t i = 0; i < values.size(); ++i)
+    packed.data<int64_t>()[i] = std::bit_cast<int64_t>(values[i]);
+  return packed;
+}
+
+// Returns packed doubles. Throws InputError for another type.
+std::vector<double> unpack_doubles(const Tensor& packed) {
+  check(packed.dtype() == DType::i64, "packed numbers: expected ", dtype_name(DType::i64),
+        ", found ", dtype_name(packed.dtype()));
+  std::vector<double> values;
+  for (int64_t i = 0; i < packed.size(); ++i)
+    values.push_back(std::bit_cast<double>(packed.data<int64_t>()[i]));
+  return values;
+}
+
+// Returns the mean over the ranks that saved.
+std::vector<double> mean_table(const std::vector<SafetensorsFile>& files) {
+  std::vector<double> table = unpack_doubles(files[0].load(kTable));
+  for (size_t r = 1; r < files.size(); ++r) {
+    const std::vector<double> other = unpack_doubles(files[r].load(kTable));
+    check(other.size() == table.size(), files[r].path(), ": ", kTable, ": expected ", table.size(),
+          " numbers, found ", other.size());
+    for (size_t i = 0; i < table.size(); ++i) table[i] += other[i];
+  }
+  for (double& x : table) x /= static_cast<double>(files.size());
+  return table;
+}
 
 Json planner_json(const LayerPlannerState& planner) {
   Json layers = Json::array();
@@ -51,16 +82,34 @@ LayerPlannerState parse_planner(const nlohmann::json& json) {
   for (size_t l = 0; l < planner.layers.size(); ++l)
     check(planner.current[l] < planner.layers[l].settings.size(), "plan of ",
           printable(planner.layers[l].name), ": no setting ", planner.current[l]);
-  // Infinity, which JSON lacks, is null.
+  // JSON has null for infinity.
   for (const auto& norm : json.at("norms"))
     planner.sample.norms.push_back(norm.is_number() ? norm.get<double>()
                                                     : std::numeric_limits<double>::infinity());
   check(planner.sample.norms.empty() || planner.sample.norms.size() == planner.layers.size(),
         "plan: ", planner.sample.norms.size(), " norms for ", planner.layers.size(), " layers");
   planner.sample.lr = json.at("lr").get<double>();
-  const auto lr = json.find("plan's lr");  // older files have none
+  const auto lr = json.find("plan's lr");  // added later
   if (lr != json.end() && !lr->is_null()) planner.lr = lr->get<double>();
   return planner;
+}
+
+// Return the fields of the totals in the order of their arrays in JSON.
+template <class Totals>
+auto counts_of(Totals& t) {
+  return std::tie(t.traffic.sent, t.traffic.received, t.traffic.calls, t.dense_steps,
+                  t.compressed_steps, t.dense_sent, t.compressed_sent, t.rejected);
+}
+template <class Totals>
+auto seconds_of(Totals& t) {
+  return std::tie(t.exchange_s, t.collective_s, t.exposed_s);
+}
+
+// Fills the fields from an array.
+template <class... Fields>
+void read_array(const nlohmann::json& array, const std::tuple<Fields&...>& fields) {
+  size_t i = 0;
+  std::apply([&](Fields&... field) { (array.at(i++).get_to(field), ...); }, fields);
 }
 
 }  // namespace
@@ -70,12 +119,9 @@ Json exchange_json(const DataParallelOptimizer::State& state) {
   for (const auto& [key, entry] : state.ledger)
     ledger.push_back(
         {key.first, static_cast<int>(key.second), entry.payload, entry.sent, entry.received});
-  const DataParallelOptimizer::Totals& t = state.totals;
   Json json = {{"steps", state.steps},
-               {"totals",
-                {t.traffic.sent, t.traffic.received, t.traffic.calls, t.dense_steps,
-                 t.compressed_steps, t.dense_sent, t.compressed_sent, t.rejected}},
-               {"seconds", {t.exchange_s, t.collective_s, t.exposed_s}},
+               {"totals", counts_of(state.totals)},
+               {"seconds", seconds_of(state.totals)},
                {"ledger", ledger},
                {"settings", state.settings}};
   if (state.planner) json["planner"] = planner_json(*state.planner);
@@ -85,13 +131,8 @@ Json exchange_json(const DataParallelOptimizer::State& state) {
 DataParallelOptimizer::State parse_exchange(const nlohmann::json& json) {
   DataParallelOptimizer::State state;
   state.steps = json.at("steps").get<int64_t>();
-  DataParallelOptimizer::Totals& t = state.totals;
-  const auto counts = json.at("totals").get<std::array<int64_t, 8>>();
-  const auto seconds = json.at("seconds").get<std::array<double, 3>>();
-  t.traffic = {counts[0], counts[1], counts[2]};
-  t.dense_steps = counts[3], t.compressed_steps = counts[4], t.dense_sent = counts[5];
-  t.compressed_sent = counts[6], t.rejected = counts[7];
-  t.exchange_s = seconds[0], t.collective_s = seconds[1], t.exposed_s = seconds[2];
+  read_array(json.at("totals"), counts_of(state.totals));
+  read_array(json.at("seconds"), seconds_of(state.totals));
   for (const auto& entry : json.at("ledger")) {
     const int kind = entry.at(1).get<int>();
     check(kind >= 0 && kind <= static_cast<int>(PayloadKind::control), "ledger: kind ", kind);
@@ -102,38 +143,6 @@ DataParallelOptimizer::State parse_exchange(const nlohmann::json& json) {
   if (json.contains("planner")) state.planner = parse_planner(json["planner"]);
   return state;
 }
-
-Tensor pack_doubles(const std::vector<double>& values) {
-  Tensor packed = Tensor::empty_on(Device{}, {std::ssize(values)}, DType::i64);
-  for (size_t i = 0; i < values.size(); ++i)
-    packed.data<int64_t>()[i] = std::bit_cast<int64_t>(values[i]);
-  return packed;
-}
-
-std::vector<double> unpack_doubles(const Tensor& packed) {
-  check(packed.dtype() == DType::i64, "packed numbers: expected ", dtype_name(DType::i64),
-        ", found ", dtype_name(packed.dtype()));
-  std::vector<double> values;
-  for (int64_t i = 0; i < packed.size(); ++i)
-    values.push_back(std::bit_cast<double>(packed.data<int64_t>()[i]));
-  return values;
-}
-
-namespace {
-
-std::vector<double> mean_table(const std::vector<SafetensorsFile>& files) {
-  std::vector<double> table = unpack_doubles(files[0].load(kTable));
-  for (size_t r = 1; r < files.size(); ++r) {
-    const std::vector<double> other = unpack_doubles(files[r].load(kTable));
-    check(other.size() == table.size(), files[r].path(), ": ", kTable, ": expected ", table.size(),
-          " numbers, found ", other.size());
-    for (size_t i = 0; i < table.size(); ++i) table[i] += other[i];
-  }
-  for (double& x : table) x /= static_cast<double>(files.size());
-  return table;
-}
-
-}  // namespace
 
 NamedTensors exchange_tensors(const DataParallelOptimizer::State& state) {
   NamedTensors out;
@@ -158,12 +167,12 @@ void read_exchange_tensors(const std::vector<SafetensorsFile>& files,
   if (files.size() > 1) return;
   const SafetensorsFile& file = files[0];
   GradientWindow& window = state.planner->window;
-  const auto behind = [](const std::string& name, const char* prefix) {
+  const auto after = [](const std::string& name, const char* prefix) {
     return name.substr(std::char_traits<char>::length(prefix));
   };
   for (const std::string& name : file.names()) {
-    if (name.starts_with(kSum)) window.sums[behind(name, kSum)] = file.load(name);
-    if (name.starts_with(kGradient)) window.gradients[behind(name, kGradient)] = file.load(name);
+    if (name.starts_with(kSum)) window.sums[after(name, kSum)] = file.load(name);
+    if (name.starts_with(kGradient)) window.gradients[after(name, kGradient)] = file.load(name);
   }
   if (!file.has(kExchanges)) return;
   const std::vector<double> exchanges = unpack_doubles(file.load(kExchanges));

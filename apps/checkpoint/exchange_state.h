@@ -1,5 +1,6 @@
-// The state of the gradients' exchange (DataParallelOptimizer::State) in a checkpoint: what all
-// ranks share is JSON in state.json, what differs between ranks is tensors of each rank's file.
+// Saves and restores the state of the gradient exchange (DataParallelOptimizer::State) in a
+// checkpoint: what all ranks share is JSON in state.json, what differs between ranks is tensors of
+// each rank's file.
 //
 //   state["exchange"] = exchange_json(optimizer.state());
 //   DataParallelOptimizer::State s = parse_exchange(state.at("exchange"));
@@ -7,8 +8,6 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "core/safetensors.h"
@@ -17,19 +16,16 @@
 namespace heddle {
 
 nlohmann::ordered_json exchange_json(const DataParallelOptimizer::State& state);
-// Parses it, without the tensors. Throws InputError, or what nlohmann::json throws.
+// Parses exchange_json(), which lacks the tensors. Throws InputError, or an exception of
+// nlohmann::json.
 DataParallelOptimizer::State parse_exchange(const nlohmann::json& json);
 
 // Returns the tensors "plan.…", as copies.
 NamedTensors exchange_tensors(const DataParallelOptimizer::State& state);
 // Reads the tensors from this rank's file; or, if the number of ranks has changed, from those of
-// all saved ranks: then their measurements for the next plan are averaged, and the window that was
-// open continues without its sums.
+// all saved ranks: then their measurements for the next plan are averaged, and the open window
+// continues without its sums. Throws InputError.
 void read_exchange_tensors(const std::vector<SafetensorsFile>& files,
                            DataParallelOptimizer::State& state);
-
-// Packs doubles bit for bit into a type that safetensors files of this project hold.
-Tensor pack_doubles(const std::vector<double>& values);    // i64 (n)
-std::vector<double> unpack_doubles(const Tensor& packed);  // throws InputError for another type
 
 }  // namespace heddle

@@ -17,11 +17,12 @@ namespace {
 constexpr auto kStop = static_cast<size_t>(ControlWord::stop),
                kWritten = static_cast<size_t>(ControlWord::written),
                kFailed = static_cast<size_t>(ControlWord::failed);
-constexpr int kMostFailures = 3;  // in a row
+constexpr int kMaxFailures = 3;  // in a row
 constexpr const char* kUnfit = ": gradients or weights are not finite";
-constexpr auto kBetweenSigns = std::chrono::seconds(1);
+constexpr auto kCollectiveInterval = std::chrono::seconds(1);
 
-std::string tell(const SaverOptions& options, DataParallelOptimizer& optimizer) {
+// Returns the run folder of the first rank. Collective.
+std::string shared_folder(const SaverOptions& options, DataParallelOptimizer& optimizer) {
   std::string folder = options.folder;
   if (optimizer.learners() > 1)
     optimizer.collective("run folder",
@@ -36,7 +37,7 @@ void check_shared(const std::string& folder, int rank, DataParallelOptimizer& op
     char name[40];  // of one length, so that equal runs send equal bytes
     std::snprintf(name, sizeof name, "/.seen-by-all.tmp-%08x", std::random_device()());
     const std::string file = broadcast_text(folder + name, comm);
-    if (rank == 0) write_file_atomically(file, "of a run that begins\n");
+    if (rank == 0) write_file_atomically(file, "written at the start of a run\n");
     comm.barrier();
     bool seen = false;
     for (int tries = 0; tries < 30 && !seen; ++tries) {
@@ -48,8 +49,8 @@ void check_shared(const std::string& folder, int rank, DataParallelOptimizer& op
     if (rank == 0) std::filesystem::remove(file, ignored);
     for (size_t r = 0; r < all.size(); ++r)
       check(all[r][0] != 0, "run folder ", folder, ": rank ", r,
-            " does not see what rank 0 writes there; checkpoints need a folder that all hosts see, "
-            "--save-every 0 trains without");
+            " does not see what rank 0 writes there; checkpoints need a folder that all hosts see; "
+            "--save-every 0 trains without checkpoints");
   });
 }
 
@@ -61,7 +62,7 @@ Saver::Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOp
       note_(std::move(note)),
       every_(o.parsed.save_every.steps(options.steps_per_epoch)),
       ahead_(o.parsed.save_every.epochs ? options.ahead : 0),
-      folder_(tell(options, optimizer)),
+      folder_(shared_folder(options, optimizer)),
       again_(o.output_dir.empty() ? "--resume " + folder_ : "--resume auto"),
       last_(options.start == nullptr ? "" : options.start->path),
       writer_(std::make_unique<CheckpointWriter>(
@@ -94,7 +95,7 @@ bool Saver::after_step(int64_t step, const std::function<std::optional<Checkpoin
       throw Error(concat("stopped by a signal after step ", step, ", and not saved: ", why_));
     if (note_)
       note_(concat("stopped by a signal after step ", step, fit ? "" : ", which is not saved",
-                   fit ? "" : kUnfit, "; ", again_, " goes on",
+                   fit ? "" : kUnfit, "; ", again_, " resumes it",
                    fit || last_.empty() ? "" : " from " + last_));
   }
   const Writing progress = writer_->progress();
@@ -129,7 +130,7 @@ std::string Saver::causes() const {
   return text;
 }
 
-// Concludes the previous checkpoint, which the first rank seals while the next one is written.
+// Waits for the previous checkpoint, which the first rank seals while the next one is written.
 void Saver::end_saving() {
   const int64_t step = std::exchange(sealing_, -1);
   if (step < 0) return;
@@ -140,9 +141,9 @@ void Saver::end_saving() {
 
 void Saver::finish() {
   while (writer_->step() >= 0) {
-    // A periodic collective, so that ranks waiting for one with a slow disk do not time out.
+    // A periodic collective: ranks that wait for one with a slow disk do not time out.
     const Writing progress =
-        optimizer_.learners() > 1 ? writer_->wait(kBetweenSigns) : writer_->wait();
+        optimizer_.learners() > 1 ? writer_->wait(kCollectiveInterval) : writer_->wait();
     const Tensor sums = Tensor::empty_on(Device{}, {3});
     float* sum = sums.data<float>();
     sum[0] = progress == Writing::written ? 1.0f : 0.0f;
@@ -159,7 +160,7 @@ void Saver::finish() {
 void Saver::fail(const std::string& why) {
   why_ = why;
   if (note_) note_("checkpoint not saved: " + why);
-  if (++failures_ >= kMostFailures)
+  if (++failures_ >= kMaxFailures)
     throw Error(concat("checkpoints could not be saved ", failures_, " times in a row: ", why));
 }
 

@@ -13,9 +13,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// timeout(1) signals its child and then its group, a terminal every process of a group that may
-// pass signals on: what comes within this time counts once.
-constexpr auto kTogether = std::chrono::milliseconds(500);
+// Signals within this time count as one: timeout(1) signals its child and then its group, and a
+// terminal signals every process of a group, some of which pass signals on.
+constexpr auto kSameRequest = std::chrono::milliseconds(500);
 
 std::atomic<bool> caught = false, received = false;
 
@@ -27,22 +27,22 @@ sigset_t set_of(std::initializer_list<int> numbers) {
 }
 
 // Ends the process as if the signal had not been blocked.
-void die_of(int number) {
+void die_from(int number) {
   std::signal(number, SIG_DFL);
   const sigset_t one = set_of({number});
   pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
   (void)std::raise(number);
 }
 
-void take_signals(sigset_t signals) {
+void receive_signals(sigset_t signals) {
   Clock::time_point first;
   for (;;) {
     int number = 0;
     if (sigwait(&signals, &number) != 0) continue;
-    if (!caught) die_of(number);
+    if (!caught) die_from(number);
     if (!received.exchange(true))
       first = Clock::now();
-    else if (Clock::now() - first > kTogether)
+    else if (Clock::now() - first > kSameRequest)
       _exit(128 + number);  // as a shell reports a death by signal
   }
 }
@@ -55,7 +55,7 @@ void watch_signals() {
   sigaction(SIGHUP, nullptr, &hangup);
   if (hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::thread(take_signals, signals).detach();
+  std::thread(receive_signals, signals).detach();
 }
 
 void catch_signals() { caught = true; }

@@ -44,14 +44,18 @@ std::string duration_text(double seconds) {
 
 std::string fixed(double value, int digits) {
   if (!std::isfinite(value)) return "0";
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  std::string out = text;
+  std::string out = decimals(value, digits);
   if (out.find('.') != std::string::npos) {
     out.erase(out.find_last_not_of('0') + 1);
     if (out.back() == '.') out.pop_back();
   }
   return out == "-0" ? "0" : out;
+}
+
+std::string decimals(double value, int digits) {
+  char text[340];  // the largest double has 309 digits before the point
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
 }
 
 std::string significant(double value, int digits) {
@@ -78,6 +82,14 @@ std::string scaled(double value, const std::string& unit) {
   }
   const std::string suffix = prefix + unit;
   return significant(value, 3) + (suffix.empty() ? "" : " " + suffix);
+}
+
+std::string pad_left(const std::string& text, size_t width) {
+  return std::string(width - std::min(width, text.size()), ' ') + text;
+}
+
+std::string pad_right(const std::string& text, size_t width) {
+  return text + std::string(width - std::min(width, text.size()), ' ');
 }
 
 }  // namespace heddle

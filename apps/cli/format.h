@@ -22,10 +22,17 @@ std::string duration_text(double seconds);
 // Returns at most `digits` digits after the point, without trailing zeros: "3.5", "12"; "0" for
 // values that are not finite.
 std::string fixed(double value, int digits);
+// Returns exactly `digits` digits after the point: "3.50"; "nan", "inf" as printf has them.
+std::string decimals(double value, int digits);
 // Returns `digits` significant digits, without trailing zeros: "0.00123", "12300"; "–" for NaN.
 std::string significant(double value, int digits = 4);
 // Returns three significant digits with a prefix and a unit: "12.3 k", "15.2 G", "1.62 MB"; "–" for
 // NaN.
 std::string scaled(double value, const std::string& unit = "");
+
+// Return `text` filled up with spaces to `width` bytes, on the left or on the right; a longer text
+// unchanged.
+std::string pad_left(const std::string& text, size_t width);
+std::string pad_right(const std::string& text, size_t width);
 
 }  // namespace heddle

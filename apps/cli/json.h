@@ -5,6 +5,8 @@
 //   const nlohmann::json state = parse_json(read_text_file(path), path);
 #pragma once
 
+#include <cmath>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -32,6 +34,24 @@ Json parse_json(std::string_view text, const std::string& where) {
   } catch (const nlohmann::json::exception& error) {
     throw InputError(concat(where, ": is no JSON: ", printable(error.what(), 200)));
   }
+}
+
+// Lenient access to members of an object that others wrote. Where there is none of that name, or of
+// another type, a number is NaN, a whole number 0 and a text empty.
+template <class Json>
+double number_at(const Json& object, const std::string& key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->template get<double>() : NAN;
+}
+template <class Json>
+int64_t whole_at(const Json& object, const std::string& key) {
+  const double value = number_at(object, key);
+  return std::abs(value) < 1e15 ? static_cast<int64_t>(value) : 0;
+}
+template <class Json>
+std::string text_at(const Json& object, const std::string& key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->template get<std::string>() : "";
 }
 
 }  // namespace heddle

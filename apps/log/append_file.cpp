@@ -12,7 +12,7 @@
 namespace heddle {
 namespace {
 
-constexpr size_t kMostKept = 16 << 20;  // bytes
+constexpr size_t kMaxKept = 16 << 20;  // bytes
 
 }  // namespace
 
@@ -22,7 +22,7 @@ AppendFile::AppendFile(const std::string& path, Start start) : path_(path) {
   fd_ = ::open(path.c_str(),
                O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | how, 0666);
   check(fd_ >= 0 || errno != ELOOP, path,
-        ": is a symbolic link; expected a file, for nothing is written through links");
+        ": is a symbolic link; expected a file: nothing is written through links");
   if (fd_ < 0) throw Error(concat(path, ": cannot be written: ", std::strerror(errno)));
   struct stat status {};
   if (::fstat(fd_, &status) == 0 && S_ISREG(status.st_mode)) {
@@ -39,7 +39,7 @@ AppendFile::~AppendFile() {
 }
 
 void AppendFile::write(std::string_view record) {
-  if (kept_.size() + record.size() > kMostKept)
+  if (kept_.size() + record.size() > kMaxKept)
     ++dropped_;
   else
     kept_ += record;
@@ -50,7 +50,7 @@ int64_t AppendFile::flush() {
     const ssize_t written = ::write(fd_, kept_.data(), kept_.size());
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) {
-      why_ = written < 0 ? std::strerror(errno) : "the system takes nothing";
+      why_ = written < 0 ? std::strerror(errno) : "the system accepts no data";
       break;
     }
     size_ += written;
@@ -62,7 +62,7 @@ int64_t AppendFile::flush() {
 
 void AppendFile::truncate(int64_t bytes) {
   if (::ftruncate(fd_, bytes) != 0)
-    throw Error(concat(path_, ": cannot be cut: ", std::strerror(errno)));
+    throw Error(concat(path_, ": cannot be truncated: ", std::strerror(errno)));
   size_ = bytes;
 }
 

@@ -1,6 +1,6 @@
-// A file that grows during a run and never ends it: what the disk does not take is
-// kept in memory, up to 16 MB, and tried again with the next flush. A record that was cut off in
-// its middle is thus completed before the next one follows.
+// A file that grows during a run and never ends it: what cannot be written to disk is kept in
+// memory, up to 16 MB, and tried again with the next flush. A record that was written in part is
+// thus completed before the next one.
 //
 //   AppendFile lines("runs/a/metrics.jsonl", AppendFile::Start::append);
 //   lines.write("{\"step\":1}\n");
@@ -14,24 +14,25 @@
 
 namespace heddle {
 
+// Used by one thread.
 class AppendFile {
  public:
   enum class Start : uint8_t { append, fresh };
-  // Opens a file that may be there, or one that must not. Throws InputError for a symbolic link and
-  // for what is no regular file, Error when it cannot be opened.
+  // Opens a file to append to, new or existing; `fresh`: it must not exist. Throws InputError for a
+  // symbolic link and for anything but a regular file, Error if it cannot be opened.
   AppendFile(const std::string& path, Start start);
   ~AppendFile();  // flushes
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
 
   int descriptor() const { return fd_; }
-  // Adds a record as a whole. When too much is kept already it is dropped, and counted.
+  // Adds a record. If too much is waiting already, the record is dropped and counted.
   void write(std::string_view record);
-  // Hands over what the system takes. Returns the bytes of the file once it has taken all.
+  // Writes what the system accepts. Returns the bytes of the file once everything is written.
   int64_t flush();
-  // Cuts the file after so many bytes. Throws Error.
+  // Truncates the file to `bytes`. Throws Error.
   void truncate(int64_t bytes);
-  // Why not everything is in the file, with its path; empty when all is.
+  // Returns why not everything is in the file, with its path; empty if everything is.
   std::string trouble() const;
 
  private:

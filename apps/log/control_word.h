@@ -6,8 +6,9 @@
 
 namespace heddle {
 
-// stop: a signal has asked this rank to end the run; written, failed: the state of this rank's
-// files of the checkpoint that is being saved; show: the first rank requests the losses of all.
+// stop: a signal has asked this rank to end the run; written, failed: whether this rank's files of
+// the checkpoint that is being saved are complete, or could not be written; show: the first rank
+// requests the losses of all.
 enum class ControlWord : uint8_t { stop, written, failed, show };
 
 }  // namespace heddle

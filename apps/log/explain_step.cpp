@@ -1,9 +1,7 @@
 #include "apps/log/explain_step.h"
-#include "apps/cli/format.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <string_view>
 #include <thread>
 
@@ -17,16 +15,16 @@ struct Stage {
   const char *name, *meaning;
 };
 constexpr Stage kStages[] = {
-    {"final", "backward has added the last contribution: this gradient will not change any more"},
-    {"bucket", "all gradients of a bucket are final; it waits for its turn to be exchanged"},
-    {"clip", "this rank's gradient is held within a norm before it is sent"},
-    {"compensate", "what earlier steps have not sent, the residual, is added to the gradient"},
-    {"select", "what of it travels"},
+    {"final", "backward has added the last contribution: this gradient is complete"},
+    {"bucket", "all gradients of a bucket are final; it waits to be exchanged"},
+    {"clip", "this rank's gradient is clipped to a norm before it is sent"},
+    {"compensate", "the residual, which earlier steps have not sent, is added to the gradient"},
+    {"select", "which elements are sent"},
     {"exchange", "a collective: bytes of payload by kind, and what this rank sent and received"},
     {"residual", "what has not been sent is kept for the next step"},
-    {"summed", "the sum over the ranks stands in the gradient buffer, the same bits on all"},
-    {"wait", "backward is done, and waits for the exchanges that it did not hide"},
-    {"update", "new weights, as soon as the sum is there and nobody needs the old ones"},
+    {"summed", "the gradient buffer holds the sum over the ranks, the same bits on all"},
+    {"wait", "backward is done and waits for exchanges that it did not hide"},
+    {"update", "new weights, once the sum is there and nothing reads the old ones any more"},
 };
 
 std::string whole(double value) { return std::to_string(std::llround(value)); }
@@ -56,30 +54,22 @@ std::string figures_text(const Note& note) {
   return out;
 }
 
-std::string padded(const std::string& text, size_t width) {
-  return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
-}
-
-std::string milliseconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3f", 1e3 * seconds);
-  return text;
-}
+std::string milliseconds(double seconds) { return decimals(1e3 * seconds, 3); }
 
 struct Widths {
   size_t subject = 0, figures = 0;
 };
 
-// Time, thread, stage, what it is about, figures, place.
+// Returns time, thread, stage, subject, figures and place in the code.
 std::string line_of(const Note& note, double begin, const Widths& widths) {
-  const std::string time = milliseconds(1e-6 * note.time - begin);
   const bool main = note.thread == std::this_thread::get_id();
-  return concat(std::string(time.size() < 9 ? 9 - time.size() : 0, ' '), time, "  ",
-                main ? "main  " : "comm  ", padded(note.stage, 10), "  ",
-                padded(note.subject, widths.subject), "  ",
-                padded(figures_text(note), widths.figures), "  ", note.place, "\n");
+  return concat(pad_left(milliseconds(1e-6 * note.time - begin), 9), "  ",
+                main ? "main  " : "comm  ", pad_right(note.stage, 10), "  ",
+                pad_right(note.subject, widths.subject), "  ",
+                pad_right(figures_text(note), widths.figures), "  ", note.place, "\n");
 }
 
+// Returns the sum of the figure `name` over all exchanges.
 double bytes_in(const std::vector<Note>& notes, std::string_view name) {
   double bytes = 0;
   for (const Note& note : notes)
@@ -94,28 +84,29 @@ std::string heading(const ExplainedStep& s) {
   std::string out =
       concat("Step ", s.step, " of ", s.program, ", epoch ", s.epoch, ", as ",
              s.learners > 1 ? concat("the first of ", s.learners, " ranks") : "the only rank",
-             " went through it: loss ", significant(s.facts.loss, 6),
-             s.learners > 1 ? " on this rank" : "", ", lr ", significant(s.facts.lr, 6),
-             ".\nData took ", milliseconds(t.data), " ms, forward ", milliseconds(t.forward),
-             ", backward ", milliseconds(t.backward), ", the rest ", milliseconds(t.update),
-             ". Times are milliseconds from the step's beginning; the norms\n"
-             "in these lines were computed for them and took their part of it.");
-  if (s.learners > 1) out += " main is the thread that computes, comm the one that exchanges.";
+             " ran it: loss ", significant(s.facts.loss, 6), s.learners > 1 ? " on this rank" : "",
+             ", lr ", significant(s.facts.lr, 6), ".\nData took ", milliseconds(t.data),
+             " ms, forward ", milliseconds(t.forward), ", backward ", milliseconds(t.backward),
+             ", the rest ", milliseconds(t.update),
+             ". Times are milliseconds since the step began; they include\n"
+             "computing the norms in these lines.");
+  if (s.learners > 1) out += " main is the thread that computes, comm the thread that exchanges.";
   return out + "\n\n";
 }
 
 std::string ending(const ExplainedStep& s, double told) {
   if (s.learners == 1) return "";
   std::string out =
-      concat("\nIn all sent ", s.exchange.sent, " B, received ", s.exchange.received,
-             " B; dense it would be ", s.bytes_dense, " B. The comm thread was ",
+      concat("\nTotal: sent ", s.exchange.sent, " B, received ", s.exchange.received,
+             " B; a dense exchange sends ", s.bytes_dense, " B. The comm thread spent ",
              milliseconds(s.exchange.comm_s), " ms in collectives and ",
              milliseconds(s.exchange.compress_s), " ms compressing; the main thread waited ",
              milliseconds(s.exchange.exposed_s), " ms.\n");
   const int64_t between = s.exchange.sent - std::llround(told);
   if (between > 0)
-    out += concat("Of what was sent, ", between,
-                  " B went between the step before and this one: losses, evaluation, checks.\n");
+    out +=
+        concat("Of the bytes sent, ", between,
+               " were sent between the previous step and this one: losses, evaluation, checks.\n");
   return out;
 }
 
@@ -135,7 +126,7 @@ std::string step_story(const ExplainedStep& step) {
   for (const Stage& stage : kStages)
     if (std::ranges::any_of(
             notes, [&](const Note& note) { return std::string_view(note.stage) == stage.name; }))
-      out += concat("  ", padded(stage.name, 10), "  ", stage.meaning, "\n");
+      out += concat("  ", pad_right(stage.name, 10), "  ", stage.meaning, "\n");
   out += "\n";
   for (const Note& note : notes) out += line_of(note, begin, widths);
   return out + ending(step, bytes_in(notes, "sent"));

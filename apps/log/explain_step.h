@@ -1,5 +1,5 @@
-// --explain-step: one training step told as text, from the notes that the code took while it ran
-// (explain() in core/trace.h), in the order in which things happened.
+// Describes one training step as text for --explain-step, from the notes that the code took while
+// it ran (explain() in core/trace.h), in the order of events.
 //
 //   std::fprintf(stderr, "%s", step_story({.step = 12, …, .notes = trace.take_notes()}).c_str());
 #pragma once
@@ -13,18 +13,18 @@
 
 namespace heddle {
 
-// One step of the first rank. What else the text says is in that step's line of metrics.jsonl too.
+// One step of the first rank; apart from the notes, as in its line of metrics.jsonl.
 struct ExplainedStep {
   std::string program;
   int64_t step = 0, epoch = 0;
   int learners = 1;
   StepFacts facts;
   ExchangeFacts exchange;
-  int64_t bytes_dense = 0;
-  std::vector<Note> notes;  // from the end of the step before
+  int64_t bytes_dense = 0;  // of an uncompressed exchange
+  std::vector<Note> notes;  // since the end of the previous step
 };
 
-// The calling thread is the one that computes.
+// Returns the text. Called by the thread that computes: its notes are marked "main".
 std::string step_story(const ExplainedStep& step);
 
 }  // namespace heddle

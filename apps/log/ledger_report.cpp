@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
+
+#include "apps/cli/format.h"
 
 namespace heddle {
 namespace {
@@ -17,19 +18,6 @@ struct Row {
   std::array<int64_t, kKinds.size()> sent{};
   int64_t all_sent = 0, all_received = 0;
 };
-
-std::string line(const Row& row, size_t width) {
-  char number[32];
-  std::string out = row.layer + std::string(width - row.layer.size(), ' ');
-  const auto column = [&](int64_t bytes) {
-    std::snprintf(number, sizeof number, " %14lld", static_cast<long long>(bytes));
-    out += number;
-  };
-  for (int64_t bytes : row.sent) column(bytes);
-  column(row.all_sent);
-  column(row.all_received);
-  return out + '\n';
-}
 
 }  // namespace
 
@@ -53,17 +41,15 @@ std::string ledger_table(const Ledger& ledger, const Traffic& counted) {
     rows.push_back({.layer = "not in the ledger",
                     .all_sent = counted.sent - total.all_sent,
                     .all_received = counted.received - total.all_received});
-  std::string out = "bytes sent" + std::string(width - 10, ' ');
-  char text[32];
-  const auto heading = [&](const char* name) {
-    std::snprintf(text, sizeof text, " %14s", name);
-    out += text;
-  };
-  for (PayloadKind kind : kKinds) heading(kind_name(kind));
-  heading("all");
-  heading("received");
-  out += '\n';
-  for (const Row& row : rows) out += line(row, width);
+  const auto column = [](const std::string& text) { return " " + pad_left(text, 14); };
+  std::string out = pad_right("bytes sent", width);
+  for (PayloadKind kind : kKinds) out += column(kind_name(kind));
+  out += column("all") + column("received") + '\n';
+  for (const Row& row : rows) {
+    out += pad_right(row.layer, width);
+    for (int64_t bytes : row.sent) out += column(std::to_string(bytes));
+    out += column(std::to_string(row.all_sent)) + column(std::to_string(row.all_received)) + '\n';
+  }
   return out;
 }
 

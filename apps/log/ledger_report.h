@@ -1,4 +1,5 @@
-// The ledger for people (a table at the end of a run) and for programs (a line of metrics.jsonl).
+// Reports the ledger for people (a table at the end of a run) and for programs (a line of
+// metrics.jsonl).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,10 +9,12 @@
 
 namespace heddle {
 
-// Bytes of this rank by layer and kind, the largest first, with both directions and the totals.
+// Returns the bytes of this rank by layer and kind, the largest layer first, with both directions
+// and the totals. `counted`: what the collectives counted, from which the ledger should not differ.
 std::string ledger_table(const Ledger& ledger, const Traffic& counted);
 
-// {"ledger": {layer: {kind: {"payload": n, "sent": n, "received": n}}}, "sent": …, "received": …}
+// Returns {"ledger": {layer: {kind: {"payload": n, "sent": n, "received": n}}}, "sent": …,
+// "received": …}, in bytes.
 nlohmann::ordered_json ledger_json(const Ledger& ledger);
 
 }  // namespace heddle

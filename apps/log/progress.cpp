@@ -44,18 +44,14 @@ std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr,
   const double elapsed = std::max(steady_seconds() - started_, 1e-9);
   const double left = elapsed / static_cast<double>(steps_) *
                       static_cast<double>(std::max<int64_t>(options_.total_steps - step, 0));
-  char text[160], rate[32] = "";
-  if (show_lr) std::snprintf(rate, sizeof rate, "  lr %.4g", lr);
-  std::snprintf(text, sizeof text, "epoch %lld  step %lld/%lld  loss %.4f%s  %.0f %s/s  %s left",
-                static_cast<long long>(epoch), static_cast<long long>(step),
-                static_cast<long long>(options_.total_steps), loss, rate,
-                static_cast<double>(samples_) / elapsed, options_.unit,
-                format_duration(left).c_str());
-  std::string out = text;
-  if (sent_ <= 0) return out;
-  std::snprintf(text, sizeof text, "  ratio %.3g  exposed %.0f %%", dense_ / sent_,
-                100 * exposed_s_ / std::max(step_s_, 1e-9));
-  return out + text;
+  std::string out = concat("epoch ", epoch, "  step ", step, "/", options_.total_steps, "  loss ",
+                           decimals(loss, 4), show_lr ? "  lr " + significant(lr) : "", "  ",
+                           decimals(static_cast<double>(samples_) / elapsed, 0), " ", options_.unit,
+                           "/s  ", format_duration(left), " left");
+  if (sent_ > 0)
+    out += concat("  ratio ", significant(dense_ / sent_, 3), "  exposed ",
+                  decimals(100 * exposed_s_ / std::max(step_s_, 1e-9), 0), " %");
+  return out;
 }
 
 void Progress::exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s) {
@@ -78,7 +74,7 @@ void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t
   }
   const double now = steady_seconds();
   if (drawn_ && now - drawn_at_ < kRedrawSeconds && step < options_.total_steps) return;
-  // The bar gets what the figures leave of the line; a line that wraps could not be redrawn.
+  // The bar fills the rest of the line; a line that wraps could not be redrawn.
   const auto columns = static_cast<int64_t>(terminal_columns(options_.out)) - 1;
   std::string figures = line(step, epoch, loss, lr);
   if (std::ssize(figures) > columns) figures = line(step, epoch, loss, lr, false);

@@ -1,6 +1,6 @@
-// Tells a person how a run goes, on stderr only. On a terminal: a bar with rate and time left that
-// redraws itself. Elsewhere: one line every `print_freq` steps. NO_COLOR and TERM=dumb are obeyed,
-// and --quiet leaves nothing but errors.
+// Shows people the progress of a run, on stderr only. On a terminal: a bar with rate and remaining
+// time that redraws itself. Elsewhere: one line every `print_freq` steps. NO_COLOR and TERM=dumb
+// are obeyed; --quiet leaves only errors.
 //
 //   Progress progress({.total_steps = 9384, .print_freq = 50});
 //   progress.step(1, 1, 2.31, 0.016, 128);
@@ -18,10 +18,11 @@ struct ProgressOptions {
   int64_t total_steps = 0;
   int64_t print_freq = 50;
   bool quiet = false;
-  const char* unit = "images";  // what a step works on
-  FILE* out = nullptr;          // stderr
+  const char* unit = "images";  // counted by step()
+  FILE* out = nullptr;          // null: stderr
 };
 
+// Used by one thread.
 class Progress {
  public:
   explicit Progress(const ProgressOptions& options);
@@ -29,17 +30,17 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // After the update number `step` (from 1) of `samples` units.
+  // Shows update number `step` (from 1), which used `samples` units.
   void step(int64_t step, int64_t epoch, double loss, double lr, int64_t samples);
-  // Before step(): what its gradients would have sent and have sent, bytes, how long the step
-  // waited for them, and its length, seconds. The line then tells the ratio and the share of
+  // Called before step(): bytes of a dense exchange and bytes sent, seconds that the step waited
+  // for exchanges, and its length in seconds. The line then shows the ratio and the share of
   // waiting, both over some twenty steps.
   void exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s);
-  // A full line, above the bar where there is one.
+  // Prints a line, above the bar if there is one.
   void note(const std::string& line);
-  // Takes the bar away.
+  // Removes the bar until the next step.
   void clear();
-  // Time outside of training (validation) does not count for the rate.
+  // Exclude the time in between, which is not training (validation), from the rate.
   void pause();
   void resume();
 
@@ -50,7 +51,7 @@ class Progress {
   bool bar_ = false, colour_ = false, drawn_ = false;
   double started_ = 0, paused_at_ = 0, drawn_at_ = 0;
   int64_t samples_ = 0, steps_ = 0;
-  double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;  // sums in which the past fades
+  double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;  // sums with decay
 };
 
 // Prints lines for people.

@@ -2,26 +2,23 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "apps/cli/format.h"
 #include "core/error.h"
 
 namespace heddle {
 namespace {
 
-constexpr int64_t kLooksBeforeWarning = 3;  // a single step's correlation is mostly noise
+constexpr int64_t kSamplesBeforeWarning = 3;  // the correlation of a single step is mostly noise
 
 void add_to(LayerQuality& sum, const LayerQuality& x) {
-  sum.contraction += x.contraction;
-  sum.cosine += x.cosine;
-  sum.residual_norm += x.residual_norm;
-  sum.gradient_norm += x.gradient_norm;
-  sum.energy += x.energy;
-  sum.correlation += x.correlation;
-  sum.mismatch += x.mismatch;
-  sum.bound += x.bound;
+  for (double LayerQuality::*measure :
+       {&LayerQuality::contraction, &LayerQuality::cosine, &LayerQuality::residual_norm,
+        &LayerQuality::gradient_norm, &LayerQuality::energy, &LayerQuality::correlation,
+        &LayerQuality::mismatch, &LayerQuality::bound})
+    sum.*measure += x.*measure;
 }
 
 }  // namespace
@@ -34,25 +31,24 @@ bool QualityReport::add(int64_t step, const std::vector<LayerQuality>& layers) {
   for (const LayerQuality& layer : layers) {
     weighted += layer.correlation * layer.energy;
     energy += layer.energy;
-    auto mean = std::ranges::find(means_, layer.name, [](const Mean& m) { return m.sum.name; });
-    if (mean == means_.end()) {
-      means_.push_back({layer, 1});
+    auto sum = std::ranges::find(sums_, layer.name, [](const Sum& s) { return s.layer.name; });
+    if (sum == sums_.end()) {
+      sums_.push_back({layer, 1});
       continue;
     }
-    add_to(mean->sum, layer);
-    ++mean->looks;
+    add_to(sum->layer, layer);
+    ++sum->samples;
   }
-  alike_ = energy > 0 ? weighted / energy : 1.0;
-  alike_sum_ += alike_;
-  recent_[static_cast<size_t>(looks_++) % recent_.size()] = alike_;
-  const auto n = std::min(looks_, static_cast<int64_t>(recent_.size()));  // the others are zero
+  correlation_ = energy > 0 ? weighted / energy : 1.0;
+  correlation_sum_ += correlation_;
+  recent_[static_cast<size_t>(samples_++) % recent_.size()] = correlation_;
+  const auto n = std::min(samples_, static_cast<int64_t>(recent_.size()));  // the rest is zero
   const double mean = std::accumulate(recent_.begin(), recent_.end(), 0.0) / static_cast<double>(n);
-  const bool apart = looks_ >= kLooksBeforeWarning && mean <= 0;
-  if (apart && warn_)
-    warn_(concat("step ", step,
-                 ": what the learners would send has nothing in common (mean correlation ", mean,
-                 "): what one of them selects does not suit the others"));
-  if (apart) warn_ = {};
+  if (samples_ < kSamplesBeforeWarning || mean > 0) return true;
+  if (warn_)
+    warn_(concat("step ", step, ": the learners' gradients are not correlated (mean correlation ",
+                 mean, "), so one learner's selection does not suit the others"));
+  warn_ = {};
   return true;
 }
 
@@ -63,40 +59,39 @@ nlohmann::ordered_json QualityReport::json() const {
                                         {"cosine", layer.cosine},
                                         {"residual_norm", layer.residual_norm},
                                         {"gradient_norm", layer.gradient_norm},
-                                        {"alike", layer.correlation}};
+                                        {kCorrelationKey, layer.correlation}};
     if (std::isnan(layer.mismatch)) continue;
     entry["mismatch"] = layer.mismatch;
     entry["bound"] = layer.bound;
   }
-  return {{"step", step_}, {"quality", layers}, {"alike", alike_}};
+  return {{"step", step_}, {"quality", layers}, {kCorrelationKey, correlation_}};
 }
 
 std::string QualityReport::table() const {
-  if (looks_ == 0) return {};
+  if (samples_ == 0) return {};
   size_t width = sizeof "all layers";
-  for (const Mean& mean : means_) width = std::max(width, mean.sum.name.size());
-  const auto name = [&](const std::string& text) {
-    return text + std::string(width - text.size(), ' ');
-  };
-  char text[160];
-  std::snprintf(text, sizeof text, " %12s %8s %12s %8s %8s %8s\n", "contraction", "cosine",
-                "residual / g", "alike", "d / k", "bound");
-  std::string out = name("quality") + text;
-  for (const auto& [sum, looks] : means_) {
-    const auto n = static_cast<double>(looks);
-    const double backlog = sum.gradient_norm > 0 ? sum.residual_norm / sum.gradient_norm : 0.0;
-    std::snprintf(text, sizeof text, " %12.4f %8.4f %12.2f %8.4f", sum.contraction / n,
-                  sum.cosine / n, backlog, sum.correlation / n);
-    out += name(sum.name) + text;
-    if (!std::isnan(sum.mismatch)) {
-      std::snprintf(text, sizeof text, " %8.4f %8.4f", sum.mismatch / n, sum.bound / n);
-      out += text;
-    }
+  for (const Sum& sum : sums_) width = std::max(width, sum.layer.name.size());
+  std::string out;
+  const auto add_row = [&](const std::string& name, const std::vector<std::string>& cells) {
+    constexpr size_t kWidths[] = {13, 9, 13, 12, 9, 9};
+    out += pad_right(name, width);
+    for (size_t i = 0; i < cells.size(); ++i) out += pad_left(cells[i], kWidths[i]);
     out += '\n';
+  };
+  add_row("quality", {"contraction", "cosine", "residual / g", "correlation", "d / k", "bound"});
+  for (const auto& [layer, samples] : sums_) {
+    const auto mean = [&](double sum) { return decimals(sum / static_cast<double>(samples), 4); };
+    const double backlog =
+        layer.gradient_norm > 0 ? layer.residual_norm / layer.gradient_norm : 0.0;
+    std::vector<std::string> cells = {mean(layer.contraction), mean(layer.cosine),
+                                      decimals(backlog, 2), mean(layer.correlation)};
+    if (!std::isnan(layer.mismatch))
+      cells.insert(cells.end(), {mean(layer.mismatch), mean(layer.bound)});
+    add_row(layer.name, cells);
   }
-  std::snprintf(text, sizeof text, " means of %lld looks; learners alike %.4f\n",
-                static_cast<long long>(looks_), alike_sum_ / static_cast<double>(looks_));
-  return out + name("all layers") + text;
+  return out + concat(pad_right("all layers", width), " means of ", samples_,
+                      " samples; correlation ",
+                      decimals(correlation_sum_ / static_cast<double>(samples_), 4), "\n");
 }
 
 }  // namespace heddle

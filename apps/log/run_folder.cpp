@@ -64,7 +64,7 @@ std::string make_default_folder(const std::string& name) {
   return path;
 }
 
-// Returns whether AtomicFile leaves a file of this name of a run when its process is killed.
+// Returns whether a run whose process is killed may leave a temporary file of this name.
 bool is_temporary(const std::string& name) {
   static const std::string seen = R"(\.seen-by-all\.tmp-[0-9a-f]{8})";
   static const std::regex ours(
@@ -93,7 +93,7 @@ void check_ours(const std::string& folder) {
   const std::string metrics = folder + "/metrics.jsonl", facts = folder + "/run.json";
   if (fs::exists(metrics)) {
     const std::string text = read_text_file(metrics);
-    // A run that was killed before the end of its first line had nothing else there.
+    // A run that was killed before the end of its first line has written nothing else.
     if (is_metrics(text) || (count == 1 && std::string(kSchemaLine).starts_with(text))) return;
   }
   if (fs::exists(facts) && read_text_file(facts).starts_with(std::string("{") + kProgram)) return;
@@ -104,54 +104,61 @@ void check_ours(const std::string& folder) {
                           "); nothing was changed"));
 }
 
-// One run at a time: two would write over each other's lines and checkpoints. The system drops the
-// lock with the process, however it ends; the timeout allows for a run that is just ending.
-void lock(int file, const std::string& folder, std::chrono::milliseconds patience) {
-  const auto end = std::chrono::steady_clock::now() + patience;
+// Locks the folder: two runs would overwrite each other's lines and checkpoints. The system
+// releases the lock with the process, however it ends. Throws Error if another run holds it after
+// `timeout`.
+void lock(int file, const std::string& folder, std::chrono::milliseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
   while (::flock(file, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return;  // a file system without locks
-    // Not bad input: it may pass, and ./run supervise tries again.
+    // Not an InputError, so that ./run supervise tries again.
     if (std::chrono::steady_clock::now() >= end)
       throw Error(concat("run folder ", folder, ": another run is writing there"));
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 }
 
-}  // namespace
-
-RunFolder RunFolder::create(const std::string& folder, const std::string& name) {
+// Returns open(), and turns an exception of the file system into an Error that names the path.
+template <class Open>
+RunFolder open_or_explain(const std::string& folder, const Open& open) {
   try {
-    check(!fs::exists(folder) || fs::is_directory(folder), "--output-dir ", folder,
-          ": expected a folder, found a file");
-    std::error_code ignored;
-    check(!fs::exists(folder) || fs::is_empty(folder), "--output-dir ", folder,
-          ": expected a new or empty folder, found ",
-          std::distance(fs::directory_iterator(folder, ignored), fs::directory_iterator()),
-          " entries; --resume auto goes on with a run");
-    if (!folder.empty()) fs::create_directories(folder);
-    RunFolder made(folder.empty() ? make_default_folder(name) : folder, {});
-    // Another run may have begun there since.
-    if (made.metrics_->flush() != 0)
-      throw Error(concat("run folder ", folder, ": another run has just begun there"));
-    made.keep(0);
-    return made;
+    return open();
   } catch (const fs::filesystem_error& error) {
     const std::string path = error.path1().empty() ? folder : error.path1().string();
     throw Error(concat("run folder ", path, ": ", error.code().message()));
   }
 }
 
+}  // namespace
+
+RunFolder RunFolder::create(const std::string& folder, const std::string& name) {
+  return open_or_explain(folder, [&] {
+    check(!fs::exists(folder) || fs::is_directory(folder), "--output-dir ", folder,
+          ": expected a folder, found a file");
+    std::error_code ignored;
+    check(!fs::exists(folder) || fs::is_empty(folder), "--output-dir ", folder,
+          ": expected a new or empty folder, found ",
+          std::distance(fs::directory_iterator(folder, ignored), fs::directory_iterator()),
+          " entries; --resume auto resumes a run");
+    if (!folder.empty()) fs::create_directories(folder);
+    RunFolder made(folder.empty() ? make_default_folder(name) : folder, {});
+    if (made.metrics_->flush() != 0)  // the folder was empty a moment ago
+      throw Error(concat("run folder ", folder, ": another run has just begun there"));
+    made.keep(0);
+    return made;
+  });
+}
+
 RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
                             const std::function<void()>& locked, bool known,
-                            std::chrono::milliseconds patience) {
-  try {
+                            std::chrono::milliseconds timeout) {
+  return open_or_explain(folder, [&] {
     if (!known) check_ours(folder);
     check(!fs::is_symlink(folder + "/checkpoints"), folder,
-          "/checkpoints: is a symbolic link; expected a folder, for nothing is written through "
-          "links");
+          "/checkpoints: is a symbolic link; expected a folder: nothing is written through links");
     fs::create_directories(folder);
-    RunFolder found(folder, patience);
+    RunFolder found(folder, timeout);
     if (locked) locked();
     std::vector<fs::path> left;
     for (const fs::directory_entry& entry : fs::directory_iterator(folder))
@@ -159,18 +166,15 @@ RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
     std::error_code ignored;
     for (const fs::path& path : left) fs::remove(path, ignored);
     const std::string text = read_text_file(found.file("metrics.jsonl"));
-    // Shorter than it was: the machine went down before all of it was on disk. The first line
-    // stays: without it, a run that is killed now would leave a folder that nobody knows as a
-    // run's.
+    // The file is shorter than `bytes` if the machine crashed before all of it was on disk. The
+    // first line stays: without it, a run that is killed now would leave a folder that looks like
+    // no run.
     const size_t kept = bytes > 0          ? text.substr(0, static_cast<size_t>(bytes)).rfind('\n')
                         : is_metrics(text) ? text.find('\n')
                                            : std::string::npos;
     found.keep(static_cast<int64_t>(kept + 1));
     return found;
-  } catch (const fs::filesystem_error& error) {
-    const std::string path = error.path1().empty() ? folder : error.path1().string();
-    throw Error(concat("run folder ", path, ": ", error.code().message()));
-  }
+  });
 }
 
 bool RunFolder::holds_finished_run(const std::string& folder) {
@@ -180,17 +184,17 @@ bool RunFolder::holds_finished_run(const std::string& folder) {
          read_text_file(metrics).find("\n{\"summary\":\"done\"") != std::string::npos;
 }
 
-RunFolder::RunFolder(std::string path, std::chrono::milliseconds patience)
+RunFolder::RunFolder(std::string path, std::chrono::milliseconds timeout)
     : path_(std::move(path)),
       metrics_(std::make_unique<AppendFile>(file("metrics.jsonl"), AppendFile::Start::append)) {
-  lock(metrics_->descriptor(), path_, patience);
+  lock(metrics_->descriptor(), path_, timeout);
 }
 
 void RunFolder::keep(int64_t bytes) {
   metrics_->truncate(bytes);
   if (bytes == 0) metric({{"schema", kMetricsSchema}, {"program", "heddle " HEDDLE_VERSION}});
   (void)metrics_->flush();
-  // Nothing is lost yet: a disk that is full now is a reason not to begin.
+  // Nothing has been trained yet, so a full disk is a reason not to begin.
   if (const std::string why = metrics_->trouble(); !why.empty()) throw Error(why);
 }
 
@@ -214,12 +218,13 @@ void RunFolder::note_trouble(const std::string& name, const std::string& why) co
     return;
   }
   troubles_->why[name] = why;
-  // "plan" of plan-50.json
+  // The kind of plan-50.json is "plan".
   if (!troubles_->warned.insert(name.substr(0, name.find_first_of("-."))).second) return;
+  const std::string warning = why + "; training continues";
   if (troubles_->warn)
-    troubles_->warn(why + "; training goes on");
+    troubles_->warn(warning);
   else
-    std::fprintf(stderr, "%s; training goes on\n", why.c_str());
+    std::fprintf(stderr, "%s\n", warning.c_str());
 }
 
 std::string RunFolder::incomplete() const {

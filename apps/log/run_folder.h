@@ -1,9 +1,9 @@
 // The folder that holds the results of a run: config.toml (replayable with --config), run.json
-// (what ran, where, how it was built), metrics.jsonl (first line: schema version) and the final
+// (program, build, machine), metrics.jsonl (first line: schema version) and the final
 // model.safetensors. Whole files appear under their names complete or not at all; metrics grow line
 // by line. A folder belongs to one run at a time, which holds a lock on its metrics. The first line
-// of metrics.jsonl, or run.json, marks it as a run's. From the first step on a file that cannot be
-// written is worth a warning, and no reason for the run to end.
+// of metrics.jsonl, or run.json, marks it as a run's. From the first step on, a file that cannot be
+// written causes a warning and does not end the run.
 //
 //   RunFolder folder = RunFolder::create(options.output_dir, "resnet20");
 //   folder.write("config.toml", text);
@@ -28,29 +28,31 @@ namespace heddle {
 
 constexpr int kMetricsSchema = 1;  // of metrics.jsonl, in its first line
 
+// Used by one thread, apart from what says "any thread".
 class RunFolder {
  public:
-  // Makes `folder`, or runs/<name>-<time> when it is empty. Throws InputError when the folder holds
-  // something already, Error when it cannot be made or written or another run is in it.
+  // Makes `folder`, or runs/<name>-<time> if it is empty. Throws InputError if the folder is not
+  // empty, Error if it cannot be made or written or another run is using it.
   static RunFolder create(const std::string& folder, const std::string& name);
 
-  // Reopens a run's folder to continue in it: of metrics.jsonl the first `bytes` are kept; 0: as if
-  // new. `locked` is called when no other run can be in it and nothing has been changed yet.
-  // Removes what a killed process has left half written. Throws InputError where something is in
-  // the folder and no run of this program (`known`: a checkpoint has shown that there is one), or
-  // where a symbolic link has the name of what a run writes; Error otherwise, also when another
-  // run is still in it after `patience`, which is for one that is just ending.
+  // Reopens a run's folder to continue in it and keeps the first `bytes` of metrics.jsonl; 0: as if
+  // new. Removes files that a killed process has left half written. `locked` is called once no
+  // other run can be using the folder, and before anything is changed. `known`: a checkpoint has
+  // shown that the folder is a run's. Throws InputError for a folder that holds something but no
+  // run of this program, and for a symbolic link in place of a run's file; Error otherwise, also if
+  // another run is still using it after `timeout`, which allows for a run that is just ending.
   static RunFolder reopen(const std::string& folder, int64_t bytes,
                           const std::function<void()>& locked = {}, bool known = false,
-                          std::chrono::milliseconds patience = std::chrono::seconds(5));
+                          std::chrono::milliseconds timeout = std::chrono::seconds(5));
 
-  // Whether a run in that folder has come to its end, and left its weights.
+  // Returns whether a run in that folder is complete and has left its weights.
   static bool holds_finished_run(const std::string& folder);
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
+  // Writes a whole file. Throws Error.
   void write(const std::string& name, const std::string& content) const;
-  // The same for a file that a run can do without: warns where it cannot be written. Any thread.
+  // Writes a file that a run can do without: warns if it cannot be written. Any thread.
   void write_optional(const std::string& name, const std::string& content) const;
 
   // Appends a line to metrics.jsonl.
@@ -60,14 +62,15 @@ class RunFolder {
     listener_ = std::move(listener);
   }
   // Hands the lines to the system; called at the end of an epoch and of the run, and before a
-  // checkpoint. Returns the bytes of metrics.jsonl, with lines that the disk has yet to take.
+  // checkpoint. Returns the bytes of metrics.jsonl, including lines that could not be written yet.
   int64_t flush();
 
-  // Why not all of a file is written; empty: all is. Warns once of files of a kind. Any thread.
+  // Records why a file is not complete; empty: it is. Warns once for each kind of file. Any thread.
   void note_trouble(const std::string& name, const std::string& why) const;
-  // Where warnings go; stderr without it.
+  // Sets where warnings go; empty: to stderr.
   void warn_by(std::function<void(const std::string&)> warn) { troubles_->warn = std::move(warn); }
-  // One line on what is not complete for want of space or the like; empty when all is.
+  // Returns a line that names the files that are not complete, and why; empty if all are. Any
+  // thread.
   std::string incomplete() const;
 
  private:
@@ -77,7 +80,7 @@ class RunFolder {
     std::set<std::string> warned;            // kinds of files
     std::function<void(const std::string&)> warn;
   };
-  RunFolder(std::string path, std::chrono::milliseconds patience);  // locks metrics.jsonl
+  RunFolder(std::string path, std::chrono::milliseconds timeout);  // locks metrics.jsonl
   // Truncates metrics.jsonl to its first `bytes`; an empty one begins with its schema.
   void keep(int64_t bytes);
 
@@ -95,7 +98,7 @@ struct RunFacts {
   std::string device = "cpu", precision = "fp32";
 };
 
-// The content of run.json: git revision and build, machine, arguments, seed, time of the start.
+// Returns the content of run.json: git revision and build, machine, arguments, seed, start time.
 std::string describe_run(const RunFacts& facts);
 
 }  // namespace heddle

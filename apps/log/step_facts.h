@@ -1,4 +1,4 @@
-// The facts of one training step, as metrics.jsonl and --explain-step report them.
+// Holds the facts of one training step that metrics.jsonl and --explain-step report.
 #pragma once
 
 #include <cstdint>

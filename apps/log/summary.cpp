@@ -1,7 +1,9 @@
 #include "apps/log/summary.h"
 
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
+#include "apps/cli/json.h"
 #include "apps/cli/process.h"
 
 namespace heddle {
@@ -9,15 +11,21 @@ namespace {
 
 double quotient(double dense, double sent) { return sent > 0 ? dense / sent : 1.0; }
 
-void add_traffic(nlohmann::ordered_json& json, const TrainingResult& result) {
-  json.update({{"world_size", result.world_size},
-               {"bytes_sent", result.bytes_sent},
-               {"bytes_received", result.bytes_received},
-               {"bytes_dense", result.bytes_dense},
-               {"ratio_layers", result.ratios.layers},
-               {"ratio_values", result.ratios.values},
-               {"ratio_wire", result.ratios.wire},
-               {"ratio_run", result.ratios.run}});
+// Calls visit(key, number) for everything that a summary line records as a number.
+template <class Result, class Visit>
+void visit_numbers(Result& result, const Visit& visit) {
+  visit("step", result.step);
+  visit("epoch", result.epoch);
+  visit("train_loss", result.train_loss);
+  visit("world_size", result.world_size);
+  visit("bytes_sent", result.bytes_sent);
+  visit("bytes_received", result.bytes_received);
+  visit("bytes_dense", result.bytes_dense);
+  visit("ratio_layers", result.ratios.layers);
+  visit("ratio_values", result.ratios.values);
+  visit("ratio_wire", result.ratios.wire);
+  visit("ratio_run", result.ratios.run);
+  visit("exposed_comm_s", result.exposed_comm_s);
 }
 
 }  // namespace
@@ -55,40 +63,46 @@ ExitCode exit_code(const TrainingResult& result) {
   return result.status == "done" ? ExitCode::ok : ExitCode::diverged;
 }
 
-nlohmann::ordered_json begin_summary(const TrainingResult& result) {
-  return {{"status", result.status},
-          {"epoch", result.epoch},
-          {"step", result.step},
-          {"train_loss", result.train_loss}};
-}
-
-void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
-                 const TrainingResult& result, int64_t seed, const std::string& run_folder) {
-  summary.update({{rate_key, result.rate},
-                  {"wall_s", seconds_since_process_start()},
-                  {"first_step_s", result.first_step_s},
-                  {"peak_rss_bytes", peak_rss_bytes()}});
-  add_traffic(summary, result);
-  summary.update({{"bytes_step_mean", result.bytes_step_mean},
-                  {"bytes_step_max", result.bytes_step_max},
-                  {"rejected_buckets", result.rejected_buckets},
-                  {"clipped_steps", result.clipped_steps},
-                  {"clipped_norm", result.clipped_norm},
-                  {"exposed_comm_s", result.exposed_comm_s},
-                  {"seed", seed}});
-  if (!run_folder.empty()) summary["run_folder"] = run_folder;
+nlohmann::ordered_json final_json(const TrainingResult& result, const nlohmann::ordered_json& own,
+                                  const std::string& rate_key, int64_t seed,
+                                  const std::string& run_folder) {
+  nlohmann::ordered_json json = {{"status", result.status},
+                                 {"epoch", result.epoch},
+                                 {"step", result.step},
+                                 {"train_loss", result.train_loss}};
+  if (!own.empty()) json.update(own);
+  json.update({{rate_key, result.rate},
+               {"wall_s", seconds_since_process_start()},
+               {"first_step_s", result.first_step_s},
+               {"peak_rss_bytes", peak_rss_bytes()}});
+  visit_numbers(result, [&](const char* key, auto number) { json[key] = number; });
+  json.update({{"bytes_step_mean", result.bytes_step_mean},
+               {"bytes_step_max", result.bytes_step_max},
+               {"rejected_buckets", result.rejected_buckets},
+               {"clipped_steps", result.clipped_steps},
+               {"clipped_norm", result.clipped_norm},
+               {"seed", seed}});
+  if (!run_folder.empty()) json["run_folder"] = run_folder;
+  return json;
 }
 
 nlohmann::ordered_json summary_line(const TrainingResult& result, const ParameterStore& store) {
-  nlohmann::ordered_json line = {{"summary", result.status},
-                                 {"step", result.step},
-                                 {"epoch", result.epoch},
-                                 {"train_loss", result.train_loss}};
-  add_traffic(line, result);
-  line["exposed_comm_s"] = result.exposed_comm_s;
+  nlohmann::ordered_json line = {{"summary", result.status}};
+  visit_numbers(result, [&](const char* key, auto number) { line[key] = number; });
   nlohmann::ordered_json& layers = line["layers"] = nlohmann::ordered_json::object();
   for (const Parameter& p : store.parameters()) layers[p.name] = p.size();
   return line;
+}
+
+TrainingResult parse_summary_line(const nlohmann::json& line) {
+  TrainingResult result;
+  visit_numbers(result, [&](const char* key, auto& number) {
+    if constexpr (std::is_floating_point_v<std::decay_t<decltype(number)>>)
+      number = number_at(line, key);
+    else
+      number = static_cast<std::decay_t<decltype(number)>>(whole_at(line, key));
+  });
+  return result;
 }
 
 }  // namespace heddle

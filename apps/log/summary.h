@@ -1,9 +1,8 @@
 // The outcome of a run: what TrainingLog has counted, the compression ratios, and the two JSON
 // objects that report them, the last line of stdout (--json) and the summary in metrics.jsonl.
 //
-//   nlohmann::ordered_json json = begin_summary(result);
-//   json["valid_loss"] = ...;                            // the program's own keys
-//   end_summary(json, "tokens_per_s", result, seed, folder);
+//   folder.metric(summary_line(result, store));
+//   print(json_line(final_json(result, {{"valid_loss", 0.3}}, "tokens_per_s", seed, folder)));
 #pragma once
 
 #include <cmath>
@@ -24,6 +23,7 @@ struct Ratios {
   double wire = 1;    // bytes on the wire, including indices, scales and flags
   double run = 1;     // the same over the whole run, including its dense steps
 };
+// Returns the ratios of what this rank has sent so far.
 Ratios ratios(const DataParallelOptimizer& optimizer, const ParameterStore& store);
 
 struct TrainingResult {
@@ -39,24 +39,26 @@ struct TrainingResult {
   // Bytes of gradients per compressed step (per step in a run without compression): the mean over
   // the ranks, and the largest of any rank. Counted in this process, once the run is done.
   double bytes_step_mean = 0, bytes_step_max = 0;
-  int64_t rejected_buckets =
-      0;  // exchanges discarded because some rank's gradients were not finite
+  int64_t rejected_buckets = 0;  // exchanges discarded for a rank's non-finite gradients
   // Clipping after the exchange: steps, and the sum of what it cut off the norm of the gradient.
   int64_t clipped_steps = 0;
   double clipped_norm = 0;
   double exposed_comm_s = 0;  // seconds of exchange that backward did not hide
 };
 
-// 0 done, 3 diverged, 75 stopped by a signal.
+// Returns 0 for done, 3 for diverged, 75 for stopped by a signal.
 ExitCode exit_code(const TrainingResult& result);
 
-// The final JSON object: the keys with which every program begins, and, after the program's own,
-// those with which every program ends.
-nlohmann::ordered_json begin_summary(const TrainingResult& result);
-void end_summary(nlohmann::ordered_json& summary, const std::string& rate_key,
-                 const TrainingResult& result, int64_t seed, const std::string& run_folder);
+// Returns the final JSON object: status and position, the program's `own` keys, and what every
+// program reports of time, memory and exchange. `rate_key` names the rate.
+nlohmann::ordered_json final_json(const TrainingResult& result, const nlohmann::ordered_json& own,
+                                  const std::string& rate_key, int64_t seed,
+                                  const std::string& run_folder);
 
-// {"summary": status, …, "layers": {name: elements}}: the last line but one of metrics.jsonl.
+// Returns {"summary": status, …, "layers": {name: elements}}: the last line but one of
+// metrics.jsonl.
 nlohmann::ordered_json summary_line(const TrainingResult& result, const ParameterStore& store);
+// Reads such a line back; what it lacks is 0, or NaN for a measurement.
+TrainingResult parse_summary_line(const nlohmann::json& line);
 
 }  // namespace heddle

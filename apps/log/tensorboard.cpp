@@ -9,6 +9,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "apps/log/quality_report.h"
 #include "core/error.h"
 #include "core/trace.h"
 
@@ -22,14 +23,14 @@ double unix_seconds() {
   return Seconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// The least significant byte first.
+// Returns the bytes of a number, the least significant one first.
 template <class T>
 std::string little_endian(T value) {
   static_assert(std::endian::native == std::endian::little);
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-// A protocol buffer, field by field.
+// Encodes a protocol buffer, field by field.
 class Message {
  public:
   void varint(int field, uint64_t value) {
@@ -65,7 +66,16 @@ class Message {
   std::string bytes_;
 };
 
-// Buckets of equal width from the least to the largest value.
+// Returns an Event with `content` as its field of that number.
+std::string event_at(int64_t step, int field, const Message& content) {
+  Message event;
+  event.fixed64(1, unix_seconds());
+  event.varint(2, static_cast<uint64_t>(step));
+  event.text(field, content.bytes());
+  return event.bytes();
+}
+
+// Returns a HistogramProto with buckets of equal width from the least to the largest value.
 std::string histogram(const std::vector<double>& values) {
   constexpr int kBuckets = 20;
   const auto [low, high] = std::ranges::minmax(values);
@@ -92,7 +102,7 @@ std::string histogram(const std::vector<double>& values) {
   return out.bytes();
 }
 
-// "t_forward" of a step is time/forward, "loss" is loss/train.
+// Returns the tag of a metric: "time/forward" for "t_forward", "loss/train" for "loss" in "train".
 std::string tag(const std::string& key, const std::string& split) {
   if (key == "lr") return key;
   if (key == "ratio") return "ratio/wire";
@@ -124,7 +134,7 @@ uint32_t masked_crc32c(const std::string& bytes) {
 
 EventFile::EventFile(const std::string& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder))
-    goes_on_ = goes_on_ || entry.path().filename().string().starts_with("events.out.tfevents.");
+    resumes_ = resumes_ || entry.path().filename().string().starts_with("events.out.tfevents.");
   char host[256] = "host";
   (void)gethostname(host, sizeof host - 1);
   const double now = unix_seconds();
@@ -152,14 +162,11 @@ void EventFile::record(const std::string& event) {
 
 void EventFile::write(int64_t step, const Scalars& scalars,
                       const std::map<std::string, std::vector<double>>& histograms) {
-  if (goes_on_) {  // SessionLog START: events of earlier files from this step on are void
-    Message start, session;
-    session.varint(1, 1);
-    start.fixed64(1, unix_seconds());
-    start.varint(2, static_cast<uint64_t>(step));
-    start.text(7, session.bytes());
-    record(start.bytes());
-    goes_on_ = false;
+  if (resumes_) {  // SessionLog START: viewers ignore events of earlier files from this step on
+    Message start;
+    start.varint(1, 1);
+    record(event_at(step, 7, start));
+    resumes_ = false;
   }
   Message summary;
   for (const auto& [name, value] : scalars) {
@@ -175,11 +182,7 @@ void EventFile::write(int64_t step, const Scalars& scalars,
     entry.text(5, histogram(values));
     summary.text(1, entry.bytes());
   }
-  Message event;
-  event.fixed64(1, unix_seconds());
-  event.varint(2, static_cast<uint64_t>(step));
-  event.text(5, summary.bytes());
-  record(event.bytes());
+  record(event_at(step, 5, summary));
 }
 
 void EventFile::metric(const nlohmann::ordered_json& line) {
@@ -200,7 +203,7 @@ void EventFile::step_line(const nlohmann::ordered_json& line) {
 }
 
 void EventFile::quality_line(const nlohmann::ordered_json& line) {
-  Scalars scalars = {{"quality/alike", line.at("alike").get<double>()}};
+  Scalars scalars = {{concat("quality/", kCorrelationKey), line.at(kCorrelationKey).get<double>()}};
   std::map<std::string, std::vector<double>> histograms;
   for (const auto& [layer, measures] : line["quality"].items())
     for (const auto& [key, value] : measures.items()) {
@@ -212,7 +215,8 @@ void EventFile::quality_line(const nlohmann::ordered_json& line) {
   write(line.at("step").get<int64_t>(), scalars, histograms);
 }
 
-// Dense over sent, over the run, by layer; the summary stands before the ledger.
+// Writes the ratio of dense bytes to bytes sent over the run, by layer. metrics.jsonl has the
+// summary before the ledger.
 void EventFile::ledger_line(const nlohmann::ordered_json& line) {
   if (!summary_.contains("layers")) return;
   double elements = 0;

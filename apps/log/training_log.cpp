@@ -36,7 +36,7 @@ TrainingLog::TrainingLog(const TrainingLogOptions& options, const CommonOptions&
   prepare_step(1);
 }
 
-// Switches on what has been requested of this step: trace, explanation, dump.
+// Starts what was requested for this step: trace, explanation, dump.
 void TrainingLog::prepare_step(int64_t step) {
   trace_.explain(step == o_.explain_step && folder_ != nullptr);
   dumping_ = step == o_.dump_gradients && folder_ != nullptr;
@@ -61,7 +61,7 @@ std::string describe_suspect(const ParameterStore& store) {
                           : concat("the largest weight, ", largest, ", is in ", worst->name);
 }
 
-// "the loss is nan": without the sign that the processor gives a NaN.
+// Returns "the loss is nan", without the sign that a NaN may have.
 std::string loss_text(const std::string& name, double loss) {
   return concat("the ", name, " is ", std::isnan(loss) ? NAN : loss);
 }
@@ -110,7 +110,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
     flush_losses();  // all ranks count the same steps
     diverge(result_.step, facts.lr,
             concat("gradients were not finite in ", skipped_,
-                   " steps in a row, in this one that of ", report.first_skipped, " first"));
+                   " consecutive steps, in this one first that of ", report.first_skipped));
   }
   return running();
 }
@@ -147,7 +147,7 @@ void TrainingLog::dump_gradients() {
   gradients_.clear();
 }
 
-// Tells the step on stderr and in the run folder.
+// Writes the explanation of a step to stderr and to the run folder.
 void TrainingLog::explain(const Pending& step) {
   const std::string text = step_story({.program = options_.program,
                                        .step = result_.step,
@@ -274,7 +274,7 @@ void TrainingLog::finish_epoch() {
   update_totals();
 }
 
-// Averages the bytes sent over the ranks, which differ where ranks take turns to lead.
+// Averages over the ranks the bytes sent in a step, which differ if ranks take turns as leader.
 void TrainingLog::compare_bytes() {
   const DataParallelOptimizer::Totals now = optimizer_.totals();
   const bool compressed = now.compressed_steps > before_.compressed_steps;
@@ -306,12 +306,12 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
   note_missed_steps();
   folder_->metric(summary_line(result_, store_));
   if (result_.world_size == 1) {
-    if (o_.ledger) progress_->note("--ledger: one learner sends nothing");
+    if (o_.ledger) progress_->note("--ledger: a single learner sends nothing");
     return;
   }
   if (result_.rejected_buckets > 0)
     progress_->note(concat(result_.rejected_buckets,
-                           " exchanges held gradients that were not finite and were not applied"));
+                           " exchanges had gradients that were not finite and were not applied"));
   folder_->metric(ledger_json(optimizer_.ledger()));
   if (o_.ledger) print_table(ledger_table(optimizer_.ledger(), optimizer_.totals().traffic));
 }

@@ -47,8 +47,8 @@ class TrainingLog {
   int64_t step() const { return result_.step; }
   int64_t epoch() const { return result_.epoch; }
   bool running() const { return result_.status == "done"; }  // neither diverged nor stopped
-  // Returns in how many consecutive steps, up to the last, gradients were not finite; the same on
-  // all ranks.
+  // Returns the number of consecutive steps, up to the last one, whose gradients were not finite;
+  // the same on all ranks.
   int64_t skipped_steps() const { return skipped_; }
 
   // Records p.grad for --dump-gradients. Call it before optimizer.ready(p): the gradient of this
@@ -58,8 +58,7 @@ class TrainingLog {
   // consecutive steps whose gradients were not finite.
   bool finish_step(const StepReport& report, const StepFacts& facts);
   // Returns false, and the run has diverged, for a loss that is not finite or above --max-loss.
-  // With several ranks the check is made when losses are averaged, so that all of them stop
-  // together.
+  // Several ranks check when losses are averaged, so that all of them stop together.
   bool check_loss(double loss, double lr);
   // Ends the epoch; result().train_loss is its mean loss from then on.
   void finish_epoch();
@@ -68,7 +67,7 @@ class TrainingLog {
   void finish(const std::string& last_checkpoint);
   // Averages the pending losses. Collective. Returns running().
   bool flush_losses();
-  // Returns what a checkpoint keeps of the log; after flush_losses().
+  // Returns the log's part of a checkpoint, to be called after flush_losses(); and restores it.
   nlohmann::ordered_json save();
   void restore(int64_t step, int64_t epoch, const nlohmann::json& saved);
   // Marks the run as stopped by a signal, unless it has diverged.
@@ -99,7 +98,7 @@ class TrainingLog {
   void note_missed_steps() const;
   void print_table(const std::string& table) const;
   bool is_divergent(double loss) const;
-  // Ends the run: says why, in one line on stderr, once.
+  // Ends the run and prints why, in one line on stderr, once.
   void diverge(int64_t step, double lr, const std::string& why);
 
   TrainingLogOptions options_;

@@ -13,7 +13,7 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kBatchesPerSign = 8;
+constexpr int64_t kBatchesPerBarrier = 8;
 
 }  // namespace
 
@@ -32,10 +32,10 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
   BatchFeed feed(loader.epoch(0), loader.augmentation(), device, dtype);
   while (feed.next()) {
     const FedBatch& batch = feed.batch();
-    // A sign of life now and then, as often on all ranks: who waits gives up after a time.
-    if (together && ++batches % kBatchesPerSign == 0)
+    // A barrier now and then, equally often on all ranks, keeps ranks that wait from timing out.
+    if (together && ++batches % kBatchesPerBarrier == 0)
       learners->collective("evaluation", [](Communicator& comm) { comm.barrier(); });
-    if (batch.count == 0) continue;  // fewer images than learners were left
+    if (batch.count == 0) continue;  // the last images are fewer than the learners
     Tape tape({.training = false});
     const Var logits = model.forward(tape, Var(batch.images));
     const Var loss = softmax_cross_entropy(tape, logits, batch.labels);

@@ -1,8 +1,8 @@
-// A network applied without training: loss and accuracy over a data set, and the best classes of
-// single images.
+// Applies a residual network without training: loss and accuracy over a data set, and the best
+// classes of single images.
 //
-//   Evaluation e = evaluate(model, valid_loader, context.device());
-//   for (const Guess& g : predict(model, "cat.jpg", prepare, 5)) ...
+//   Evaluation e = evaluate(model, valid_loader, context.device(), DType::f32);
+//   for (const Guess& g : predict(model, "cat.jpg", prepare, device, 5)) ...
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@
 
 namespace heddle {
 
-// NaN, in JSON null: not evaluated.
+// NaN (null in JSON): not evaluated.
 struct Evaluation {
   double loss = NAN;              // mean cross-entropy in nats
   double acc1 = NAN, acc5 = NAN;  // percent
@@ -24,14 +24,14 @@ struct Evaluation {
   double seconds = 0;
 };
 
-// One pass over the loader's epoch 0. Throws InputError for a label that the network lacks. With
-// several learners, whose loaders share the set, each evaluates its part and all get the whole
-// result.
+// Evaluates one pass over the loader's epoch 0. Throws InputError for a label that the network
+// lacks. With several learners, whose loaders share the set, each evaluates its part and all get
+// the whole result; collective then.
 Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
                     DataParallelOptimizer* learners = nullptr);
 
-// Batch norm's running statistics, which every learner gathers on its own batches, become their
-// mean.
+// Replaces batch norm's running statistics, which every learner gathers on its own batches, by
+// their mean. Collective.
 void average_buffers(ParameterStore& store, DataParallelOptimizer& learners);
 
 struct Guess {
@@ -39,12 +39,13 @@ struct Guess {
   double probability;
 };
 
-// The `count` most probable classes of an image file, best first. `prepare` is the validation
-// transform.
+// Returns the `count` most probable classes of an image file, best first. `prepare` is the
+// validation transform. Throws InputError for a file that is no image, and if the output is not
+// finite.
 std::vector<Guess> predict(const ResNet& model, const std::string& file,
                            const Augmentation& prepare, Device device, int count);
 
-// Images as the network takes them: on the device, in f32 or bf16.
+// Returns images (N, 3, S, S) as the network expects them: on the device, in f32 or bf16.
 Var network_input(const Tensor& images, Device device, DType dtype);
 
 }  // namespace heddle

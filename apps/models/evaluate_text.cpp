@@ -12,11 +12,11 @@ namespace heddle {
 
 namespace {
 
-// Tokens that are read at once. It changes no result: the state is carried from window to window.
+// Tokens that are read at once. The result does not depend on it: windows pass on their state.
 constexpr int64_t kWindow = 64;
-constexpr int64_t kWindowsPerSign = 16;
+constexpr int64_t kWindowsPerBarrier = 16;
 
-// i32 (T, 1) on the host.
+// Returns i32 (T, 1) on the host.
 Tensor as_column(const int32_t* tokens, int64_t count) {
   Tensor out = Tensor::empty_on(Device{}, {count, 1}, DType::i32);
   std::copy_n(tokens, count, out.data<int32_t>());
@@ -31,7 +31,7 @@ std::vector<float> read_on(const LstmLm& model, const int32_t* tokens, int64_t c
   return logits.slice(count - 1, count).to_vector();
 }
 
-// Calls `before` with the number of each window.
+// Evaluates a text and calls `before` with the number of each window.
 template <class Before>
 TextEvaluation read_text(const LstmLm& model, const std::vector<int32_t>& text, Before before) {
   const double begin = steady_seconds();
@@ -62,9 +62,9 @@ TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& te
 TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>& text,
                                  DataParallelOptimizer& learners) {
   if (learners.learners() == 1) return evaluate_text(model, text);
-  // A sign of life now and then: who waits gives up after a time without an answer.
-  const auto sign = [&](int64_t window) {
-    if (window % kWindowsPerSign == 0)
+  // A barrier now and then keeps ranks that wait from timing out.
+  const auto meet = [&](int64_t window) {
+    if (window % kWindowsPerBarrier == 0)
       learners.collective("evaluation", [](Communicator& comm) { comm.barrier(); });
   };
   TextEvaluation out;
@@ -73,13 +73,13 @@ TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>
   int rank = 0;
   learners.collective("evaluation", [&](Communicator& comm) { rank = comm.rank(); });
   if (rank == 0) {
-    out = read_text(model, text, sign);
+    out = read_text(model, text, meet);
     loss.data<float>()[0] = static_cast<float>(out.loss);
     tokens.data<int64_t>()[0] = out.tokens;
   } else {
     const TokenBatches windows(text, {.batch_size = 1, .bptt = kWindow});
     const double begin = steady_seconds();
-    for (int64_t i = 0; i < windows.size(); ++i) sign(i);
+    for (int64_t i = 0; i < windows.size(); ++i) meet(i);
     out.seconds = steady_seconds() - begin;
   }
   learners.collective("evaluation", [&](Communicator& comm) {
@@ -93,9 +93,8 @@ TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>
 
 int32_t sample_token(const std::vector<float>& logits, double temperature, double u) {
   const auto finite = [](float z) { return std::isfinite(z); };
-  if (!std::all_of(logits.begin(), logits.end(), finite)) {
+  if (!std::ranges::all_of(logits, finite))
     throw Error("generating: the model's output is not finite");
-  }
   const auto best = std::max_element(logits.begin(), logits.end());
   if (temperature == 0) return static_cast<int32_t>(best - logits.begin());
   std::vector<double> sums(logits.size());  // of the tokens' weights so far
@@ -105,7 +104,7 @@ int32_t sample_token(const std::vector<float>& logits, double temperature, doubl
     sums[i] = total;
   }
   const auto token = std::upper_bound(sums.begin(), sums.end(), u * total);
-  // Rounding may leave u * total at the very end, where tokens of no weight stand too.
+  // Rounding may leave u * total at the very end, where tokens of weight zero may follow.
   const auto last = std::lower_bound(sums.begin(), sums.end(), total);
   return static_cast<int32_t>(std::min(token, last) - sums.begin());
 }

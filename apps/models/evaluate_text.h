@@ -1,4 +1,4 @@
-// A language model applied without training: the loss on a text, and text of its own.
+// Applies a language model without training: the loss on a text, and text that the model generates.
 //
 //   TextEvaluation e = evaluate_text(model, corpus.test);   // perplexity(e.loss)
 //   auto tokens = continue_text(model, prompt, {.tokens = 400, .temperature = 0.8, .seed = 1});
@@ -27,12 +27,12 @@ inline double finite_or_nan(double loss) { return std::isfinite(perplexity(loss)
 inline double bits(double loss) { return loss / std::numbers::ln2; }  // of a token
 
 // Reads the text as one stream from a state of zero: every token but the first is predicted once,
-// with all the text before it. So the result depends on nothing but model and text. Throws
-// InputError for a text of fewer than two tokens.
+// with all the text before it. So the result depends only on model and text. Throws InputError for
+// a text of fewer than two tokens.
 TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& text);
 
-// The same with several learners: one reads, the others wait and get the result. A stream has no
-// parts that could be read on their own.
+// Evaluates with several learners: one reads, the others wait and get the result, because a stream
+// cannot be read in parts. Collective.
 TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>& text,
                                  DataParallelOptimizer& learners);
 
@@ -42,13 +42,14 @@ struct ContinueOptions {
   uint64_t seed = 1;
 };
 
-// Returns the tokens that the model writes after a prompt of at least one token; the prompt is not
-// repeated. Token i is drawn with number i of Philox(seed, Stream::sample).
+// Returns the tokens that the model generates after a prompt of at least one token, without the
+// prompt. Token i is drawn with number i of Philox(seed, Stream::sample). Throws Error if the
+// output is not finite.
 std::vector<int32_t> continue_text(const LstmLm& model, const std::vector<int32_t>& prompt,
                                    const ContinueOptions& options);
 
-// One token of softmax(logits / temperature): the one in whose share of [0, 1) u lies. Temperature
-// 0: the first of the largest logits. Throws Error for logits that are not finite.
+// Draws one token of softmax(logits / temperature): the one whose share of [0, 1) contains u.
+// Temperature 0: the first of the largest logits. Throws Error for logits that are not finite.
 int32_t sample_token(const std::vector<float>& logits, double temperature, double u);
 
 }  // namespace heddle

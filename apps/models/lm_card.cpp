@@ -11,12 +11,12 @@ namespace heddle {
 
 namespace {
 
-// The second extent of a matrix of the file; 0 if it has no such matrix.
+// Returns the number of columns of a matrix of the file; 0 if it has no such matrix.
 int64_t columns(const WeightsFile& file, const std::string& name) {
   return file.has(name) && file.info(name).shape.rank() == 2 ? file.info(name).shape[1] : 0;
 }
 
-// A token for an error, between quotes; bytes that are no text are shown as numbers.
+// Returns a token for an error, in quotes; bytes that are no text as numbers.
 std::string show(const std::string& token) {
   const auto byte = static_cast<uint8_t>(token.empty() ? 0 : token[0]);
   const bool text = token.size() != 1 || (byte >= 0x20 && byte < 0x7f);
@@ -55,7 +55,7 @@ Vocabulary parse_vocabulary(const std::string& text, const std::string& where) {
 
 LmCard read_lm_card(const WeightsFile& file) {
   check(!file.has("conv1.weight"), file.path(),
-        ": expected a language model, found a residual network: that is for train_resnet");
+        ": expected a language model, found a residual network, which train_resnet reads");
   LmCard card;
   card.emsize = columns(file, "encoder.weight");
   card.nhid = columns(file, "rnn.weight_hh_l0");
@@ -67,11 +67,11 @@ LmCard read_lm_card(const WeightsFile& file) {
   const std::string where = file.path() + ": metadata vocabulary";
   card.vocabulary = parse_vocabulary(file.value("vocabulary"), where);
   check(card.level != TextLevel::automatic, file.path(),
-        ": expected metadata level beside the vocabulary, word or char");
+        ": expected metadata level (word or char) next to the vocabulary");
   if (card.emsize > 0) {
     const int64_t rows = file.info("encoder.weight").shape[0];
     check(rows == card.vocabulary.size(), where, ": expected ", rows,
-          " tokens as encoder.weight has rows, found ", card.vocabulary.size());
+          " tokens, one for each row of encoder.weight, found ", card.vocabulary.size());
   }
   const auto is_byte = [](const std::string& token) { return token.size() == 1; };
   const auto& texts = card.vocabulary.texts();

@@ -1,7 +1,7 @@
-// What a language model's weights file holds besides its tensors, in the metadata of a safetensors
-// file with the names of PyTorch's word_language_model example: level and vocabulary, and for
-// people and other programs the sizes too. The vocabulary is a JSON array: at word level of
-// strings, at character level of bytes as numbers, because a byte alone need not be text.
+// Reads and writes the metadata of a language model's weights file, a safetensors file with the
+// names of PyTorch's word_language_model example: level and vocabulary, and for people and other
+// programs the sizes too. The vocabulary is a JSON array: of strings at word level, of bytes as
+// numbers at character level, because a byte alone need not be text.
 //
 //   save_lm("runs/a/model.safetensors", model, corpus.level, corpus.vocabulary);
 //   LmCard card = read_lm_card(WeightsFile("runs/a"));
@@ -17,7 +17,7 @@
 
 namespace heddle {
 
-// Zero and empty where the file says nothing: files from PyTorch know neither level nor vocabulary.
+// Zero and empty where the file has no value: files from PyTorch have neither level nor vocabulary.
 // The sizes are those of the tensors.
 struct LmCard {
   TextLevel level = TextLevel::automatic;
@@ -26,24 +26,25 @@ struct LmCard {
   bool tied = false;
 };
 
-// Throws InputError for a card that cannot be, or that contradicts the tensors, and for what is no
-// language model.
+// Reads the card. Throws InputError for an invalid card, for one that contradicts the tensors, and
+// for a file that is no language model.
 LmCard read_lm_card(const WeightsFile& file);
 
-// The metadata that say it.
+// Returns the metadata that hold the card.
 std::map<std::string, std::string> lm_metadata(const LstmLm& model, TextLevel level,
                                                const Vocabulary& vocabulary);
 
-// Throws Error when the file cannot be written; nothing is left under its name then.
+// Writes the weights with their card. Throws Error if the file cannot be written; nothing is left
+// under its name then.
 void save_lm(const std::string& path, const LstmLm& model, TextLevel level,
              const Vocabulary& vocabulary);
 
-// The vocabulary as the card holds it.
+// Returns the vocabulary as the card holds it.
 std::string format_vocabulary(const Vocabulary& vocabulary, TextLevel level);
-// Throws InputError with `where` for text that is no such array.
+// Parses such a vocabulary. Throws InputError that begins with `where` for any other text.
 Vocabulary parse_vocabulary(const std::string& text, const std::string& where);
 
-// Throws InputError that names the first difference unless both hold the same tokens with the same
+// Throws InputError that names the first difference unless both have the same tokens with the same
 // numbers.
 void check_same_vocabulary(const Vocabulary& corpus, const std::string& corpus_name,
                            const Vocabulary& file, const std::string& file_name);

@@ -36,9 +36,10 @@ std::array<float, 3> parse_three(const std::string& text, const std::string& whe
   return out;
 }
 
+// Throws InputError unless the file is a residual network.
 void check_residual(const WeightsFile& file) {
   check(!file.has("rnn.weight_ih_l0"), file.path(),
-        ": expected a residual network, found a language model: that is for train_lm");
+        ": expected a residual network, found a language model, which train_lm reads");
   if (file.has("fc.weight")) return;
   std::string others;
   for (const auto& [name, theirs] : file.names())
@@ -46,11 +47,11 @@ void check_residual(const WeightsFile& file) {
       others = name.substr(0, name.size() - std::string(".weight").size());
   throw InputError(concat(
       file.path(), ": expected a tensor fc.weight (classes, features), found none",
-      others.empty() ? "" : concat("; if ", others, " is the last layer, say --head ", others)));
+      others.empty() ? "" : concat("; if ", others, " is the last layer, give --head ", others)));
 }
 
-// The architecture whose number of layers the blocks make up: two or three convolutions in each,
-// the stem and the last layer. Empty if there is none.
+// Returns the architecture with that number of layers: two or three convolutions in each block, the
+// stem and the last layer. Empty if there is none.
 std::string find_arch(const WeightsFile& file) {
   int64_t blocks = 0;
   const auto has = [&](int stage, int64_t block, const char* name) {
@@ -93,19 +94,19 @@ ResnetCard read_resnet_card(const WeightsFile& file) {
     card.normalization.mean = parse_three(file.value("mean"), where + "mean");
     card.normalization.std = parse_three(file.value("std"), where + "std");
   }
-  const bool told = !card.arch.empty() && !card.stem.empty() && card.image_size > 0;
+  const bool complete = !card.arch.empty() && !card.stem.empty() && card.image_size > 0;
   if (card.arch.empty()) card.arch = find_arch(file);
   if (card.stem.empty()) card.stem = find_stem(file);
   const bool large = card.stem == "imagenet";
   if (card.image_size == 0) card.image_size = large ? 224 : 32;
   if (const std::string resize = file.value("resize"); !resize.empty())
     card.resize = parse_resize(resize, where + "resize");
-  else if (card.normalization.std[0] > 0)  // a run from before this was told: see make_card
+  else if (card.normalization.std[0] > 0)  // an older run, which did not record it: see make_card
     card.resize = card.normalization.mean == kImageNet.mean ? kFolderResize : 1;
   else
     card.resize = large ? kFolderResize : 1;
-  if (!told)
-    card.found = concat(file.path(), " does not say all that it holds; from its tensors: ",
+  if (!complete)
+    card.found = concat(file.path(), " has incomplete metadata; from its tensors: ",
                         card.arch.empty() ? "no known architecture" : card.arch, ", stem ",
                         card.stem, ", ", card.class_count, " classes, images of ", card.image_size,
                         " pixels", large ? " after a resize to 256" : "");

@@ -1,5 +1,5 @@
-// What a ResNet's weights file says of its network: architecture, stem, image size, classes and the
-// normalisation of the images, in the metadata of a safetensors file with torchvision's names.
+// Reads and writes the metadata of a ResNet's weights file, a safetensors file with torchvision's
+// names: architecture, stem, image size, classes and the normalisation of the images.
 //
 //   save_resnet("runs/a/model.safetensors", store, card);
 //   ResnetCard card = read_resnet_card(WeightsFile("runs/a"));
@@ -15,32 +15,33 @@
 
 namespace heddle {
 
-// Empty and 0 where the file says nothing.
+// Empty and 0 where the file has no value.
 struct ResnetCard {
   std::string arch, stem;
   int64_t image_size = 0;
   float resize = 0;  // validation: the shorter side becomes image_size * resize before the crop
   std::vector<std::string> classes;
   int64_t class_count = 0;        // rows of fc.weight
-  Normalization normalization{};  // std of 0: not told
-  std::string found;  // what was found out without metadata, in words; empty if all was told
+  Normalization normalization{};  // std of 0: unknown
+  std::string found;  // a sentence on what was inferred; empty if the metadata had it all
 };
 
-// Reads the card. What a file without metadata (from PyTorch) does not say is inferred: the
-// architecture from the blocks of its stages, the stem from conv1's kernel, and with the stem comes
-// what it was published with: images of 224 pixels for the imagenet stem, else 32. Throws
-// InputError for what is no residual network.
+// Reads the card. If a file has no metadata (from PyTorch), the card is inferred: the architecture
+// from the blocks of its stages, the stem from conv1's kernel, and the image size from the stem:
+// the imagenet stem was published with 224 pixels, the other with 32. Throws InputError for a file
+// that is no residual network.
 ResnetCard read_resnet_card(const WeightsFile& file);
 
-// torchvision's transform: what files without metadata were trained with, and what validates
+// torchvision's transform, with which files without metadata were trained, and which validates
 // folders of images.
 constexpr Normalization kImageNet = {{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};
 constexpr float kFolderResize = 256.0f / 224.0f;
 
-// The metadata that say it.
+// Returns the metadata that hold the card.
 std::map<std::string, std::string> resnet_metadata(const ResnetCard& card);
 
-// Throws Error when the file cannot be written; nothing is left under its name then.
+// Writes the weights with their card. Throws Error if the file cannot be written; nothing is left
+// under its name then.
 void save_resnet(const std::string& path, const ParameterStore& store, const ResnetCard& card);
 
 }  // namespace heddle

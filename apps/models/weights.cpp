@@ -13,7 +13,7 @@ namespace heddle {
 
 namespace {
 
-// A tensor of the file as the network keeps it: floating types become f32.
+// Returns a tensor of the file as the network keeps it: floating types become f32.
 Tensor load_as(const WeightsFile& file, const std::string& name, const Tensor& like) {
   Tensor loaded = file.load(name);
   const bool both_integer = like.dtype() == DType::i64 && loaded.dtype() == DType::i64;
@@ -25,6 +25,7 @@ Tensor load_as(const WeightsFile& file, const std::string& name, const Tensor& l
   return loaded;
 }
 
+// Returns " (hint)" for the hint of a name; empty without one.
 std::string hint_for(const std::string& name, const std::map<std::string, std::string>& hints) {
   for (const auto& [beginning, hint] : hints) {
     if (name.starts_with(beginning)) return " (" + hint + ")";
@@ -32,7 +33,7 @@ std::string hint_for(const std::string& name, const std::map<std::string, std::s
   return "";
 }
 
-// Describes a file that is no safetensors file, and what to do about it; empty if unknown.
+// Describes a file that is no safetensors file, and says what to do; empty if it is unknown.
 std::string describe_other(const std::string& path) {
   const InputFile file(path);
   std::string head(static_cast<size_t>(std::min<int64_t>(file.size(), 64)), '\0');
@@ -40,7 +41,7 @@ std::string describe_other(const std::string& path) {
   const bool pickle = head.size() > 1 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
   if (head.starts_with("PK\x03\x04") || pickle)
     return concat(
-        "a PyTorch pickle, which may hold any program. Convert it once: python3 -c 'import torch, "
+        "a PyTorch pickle, which may run any code. Convert it once: python3 -c 'import torch, "
         "safetensors.torch as s; s.save_file(torch.load(\"",
         path, "\", map_location=\"cpu\"), \"",
         std::filesystem::path(path).replace_extension(".safetensors").string(),
@@ -49,9 +50,9 @@ std::string describe_other(const std::string& path) {
     return static_cast<unsigned char>(c) >= 0x20 || c == '\n' || c == '\r' || c == '\t';
   };
   if (head.size() < 8 || !std::ranges::all_of(head, is_text)) return "";
-  return concat("text that begins '", printable(head, 40), "': is this the right file?",
+  return concat("text that begins with '", printable(head, 40), "': is this the right file?",
                 head.starts_with("version https://git-lfs")
-                    ? " It stands for one in Git LFS, which 'git lfs pull' brings."
+                    ? " It is a Git LFS pointer; 'git lfs pull' fetches the file."
                     : "");
 }
 
@@ -125,7 +126,7 @@ void load_weights(const WeightsFile& file, const std::vector<std::pair<std::stri
     const auto [seen, is_new] = first.emplace(tensor.raw(), i);
     check(is_new || loaded[i].to_vector() == loaded[seen->second].to_vector(), file.path(), ": ",
           name, ": expected the values of ", tensors[seen->second].first,
-          ", which it is tied to, found others");
+          ", to which it is tied, found others");
   }
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].second.copy_from(loaded[i]);
 }

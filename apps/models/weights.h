@@ -1,5 +1,5 @@
-// A trained network on disk: safetensors with PyTorch's names. What else is needed to use the file
-// without repeating flags is in its metadata, the card of the network (apps/models/resnet_card.h,
+// A trained network on disk: safetensors with PyTorch's names. The metadata hold what is needed to
+// use the file without repeating flags, the card of the network (apps/models/resnet_card.h,
 // apps/models/lm_card.h).
 //
 //   load_weights(WeightsFile("runs/a"), store.named_tensors());   // the run's model.safetensors
@@ -15,21 +15,21 @@
 
 namespace heddle {
 
-// A weights file under this project's names, also as other programs write it: without the
-// "module." that PyTorch's DataParallel puts before every name, and with the last layer of a
-// residual network as "fc", whatever it is called there.
+// A weights file with this project's names for its tensors, also if another program wrote it:
+// without the "module." that PyTorch's DataParallel puts before every name, and with the last layer
+// of a residual network as "fc", whatever its name there.
 class WeightsFile {
  public:
-  // `path` is a file or a run folder; `head` the last layer's name, empty: fc. Throws InputError
-  // that says what the file is and what to do when it is no safetensors file.
+  // `path` is a file or a run folder; `head` the name of the last layer, empty: fc. Throws
+  // InputError, which says what the file is and what to do if it is no safetensors file.
   explicit WeightsFile(const std::string& path, const std::string& head = "");
 
   const std::string& path() const { return file_.path(); }
   const std::map<std::string, std::string>& metadata() const { return file_.metadata(); }
-  std::string value(const std::string& key) const;  // of the metadata; empty if there is none
+  std::string value(const std::string& key) const;  // of metadata; empty if there is none
   const std::map<std::string, std::string>& names() const { return names_; }  // ours -> the file's
   bool has(const std::string& name) const { return names_.contains(name); }
-  // Both throw InputError when there is no such tensor.
+  // Both throw InputError if there is no such tensor.
   const SafetensorsInfo& info(const std::string& name) const { return file_.info(own(name)); }
   Tensor load(const std::string& name) const { return file_.load(own(name)); }
 
@@ -41,15 +41,16 @@ class WeightsFile {
 };
 
 // Fills tensors from a file, which must hold exactly these names; floating types become f32. A
-// tensor that is listed twice (tied weights) must be equal in the file. The counts of batches that
-// old files lack stay as they are. `hints`: by the beginning of a name, what another shape probably
-// means. Throws InputError that names the first tensor that is missing, unknown, of another shape
-// or unequal; nothing is changed then.
+// tensor that is listed twice (tied weights) must be equal in the file. Batch counts that older
+// files lack keep their values. `hints`: by the beginning of a name, the probable reason for
+// another shape. Throws InputError that names the first tensor that is missing, unknown, of another
+// shape or unequal; nothing is changed then.
 void load_weights(const WeightsFile& file,
                   const std::vector<std::pair<std::string, Tensor>>& tensors,
                   const std::map<std::string, std::string>& hints = {});
 
-// A number in a file's metadata. Throws InputError with `where` unless it lies in [min, max].
+// Returns a number in a file's metadata. Throws InputError with `where` unless it lies in [min,
+// max].
 int64_t parse_metadata_number(const std::string& text, int64_t min, int64_t max,
                               const std::string& where);
 

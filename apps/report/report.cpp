@@ -1,5 +1,5 @@
-// Looks at runs: ./run report makes one page of one run, or compares several; ./run watch follows
-// one in the terminal.
+// Reports on runs: ./run report makes a page about one run, or compares several; ./run watch
+// follows one in the terminal.
 #include <cstdio>
 #include <cstring>
 
@@ -21,12 +21,12 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
                   "Makes report.html of a run folder, or one page that compares several runs.");
   flags.group("Flags");
   flags.collect_words(&folders);
-  flags.add("output", &output, "FILE", "the page",
+  flags.add("output", &output, "FILE", "the page to write",
             otherwise("report.html in the run folder; for several runs, in this one"));
-  flags.add("trace", &trace, "FILE", "the trace that --trace wrote, of a single run");
+  flags.add("trace", &trace, "FILE", "the trace that --trace wrote; for a single run");
   flags.add("watch", &watch, "", "follow the run in the terminal instead, until it ends",
             not_saved);
-  flags.add("once", &once, "", "with --watch: show it once", not_saved);
+  flags.add("once", &once, "", "with --watch: print once and end", not_saved);
   flags.add("help", &help, "", "print this text", not_saved);
   flags.parse({arguments.begin() + 1, arguments.end()}, {});
   if (help) return print(flags.help()), 0;
@@ -55,6 +55,7 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
 }  // namespace heddle
 
 int main(int argc, char** argv) {
-  const bool watch = argc > 1 && std::strcmp(argv[1], "--watch") == 0;  // as ./run watch begins
+  const bool watch =
+      argc > 1 && std::strcmp(argv[1], "--watch") == 0;  // ./run watch passes it first
   return heddle::run_program(watch ? "watch" : "report", argc, argv, heddle::run);
 }

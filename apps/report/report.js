@@ -429,7 +429,7 @@ function residuals(run, id) {
 function quality(run, id) {
   if (!run.quality) return null;
   const columns = [['contraction', row => row.contraction], ['cosine', row => row.cosine],
-    ['residual / gradient', row => row.residual_norm / row.gradient_norm], ['correlation', row => row.alike],
+    ['residual / gradient', row => row.residual_norm / row.gradient_norm], ['correlation', row => row.correlation],
     ['d / k', row => row.mismatch], ['bound', row => row.bound]];
   const cell = (value, share) => element('td', share && finite(value) ? {class: 'share', style: {'--v':
     100 * Math.max(0, Math.min(1, value)) + '%'}} : {}, significant(value, 3));
@@ -495,7 +495,7 @@ function ratios() {
     ['values', 'values of the whole model, with the tensors that travel dense'],
     ['wire', 'bytes on the wire, with indices, scales and flags, in the compressed steps'],
     ['run', 'bytes on the wire over the whole run, its dense beginning included']];
-  return section('ratios', 'Compression, told apart', element('p', {class: 'note'}, 'What a dense exchange sends over what was sent, ' +
+  return section('ratios', 'Compression ratios', element('p', {class: 'note'}, 'What a dense exchange sends over what was sent, ' +
     'by one learner; 1 where nothing is compressed. “–”: the run has not ended, or its version did not record it.'),
     scroll(table(['ratio', ...runs.map(run => run.name), 'what it counts'], rows.map(([name, meaning]) => [name, ...runs.map(run =>
       times(run.ratios['ratio_' + name])), meaning]), 'facts text')));

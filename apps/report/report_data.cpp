@@ -1,6 +1,8 @@
 #include "apps/report/report_data.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
@@ -15,42 +17,35 @@ namespace {
 namespace fs = std::filesystem;
 using Json = RunRecord::Json;
 
-int64_t whole_at(const Json& object, const char* key) {
-  const double value = number_at(object, key);
-  return std::abs(value) < 1e15 ? static_cast<int64_t>(value) : 0;
-}
+constexpr std::pair<const char*, double StepRecord::*> kMeasures[] = {
+    {"loss", &StepRecord::loss},           {"lr", &StepRecord::lr},
+    {"t_data", &StepRecord::data},         {"t_forward", &StepRecord::forward},
+    {"t_backward", &StepRecord::backward}, {"t_update", &StepRecord::update},
+    {"t_compress", &StepRecord::compress}, {"t_comm", &StepRecord::comm},
+    {"t_exposed", &StepRecord::exposed},   {"bytes_sent", &StepRecord::sent},
+    {"bytes_dense", &StepRecord::dense}};
 
 StepRecord step_record(const Json& line, const std::string& rate_key) {
-  return {.step = whole_at(line, "step"),
-          .epoch = whole_at(line, "epoch"),
-          .loss = number_at(line, "loss"),
-          .lr = number_at(line, "lr"),
-          .rate = number_at(line, rate_key.c_str()),
-          .data = number_at(line, "t_data"),
-          .forward = number_at(line, "t_forward"),
-          .backward = number_at(line, "t_backward"),
-          .update = number_at(line, "t_update"),
-          .compress = number_at(line, "t_compress"),
-          .comm = number_at(line, "t_comm"),
-          .exposed = number_at(line, "t_exposed"),
-          .sent = number_at(line, "bytes_sent"),
-          .dense = number_at(line, "bytes_dense")};
+  StepRecord step{.step = whole_at(line, "step"),
+                  .epoch = whole_at(line, "epoch"),
+                  .rate = number_at(line, rate_key)};
+  for (const auto& [key, field] : kMeasures) step.*field = number_at(line, key);
+  return step;
 }
 
-void read_scores(RunRecord& run, const Json& line, const std::string& split) {
-  ScoreRecord score{.step = whole_at(line, "step"),
-                    .epoch = whole_at(line, "epoch"),
-                    .split = split,
-                    .values = {}};
+Json score_of(const Json& line, const std::string& split) {
+  Json score = {
+      {"step", whole_at(line, "step")}, {"epoch", whole_at(line, "epoch")}, {"split", split}};
   for (const char* key : {"loss", "acc1", "acc5", "ppl", "bpc"})
-    if (const double value = number_at(line, key); !std::isnan(value)) score.values[key] = value;
-  run.scores.push_back(score);
+    if (const double value = number_at(line, key); !std::isnan(value)) score[key] = rounded(value);
+  return score;
 }
 
+// Returns the line. Throws Error unless its member `key` is an object of objects.
 const Json& object_with(const Json& line, const char* key) {
   if (!line[key].is_object()) throw Error(concat("\"", key, "\" is no object"));
   for (const Json& value : line[key])
-    if (!value.is_object()) throw Error(concat("\"", key, "\" holds other things than objects"));
+    if (!value.is_object()) throw Error(concat("\"", key, "\" holds something other than objects"));
   return line;
 }
 
@@ -61,7 +56,7 @@ void read_line(RunRecord& run, const Json& line) {
   if (const std::string split = text_at(line, "split"); split == "train")
     run.steps.push_back(step_record(line, run.rate_key));
   else if (!split.empty())
-    read_scores(run, line, split);
+    run.scores.push_back(score_of(line, split));
   else if (line.contains("quality"))
     run.qualities.push_back(object_with(line, "quality"));
   else if (line.contains("ledger"))
@@ -95,12 +90,12 @@ void read_metrics(RunRecord& run) {
     }
   }
   check(schema == kMetricsSchema, file, ": expected schema ", kMetricsSchema, ", found ", schema,
-        ": written by another version of heddle, which has a report of its own");
+        ", which another version of heddle wrote; use its report");
   check(number == 0 || run.broken_lines < number, file, ":", run.first_broken,
-        ": no line of metrics, and no other line is one");
+        ": no line of metrics, like all others");
 }
 
-// A plan or a choice: an object with a list of objects. `what` names it in the error.
+// Reads a plan or a choice: an object with a list of objects. `what` names it in the error.
 Json read_decision(const std::string& file, const char* list, const char* what) {
   Json json = parse_json<Json>(read_text_file(file), file);
   const bool valid = json.is_object() && json.contains(list) && json[list].is_array() &&
@@ -122,7 +117,7 @@ void read_decisions(RunRecord& run) {
   std::ranges::sort(run.choices, {}, step);
 }
 
-// "key = value  # remark" -> key, value.
+// Reads key and value of each line "key = value  # comment".
 void read_config(RunRecord& run) {
   const std::string file = run.folder + "/config.toml";
   if (!fs::exists(file)) return;
@@ -131,7 +126,7 @@ void read_config(RunRecord& run) {
     const size_t equals = line.find(" = ");
     if (line.empty() || line[0] == '#' || equals == std::string::npos) continue;
     std::string value = line.substr(equals + 3);
-    if (const size_t remark = value.find("  # "); remark != std::string::npos) value.resize(remark);
+    value.resize(std::min(value.size(), value.find("  # ")));
     if (value.size() > 1 && value.front() == '"' && value.back() == '"')
       value = value.substr(1, value.size() - 2);
     run.config.emplace_back(line.substr(0, equals), value);
@@ -156,20 +151,18 @@ std::string find_trace(const RunRecord& run, const std::string& given) {
 
 }  // namespace
 
-double number_at(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_number() ? found->get<double>() : NAN;
-}
-
-std::string text_at(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+Json rounded(double value) {
+  if (!std::isfinite(value)) return nullptr;
+  if (std::abs(value) < 1e15 && value == std::trunc(value)) return static_cast<int64_t>(value);
+  char text[32];
+  std::snprintf(text, sizeof text, "%.7g", value);
+  return std::atof(text);
 }
 
 std::string RunRecord::score_key() const {
   for (const char* key : {"acc1", "bpc", "ppl"})
-    for (const ScoreRecord& score : scores)
-      if (score.values.contains(key)) return key;
+    for (const Json& score : scores)
+      if (score.contains(key)) return key;
   return "loss";
 }
 
@@ -206,15 +199,12 @@ StepRecord steady_step(const RunRecord& run) {
   const auto count = static_cast<double>(run.steps.end() - half);
   mean.step = half->step;
   mean.epoch = half->epoch;
-  for (double StepRecord::*field :
-       {&StepRecord::loss, &StepRecord::lr, &StepRecord::data, &StepRecord::forward,
-        &StepRecord::backward, &StepRecord::update, &StepRecord::compress, &StepRecord::comm,
-        &StepRecord::exposed, &StepRecord::sent, &StepRecord::dense}) {
+  for (const auto& [key, field] : kMeasures) {
     double sum = 0;
     for (auto step = half; step != run.steps.end(); ++step) sum += (*step).*field;
     mean.*field = sum / count;
   }
-  // Not the mean of rates, in which fast steps would count for more than their time.
+  // Not the mean of rates, in which fast steps would weigh too much.
   double samples = 0;
   for (auto step = half; step != run.steps.end(); ++step) samples += step->rate * step->seconds();
   mean.rate = samples / (mean.seconds() * count);

@@ -1,7 +1,7 @@
 // Reads a run folder back: metrics.jsonl, run.json, config.toml, the plans plan-<step>.json, the
-// choices exchange-<step>.json, and finds the trace. Only steps and validations are typed, for the
-// report and for watch; the rest stays JSON, which the report reduces (report_json.h). Whatever is
-// missing is left empty: a run may be young, or of an older version.
+// choices exchange-<step>.json, and finds the trace. Only steps are typed; everything else stays
+// JSON, which the report reduces (report_json.h). Whatever is missing is left empty: a run may be
+// young, or of an older version.
 //
 //   const RunRecord run = read_run("runs/a");
 //   run.steps.back().loss
@@ -9,7 +9,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -28,13 +27,6 @@ struct StepRecord {
   double seconds() const { return data + forward + backward + update; }
 };
 
-// An evaluation on "valid" or "test".
-struct ScoreRecord {
-  int64_t step = 0, epoch = 0;
-  std::string split;
-  std::map<std::string, double> values;  // "loss", and "acc1", "ppl" or "bpc"
-};
-
 struct RunRecord {
   using Json = nlohmann::ordered_json;
 
@@ -44,35 +36,33 @@ struct RunRecord {
   std::vector<std::pair<std::string, std::string>> config;  // key and value, as written
   std::string rate_key;                                     // "samples_per_s", "tokens_per_s"
   std::vector<StepRecord> steps;
-  std::vector<ScoreRecord> scores;
+  std::vector<Json> scores;          // evaluations: step, epoch, split, and loss, acc1, ppl or bpc
   std::vector<Json> plans, choices;  // the files' contents, by step
-  std::vector<Json> qualities;       // lines of the quality meter: step, alike, quality by layer
-  Json ledger = Json::object();      // {layer: {kind: {payload, sent}}}, bytes over the run
-  std::string trace;                 // path; empty where there is none
-  int64_t broken_lines = 0;          // lines of metrics.jsonl that were skipped
-  std::string first_broken;          // number of the first one and what is wrong with it
+  std::vector<Json> qualities;   // lines of the quality meter: step, correlation, quality by layer
+  Json ledger = Json::object();  // {layer: {kind: {payload, sent}}}, bytes over the run
+  std::string trace;             // path; empty where there is none
+  int64_t broken_lines = 0;      // lines of metrics.jsonl that were skipped
+  std::string first_broken;      // number of the first one and what is wrong with it
 
   bool exchanges() const { return !steps.empty() && !std::isnan(steps.back().sent); }
-  // Returns "acc1", "ppl" or "bpc", whichever was evaluated, else "loss".
+  // Returns "acc1", "ppl" or "bpc", whichever was evaluated, otherwise "loss".
   std::string score_key() const;
-  // Returns "" where the key is not set.
+  // Returns the value of a key of config.toml; "" if it is not set.
   std::string setting(const std::string& key) const;
 };
 
 // Reads `folder`. Lines of metrics.jsonl that do not parse are skipped and counted; a last line
-// without an end is still being written and is ignored. `trace` names the trace file; without it
-// it is trace.json in the folder, or what --trace in run.json's arguments names. Throws InputError
-// where there is no metrics.jsonl, where none of its lines parses, for an unknown schema, and for
-// other files that are not what their names say.
+// without an end is still being written and is ignored. `trace` names the trace file; by default it
+// is trace.json in the folder, or the file that --trace names in run.json's arguments. Throws
+// InputError if there is no metrics.jsonl, if none of its lines parses, for an unknown schema, and
+// for other files without the expected content.
 RunRecord read_run(const std::string& folder, const std::string& trace = "");
 
-// Returns the means over the second half of the steps, where caches and schedules have warmed up.
+// Returns the means over the second half of the steps, when caches and schedules have warmed up.
 // The rate is samples over seconds of all these steps; a measure that no line has is NaN.
 StepRecord steady_step(const RunRecord& run);
 
-// Lenient access to JSON that others wrote: NaN, or "", where the key is missing or of another
-// type.
-double number_at(const RunRecord::Json& object, const char* key);
-std::string text_at(const RunRecord::Json& object, const char* key);
+// Returns `value` with seven significant digits, or null if it is not finite.
+RunRecord::Json rounded(double value);
 
 }  // namespace heddle

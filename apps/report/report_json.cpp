@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 
+#include "apps/cli/json.h"
+#include "apps/log/quality_report.h"
 #include "core/error.h"
 
 namespace heddle {
@@ -19,7 +19,7 @@ constexpr int64_t kMaxColumns = 120;
 
 // ------------------------------------------------------------------------------------------ curves
 
-// Mean, least and largest of the finite values of a bin.
+// The mean, the least and the largest of the finite values of a bin.
 struct Bin {
   double sum = 0, count = 0, low = INFINITY, high = -INFINITY;
   void add(double value) {
@@ -32,8 +32,8 @@ struct Bin {
   Json mean() const { return count > 0 ? rounded(std::clamp(sum / count * 2, low, high)) : Json(); }
 };
 
-// Columns of equal length: the steps in at most `points` bins. Time and bytes are running sums, so
-// that a loss can be drawn over them.
+// Returns columns of equal length: the steps in at most `points` bins. Time and bytes are running
+// sums, over which a loss can be drawn.
 Json curves(const RunRecord& run, int64_t points) {
   const auto count = std::ssize(run.steps);
   const int64_t bins = std::min(count, points);
@@ -67,18 +67,9 @@ Json curves(const RunRecord& run, int64_t points) {
   return out;
 }
 
-Json scores(const RunRecord& run) {
-  Json out = Json::array();
-  for (const ScoreRecord& score : run.scores) {
-    Json row = {{"step", score.step}, {"epoch", score.epoch}, {"split", score.split}};
-    for (const auto& [key, value] : score.values) row[key] = rounded(value);
-    out.push_back(row);
-  }
-  return out;
-}
-
 // ------------------------------------------------------------------------------------------- facts
 
+// Returns the sum of the finite values of a measure.
 double total(const RunRecord& run, const std::function<double(const StepRecord&)>& measure) {
   double sum = 0;
   for (const StepRecord& step : run.steps)
@@ -86,7 +77,7 @@ double total(const RunRecord& run, const std::function<double(const StepRecord&)
   return sum;
 }
 
-// What a run is summed up in; seconds and bytes.
+// Returns the summary of a run, in seconds and bytes.
 Json facts(const RunRecord& run) {
   const StepRecord steady = steady_step(run);
   const int64_t epoch = run.steps.empty() ? 0 : run.steps.back().epoch;
@@ -107,7 +98,8 @@ Json facts(const RunRecord& run) {
   return out;
 }
 
-// Where a steady step's time goes. The main thread waits for exchanges within update.
+// Returns how a steady step spends its time, in seconds. The main thread waits for exchanges within
+// update.
 Json breakdown(const RunRecord& run) {
   const StepRecord s = steady_step(run);
   if (std::isnan(s.seconds())) return nullptr;
@@ -123,16 +115,15 @@ Json breakdown(const RunRecord& run) {
 
 // ------------------------------------------------------------------------------------------ layers
 
-// Elements by layer: the summary has them; without one the plans, or, of a run that has sent every
-// element in every step, the ledger.
+// Returns the elements by layer: from the summary, without one from the plans, or, if the run has
+// sent every element in every step, from the ledger.
 std::map<std::string, double> elements_of(const RunRecord& run) {
   std::map<std::string, double> out;
   const auto keep = [&](const std::string& layer, double count) {
     if (count >= 1 && count < 1e15) out[layer] = count;
   };
   if (const auto layers = run.summary.find("layers"); layers != run.summary.end()) {
-    for (const auto& [name, ignored] : layers->items())
-      keep(name, number_at(*layers, name.c_str()));
+    for (const auto& [name, ignored] : layers->items()) keep(name, number_at(*layers, name));
     return out;
   }
   const double step_bytes = 4.0 * static_cast<double>(run.steps.size());
@@ -147,7 +138,8 @@ std::map<std::string, double> elements_of(const RunRecord& run) {
   return out;
 }
 
-// Bytes of a mean step by layer, the largest first: of a dense exchange, and as sent, by kind.
+// Returns the bytes of a mean step by layer, the largest first: of a dense exchange, and as sent,
+// by kind.
 Json layer_bytes(const RunRecord& run) {
   struct Row {
     std::string name;
@@ -194,7 +186,8 @@ Json layer_bytes(const RunRecord& run) {
 
 // -------------------------------------------------------------------------------------------- maps
 
-// As many records as columns for `cells` cells allow, evenly, the last among them.
+// Returns evenly spaced records, the last among them, at most as many as columns fit in `cells`
+// cells.
 std::vector<const Json*> sampled(const std::vector<Json>& all, size_t rows, int64_t cells) {
   const int64_t columns =
       std::clamp<int64_t>(cells / std::max<int64_t>(1, static_cast<int64_t>(rows)), 1, kMaxColumns);
@@ -211,7 +204,7 @@ Json steps_of(const std::vector<const Json*>& records) {
   return out;
 }
 
-// Layers by plans; a cell is [setting, uniform setting, bytes, uniform bytes].
+// Returns layers by plans; a cell is [setting, uniform setting, bytes, uniform bytes].
 Json plan_map(const RunRecord& run, int64_t cells) {
   if (run.plans.empty()) return nullptr;
   const Json& last = run.plans.back()["layers"];
@@ -238,7 +231,8 @@ Json plan_map(const RunRecord& run, int64_t cells) {
           {"rows", rows}};
 }
 
-// Layers by samples of the quality meter; a cell is [residual over gradient, norm of the residual].
+// Returns layers by samples of the quality meter; a cell is [residual over gradient, norm of the
+// residual].
 Json residual_map(const RunRecord& run, int64_t cells) {
   if (run.qualities.empty()) return nullptr;
   const Json& last = run.qualities.back()["quality"];
@@ -261,16 +255,16 @@ Json residual_map(const RunRecord& run, int64_t cells) {
   return {{"steps", steps_of(samples)}, {"end", rounded(step(0) + width)}, {"rows", rows}};
 }
 
-// Means over all samples of the quality meter.
+// Returns means over all samples of the quality meter.
 Json quality(const RunRecord& run) {
   if (run.qualities.empty()) return nullptr;
   Bin correlation;
   std::map<std::string, std::map<std::string, Bin>> layers;
   for (const Json& sample : run.qualities) {
-    correlation.add(number_at(sample, "alike"));
+    correlation.add(number_at(sample, kCorrelationKey));
     for (const auto& [name, values] : sample["quality"].items())
       for (const auto& [key, ignored] : values.items())
-        layers[name][key].add(number_at(values, key.c_str()));
+        layers[name][key == kCorrelationKey ? "correlation" : key].add(number_at(values, key));
   }
   Json rows = Json::array();
   for (const auto& [name, ignored] : run.qualities.back()["quality"].items()) {
@@ -288,14 +282,15 @@ bool flag_at(const Json& object, const char* key) {
   return found != object.end() && *found == true;
 }
 
-// Seconds of an exchange one way: until the gradient is ready, encoding, collectives.
+// Returns seconds of an exchange, dense or compressed: until the gradient is ready, encoding,
+// collectives.
 Json exchange_times(const Json& bucket, const char* way) {
   const Json times = bucket.value(way, Json::object());
   return {rounded(number_at(times, "ready_s")), rounded(number_at(times, "code_s")),
           rounded(number_at(times, "comm_s"))};
 }
 
-// The decisions of --compress auto, and bucket by bucket what the last one was made from.
+// Returns the decisions of --compress auto, and the measurements of the last one by bucket.
 Json choices(const RunRecord& run) {
   if (run.choices.empty()) return nullptr;
   Json decisions = Json::array(), buckets = Json::array();
@@ -339,7 +334,7 @@ Json run_json(const RunRecord& run, int64_t points, int64_t cells) {
           {"facts", facts(run)},
           {"ratios", ratios},
           {"curves", curves(run, points)},
-          {"scores", scores(run)},
+          {"scores", run.scores},
           {"breakdown", breakdown(run)},
           {"layers", layer_bytes(run)},
           {"plans", plan_map(run, cells)},
@@ -351,14 +346,6 @@ Json run_json(const RunRecord& run, int64_t points, int64_t cells) {
 }
 
 }  // namespace
-
-Json rounded(double value) {
-  if (!std::isfinite(value)) return nullptr;
-  if (std::abs(value) < 1e15 && value == std::trunc(value)) return static_cast<int64_t>(value);
-  char text[32];
-  std::snprintf(text, sizeof text, "%.7g", value);
-  return std::atof(text);
-}
 
 Json report_json(std::vector<RunRecord> runs, int64_t cells) {
   const auto named = runs;

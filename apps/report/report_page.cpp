@@ -17,8 +17,11 @@ std::string_view report_file(std::string_view name) {
   return found->text;
 }
 
+namespace {
+
+// Returns `json` as text that is safe within a <script> element: without "<" no text can end the
+// element or begin a comment. Invalid UTF-8 is replaced.
 std::string script_json(const RunRecord::Json& json) {
-  // Invalid UTF-8 is replaced. Without "<" no text can end the element or begin a comment.
   std::string out;
   for (const char c : json.dump(-1, ' ', false, RunRecord::Json::error_handler_t::replace)) {
     if (c == '<')
@@ -28,6 +31,8 @@ std::string script_json(const RunRecord::Json& json) {
   }
   return out;
 }
+
+}  // namespace
 
 std::string report_page(const std::vector<RunRecord>& runs) {
   check(!runs.empty(), "a report needs a run folder");

@@ -1,7 +1,7 @@
-// report.html: one page on a run, or on several next to each other, complete in itself. The page is
-// report.html with report.css, the library dygraphs, report.js and the figures (report_json.h) put
-// in; nothing is fetched when it is opened. What a run says of itself is only ever JSON here, and
-// text in the page.
+// Makes report.html: one page on a run, or on several next to each other, complete in itself. It is
+// the embedded report.html with report.css, the library dygraphs, report.js and the figures
+// (report_json.h) filled in; the page fetches nothing. Texts of a run are only ever JSON here, and
+// textContent in the page.
 //
 //   write_file_atomically("report.html", report_page({read_run("runs/a"), read_run("runs/b")}));
 #pragma once
@@ -15,15 +15,12 @@
 namespace heddle {
 
 constexpr size_t kMaxReportRuns = 8;         // as many as there are colours
-constexpr size_t kMaxReportBytes = 1900000;  // maps have fewer columns rather than be larger
+constexpr size_t kMaxReportBytes = 1900000;  // for a larger page, maps get fewer columns
 
-// Throws InputError for no runs or too many.
+// Returns the page. Throws InputError for no runs, for too many, and for a file that is no trace.
 std::string report_page(const std::vector<RunRecord>& runs);
 
-// Returns `json` as text that is safe within a <script> element.
-std::string script_json(const RunRecord::Json& json);
-
-// The page's parts as the build has embedded them: "report.html", "report.css", "report.js",
+// Returns a part of the page that the build has embedded: "report.html", "report.css", "report.js",
 // "dygraph.min.js".
 std::string_view report_file(std::string_view name);
 

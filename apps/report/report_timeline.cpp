@@ -14,7 +14,7 @@ namespace {
 
 using Json = RunRecord::Json;
 
-// Ranges shorter than this part of the step are merged with their neighbours: nobody sees them.
+// Ranges shorter than this part of the step are invisible, and are merged with their neighbours.
 constexpr double kThin = 1.0 / 2000;
 constexpr std::array kTracks = {"data", "forward", "backward", "compress",
                                 "comm", "update",  "wait",     "plan"};
@@ -62,8 +62,8 @@ Events read_events(const nlohmann::json& trace) {
   return out;
 }
 
-// Returns the last whole step, from one forward pass to the next; with a single pass, what there
-// is.
+// Returns the last whole step, from one forward pass to the next; with a single pass, the rest of
+// the trace.
 std::optional<std::pair<double, double>> last_step(const Events& events) {
   std::vector<double> begins;
   bool backward = true;
@@ -78,13 +78,14 @@ std::optional<std::pair<double, double>> last_step(const Events& events) {
   return {{begins[begins.size() - 2], begins.back()}};
 }
 
-// In the order of a step; tracks of several threads, "comm 2", after the first.
+// Returns a key that sorts tracks in the order of a step; those of further threads, "comm 2",
+// follow the first.
 auto track_order(const std::string& track) {
   const std::string base = track.substr(0, track.find(' '));
   return std::pair(std::ranges::find(kTracks, base) - kTracks.begin(), track);
 }
 
-// [name, begin, seconds, inner] of each range, thin neighbours merged.
+// Returns [name, begin, seconds, inner] of each range, with thin neighbours merged.
 Json ranges_json(const std::vector<Range>& ranges, double origin, double length) {
   Json out = Json::array();
   for (size_t i = 0, next = 0; i < ranges.size(); i = next) {

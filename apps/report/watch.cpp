@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "apps/cli/format.h"
+#include "apps/cli/json.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -21,7 +22,7 @@ namespace {
 
 constexpr int kChartRows = 9, kScaleWidth = 9;
 constexpr int64_t kRecentSteps = 20;
-constexpr double kLongSteps = 10, kLongSeconds = 30;  // without a line: both
+constexpr double kLongSteps = 10, kLongSeconds = 30;  // without a line
 
 struct Terminal {
   int columns = 80;
@@ -44,7 +45,7 @@ Terminal terminal() {
   return out;
 }
 
-// The dots of a chart; a cell of Braille holds two by four.
+// Holds the dots of a chart; a Braille character has two by four.
 class Canvas {
  public:
   Canvas(int columns, int rows, bool utf8)
@@ -79,20 +80,17 @@ class Canvas {
   std::vector<int> cells_;
 };
 
-// Where `value` lies from dot 0 at `low` to dot `dots` at `high`.
+// Returns the dot of a value, from dot 0 at `low` to dot `dots` at `high`.
 int dot_at(double value, double low, double high, int dots) {
   const double part = (value / 2 - low / 2) / (high / 2 - low / 2);  // halves do not overflow
   return std::isfinite(part) ? static_cast<int>(std::clamp(part, 0.0, 1.0) * dots) : 0;
 }
 
 std::string scale_text(double value) {
-  std::string text = significant(value, 4);
-  const size_t width = kScaleWidth - 2;
-  if (text.size() < width) text.insert(0, width - text.size(), ' ');
-  return text + "  ";
+  return pad_left(significant(value, 4), kScaleWidth - 2) + "  ";
 }
 
-// Since the last line was written; 0 where that cannot be told.
+// Returns the seconds since the last line was written; 0 if unknown.
 double idle_seconds(const std::string& folder) {
   std::error_code error;
   const auto written =
@@ -102,10 +100,11 @@ double idle_seconds(const std::string& folder) {
   return std::chrono::duration<double>(now - written).count();
 }
 
-// A run that was killed leaves no last line; nor does one that evaluates for long.
+// Returns a remark on a run that has been silent for long: it may have been killed, or be
+// evaluating.
 std::string idle_text(const RunRecord& run, double step_s, double idle_s) {
   if (!run.summary.empty() || idle_s < std::max(kLongSeconds, kLongSteps * step_s)) return "";
-  return "  nothing written for " + format_duration(idle_s) + ": evaluating, waiting, or dead\n";
+  return "  nothing written for " + format_duration(idle_s) + ": evaluating, waiting or killed\n";
 }
 
 std::string recent_text(const RunRecord& run, double idle_s) {
@@ -172,20 +171,20 @@ std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle
   const std::string skipped =
       run.broken_lines == 0
           ? ""
-          : concat("  skipped lines of metrics.jsonl, which do not parse: ", run.broken_lines,
-                   "; line ", run.first_broken, '\n');
+          : concat("  lines of metrics.jsonl that do not parse and were skipped: ",
+                   run.broken_lines, "; line ", run.first_broken, '\n');
   if (run.steps.empty()) return out + "\n  no step yet\n" + skipped + idle_text(run, 0, idle_s);
   const StepRecord& last = run.steps.back();
   out += concat("  epoch ", last.epoch, "  step ", last.step);
   if (const std::string steps = run.setting("steps"); !steps.empty()) out += "/" + printable(steps);
-  if (const auto end = run.summary.find("summary"); end != run.summary.end() && end->is_string())
-    out += "  " + printable(end->get<std::string>());
+  if (const std::string status = text_at(run.summary, "summary"); !status.empty())
+    out += "  " + printable(status);
   out += '\n' + recent_text(run, idle_s) + skipped;
   const std::string key = run.score_key();
   for (auto score = run.scores.rbegin(); score != run.scores.rend(); ++score)
-    if (const auto found = score->values.find(key); found != score->values.end()) {
-      out += concat("  ", printable(score->split), " ", key, " ", significant(found->second, 4),
-                    " after epoch ", score->epoch, '\n');
+    if (const double value = number_at(*score, key); !std::isnan(value)) {
+      out += concat("  ", printable(text_at(*score, "split")), " ", key, " ", significant(value),
+                    " after epoch ", whole_at(*score, "epoch"), '\n');
       break;
     }
   std::vector<std::pair<double, double>> losses;  // a mean for each column

@@ -1,5 +1,5 @@
-// Follows a run in the terminal: where it stands, and its loss as a small chart. On a terminal it
-// redraws itself until the run ends; elsewhere, or with --once, it says it once.
+// Follows a run in the terminal: its position, and its loss as a small chart. On a terminal it
+// redraws itself until the run ends; elsewhere, or with --once, it prints once.
 //
 //   ./run watch runs/a
 #pragma once
@@ -12,18 +12,19 @@
 
 namespace heddle {
 
-// A line chart of `rows` lines of text and `columns` of them wide, the scale of y on the left; of
-// Braille patterns, or of stars where the terminal has no UTF-8. Values that are not finite are
-// left out.
+// Returns a line chart of `rows` lines and `columns` columns, with the scale of y on the left; of
+// Braille patterns, or of stars if the terminal has no UTF-8. Values that are not finite are
+// omitted.
 std::string terminal_chart(const std::vector<std::pair<double, double>>& values, int columns,
                            int rows, bool utf8);
 
-// What is shown, lines with their ends: name, step, loss, learning rate, rate, time left where
-// --steps says how many there will be, ratio and exposed communication, the last validation, chart;
-// and that nothing was written for `idle_s`, where that is long beside a step.
+// Returns the lines to show: name, step, loss, learning rate, rate, remaining time if --steps
+// limits the run, ratio and exposed communication, the last validation, chart; and a remark if
+// nothing was written for `idle_s` seconds, which is long compared with a step.
 std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle_s = 0);
 
-// Returns when the run has ended, or at once where `once`.
+// Shows the run until it has ended, or `once`. Throws InputError as read_run(), and Error if stdout
+// cannot be written.
 void watch_run(const std::string& folder, bool once);
 
 }  // namespace heddle

@@ -10,7 +10,7 @@
 namespace heddle {
 namespace {
 
-// Returns the lines of config.toml by key, "lr = 0.1" by "lr", without their remarks.
+// Returns the lines of config.toml by key, "lr = 0.1" by "lr", without their comments.
 std::map<std::string, std::string> lines_of(const std::string& config) {
   std::map<std::string, std::string> lines;
   std::istringstream in(config);

@@ -1,5 +1,5 @@
-// Whether a saved run and this one are the same: identity (network, data), compression, planning
-// and configuration, compared for --resume, each with the first difference in words.
+// Compares a saved run with this one for --resume: identity (network, data), compression, planning
+// and configuration. Each comparison returns the first difference as text.
 //
 //   const std::string differs = difference(state.at("identity"), identity);
 //   check(differs.empty(), path, ": of another run: ", differs);
@@ -13,16 +13,16 @@
 
 namespace heddle {
 
-// Returns the first of `here`'s keys with another value in `there`, "arch: resnet20 there, resnet32
-// here"; empty where all are equal.
+// Returns the first key of `here` whose value differs in `there`, "arch: resnet20 there, resnet32
+// here"; empty if all are equal.
 std::string difference(const nlohmann::json& there, const nlohmann::ordered_json& here);
 
 // Return the options that decide how gradients are compressed, and how settings vary by layer.
 nlohmann::ordered_json compression_of(const CommonOptions& o);
 nlohmann::ordered_json planning_of(const CommonOptions& o);
 
-// Returns the first difference that makes saved residuals meaningless for this run; beta is none
-// (see residual_scale()), nor is a ramp. `there`: the compression_of() the saved run.
+// Returns the first difference that makes saved residuals meaningless for this run. Another beta
+// (see residual_scale()) or ramp does not. `there`: the compression_of() the saved run.
 std::string compression_differs(const nlohmann::json& there, const CommonOptions& o);
 
 // Returns the factor that rescales a saved residual for this run's settings: a residual holds a sum
@@ -32,7 +32,8 @@ double residual_scale(const nlohmann::json& state, const CommonOptions& o);
 // Notes each key of config.toml that differs between the saved run and this one.
 void note_changes(const std::string& there, const std::string& here, const Logger& note);
 
-// Returns whether two config.toml differ in nothing but what a run prints, and where.
+// Returns whether two config.toml are equal apart from flags that decide only what a run prints,
+// and its folder.
 bool same_config(const std::string& there, const std::string& here);
 
 }  // namespace heddle

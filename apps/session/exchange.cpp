@@ -1,11 +1,11 @@
 #include "apps/session/exchange.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "apps/cli/format.h"
 #include "apps/cli/json.h"
 #include "apps/session/layer_plan.h"
 #include "compress/compressed_reducer.h"
@@ -15,32 +15,31 @@
 namespace heddle {
 namespace {
 
-// One epoch, but no more than a twentieth of the run, and a hundred steps at least.
+// Returns --compress-start; without it one epoch, but at most a twentieth of the run, and at least
+// a hundred steps.
 int64_t first_compressed_step(const CommonOptions& o, const StepPlan& plan) {
   if (o.compress_start >= 0) return o.compress_start;
   return std::max<int64_t>(100, std::min(plan.steps_per_epoch, plan.total_steps / 20));
 }
 
-// Logs the choice, and writes it as exchange-<step>.json to the run folder.
-void log_choice(const ExchangeChoice& choice, const RunOutput& output) {
+// Returns "step 24: 1 of 3 buckets is compressed; …", for people.
+std::string describe_choice(const ExchangeChoice& choice) {
   const size_t buckets = choice.compressed.size();
   const auto messages = buckets - static_cast<size_t>(std::ranges::count(choice.joined, true));
-  char text[300];
-  std::snprintf(
-      text, sizeof text,
-      "step %lld: %lld of %zu buckets are compressed%s: a step behind forward takes %.1f ms, "
-      "if all were dense %.1f, if all were compressed %.1f",
-      static_cast<long long>(choice.step),
-      static_cast<long long>(std::ranges::count(choice.compressed, true)), buckets,
-      messages == buckets ? "" : concat(", and travel as ", messages).c_str(),
-      1e3 * choice.used_s(), 1e3 * choice.dense_s, 1e3 * choice.compressed_s);
-  std::string line = text;
-  if (choice.dropped) {
-    std::snprintf(text, sizeof text, "; %.1f were expected of another choice, which took %.1f",
-                  1e3 * choice.chosen_s, 1e3 * choice.found_s);
-    line += text;
-  }
-  if (output.log) output.log(line);
+  const auto ms = [](double seconds) { return decimals(1e3 * seconds, 1) + " ms"; };
+  return concat("step ", choice.step, ": ", std::ranges::count(choice.compressed, true), " of ",
+                buckets, " buckets compressed",
+                messages == buckets ? "" : concat(", sent as ", messages, " messages"),
+                "; a step after its forward pass takes ", ms(choice.used_s()), ", all dense ",
+                ms(choice.dense_s), ", all compressed ", ms(choice.compressed_s),
+                choice.dropped ? concat("; another choice, of which ", ms(choice.chosen_s),
+                                        " were expected, took ", ms(choice.found_s))
+                               : "");
+}
+
+// Logs the choice, and writes it as exchange-<step>.json to the run folder.
+void log_choice(const ExchangeChoice& choice, const RunOutput& output) {
+  if (output.log) output.log(describe_choice(choice));
   if (output.folder == nullptr) return;
   nlohmann::ordered_json json = {{"step", choice.step},
                                  {"dense_s", choice.dense_s},
@@ -55,7 +54,7 @@ void log_choice(const ExchangeChoice& choice, const RunOutput& output) {
             {"comm_s", b.comm_s},
             {"latencies", b.latencies}};
   };
-  for (size_t i = 0; i < buckets; ++i)
+  for (size_t i = 0; i < choice.compressed.size(); ++i)
     json["buckets"].push_back({{"compressed", static_cast<bool>(choice.compressed[i])},
                                {"joined", static_cast<bool>(choice.joined[i])},
                                {"dense", times(choice.dense_trial.buckets[i])},
@@ -64,7 +63,7 @@ void log_choice(const ExchangeChoice& choice, const RunOutput& output) {
   output.folder->write_optional(concat("exchange-", choice.step, ".json"), json_line(json));
 }
 
-// Makes the reducer of a family that compresses: each of those is a CompressedReducer.
+// Makes the reducer of a family that compresses, all of which are CompressedReducers.
 std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
                                                const ParameterStore& store) {
   std::unique_ptr<Reducer> reducer = make_reducer(o.parsed.compress.spec,
@@ -72,11 +71,9 @@ std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
                                                    .dense_layers = o.dense_layers,
                                                    .min_compress = o.min_compress},
                                                   store);
-  check(o.dense_layers.empty() || std::ranges::any_of(store.parameters(),
-                                                      [&](const Parameter& p) {
-                                                        return std::regex_search(
-                                                            p.name, std::regex(o.dense_layers));
-                                                      }),
+  const std::regex dense(o.dense_layers);
+  const auto is_dense = [&](const Parameter& p) { return std::regex_search(p.name, dense); };
+  check(o.dense_layers.empty() || std::ranges::any_of(store.parameters(), is_dense),
         "--dense-layers ", o.dense_layers, ": matches no parameter; the first is called ",
         store.parameters().front().name);
   auto& compressed = dynamic_cast<CompressedReducer&>(*reducer);
@@ -84,6 +81,7 @@ std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
   return std::unique_ptr<CompressedReducer>(&compressed);
 }
 
+// Returns whether momentum is applied before compression, to the residual.
 bool residual_momentum(const CommonOptions& o, const CompressedReducer& reducer) {
   if (o.optimizer != "sgd" || o.momentum == 0) return false;
   const std::string& mode = o.compressed_momentum;
@@ -92,23 +90,34 @@ bool residual_momentum(const CommonOptions& o, const CompressedReducer& reducer)
   return mode != "full" && reducer.keeps_residuals();
 }
 
-// "gradients: scalecom:rate=100, dense for the first 390 of 6240 steps"
+std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o) {
+  if (o.optimizer == "sgd")
+    return make_sgd({.momentum = o.momentum,
+                     .nesterov = o.nesterov,
+                     .weight_decay = o.weight_decay,
+                     .decay_norm_bias = o.decay_norm_bias});
+  return make_adam({.weight_decay = o.weight_decay,
+                    .decoupled = o.optimizer == "adamw",
+                    .decay_norm_bias = o.decay_norm_bias});
+}
+
+// Returns "gradients: scalecom:rate=100, dense for the first 390 of 6240 steps"
 std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
                               const CompressSpec& spec, int learners,
                               const DataParallelOptions& parallel) {
   const int64_t start = parallel.compress_start;
   std::string out = "gradients: " + to_string(spec);
   if (o.parsed.compress.automatic)
-    out += " or dense, by bucket, whichever is faster: tries both first, for 12 to 54 steps";
+    out += " or dense, by bucket, whichever is faster; both are tried first, for 12 to 54 steps";
   if (start >= plan.total_steps) {
     out += concat(", but dense in all ", plan.total_steps, " steps (--compress-start ", start, ")");
   } else if (start > 0) {
     out += concat(", dense for the first ", start, " of ", plan.total_steps, " steps");
   }
   if (!o.plan.empty()) out += ", by layer: " + o.plan;
-  if (parallel.residual_momentum) out += "; momentum is for what travels dense";
+  if (parallel.residual_momentum) out += "; momentum applies to dense gradients only";
   if (learners == 1 && start < plan.total_steps)
-    out += "; compressed, though one learner sends them to nobody";
+    out += "; compressed, although a single learner sends nothing";
   return out;
 }
 
@@ -152,8 +161,12 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     parallel.residual_momentum = residual_momentum(o, *reducer);
     if (log) log(describe_exchange(o, plan, spec, comm.size(), parallel));
   }
-  OptimizerOptions options = optimizer_options(o, log);
-  // With residuals, clip before sending: what is clipped after it was sent is lost.
+  OptimizerOptions options{
+      .accumulate = static_cast<int>(o.accumulate),
+      .clip_grad_norm = o.clip_grad_norm,
+      .on_nonfinite = o.on_nonfinite == "step" ? OnNonfinite::step : OnNonfinite::bucket,
+      .log = log};
+  // With residuals, clips before sending: what is cut off after the exchange is lost.
   const bool local = o.clip_mode.empty() ? reducer != nullptr && reducer->keeps_residuals()
                                          : o.clip_mode == "local";
   if (local && (comm.size() > 1 || reducer != nullptr)) {
@@ -161,7 +174,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     options.clip_grad_norm = 0;
   } else if (log && o.clip_grad_norm > 0 && reducer != nullptr && reducer->keeps_residuals()) {
     log("--clip-mode " + o.clip_mode +
-        " clips what has been sent: what it cuts off is in no residual, and lost");
+        " clips after the exchange: what it cuts off is in no residual and is lost");
   }
   return {store, make_rule(o), comm, options, parallel, std::move(reducer)};
 }

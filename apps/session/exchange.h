@@ -1,5 +1,5 @@
-// How gradients are exchanged: from the options to a data parallel optimizer with its reducer, and
-// what the exchange was worth.
+// Makes the exchange of gradients that the options describe: a data-parallel optimizer with its
+// reducer.
 //
 //   DataParallelOptimizer optimizer = make_optimizer(o, store, comm, plan, {folder, log});
 #pragma once
@@ -13,20 +13,22 @@
 
 namespace heddle {
 
-// Bytes that one learner passes to the collectives in a step, and keeps for the exchange. For codes
-// whose length depends on the data, the maximum.
+// Bytes of one learner: passed to the collectives in a step (for codes whose length depends on the
+// data, the maximum), and kept between steps.
 struct ExchangePlan {
   int64_t payload = 0;
   int64_t state = 0;  // residuals, factors
   int64_t compressed_tensors = 0;
 };
-// As the options have it once the dense beginning is over; plans of --layerwise begin from there.
-// Where a rule decides while training (rate=auto, --compress auto) the payload is that of
-// compression everywhere, or dense where it is open.
+// Returns the exchange that the options describe, after the dense start; plans of --layerwise start
+// from there. Where a rule decides during training (rate=auto, --compress auto), the payload is
+// that of compression everywhere, or the dense one if the rate is open. Throws InputError for a
+// --dense-layers that matches nothing and a --plan that does not fit.
 ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store);
 
 // Makes the optimizer of a learner. Logs what is compressed and from which step on, and writes
-// layer plans to the folder. `others`: what the options do not say. The arguments must outlive it.
+// layer plans and choices to the folder. `others`: settings that are no options. The arguments must
+// outlive the optimizer. Throws as plan_exchange().
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
                                      Communicator& comm, const StepPlan& plan,
                                      const RunOutput& output = {},

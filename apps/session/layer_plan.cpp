@@ -30,13 +30,13 @@ int64_t elements_of(const ParameterStore& store, const std::string& name) {
   return 0;
 }
 
-// "step 400: layer plan: 12345 bytes of gradients a step, uniform 16000; 0.97 of the budget", and
-// where there are such things, "; 3.1 ms of encoding and exchange, uniform 4; 2 of 20 layers are
-// critical".
+// Returns "step 400: layer plan: 12345 bytes of gradients a step, uniform 16000; 0.97 of the error
+// budget", with "; 3.1 ms of encoding and exchange, uniform 4" and "; 2 of 20 layers are critical"
+// where the plan has these.
 std::string summary(const PlanReport& report, const Values& values) {
   const LayerPlan& plan = report.plan;
   std::string text =
-      concat("step ", report.step, ": layer plan", report.changed ? "" : ", as before", ": ",
+      concat("step ", report.step, ": layer plan", report.changed ? "" : ", unchanged", ": ",
              plan.bytes, " bytes of gradients a step, uniform ", plan.uniform_bytes, "; ",
              std::round(1000 * plan.error / plan.budget) / 1000, " of the error budget");
   const auto ms = [](int64_t nanoseconds) {
@@ -56,14 +56,14 @@ std::string summary(const PlanReport& report, const Values& values) {
 void check_layerwise(const CommonOptions& o) {
   const Family& family = find_family(o.parsed.compress.spec.family);
   const bool planned = o.layerwise == "lgreco";
-  check(!planned || o.plan.empty(), "--layerwise lgreco makes plans, --plan uses one: not both");
+  check(!planned || o.plan.empty(),
+        "--layerwise lgreco makes plans and --plan uses one; give only one of them");
   check((!planned && o.plan.empty()) || !family.keys.empty(),
         planned ? "--layerwise lgreco" : "--plan", ": --compress ", family.name,
-        " has no setting that could differ from layer to layer");
+        " has no setting that can vary by layer");
   const bool timed = by_time(lgreco_values(o));
   check(!planned || !timed || !o.deterministic,
-        "--lgreco objective=time: its plans depend on measured times, which --deterministic "
-        "excludes");
+        "--lgreco objective=time plans by measured times, which --deterministic excludes");
 }
 
 LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan,
@@ -73,8 +73,7 @@ LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan
   const Values values = lgreco_values(o);
   check(
       !by_time(values) || !store.values().device().is_cuda(),
-      "--lgreco objective=time: its codecs are timed on the CPU, and --device cuda encodes on the "
-      "GPU");
+      "--lgreco objective=time times the codecs on the CPU, but --device cuda encodes on the GPU");
   const auto every = static_cast<int64_t>(values.at("every"));
   LayerPlannerOptions options{.every = every > 0 ? every : plan.steps_per_epoch,
                               .window = static_cast<int64_t>(values.at("window")),
@@ -144,16 +143,16 @@ void apply_layer_plan(const CommonOptions& o, const ParameterStore& store, int l
   try {
     const auto plan = parse_json(read_text_file(o.plan), "--plan " + o.plan);
     const auto family = plan.at("family").get<std::string>();
-    check(family == reducer.name(), where, "of --compress ", printable(family), ", not ",
+    check(family == reducer.name(), where, "is for --compress ", printable(family), ", not ",
           reducer.name());
     const auto ranks = plan.at("learners").get<double>();
-    check(ranks == learners, where, "of ", ranks, " learners, not ", learners);
+    check(ranks == learners, where, "is for ", ranks, " learners, not ", learners);
     for (const auto& layer : plan.at("layers")) {
       const auto name = layer.at("name").get<std::string>();
       const auto elements = layer.at("elements").get<int64_t>();
       const int64_t here = elements_of(store, name);
-      check(elements == here && here > 0, where, "of another network: ", printable(name), " has ",
-            elements, " elements there, ", here, " here");
+      check(elements == here && here > 0, where, "is for another network: ", printable(name),
+            " has ", elements, " elements there, ", here, " here");
       settings[name] = layer.at("setting").get<double>();
     }
   } catch (const nlohmann::json::exception& error) {

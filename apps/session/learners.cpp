@@ -1,39 +1,23 @@
 #include "apps/session/learners.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <vector>
 
-#include "apps/cli/process.h"
+#include "apps/checkpoint/signals.h"
 #include "comm/launch.h"
 #include "comm/threads.h"
 #ifdef HEDDLE_CUDA
 #include "comm/nccl_communicator.h"
 #endif
-#include "core/context.h"
 #include "core/error.h"
 
 namespace heddle {
+namespace {
 
-int run_learners(const CommonOptions& o, const std::function<int(Communicator&)>& body) {
-  const LearnerPlan& plan = o.parsed.learners;
-#ifdef HEDDLE_MPI
-  if (plan.kind == "mpi") return run_mpi(o.comm_timeout, body);
-#endif
-  if (plan.size > 1) {
-    ThreadsOptions options{.timeout_s = o.comm_timeout};
-    if (o.parsed.net) options.net = *o.parsed.net;
-    std::vector<int> results(static_cast<size_t>(plan.size));
-    const auto learn = [&](Communicator& comm) {
-      results[static_cast<size_t>(comm.rank())] = body(comm);
-    };
-    run_threads(plan.size, learn, options);
-    return *std::ranges::max_element(results);
-  }
-  const auto solo = make_solo();
-  return body(*solo);
-}
-
+// Returns the device of one learner: under MPI, and with NCCL, the GPU with the learner's number on
+// this machine, unless --device names one.
 Device learner_device(const CommonOptions& o, const Communicator& comm) {
   Device device = o.parsed.device;
   const bool nccl = o.comm == "nccl", processes = comm.name() == std::string("mpi");
@@ -45,11 +29,13 @@ Device learner_device(const CommonOptions& o, const Communicator& comm) {
   if (processes)
     for (const char* name : {"SLURM_LOCALID", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"})
       if (const char* text = std::getenv(name)) local = std::atoi(text);
-  device.index = local % cuda_device_count();  // who shares one is told so by make_nccl
+  device.index = local % cuda_device_count();  // make_nccl reports ranks that share a GPU
   return device;
 }
 
-void check_devices(const CommonOptions& o, Communicator& comm) {
+// Throws InputError if some ranks compute on a CPU and others on a GPU, then returns NCCL's
+// communicator for the current Context; null without --comm nccl. Collective.
+std::unique_ptr<Communicator> join_gpus(const CommonOptions& o, Communicator& comm) {
   const int64_t mine = Context::current().device().is_cuda() ? 1 : 0;
   const auto all = gather_values(comm, std::vector<int64_t>{mine});
   const auto what = [&](size_t rank) {
@@ -57,24 +43,46 @@ void check_devices(const CommonOptions& o, Communicator& comm) {
   };
   for (size_t rank = 0; rank < all.size(); ++rank)
     check(all[rank] == all[0], "--device ", o.device, ": ", what(0), ", ", what(rank));
-}
-
-std::unique_ptr<Communicator> make_gpu_communicator([[maybe_unused]] const CommonOptions& o,
-                                                    [[maybe_unused]] Communicator& comm) {
 #ifdef HEDDLE_CUDA
   if (o.comm == "nccl") return make_nccl(comm, {.timeout_s = o.comm_timeout});
 #endif
   return nullptr;
 }
 
-std::string describe_learners(const Communicator& comm) {
-  if (comm.size() == 1) return "";
-  return concat(comm.size(), " learners (", comm.name(), "), ");
+}  // namespace
+
+int start_learners(const CommonOptions& o, const std::function<int(Communicator&)>& run_rank) {
+  if (o.training && !o.dry_run && o.headroom == 0) catch_signals();  // only a training can save
+  const LearnerPlan& plan = o.parsed.learners;
+#ifdef HEDDLE_MPI
+  if (plan.kind == "mpi") return run_mpi(o.comm_timeout, run_rank);
+#endif
+  if (plan.size > 1) {
+    ThreadsOptions options{.timeout_s = o.comm_timeout};
+    if (o.parsed.net) options.net = *o.parsed.net;
+    std::vector<int> codes(static_cast<size_t>(plan.size));
+    const auto learn = [&](Communicator& comm) {
+      codes[static_cast<size_t>(comm.rank())] = run_rank(comm);
+    };
+    run_threads(plan.size, learn, options);
+    return *std::ranges::max_element(codes);
+  }
+  const auto solo = make_solo();
+  return run_rank(*solo);
 }
 
-std::string describe_memory(int64_t learners) {
-  const int64_t mb = peak_rss_bytes() / 1000000;
-  return learners < 2 ? concat(mb, " MB") : concat(mb, " MB, ", mb / learners, " MB a learner");
+Learner::Learner(const CommonOptions& options, Communicator& started)
+    : o(options),
+      context({.device = learner_device(o, started),
+               .threads = static_cast<int>(o.threads),
+               .tune = o.tune,
+               .deterministic = o.deterministic,
+               .tf32 = o.tf32}),
+      gpus(join_gpus(o, started)),
+      comm(gpus == nullptr ? started : *gpus) {}
+
+void Learner::announce(const std::string& line) const {
+  if (is_first() && !o.quiet) std::fprintf(stderr, "%s\n", line.c_str());
 }
 
 }  // namespace heddle

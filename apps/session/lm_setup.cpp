@@ -1,33 +1,18 @@
 #include "apps/session/lm_setup.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "apps/session/learners.h"
+#include "apps/cli/format.h"
+#include "apps/cli/json.h"
 #include "core/error.h"
-#include "core/files.h"
 #include "core/hash.h"
 #include "layers/loss.h"
 
 namespace heddle {
-
 namespace {
 
-// Peak of the pool in a step of so many columns, without the optimizer's state.
-int64_t measure_step_bytes(const TrainLmOptions& o, Context& context, const LstmLm& model,
-                           ParameterStore& store, int64_t columns) {
-  const auto pool = context.pool(context.device());
-  store.begin_step();
-  const Tensor tokens = Tensor::empty_on(Device{}, {o.bptt, columns}, DType::i32);
-  tokens.fill_zero();
-  LstmState state = model.zero_state(columns);
-  pool->reset_peak();
-  Tape tape;
-  const Var logits = model.forward(tape, tokens, state);
-  tape.backward(softmax_cross_entropy(tape, logits, tokens, {.overwrite_logits = true}));
-  return static_cast<int64_t>(pool->peak_bytes_in_use());
-}
+bool is_char_level(const TrainLmOptions& o) { return o.level == "char"; }
 
 }  // namespace
 
@@ -52,8 +37,8 @@ LmCard read_card(TrainLmOptions& o, FlagTable& flags) {
 Corpus open_text(const TrainLmOptions& o, const LmCard& card, const FlagTable& flags) {
   const bool known = card.vocabulary.size() > 0;
   check(known || o.init.empty() || flags.given("data"), o.init,
-        ": its metadata hold no vocabulary (keys level and vocabulary), so its tokens have no "
-        "names; give --data the text that it was trained on");
+        ": no vocabulary in the metadata (keys level and vocabulary), so its tokens have no names; "
+        "give --data the text that it was trained on");
   Corpus corpus;
   corpus.vocabulary = card.vocabulary;
   if (known && !o.training && !o.evaluate) return corpus;
@@ -122,21 +107,12 @@ nlohmann::ordered_json text_evaluation_json(const TextEvaluation& valid) {
           {"tokens", valid.tokens}};
 }
 
-TextEvaluation parse_text_evaluation(const Checkpoint& checkpoint) {
-  TextEvaluation valid;
-  try {
-    const nlohmann::json& own = checkpoint.state.at("own");
-    if (!own.at("valid_loss").is_number()) return valid;
-    valid.loss = own["valid_loss"].get<double>();
-    valid.tokens = own.at("tokens").get<int64_t>();
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(checkpoint.file("state.json"), ": ", printable(error.what(), 200)));
-  }
-  return valid;
+TextEvaluation parse_text_evaluation(const nlohmann::json& json, const char* loss_key) {
+  return {.loss = number_at(json, loss_key), .tokens = whole_at(json, "tokens")};
 }
 
 ScheduleOptions lm_schedule(const TrainLmOptions& o, const StepPlan& plan) {
-  ScheduleOptions options = schedule_options(o, plan.total_steps, plan.steps_per_epoch);
+  ScheduleOptions options = schedule_options(o, plan);
   options.patience = 0;
   options.threshold = 0;
   return options;
@@ -144,31 +120,34 @@ ScheduleOptions lm_schedule(const TrainLmOptions& o, const StepPlan& plan) {
 
 std::string describe(const TrainLmOptions& o, const ParameterStore& store, int64_t vocabulary,
                      const Corpus& corpus, const Communicator& comm) {
-  char parameters[32];
-  std::snprintf(parameters, sizeof parameters, "%.2f M", static_cast<double>(store.count()) / 1e6);
-  std::string out = concat("LSTM ", o.nlayers, " x ", o.nhid, ", ", parameters, " parameters, ",
+  std::string out = concat("LSTM ", o.nlayers, " x ", o.nhid, ", ", describe_size(store), ", ",
                            o.level, " level, ", vocabulary, " tokens known");
   if (!corpus.train.empty()) {
     out += concat(" | ", corpus.name, ", ", corpus.train.size(), " + ", corpus.valid.size(), " + ",
                   corpus.test.size(), " tokens");
   }
-  return out + " | " + describe_learners(comm) + describe_machine_use(o, store);
+  return out + describe_machine_use(o, store, comm);
 }
 
 std::string describe_plan(const TrainLmOptions& o, Context& context, const LstmLm& model,
                           ParameterStore& store, const TokenBatches& train) {
-  constexpr int64_t kSmall = 1, kLarge = 3;
-  const int64_t small = measure_step_bytes(o, context, model, store, kSmall);
-  const int64_t large = measure_step_bytes(o, context, model, store, kLarge);
-  const int64_t per_column = (large - small) / (kLarge - kSmall);
+  const auto step_bytes = [&](int64_t columns) {
+    const Tensor tokens = Tensor::empty_on(Device{}, {o.bptt, columns}, DType::i32);
+    tokens.fill_zero();
+    LstmState state = model.zero_state(columns);
+    return measure_step_bytes(context, store, [&](Tape& tape) {
+      const Var logits = model.forward(tape, tokens, state);
+      return softmax_cross_entropy(tape, logits, tokens, {.overwrite_logits = true});
+    });
+  };
   return format_plan(o, store,
                      {.steps = plan_steps(o, train),
                       .model = "recipe",
                       .model_name = recipe_name(o),
                       .unit = "token",
-                      .units_per_batch = o.batch_size * o.bptt,
-                      .activation_bytes = per_column * o.batch_size,
-                      .peak_bytes = small + per_column * (o.batch_size - kSmall)});
+                      .units_per_row = o.bptt,
+                      .rows = 1,
+                      .step_bytes = step_bytes});
 }
 
 std::string config_text(const TrainLmOptions& o, const FlagTable& flags) {
@@ -200,8 +179,6 @@ std::string generate(const TrainLmOptions& o, const LstmLm& model, const Vocabul
   return decode_text(tokens, level, vocabulary);
 }
 
-bool is_char_level(const TrainLmOptions& o) { return o.level == "char"; }
-
 const char* score_key(const TrainLmOptions& o) { return is_char_level(o) ? "bpc" : "ppl"; }
 double score(const TrainLmOptions& o, double loss) {
   return is_char_level(o) ? bits(loss) : perplexity(loss);
@@ -231,10 +208,8 @@ nlohmann::ordered_json results_json(const TrainLmOptions& o, const TextEvaluatio
 }
 
 std::string score_text(const TrainLmOptions& o, double loss) {
-  char text[64];
-  std::snprintf(text, sizeof text, is_char_level(o) ? "%.4f bits per character" : "perplexity %.2f",
-                score(o, loss));
-  return text;
+  return is_char_level(o) ? decimals(score(o, loss), 4) + " bits per character"
+                          : "perplexity " + decimals(score(o, loss), 2);
 }
 
 }  // namespace heddle

@@ -1,4 +1,8 @@
-// From the options of train_lm to text and network, and to the plan that --dry-run prints.
+// Makes from the options of train_lm the text, its batches and the network, describes them for the
+// first line, --dry-run and checkpoints, and reports results in the level's measure.
+//
+//   const Corpus corpus = open_text(o, card, flags);
+//   const TokenBatches train = make_batches(o, corpus, comm);
 #pragma once
 
 #include <cstdint>
@@ -7,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "apps/checkpoint/checkpoint.h"
 #include "apps/cli/lm_options.h"
 #include "apps/models/evaluate_text.h"
 #include "apps/models/lm_card.h"
@@ -19,18 +22,18 @@
 
 namespace heddle {
 
-// Reads what the run folder or file of --init says of its model, so that no flag has to be
-// repeated. Throws InputError when it is of another --level.
+// Reads from the run folder or file of --init how its model is built, so that no flag has to be
+// repeated; an empty card without --init. Throws InputError if it is of another --level.
 LmCard read_card(TrainLmOptions& o, FlagTable& flags);
 // Reads the text, unless --generate needs no more than the vocabulary of --init's `card`. Throws
-// InputError for a text too short to predict anything, another vocabulary than the card's, and
-// where neither gives one.
+// InputError for a text too short to predict anything, for another vocabulary than the card's, and
+// if neither text nor card gives one.
 Corpus open_text(const TrainLmOptions& o, const LmCard& card, const FlagTable& flags);
 LstmLmOptions network_options(const TrainLmOptions& o, int64_t vocabulary);
-// The columns of this rank.
+// Returns the columns of this rank.
 TokenBatches make_batches(const TrainLmOptions& o, const Corpus& corpus, const Communicator& comm);
-// Updates of an epoch and of the run. Throws InputError when an epoch has fewer than --accumulate
-// windows.
+// Returns the updates of an epoch and of the run. Throws InputError if an epoch has fewer than
+// --accumulate windows.
 StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train);
 // Returns the scale of a window's gradient. The loss is a mean over tokens, and the last window of
 // an epoch may be shorter: scaled down, all tokens weigh the same.
@@ -39,45 +42,45 @@ float window_weight(const TrainLmOptions& o, int64_t tokens);
 int64_t units_per_batch(const TrainLmOptions& o, int learners);
 // Returns what must be equal for a run to resume: network, vocabulary and text.
 nlohmann::ordered_json identity(const TrainLmOptions& o, const Corpus& corpus);
-// Return what a checkpoint keeps of the last validation, or the best one, and read it. The second
-// throws InputError.
+// Returns the last validation, or the best one, as a checkpoint keeps it; "valid_loss" is null
+// before the first one.
 nlohmann::ordered_json text_evaluation_json(const TextEvaluation& valid);
-TextEvaluation parse_text_evaluation(const Checkpoint& checkpoint);
-// Plateau lowers the rate after every epoch that is not better than all before it, as
-// word_language_model does.
+// Reads an evaluation back, from a checkpoint ("valid_loss") or a line of metrics ("loss").
+TextEvaluation parse_text_evaluation(const nlohmann::json& json, const char* loss_key);
+// Returns the schedule of the learning rate. Plateau lowers the rate after every epoch that is not
+// better than all before it, as word_language_model does.
 ScheduleOptions lm_schedule(const TrainLmOptions& o, const StepPlan& plan);
 
-// The first line of every run: network, text, device, threads, precision, seed. A corpus without
-// text was not needed.
+// Returns the first line of every run: network, text (if it was read), device, threads, precision,
+// seed.
 std::string describe(const TrainLmOptions& o, const ParameterStore& store, int64_t vocabulary,
                      const Corpus& corpus, const Communicator& comm);
 
-// The text of --dry-run, or one JSON object with --json. The memory of activations is measured on
-// two small batches and extrapolated.
+// Returns the text of --dry-run, or one JSON object with --json.
 std::string describe_plan(const TrainLmOptions& o, Context& context, const LstmLm& model,
                           ParameterStore& store, const TokenBatches& train);
 
-// The resolved configuration as TOML, with a remark on each default.
+// Returns the resolved configuration as TOML, with a remark on each default.
 std::string config_text(const TrainLmOptions& o, const FlagTable& flags);
 
-// The prompt in tokens, "" as none. Throws InputError for what the vocabulary lacks.
+// Returns the tokens of --prompt. Throws InputError for a token that the vocabulary lacks.
 std::vector<int32_t> encode_prompt(const TrainLmOptions& o, const Vocabulary& vocabulary);
-// Returns the token that precedes a text without a prompt: a line end, else the first token.
+// Returns the token that precedes a text without a prompt: a line end, or the first token if the
+// vocabulary has none.
 int32_t start_token(TextLevel level, const Vocabulary& vocabulary);
-// Prompt and continuation.
+// Returns the prompt and its continuation by --generate tokens.
 std::string generate(const TrainLmOptions& o, const LstmLm& model, const Vocabulary& vocabulary);
 
-bool is_char_level(const TrainLmOptions& o);
-// The score of a mean loss per token: perplexity at word level, bits per character at character
-// level.
-const char* score_key(const TrainLmOptions& o);
+// Return the measure of a mean loss per token, in nats, and its key in metrics: perplexity ("ppl")
+// at word level, bits per character ("bpc") at character level.
 double score(const TrainLmOptions& o, double loss);
-// "perplexity 121.39", "2.104 bits per character".
+const char* score_key(const TrainLmOptions& o);
+// Returns "perplexity 121.39" or "2.1042 bits per character".
 std::string score_text(const TrainLmOptions& o, double loss);
 
 // Returns the function that adds the score of a loss to a step's metrics; `o` must outlive it.
 std::function<nlohmann::ordered_json(double)> score_metrics(const TrainLmOptions& o);
-// "test perplexity 121.39 (valid perplexity 125.02)"; empty where nothing was tested.
+// Returns "test perplexity 121.39 (valid perplexity 125.02)"; empty without a test.
 std::string results_text(const TrainLmOptions& o, const TextEvaluation& valid,
                          const TextEvaluation& test);
 // Returns the program's keys of the final JSON object: valid_loss, valid_ppl and so on.

@@ -3,7 +3,6 @@
 #include <filesystem>
 
 #include "apps/log/tensorboard.h"
-#include "comm/communicator.h"
 #include "core/error.h"
 
 namespace heddle {
@@ -18,13 +17,13 @@ bool is_run_of(const std::string& folder, const Checkpoint& checkpoint) {
 }
 
 RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& checkpoint) {
-  // A run that was ending while this one chose its checkpoint may have left a newer one.
+  // A run that ended while this one chose its checkpoint may have left a newer one.
   const auto still_newest = [&] {
     if (o.resume != "auto") return;
     const std::optional<Checkpoint> now = find_checkpoint(o.output_dir).newest;
     if ((now ? now->step : -1) != (checkpoint ? checkpoint->step : -1))
       throw Error(concat("run folder ", o.output_dir,
-                         ": another run has just left a checkpoint there; start again"));
+                         ": another run has just saved a checkpoint there; start again"));
   };
   if (checkpoint && !o.output_dir.empty() && is_run_of(o.output_dir, *checkpoint)) {
     const auto& bytes = checkpoint->state.at("log").at("metrics_bytes");
@@ -33,7 +32,7 @@ RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& c
   }
   if (o.resume == "auto") {
     check(!RunFolder::holds_finished_run(o.output_dir), "--resume auto: ", o.output_dir,
-          " holds a run that has ended and has left no checkpoint; it would be overwritten");
+          " holds a complete run without a checkpoint, which would be overwritten");
     return RunFolder::reopen(o.output_dir, 0, still_newest);
   }
   return RunFolder::create(o.output_dir, o.name);
@@ -41,24 +40,31 @@ RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& c
 
 }  // namespace
 
-RunFiles open_run(const CommonOptions& o, const std::string& config,
-                  const std::vector<std::string>& arguments, Context& context,
-                  const std::optional<Checkpoint>& checkpoint) {
+RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
+                  const std::vector<std::string>& arguments, Learner& learner, const Start& start) {
   RunFiles files;
+  if (!learner.is_first()) return files;
   if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
-  files.folder = std::make_unique<RunFolder>(open_folder(o, checkpoint));
+  files.folder = std::make_unique<RunFolder>(open_folder(o, start.checkpoint));
   if (o.tensorboard) begin_events(*files.folder);
-  files.folder->write("config.toml", config);
-  files.folder->write("run.json", describe_run({arguments, o.seed, context.threads(),
-                                                to_string(context.device()), o.precision}));
+  files.folder->write("config.toml", spec.config);
+  files.folder->write("run.json", describe_run({arguments, o.seed, learner.context.threads(),
+                                                to_string(learner.context.device()), o.precision}));
+  files.progress =
+      std::make_unique<Progress>(ProgressOptions{.total_steps = spec.plan.total_steps + start.ahead,
+                                                 .print_freq = o.print_freq,
+                                                 .quiet = o.quiet,
+                                                 .unit = spec.unit});
+  files.folder->warn_by(console_logger(files.progress.get()));
+  files.progress->note("run folder " + files.folder->path());
   return files;
 }
 
-void finish_trace(const CommonOptions& o, const RunFiles& files, Context& context,
-                  Communicator& comm) {
+void finish_trace(const CommonOptions& o, const RunFiles& files, Learner& learner) {
+  Communicator& comm = learner.comm;
   if (o.trace.empty()) return;
   comm.set_tag("trace");
-  // The clocks of other machines have other origins; the barrier gives all ranks a common instant.
+  // Clocks of other machines have other origins; after a barrier all ranks read theirs at once.
   constexpr double kSameClock = 10e6;  // microseconds: ranks of one machine need no correction
   comm.barrier();
   const double now = Trace::now();
@@ -66,9 +72,9 @@ void finish_trace(const CommonOptions& o, const RunFiles& files, Context& contex
   clock.data<int64_t>()[0] = static_cast<int64_t>(now);
   comm.broadcast(clock, 0);
   const double difference = static_cast<double>(clock.data<int64_t>()[0]) - now;
-  std::string all =
-      context.trace().events(comm.rank(), std::abs(difference) > kSameClock ? difference : 0.0);
-  // One rank after the other, so that only the first holds more than its own and one other's.
+  std::string all = learner.context.trace().events(
+      comm.rank(), std::abs(difference) > kSameClock ? difference : 0.0);
+  // One rank after the other, so that only the first rank holds the events of more than two ranks.
   for (int rank = 1; rank < comm.size(); ++rank) {
     const std::string text = broadcast_text(all, comm, rank);
     if (comm.rank() == 0) all += text;

@@ -1,40 +1,40 @@
 // The files that a run writes from its first step on: the run folder with config.toml, run.json and
-// TensorBoard's events, and the trace of --trace.
+// TensorBoard's events, and the trace of --trace; and the progress on stderr.
 //
-//   RunFiles files = open_run(o, config, arguments, context, checkpoint);   // on the first rank
+//   RunFiles files = open_run(o, spec, arguments, learner, start);
 //   ... training ...
-//   finish_trace(o, files, context, comm);                                  // on all ranks
+//   finish_trace(o, files, learner);
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "apps/checkpoint/checkpoint.h"
 #include "apps/cli/common_options.h"
+#include "apps/log/progress.h"
 #include "apps/log/run_folder.h"
-#include "comm/communicator.h"
-#include "core/context.h"
+#include "apps/session/learners.h"
+#include "apps/session/resume.h"
+#include "apps/session/training_state.h"
 #include "core/files.h"
 
 namespace heddle {
 
+// All null on all ranks but the first.
 struct RunFiles {
   std::unique_ptr<AtomicFile> trace;  // null without --trace
   std::unique_ptr<RunFolder> folder;
+  std::unique_ptr<Progress> progress;
 };
 
-// Creates the run folder, or reopens it for a run that resumes from a checkpoint in it, and writes
-// `config` as config.toml, and run.json. Throws InputError for a folder that must not be written
-// to, Error where another run is in it or has just left a newer checkpoint there.
-RunFiles open_run(const CommonOptions& o, const std::string& config,
-                  const std::vector<std::string>& arguments, Context& context,
-                  const std::optional<Checkpoint>& checkpoint);
+// Creates the run folder on the first rank, or reopens it for a run that resumes from a checkpoint
+// in it, and writes config.toml and run.json. Throws InputError for a folder that must not be
+// written to, Error if another run is using it or has just left a newer checkpoint there.
+RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
+                  const std::vector<std::string>& arguments, Learner& learner, const Start& start);
 
-// Gathers what all ranks have recorded, and writes the trace on the first one. Collective; to be
-// called when nothing else communicates any more. `files` is empty on the other ranks.
-void finish_trace(const CommonOptions& o, const RunFiles& files, Context& context,
-                  Communicator& comm);
+// Gathers the trace events of all ranks, and writes the trace on the first one. Collective; called
+// once nothing else communicates any more.
+void finish_trace(const CommonOptions& o, const RunFiles& files, Learner& learner);
 
 }  // namespace heddle

@@ -3,45 +3,26 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "apps/models/evaluate_images.h"
+#include "apps/cli/json.h"
 #include "apps/models/weights.h"
-#include "apps/session/learners.h"
-#include "core/context.h"
 #include "core/error.h"
-#include "core/files.h"
 #include "layers/loss.h"
 
 namespace heddle {
 
 namespace {
 
-// Rendered images cost nothing to keep, and fresh ones teach more than old ones seen again: three
-// epochs of these, batch 64, ended at 99.3 % (seed 2); three of 5000, batch 128, at 40 %.
+// Images rendered in an epoch. They cost nothing to store, and new images teach more than repeated
+// ones: three epochs of these, batch 64, ended at 99.3 % (seed 2); three of 5000, batch 128, at 40
+// %.
 constexpr int64_t kShapes = 15000;
-
-// Peak of the pool in a step of so many images, without the optimizer's state.
-int64_t measure_step_bytes(const TrainResnetOptions& o, Context& context, const ResNet& model,
-                           ParameterStore& store, int64_t images) {
-  const Device device = context.device();
-  const auto pool = context.pool(device);
-  store.begin_step();
-  const Tensor pixels = Tensor::zeros({images, 3, o.image_size, o.image_size});
-  const Tensor labels = Tensor::empty_on(Device{}, {images}, DType::i32);
-  labels.fill_zero();
-  pool->reset_peak();
-  Tape tape;
-  const Var logits = model.forward(tape, network_input(pixels, device, activation_type(o)));
-  tape.backward(softmax_cross_entropy(tape, logits, labels));
-  return static_cast<int64_t>(pool->peak_bytes_in_use());
-}
 
 }  // namespace
 
 Data open_data(const TrainResnetOptions& o, Split split) {
-  DatasetOptions options;
-  options.image_size = static_cast<int>(o.image_size);
-  options.train_images = kShapes;
-  options.seed = static_cast<uint64_t>(o.seed);
+  const DatasetOptions options{.image_size = static_cast<int>(o.image_size),
+                               .train_images = kShapes,
+                               .seed = static_cast<uint64_t>(o.seed)};
   const std::string path = o.data == "shapes" ? "" : o.data;
   Data data;
   data.set = open_dataset(path, split, options);
@@ -52,33 +33,31 @@ Data open_data(const TrainResnetOptions& o, Split split) {
 
 Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
                    const Communicator* comm) {
-  LoaderOptions options;
-  options.batch_size = o.batch_size;
-  options.workers = static_cast<int>(o.workers);
-  options.seed = static_cast<uint64_t>(o.seed);
-  options.shuffle = training;
-  options.bytes =
-      Context::current().device().is_cuda();  // a quarter of the way there, and less work here
-  // A short last batch would get the weight of a full one; a set below one batch is used whole.
+  LoaderOptions options{.batch_size = o.batch_size,
+                        .workers = static_cast<int>(o.workers),
+                        .seed = static_cast<uint64_t>(o.seed),
+                        .shuffle = training};
+  // Bytes are a quarter of the size of floats on their way to a GPU, and less work for the CPU.
+  options.bytes = Context::current().device().is_cuda();
   if (comm != nullptr) {
     options.rank = comm->rank();
     options.world_size = comm->size();
   }
+  // A short last batch would weigh as much as a full one; a set below one batch is used whole.
   options.drop_last = training && data.set->size() >= o.batch_size * options.world_size;
   return Loader(data.set, data.transform, options);
 }
 
 ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags) {
   check(!o.init.empty() || o.head.empty(),
-        "--head: names a layer in the file of --init, which is missing");
+        "--head names a layer in the file of --init, which is not given");
   if (o.init.empty()) return {};
   ResnetCard card = read_resnet_card(WeightsFile(o.init, o.head));
   if (!o.quiet && !card.found.empty()) std::fprintf(stderr, "%s\n", card.found.c_str());
   if (!card.arch.empty()) flags.suggest("arch", card.arch, o.init + ": arch");
   if (!card.stem.empty()) flags.suggest("stem", card.stem, o.init + ": stem");
-  if (card.image_size > 0) {
+  if (card.image_size > 0)
     flags.suggest("image-size", std::to_string(card.image_size), o.init + ": image_size");
-  }
   return card;
 }
 
@@ -89,7 +68,7 @@ ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, cons
   card.stem = o.stem;
   card.image_size = o.image_size;
   const bool from_data = set != nullptr && (training || o.init.empty());
-  // Weights that do not name their classes may know more than the data hold: theirs come first.
+  // Weights without class names may have more classes than the data, whose classes come first.
   const bool more = !from_data && set != nullptr && loaded.classes.empty() &&
                     loaded.class_count > set->class_count();
   if (set != nullptr) card.classes = set->classes();
@@ -102,12 +81,10 @@ ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, cons
 }
 
 Augmentation evaluation_transform(const ResnetCard& card) {
-  Augmentation out;
-  out.size = static_cast<int>(card.image_size);
-  out.crop = Crop::center;
-  out.resize = card.resize;
-  out.normalization = card.normalization;
-  return out;
+  return {.size = static_cast<int>(card.image_size),
+          .crop = Crop::center,
+          .resize = card.resize,
+          .normalization = card.normalization};
 }
 
 void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
@@ -118,15 +95,14 @@ void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
   if (uncropped) valid.transform.crop = Crop::none;
   if (o.quiet) return;
   const std::string data = valid.set->info().name;
+  std::string warnings;
   if (card.class_count > valid.set->class_count())
-    std::fprintf(stderr,
-                 "%s knows %lld classes without their names: class i of %s, in alphabetical order, "
-                 "is taken for its class i\n",
-                 o.init.c_str(), static_cast<long long>(card.class_count), data.c_str());
+    warnings += concat(o.init, " has ", card.class_count, " classes without names: class i of ",
+                       data, ", in alphabetical order, is counted as its class i\n");
   if (!loaded.classes.empty() && loaded.classes != card.classes)
-    std::fprintf(stderr, "%s knows other classes (%s, …) than %s (%s, …)\n", o.init.c_str(),
-                 loaded.classes[0].c_str(), data.c_str(),
-                 card.classes.empty() ? "none" : card.classes[0].c_str());
+    warnings += concat(o.init, " has other classes (", loaded.classes[0], ", …) than ", data, " (",
+                       card.classes.empty() ? "none" : card.classes[0], ", …)\n");
+  std::fprintf(stderr, "%s", warnings.c_str());
 }
 
 ResNetOptions network_options(const TrainResnetOptions& o, const ResnetCard& card) {
@@ -144,15 +120,13 @@ StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train) {
 
 std::string describe(const TrainResnetOptions& o, const ParameterStore& store, const Data& train,
                      const Data& valid, const Communicator& comm) {
-  char parameters[32];
-  std::snprintf(parameters, sizeof parameters, "%.2f M", static_cast<double>(store.count()) / 1e6);
-  std::string out = concat(o.arch, ", ", parameters, " parameters, stem ", o.stem);
+  std::string out = concat(o.arch, ", ", describe_size(store), ", stem ", o.stem);
   if (valid.set != nullptr) {
     out += concat(" | ", valid.set->info().name, ", ", valid.set->class_count(), " classes, ");
     if (train.set != nullptr) out += concat(train.set->size(), " + ");
     out += concat(valid.set->size(), " images of ", o.image_size, " px");
   }
-  return out + " | " + describe_learners(comm) + describe_machine_use(o, store);
+  return out + describe_machine_use(o, store, comm);
 }
 
 nlohmann::ordered_json identity(const TrainResnetOptions& o, const ResnetCard& card,
@@ -175,41 +149,37 @@ nlohmann::ordered_json evaluation_json(const Evaluation& valid) {
           {"samples", valid.samples}};
 }
 
-Evaluation parse_evaluation(const Checkpoint& checkpoint) {
-  Evaluation valid;
-  try {
-    const nlohmann::json& own = checkpoint.state.at("own");
-    if (!own.at("valid_loss").is_number()) return valid;
-    valid.loss = own["valid_loss"].get<double>();
-    valid.acc1 = own.at("acc1").get<double>();
-    valid.acc5 = own.at("acc5").get<double>();
-    valid.samples = own.at("samples").get<int64_t>();
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(checkpoint.file("state.json"), ": ", printable(error.what(), 200)));
-  }
-  return valid;
+Evaluation parse_evaluation(const nlohmann::json& json, const char* loss_key) {
+  return {.loss = number_at(json, loss_key),
+          .acc1 = number_at(json, "acc1"),
+          .acc5 = number_at(json, "acc5"),
+          .samples = whole_at(json, "samples")};
 }
 
 std::string describe_plan(const TrainResnetOptions& o, Context& context, const ResNet& model,
                           ParameterStore& store, const Loader& train) {
-  constexpr int64_t kSmall = 2, kLarge = 4;
-  const int64_t small = measure_step_bytes(o, context, model, store, kSmall);
-  const int64_t large = measure_step_bytes(o, context, model, store, kLarge);
-  const int64_t per_image = (large - small) / (kLarge - kSmall);
+  const auto step_bytes = [&](int64_t images) {
+    const Tensor pixels = Tensor::zeros({images, 3, o.image_size, o.image_size});
+    const Tensor labels = Tensor::empty_on(Device{}, {images}, DType::i32);
+    labels.fill_zero();
+    return measure_step_bytes(context, store, [&](Tape& tape) {
+      const Var input = network_input(pixels, context.device(), activation_type(o));
+      return softmax_cross_entropy(tape, model.forward(tape, input), labels);
+    });
+  };
   return format_plan(o, store,
                      {.steps = plan_steps(o, train),
                       .model = "arch",
                       .model_name = o.arch,
                       .unit = "image",
-                      .units_per_batch = o.batch_size,
-                      .activation_bytes = per_image * o.batch_size,
-                      .peak_bytes = small + per_image * (o.batch_size - kSmall)});
+                      .rows = 2,
+                      .step_bytes = step_bytes});
 }
 
 std::string config_text(const TrainResnetOptions& o, const FlagTable& flags) {
-  const std::string rule =
-      concat("default for ", data_kind_name(data_kind(o.data)), ", ", o.optimizer);
-  return format_config("train_resnet", rule, flags);
+  return format_config("train_resnet",
+                       concat("default for ", data_kind_name(data_kind(o.data)), ", ", o.optimizer),
+                       flags);
 }
 
 }  // namespace heddle

@@ -32,13 +32,12 @@ std::string finished_lines(const CommonOptions& o, const std::string& config, bo
     try {
       line = parse_json(text, at + "metrics.jsonl");
     } catch (const InputError&) {
-      continue;  // of a process that was killed while it wrote
+      continue;  // its process was killed while writing it
     }
     if (!line.is_object()) continue;
     const std::string split = line.contains("summary") ? "summary" : line.value("split", "");
-    const bool better =
-        split != "valid" || !best || out["valid"].is_null() ||
-        FinishedRun::number(line, "loss") < FinishedRun::number(out["valid"], "loss");
+    const bool better = split != "valid" || !best || out["valid"].is_null() ||
+                        number_at(line, "loss") < number_at(out["valid"], "loss");
     if (out.contains(split) && better) out[split] = line;
   }
   return out.dump();
@@ -52,27 +51,31 @@ std::string path_to_resume(const CommonOptions& o) {
   std::error_code none;
   const bool automatic = o.resume == "auto";
   check(!automatic || !o.output_dir.empty(),
-        "--resume auto: needs --output-dir, the run folder to look in");
+        "--resume auto needs --output-dir, the run folder to resume in");
   check(automatic || fs::status(o.resume, none).type() != fs::file_type::not_found, "--resume ",
         o.resume, ": no such folder");
   if (!automatic &&
       fs::status(o.resume + "/manifest.json", none).type() != fs::file_type::not_found)
     return open_checkpoint(o.resume).path;
-  const FoundCheckpoint found = find_checkpoint(automatic ? o.output_dir : o.resume);
-  for (const std::string& why : found.skipped) say(o, "checkpoint passed over: " + why);
   const std::string folder = automatic ? o.output_dir : o.resume;
+  const FoundCheckpoint found = find_checkpoint(folder);
   std::string reasons;
-  for (const std::string& why : found.skipped) reasons += "; " + why;
+  for (const std::string& why : found.skipped) {
+    say(o, "checkpoint skipped: " + why);
+    reasons += "; " + why;
+  }
   check(found.newest || found.skipped.empty(), "--resume ", o.resume, ": none of the ",
-        found.skipped.size(), " checkpoints in ", folder, " is whole, and nothing was changed",
-        reasons, "; restore one, or move ", folder,
-        "/checkpoints away to train from the beginning");
+        found.skipped.size(), " checkpoints in ", folder, " is intact", reasons,
+        "; nothing was changed; restore one, or move ", folder,
+        "/checkpoints away to train from the first step");
   check(automatic || found.newest, "--resume ", o.resume, ": no checkpoint there");
-  if (!found.newest) say(o, "--resume auto: no checkpoint in " + folder + ", from the beginning");
+  if (!found.newest)
+    say(o, "--resume auto: no checkpoint in " + folder + ", starts from the first step");
   return found.newest ? found.newest->path : "";
 }
 
-// Fails before a long run rather than after it.
+// Throws InputError for a flag that names a step after the last one: before a long run rather than
+// after it.
 void check_steps_to_show(const CommonOptions& o, int64_t last) {
   check(o.explain_step <= last, "--explain-step ", o.explain_step, ": this run ends with step ",
         last);
@@ -87,7 +90,7 @@ void check_same_run(const CommonOptions& o, const nlohmann::ordered_json& identi
   const nlohmann::json& state = checkpoint.state;
   const std::string differs = difference(state.at("identity"), identity);
   check(differs.empty() || o.resume_anyway, checkpoint.path, ": of another run: ", differs,
-        "; --resume-anyway takes what fits");
+        "; --resume-anyway loads what fits");
   const std::string compression = compression_differs(state.at("compression"), o);
   check(compression.empty() || o.resume_anyway, checkpoint.path, ": ", compression,
         "; --resume-anyway drops the residuals");
@@ -102,11 +105,6 @@ std::string path_for_all(const CommonOptions& o, Communicator& comm) {
 
 }  // namespace
 
-double FinishedRun::number(const nlohmann::json& line, const char* key) {
-  if (!line.is_object() || !line.contains(key) || !line[key].is_number()) return NAN;
-  return line[key].get<double>();
-}
-
 std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::string& config,
                                          bool best, Communicator& comm) {
   if (o.resume != "auto") return std::nullopt;
@@ -114,34 +112,19 @@ std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::stri
   const std::string text =
       broadcast_text(comm.rank() == 0 ? finished_lines(o, config, best) : "", comm);
   if (text.empty()) return std::nullopt;
-  const nlohmann::json lines = nlohmann::json::parse(text), &summary = lines["summary"];
-  const auto number = [&](const char* key) { return FinishedRun::number(summary, key); };
-  const auto count = [&](const char* key) {
-    const double x = number(key);
-    return std::isfinite(x) ? static_cast<int64_t>(x) : 0;
-  };
-  FinishedRun run{.result = {}, .valid = lines["valid"], .test = lines["test"]};
-  run.result.epoch = count("epoch");
-  run.result.step = count("step");
-  run.result.train_loss = number("train_loss");
-  run.result.world_size = static_cast<int>(count("world_size"));
-  run.result.bytes_sent = count("bytes_sent");
-  run.result.bytes_received = count("bytes_received");
-  run.result.bytes_dense = count("bytes_dense");
-  run.result.ratios = {.layers = number("ratio_layers"),
-                       .values = number("ratio_values"),
-                       .wire = number("ratio_wire"),
-                       .run = number("ratio_run")};
-  run.result.exposed_comm_s = number("exposed_comm_s");
+  const nlohmann::json lines = nlohmann::json::parse(text);
+  FinishedRun run{.result = parse_summary_line(lines["summary"]),
+                  .valid = lines["valid"],
+                  .test = lines["test"]};
   if (comm.rank() == 0)
     say(o, concat("--resume auto: the run in ", o.output_dir, " is complete, with ",
-                  run.result.step, " steps; nothing is left to do"));
+                  run.result.step, " steps; nothing to do"));
   return run;
 }
 
-Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units,
-                 const nlohmann::ordered_json& identity, Communicator& comm) {
-  Start start{.identity = identity};
+Start find_start(const CommonOptions& o, const RunSpec& spec, Communicator& comm) {
+  const StepPlan& plan = spec.plan;
+  Start start;
   const std::string path = path_for_all(o, comm);
   if (path.empty()) {
     check_steps_to_show(o, plan.total_steps);
@@ -150,17 +133,18 @@ Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units,
   start.checkpoint = read_checkpoint(path);
   try {
     const nlohmann::json& state = start.checkpoint->state;
-    check_same_run(o, identity, *start.checkpoint);
+    check_same_run(o, spec.identity, *start.checkpoint);
     const auto epoch = state.at("epoch").get<int64_t>(), seen = state.at("units").get<int64_t>();
     check(epoch >= 0 && seen >= 0, path, ": epoch ", epoch, ", ", seen, " units of it");
-    const int64_t update = std::min(seen / units / o.accumulate, plan.steps_per_epoch - 1);
+    const int64_t update =
+        std::min(seen / spec.units_per_batch / o.accumulate, plan.steps_per_epoch - 1);
     start.batch = update * o.accumulate;
     start.ahead = start.step() - epoch * plan.steps_per_epoch - update;
   } catch (const nlohmann::json::exception& error) {
     throw InputError(concat(path, "/state.json: ", printable(error.what(), 200)));
   }
   check_steps_to_show(o, plan.total_steps + start.ahead);
-  if (comm.rank() == 0) say(o, "goes on from " + path);
+  if (comm.rank() == 0) say(o, "resumes from " + path);
   return start;
 }
 

@@ -1,7 +1,7 @@
-// --resume: where a run starts, at its first step or at a checkpoint, and whether it is complete
-// already.
+// --resume: finds where a run starts, at its first step or at a checkpoint, and whether it is
+// already complete.
 //
-//   const Start start = find_start(o, plan, units, identity, comm);
+//   const Start start = find_start(o, spec, comm);
 //   if (start.checkpoint) restore_training(parts, *start.checkpoint, own, note);
 #pragma once
 
@@ -13,14 +13,12 @@
 #include "apps/checkpoint/checkpoint.h"
 #include "apps/cli/common_options.h"
 #include "apps/log/summary.h"
-#include "apps/session/run_plan.h"
+#include "apps/session/training_state.h"
 #include "comm/communicator.h"
 
 namespace heddle {
 
 struct Start {
-  // Must be equal in a run that resumes: program, network, data; in the order of messages.
-  nlohmann::ordered_json identity;
   std::optional<Checkpoint> checkpoint = {};
   int64_t batch = 0;  // the next batch of the epoch
   // Updates made beyond those that this run's plan counts: with another number of learners an epoch
@@ -29,20 +27,17 @@ struct Start {
   int64_t step() const { return checkpoint ? checkpoint->step : 0; }
 };
 
-// Finds the checkpoint that --resume names; with `auto`, the start where the run folder holds none.
-// `units`: samples or tokens of a batch over all ranks. The first rank reports on stderr which
-// checkpoints were skipped and why. Collective. Throws InputError for a path without a checkpoint,
-// and for one of another run or compression, before anything in a run folder is changed.
-Start find_start(const CommonOptions& o, const StepPlan& plan, int64_t units,
-                 const nlohmann::ordered_json& identity, Communicator& comm);
+// Finds the checkpoint that --resume names; with `auto`, the first step if the run folder has none.
+// The first rank reports on stderr which checkpoints were skipped and why. Collective. Throws
+// InputError for a path without a checkpoint, and for one of another run or compression, before
+// anything in a run folder is changed.
+Start find_start(const CommonOptions& o, const RunSpec& spec, Communicator& comm);
 
-// A complete run that --resume auto finds: its result, and its last lines of metrics on the
-// validation and the test set, null without.
+// A complete run that --resume auto finds: its result, and its lines of metrics on the validation
+// and the test set, null without.
 struct FinishedRun {
   TrainingResult result;
   nlohmann::json valid, test;
-  // Returns the number under `key`, NaN without.
-  static double number(const nlohmann::json& line, const char* key);
 };
 // Returns the run in --output-dir if it has the same configuration, is complete and has left no
 // checkpoint to resume from; reports it on stderr. `best`: its best validation instead of its last.

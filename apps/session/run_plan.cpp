@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "apps/cli/flags.h"
 #include "apps/cli/format.h"
 #include "apps/cli/json.h"
-#include "apps/log/run_folder.h"
 #include "apps/session/exchange.h"
-#include "apps/session/learners.h"
+#include "apps/session/layer_plan.h"
 #include "core/error.h"
 
 namespace heddle {
@@ -24,23 +22,40 @@ std::string graph_hindrance(const CommonOptions& o, Device device, int learners)
   if (o.compress != "none") return "not with --compress";
   if (o.accumulate > 1) return "not with --accumulate";
   if (!o.trace.empty()) return "not with --trace, which would see no layers";
-  if (o.explain_step > 0) return "not with --explain-step, which looks at every layer";
+  if (o.explain_step > 0) return "not with --explain-step, which measures every layer";
   if (o.dump_gradients > 0) return "not with --dump-gradients, which copies those of every layer";
   return "";
 }
 
 }  // namespace
 
-void check_device(const CommonOptions& o) {
-  check(o.parsed.device.is_cuda() || o.precision != "bf16" || has_avx512(),
-        "--precision bf16: this processor has no AVX-512, without which oneDNN has no bf16; "
-        "expected fp32");
+void check_options(const CommonOptions& o) {
+  const CompressChoice& compress = o.parsed.compress;
+  if (compress.automatic) {
+    check(compress.spec.family != "none", "--compress ", o.compress,
+          ": expected a compression to compare with dense exchange");
+    check(o.layerwise == "uniform" && o.plan.empty(),
+          "--compress auto decides by bucket; it cannot be combined with --layerwise or --plan");
+    check(!o.deterministic,
+          "--compress auto decides by measured times, which --deterministic excludes");
+  }
+  check_layerwise(o);
+  check(o.headroom == 0 || o.parsed.learners.size > 1,
+        "--headroom needs several learners: give --learners N or start with mpirun");
 }
 
-void check_graph(const CommonOptions& o) {
-  if (o.graph != "on") return;
-  const std::string hindrance = graph_hindrance(o, o.parsed.device, o.parsed.learners.size);
-  check(hindrance.empty(), "--graph on: ", hindrance);
+int check_machine(const CommonOptions& o) {
+  const int learners = o.parsed.learners.size;
+  const Device device = o.parsed.device;
+  check(o.training || learners == 1, "several learners: only for training");
+  check(device.is_cuda() || o.precision != "bf16" || has_avx512(),
+        "--precision bf16: this processor has no AVX-512, without which oneDNN has no bf16; "
+        "expected fp32");
+  if (o.training && o.graph == "on") {
+    const std::string hindrance = graph_hindrance(o, device, learners);
+    check(hindrance.empty(), "--graph on: ", hindrance);
+  }
+  return learners;
 }
 
 std::unique_ptr<StepGraph> make_step_graph(const CommonOptions& o, ParameterStore& store,
@@ -53,47 +68,6 @@ std::unique_ptr<StepGraph> make_step_graph(const CommonOptions& o, ParameterStor
                                        if (log)
                                          log("no CUDA graph, every step is started anew: " + why);
                                      });
-}
-
-std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o) {
-  if (o.optimizer == "sgd") {
-    return make_sgd({.momentum = o.momentum,
-                     .nesterov = o.nesterov,
-                     .weight_decay = o.weight_decay,
-                     .decay_norm_bias = o.decay_norm_bias});
-  }
-  AdamOptions options;
-  options.weight_decay = o.weight_decay;
-  options.decoupled = o.optimizer == "adamw";
-  options.decay_norm_bias = o.decay_norm_bias;
-  return make_adam(options);
-}
-
-ScheduleOptions schedule_options(const CommonOptions& o, int64_t total_steps,
-                                 int64_t steps_per_epoch) {
-  const double epochs = static_cast<double>(total_steps) / static_cast<double>(steps_per_epoch);
-  ScheduleOptions options;
-  options.kind = parse_schedule_kind(o.lr_scheduler);
-  options.lr = o.lr;
-  options.total_steps = total_steps;
-  options.steps_per_epoch = steps_per_epoch;
-  options.warmup_epochs = o.lr_warmup_epochs;
-  options.gamma = o.lr_gamma;
-  options.step_epochs = o.lr_step_size > 0 ? static_cast<double>(o.lr_step_size) : epochs / 3;
-  options.milestones = {epochs / 2, epochs * 3 / 4};
-  if (!o.lr_milestones.empty()) {
-    options.milestones.assign(o.lr_milestones.begin(), o.lr_milestones.end());
-  }
-  return options;
-}
-
-OptimizerOptions optimizer_options(const CommonOptions& o, const Logger& log) {
-  OptimizerOptions options;
-  options.accumulate = static_cast<int>(o.accumulate);
-  options.clip_grad_norm = o.clip_grad_norm;
-  options.on_nonfinite = o.on_nonfinite == "step" ? OnNonfinite::step : OnNonfinite::bucket;
-  options.log = log;
-  return options;
 }
 
 DType activation_type(const CommonOptions& o) {
@@ -110,20 +84,57 @@ StepPlan plan_updates(const CommonOptions& o, int64_t batches_per_epoch, const s
   return plan;
 }
 
-std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store) {
-  return concat(to_string(store.values().device()), ", ", o.threads,
-                o.threads == 1 ? " thread, " : " threads, ", o.precision,
-                o.tf32 && store.values().device().is_cuda() ? " (fp32 products in TF32)" : "",
-                ", seed ", o.seed);
+ScheduleOptions schedule_options(const CommonOptions& o, const StepPlan& plan) {
+  const double epochs =
+      static_cast<double>(plan.total_steps) / static_cast<double>(plan.steps_per_epoch);
+  ScheduleOptions options{
+      .kind = parse_schedule_kind(o.lr_scheduler),
+      .lr = o.lr,
+      .total_steps = plan.total_steps,
+      .steps_per_epoch = plan.steps_per_epoch,
+      .warmup_epochs = o.lr_warmup_epochs,
+      .gamma = o.lr_gamma,
+      .step_epochs = o.lr_step_size > 0 ? static_cast<double>(o.lr_step_size) : epochs / 3,
+      .milestones = {epochs / 2, epochs * 3 / 4}};
+  if (!o.lr_milestones.empty())
+    options.milestones.assign(o.lr_milestones.begin(), o.lr_milestones.end());
+  return options;
+}
+
+std::string describe_size(const ParameterStore& store) {
+  return decimals(static_cast<double>(store.count()) / 1e6, 2) + " M parameters";
+}
+
+std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store,
+                                 const Communicator& comm) {
+  const Device device = store.values().device();
+  return concat(
+      " | ", comm.size() == 1 ? "" : concat(comm.size(), " learners (", comm.name(), "), "),
+      to_string(device), ", ", o.threads, o.threads == 1 ? " thread, " : " threads, ", o.precision,
+      o.tf32 && device.is_cuda() ? " (fp32 products in TF32)" : "", ", seed ", o.seed);
+}
+
+int64_t measure_step_bytes(Context& context, ParameterStore& store,
+                           const std::function<Var(Tape&)>& forward) {
+  const auto pool = context.pool(context.device());
+  store.begin_step();
+  pool->reset_peak();
+  Tape tape;
+  tape.backward(forward(tape));
+  return static_cast<int64_t>(pool->peak_bytes_in_use());
 }
 
 std::string format_plan(const CommonOptions& o, const ParameterStore& store, const RunPlan& plan) {
+  constexpr int64_t kMoreRows = 2;
   const StepPlan& steps = plan.steps;
+  const int64_t measured = plan.step_bytes(plan.rows);
+  const int64_t row = (plan.step_bytes(plan.rows + kMoreRows) - measured) / kMoreRows;
+  const int64_t activations = row * o.batch_size, units = plan.units_per_row * o.batch_size;
   const int64_t gradient = store.count() * 4;
   const int64_t copies = o.optimizer == "sgd" ? (o.momentum > 0 ? 1 : 0) : 2;
   const int64_t state = store.values().bytes() * copies;
   const ExchangePlan exchange = plan_exchange(o, store);
-  const int64_t peak = plan.peak_bytes + state + exchange.state;
+  const int64_t peak = measured + row * (o.batch_size - plan.rows) + state + exchange.state;
   if (o.json) {
     const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;
     return json_line({{plan.model, plan.model_name},
@@ -132,7 +143,7 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
                       {"steps_per_epoch", steps.steps_per_epoch},
                       {"steps", steps.total_steps},
                       {"optimizer_state_bytes", state},
-                      {"activation_bytes", plan.activation_bytes},
+                      {"activation_bytes", activations},
                       {"peak_pool_bytes", peak},
                       {"gradient_bytes_per_step", gradient},
                       {"compressed_tensors", exchange.compressed_tensors},
@@ -151,16 +162,15 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
         " times less: ", exchange.compressed_tensors, " tensors by ", by, "\nresiduals         ",
         format_bytes(exchange.state), " a learner, and what else compression keeps\n");
   const std::string article = plan.unit == "image" ? "an " : "a ";
-  return concat("parameters        ", store.count(), " in ", store.parameters().size(),
-                " tensors\n", "steps             ", steps.total_steps, ", ", steps.steps_per_epoch,
-                " an epoch, ", plan.units_per_batch * o.accumulate, " ", plan.unit, "s each\n",
-                "weights           ", format_bytes(gradient), "\n", "gradients         ",
-                format_bytes(gradient),
-                " a step; a dense exchange between P learners sends 2 (P - 1) / P times that\n",
-                compressed, "optimizer state   ", format_bytes(state), "\n", "activations       ",
-                format_bytes(plan.activation_bytes), ", ",
-                format_bytes(plan.activation_bytes / plan.units_per_batch), " ", article, plan.unit,
-                " (estimate)\n", "peak of the pool  ", format_bytes(peak), " (estimate)\n");
+  return concat(
+      "parameters        ", store.count(), " in ", store.parameters().size(), " tensors\n",
+      "steps             ", steps.total_steps, ", ", steps.steps_per_epoch, " an epoch, ",
+      units * o.accumulate, " ", plan.unit, "s each\n", "weights           ",
+      format_bytes(gradient), "\n", "gradients         ", format_bytes(gradient),
+      " a step; a dense exchange between P learners sends 2 (P - 1) / P times that\n", compressed,
+      "optimizer state   ", format_bytes(state), "\n", "activations       ",
+      format_bytes(activations), ", ", format_bytes(activations / units), " ", article, plan.unit,
+      " (estimate)\n", "peak of the pool  ", format_bytes(peak), " (estimate)\n");
 }
 
 std::string format_config(const std::string& program, const std::string& rule,

@@ -1,19 +1,24 @@
-// From the common options to the things that a training run is made of, whatever it trains: update
-// rule, schedule, optimizer options, the number of steps, and what --dry-run says of them.
+// Derives from the common options what a training run of any model is made of: the number of steps,
+// schedule, recorded steps, and the texts of --dry-run and of the run's first line. Checks that
+// options fit each other and this machine.
+//
+//   check_options(o);
+//   const int learners = check_machine(o);
 #pragma once
 
+#include <functional>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "apps/cli/common_options.h"
 #include "apps/log/progress.h"
 #include "apps/log/run_folder.h"
+#include "comm/communicator.h"
+#include "core/context.h"
 #include "core/parameters.h"
 #include "core/step_graph.h"
-#include "optim/optimizer.h"
+#include "core/tape.h"
 #include "optim/schedule.h"
-#include "optim/update_rule.h"
 
 namespace heddle {
 
@@ -23,48 +28,58 @@ struct RunOutput {
   Logger log = {};
 };
 
-std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o);
-ScheduleOptions schedule_options(const CommonOptions& o, int64_t total_steps,
-                                 int64_t steps_per_epoch);
-OptimizerOptions optimizer_options(const CommonOptions& o, const Logger& log);
+// Throws InputError for options of the exchange that contradict each other.
+void check_options(const CommonOptions& o);
+// Checks what depends on this machine and build: learners, --device, --precision, --graph. Returns
+// the number of learners. Throws InputError.
+int check_machine(const CommonOptions& o);
+
 // Returns the type of activations.
 DType activation_type(const CommonOptions& o);
 
-// Updates, not batches: --accumulate batches make one.
+// Updates, not batches: --accumulate batches make one update.
 struct StepPlan {
   int64_t steps_per_epoch = 0, total_steps = 0;
 };
-// `what` a batch is, for the InputError when an epoch has fewer than --accumulate: "batches of 4
-// images".
+// `what` describes a batch, "batches of 4 images", for the InputError if an epoch has fewer than
+// --accumulate of them.
 StepPlan plan_updates(const CommonOptions& o, int64_t batches_per_epoch, const std::string& what);
+ScheduleOptions schedule_options(const CommonOptions& o, const StepPlan& plan);
 
-// Throws InputError for a --device that is not there, and for a --precision that it does not have.
-void check_device(const CommonOptions& o);
-
-// Throws InputError where steps are to be recorded (--graph on) and cannot be.
-void check_graph(const CommonOptions& o);
-// Records the steps of a learner on a GPU, as --graph says; null where they are not to be recorded.
-// log gets a line should recording fail.
+// Returns the recorder of a learner's steps as CUDA graphs; null without a GPU or if --graph or
+// another option excludes it. `log` gets a line if recording fails; with --graph on, that throws
+// Error.
 std::unique_ptr<StepGraph> make_step_graph(const CommonOptions& o, ParameterStore& store,
                                            int learners, const Logger& log);
 
-// "cpu, 2 threads, fp32, seed 1": the end of the first line of every run.
-std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store);
+// Returns "0.27 M parameters".
+std::string describe_size(const ParameterStore& store);
+// Returns " | 4 learners (threads), cpu, 2 threads, fp32, seed 1": the end of a run's first line.
+std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store,
+                                 const Communicator& comm);
 
-// The findings of --dry-run.
+// Runs forward and backward once and returns the peak of the pool during it, in bytes, without the
+// optimizer's state. `forward` returns the loss.
+int64_t measure_step_bytes(Context& context, ParameterStore& store,
+                           const std::function<Var(Tape&)>& forward);
+
+// Describes a model's step for --dry-run. A row is a part of a batch of --batch-size rows: an
+// image, or a column of tokens.
 struct RunPlan {
   StepPlan steps;
   std::string model;       // the JSON key of the network, and
   std::string model_name;  // its value
-  std::string unit;        // of what a step works on: "image", "token"
-  int64_t units_per_batch = 0;
-  int64_t activation_bytes = 0;  // of one batch
-  int64_t peak_bytes = 0;        // of the pool, without the optimizer's state
+  std::string unit;        // "image", "token"
+  int64_t units_per_row = 1;
+  int64_t rows = 1;                                      // the fewest to measure
+  std::function<int64_t(int64_t rows)> step_bytes = {};  // as measure_step_bytes()
 };
-// Its text, or one JSON object with --json.
+// Returns the text of --dry-run, or one JSON object with --json. Memory is measured with `rows` and
+// `rows` + 2 rows and extrapolated to the batch.
 std::string format_plan(const CommonOptions& o, const ParameterStore& store, const RunPlan& plan);
 
-// The resolved configuration as TOML, with a remark on each default: `rule` says what it is for.
+// Returns the resolved configuration as TOML, with a remark on each default: `rule` names the rule
+// that set it.
 std::string format_config(const std::string& program, const std::string& rule,
                           const FlagTable& flags);
 

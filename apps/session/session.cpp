@@ -4,66 +4,24 @@
 #include <exception>
 #include <utility>
 
-#include "apps/checkpoint/signals.h"
 #include "apps/cli/format.h"
 #include "apps/cli/json.h"
 #include "apps/cli/process.h"
 #include "apps/cli/program.h"
 #include "apps/report/report_page.h"
 #include "apps/session/exchange.h"
-#include "apps/session/learners.h"
 #include "core/error.h"
 
 namespace heddle {
 namespace {
 
-RunFiles open_files(const CommonOptions& o, const std::vector<std::string>& arguments,
-                    Learner& learner, const std::string& config, const Start& start) {
-  if (!learner.is_first()) return {};
-  return open_run(o, config, arguments, learner.context, start.checkpoint);
-}
-
-std::unique_ptr<Progress> make_progress(const CommonOptions& o, const RunSpec& spec,
-                                        const Start& start, RunFolder* folder) {
-  if (folder == nullptr) return nullptr;
-  auto progress =
-      std::make_unique<Progress>(ProgressOptions{.total_steps = spec.plan.total_steps + start.ahead,
-                                                 .print_freq = o.print_freq,
-                                                 .quiet = o.quiet,
-                                                 .unit = spec.unit});
-  folder->warn_by(console_logger(progress.get()));
-  progress->note("run folder " + folder->path());
-  return progress;
+// Returns "604 MB, 151 MB a learner": the most that this process has had resident.
+std::string describe_memory(int64_t learners) {
+  const int64_t mb = peak_rss_bytes() / 1000000;
+  return learners < 2 ? concat(mb, " MB") : concat(mb, " MB, ", mb / learners, " MB a learner");
 }
 
 }  // namespace
-
-int check_machine(const CommonOptions& o) {
-  const int learners = o.parsed.learners.size;
-  check(o.training || learners == 1, "several learners: only for training");
-  check_device(o);
-  if (o.training) check_graph(o);
-  return learners;
-}
-
-int start_learners(const CommonOptions& o, const std::function<int(Communicator&)>& run_rank) {
-  if (o.training && !o.dry_run && o.headroom == 0) catch_signals();  // nothing else asks for them
-  return run_learners(o, run_rank);
-}
-
-Learner::Learner(const CommonOptions& options, Communicator& started)
-    : o(options),
-      context({.device = learner_device(o, started),
-               .threads = static_cast<int>(o.threads),
-               .tune = o.tune,
-               .deterministic = o.deterministic,
-               .tf32 = o.tf32}),
-      gpus((check_devices(o, started), make_gpu_communicator(o, started))),
-      comm(gpus == nullptr ? started : *gpus) {}
-
-void Learner::announce(const std::string& line) const {
-  if (is_first() && !o.quiet) std::fprintf(stderr, "%s\n", line.c_str());
-}
 
 TrainingLoop::TrainingLoop(Session& session)
     : session_(session),
@@ -80,9 +38,8 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
     : o_(o),
       learner_(learner),
       spec_(std::move(spec)),
-      start_(find_start(o, spec_.plan, spec_.units_per_batch, spec_.identity, learner.comm)),
-      files_(open_files(o, arguments, learner, spec_.config, start_)),
-      progress_(make_progress(o, spec_, start_, folder())),
+      start_(find_start(o, spec_, learner.comm)),
+      files_(open_run(o, spec_, arguments, learner, start_)),
       batch_(start_.batch),
       schedule_(spec_.schedule),
       optimizer_(make_optimizer(o, learner.store, learner.comm, spec_.plan,
@@ -97,22 +54,18 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
               .ahead = start_.ahead},
              optimizer_, console_logger(progress())),
       parts_{.o = o,
+             .spec = spec_,
              .store = learner.store,
              .optimizer = optimizer_,
              .schedule = schedule_,
              .log = log_,
-             .rank = learner.comm.rank(),
-             .units = spec_.units_per_batch,
-             .identity = spec_.identity,
-             .config = spec_.config,
-             .model = spec_.model,
-             .metadata = spec_.metadata} {}
+             .rank = learner.comm.rank()} {}
 
 void Session::run(TrainingLoop& loop) {
   loop_ = &loop;
   if (checkpoint() != nullptr)
     restore_training(parts_, *checkpoint(), loop.own_state(), console_logger(progress()));
-  if (plan_done() && batch_ > 0) end_epoch();  // the run was saved before its last validation
+  if (plan_done() && batch_ > 0) end_epoch();  // it was saved before its last validation
   while (!plan_done() && log_.running()) {
     loop.train_epoch();
     if (log_.running()) {
@@ -151,7 +104,7 @@ void Session::end_epoch() {
 }
 
 Outcome Session::finish() {
-  finish_trace(o_, files_, learner_.context, learner_.comm);
+  finish_trace(o_, files_, learner_);
   Outcome out{.run = log_.result()};
   if (folder() == nullptr) return out;
   write_report();
@@ -160,8 +113,8 @@ Outcome Session::finish() {
   return out;
 }
 
-// Writes report.html, unless --no-report, and says which files of the run are incomplete. A report
-// that cannot be written is worth a warning, but does not fail the run.
+// Writes report.html, unless --no-report, and notes which files of the run are incomplete. A report
+// that cannot be written causes a warning and does not fail the run.
 void Session::write_report() {
   try {
     folder()->flush();
@@ -177,18 +130,12 @@ void Session::write_report() {
   folder()->warn_by({});  // the progress ends before the folder
 }
 
-Outcome finished_outcome(const CommonOptions& o, const FinishedRun& finished) {
-  return {.run = finished.result, .run_folder = o.output_dir};
-}
-
 int report(const CommonOptions& o, const std::string& rate_key, const Learner& learner,
            const Outcome& out) {
   const int code = static_cast<int>(exit_code(out.run));
   if (!learner.is_first()) return code;
   if (o.json) {
-    nlohmann::ordered_json json = begin_summary(out.run);
-    json.update(out.results);
-    end_summary(json, rate_key, out.run, o.seed, out.run_folder);
+    auto json = final_json(out.run, out.results, rate_key, o.seed, out.run_folder);
     if (!out.appended.empty()) json.update(out.appended);
     print(json_line(json));
   }

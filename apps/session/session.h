@@ -7,15 +7,15 @@
 //     Session session(o, arguments, learner, spec);            // --resume, run folder, optimizer
 //     session.run(loop);                                       // epochs, validation, checkpoints
 //     Outcome out = session.finish();                          // trace, report.html
-//     return report(o, spec.rate_key, learner, out);           // final JSON, exit code
+//     return report(o, spec.log.rate_key, learner, out);       // final JSON, exit code
 //   });
 //
-// and its TrainingLoop holds the inner loop, from batch to finish_step().
+// Its TrainingLoop holds the inner loop, from batch to finish_step(). A session belongs to one rank
+// and is used by that rank's thread.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -24,43 +24,17 @@
 #include "apps/checkpoint/saver.h"
 #include "apps/cli/common_options.h"
 #include "apps/log/training_log.h"
+#include "apps/session/learners.h"
 #include "apps/session/open_run.h"
 #include "apps/session/resume.h"
 #include "apps/session/run_plan.h"
 #include "apps/session/training_state.h"
-#include "comm/communicator.h"
-#include "core/context.h"
 #include "core/parameters.h"
 #include "core/step_graph.h"
 #include "optim/data_parallel.h"
 #include "optim/schedule.h"
 
 namespace heddle {
-
-// Checks what depends on this machine and build: learners, --device, --precision, --graph. Returns
-// the number of learners. Throws InputError.
-int check_machine(const CommonOptions& o);
-
-// Calls run_rank once for each rank of this process and returns the largest of their exit codes.
-// From here on a signal asks a training to save itself and end.
-int start_learners(const CommonOptions& o, const std::function<int(Communicator&)>& run_rank);
-
-// One rank: its device and threads, its communicator, and the parameters of its network.
-struct Learner {
-  // `started`: the communicator that the rank was started with. Collective. Throws InputError where
-  // the ranks' devices do not go together.
-  Learner(const CommonOptions& o, Communicator& started);
-
-  bool is_first() const { return comm.rank() == 0; }
-  // Prints a line on stderr, on the first rank and without --quiet.
-  void announce(const std::string& line) const;
-
-  const CommonOptions& o;
-  Context context;
-  std::unique_ptr<Communicator> gpus;  // NCCL's; null: gradients are exchanged over `started`
-  Communicator& comm;
-  ParameterStore store = {};
-};
 
 class Session;
 
@@ -88,19 +62,6 @@ class TrainingLoop {
   const std::function<void(Parameter&)> ready_, weights_free_;
 };
 
-// A program's description of its run.
-struct RunSpec {
-  TrainingLogOptions log;                // names, further metrics
-  const char* unit = "images";           // of progress, per second
-  int64_t units_per_batch = 0;           // over all learners
-  StepPlan plan = {};                    // updates per epoch and in all
-  ScheduleOptions schedule = {};         // of the learning rate
-  nlohmann::ordered_json identity = {};  // what must be equal in a run that resumes
-  std::string config = {};               // config.toml
-  NamedTensors model = {};               // of model.safetensors, with its metadata
-  std::map<std::string, std::string> metadata = {};
-};
-
 // The outcome of a program on one rank.
 struct Outcome {
   TrainingResult run = {};
@@ -114,8 +75,8 @@ struct Outcome {
 class Session {
  public:
   // Finds where the run starts, opens its folder on the first rank and makes everything that
-  // trains. Collective. The arguments must outlive it. Throws InputError for a --resume that cannot
-  // be, and for a run folder that holds something else.
+  // trains. Collective. Options and learner must outlive the session. Throws InputError for an
+  // impossible --resume, and for a run folder that holds something else.
   Session(const CommonOptions& o, const std::vector<std::string>& arguments, Learner& learner,
           RunSpec spec);
 
@@ -125,18 +86,18 @@ class Session {
   DataParallelOptimizer& optimizer() { return optimizer_; }
   StepGraph* graph() { return graph_.get(); }  // null: steps are not recorded as CUDA graphs
 
-  // The next batch of the epoch; advances with finish_step() by --accumulate.
+  // Returns the next batch of the epoch; finish_step() advances it by --accumulate.
   int64_t batch() const { return batch_; }
-  // The learning rate of the update that comes next, or was `before` updates earlier.
+  // Returns the learning rate of the next update, or of the one `before` updates earlier.
   double lr(int64_t before = 0) const { return schedule_.lr(log_.step() - start_.ahead - before); }
 
   // Restores the checkpoint, if any, then trains, validates and saves until the plan is done, a
-  // signal stops the run or it diverges. Collective.
+  // signal stops the run or it diverges. Collective. Throws Error if checkpoints cannot be saved.
   void run(TrainingLoop& loop);
   // Called by the loop after each update: writes its metrics and saves a checkpoint if one is due.
   // Returns false at the end of the epoch or run.
   bool finish_step(const StepReport& report, const StepFacts& facts);
-  // Ends the session, after weights were saved and tested: writes trace and report.html.
+  // Ends the session, after the weights were saved and tested: writes trace and report.html.
   // Collective.
   Outcome finish();
 
@@ -145,14 +106,13 @@ class Session {
   void end_epoch();
   bool after_step();
   void write_report();
-  Progress* progress() const { return progress_.get(); }
+  Progress* progress() const { return files_.progress.get(); }  // null as folder()
 
   const CommonOptions& o_;
   Learner& learner_;
   const RunSpec spec_;
   const Start start_;
-  RunFiles files_;                      // empty on all ranks but the first
-  std::unique_ptr<Progress> progress_;  // null there
+  RunFiles files_;
   TrainingLoop* loop_ = nullptr;
   int64_t batch_;
   Schedule schedule_;
@@ -163,11 +123,8 @@ class Session {
   TrainingParts parts_;
 };
 
-// Returns the outcome of a run that --resume auto found complete.
-Outcome finished_outcome(const CommonOptions& o, const FinishedRun& finished);
-
 // Prints the result on the first rank, for people on stderr and with --json as the last line of
-// stdout, and returns the exit code of any rank.
+// stdout. Returns the rank's exit code.
 int report(const CommonOptions& o, const std::string& rate_key, const Learner& learner,
            const Outcome& out);
 

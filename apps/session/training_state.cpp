@@ -24,11 +24,12 @@ constexpr const char* kModel = "model.safetensors";
 constexpr const char* kOptimizer = "optimizer.safetensors";
 constexpr const char* kShared = "shared.safetensors";
 
-// Infinity and NaN, which JSON lacks, are null.
+// Returns a number that is null in JSON if it was infinite.
 double number_or(const nlohmann::json& json, double otherwise) {
   return json.is_number() ? json.get<double>() : otherwise;
 }
 
+// Adds copies on the host, which do not change while they are written.
 void add_copies(NamedTensors& out, const NamedTensors& tensors, const std::string& prefix = "") {
   for (const auto& [name, x] : tensors) {
     const Tensor host = x.to(Device{});
@@ -46,7 +47,7 @@ NamedTensors buffers_of(const TrainingParts& parts) {
 // batches, are averaged; the ranks keep their own.
 NamedTensors averaged_model(const TrainingParts& parts) {
   NamedTensors model;
-  add_copies(model, parts.model);
+  add_copies(model, parts.spec.model);
   if (parts.optimizer.learners() == 1) return model;
   const NamedTensors buffers = buffers_of(parts);
   const auto is_statistic = [&](const std::string& name) {
@@ -78,8 +79,8 @@ void fill_from(const SafetensorsFile& file, const NamedTensors& tensors, const s
   }
 }
 
-// Fills residuals with their mean over the ranks that saved, the rest, which all ranks share, from
-// the first rank's file.
+// Fills residuals with their mean over the ranks that saved, and everything else, which is equal on
+// all ranks, from the first rank's file.
 void fill_from_all(const std::vector<SafetensorsFile>& files, const NamedTensors& tensors) {
   fill_from(files.front(), tensors, kExchange);
   for (const auto& [name, x] : tensors) {
@@ -119,24 +120,24 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
   if (parts.rank > 0) return files;
 
   files.tensors[kModel] = std::move(model);
-  files.metadata[kModel] = parts.metadata;
+  files.metadata[kModel] = parts.spec.metadata;
   add_copies(files.tensors[kOptimizer], parts.optimizer.optimizer().named_state());
   if (!own.shared.empty()) add_copies(files.tensors[kShared], own.shared);
   const ScheduleState schedule = parts.schedule.state();
   Json state = {{"version", kCheckpointVersion},
                 {"step", parts.log.step()},
                 {"epoch", parts.log.epoch()},
-                {"units", batch * parts.units},
+                {"units", batch * parts.spec.units_per_batch},
                 {"learners", parts.optimizer.learners()},
                 {"weights", weights},
-                {"identity", parts.identity},
+                {"identity", parts.spec.identity},
                 {"compression", compression_of(parts.o)},
                 {"planning", planning_of(parts.o)},
                 {"log", parts.log.save()},
                 {"schedule", {{"lr", schedule.lr}, {"best", schedule.best}, {"bad", schedule.bad}}},
                 {"exchange", exchange_json(exchange)},
                 {"own", own.json},
-                {"config", parts.config}};
+                {"config", parts.spec.config}};
   if (own.json.contains("valid_loss")) state["valid_loss"] = own.json["valid_loss"];
   files.texts["state.json"] = state.dump(1, ' ', false, Json::error_handler_t::replace) + '\n';
   return files;
@@ -144,8 +145,8 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
 
 namespace {
 
-// Throws InputError for another rank's file, or one of another checkpoint. Files of earlier
-// versions do not record it.
+// Throws InputError for another rank's file, or one of another checkpoint. Earlier versions
+// recorded neither.
 void check_rank(const SafetensorsFile& file, int rank, int learners, const Checkpoint& checkpoint) {
   if (!file.metadata().contains("rank")) return;
   const std::map<std::string, std::string> expected = {
@@ -156,8 +157,8 @@ void check_rank(const SafetensorsFile& file, int rank, int learners, const Check
   for (const auto& [key, value] : expected) {
     const auto found = file.metadata().find(key);
     check(found != file.metadata().end() && found->second == value, file.path(),
-          ": is of another rank or checkpoint: expected ", key, " ", printable(value), ", found ",
-          found == file.metadata().end() ? "none" : printable(found->second));
+          ": belongs to another rank or checkpoint: expected ", key, " ", printable(value),
+          ", found ", found == file.metadata().end() ? "none" : printable(found->second));
   }
 }
 
@@ -182,7 +183,7 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
     for (const auto& [name, x] : parts.optimizer.named_state())
       if (name.starts_with("residual.")) scale(x, static_cast<float>(factor));
   if (!same && note && parts.rank == 0)
-    note(concat("changed: ", learners, " learners there, ", parts.optimizer.learners(),
+    note(concat("changed: ", learners, " learners in the checkpoint, ", parts.optimizer.learners(),
                 " here: each gets the mean of the residuals and of the statistics"));
   if (!same) return;
   fill_from(files[0], buffers_of(parts), kBuffer);
@@ -197,7 +198,7 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
   const bool anyway = parts.o.resume_anyway;
   try {
     const bool same_compression = compression_differs(state.at("compression"), parts.o).empty();
-    load_weights(WeightsFile(checkpoint.file(kModel)), parts.model);
+    load_weights(WeightsFile(checkpoint.file(kModel)), parts.spec.model);
     fill_from(SafetensorsFile::open(checkpoint.file(kOptimizer)),
               parts.optimizer.optimizer().named_state(), "", anyway);
     if (!own.shared.empty())
@@ -214,7 +215,7 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
     }
     restore_ranks(parts, checkpoint, own, exchange, same_compression, note);
     parts.log.restore(checkpoint.step, state.at("epoch").get<int64_t>(), state.at("log"));
-    if (note) note_changes(state.at("config").get<std::string>(), parts.config, note);
+    if (note) note_changes(state.at("config").get<std::string>(), parts.spec.config, note);
   } catch (const nlohmann::json::exception& error) {
     throw InputError(concat(checkpoint.file("state.json"), ": ", printable(error.what(), 200)));
   }

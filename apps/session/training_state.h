@@ -10,36 +10,45 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "apps/checkpoint/checkpoint.h"
 #include "apps/cli/common_options.h"
 #include "apps/log/training_log.h"
+#include "apps/session/run_plan.h"
 #include "optim/data_parallel.h"
 #include "optim/schedule.h"
 
 namespace heddle {
 
+// A program's description of its run.
+struct RunSpec {
+  TrainingLogOptions log = {};           // names, further metrics
+  const char* unit = "images";           // of progress, per second
+  int64_t units_per_batch = 1;           // samples or tokens over all ranks
+  StepPlan plan = {};                    // updates per epoch and in all
+  ScheduleOptions schedule = {};         // of the learning rate
+  nlohmann::ordered_json identity = {};  // must be equal in a run that resumes; in messages' order
+  std::string config = {};               // config.toml, which a resumed run may change
+  // The content of model.safetensors: tensors (tied weights under each of their names), metadata.
+  NamedTensors model = {};
+  std::map<std::string, std::string> metadata = {};
+};
+
+// The parts of a training on one rank.
 struct TrainingParts {
   const CommonOptions& o;
+  const RunSpec& spec;
   ParameterStore& store;
   DataParallelOptimizer& optimizer;
   Schedule& schedule;
   TrainingLog& log;
   int rank;
-  int64_t units;                    // samples or tokens of a batch over all ranks
-  nlohmann::ordered_json identity;  // as in Start
-  std::string config;               // config.toml, which a resumed run may change
-  // The content of model.safetensors: tensors (tied weights under each of their names), metadata.
-  std::vector<std::pair<std::string, Tensor>> model;
-  std::map<std::string, std::string> metadata;
 };
 
 // The state that a program adds.
 struct OwnState {
-  std::vector<std::pair<std::string, Tensor>> rank = {};    // per rank: its network's state
-  std::vector<std::pair<std::string, Tensor>> shared = {};  // equal on all ranks
+  NamedTensors rank = {};    // differs between ranks: the state of its network
+  NamedTensors shared = {};  // equal on all ranks
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
 };
 
@@ -51,8 +60,8 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
 
 // Fills the parts and own.shared, and own.rank if the number of learners is the same. If it is not,
 // each learner gets the mean of the residuals, which preserves their contribution to the mean
-// gradient, and the averaged statistics. Notes what else has changed. Throws InputError that names
-// the first difference in the tensors of the saved run and this one.
+// gradient, and the averaged statistics. Notes what else has changed; `note` may be empty. Throws
+// InputError that names the first difference in the tensors of the saved run and this one.
 void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
                       const Logger& note);
 
