@@ -18,21 +18,21 @@ namespace {
 constexpr double kRedrawSeconds = 0.1;
 constexpr int64_t kMinBarWidth = 6, kMaxBarWidth = 24;
 
-bool is_smart_terminal(FILE* out) {
+}  // namespace
+
+bool can_redraw(FILE* out) {
   const char* term = std::getenv("TERM");
   return isatty(fileno(out)) && term != nullptr && *term && std::string_view(term) != "dumb";
 }
 
-size_t terminal_columns(FILE* out) {
+int terminal_columns(FILE* out) {
   winsize size{};
   return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-}  // namespace
-
 Progress::Progress(const ProgressOptions& options) : options_(options), started_(steady_seconds()) {
   if (options_.out == nullptr) options_.out = stderr;
-  bar_ = !options_.quiet && is_smart_terminal(options_.out);
+  bar_ = !options_.quiet && can_redraw(options_.out);
   const char* no_colour = std::getenv("NO_COLOR");
   colour_ = bar_ && (no_colour == nullptr || *no_colour == '\0');
 }
@@ -75,7 +75,7 @@ void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t
   const double now = steady_seconds();
   if (drawn_ && now - drawn_at_ < kRedrawSeconds && step < options_.total_steps) return;
   // The bar fills the rest of the line; a line that wraps could not be redrawn.
-  const auto columns = static_cast<int64_t>(terminal_columns(options_.out)) - 1;
+  const int64_t columns = terminal_columns(options_.out) - 1;
   std::string figures = line(step, epoch, loss, lr);
   if (std::ssize(figures) > columns) figures = line(step, epoch, loss, lr, false);
   const int64_t room = columns - static_cast<int64_t>(figures.size()) - 3;

@@ -54,6 +54,11 @@ class Progress {
   double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;  // sums with decay
 };
 
+// Returns whether text on `out` can be redrawn: it is a terminal, and TERM is not dumb.
+bool can_redraw(FILE* out);
+// Returns the columns of the terminal; 80 for anything else.
+int terminal_columns(FILE* out);
+
 // Prints lines for people.
 using Logger = std::function<void(const std::string&)>;
 // Returns a logger that calls progress->note(), or an empty one for null: all ranks but the first.

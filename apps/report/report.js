@@ -292,7 +292,7 @@ function curves() {
     lineChart({...overRun, id: 'lr', title: 'Learning rate', zero: true,
       series: series(run => column(run, 'step', 'lr')).map((s, i) => ({...s, dashed: i > 0}))}),
     lineChart({...overRun, id: 'bytes', title: 'Bytes sent in a step', log: true, format: bytes,
-      note: `By one learner, everything included: indices, scales, checks. Grey: what a plain exchange sends${binned}`,
+      note: `By one learner, everything included: indices, scales, checks. Grey: what a dense exchange sends${binned}`,
       series: [...series(run => column(run, 'step', 'sent')), {label: 'no compression', colour: 'c8', dashed: true,
         points: dense ? [dense.curves.step[0], dense.facts.steps].map(x => [x, dense.curves.dense]) : []}]}),
   ];
@@ -351,7 +351,7 @@ function layerBytes(run, id, own) {
         element('i', {class: 'key dot', style: {...colour(own), left: at(row.sent)}})), element('span', {}, times(row.dense / row.sent)));
   };
   return figure(id, 'Bytes by layer, before and after', 'What one learner sends for a layer in a step, mean over the run with its ' +
-    'dense beginning; logarithmic',
+    'dense start; logarithmic',
     [rows.map(line), element('div', {class: 'row layer'}, element('span'), scale(logTicks(low, high, 3), part, bytes)),
       legend(['dense', 'c8', 'hollow'], ['sent', own, 'dot'])],
     () => [['layer', 'dense, bytes', 'sent, bytes', 'ratio'], run.layers.map(row =>
@@ -367,7 +367,7 @@ function choices(run, id) {
   if (!(longest > 0)) return null;
   const joined = buckets.filter(b => b.joined).length;
   const note = `After step ${last.step}: ${last.compressed} of ${last.buckets} buckets are compressed` +
-    (joined ? `, and travel as ${last.buckets - joined} messages` : '') + `. Until the last exchange a step takes ` +
+    (joined ? `, sent as ${last.buckets - joined} messages` : '') + `. Until the last exchange a step takes ` +
     `${duration(last.dense_s)} if all are dense, ${duration(last.compressed_s)} if all are compressed` + (last.dropped ?
     `; ${duration(last.chosen_s)} were expected of another choice, which took ${duration(last.found_s)} and was dropped` :
     `, and ${duration(last.chosen_s)} as chosen, predicted from measurements of each bucket` +
@@ -492,11 +492,11 @@ function comparison() {
 function ratios() {
   if (!runs.some(run => run.exchanges)) return null;
   const rows = [['layers', 'values of the compressed tensors alone, as papers print it'],
-    ['values', 'values of the whole model, with the tensors that travel dense'],
+    ['values', 'values of the whole model, with the tensors that are sent dense'],
     ['wire', 'bytes on the wire, with indices, scales and flags, in the compressed steps'],
-    ['run', 'bytes on the wire over the whole run, its dense beginning included']];
-  return section('ratios', 'Compression ratios', element('p', {class: 'note'}, 'What a dense exchange sends over what was sent, ' +
-    'by one learner; 1 where nothing is compressed. “–”: the run has not ended, or its version did not record it.'),
+    ['run', 'bytes on the wire over the whole run, with its dense start']];
+  return section('ratios', 'Compression ratios', element('p', {class: 'note'}, 'The bytes of a dense exchange over the bytes sent ' +
+    'by one learner; 1 if nothing is compressed. “–”: the run has not ended, or an earlier version did not record it.'),
     scroll(table(['ratio', ...runs.map(run => run.name), 'what it counts'], rows.map(([name, meaning]) => [name, ...runs.map(run =>
       times(run.ratios['ratio_' + name])), meaning]), 'facts text')));
 }
@@ -505,7 +505,7 @@ function differences() {
   const names = [...new Set(runs.flatMap(run => run.config.map(entry => entry[0])))];
   const shown = (run, name) => name === 'compress-start' && setting(run, name) === '-1' ? 'by length' : setting(run, name) || kNone;
   const rows = names.filter(name => new Set(runs.map(run => setting(run, name))).size > 1);
-  return rows.length ? section('differences', 'What was set differently', scroll(table(['flag', ...runs.map(run => run.name)],
+  return rows.length ? section('differences', 'Differing settings', scroll(table(['flag', ...runs.map(run => run.name)],
     rows.map(name => [name, ...runs.map(run => shown(run, name))]), 'facts left'))) : null;
 }
 // "resnet20 on cifar-10-batches-bin, 4 learners, network 100mbit,1ms, scalecom:rate=100, lgreco"

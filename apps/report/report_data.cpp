@@ -1,8 +1,6 @@
 #include "apps/report/report_data.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
@@ -37,7 +35,7 @@ Json score_of(const Json& line, const std::string& split) {
   Json score = {
       {"step", whole_at(line, "step")}, {"epoch", whole_at(line, "epoch")}, {"split", split}};
   for (const char* key : {"loss", "acc1", "acc5", "ppl", "bpc"})
-    if (const double value = number_at(line, key); !std::isnan(value)) score[key] = rounded(value);
+    if (const double value = number_at(line, key); !std::isnan(value)) score[key] = value;
   return score;
 }
 
@@ -150,14 +148,6 @@ std::string find_trace(const RunRecord& run, const std::string& given) {
 }
 
 }  // namespace
-
-Json rounded(double value) {
-  if (!std::isfinite(value)) return nullptr;
-  if (std::abs(value) < 1e15 && value == std::trunc(value)) return static_cast<int64_t>(value);
-  char text[32];
-  std::snprintf(text, sizeof text, "%.7g", value);
-  return std::atof(text);
-}
 
 std::string RunRecord::score_key() const {
   for (const char* key : {"acc1", "bpc", "ppl"})

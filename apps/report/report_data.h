@@ -62,7 +62,4 @@ RunRecord read_run(const std::string& folder, const std::string& trace = "");
 // The rate is samples over seconds of all these steps; a measure that no line has is NaN.
 StepRecord steady_step(const RunRecord& run);
 
-// Returns `value` with seven significant digits, or null if it is not finite.
-RunRecord::Json rounded(double value);
-
 }  // namespace heddle

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 
 #include "apps/cli/json.h"
@@ -346,6 +348,14 @@ Json run_json(const RunRecord& run, int64_t points, int64_t cells) {
 }
 
 }  // namespace
+
+Json rounded(double value) {
+  if (!std::isfinite(value)) return nullptr;
+  if (std::abs(value) < 1e15 && value == std::trunc(value)) return static_cast<int64_t>(value);
+  char text[32];
+  std::snprintf(text, sizeof text, "%.7g", value);
+  return std::atof(text);
+}
 
 Json report_json(std::vector<RunRecord> runs, int64_t cells) {
   const auto named = runs;

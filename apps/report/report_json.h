@@ -23,4 +23,7 @@ RunRecord::Json report_json(std::vector<RunRecord> runs, int64_t cells);
 // trace. Throws InputError for a file that is no trace.
 RunRecord::Json timeline_json(const RunRecord& run);
 
+// Returns `value` with seven significant digits, or null if it is not finite.
+RunRecord::Json rounded(double value);
+
 }  // namespace heddle

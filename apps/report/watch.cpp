@@ -1,8 +1,5 @@
 #include "apps/report/watch.h"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -14,6 +11,8 @@
 
 #include "apps/cli/format.h"
 #include "apps/cli/json.h"
+#include "apps/cli/program.h"
+#include "apps/log/progress.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -24,25 +23,14 @@ constexpr int kChartRows = 9, kScaleWidth = 9;
 constexpr int64_t kRecentSteps = 20;
 constexpr double kLongSteps = 10, kLongSeconds = 30;  // without a line
 
-struct Terminal {
-  int columns = 80;
-  bool redraws = false, utf8 = false;
-};
-
-Terminal terminal() {
-  Terminal out;
-  winsize size{};
-  if (ioctl(fileno(stdout), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) out.columns = size.ws_col;
-  const char* term = std::getenv("TERM");
-  out.redraws = isatty(fileno(stdout)) && term != nullptr && *term != '\0' &&
-                std::string_view(term) != "dumb";
+// Returns whether the locale is UTF-8.
+bool has_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
     if (const char* value = std::getenv(name); value != nullptr && *value != '\0') {
       const std::string_view text = value;
-      out.utf8 = text.find("UTF-8") != text.npos || text.find("utf8") != text.npos;
-      break;
+      return text.find("UTF-8") != text.npos || text.find("utf8") != text.npos;
     }
-  return out;
+  return false;
 }
 
 // Holds the dots of a chart; a Braille character has two by four.
@@ -200,17 +188,15 @@ std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle
 }
 
 void watch_run(const std::string& folder, bool once) {
-  const auto lines = [](const std::string& text) { return std::ranges::count(text, '\n'); };
   int64_t drawn = 0;
   while (true) {
-    const Terminal screen = terminal();
     const RunRecord run = read_run(folder);
-    const std::string text = watch_text(run, screen.columns, screen.utf8, idle_seconds(folder));
+    const std::string text =
+        watch_text(run, terminal_columns(stdout), has_utf8(), idle_seconds(folder));
     if (drawn > 0) std::printf("\033[%lldA\033[J", static_cast<long long>(drawn));
-    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-      throw Error("stdout cannot be written");
-    drawn = lines(text);
-    if (once || !screen.redraws || !run.summary.empty()) return;
+    print(text);
+    drawn = std::ranges::count(text, '\n');
+    if (once || !can_redraw(stdout) || !run.summary.empty()) return;
     std::this_thread::sleep_for(std::chrono::seconds(1));
   }
 }

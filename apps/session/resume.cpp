@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <sstream>
 
 #include "apps/cli/json.h"
 #include "apps/log/run_folder.h"
+#include "apps/report/report_data.h"
 #include "apps/session/compare_runs.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -21,24 +21,17 @@ namespace fs = std::filesystem;
 std::string finished_lines(const CommonOptions& o, const std::string& config, bool best) {
   std::error_code none;
   const std::string at = o.output_dir + "/";
-  if (o.resume != "auto" || !RunFolder::holds_finished_run(o.output_dir) ||
-      find_checkpoint(o.output_dir).newest || !fs::exists(at + "config.toml", none) ||
+  if (!RunFolder::holds_finished_run(o.output_dir) || find_checkpoint(o.output_dir).newest ||
+      !fs::exists(at + "config.toml", none) ||
       !same_config(read_text_file(at + "config.toml"), config))
     return "";
-  nlohmann::json out = {{"summary", nullptr}, {"valid", nullptr}, {"test", nullptr}};
-  std::istringstream lines(read_text_file(at + "metrics.jsonl"));
-  for (std::string text; std::getline(lines, text);) {
-    nlohmann::json line;
-    try {
-      line = parse_json(text, at + "metrics.jsonl");
-    } catch (const InputError&) {
-      continue;  // its process was killed while writing it
-    }
-    if (!line.is_object()) continue;
-    const std::string split = line.contains("summary") ? "summary" : line.value("split", "");
-    const bool better = split != "valid" || !best || out["valid"].is_null() ||
-                        number_at(line, "loss") < number_at(out["valid"], "loss");
-    if (out.contains(split) && better) out[split] = line;
+  const RunRecord run = read_run(o.output_dir);
+  nlohmann::json out = {{"summary", run.summary}, {"valid", nullptr}, {"test", nullptr}};
+  for (const RunRecord::Json& score : run.scores) {
+    nlohmann::json& kept = out[text_at(score, "split")];
+    const bool worse = best && kept.is_object() && text_at(score, "split") == "valid" &&
+                       !(number_at(score, "loss") < number_at(kept, "loss"));
+    if (!worse) kept = score;
   }
   return out.dump();
 }
