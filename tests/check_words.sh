@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.." || exit 1
 
 # Folders whose text is clean and has to stay so.
 enforced=(README.md cmake comm data docs/tools docs/glossary.md docs/readme_example.cpp tests/test_results.py
-  docs CHANGELOG.md tests)
+  docs CHANGELOG.md tests
+  apps/session apps/log apps/checkpoint apps/models apps/report)
 
 # An extended regular expression per line, then a tab and what to write instead. Case matters.
 patterns='

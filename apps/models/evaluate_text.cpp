@@ -97,7 +97,7 @@ int32_t sample_token(const std::vector<float>& logits, double temperature, doubl
     throw Error("generating: the model's output is not finite");
   const auto best = std::max_element(logits.begin(), logits.end());
   if (temperature == 0) return static_cast<int32_t>(best - logits.begin());
-  std::vector<double> sums(logits.size());  // of the tokens' weights so far
+  std::vector<double> sums(logits.size());  // cumulative weights of the tokens
   double total = 0;
   for (size_t i = 0; i < logits.size(); ++i) {
     total += std::exp((static_cast<double>(logits[i]) - double{*best}) / temperature);

@@ -2,7 +2,7 @@
 // and configuration. Each comparison returns the first difference as text.
 //
 //   const std::string differs = difference(state.at("identity"), identity);
-//   check(differs.empty(), path, ": of another run: ", differs);
+//   check(differs.empty(), path, ": belongs to another run: ", differs);
 #pragma once
 
 #include <nlohmann/json.hpp>

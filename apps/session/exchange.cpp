@@ -22,7 +22,7 @@ int64_t first_compressed_step(const CommonOptions& o, const StepPlan& plan) {
   return std::max<int64_t>(100, std::min(plan.steps_per_epoch, plan.total_steps / 20));
 }
 
-// Returns "step 24: 1 of 3 buckets is compressed; …", for people.
+// Returns "step 24: 1 of 3 buckets compressed; …", for people.
 std::string describe_choice(const ExchangeChoice& choice) {
   const size_t buckets = choice.compressed.size();
   const auto messages = buckets - static_cast<size_t>(std::ranges::count(choice.joined, true));
@@ -101,7 +101,7 @@ std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o) {
                     .decay_norm_bias = o.decay_norm_bias});
 }
 
-// Returns "gradients: scalecom:rate=100, dense for the first 390 of 6240 steps"
+// Returns "gradients: scalecom:rate=100, dense for the first 390 of 6240 steps".
 std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
                               const CompressSpec& spec, int learners,
                               const DataParallelOptions& parallel) {

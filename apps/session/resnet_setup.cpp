@@ -13,8 +13,7 @@ namespace heddle {
 namespace {
 
 // Images rendered in an epoch. They cost nothing to store, and new images teach more than repeated
-// ones: three epochs of these, batch 64, ended at 99.3 % (seed 2); three of 5000, batch 128, at 40
-// %.
+// ones: three epochs of these, batch 64, reached 99.3 % (seed 2); three of 5000, batch 128, 40 %.
 constexpr int64_t kShapes = 15000;
 
 }  // namespace

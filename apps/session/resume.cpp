@@ -82,14 +82,14 @@ void check_same_run(const CommonOptions& o, const nlohmann::ordered_json& identi
                     const Checkpoint& checkpoint) {
   const nlohmann::json& state = checkpoint.state;
   const std::string differs = difference(state.at("identity"), identity);
-  check(differs.empty() || o.resume_anyway, checkpoint.path, ": of another run: ", differs,
+  check(differs.empty() || o.resume_anyway, checkpoint.path, ": belongs to another run: ", differs,
         "; --resume-anyway loads what fits");
   const std::string compression = compression_differs(state.at("compression"), o);
   check(compression.empty() || o.resume_anyway, checkpoint.path, ": ", compression,
         "; --resume-anyway drops the residuals");
 }
 
-// Returns the path of the checkpoint to resume from; "": start from the beginning.
+// Returns the path of the checkpoint to resume from; "" for the first step.
 std::string path_for_all(const CommonOptions& o, Communicator& comm) {
   if (o.resume.empty()) return "";
   comm.set_tag("resume");
@@ -128,7 +128,7 @@ Start find_start(const CommonOptions& o, const RunSpec& spec, Communicator& comm
     const nlohmann::json& state = start.checkpoint->state;
     check_same_run(o, spec.identity, *start.checkpoint);
     const auto epoch = state.at("epoch").get<int64_t>(), seen = state.at("units").get<int64_t>();
-    check(epoch >= 0 && seen >= 0, path, ": epoch ", epoch, ", ", seen, " units of it");
+    check(epoch >= 0 && seen >= 0, path, ": epoch ", epoch, ", ", seen, " units seen in it");
     const int64_t update =
         std::min(seen / spec.units_per_batch / o.accumulate, plan.steps_per_epoch - 1);
     start.batch = update * o.accumulate;

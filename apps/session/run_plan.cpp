@@ -47,7 +47,7 @@ void check_options(const CommonOptions& o) {
 int check_machine(const CommonOptions& o) {
   const int learners = o.parsed.learners.size;
   const Device device = o.parsed.device;
-  check(o.training || learners == 1, "several learners: only for training");
+  check(o.training || learners == 1, "several learners are for training only");
   check(device.is_cuda() || o.precision != "bf16" || has_avx512(),
         "--precision bf16: this processor has no AVX-512, without which oneDNN has no bf16; "
         "expected fp32");
@@ -62,12 +62,11 @@ std::unique_ptr<StepGraph> make_step_graph(const CommonOptions& o, ParameterStor
                                            int learners, const Logger& log) {
   if (o.graph == "off" || !graph_hindrance(o, store.values().device(), learners).empty())
     return nullptr;
-  return std::make_unique<StepGraph>(store,
-                                     [required = o.graph == "on", log](const std::string& why) {
-                                       if (required) throw Error("--graph on: " + why);
-                                       if (log)
-                                         log("no CUDA graph, every step is started anew: " + why);
-                                     });
+  return std::make_unique<StepGraph>(
+      store, [required = o.graph == "on", log](const std::string& why) {
+        if (required) throw Error("--graph on: " + why);
+        if (log) log("no CUDA graph, kernels are launched one by one: " + why);
+      });
 }
 
 DType activation_type(const CommonOptions& o) {
@@ -152,15 +151,16 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   }
   std::string compressed, by = o.compress;
   if (o.parsed.compress.automatic)
-    by = to_string(o.parsed.compress.spec) + ", where auto finds that faster";
+    by = to_string(o.parsed.compress.spec) + ", where --compress auto finds it faster";
   if (o.compress != "none")
-    compressed = concat(
-        "exchange          ", format_bytes(exchange.payload), " a step and learner, ",
-        format_number(std::round(10.0 * static_cast<double>(gradient) /
-                                 static_cast<double>(exchange.payload)) /
-                      10),
-        " times less: ", exchange.compressed_tensors, " tensors by ", by, "\nresiduals         ",
-        format_bytes(exchange.state), " a learner, and what else compression keeps\n");
+    compressed =
+        concat("exchange          ", format_bytes(exchange.payload), " a step and learner, ",
+               format_number(std::round(10.0 * static_cast<double>(gradient) /
+                                        static_cast<double>(exchange.payload)) /
+                             10),
+               " times less than dense: ", exchange.compressed_tensors, " tensors by ", by,
+               "\nresiduals         ", format_bytes(exchange.state),
+               " a learner, with other state of the compressor\n");
   const std::string article = plan.unit == "image" ? "an " : "a ";
   return concat(
       "parameters        ", store.count(), " in ", store.parameters().size(), " tensors\n",
