@@ -81,7 +81,7 @@ wild=("${image[@]}" --learners 2 --compress scalecom:rate=50 --compress-start 2 
 says 0 'report' "$resnet" "${wild[@]}" --steps 10 --lr 0.05
 [ "$(echo wild/checkpoints/*)" = 'wild/checkpoints/step-4 wild/checkpoints/step-8' ] || fail "two good checkpoints: $(ls wild/checkpoints)"
 cp -r wild/checkpoints good
-says 3 ' 11 steps' "$resnet" "${wild[@]}" --steps 60 --lr 1e9 --resume auto
+says 3 ' 11 consecutive steps' "$resnet" "${wild[@]}" --steps 60 --lr 1e9 --resume auto
 grep -q 'wild/checkpoints/step-8' err || fail "no word of the good checkpoint: $(cat err)"
 grep -q 'step 12 .*not saved' err || fail "no word of a step that is not saved: $(cat err)"
 diff -rq wild/checkpoints good || fail 'divergence has changed the checkpoints'

@@ -152,7 +152,7 @@ TEST_CASE("training state: a rank's file names its rank and its checkpoint") {
   std::filesystem::rename(second, at + "/kept");
   std::filesystem::copy_file(first, second);
   CHECK_MESSAGE(contains(refusal(1),
-                         "rank-1.safetensors: is of another rank or checkpoint: expected "
+                         "rank-1.safetensors: belongs to another rank or checkpoint: expected "
                          "rank 1, found 0"),
                 refusal(1));
   std::filesystem::remove(second);
