@@ -79,8 +79,9 @@ std::string QualityReport::table() const {
     out += '\n';
   };
   add_row("quality", {"contraction", "cosine", "residual / g", "correlation", "d / k", "bound"});
-  for (const auto& [layer, samples] : sums_) {
-    const auto mean = [&](double sum) { return decimals(sum / static_cast<double>(samples), 4); };
+  for (const Sum& sum : sums_) {
+    const LayerQuality& layer = sum.layer;
+    const auto mean = [&](double x) { return decimals(x / static_cast<double>(sum.samples), 4); };
     const double backlog =
         layer.gradient_norm > 0 ? layer.residual_norm / layer.gradient_norm : 0.0;
     std::vector<std::string> cells = {mean(layer.contraction), mean(layer.cosine),
