@@ -95,8 +95,7 @@ TEST_CASE("training log: rejected exchanges are counted in the result") {
     log.finish("");
     if (log.result().rejected_buckets != 2)
       throw Error(concat(log.result().rejected_buckets, " are counted"));
-    nlohmann::ordered_json summary = begin_summary(log.result());
-    end_summary(summary, "rows_per_s", log.result(), 1, "");
+    const auto summary = final_json(log.result(), {}, "rows_per_s", 1, "");
     if (summary.at("rejected_buckets") != 2) throw Error(summary.dump());
   }));
 }
