@@ -17,7 +17,8 @@ using namespace heddle;
 
 namespace {
 
-LayerQuality sample(const std::string& name, double correlation, double energy, double contraction) {
+LayerQuality sample(const std::string& name, double correlation, double energy,
+                    double contraction) {
   LayerQuality q;
   q.name = name;
   q.contraction = contraction;

@@ -48,7 +48,8 @@ void TrainingLog::prepare_step(int64_t step) {
 
 namespace {
 
-// Names the first layer whose weights are not finite, or, if all are, the one with the largest weight.
+// Names the first layer whose weights are not finite, or, if all are, the one with the largest
+// weight.
 std::string describe_suspect(const ParameterStore& store) {
   const Parameter* worst = nullptr;
   float largest = -1;
