@@ -3,7 +3,8 @@
 // Winograd, by a rule drawn from measurements (docs/benchmarks.md). oneDNN's weights are reordered
 // from OIHW at each use; its weight gradients are reordered back on the way into the flat buffer,
 // and add up there.
-#include "core/onednn.h"
+#include "layers/conv2d_plan.h"
+
 #include "core/plan_cache.h"
 #include "layers/backend.h"
 #include "layers/winograd.h"
@@ -13,57 +14,16 @@ namespace {
 
 using dnnl::memory;
 
-enum class Direction { forward, backward_weight, backward_input };
-
-struct ConvPlan {
-  Plan plan;
-  memory::desc x, w, y;  // as the primitive wants them
-};
-
-struct Problem {
-  Direction direction;
-  memory::desc x, w, y;  // w: any format
-  memory::dims stride, padding;
-};
-
 // Winograd F(4x4, 3x3) multiplies 4 times less and was faster for every 3x3 stride-1 layer from 32
 // channels on; at 16 channels for the weight gradient only. It needs fp32.
-bool prefer_winograd(const Problem& p) {
+bool prefer_winograd(const ConvProblem& p) {
   const memory::dims w = p.w.dims(), y = p.y.dims();
   if (w.size() != 4 || w[2] != 3 || w[3] != 3 || p.stride[0] != 1 || p.padding[0] != 1)
     return false;
   if (p.x.data_type() != memory::data_type::f32) return false;
   const int64_t channels = std::min(w[0], w[1]);
   if (y[2] < 4 || y[3] < 4) return false;
-  return p.direction == Direction::backward_weight ? channels >= 16 : channels >= 32;
-}
-
-ConvPlan make_plan(const Problem& p, dnnl::algorithm algorithm) {
-  const dnnl::engine& engine = onednn().engine;
-  const dnnl::primitive_attr attributes = user_scratchpad();
-  const auto forward_pd = dnnl::convolution_forward::primitive_desc(
-      {dnnl::prop_kind::forward_training, algorithm, p.x, p.w, p.y, p.stride, p.padding, p.padding},
-      attributes, engine);
-  if (p.direction == Direction::forward)
-    return {{dnnl::convolution_forward(forward_pd), forward_pd.scratchpad_desc()},
-            forward_pd.src_desc(),
-            forward_pd.weights_desc(),
-            forward_pd.dst_desc()};
-  if (p.direction == Direction::backward_input) {
-    const auto pd = dnnl::convolution_backward_data::primitive_desc(
-        {algorithm, p.x, p.w, p.y, p.stride, p.padding, p.padding}, attributes, engine, forward_pd);
-    return {{dnnl::convolution_backward_data(pd), pd.scratchpad_desc()},
-            pd.diff_src_desc(),
-            pd.weights_desc(),
-            pd.diff_dst_desc()};
-  }
-  const memory::desc w(p.w.dims(), memory::data_type::f32, memory::format_tag::any);
-  const auto pd = dnnl::convolution_backward_weights::primitive_desc(
-      {algorithm, p.x, w, p.y, p.stride, p.padding, p.padding}, attributes, engine, forward_pd);
-  return {{dnnl::convolution_backward_weights(pd), pd.scratchpad_desc()},
-          pd.src_desc(),
-          pd.diff_weights_desc(),
-          pd.diff_dst_desc()};
+  return p.pass == ConvPass::backward_weight ? channels >= 16 : channels >= 32;
 }
 
 // OIHW as oneDNN sees it: with groups a fifth axis in front.
@@ -77,10 +37,10 @@ memory::desc plain_weight(const Shape& w, int64_t groups) {
           groups == 1 ? memory::format_tag::oihw : memory::format_tag::goihw};
 }
 
-ConvPlan choose_plan(Direction direction, const Tensor& x, const Shape& w, const Tensor& y,
+ConvPlan choose_plan(ConvPass pass, const Tensor& x, const Shape& w, const Tensor& y,
                      const Conv2dOptions& o) {
-  const Problem problem = {
-      direction,
+  const ConvProblem problem = {
+      pass,
       describe(x),
       {weight_dims(w, o.groups), onednn_type(x.dtype()), memory::format_tag::any},
       describe(y),
@@ -88,13 +48,13 @@ ConvPlan choose_plan(Direction direction, const Tensor& x, const Shape& w, const
       {o.padding, o.padding}};
   if (prefer_winograd(problem)) {
     try {
-      return make_plan(problem, dnnl::algorithm::convolution_winograd);
+      return make_conv_plan(problem, dnnl::algorithm::convolution_winograd);
     } catch (const dnnl::error&) {
       // Not offered for this shape, processor or release of oneDNN: direct below.
     }
   }
   try {
-    return make_plan(problem, dnnl::algorithm::convolution_direct);
+    return make_conv_plan(problem, dnnl::algorithm::convolution_direct);
   } catch (const dnnl::error& e) {
     throw InputError(concat("convolution of ", dtype_name(x.dtype()), " ", to_string(x.shape()),
                             " with ", to_string(w), ": this processor or oneDNN cannot (", e.what(),
@@ -102,11 +62,11 @@ ConvPlan choose_plan(Direction direction, const Tensor& x, const Shape& w, const
   }
 }
 
-const ConvPlan& conv_plan(Direction direction, const Tensor& x, const Shape& w, const Tensor& y,
+const ConvPlan& conv_plan(ConvPass pass, const Tensor& x, const Shape& w, const Tensor& y,
                           const Conv2dOptions& o) {
-  const PlanKey key = plan_key(direction, x.shape(), w, o.stride, o.padding, o.groups, x.dtype(),
+  const PlanKey key = plan_key(pass, x.shape(), w, o.stride, o.padding, o.groups, x.dtype(),
                                x.layout(), y.layout());
-  return cached_plan<ConvPlan>(key, [&] { return choose_plan(direction, x, w, y, o); });
+  return cached_plan<ConvPlan>(key, [&] { return choose_plan(pass, x, w, y, o); });
 }
 
 // The weights in the format of a plan; OIHW itself where that is the format.
@@ -127,6 +87,34 @@ bool own_winograd(const Tensor& x, const Shape& w, const Conv2dOptions& o) {
 
 }  // namespace
 
+ConvPlan make_conv_plan(const ConvProblem& p, dnnl::algorithm algorithm) {
+  const dnnl::engine& engine = onednn().engine;
+  const dnnl::primitive_attr attributes = user_scratchpad();
+  const auto forward_pd = dnnl::convolution_forward::primitive_desc(
+      {dnnl::prop_kind::forward_training, algorithm, p.x, p.w, p.y, p.stride, p.padding, p.padding},
+      attributes, engine);
+  if (p.pass == ConvPass::forward)
+    return {{dnnl::convolution_forward(forward_pd), forward_pd.scratchpad_desc()},
+            forward_pd.src_desc(),
+            forward_pd.weights_desc(),
+            forward_pd.dst_desc()};
+  if (p.pass == ConvPass::backward_input) {
+    const auto pd = dnnl::convolution_backward_data::primitive_desc(
+        {algorithm, p.x, p.w, p.y, p.stride, p.padding, p.padding}, attributes, engine, forward_pd);
+    return {{dnnl::convolution_backward_data(pd), pd.scratchpad_desc()},
+            pd.diff_src_desc(),
+            pd.weights_desc(),
+            pd.diff_dst_desc()};
+  }
+  const memory::desc w(p.w.dims(), memory::data_type::f32, memory::format_tag::any);
+  const auto pd = dnnl::convolution_backward_weights::primitive_desc(
+      {algorithm, p.x, w, p.y, p.stride, p.padding, p.padding}, attributes, engine, forward_pd);
+  return {{dnnl::convolution_backward_weights(pd), pd.scratchpad_desc()},
+          pd.src_desc(),
+          pd.diff_weights_desc(),
+          pd.diff_dst_desc()};
+}
+
 ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o) {
   const int64_t in = x.shape()[1];
   if (x.layout() == Layout::plain) {
@@ -146,7 +134,7 @@ ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOp
 
 void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
   if (own_winograd(x, w.shape(), o)) return winograd_forward(x, w, y);
-  const ConvPlan& plan = conv_plan(Direction::forward, x, w.shape(), y, o);
+  const ConvPlan& plan = conv_plan(ConvPass::forward, x, w.shape(), y, o);
   const Tensor packed = pack_weight(w, plan, o.groups);
   execute(plan.plan, {{DNNL_ARG_SRC, memory_at(plan.x, x.raw())},
                       {DNNL_ARG_WEIGHTS, memory_at(plan.w, packed.raw())},
@@ -160,7 +148,7 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
     return;
   }
   if (own_winograd(x, dw.shape(), o)) return winograd_backward_weight(x, dy, dw, beta);
-  const ConvPlan& plan = conv_plan(Direction::backward_weight, x, dw.shape(), dy, o);
+  const ConvPlan& plan = conv_plan(ConvPass::backward_weight, x, dw.shape(), dy, o);
   const memory::desc plain = plain_weight(dw.shape(), o.groups);
   const bool direct = plan.w == plain && beta == 0.0f;
   const Tensor packed =
@@ -175,7 +163,7 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
 void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
                            const Conv2dOptions& o) {
   if (own_winograd(dx, w.shape(), o)) return winograd_backward_input(dy, w, dx);
-  const ConvPlan& plan = conv_plan(Direction::backward_input, dx, w.shape(), dy, o);
+  const ConvPlan& plan = conv_plan(ConvPass::backward_input, dx, w.shape(), dy, o);
   const Tensor packed = pack_weight(w, plan, o.groups);
   execute(plan.plan, {{DNNL_ARG_DIFF_SRC, memory_at(plan.x, dx.raw())},
                       {DNNL_ARG_WEIGHTS, memory_at(plan.w, packed.raw())},

@@ -8,38 +8,37 @@
 namespace heddle {
 namespace {
 
-// Two buckets: of 1000 and of 3000 bytes; backward ends at 10 s, the second bucket with it.
+// Two buckets: backward ends at 10 s, the second bucket with it.
 ExchangeProfile two_buckets(const std::string& compress) {
-  ExchangeProfile profile{.compress = compress, .backward_s = 10, .rest_s = 0.5};
-  profile.buckets.push_back({.ready_s = 4, .code_s = 1, .comm_s = 3});
-  profile.buckets.push_back({.ready_s = 10, .code_s = 1, .comm_s = 2});
-  return profile;
+  return {.compress = compress,
+          .times = {.backward_s = 10, .buckets = {{4, 1, 3}, {10, 1, 2}}, .rest_s = 0.5},
+          .collectives = {{}, {}}};
 }
 
 }  // namespace
 
 TEST_CASE("step model: buckets wait for backward and for each other") {
-  const ExchangeProfile profile = two_buckets("none");
-  CHECK(step_seconds(profile, {3, 2}) ==
-        doctest::Approx(10 + 1 + 2 + 0.5));  // hidden: only the last
-  CHECK(step_seconds(profile, {8, 2}) == doctest::Approx(4 + 9 + 3 + 0.5));  // the first is late
-  CHECK(step_seconds({.backward_s = 10, .rest_s = 1}, {}) == doctest::Approx(11));
+  ExchangeTrial times = two_buckets("none").times;
+  CHECK(step_seconds(times) == doctest::Approx(10 + 1 + 2 + 0.5));  // hidden: only the last
+  times.buckets[0].comm_s = 8;
+  CHECK(step_seconds(times) == doctest::Approx(4 + 9 + 3 + 0.5));  // the first is late
+  CHECK(step_seconds({.backward_s = 10, .rest_s = 1}) == doctest::Approx(11));
 }
 
 TEST_CASE("step model: measured payloads; shares grow with the ranks") {
   const LinkCost link{.latency_s = 1e-3, .seconds_per_byte = 1e-6};
   // Two of four ranks' all-reduces of 1000 bytes: each sends 2 * 1000 * 3 / 4 in a call.
-  const BucketProfile reduced{.collectives = {{"all_reduce", 2, 2 * 1500.0}}};
+  const BucketCollectives reduced{{"all_reduce", {2, 2 * 1500.0}}};
   for (const int p : {2, 4, 64})
     CHECK(comm_seconds(reduced, 4, p, link) ==
           doctest::Approx(2 * collective_seconds("all_reduce", 1000, p, link)));
   // Every rank's share of 100 bytes went to three others.
-  const BucketProfile gathered{.collectives = {{"all_gather", 1, 300.0}}};
+  const BucketCollectives gathered{{"all_gather", {1, 300.0}}};
   for (const int p : {2, 4, 64})
     CHECK(comm_seconds(gathered, 4, p, link) ==
           doctest::Approx(collective_seconds("all_gather", 100.0 * p, p, link)));
   // 400 bytes were divided among four ranks, and their sums gathered.
-  const BucketProfile divided{.collectives = {{"all_to_all", 1, 300.0}, {"all_gather", 1, 300.0}}};
+  const BucketCollectives divided{{"all_to_all", {1, 300.0}}, {"all_gather", {1, 300.0}}};
   for (const int p : {2, 4, 64})
     CHECK(comm_seconds(divided, 4, p, link) ==
           doctest::Approx(collective_seconds("all_to_all", 400, p, link) +
@@ -52,12 +51,13 @@ TEST_CASE("step model: waiting for other ranks does not depend on the links") {
   const auto on = [](const LinkCost& link, int p) {
     return collective_seconds("all_reduce", 1000, p, link);
   };
-  ExchangeProfile profile{.backward_s = 1, .rest_s = 0.5};
-  profile.buckets.push_back({.ready_s = 1, .collectives = {{"all_reduce", 1, 1500.0}}});
+  ExchangeProfile profile{.times = {.backward_s = 1, .buckets = {{.ready_s = 1}}, .rest_s = 0.5},
+                          .collectives = {{{"all_reduce", {1, 1500.0}}}}};
+  double& comm_s = profile.times.buckets[0].comm_s;
   for (const double waited : {0.0, 0.25, -0.001}) {  // a clock may show less than the links need
-    profile.buckets[0].comm_s = on(here, 4) + waited;
+    comm_s = on(here, 4) + waited;
     const double kept = std::max(0.0, waited);
-    CHECK(waiting_seconds(profile.buckets[0], 4, here) == doctest::Approx(kept));
+    CHECK(waiting_seconds(comm_s, profile.collectives[0], 4, here) == doctest::Approx(kept));
     for (const int p : {4, 8})
       CHECK(step_seconds(profile, 4, here, p, slow) ==
             doctest::Approx(1 + on(slow, p) + kept + 0.5));
@@ -65,13 +65,10 @@ TEST_CASE("step model: waiting for other ranks does not depend on the links") {
 }
 
 TEST_CASE("step model: the rest of a step is its time without backward and exchanges") {
-  ExchangeProfile profile = two_buckets("none");  // 13 s without a rest
-  for (const double rest : {0.0, 0.25, 2.0}) {
-    profile.step_s = 13 + rest;
-    CHECK(rest_seconds(profile) == doctest::Approx(rest));
-  }
-  profile.step_s = 12.9;  // clocks differ
-  CHECK(rest_seconds(profile) == 0);
+  const ExchangeTrial times = two_buckets("none").times;  // 13 s without a rest
+  for (const double rest : {0.0, 0.25, 2.0})
+    CHECK(rest_seconds(times, 13 + rest) == doctest::Approx(rest));
+  CHECK(rest_seconds(times, 12.9) == 0);  // clocks differ
 }
 
 TEST_CASE("step model: a few disturbed steps are ignored, alternating ones are not") {
@@ -83,7 +80,7 @@ TEST_CASE("step model: a few disturbed steps are ignored, alternating ones are n
 
 TEST_CASE("headroom: the verdict follows from the steps") {
   Headroom h{.learners = 4, .link = {.latency_s = 1e-3, .seconds_per_byte = 1e-7}};
-  h.profiles = {{.compress = "", .step_s = 1.0, .backward_s = 1.0},
+  h.profiles = {{.compress = "", .step_s = 1.0, .times = {.backward_s = 1.0}},
                 two_buckets("none"),
                 two_buckets("scalecom:rate=100")};
   h.profiles[1].step_s = 4.0;

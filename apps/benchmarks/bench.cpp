@@ -1,43 +1,69 @@
-// Measures: whole training steps beside PyTorch's, the loader, the first step, the layers of a
-// step, the convolutions. Tables go to stdout, what is going on to stderr.
+// Measures whole training steps against PyTorch's, the loader, the first step, the layers of a step
+// and the convolutions. Prints tables on stdout and progress on stderr.
 #include "apps/benchmarks/bench.h"
 
 #include <omp.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <exception>
+#include <ctime>
 #include <fstream>
 #include <sstream>
 
-#include "apps/cli/build_info.h"
 #include "apps/cli/flags.h"
 #include "apps/cli/program.h"
 #include "core/error.h"
 #include "core/trace.h"
 
-extern char** environ;
-
 namespace heddle::bench {
 namespace {
 
-constexpr const char* kSummary = R"(Measures. WHAT is one of these, in front of the flags:
-  resnet20 resnet18 resnet50  a whole training step, with PyTorch's beside it (default: all five)
-  lstm char                   the same for language models: Zaremba's medium one, and characters
-  comm                        collectives: over threads, over MPI beside Open MPI's own, and over
-                              a slow network (--net) beside its formula
-  overlap                     how much of an exchange backward hides, and what data parallel training
-                              costs where nothing is slow
-  compress                    what codecs save, lose and take, on gradients that are made up in the
-                              shapes of --arch, or those of --gradients
-  loader                      images per second and CPU time of the loader, against resnet20's step
-  first-step                  seconds from process start to the end of train_resnet's first step
-  ops [CASE…]                 where the time of a step goes, layer by layer (default: resnet20)
-  tune-table                  convolution kernels by shape and direction)";
+struct Part {
+  std::string name, help;
+  void (*run)(const Options&);
+  bool has_cases = false;  // whether names of cases may follow
+};
 
-FlagTable make_flags(Options& o) {
-  FlagTable flags("bench [WHAT…]", kSummary);
+const std::vector<Part> kParts = {
+    {"comm", "collectives over threads, over MPI, and over a slow network (--net)", measure_comm},
+    {"overlap", "how much of the exchange backward hides; cost of data parallelism",
+     measure_overlap},
+    {"compress", "bytes, error and time of codecs, on random or given gradients",
+     measure_compression},
+    {"loader", "images per second and CPU time of the loader, and resnet20's demand",
+     measure_loader},
+    {"first-step", "seconds from process start to the end of train_resnet's first step",
+     measure_first_step},
+    {"ops", "time of a step by layer, of the cases that follow (default: resnet20)",
+     break_down_steps, true},
+    {"tune-table", "time of convolution kernels by shape and direction", print_tune_table}};
+
+const std::vector<Part> kChildren = {{"step", "", child_step, true},
+                                     {"peak", "", child_peak},
+                                     {"loader", "", child_loader},
+                                     {"comm", "", child_comm}};
+
+// Returns the part of that name, null if there is none.
+const Part* find_part(const std::vector<Part>& parts, const std::string& name) {
+  const auto part = std::ranges::find(parts, name, &Part::name);
+  return part == parts.end() ? nullptr : &*part;
+}
+
+std::string summary() {
+  std::string out =
+      "Measures. WHAT is one of these:\n"
+      "  resnet20 resnet18 resnet50  a training step, next to PyTorch's (default: all five cases)\n"
+      "  lstm char                   the same for language models: Zaremba's medium, characters";
+  for (const Part& part : kParts)
+    out += concat("\n  ", part.name, std::string(28 - part.name.size(), ' '), part.help);
+  return out;
+}
+
+FlagTable make_flags(Options& o, std::vector<std::string>& words) {
+  std::vector<std::string> children = {""};
+  for (const Part& part : kChildren) children.push_back(part.name);
+  FlagTable flags("bench [WHAT...]", summary());
+  flags.collect_words(&words);
   flags.group("Flags");
   flags.add("threads", &o.threads, "N", "compute threads of every program", at_least(1),
             otherwise("all cores"));
@@ -51,7 +77,7 @@ FlagTable make_flags(Options& o) {
             "cpu: count the process's own time, for --threads 1 on a busy machine",
             one_of({"wall", "cpu"}));
   flags.add("device", &o.device, "D", "device that computes: auto, cpu, cuda or cuda:N");
-  flags.add("torch", &o.torch, "", "run PyTorch too, where it is found");
+  flags.add("torch", &o.torch, "", "run PyTorch too, if it is found");
   flags.add("python", &o.python, "FILE", "a Python with PyTorch", otherwise("python3, /usr/bin"));
   flags.add("python-new", &o.python_new, "FILE", "a second Python, with a newer PyTorch");
   flags.add("data", &o.data, "DIR", "folder of CIFAR-10, for loader and first-step",
@@ -73,67 +99,51 @@ FlagTable make_flags(Options& o) {
   flags.add("step-ms", &o.step_ms, "MS",
             "duration of the training step to compare with, for compress", otherwise("measured"));
   flags.add("json", &o.json, "FILE", "also write the table of steps as JSON");
+  flags.add(
+      "child", &o.child, "PART",
+      "measure this in the process itself and print one line of JSON (comm, under mpirun: its "
+      "rows), as bench does in processes that it starts",
+      one_of(children), not_in_environment);
   flags.add("help", &o.help, "", "print this text", not_saved);
   flags.add("version", &o.version, "", "print version and build", not_saved);
   return flags;
 }
 
-std::vector<std::string> environment() {
-  std::vector<std::string> out;
-  for (char** entry = environ; *entry != nullptr; ++entry) out.emplace_back(*entry);
-  return out;
-}
-
-void run_child(const Options& o, const std::vector<std::string>& words) {
-  const std::string& what = words.at(1);
-  if (what == "step") return child_step(o, find_case(words.at(2), o.batch));
-  if (what == "peak") return child_peak(o);
-  if (what == "loader") return child_loader(o);
-  if (what == "comm") return child_comm(o);
-  throw InputError("--child " + what + ": unknown");
-}
-
-void run(Options& o, const std::vector<std::string>& words) {
-  if (o.threads == 0) o.threads = omp_get_num_procs();
-  if (!words.empty() && words[0] == "--child") return run_child(o, words);
-  const std::string what = words.empty() ? "" : words[0];
-  if (words.size() == 1) {
-    if (what == "comm") return measure_comm(o);
-    if (what == "overlap") return measure_overlap(o);
-    if (what == "compress") return measure_compression(o);
-    if (what == "loader") return measure_loader(o);
-    if (what == "first-step") return measure_first_step(o);
-    if (what == "tune-table") return print_tune_table(o);
-  }
-  std::vector<Case> cases;
-  for (const std::string& word : words)
-    if (&word != &words[0] || what != "ops") cases.push_back(find_case(word, o.batch));
-  if (what == "ops") {
-    if (cases.empty()) cases.push_back(find_case("resnet20", o.batch));
-    for (const Case& c : cases) break_down_step(o, c);
-    return;
-  }
-  compare_steps(o, cases.empty() ? all_cases() : cases);
-}
-
-int bench_main(const std::vector<std::string>& arguments) {
+int run(const Arguments& arguments, const Arguments& environment) {
   Options o;
-  FlagTable flags = make_flags(o);
-  // Words first, flags behind them; a child begins with a flag of its own.
-  auto is_word = [](const std::string& a) { return !a.starts_with("--") || a == "--child"; };
-  const auto split = std::find_if_not(arguments.begin(), arguments.end(), is_word);
-  flags.parse({split, arguments.end()}, environment());
+  std::vector<std::string> words;
+  FlagTable flags = make_flags(o, words);
+  flags.parse({arguments.begin() + 1, arguments.end()}, environment);
   for (const std::string& warning : flags.warnings())
     std::fprintf(stderr, "bench: %s\n", warning.c_str());
-  if (o.help) {
-    std::printf("%s", flags.help().c_str());
-  } else if (o.version) {
-    std::printf("heddle %s (%s, %s, %s)\n", HEDDLE_VERSION, kBuildRevision, kBuildType,
-                kBuildCompiler);
-  } else {
-    run(o, {arguments.begin(), split});
+  if (o.help) return print(flags.help()), 0;
+  if (o.version) return print(version_text()), 0;
+  if (o.threads == 0) o.threads = omp_get_num_procs();
+  o.parsed_device = parse_device(o.device);
+  const Part* part = find_part(kChildren, o.child);
+  if (part == nullptr && !words.empty()) {
+    part = find_part(kParts, words[0]);
+    if (part != nullptr) words.erase(words.begin());
   }
+  if (words.empty() && part != nullptr && part->has_cases) words = {"resnet20"};
+  if (words.empty() && part == nullptr)
+    for (const Case& c : all_cases()) words.push_back(c.name);
+  for (const std::string& word : words) {
+    check(part == nullptr || part->has_cases, part->name, ": takes no cases, found '", word, "'");
+    o.cases.push_back(find_case(word));
+    if (o.batch > 0) o.cases.back().batch = o.batch;
+  }
+  part != nullptr ? part->run(o) : compare_steps(o);
   return 0;
+}
+
+// Returns the value of `key` in the first processor's entry.
+std::string cpu_field(const std::string& key) {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(key) && line.find(": ") != std::string::npos)
+      return line.substr(line.find(": ") + 2);
+  return "";
 }
 
 }  // namespace
@@ -179,36 +189,22 @@ const std::vector<Case>& all_cases() {
   return cases;
 }
 
-Case find_case(const std::string& name, int64_t batch) {
-  for (Case c : all_cases()) {
-    if (c.name != name) continue;
-    if (batch > 0) c.batch = batch;
-    return c;
+Case find_case(const std::string& name) {
+  std::string known;
+  for (const Case& c : all_cases()) {
+    if (c.name == name) return c;
+    known += c.name + ", ";
   }
-  throw InputError(
-      concat("expected resnet20, resnet18, resnet50, lstm, char, comm, overlap, compress, ",
-             "loader, first-step, ops or tune-table; found '", name, "'"));
+  for (const Part& part : kParts) known += part.name + ", ";
+  throw InputError(concat("expected one of ", known, "found '", name, "'"));
 }
 
 double median(std::vector<double> values) {
   check(!values.empty(), "median: nothing was measured");
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   const size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
-
-namespace {
-
-// The value behind `key` in the first processor's entry.
-std::string cpu_field(const std::string& key) {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with(key) && line.find(": ") != std::string::npos)
-      return line.substr(line.find(": ") + 2);
-  return "";
-}
-
-}  // namespace
 
 bool cpu_has(const std::string& feature) {
   std::istringstream flags(cpu_field("flags"));
@@ -217,18 +213,17 @@ bool cpu_has(const std::string& feature) {
   return false;
 }
 
+bool cpu_has_bf16() { return cpu_has("avx512_bf16") || cpu_has("amx_bf16"); }
+
 std::string cpu_name() {
   const std::string name = cpu_field("model name");
   return name.empty() ? "unknown processor" : name;
 }
 
 double process_cpu_seconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 Clock clock_of(const Options& o) { return o.clock == "cpu" ? process_cpu_seconds : steady_seconds; }
@@ -236,14 +231,5 @@ Clock clock_of(const Options& o) { return o.clock == "cpu" ? process_cpu_seconds
 }  // namespace heddle::bench
 
 int main(int argc, char** argv) {
-  heddle::prepare_process(argv);
-  try {
-    return heddle::bench::bench_main({argv + 1, argv + argc});
-  } catch (const heddle::Error& e) {
-    std::fprintf(stderr, "bench: %s\n", e.what());
-    return static_cast<int>(e.exit_code());
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench: %s\n", e.what());
-    return 1;
-  }
+  return heddle::run_program("bench", argc, argv, heddle::bench::run);
 }

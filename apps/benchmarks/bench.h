@@ -1,24 +1,27 @@
-// Measuring, shared by the files of the program bench. Every timing runs in a fresh process: the
-// program starts itself with --child, or PyTorch with apps/benchmarks/torch_step.py, and reads one
-// JSON line. So peak memory is that of one case alone, and two programs are compared in turns: A B
-// A B.
+// The program bench: its options, its cases, and helpers that all its parts share. Every timing of
+// a step runs in a fresh process: the program starts itself with --child, or PyTorch with
+// apps/benchmarks/torch_step.py, and reads one line of JSON. So peak memory is that of one case
+// alone, and two programs are compared in turns: A B A B.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/device.h"
 #include "layers/resnet.h"
 
 namespace heddle::bench {
 
-// One network at one size: a ResNet, or, where there is a vocabulary, a language model.
+// One network at one size: a ResNet, or a language model if it has a vocabulary.
 struct Case {
   std::string name;
   int64_t batch = 0;
-  int64_t steps = 0;                                // timed ones per process
+  int64_t steps = 0;                                // that each process times
   double momentum = 0, weight_decay = 0, clip = 0;  // of the update; clip: global norm, 0: none
   std::string arch = {};
   ResNetOptions::Stem stem = ResNetOptions::Stem::cifar;
@@ -27,12 +30,14 @@ struct Case {
   float dropout = 0;
 
   bool is_text() const { return vocabulary > 0; }
-  // What the table counts per second: images, or tokens.
+  // Returns how many items a step processes: images, or tokens.
   int64_t items() const { return is_text() ? batch * bptt : batch; }
 };
 
+// All cases, with their own batch sizes.
 const std::vector<Case>& all_cases();
-Case find_case(const std::string& name, int64_t batch = 0);  // 0: its own; throws InputError
+// Returns the case of that name; throws InputError if there is none.
+Case find_case(const std::string& name);
 
 struct Options {
   int64_t threads = 0, rounds = 3, steps = 0, warmup = 2, batch = 0;
@@ -40,28 +45,63 @@ struct Options {
   std::string json, python, python_new, data;
   int64_t learners = 4, bytes = 0, segment = 0;  // of collectives
   std::string collective, net = "100mbit,1ms";
-  std::string arch = "resnet18", gradients, compress;  // of compress: where from, and how
+  std::string arch = "resnet18", gradients, compress;  // of compress: source and codec
   int64_t seed = 1;
   double step_ms = 0;
   bool torch = true, help = false, version = false;
+  std::string child;
+
+  // From the texts above.
+  Device parsed_device;
+  std::vector<Case> cases;  // that were named, with --batch
+
+  int64_t steps_of(const Case& c) const { return steps > 0 ? steps : c.steps; }
+  DType dtype() const { return precision == "bf16" ? DType::bf16 : DType::f32; }
+  // Returns the key under which children report a step's milliseconds by --clock.
+  const char* ms_key() const { return clock == "cpu" ? "cpu_ms" : "ms"; }
 };
 
+// ---- measuring
+
 double median(std::vector<double> values);
-// Whether the processor's list of features holds this name, as Linux spells it.
+inline double shortest(const std::vector<double>& values) {
+  return *std::ranges::min_element(values);
+}
+// Returns whether the processor's list of features holds this name, as Linux spells it.
 bool cpu_has(const std::string& feature);
-// "Intel(R) Xeon(R) Processor"
+bool cpu_has_bf16();
+// Returns "Intel(R) Xeon(R) Processor".
 std::string cpu_name();
-// CPU seconds that this process has used, all threads together.
+// Returns the CPU seconds that this process has used, all threads together.
 double process_cpu_seconds();
-// Seconds by wall clock, or used by this process, by --clock.
+// Returns seconds by the wall clock, or those that this process has used, by --clock.
 using Clock = double (*)();
 Clock clock_of(const Options& o);
-// GB/s at which `threads` threads copy from memory to memory at best, bytes counted once.
+
+// Calls as often as `least`, and until `seconds` have passed or `most` is reached.
+struct Repeat {
+  size_t least = 1, most = std::numeric_limits<size_t>::max();
+  double seconds = 0;
+};
+// Returns the seconds of every call by `clock`.
+template <class Call>
+std::vector<double> time_calls(Clock clock, const Repeat& repeat, Call&& call) {
+  std::vector<double> seconds;
+  const double end = clock() + repeat.seconds;
+  while (seconds.size() < repeat.least || (seconds.size() < repeat.most && clock() < end)) {
+    const double begin = clock();
+    call();
+    seconds.push_back(clock() - begin);
+  }
+  return seconds;
+}
+
+// Returns the highest GB/s at which `threads` threads copied memory; each byte counts once.
 double copy_rate(int64_t threads, Clock clock);
 
 // ---- processes (bench_process.cpp)
 
-// A folder of our own that goes with its owner.
+// A temporary folder that is removed with its contents when its owner ends.
 class ScratchFolder {
  public:
   ScratchFolder();
@@ -74,43 +114,44 @@ class ScratchFolder {
   std::string path_;
 };
 
-// Runs a program to its end and returns what it wrote on stdout. `environment` holds NAME=value to
-// add; quiet: its stderr goes nowhere. Throws Error unless it exits with 0.
+// Runs a program to its end and returns its stdout. `environment` holds NAME=value to add; quiet:
+// drops its stderr. Throws Error unless it exits with 0.
 std::string run_process(const std::vector<std::string>& command,
                         const std::vector<std::string>& environment = {}, bool quiet = false);
-// The last line of that output, which must be a JSON object.
+// Returns the last line of that output, which must be a JSON object.
 nlohmann::json run_for_json(const std::vector<std::string>& command,
                             const std::vector<std::string>& environment = {});
-// The folder of this program, and its own file.
+// Returns the command that measures `part` in a process of its own, with these options.
+std::vector<std::string> child_command(const Options& o, const std::string& part);
+// Returns the result of --child step: {"ms": [...], "cpu_ms": [...], "gflop": ..., "rss_bytes":
+// ..., "loss": ...}.
+nlohmann::json run_own_step(const Options& o, const Case& c, const std::string& precision);
+// Returns the folder of this program.
 std::string own_folder();
-std::string own_path();
 
 // A Python that has PyTorch.
 struct Python {
   std::string path, torch_version;
 };
-// The first of --python, python3, /usr/bin/python3 that has it, and --python-new beside it.
+// Returns the first of --python, python3 and /usr/bin/python3 that has it, and --python-new.
 std::vector<Python> find_pythons(const Options& o);
 
-// What a child prints: {"ms": [...], "cpu_ms": [...], "gflop": ..., "rss_bytes": ..., "loss": ...}
-nlohmann::json run_own_step(const Options& o, const Case& c, const std::string& precision);
+// ---- the parts that a user names; they print tables on stdout
 
-// ---- children (bench_child.cpp): measure in this process, print one JSON line
+void compare_steps(const Options& o);        // bench_steps.cpp
+void measure_comm(const Options& o);         // bench_comm.cpp
+void measure_overlap(const Options& o);      // bench_overlap.cpp
+void measure_compression(const Options& o);  // bench_compress.cpp
+void measure_loader(const Options& o);       // bench_tools.cpp
+void measure_first_step(const Options& o);   // bench_tools.cpp
+void break_down_steps(const Options& o);     // bench_ops.cpp
+void print_tune_table(const Options& o);     // bench_tune.cpp
 
-void child_step(const Options& o, const Case& c);
-void child_peak(const Options& o);
-void child_loader(const Options& o);
-void child_comm(const Options& o);  // bench_comm.cpp; under mpirun
+// ---- the parts of --child; they measure in this process and print one line of JSON
 
-// ---- what a user calls; the tables go to stdout
-
-void compare_steps(const Options& o, const std::vector<Case>& cases);  // bench_steps.cpp
-void measure_comm(const Options& o);                                   // bench_comm.cpp
-void measure_overlap(const Options& o);                                // bench_overlap.cpp
-void measure_compression(const Options& o);                            // bench_compress.cpp
-void measure_loader(const Options& o);                                 // bench_tools.cpp
-void measure_first_step(const Options& o);                             // bench_tools.cpp
-void break_down_step(const Options& o, const Case& c);                 // bench_child.cpp
-void print_tune_table(const Options& o);                               // bench_tune.cpp
+void child_step(const Options& o);    // bench_child.cpp
+void child_peak(const Options& o);    // bench_child.cpp
+void child_loader(const Options& o);  // bench_child.cpp
+void child_comm(const Options& o);    // bench_comm.cpp, under mpirun; prints rows of its table
 
 }  // namespace heddle::bench

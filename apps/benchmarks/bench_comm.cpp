@@ -1,13 +1,11 @@
-// Collectives: time, bandwidth and correctness of every one, over threads, over MPI with Open MPI's
-// own beside it, and over a modelled network beside its formula.
-#include <atomic>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <functional>
-#include <thread>
+// Collectives: time, bandwidth and correctness of each, over threads, over MPI next to Open MPI's
+// own, and over a modelled network next to its formula.
+#include <algorithm>
+#include <utility>
 
 #include "apps/benchmarks/bench.h"
+#include "apps/cli/format.h"
+#include "apps/cli/program.h"
 #include "comm/mpi_communicator.h"
 #include "comm/threads.h"
 #include "core/context.h"
@@ -24,214 +22,151 @@ namespace {
 
 constexpr int kWarmUp = 2;
 
-// One collective on one payload, ours and the library's where there is one.
-struct Trial {
-  std::string name;
-  int64_t bytes = 0;      // of the whole payload, as in NVIDIA's nccl-tests
-  double bus_factor = 1;  // of what crosses a link
-  std::function<void()> ours, raw;
-  std::function<int64_t()> wrong;  // elements that are not what they must be, after one call
+// A payload and its shares: of P ranks, for n elements, mine (n / P), all and other (P, n / P).
+struct Payload {
+  Payload(int64_t bytes, int ranks)
+      : mine(Tensor::empty_on(Device{}, {std::max<int64_t>(1, bytes / 4 / ranks)})),
+        all(Tensor::empty_on(Device{}, {ranks, mine.size()})),
+        other(Tensor::empty_on(Device{}, all.shape())) {}
+  Tensor mine, all, other;
 };
 
-// Sums of small whole numbers are exact: rank r holds r + 1 everywhere.
-class Trials {
- public:
-  explicit Trials(Communicator& comm) : comm_(comm), p_(comm.size()) {}
-
-  std::vector<Trial> of_size(int64_t bytes) {
-    const int64_t share = std::max<int64_t>(1, bytes / 4 / p_), n = share * p_;
-    const Tensor mine = Tensor::empty_on(Device{}, {share});
-    const Tensor all = Tensor::empty_on(Device{}, {p_, share}), flat = all.reshape({n});
-    const Tensor other = Tensor::empty_on(Device{}, {p_, share});
-    const float own = static_cast<float>(comm_.rank() + 1),
-                sum = static_cast<float>(p_ * (p_ + 1) / 2);
-    const double part = static_cast<double>(p_ - 1) / static_cast<double>(p_);
-    const auto by_rank = [this, share](const Tensor& x) {
-      int64_t wrong = 0;
-      for (int64_t i = 0; i < x.size(); ++i)
-        wrong += x.data<float>()[i] != static_cast<float>(i / share + 1);
-      return wrong;
-    };
-    std::vector<Trial> out;
-    out.push_back({"all_reduce", 4 * n, 2 * part, [=, this] { comm_.all_reduce(flat); },
-                   raw_all_reduce(flat),
-                   [=, this] {
-                     fill(flat, own);
-                     comm_.all_reduce(flat);
-                     return count_others(flat, sum);
-                   }});
-    out.push_back({"reduce_scatter", 4 * n, part, [=, this] { comm_.reduce_scatter(all, mine); },
-                   raw_reduce_scatter(all, mine),
-                   [=, this] {
-                     fill(all, own);
-                     comm_.reduce_scatter(all, mine);
-                     return count_others(mine, sum);
-                   }});
-    out.push_back({"all_gather", 4 * n, part, [=, this] { comm_.all_gather(mine, all); },
-                   raw_all_gather(mine, all),
-                   [=, this] {
-                     fill(mine, own);
-                     comm_.all_gather(mine, all);
-                     return by_rank(all);
-                   }});
-    out.push_back({"broadcast", 4 * n, 1, [=, this] { comm_.broadcast(flat, 0); },
-                   raw_broadcast(flat),
-                   [=, this] {
-                     fill(flat, own);
-                     comm_.broadcast(flat, 0);
-                     return count_others(flat, 1.0f);
-                   }});
-    out.push_back({"all_to_all", 4 * n, part, [=, this] { comm_.all_to_all(all, other); },
-                   raw_all_to_all(all, other),
-                   [=, this] {
-                     fill(all, own);
-                     comm_.all_to_all(all, other);
-                     return by_rank(other);
-                   }});
-    return out;
-  }
-
- private:
-  static int64_t count_others(const Tensor& x, float expected) {
-    int64_t wrong = 0;
-    for (float v : x.to_vector()) wrong += v != expected;
-    return wrong;
-  }
+// A collective by a Communicator and by Open MPI. With r + 1 everywhere in rank r's inputs, block b
+// of the result, one for each rank, holds expected(b, P): small integers, whose sums are exact.
+struct Collective {
+  const char* name;
+  double factor;  // of the payload, that crosses each link, over (P - 1) / P; 0: all of it
+  void (*ours)(Communicator&, const Payload&);
+  void (*library)(const Payload&);
+  Tensor Payload::*result;
+  int (*expected)(int block, int ranks);
+};
 
 #ifdef HEDDLE_MPI
-  bool is_mpi() const { return comm_.name() == std::string("mpi"); }
-  std::function<void()> raw_all_reduce(const Tensor& x) const {
-    if (!is_mpi()) return {};
-    return [x] {
-      MPI_Allreduce(MPI_IN_PLACE, x.raw(), static_cast<int>(x.size()), MPI_FLOAT, MPI_SUM,
-                    MPI_COMM_WORLD);
-    };
-  }
-  std::function<void()> raw_reduce_scatter(const Tensor& all, const Tensor& mine) const {
-    if (!is_mpi()) return {};
-    return [all, mine] {
-      MPI_Reduce_scatter_block(all.raw(), mine.raw(), static_cast<int>(mine.size()), MPI_FLOAT,
-                               MPI_SUM, MPI_COMM_WORLD);
-    };
-  }
-  std::function<void()> raw_all_gather(const Tensor& mine, const Tensor& all) const {
-    if (!is_mpi()) return {};
-    return [mine, all] {
-      const int n = static_cast<int>(mine.size());
-      MPI_Allgather(mine.raw(), n, MPI_FLOAT, all.raw(), n, MPI_FLOAT, MPI_COMM_WORLD);
-    };
-  }
-  std::function<void()> raw_broadcast(const Tensor& x) const {
-    if (!is_mpi()) return {};
-    return [x] { MPI_Bcast(x.raw(), static_cast<int>(x.size()), MPI_FLOAT, 0, MPI_COMM_WORLD); };
-  }
-  std::function<void()> raw_all_to_all(const Tensor& from, const Tensor& to) const {
-    if (!is_mpi()) return {};
-    return [from, to, n = static_cast<int>(from.size() / p_)] {
-      MPI_Alltoall(from.raw(), n, MPI_FLOAT, to.raw(), n, MPI_FLOAT, MPI_COMM_WORLD);
-    };
-  }
+#define HEDDLE_BY_MPI(call) [](const Payload& x) { call; }
+int count(const Tensor& x) { return static_cast<int>(x.size()); }
 #else
-  std::function<void()> raw_all_reduce(const Tensor&) const { return {}; }
-  std::function<void()> raw_reduce_scatter(const Tensor&, const Tensor&) const { return {}; }
-  std::function<void()> raw_all_gather(const Tensor&, const Tensor&) const { return {}; }
-  std::function<void()> raw_broadcast(const Tensor&) const { return {}; }
-  std::function<void()> raw_all_to_all(const Tensor&, const Tensor&) const { return {}; }
+#define HEDDLE_BY_MPI(call) nullptr
 #endif
 
-  Communicator& comm_;
-  int64_t p_;
-};
+int sum_of_ranks(int, int ranks) { return ranks * (ranks + 1) / 2; }
+int by_rank(int block, int) { return block + 1; }
+int from_first(int, int) { return 1; }
 
-// Median over the calls of the slowest rank's milliseconds, ours first, the library's second.
-std::pair<double, double> time_trial(Communicator& comm, const Trial& trial) {
-  const int64_t calls = std::clamp<int64_t>((int64_t{48} << 20) / trial.bytes, 7, 60);
-  const Tensor mine = Tensor::zeros({2, calls}), all = Tensor::zeros({comm.size(), 2, calls});
-  for (int64_t i = -kWarmUp; i < calls; ++i)
-    for (int which = 0; which < (trial.raw ? 2 : 1); ++which) {
-      comm.barrier();
-      const double begin = steady_seconds();
-      which == 0 ? trial.ours() : trial.raw();
-      if (i >= 0)
-        mine.data<float>()[which * calls + i] =
-            static_cast<float>(1e3 * (steady_seconds() - begin));
-    }
-  comm.all_gather(mine, all);
-  const auto slowest = [&](int which) {
-    std::vector<double> out(static_cast<size_t>(calls));
-    for (int64_t r = 0; r < comm.size(); ++r)
-      for (int64_t i = 0; i < calls; ++i)
-        out[static_cast<size_t>(i)] = std::max<double>(
-            out[static_cast<size_t>(i)], all.data<float>()[(r * 2 + which) * calls + i]);
-    return median(out);
-  };
-  return {slowest(0), trial.raw ? slowest(1) : 0.0};
+const Collective kCollectives[] = {
+    {"all_reduce", 2, [](Communicator& comm, const Payload& x) { comm.all_reduce(x.all); },
+     HEDDLE_BY_MPI(MPI_Allreduce(MPI_IN_PLACE, x.all.raw(), count(x.all), MPI_FLOAT, MPI_SUM,
+                                 MPI_COMM_WORLD)),
+     &Payload::all, sum_of_ranks},
+    {"reduce_scatter", 1,
+     [](Communicator& comm, const Payload& x) { comm.reduce_scatter(x.all, x.mine); },
+     HEDDLE_BY_MPI(MPI_Reduce_scatter_block(x.all.raw(), x.mine.raw(), count(x.mine), MPI_FLOAT,
+                                            MPI_SUM, MPI_COMM_WORLD)),
+     &Payload::mine, sum_of_ranks},
+    {"all_gather", 1, [](Communicator& comm, const Payload& x) { comm.all_gather(x.mine, x.all); },
+     HEDDLE_BY_MPI(MPI_Allgather(x.mine.raw(), count(x.mine), MPI_FLOAT, x.all.raw(), count(x.mine),
+                                 MPI_FLOAT, MPI_COMM_WORLD)),
+     &Payload::all, by_rank},
+    {"broadcast", 0, [](Communicator& comm, const Payload& x) { comm.broadcast(x.all, 0); },
+     HEDDLE_BY_MPI(MPI_Bcast(x.all.raw(), count(x.all), MPI_FLOAT, 0, MPI_COMM_WORLD)),
+     &Payload::all, from_first},
+    {"all_to_all", 1, [](Communicator& comm, const Payload& x) { comm.all_to_all(x.all, x.other); },
+     HEDDLE_BY_MPI(MPI_Alltoall(x.all.raw(), count(x.mine), MPI_FLOAT, x.other.raw(), count(x.mine),
+                                MPI_FLOAT, MPI_COMM_WORLD)),
+     &Payload::other, by_rank}};
+
+// Returns how many elements are wrong after one call of ours, summed over the ranks.
+int64_t count_wrong(Communicator& comm, const Collective& collective, const Payload& x) {
+  for (const Tensor& input : {x.mine, x.all}) fill(input, static_cast<float>(comm.rank() + 1));
+  collective.ours(comm, x);
+  const Tensor& result = x.*collective.result;
+  const Tensor wrong = Tensor::zeros({1}, DType::i64);
+  for (int64_t i = 0; i < result.size(); ++i) {
+    const auto block = static_cast<int>(i / x.mine.size());
+    const int expected = collective.expected(block, comm.size());
+    wrong.data<int64_t>()[0] += result.data<float>()[i] != static_cast<float>(expected) ? 1 : 0;
+  }
+  comm.all_reduce(wrong);
+  return wrong.data<int64_t>()[0];
 }
 
-// Runs all trials; rank 0 prints a line for each.
-void run_trials(Communicator& comm, const Options& o) {
-  Trials trials(comm);
-  for (int64_t bytes : {int64_t{4} << 10, int64_t{64} << 10, int64_t{1} << 20, int64_t{4} << 20,
-                        int64_t{32} << 20}) {
-    if (o.bytes > 0 && bytes != int64_t{4} << 10) break;
-    for (const Trial& trial : trials.of_size(o.bytes > 0 ? o.bytes : bytes)) {
-      if (!o.collective.empty() && trial.name != o.collective) continue;
-      const auto [ms, raw_ms] = time_trial(comm, trial);
-      const Tensor wrong = Tensor::empty_on(Device{}, {1}, DType::i64);
-      wrong.data<int64_t>()[0] = trial.wrong();
-      comm.all_reduce(wrong);
-      if (wrong.data<int64_t>()[0] > 0) throw Error(trial.name + ": wrong results");
+// Returns the median over the calls of the slowest rank's milliseconds: ours, and the library's, 0
+// without one.
+std::pair<double, double> time_calls_of(Communicator& comm, const Collective& collective,
+                                        const Payload& x) {
+  const bool both = collective.library != nullptr && comm.name() == std::string("mpi");
+  const auto calls =
+      static_cast<size_t>(std::clamp<int64_t>((int64_t{48} << 20) / x.all.bytes(), 7, 60));
+  std::vector<double> ours, library;
+  for (size_t i = 0; i < kWarmUp + calls; ++i)
+    for (const bool is_ours : {true, false}) {
+      if (!is_ours && !both) continue;
+      comm.barrier();
+      const double begin = steady_seconds();
+      is_ours ? collective.ours(comm, x) : collective.library(x);
+      if (i >= kWarmUp) (is_ours ? ours : library).push_back(1e3 * (steady_seconds() - begin));
+    }
+  const auto slowest = [&](const std::vector<double>& ms) {
+    std::vector<double> out = ms;
+    for (const auto& of_rank : gather_values(comm, ms))
+      for (size_t i = 0; i < out.size(); ++i) out[i] = std::max(out[i], of_rank[i]);
+    return median(out);
+  };
+  return {slowest(ours), both ? slowest(library) : 0.0};
+}
+
+const TextTable kTable(
+    "collective -16|over -8|ranks 5|bytes 10|ms 10.3|GB/s 9.3|bus GB/s 9.3|"
+    "#wrong 7|MPI's ms 10.3|ratio 6.2");
+
+// Measures all collectives on all payloads; rank 0 prints a row for each.
+void measure_all(Communicator& comm, const Options& o) {
+  std::vector<int64_t> sizes = {4 << 10, 64 << 10, 1 << 20, 4 << 20, 32 << 20};
+  if (o.bytes > 0) sizes = {o.bytes};
+  for (const int64_t bytes : sizes) {
+    const Payload x(bytes, comm.size());
+    for (const Collective& collective : kCollectives) {
+      if (!o.collective.empty() && collective.name != o.collective) continue;
+      const auto [ms, library_ms] = time_calls_of(comm, collective, x);
+      const int64_t wrong = count_wrong(comm, collective, x);
+      if (wrong > 0) throw Error(concat(collective.name, ": wrong results"));
       if (comm.rank() > 0) continue;
-      const double rate = static_cast<double>(trial.bytes) / ms * 1e-6;
-      std::printf("%-16s %-8s %5d %10lld %10.3f %9.3f %9.3f %7lld", trial.name.c_str(), comm.name(),
-                  comm.size(), static_cast<long long>(trial.bytes), ms, rate,
-                  rate * trial.bus_factor, static_cast<long long>(wrong.data<int64_t>()[0]));
-      if (trial.raw) std::printf(" %10.3f %6.2f", raw_ms, raw_ms / ms);
-      std::printf("\n");
-      std::fflush(stdout);
+      const double rate = static_cast<double>(x.all.bytes()) / ms * 1e-6;
+      const double part = collective.factor * (comm.size() - 1) / comm.size();
+      std::vector<TextTable::Cell> row = {collective.name,
+                                          comm.name(),
+                                          comm.size(),
+                                          x.all.bytes(),
+                                          ms,
+                                          rate,
+                                          rate * (part > 0 ? part : 1),
+                                          wrong};
+      if (library_ms > 0) row.insert(row.end(), {library_ms, library_ms / ms});
+      print(kTable.row(row));
     }
   }
 }
 
-void print_heading(const Options& o) {
-  std::printf("# %s, %lld ranks; bytes of the whole payload, median of calls, slowest rank\n",
-              cpu_name().c_str(), static_cast<long long>(o.learners));
-  std::printf("%-16s %-8s %5s %10s %10s %9s %9s %7s %10s %6s\n", "collective", "over", "ranks",
-              "bytes", "ms", "GB/s", "bus GB/s", "#wrong", "MPI's ms", "ratio");
+void run_as_threads(const Options& o, const ThreadsOptions& options,
+                    const std::function<void(Communicator&)>& body) {
+  run_threads(
+      static_cast<int>(o.learners),
+      [&](Communicator& comm) {
+        const Context context({.threads = 1});
+        body(comm);
+      },
+      options);
 }
 
-template <class Body>
-void as_threads(const Options& o, const ThreadsOptions& options, const Body& body) {
-  auto comms = make_threads(static_cast<int>(o.learners), options);
-  std::vector<std::thread> threads;
-  threads.reserve(comms.size());
-  std::atomic<bool> failed = false;
-  for (auto& comm : comms)
-    threads.emplace_back([&body, &comm, &failed] {
-      Context context({.threads = 1});
-      try {
-        body(*comm);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "bench: %s\n", error.what());
-        failed = true;
-        comm->abort(error.what());
-      }
-    });
-  for (std::thread& t : threads) t.join();
-  if (failed) throw Error("a rank has failed");
-}
-
-// Real sleeping against the formula of Thakur et al. for a ring: 2 (P - 1) steps of the latency and
-// of n / P bytes.
+// Compares real sleeping with the formula of Thakur et al. for a ring: 2 (P - 1) times the latency
+// and the transfer of n / P bytes.
 void compare_model(const Options& o) {
   const NetModel net = parse_net(o.net);
-  std::printf(
-      "\n# all_reduce over threads under --net %s, against 2 (P - 1) (latency + n / P / rate)\n",
-      o.net.c_str());
-  std::printf("%-16s %5s %10s %10s %10s %6s\n", "collective", "ranks", "bytes", "ms", "formula",
-              "ratio");
-  as_threads(o, {.net = net}, [&](Communicator& comm) {
-    for (int64_t bytes : {int64_t{64} << 10, int64_t{1} << 20, int64_t{4} << 20}) {
+  const TextTable table("collective -16|ranks 5|bytes 10|ms 10.2|formula 10.2|ratio 6.2");
+  print(concat("\n# all_reduce over threads under --net ", o.net,
+               ", against 2 (P - 1) (latency + n / P / rate)\n", table.heading()));
+  run_as_threads(o, {.net = net}, [&](Communicator& comm) {
+    for (const int64_t bytes : {64 << 10, 1 << 20, 4 << 20}) {
       const Tensor x = Tensor::zeros({bytes / 4});
       std::vector<double> ms;
       for (int i = 0; i < 3; ++i) {
@@ -240,15 +175,19 @@ void compare_model(const Options& o) {
         comm.all_reduce(x);
         ms.push_back(1e3 * (steady_seconds() - begin));
       }
-      const double steps = 2.0 * (comm.size() - 1),
-                   formula =
-                       1e3 * steps *
-                       (net.latency_s + static_cast<double>(bytes) / comm.size() / net.bytes_per_s);
+      const double transfer_s = static_cast<double>(bytes) / comm.size() / net.bytes_per_s;
+      const double formula = 1e3 * 2 * (comm.size() - 1) * (net.latency_s + transfer_s);
       if (comm.rank() == 0)
-        std::printf("%-16s %5d %10lld %10.2f %10.2f %6.2f\n", "all_reduce", comm.size(),
-                    static_cast<long long>(bytes), median(ms), formula, median(ms) / formula);
+        print(table.row(
+            {"all_reduce", comm.size(), bytes, median(ms), formula, median(ms) / formula}));
     }
   });
+}
+
+CollectiveOptions collective_options(const Options& o) {
+  CollectiveOptions options;
+  if (o.segment > 0) options.segment_bytes = o.segment;
+  return options;
 }
 
 }  // namespace
@@ -256,11 +195,9 @@ void compare_model(const Options& o) {
 void child_comm(const Options& o) {
 #ifdef HEDDLE_MPI
   MpiSession mpi;
-  Context context({.threads = 1});
-  MpiOptions options;
-  if (o.segment > 0) options.collectives.segment_bytes = o.segment;
-  const auto comm = mpi.make_communicator(options);
-  run_trials(*comm, o);
+  const Context context({.threads = 1});
+  const auto comm = mpi.make_communicator({.collectives = collective_options(o)});
+  measure_all(*comm, o);
   comm->barrier();
 #else
   (void)o;
@@ -270,28 +207,20 @@ void child_comm(const Options& o) {
 
 void measure_comm(const Options& o) {
   const int64_t cores = std::min<int64_t>(o.learners, o.threads);
-  std::printf("# copying with %lld threads: %.2f GB/s\n", static_cast<long long>(cores),
-              copy_rate(cores, steady_seconds));
-  print_heading(o);
-  ThreadsOptions options;
-  if (o.segment > 0) options.collectives.segment_bytes = o.segment;
-  as_threads(o, options, [&](Communicator& comm) { run_trials(comm, o); });
+  print(concat("# copying with ", cores, " threads: ", fixed(copy_rate(cores, steady_seconds), 2),
+               " GB/s\n# ", cpu_name(), ", ", o.learners,
+               " ranks; bytes of the whole payload, median of calls, slowest rank\n",
+               kTable.heading()));
+  run_as_threads(o, {.collectives = collective_options(o)},
+                 [&](Communicator& comm) { measure_all(comm, o); });
 #ifdef HEDDLE_MPI
-  std::vector<std::string> command = {"mpirun",
-                                      "-n",
-                                      std::to_string(o.learners),
-                                      "--allow-run-as-root",
-                                      "--oversubscribe",
-                                      "--mca",
-                                      "mpi_yield_when_idle",
-                                      "1",
-                                      own_path(),
-                                      "--child",
-                                      "comm"};
-  if (!o.collective.empty()) command.insert(command.end(), {"--collective", o.collective});
-  if (o.segment > 0) command.insert(command.end(), {"--segment", std::to_string(o.segment)});
-  if (o.bytes > 0) command.insert(command.end(), {"--bytes", std::to_string(o.bytes)});
-  std::printf("%s", run_process(command).c_str());
+  std::vector<std::string> command = {
+      "mpirun",          "-n",    std::to_string(o.learners), "--allow-run-as-root",
+      "--oversubscribe", "--mca", "mpi_yield_when_idle",      "1"};
+  for (const std::string& word : child_command(o, "comm")) command.push_back(word);
+  command.insert(command.end(), {"--collective=" + o.collective, concat("--segment=", o.segment),
+                                 concat("--bytes=", o.bytes)});
+  print(run_process(command));
 #endif
   compare_model(o);
 }

@@ -1,14 +1,17 @@
-// The offline lab: gradients, made up or from a file, through every algorithm of compression. A row
-// says what travels less, what is lost, how fast the codec is beside plain copying, and what an
-// exchange without a network costs of a training step.
+// The offline lab: random gradients, or those of a file, through every compression algorithm. A row
+// has the compression ratio, the error, the codec's speed relative to plain copying, and the time
+// of an exchange without a network relative to a training step.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <span>
 
 #include "apps/benchmarks/bench.h"
+#include "apps/cli/format.h"
+#include "apps/cli/program.h"
 #include "apps/log/summary.h"
 #include "comm/threads.h"
 #include "compress/codecs/cast.h"
@@ -28,28 +31,27 @@
 namespace heddle::bench {
 namespace {
 
-constexpr int kWarmUp = 5;  // calls; PowerSGD's factors come to rest meanwhile
-constexpr const char* kSpecs[] = {"bf16",           "fp16",
-                                  "topk",           "randomk",
-                                  "scalecom",       "scalecom:select=exact",
-                                  "qsgd:bits=2",    "qsgd:bits=4",
-                                  "qsgd:bits=8",    "powersgd:rank=2",
-                                  "powersgd:rank=4"};
+constexpr size_t kWarmUp = 5;  // calls, in which PowerSGD's factors converge
+const std::vector<std::string> kSpecs = {"bf16",           "fp16",
+                                         "topk",           "randomk",
+                                         "scalecom",       "scalecom:select=exact",
+                                         "qsgd:bits=2",    "qsgd:bits=4",
+                                         "qsgd:bits=8",    "powersgd:rank=2",
+                                         "powersgd:rank=4"};
 
-// The case that trains this network, if there is one.
-const Case* case_of(const std::string& arch) {
-  const auto found = std::ranges::find(all_cases(), arch, &Case::arch);
-  return found == all_cases().end() ? nullptr : &*found;
+// Returns the case that trains this network, if there is one.
+std::optional<Case> case_of(const std::string& arch) {
+  for (const Case& c : all_cases())
+    if (c.arch == arch) return c;
+  return std::nullopt;
 }
 
-// Normal numbers with heavy tails: each times the exponential of another one, and each layer times
-// a scale of its own, from 1e-5 to 1e-2.
+// Draws normal numbers with heavy tails: each is multiplied by the exponential of another one, and
+// by the scale of its layer, from 1e-5 to 1e-2.
 void make_gradients(const Options& o, ParameterStore& store) {
-  const Case* trained = case_of(o.arch);
-  const ResNet model(store,
-                     {.arch = o.arch,
-                      .classes = trained != nullptr ? trained->classes : 10,
-                      .stem = trained != nullptr ? trained->stem : ResNetOptions::Stem::cifar});
+  Case like{.name = o.arch, .classes = 10};
+  if (const auto trained = case_of(o.arch)) like = *trained;
+  const ResNet model(store, {.arch = o.arch, .classes = like.classes, .stem = like.stem});
   store.finalize(1);
   uint64_t layer = 0;
   for (Parameter& p : store.parameters()) {
@@ -58,14 +60,14 @@ void make_gradients(const Options& o, ParameterStore& store) {
     float* g = p.grad.data<float>();
     parallel_for(p.size(), 4096, [=](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const auto at = static_cast<uint64_t>(2 * i + 4);  // behind the number of the scale
+        const auto at = static_cast<uint64_t>(2 * i + 4);  // after the scale's number
         g[i] = scale * rng.normal(at) * std::exp(rng.normal(at + 1));
       }
     });
   }
 }
 
-// Every tensor of the file that is read as fp32.
+// Loads every fp32 tensor of the file.
 void load_gradients(const std::string& path, ParameterStore& store) {
   const SafetensorsFile file = SafetensorsFile::open(path);
   for (const std::string& name : file.names())
@@ -81,8 +83,8 @@ void load_gradients(const std::string& path, ParameterStore& store) {
   check(squared_norm(store.grads()) > 0, path, ": expected a gradient, found zeros only");
 }
 
-// A layer on its way through one codec, without residual and ranks: encode() fills a message,
-// decode() writes what the message says.
+// One layer's codec, without residual and ranks: encode() fills a message, which decode() writes to
+// another tensor.
 struct Codec {
   std::function<void()> encode, decode;
 };
@@ -102,43 +104,24 @@ Codec cast_codec(const Tensor& x, const Tensor& out) {
           }};
 }
 
-// How indices travel; functions that are empty: they need not.
-struct IndexCodec {
-  std::function<void(const Indices&, std::vector<uint8_t>&)> encode = {};
-  std::function<Indices(const std::vector<uint8_t>&)> decode = {};
+struct SparseMessage {
+  Indices indices;
+  std::vector<float> values;
+  std::vector<uint8_t> code;  // of the indices; empty where the receiver knows them (random-k)
 };
 
-IndexCodec of_fixed_length(const IndexCode& code) {
-  return {[=](const Indices& indices, std::vector<uint8_t>& bytes) {
-            bytes.resize(static_cast<size_t>(code.bytes()));
-            code.encode(indices, bytes.data());
-          },
-          [=](const std::vector<uint8_t>& bytes) { return code.decode(bytes.data()); }};
-}
-
-IndexCodec of_gaps(const DeltaCode& code) {
-  return {
-      [=](const Indices& indices, std::vector<uint8_t>& bytes) { bytes = code.encode(indices); },
-      [=](std::span<const uint8_t> bytes) { return code.decode(bytes); }};
-}
-
-// Indices that need no code (random-k) stay with the receiver.
-Codec sparse_codec(const std::function<Indices()>& select, const IndexCodec& code, const Tensor& x,
-                   const Tensor& out) {
-  struct Message {
-    Indices indices;
-    std::vector<float> values;
-    std::vector<uint8_t> packed;
-  };
-  const auto message = std::make_shared<Message>();
+// select(message) finds and encodes the indices, decode(code) returns them; null without a code.
+Codec sparse_codec(const Tensor& x, const Tensor& out,
+                   const std::function<void(SparseMessage&)>& select,
+                   const std::function<Indices(std::span<const uint8_t>)>& decode) {
+  const auto message = std::make_shared<SparseMessage>();
   return {[=] {
-            message->indices = select();
+            select(*message);
             message->values.clear();
             for (const uint32_t i : message->indices) message->values.push_back(x.data<float>()[i]);
-            if (code.encode) code.encode(message->indices, message->packed);
           },
           [=] {
-            if (code.decode) message->indices = code.decode(message->packed);
+            if (decode) message->indices = decode(message->code);
             out.fill_zero();
             const float* value = message->values.data();
             for (const uint32_t i : message->indices) out.data<float>()[i] = *value++;
@@ -170,7 +153,7 @@ Codec level_codec(const CompressSpec& spec, const Philox& rng, const Tensor& x, 
           }};
 }
 
-// Each call goes on from the factor of the call before, as from step to step.
+// Each call continues from the factor of the previous one, as from step to step.
 Codec factor_codec(int64_t rank, const Philox& rng, const Tensor& x, const Tensor& out) {
   const int64_t rows = x.shape()[0], columns = x.size() / rows;
   const Tensor m = x.reshape({rows, columns});
@@ -187,12 +170,23 @@ Codec factor_codec(int64_t rank, const Philox& rng, const Tensor& x, const Tenso
           }};
 }
 
-// For one layer; x in the layer's shape, out as large. None for a family that is not known here:
-// its exchanges are measured all the same.
+// Returns the codec of one layer: x in the layer's shape, out of the same size. None for a family
+// that is not known here, whose exchanges are measured all the same.
 std::optional<Codec> make_codec(const CompressSpec& spec, const Philox& rng, const Tensor& x,
                                 const Tensor& out) {
   const auto value = [&](const char* key) { return spec.values.at(key); };
   const int64_t n = x.size();
+  const auto top = [x](int64_t k) { return [=] { return select_top(elements(x), k); }; };
+  const auto fixed_length = [&](const IndexCode& code, const std::function<Indices()>& select) {
+    return sparse_codec(
+        x, out,
+        [=](SparseMessage& message) {
+          message.indices = select();
+          message.code.resize(static_cast<size_t>(code.bytes()));
+          code.encode(message.indices, message.code.data());
+        },
+        [=](std::span<const uint8_t> bytes) { return code.decode(bytes.data()); });
+  };
   if (spec.family == "bf16") return cast_codec<bfloat16>(x, out);
   if (spec.family == "fp16") return cast_codec<Half>(x, out);
   if (spec.family == "qsgd") return level_codec(spec, rng, x, out);
@@ -201,35 +195,40 @@ std::optional<Codec> make_codec(const CompressSpec& spec, const Philox& rng, con
   if (spec.family == "scalecom") {
     const auto chunk = static_cast<int64_t>(value("rate"));
     const IndexCode code{n, (n + chunk - 1) / chunk, value("select") == 0 ? chunk : 0};
-    const IndexCodec indices = of_fixed_length(code);
-    if (code.chunk > 0)
-      return sparse_codec([=] { return select_chunks(elements(x), chunk); }, indices, x, out);
-    return sparse_codec([=] { return select_top(elements(x), code.k); }, indices, x, out);
+    if (code.chunk == 0) return fixed_length(code, top(code.k));
+    return fixed_length(code, [=] { return select_chunks(elements(x), chunk); });
   }
   if (spec.family != "randomk" && spec.family != "topk") return std::nullopt;
   const int64_t k = kept_elements(value("density"), n);
   if (spec.family == "randomk")
-    return sparse_codec([=] { return select_random(n, k, rng); }, {}, x, out);
-  const bool gaps = value("indices") == 0;
-  return sparse_codec([=] { return select_top(elements(x), k); },
-                      gaps ? of_gaps({n, k}) : of_fixed_length({n, k}), x, out);
+    return sparse_codec(
+        x, out, [=](SparseMessage& message) { message.indices = select_random(n, k, rng); }, {});
+  if (value("indices") != 0) return fixed_length({n, k}, top(k));
+  const DeltaCode gaps{n, k};
+  return sparse_codec(
+      x, out,
+      [=, select = top(k)](SparseMessage& message) {
+        message.indices = select();
+        message.code = gaps.encode(message.indices);
+      },
+      [=](std::span<const uint8_t> bytes) { return gaps.decode(bytes); });
 }
 
 struct Row {
-  double values = 1, wire = 1;  // 4 n over the bytes of values; over all but flags
+  double values = 1, wire = 1;  // 4 n over the bytes of values; over those of all but flags
   double error = 0;
-  double bytes = 0;  // of the gradients that go through the codec, and
-  double encode_s = 0, decode_s = 0;
+  double bytes = 0;                   // of the gradients that the codec encodes; 0: not known
+  double encode_s = 0, decode_s = 0;  // of all layers
   double reduce_s = 0;
 };
 
-// Whole exchanges of a single learner, on the thread that exchanges, and with a residual where the
+// Times whole exchanges of a single learner, on the thread that exchanges, with a residual if the
 // algorithm keeps one. Returns the layers that the algorithm has compressed.
 std::vector<Parameter*> time_reduce(const Options& o, const CompressSpec& spec,
-                                    ParameterStore& store, const Tensor& gradient, int64_t calls,
+                                    ParameterStore& store, const Tensor& gradient, size_t calls,
                                     Row& row) {
   const auto comm = make_solo();
-  double exchanges = 0;  // seconds of this step's, without the updates in between
+  double exchanges = 0;  // seconds of all in this step, without the updates between them
   const auto on_event = [&](const char* what, int) {
     if (what == std::string("exchange")) exchanges -= clock_of(o)();
     if (what == std::string("reduced")) exchanges += clock_of(o)();
@@ -238,7 +237,7 @@ std::vector<Parameter*> time_reduce(const Options& o, const CompressSpec& spec,
       store, make_sgd({}), *comm, {}, {.overlap = false, .check_every = 0, .on_event = on_event},
       make_reducer(spec, {.seed = static_cast<uint64_t>(o.seed)}, store));
   row.reduce_s = std::numeric_limits<double>::infinity();
-  for (int64_t i = 0; i < kWarmUp + calls; ++i) {
+  for (size_t i = 0; i < kWarmUp + calls; ++i) {
     exchanges = 0;
     optimizer.begin_step(0);
     store.grads().copy_from(gradient);
@@ -266,7 +265,7 @@ std::vector<Parameter*> time_reduce(const Options& o, const CompressSpec& spec,
   return compressed;
 }
 
-// |x - C(x)| / |x| of a first exchange of all layers, before there is a residual.
+// Returns |x - C(x)| / |x| of a first exchange of all layers, before there is a residual.
 double lost_in_exchange(const Options& o, const CompressSpec& spec, ParameterStore& store,
                         const Tensor& gradient) {
   GradientBucket bucket;
@@ -284,20 +283,8 @@ double lost_in_exchange(const Options& o, const CompressSpec& spec, ParameterSto
   return std::sqrt(squared_norm(store.grads()) / squared_norm(gradient));
 }
 
-// The shortest of some calls, in seconds.
-template <class Call>
-double shortest(const Options& o, int64_t calls, const Call& call) {
-  double best = std::numeric_limits<double>::infinity();
-  for (int64_t i = 0; i < calls; ++i) {
-    const double begin = clock_of(o)();
-    call();
-    best = std::min(best, clock_of(o)() - begin);
-  }
-  return best;
-}
-
 void time_codec(const Options& o, const CompressSpec& spec, ParameterStore& store,
-                const std::vector<Parameter*>& layers, const Tensor& gradient, int64_t calls,
+                const std::vector<Parameter*>& layers, const Tensor& gradient, size_t calls,
                 Row& row) {
   const Tensor decoded = gradient.clone();
   std::vector<Codec> codecs;
@@ -309,8 +296,8 @@ void time_codec(const Options& o, const CompressSpec& spec, ParameterStore& stor
     const auto codec =
         make_codec(spec, rng, of_layer(gradient).reshape(p->shape()), of_layer(decoded));
     if (!codec) {
-      row = {row.values, row.wire,    lost_in_exchange(o, spec, store, gradient), 0, 0,
-             0,          row.reduce_s};
+      row.error = lost_in_exchange(o, spec, store, gradient);
+      row.bytes = 0;
       return;
     }
     codecs.push_back(*codec);
@@ -322,54 +309,61 @@ void time_codec(const Options& o, const CompressSpec& spec, ParameterStore& stor
   const auto decode = [&] {
     for (const Codec& codec : codecs) codec.decode();
   };
-  for (int i = 0; i < kWarmUp; ++i) encode();
+  for (size_t i = 0; i < kWarmUp; ++i) encode();
   decode();
   axpy(-1, gradient, decoded);
   row.error = std::sqrt(squared_norm(decoded) / squared_norm(store.grads()));
-  row.encode_s = shortest(o, calls, encode);
-  row.decode_s = shortest(o, calls, decode);
+  row.encode_s = shortest(time_calls(clock_of(o), {.least = calls}, encode));
+  row.decode_s = shortest(time_calls(clock_of(o), {.least = calls}, decode));
 }
 
-// "    7.12   84.0" for bytes in so many seconds, beside copying at `copy` GB/s.
-std::string rate_columns(double bytes, double seconds, double copy) {
-  if (bytes == 0) return "       -      -";
-  char text[32];
-  const double rate = bytes / seconds * 1e-9;
-  std::snprintf(text, sizeof text, "%8.*f %6.1f", rate < 0.1 ? 4 : 2, rate, 100 * rate / copy);
-  return text;
-}
-
-// Of the network whose gradients are made up, where `bench` has it as a case; 0: not known.
+// Returns the ms of a training step of --arch, if it is the network of a case; 0: not known.
 double measure_step_ms(const Options& o) {
   if (o.step_ms > 0) return o.step_ms;
-  const Case* trained = case_of(o.arch);
-  if (!o.gradients.empty() || trained == nullptr) return 0;
-  const std::vector<double> ms =
-      run_own_step(o, *trained, "fp32").at(o.clock == "cpu" ? "cpu_ms" : "ms");
-  return *std::ranges::min_element(ms);
+  const std::optional<Case> trained = case_of(o.arch);
+  if (!o.gradients.empty() || !trained) return 0;
+  return shortest(run_own_step(o, *trained, "fp32").at(o.ms_key()));
 }
 
-void print_heading(const Options& o, const ParameterStore& store, int64_t calls, double copy,
+const TextTable kTable(
+    "compress -42|values 7.2|wire 7.2|error 8.4|energy 8.2|encode 8|% 6.1|decode 8|"
+    "% 6.1|reduce ms 10.2|% 6.2");
+
+void print_heading(const Options& o, const ParameterStore& store, size_t calls, double copy,
                    double step_ms) {
-  const std::string source = o.gradients.empty() ? concat(o.arch, ", seed ", o.seed) : o.gradients;
-  const std::string step = step_ms > 0 ? concat(step_ms, " ms") : "not known";
-  std::printf("# %s, %lld threads; gradients: %s, %lld elements in %zu tensors\n",
-              cpu_name().c_str(), static_cast<long long>(o.threads), source.c_str(),
-              static_cast<long long>(store.count()), store.parameters().size());
-  std::printf(
+  print(concat(
+      "# ", cpu_name(), ", ", o.threads, " threads; gradients: ",
+      o.gradients.empty() ? concat(o.arch, ", seed ", o.seed) : o.gradients, ", ", store.count(),
+      " elements in ", store.parameters().size(),
+      " tensors\n"
       "# values, wire: 4 n / bytes of values, 4 n / bytes of values, indices and scales\n"
-      "# error: |x - C(x)| / |x|; energy, %%: 1 - error^2, of a selection what it keeps of |x|^2\n"
-      "# encode, decode: GB/s of gradients, %%: of copying, %.2f GB/s; -: not known here\n"
-      "# reduce: an exchange with nobody, on one thread; %%: of a training step, %s\n"
-      "# times: the shortest of %lld calls by the %s clock\n",
-      copy, step.c_str(), static_cast<long long>(calls), o.clock.c_str());
-  std::printf("%-42s %7s %7s %8s %8s %8s %6s %8s %6s %10s %6s\n", "compress", "values", "wire",
-              "error", "energy", "encode", "%", "decode", "%", "reduce ms", "%");
+      "# error: |x - C(x)| / |x|; energy, %: 1 - error^2, of a selection what it keeps of |x|^2\n"
+      "# encode, decode: GB/s of gradients, %: of copying, ",
+      fixed(copy, 2),
+      " GB/s; -: not known here\n"
+      "# reduce: an exchange with nobody, on one thread; %: of a training step, ",
+      step_ms > 0 ? concat(step_ms, " ms") : "not known", "\n# times: the shortest of ", calls,
+      " calls by the ", o.clock, " clock\n", kTable.heading()));
 }
 
-// L-GreCo's knapsack, for layers whose errors fall and whose bytes grow from setting to setting. A
-// planner solves it twice where it finds something better than the plan before.
-void print_plan_time(const Options& o, int64_t calls) {
+void print_row(const CompressSpec& spec, const Row& row, double copy, double step_ms) {
+  std::vector<TextTable::Cell> cells = {to_string(spec), row.values, row.wire, row.error,
+                                        100 * (1 - row.error * row.error)};
+  for (const double seconds : {row.encode_s, row.decode_s}) {
+    const double rate = row.bytes / seconds * 1e-9;
+    if (row.bytes > 0)
+      cells.insert(cells.end(), {fixed(rate, rate < 0.1 ? 4 : 2), 100 * rate / copy});
+    else
+      cells.insert(cells.end(), {"-", "-"});
+  }
+  cells.emplace_back(1e3 * row.reduce_s);
+  step_ms > 0 ? cells.emplace_back(1e5 * row.reduce_s / step_ms) : cells.emplace_back("-");
+  print(kTable.row(cells));
+}
+
+// Times L-GreCo's knapsack, for layers whose errors fall and whose bytes grow from setting to
+// setting. A planner solves it twice if it finds a better plan than the last one.
+void print_plan_time(const Options& o, size_t calls) {
   constexpr size_t kLayers = 60, kSettings = 12;
   const Philox rng(static_cast<uint64_t>(o.seed), stream_id(Stream::selection, 0));
   uint64_t drawn = 0;
@@ -385,26 +379,26 @@ void print_plan_time(const Options& o, int64_t calls) {
       bytes *= 1.2 + rng.uniform(drawn++);
     }
   }
-  const double seconds = shortest(o, calls, [&] { (void)plan_layers(layers); });
-  std::printf("# a layer plan of %zu layers with %zu settings: %.2f ms\n", kLayers, kSettings,
-              1e3 * seconds);
+  const double seconds =
+      shortest(time_calls(clock_of(o), {.least = calls}, [&] { (void)plan_layers(layers); }));
+  print(concat("# a layer plan of ", kLayers, " layers with ", kSettings,
+               " settings: ", fixed(1e3 * seconds, 2), " ms\n"));
 }
 
 }  // namespace
 
 void measure_compression(const Options& o) {
   std::vector<CompressSpec> specs;
-  if (!o.compress.empty()) specs.push_back(parse_compress(o.compress));
-  for (const char* spec : kSpecs)
-    if (o.compress.empty()) specs.push_back(parse_compress(spec));
-  for (const CompressSpec& spec : specs)
-    check(to_string(spec).find("rate=auto") == std::string::npos,
+  for (const std::string& text : o.compress.empty() ? kSpecs : std::vector{o.compress}) {
+    specs.push_back(parse_compress(text));
+    check(to_string(specs.back()).find("rate=auto") == std::string::npos,
           "--compress: rate=auto follows from a forward pass: expected a number here");
+  }
   Context context({.threads = static_cast<int>(o.threads)});
   ParameterStore store;
   o.gradients.empty() ? make_gradients(o, store) : load_gradients(o.gradients, store);
   const Tensor gradient = store.grads().clone();
-  const int64_t calls = o.steps > 0 ? o.steps : 10;
+  const size_t calls = o.steps > 0 ? static_cast<size_t>(o.steps) : 10;
   const double step_ms = measure_step_ms(o), copy = copy_rate(o.threads, clock_of(o));
   print_heading(o, store, calls, copy, step_ms);
   for (const CompressSpec& spec : specs) {
@@ -412,15 +406,7 @@ void measure_compression(const Options& o) {
     const auto compressed = time_reduce(o, spec, store, gradient, calls, row);
     store.grads().copy_from(gradient);
     time_codec(o, spec, store, compressed, gradient, calls, row);
-    std::printf("%-42s %7.2f %7.2f %8.4f %8.2f %s %s %10.2f", to_string(spec).c_str(), row.values,
-                row.wire, row.error, 100 * (1 - row.error * row.error),
-                rate_columns(row.bytes, row.encode_s, copy).c_str(),
-                rate_columns(row.bytes, row.decode_s, copy).c_str(), 1e3 * row.reduce_s);
-    if (step_ms > 0)
-      std::printf(" %6.2f\n", 100 * 1e3 * row.reduce_s / step_ms);
-    else
-      std::printf(" %6s\n", "-");
-    std::fflush(stdout);
+    print_row(spec, row, copy, step_ms);
   }
   if (o.compress.empty()) print_plan_time(o, calls);
 }

@@ -6,6 +6,8 @@
 #include <map>
 
 #include "apps/benchmarks/bench.h"
+#include "apps/cli/format.h"
+#include "apps/cli/program.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -39,12 +41,14 @@ std::vector<std::string> best_environment() {
 }
 
 std::string step_script() {
-  for (const std::string& folder : {own_folder() + "/", std::string(HEDDLE_SOURCE_DIR "/apps/")})
-    if (std::filesystem::exists(folder + "torch_step.py")) return folder + "torch_step.py";
-  throw Error("torch_step.py: not beside this program and not in " HEDDLE_SOURCE_DIR "/apps");
+  for (const std::string& folder :
+       {own_folder(), std::string(HEDDLE_SOURCE_DIR "/apps/benchmarks")})
+    if (std::filesystem::exists(folder + "/torch_step.py")) return folder + "/torch_step.py";
+  throw Error("torch_step.py: found neither next to this program nor in " HEDDLE_SOURCE_DIR
+              "/apps/benchmarks");
 }
 
-// What torch_step.py needs to know of a case.
+// Returns the flags that describe a case to torch_step.py.
 std::vector<std::string> script_flags(const Case& c) {
   std::vector<std::string> out = {concat("--batch=", c.batch), concat("--momentum=", c.momentum),
                                   concat("--weight-decay=", c.weight_decay),
@@ -65,32 +69,29 @@ std::vector<std::string> script_flags(const Case& c) {
 std::vector<Contender> make_contenders(const Options& o, const Case& c,
                                        const std::string& precision,
                                        const std::vector<Python>& pythons) {
-  struct Setting {
-    std::string name, layout;
-  };
-  const bool gpu = parse_device(o.device).is_cuda();
-  std::vector<Setting> settings = {
-      {"stock nchw", "nchw"}, {"stock nhwc", "nhwc"}, {"best", "nhwc"}};
-  if (c.is_text()) settings = {{"stock", "nchw"}, {"best", "nchw"}};
-  if (gpu) settings = {{"eager", "nhwc"}, {"compiled", "nhwc"}};
+  const bool gpu = o.parsed_device.is_cuda();
+  std::vector<std::string> settings = {"stock nchw", "stock nhwc", "best"};
+  if (c.is_text()) settings = {"stock", "best"};
+  if (gpu) settings = {"eager", "compiled"};
   std::vector<Contender> out(1);
   out[0].name = "heddle";
   for (const Python& python : pythons) {
-    for (const Setting& setting : settings) {
+    for (const std::string& setting : settings) {
+      const bool nchw = setting == "stock nchw" || (c.is_text() && !gpu);
       Contender t;
-      t.name = concat("PyTorch ", python.torch_version, " ", setting.name);
+      t.name = concat("PyTorch ", python.torch_version, " ", setting);
       t.command = {python.path,
                    "-Wignore",
                    step_script(),
                    concat("--threads=", o.threads),
-                   "--layout=" + setting.layout,
+                   concat("--layout=", nchw ? "nchw" : "nhwc"),
                    "--precision=" + precision,
                    concat("--warmup=", o.warmup),
-                   concat("--steps=", o.steps > 0 ? o.steps : c.steps)};
+                   concat("--steps=", o.steps_of(c))};
       for (const std::string& flag : script_flags(c)) t.command.push_back(flag);
       if (gpu) t.command.insert(t.command.end(), {"--device=cuda", "--best"});
-      if (setting.name == "compiled") t.command.push_back("--compile=max-autotune");
-      if (setting.name == "best") t.command.push_back("--best"), t.environment = best_environment();
+      if (setting == "compiled") t.command.push_back("--compile=max-autotune");
+      if (setting == "best") t.command.push_back("--best"), t.environment = best_environment();
       out.push_back(std::move(t));
     }
   }
@@ -102,7 +103,7 @@ void run_once(const Options& o, const Case& c, const std::string& precision, Con
   const nlohmann::json result =
       t.command.empty() ? run_own_step(o, c, precision) : run_for_json(t.command, t.environment);
   if (t.command.empty()) *gflop = result.at("gflop");
-  const std::vector<double> ms = result.at(o.clock == "cpu" ? "cpu_ms" : "ms");
+  const std::vector<double> ms = result.at(o.ms_key());
   check(!ms.empty(), t.name, ": no step was timed");
   t.round_ms.push_back(median(ms));
   t.ms.insert(t.ms.end(), ms.begin(), ms.end());
@@ -111,7 +112,7 @@ void run_once(const Options& o, const Case& c, const std::string& precision, Con
                t.name.c_str(), t.round_ms.back());
 }
 
-// Of the two layouts of a stock PyTorch, the slower one is out of the race after the first round.
+// Drops the slower of a stock PyTorch's two layouts after the first round.
 void drop_slower_layout(std::vector<Contender>& all) {
   for (size_t i = 0; i + 1 < all.size(); ++i) {
     if (!all[i].name.ends_with("stock nchw") || !all[i + 1].name.ends_with("stock nhwc")) continue;
@@ -120,7 +121,7 @@ void drop_slower_layout(std::vector<Contender>& all) {
   }
 }
 
-// Median over the rounds of (their time / our time): both ran within the same minute.
+// Returns the median over the rounds of their time over ours, measured within the same minute.
 double ratio(const Contender& theirs, const Contender& ours) {
   std::vector<double> out;
   for (size_t i = 0; i < std::min(theirs.round_ms.size(), ours.round_ms.size()); ++i)
@@ -128,10 +129,9 @@ double ratio(const Contender& theirs, const Contender& ours) {
   return median(out);
 }
 
-void print_header() {
-  std::printf("%-10s %-5s %-32s %9s %9s %9s %9s %8s %7s %7s %6s %6s\n", "case", "type", "program",
-              "ms", "min", "max", "items/s", "GFLOP/s", "% peak", "MiB", "ratio", "of min");
-}
+const TextTable kTable(
+    "case -10|type -5|program -32|ms 9.1|min 9.1|max 9.1|items/s 9.1|GFLOP/s 8.1|% peak 7|MiB 7|"
+    "ratio 6.2|of min 6.2");
 
 // Measures one case and prints its rows; returns them as JSON.
 nlohmann::ordered_json compare(const Options& o, const Case& c, const std::string& precision,
@@ -153,71 +153,65 @@ nlohmann::ordered_json compare(const Options& o, const Case& c, const std::strin
     if (round == 0) drop_slower_layout(all);
   }
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  const double own_min = *std::min_element(all[0].ms.begin(), all[0].ms.end());
   for (const Contender& t : all) {
     if (t.dropped || t.round_ms.empty()) continue;
-    const auto [low, high] = std::minmax_element(t.ms.begin(), t.ms.end());
-    const double ms = median(t.round_ms), rate = gflop / ms * 1000;
-    const double items = static_cast<double>(c.items()) / ms * 1000;
+    const double ms = median(t.round_ms), low = shortest(t.ms), high = std::ranges::max(t.ms);
+    const double rate = gflop / ms * 1000, items = static_cast<double>(c.items()) / ms * 1000;
     const double against = t.command.empty() ? 1 : ratio(t, all[0]);
-    const double shortest = *low / own_min;  // what other work on the machine disturbs least
-    std::printf("%-10s %-5s %-32s %9.1f %9.1f %9.1f %9.1f %8.1f %7.1f %7.0f %6.2f %6.2f\n",
-                c.name.c_str(), precision.c_str(), t.name.c_str(), ms, *low, *high, items, rate,
-                100 * rate / peak, t.rss_mib, against, shortest);
+    const double of_min =
+        low / shortest(all[0].ms);  // which other work on the machine disturbs least
+    print(kTable.row({c.name, precision, t.name, ms, low, high, items, rate, 100 * rate / peak,
+                      t.rss_mib, against, of_min}));
     rows.push_back({{"case", c.name},
                     {"precision", precision},
                     {"program", t.name},
                     {"batch", c.batch},
                     {"ms", ms},
-                    {"ms_min", *low},
-                    {"ms_max", *high},
+                    {"ms_min", low},
+                    {"ms_max", high},
                     {c.is_text() ? "tokens_per_s" : "images_per_s", items},
                     {"gflop_per_s", rate},
                     {"peak_share", rate / peak},
                     {"rss_mib", t.rss_mib},
                     {"ratio", against},
-                    {"ratio_of_min", shortest}});
+                    {"ratio_of_min", of_min}});
   }
-  std::fflush(stdout);
   return rows;
 }
 
 }  // namespace
 
-void compare_steps(const Options& o, const std::vector<Case>& cases) {
+void compare_steps(const Options& o) {
   const std::vector<Python> pythons = find_pythons(o);
   if (pythons.empty() && o.torch)
     std::fprintf(stderr, "bench: no python3 with torch was found: no ratios (see --python)\n");
-  const bool gpu = parse_device(o.device).is_cuda();
+  const bool gpu = o.parsed_device.is_cuda();
   std::vector<std::string> precisions = {o.precision};
   if (o.precision == "all") {
     precisions = {"fp32"};
-    if (gpu || cpu_has("avx512_bf16") || cpu_has("amx_bf16")) precisions.push_back("bf16");
+    if (gpu || cpu_has_bf16()) precisions.push_back("bf16");
   }
-  const nlohmann::json peak =
-      run_for_json({own_path(), "--child", "peak", "--threads", std::to_string(o.threads),
-                    "--clock", o.clock, "--device", o.device});
+  const nlohmann::json peak = run_for_json(child_command(o, "peak"));
   const double loop = peak.at("fma"), gemm = peak.at("gemm"), half = peak.at("gemm_bf16");
-  std::printf("# %s, %lld threads, %s time, %lld rounds in turns\n", cpu_name().c_str(),
-              static_cast<long long>(o.threads), o.clock.c_str(), static_cast<long long>(o.rounds));
-  std::printf(
-      "# peak GFLOP/s: fp32 %.0f (multiply-add loop), fp32 product of 2048 %.0f, bf16 %.0f\n", loop,
-      gemm, half);
+  std::string heading = concat("# ", cpu_name(), ", ", o.threads, " threads, ", o.clock, " time, ",
+                               o.rounds, " rounds in turns\n# peak GFLOP/s: fp32 ", fixed(loop, 0),
+                               " (multiply-add loop), fp32 product of 2048 ", fixed(gemm, 0),
+                               ", bf16 ", fixed(half, 0), "\n");
   if (gpu)
-    std::printf(
-        "# on the GPU, GB/s read and written: copy %.0f, ScaleCom's selection from gradient and "
-        "residual %.0f\n# MiB are the GPU's, reserved\n",
-        peak.at("copy_gb_per_s").get<double>(), peak.at("select_gb_per_s").get<double>());
-  std::printf(
+    heading +=
+        concat("# on the GPU, GB/s read and written: copy ", fixed(peak.at("copy_gb_per_s"), 0),
+               ", ScaleCom's selection from gradient and residual ",
+               fixed(peak.at("select_gb_per_s"), 0), "\n# MiB are the GPU's, reserved\n");
+  print(concat(
+      heading,
       "# items: images or tokens; GFLOP: three times the forward pass by direct convolution\n"
-      "# ratio: time / heddle's\n");
-  print_header();
+      "# ratio: time / heddle's\n",
+      kTable.heading()));
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const std::string& precision : precisions) {
     const double limit = precision == "bf16" && half > 0 ? half : std::max(loop, gemm);
-    for (const Case& c : cases) {
+    for (const Case& c : o.cases)
       for (auto& row : compare(o, c, precision, pythons, limit)) rows.push_back(row);
-    }
   }
   if (o.json.empty()) return;
   const nlohmann::ordered_json machine = {

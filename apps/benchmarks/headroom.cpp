@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 #include "apps/cli/program.h"
@@ -15,13 +16,15 @@
 #include "core/error.h"
 #include "core/streams.h"
 #include "core/trace.h"
+#include "optim/data_parallel.h"
 
 namespace heddle {
 namespace {
 
-// Many short rounds meet what else the machine does alike; each costs a step that nobody counts.
+// With many short rounds, other work on the machine disturbs all exchanges equally; each round
+// costs a step of every exchange that is not counted.
 constexpr int kLeastRounds = 2, kMostRounds = 8;
-constexpr int kFewSteps = 6, kMostSteps = 25;  // of an exchange in a round: wished for, at most
+constexpr int kFewSteps = 6, kMostSteps = 25;  // of an exchange in a round: desired, at most
 const std::vector<std::string> kCandidates = {"bf16", "qsgd:bits=4", "powersgd:rank=4",
                                               "scalecom:rate=100"};
 
@@ -32,8 +35,8 @@ double slowest(Communicator& comm, double seconds) {
   return out;
 }
 
-// Of all processors since they were started, in ticks; stolen by other guests of a virtual
-// machine's host (proc(5), /proc/stat).
+// Ticks of all processors since boot; stolen: those that other guests of a virtual machine's host
+// got (proc(5), /proc/stat).
 struct ProcessorTicks {
   double stolen = 0, wanted = 0;
 };
@@ -47,16 +50,16 @@ ProcessorTicks processor_ticks() {
   return {steal, user + nice + system + irq + softirq + steal};
 }
 
-// All times of a profile that are measured in a step.
+// Returns all times of a profile that are measured in every step.
 std::vector<double*> times_of(ExchangeProfile& profile) {
-  std::vector<double*> out = {&profile.step_s, &profile.backward_s};
-  for (BucketProfile& b : profile.buckets)
+  std::vector<double*> out = {&profile.step_s, &profile.times.backward_s};
+  for (BucketTimes& b : profile.times.buckets)
     out.insert(out.end(), {&b.ready_s, &b.code_s, &b.comm_s});
   return out;
 }
 
-// When things happen within a step. Ready is said by the main thread, the others by the worker; the
-// end of a step is behind both.
+// Records the times of events within a step. The main thread reports "ready", the worker the
+// others; the end of a step comes after both.
 class StepRecorder {
  public:
   void use(const DataParallelOptimizer& optimizer) {
@@ -66,12 +69,12 @@ class StepRecorder {
   }
   void begin() { begin_ = steady_seconds(); }
   double now() const { return steady_seconds() - begin_; }
-  void event(const char* what, int bucket) {
+  void event(std::string_view what, int bucket) {
     if (optimizer_ == nullptr) return;  // within the constructor
-    BucketProfile& b = buckets_[static_cast<size_t>(bucket)];
-    if (std::strcmp(what, "ready") == 0) {
+    BucketTimes& b = buckets_[static_cast<size_t>(bucket)];
+    if (what == "ready") {
       b.ready_s = now();
-    } else if (std::strcmp(what, "exchange") == 0) {
+    } else if (what == "exchange") {
       if (bucket == 0) first_exchange_ = now();
       exchange_ = now();
       collective_ = optimizer_->ledger().seconds();
@@ -80,36 +83,24 @@ class StepRecorder {
       b.code_s = std::max(0.0, now() - exchange_ - b.comm_s);
     }
   }
-  // The step that has ended, in the order of times_of().
+  // Returns the step that has ended, in the order of times_of().
   std::vector<double> step(double backward_s, double step_s) const {
-    // Where all exchanges wait for the end of backward, and for what comes behind it (a clip by the
-    // norm of all gradients), that is when buckets are ready.
+    // Where all exchanges wait for the end of backward, and for a clip by the norm of all gradients
+    // after it, buckets count as ready when the first exchange begins.
     const bool deferred = !buckets_.empty() && first_exchange_ >= buckets_.back().ready_s;
     std::vector<double> out = {step_s, backward_s};
-    for (const BucketProfile& b : buckets_)
+    for (const BucketTimes& b : buckets_)
       out.insert(out.end(), {deferred ? first_exchange_ : b.ready_s, b.code_s, b.comm_s});
     return out;
   }
 
  private:
   const DataParallelOptimizer* optimizer_ = nullptr;
-  std::vector<BucketProfile> buckets_;  // of this step
+  std::vector<BucketTimes> buckets_;  // of this step
   double begin_ = 0, exchange_ = 0, first_exchange_ = 0, collective_ = 0;
 };
 
-// What the collectives of each bucket have sent so far.
-std::vector<std::vector<BucketProfile::Collective>> sent_by_bucket(const Communicator& comm,
-                                                                   size_t buckets) {
-  std::vector<std::vector<BucketProfile::Collective>> out(buckets);
-  for (size_t i = 0; i < buckets; ++i)
-    for (const auto& [key, traffic] : comm.traffic())
-      if (key.second == concat("bucket ", i))
-        out[i].push_back(
-            {key.first, static_cast<double>(traffic.calls), static_cast<double>(traffic.sent)});
-  return out;
-}
-
-// What the run compresses with in most of its steps.
+// Returns the compression of most steps of the run: the one after its ramp.
 std::string after_ramp(const CommonOptions& o) {
   CompressSpec spec = o.parsed.compress.spec;
   const auto ramp = spec.values.find("ramp");
@@ -121,8 +112,8 @@ std::string after_ramp(const CommonOptions& o) {
 class Measurement {
  public:
   Measurement(const CommonOptions& o, ParameterStore& store, Communicator& comm,
-              const StepPlan& plan, const HeadroomStep& step)
-      : o_(o), own_(after_ramp(o)), store_(store), comm_(comm), plan_(plan), step_(step) {}
+              const StepPlan& plan, const std::function<Var(Tape&)>& forward)
+      : o_(o), own_(after_ramp(o)), store_(store), comm_(comm), plan_(plan), forward_(forward) {}
 
   Headroom run() {
     Headroom out;
@@ -134,7 +125,7 @@ class Measurement {
     if (own_ != "none") names.push_back(own_);
     for (const std::string& name : kCandidates)
       if (name != own_) names.push_back(name);
-    // The first steps make the kernels' plans, and tell how many fit into the time.
+    // The first steps make the kernels' plans, and show how many steps fit into the time.
     ExchangeProfile dense{.compress = "none"};
     measure(dense, 1);
     std::vector<double> trials;
@@ -148,8 +139,8 @@ class Measurement {
     const int rounds =
         std::clamp(static_cast<int>(std::min(o_.headroom / all, 1e6)) / (kFewSteps + 1),
                    kLeastRounds, kMostRounds);
-    // Each has the same time, not the same number of steps: short ones scatter more, and a dense
-    // one on a slow link would leave them next to none.
+    // Each exchange gets the same time, not the same number of steps: short steps scatter more, and
+    // dense ones on a slow link would leave them hardly any.
     const double share = o_.headroom / (rounds * static_cast<double>(names.size()));
     steps_.clear();
     for (int round = 0; round < rounds; ++round)
@@ -164,7 +155,7 @@ class Measurement {
   }
 
  private:
-  // Adds steps, after one that nobody counts.
+  // Measures one step that is not counted, and then `steps` that are added to `sum`.
   void measure(ExchangeProfile& sum, int steps) {
     const std::unique_ptr<Communicator> solo = sum.compress.empty() ? make_solo() : nullptr;
     Communicator& comm = solo == nullptr ? comm_ : *solo;
@@ -181,29 +172,45 @@ class Measurement {
         {.broadcast = false,
          .on_event = [&](const char* what, int bucket) { recorder.event(what, bucket); }});
     if (solo == nullptr) recorder.use(optimizer);
-    sum.buckets.resize(solo == nullptr ? optimizer.buckets() : 0);
+    const size_t buckets = solo == nullptr ? optimizer.buckets() : 0;
+    sum.times.buckets.resize(buckets);
+    sum.collectives.resize(buckets);
     std::vector<std::vector<double>>& all = steps_[sum.compress];
     DataParallelOptimizer::Totals before;
-    std::vector<std::vector<BucketProfile::Collective>> sent;
+    CollectiveTraffic traffic;
     comm_.barrier();
     for (int i = -1; i < steps; ++i) {
       if (i == 0) {
         before = optimizer.totals();
-        sent = sent_by_bucket(comm, sum.buckets.size());
+        traffic = comm.traffic();
       }
-      double backward_s = 0;
       recorder.begin();
-      step_(optimizer, [&] { backward_s = recorder.now(); });
+      const double backward_s = step(optimizer, recorder);
       const double step_s = recorder.now();
-      if (i < 0) continue;
-      all.push_back(recorder.step(backward_s, step_s));
+      if (i >= 0) all.push_back(recorder.step(backward_s, step_s));
     }
     const DataParallelOptimizer::Totals after = optimizer.totals();
     sum.exposed_s += after.exposed_s - before.exposed_s;
     sum.sent_bytes += static_cast<double>(after.traffic.sent - before.traffic.sent);
-    const auto now_sent = sent_by_bucket(comm, sum.buckets.size());
-    for (size_t i = 0; i < sum.buckets.size(); ++i) add_sent(sum.buckets[i], now_sent[i], sent[i]);
+    add_traffic(sum, traffic, comm);
     sum.step_s = middle_of(all, 0);
+  }
+
+  // Runs all micro-steps of an update and returns when the last backward pass ended.
+  double step(DataParallelOptimizer& optimizer, const StepRecorder& recorder) {
+    double backward_s = 0;
+    for (int64_t micro = 0; micro < o_.accumulate; ++micro) {
+      Tape tape({.training = true, .seed = static_cast<uint64_t>(o_.seed)});
+      const Var loss = forward_(tape);
+      optimizer.begin_step(0);
+      tape.backward(
+          loss, [&](Parameter& p) { optimizer.ready(p); },
+          [&](Parameter& p) { optimizer.weights_free(p); });
+      wait_for_stream();
+      backward_s = recorder.now();
+      (void)optimizer.finish_step();
+    }
+    return backward_s;
   }
 
   static double middle_of(const std::vector<std::vector<double>>& steps, size_t time) {
@@ -212,29 +219,30 @@ class Measurement {
     return middle_mean(std::move(values));
   }
 
-  static void add_sent(BucketProfile& bucket, const std::vector<BucketProfile::Collective>& now,
-                       const std::vector<BucketProfile::Collective>& before) {
-    for (const BucketProfile::Collective& c : now) {
-      const auto same = [&](const BucketProfile::Collective& x) { return x.name == c.name; };
-      const auto old = std::ranges::find_if(before, same);
-      auto sum = std::ranges::find_if(bucket.collectives, same);
-      if (sum == bucket.collectives.end())
-        sum = bucket.collectives.insert(sum, {.name = c.name, .calls = 0, .sent = 0});
-      sum->calls += c.calls - (old == before.end() ? 0 : old->calls);
-      sum->sent += c.sent - (old == before.end() ? 0 : old->sent);
-    }
+  // Adds the collectives of every bucket since comm.traffic() returned `before`.
+  static void add_traffic(ExchangeProfile& sum, const CollectiveTraffic& before,
+                          const Communicator& comm) {
+    for (size_t i = 0; i < sum.collectives.size(); ++i)
+      for (const auto& [key, now] : comm.traffic()) {
+        if (key.second != concat("bucket ", i)) continue;
+        const auto old = before.find(key);
+        const Traffic then = old == before.end() ? Traffic{} : old->second;
+        CollectiveCalls& calls = sum.collectives[i][key.first];
+        calls.calls += static_cast<double>(now.calls - then.calls);
+        calls.sent += static_cast<double>(now.sent - then.sent);
+      }
   }
 
-  // From this rank's steps to one, then means over ranks; of the step's time the slowest rank's.
+  // Reduces this rank's steps to one, and then takes means over ranks, but the slowest rank's step.
   void finish(ExchangeProfile& profile) {
     std::vector<double*> means = times_of(profile);
     profile.steps = std::ssize(steps_[profile.compress]);
     for (size_t i = 0; i < means.size(); ++i) *means[i] = middle_of(steps_[profile.compress], i);
-    profile.rest_s = rest_seconds(profile);
-    means.push_back(&profile.rest_s);
+    profile.times.rest_s = rest_seconds(profile.times, profile.step_s);
+    means.push_back(&profile.times.rest_s);
     std::vector<double*> sums = {&profile.exposed_s, &profile.sent_bytes};
-    for (BucketProfile& b : profile.buckets)
-      for (auto& c : b.collectives) sums.insert(sums.end(), {&c.calls, &c.sent});
+    for (BucketCollectives& collectives : profile.collectives)
+      for (auto& [name, c] : collectives) sums.insert(sums.end(), {&c.calls, &c.sent});
     for (double* x : sums) *x /= static_cast<double>(profile.steps);
     means.insert(means.end(), sums.begin(), sums.end());
     std::vector<double> values(means.size());
@@ -252,7 +260,7 @@ class Measurement {
   ParameterStore& store_;
   Communicator& comm_;
   const StepPlan& plan_;
-  const HeadroomStep& step_;
+  const std::function<Var(Tape&)>& forward_;
   std::map<std::string, std::vector<std::vector<double>>> steps_;  // by exchange, see times_of()
 };
 
@@ -269,29 +277,11 @@ size_t Headroom::best() const {
   return static_cast<size_t>(best - profiles.begin());
 }
 
-Headroom measure_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
-                          const StepPlan& plan, const HeadroomStep& step) {
-  check(comm.size() > 1,
-        "--headroom: one learner exchanges nothing; give --learners N or start with mpirun");
-  return Measurement(o, store, comm, plan, step).run();
-}
-
 int run_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
                  const StepPlan& plan, const std::function<Var(Tape&)>& forward) {
-  const HeadroomStep step = [&](DataParallelOptimizer& optimizer, const auto& backward_ended) {
-    for (int64_t micro = 0; micro < o.accumulate; ++micro) {
-      Tape tape({.training = true, .seed = static_cast<uint64_t>(o.seed)});
-      const Var loss = forward(tape);
-      optimizer.begin_step(0);
-      tape.backward(
-          loss, [&](Parameter& p) { optimizer.ready(p); },
-          [&](Parameter& p) { optimizer.weights_free(p); });
-      wait_for_stream();
-      backward_ended();
-      (void)optimizer.finish_step();
-    }
-  };
-  const Headroom headroom = measure_headroom(o, store, comm, plan, step);
+  check(comm.size() > 1,
+        "--headroom: one learner exchanges nothing; give --learners N or start with mpirun");
+  const Headroom headroom = Measurement(o, store, comm, plan, forward).run();
   if (comm.rank() > 0) return 0;
   if (o.layerwise == "lgreco" && !o.quiet)
     std::fprintf(stderr, "--layerwise lgreco: measured with the uniform setting\n");

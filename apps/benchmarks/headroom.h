@@ -1,7 +1,7 @@
-// --headroom: what the exchange of gradients costs this command on these ranks, and what
-// compression can win. Steps of the user's own network and batch are timed without any exchange,
-// dense, with the compressor asked for and with a few others, in turns; the learning rate is 0, and
-// nothing is kept.
+// --headroom: measures what the exchange of gradients costs this command on these ranks, and what
+// compression can save. Times steps of the user's own network and batch without any exchange,
+// dense, with the compressor of --compress and with a few others, in turns. The learning rate is 0,
+// and nothing is saved.
 //
 //   return run_headroom(o, store, comm, plan, [&](Tape& tape) { return loss(tape, images); });
 #pragma once
@@ -16,38 +16,31 @@
 #include "comm/communicator.h"
 #include "core/parameters.h"
 #include "core/tape.h"
-#include "optim/data_parallel.h"
 
 namespace heddle {
 
-// What came out; profiles[0] is without exchange, profiles[1] dense.
+// A measurement; profiles[0] is without exchange, profiles[1] dense.
 struct Headroom {
   int learners = 0;
   LinkCost link;
   std::vector<ExchangeProfile> profiles = {};
-  double stolen = 0;     // share of the time that the first rank's host wanted, that others had
-  std::string net = {};  // one more for the model; empty: none
+  double stolen = 0;     // share of the first host's wanted processor time that other guests got
+  std::string net = {};  // one more for the model, as for --net; empty: none
 
-  double share() const;             // of a dense step that communication is seen to take
-  double most() const;              // the most that anything could win
-  double gain(size_t index) const;  // dense over this one
-  size_t best() const;              // of dense and the compressed ones
+  double share() const;             // of a dense step that communication takes
+  double most() const;              // the largest possible speed-up over dense
+  double gain(size_t index) const;  // speed-up of a profile over dense
+  size_t best() const;              // the fastest of dense and the compressed ones
 };
 
-// Called on every rank, with the same options; o.headroom is the time to take, seconds. One step is
-// all micro-steps of an update, begun with a learning rate of 0. `step` is told the optimizer and
-// calls its second argument when backward has ended.
-using HeadroomStep =
-    std::function<void(DataParallelOptimizer&, const std::function<void()>& backward_ended)>;
-Headroom measure_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
-                          const StepPlan& plan, const HeadroomStep& step);
-
-// Tables for people, and a sentence; and the same as one JSON object.
+// Returns tables and a verdict for people.
 std::string describe_headroom(const Headroom& headroom);
+// Returns the same as one JSON object and a newline.
 std::string headroom_json(const Headroom& headroom);
 
-// Measures steps whose forward pass is `forward`, which returns the loss of a batch, always the
-// same one, and prints the result on the first rank; returns the exit code.
+// Measures for about o.headroom seconds, with the same options on every rank, and prints the result
+// on the first rank. A step is all micro-steps of an update; `forward` returns the loss of a batch,
+// always the same one. Returns the exit code. Throws InputError for a single learner.
 int run_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
                  const StepPlan& plan, const std::function<Var(Tape&)>& forward);
 

@@ -1,11 +1,10 @@
-// What --headroom prints: the measured steps, a verdict, and a model of other networks.
+// Prints a --headroom measurement: the measured steps, a verdict, and a model of other networks.
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "apps/benchmarks/headroom.h"
+#include "apps/cli/format.h"
 #include "apps/cli/json.h"
 #include "comm/net_model.h"
 
@@ -13,17 +12,8 @@ namespace heddle {
 namespace {
 
 const std::vector<std::string> kNets = {"these links", "100mbit,1ms", "1gbit,200us", "10gbit,50us"};
-constexpr double kWorthIt = 1.03;   // gains below are within what such a measurement scatters
-constexpr double kDisturbed = 0.1;  // of the time, from which on others have a part in the figures
-
-std::string format(const char* text, ...) {
-  char line[256];
-  va_list arguments;
-  va_start(arguments, text);
-  std::vsnprintf(line, sizeof line, text, arguments);
-  va_end(arguments);
-  return line;
-}
+constexpr double kWorthIt = 1.03;   // smaller gains are within the measurement's scatter
+constexpr double kDisturbed = 0.1;  // share of stolen time from which on the figures are doubtful
 
 LinkCost link_of(const Headroom& h, const std::string& net) {
   if (net == kNets[0]) return h.link;
@@ -37,7 +27,7 @@ std::vector<std::string> modelled_nets(const Headroom& h) {
   return nets;
 }
 
-// As many as measured, and others.
+// Returns the measured number of learners, and larger ones.
 std::set<int> modelled_learners(const Headroom& h) { return {h.learners, 4, 8, 32, 128, 1024}; }
 
 double mbit(const LinkCost& link) {
@@ -53,73 +43,80 @@ double modelled(const Headroom& h, size_t i, int ranks, const LinkCost& link) {
   return step_seconds(h.profiles[i], h.learners, h.link, ranks, link);
 }
 
-// Of the first column: the longest name fits.
+// Returns the width of the first column, into which the longest name fits.
 int title_width(const Headroom& h) {
   size_t width = 24;
   for (const ExchangeProfile& p : h.profiles) width = std::max(width, title(p).size() + 2);
   return static_cast<int>(width);
 }
 
+std::string times(double gain) { return decimals(gain, 2) + "x"; }
+std::string ms(double seconds) { return decimals(1e3 * seconds, 1); }
+
 std::string measured_table(const Headroom& h) {
-  std::string out = format("%-*s %6s %10s %12s %10s %14s %10s\n", title_width(h), "", "steps",
-                           "step ms", "waiting ms", "sent MB", "against dense", "model ms");
+  const TextTable table(concat(" ", -title_width(h),
+                               "|steps 6|step ms 10|waiting ms 12|sent MB 10.3|against dense 14|"
+                               "model ms 10"));
+  std::string out = table.heading();
   for (size_t i = 0; i < h.profiles.size(); ++i) {
     const ExchangeProfile& p = h.profiles[i];
-    out += format("%-*s %6lld %10.1f %12.1f %10.3f %13.2fx", title_width(h), title(p).c_str(),
-                  static_cast<long long>(p.steps), 1e3 * p.step_s, 1e3 * p.exposed_s,
-                  1e-6 * p.sent_bytes, h.gain(i));
-    out += i == 0 ? "\n" : format(" %10.1f\n", 1e3 * modelled(h, i, h.learners, h.link));
+    std::vector<TextTable::Cell> row = {
+        title(p), p.steps, ms(p.step_s), ms(p.exposed_s), 1e-6 * p.sent_bytes, times(h.gain(i))};
+    if (i > 0) row.emplace_back(ms(modelled(h, i, h.learners, h.link)));
+    out += table.row(row);
   }
   return out;
 }
 
 std::string verdict(const Headroom& h) {
   const ExchangeProfile& dense = h.profiles[1];
-  // Learners that share processors wait for each other, too, while one of them computes.
-  std::string out = dense.exposed_s > 1.1 * h.share() * dense.step_s
-                        ? "Of the waiting, only what an exchange adds to a step can be won: the "
-                          "rest of it others compute.\n"
-                        : "";
-  out += format(
-      "Communication is %.0f %% of a step, %.1f of %.1f ms: nothing can win more than %.2fx.",
-      100 * h.share(), 1e3 * h.share() * dense.step_s, 1e3 * dense.step_s, std::max(1.0, h.most()));
+  std::string out;
+  // Learners that share processors also wait for each other while one of them computes.
+  if (dense.exposed_s > 1.1 * h.share() * dense.step_s)
+    out =
+        "Of the waiting, only what an exchange adds to a step can be saved: the rest is time in "
+        "which "
+        "other learners compute.\n";
+  out += concat("Communication is ", decimals(100 * h.share(), 0), " % of a step, ",
+                ms(h.share() * dense.step_s), " of ", ms(dense.step_s),
+                " ms: nothing can win more than ", times(std::max(1.0, h.most())), ".");
   const size_t best = h.best();
   if (h.gain(best) > kWorthIt * std::max(1.0, h.most()))
-    return out +
-           format(
-               " But with %s steps took %.2fx of those without any exchange: something else was "
-               "busy. Measure again, longer (--headroom 300).\n",
-               title(h.profiles[best]).c_str(), h.profiles[best].step_s / h.profiles[0].step_s);
+    return concat(out, " But with ", title(h.profiles[best]), " steps took ",
+                  times(h.profiles[best].step_s / h.profiles[0].step_s),
+                  " of those without any exchange: something else was busy. Measure again, longer "
+                  "(--headroom 300).\n");
   if (std::min(h.gain(best), h.most()) < kWorthIt) return out + " Stay with --compress none.\n";
-  return out + format(" The best of these is --compress %s, %.2fx.\n",
-                      h.profiles[best].compress.c_str(), h.gain(best));
+  return concat(out, " The best of these is --compress ", h.profiles[best].compress, ", ",
+                times(h.gain(best)), ".\n");
 }
 
 std::string disturbance(const Headroom& h) {
   if (h.stolen < kDisturbed) return "";
-  return format(
-      "Others took %.0f %% of the processors' time meanwhile (steal, /proc/stat): measure again.\n",
-      100 * h.stolen);
+  return concat("Others took ", decimals(100 * h.stolen, 0),
+                " % of the processors' time meanwhile (steal, /proc/stat): measure again.\n");
 }
 
 std::string model_table(const Headroom& h) {
   const std::set<int> learners = modelled_learners(h);
+  std::string columns = concat(" ", -title_width(h));
+  for (size_t i = 0; i < learners.size(); ++i) columns += "| 12";
+  const TextTable table(columns);
   std::string out =
       "A model of other networks, and of more learners that compute as fast as these: a dense\n"
       "step in ms, and how many times faster the others are.\n\n";
   for (const std::string& net : modelled_nets(h)) {
     const LinkCost link = link_of(h, net);
-    out += format("%-*s", title_width(h), net.c_str());
-    for (const int p : learners) out += format(" %12s", concat("P = ", p).c_str());
-    out += '\n';
+    std::vector<TextTable::Cell> heading = {net};
+    for (const int p : learners) heading.emplace_back(concat("P = ", p));
+    out += table.row(heading);
     for (size_t i = 1; i < h.profiles.size(); ++i) {
-      out += format("  %-*s", title_width(h) - 2, title(h.profiles[i]).c_str());
+      std::vector<TextTable::Cell> row = {"  " + title(h.profiles[i])};
       for (const int p : learners) {
         const double dense = modelled(h, 1, p, link);
-        out += i == 1 ? format(" %9.1f ms", 1e3 * dense)
-                      : format(" %11.2fx", dense / modelled(h, i, p, link));
+        row.emplace_back(i == 1 ? ms(dense) + " ms" : times(dense / modelled(h, i, p, link)));
       }
-      out += '\n';
+      out += table.row(row);
     }
   }
   return out;
@@ -128,9 +125,9 @@ std::string model_table(const Headroom& h) {
 }  // namespace
 
 std::string describe_headroom(const Headroom& h) {
-  return format("%d learners; links of %.3f ms and %.0f Mbit/s as all-reduces see them\n\n",
-                h.learners, 1e3 * h.link.latency_s, mbit(h.link)) +
-         measured_table(h) + '\n' + verdict(h) + disturbance(h) + '\n' + model_table(h);
+  return concat(h.learners, " learners; links of ", decimals(1e3 * h.link.latency_s, 3), " ms and ",
+                decimals(mbit(h.link), 0), " Mbit/s as all-reduces see them\n\n", measured_table(h),
+                '\n', verdict(h), disturbance(h), '\n', model_table(h));
 }
 
 std::string headroom_json(const Headroom& h) {

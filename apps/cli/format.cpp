@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <sstream>
 
 namespace heddle {
 
@@ -90,6 +92,34 @@ std::string pad_left(const std::string& text, size_t width) {
 
 std::string pad_right(const std::string& text, size_t width) {
   return text + std::string(width - std::min(width, text.size()), ' ');
+}
+
+TextTable::TextTable(const std::string& columns) {
+  std::istringstream in(columns);
+  for (std::string column; std::getline(in, column, '|');) {
+    const size_t end = column.rfind(' ');
+    int width = 0, digits = 0;
+    std::sscanf(column.c_str() + end, "%d.%d", &width, &digits);
+    columns_.push_back({column.substr(0, end), width, digits});
+  }
+}
+
+std::string TextTable::heading() const {
+  std::vector<Cell> titles;
+  for (const Column& column : columns_) titles.emplace_back(column.title);
+  return row(titles);
+}
+
+std::string TextTable::row(const std::vector<Cell>& cells) const {
+  std::string line;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const auto& [title, width, digits] = columns_.at(i);
+    const std::string text = cells[i].is_text ? cells[i].text : decimals(cells[i].number, digits);
+    if (i > 0) line += ' ';
+    const auto columns = static_cast<size_t>(std::abs(width));
+    line += width < 0 ? pad_right(text, columns) : pad_left(text, columns);
+  }
+  return line + '\n';
 }
 
 }  // namespace heddle

@@ -1,12 +1,18 @@
-// Numbers, sizes and durations as text, for people.
+// Numbers, sizes, durations and tables as text, for people.
 //
 //   format_bytes(1 << 20)     "1.0 MiB"
 //   format_duration(3727)     "1:02:07"
 //   scaled(1.62e6, "B")       "1.62 MB"
+//
+//   const TextTable table("case -10|ms 9.1");
+//   print(table.heading() + table.row({"resnet20", 124.02}));
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace heddle {
 
@@ -34,5 +40,35 @@ std::string scaled(double value, const std::string& unit = "");
 // unchanged.
 std::string pad_left(const std::string& text, size_t width);
 std::string pad_right(const std::string& text, size_t width);
+
+// A table whose columns have fixed widths, made line by line.
+class TextTable {
+ public:
+  struct Cell {
+    template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
+    Cell(T value) : number(static_cast<double>(value)) {}
+    Cell(std::string value) : text(std::move(value)), is_text(true) {}
+    Cell(const char* value) : text(value), is_text(true) {}
+
+    std::string text;
+    double number = 0;
+    bool is_text = false;
+  };
+
+  // `columns`: for each its title, a space, and its width in characters, negative to align left,
+  // then for numbers a point and how many digits follow theirs; separated by "|".
+  explicit TextTable(const std::string& columns);
+  // Each returns one line with its newline. A row may have fewer cells than there are columns;
+  // texts that are too long make it longer.
+  std::string heading() const;
+  std::string row(const std::vector<Cell>& cells) const;
+
+ private:
+  struct Column {
+    std::string title;
+    int width, digits;
+  };
+  std::vector<Column> columns_;
+};
 
 }  // namespace heddle

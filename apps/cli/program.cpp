@@ -21,10 +21,6 @@ namespace heddle {
 
 namespace {
 
-std::string version_text() {
-  return concat("heddle ", HEDDLE_VERSION, " (", describe_build(), ")\n", library_versions(), "\n");
-}
-
 // Returns "[rank 3] train_lm" for one of several processes that a launcher has started.
 std::string speaker(const char* name) {
   try {
@@ -79,6 +75,10 @@ int run_program(const char* name, int argc, char** argv,
 void print(const std::string& text) {
   const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (!written || std::fflush(stdout) != 0) throw Error("stdout cannot be written");
+}
+
+std::string version_text() {
+  return concat("heddle ", HEDDLE_VERSION, " (", describe_build(), ")\n", library_versions(), "\n");
 }
 
 bool answer_questions(const CommonOptions& o, const FlagTable& flags, const std::string& choices) {

@@ -27,6 +27,9 @@ int run_program(const char* name, int argc, char** argv,
 // Writes to stdout, which is data: throws Error where it cannot be written, such as to a full disk.
 void print(const std::string& text);
 
+// Returns the text of --version: this program, its build and its libraries.
+std::string version_text();
+
 // Answers --help, --man, --version and --list. Returns whether one of them was given.
 bool answer_questions(const CommonOptions& o, const FlagTable& flags, const std::string& choices);
 

@@ -18,10 +18,6 @@ double lower_median(std::vector<double> values) {  // disturbances only make tim
   return *middle;
 }
 
-double step_end(const ExchangeTrial& trial) {
-  return std::max(trial.backward_s, exchanges_end(trial.buckets)) + trial.rest_s;
-}
-
 // Some buckets dense, some compressed. Encoding takes its time from backward beside it: what lies
 // behind is later, in proportion to the encoding before it, and never earlier.
 ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& coded,
@@ -90,6 +86,10 @@ double exchanges_end(const std::vector<BucketTimes>& buckets) {
   return free;
 }
 
+double step_seconds(const ExchangeTrial& trial) {
+  return std::max(trial.backward_s, exchanges_end(trial.buckets)) + trial.rest_s;
+}
+
 bool ExchangeChoice::tried() const {
   return std::ranges::count(joined, true) == 0 &&
          std::ranges::count(compressed, compressed.front()) == std::ssize(compressed);
@@ -109,8 +109,8 @@ ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& 
   out.dense_trial = dense;
   out.compressed_trial = coded;
   const std::vector<bool> none(n, false), all(n, true);
-  out.dense_s = step_end(dense);
-  out.compressed_s = step_end(mixture(dense, coded, all));
+  out.dense_s = step_seconds(dense);
+  out.compressed_s = step_seconds(mixture(dense, coded, all));
   const bool pure = out.compressed_s < out.dense_s * (1 - margin);
   out.compressed = pure ? all : none;
   out.joined = none;
@@ -119,7 +119,7 @@ ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& 
 
   std::vector<bool> mixed = out.compressed;
   const double mixed_s = descend(
-      mixed, [&](const auto& x) { return step_end(mixture(dense, coded, x)); },
+      mixed, [&](const auto& x) { return step_seconds(mixture(dense, coded, x)); },
       [](size_t) { return true; });
   if (worth(mixed_s)) out.compressed = mixed, out.chosen_s = mixed_s;
 
@@ -129,7 +129,7 @@ ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& 
     const ExchangeTrial apart = mixture(dense, coded, compressed);
     std::vector<bool> joined = none;
     const double joined_s = descend(
-        joined, [&](const auto& x) { return step_end(merged(apart, x, latency_s)); },
+        joined, [&](const auto& x) { return step_seconds(merged(apart, x, latency_s)); },
         [&](size_t i) { return i > 0 && compressed[i] == compressed[i - 1]; });
     if (!worth(joined_s) || joined_s >= best.chosen_s) continue;
     best.compressed = compressed;
@@ -198,7 +198,7 @@ void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& 
     choice_.parameters = buckets_;
     if (!choice_.tried()) return start(Phase::check, choice_.compressed, choice_.joined);
   } else {
-    check_choice(step_end(mean_of_ranks(phase_, collective)));
+    check_choice(step_seconds(mean_of_ranks(phase_, collective)));
   }
   adopt(step);
 }
@@ -219,7 +219,7 @@ ExchangeTrial ExchangeChooser::mean_of_ranks(Phase phase,
   ExchangeTrial out{.backward_s = means[0]};
   for (size_t at = 2; at < means.size(); at += 4)
     out.buckets.push_back({means[at], means[at + 1], means[at + 2], means[at + 3]});
-  out.rest_s = std::max(0.0, means[1] - step_end(out));
+  out.rest_s = std::max(0.0, means[1] - step_seconds(out));
   return out;
 }
 

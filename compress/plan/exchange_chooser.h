@@ -39,8 +39,11 @@ struct ExchangeTrial {
   double rest_s = 0;  // in the step, neither backward nor an exchange that is waited for
 };
 
-// When the worker, which takes one bucket after the other, has done the last.
+// Returns when the worker, which takes one bucket after the other, has done the last.
 double exchanges_end(const std::vector<BucketTimes>& buckets);
+// Returns the seconds of a step, which ends when backward and the last bucket have ended, and rest_s
+// later.
+double step_seconds(const ExchangeTrial& trial);
 
 struct ExchangeChoice {
   int64_t step = 0;              // steps that were made before it
