@@ -2,8 +2,7 @@
 //
 //   1  one learner          backward -> update
 //   2  four learners        backward -> bucket -> all-reduce -> update
-//   3  four with ScaleCom   backward -> bucket -> leader selects 1 % -> broadcast -> all-reduce ->
-//   update
+//   3  four with ScaleCom   backward -> bucket -> leader selects 1 % -> all-reduce -> update
 //
 // A learner is a rank with a replica of the model and a share of every batch. Here learners are
 // threads; with an MpiSession (comm/mpi_communicator.h) the same train() runs as processes. Each

@@ -133,7 +133,7 @@ class LmTraining : public TrainingLoop {
   const TextEvaluation& valid() const { return valid_; }  // of the weights that are saved
 
  private:
-  // Does forward and backward as a CUDA graph, which is recorded after a few windows, and returns
+  // Runs forward and backward as a CUDA graph, which is recorded after a few windows, and returns
   // the loss. All its time counts as backward's.
   double recorded_pass(const TokenWindow& window, double lr) {
     check_indices(window.inputs, corpus_.vocabulary.size(), "tokens");
@@ -250,7 +250,7 @@ int run_rank(const Job& job, Communicator& started) {
       return loss_of(model, tape, window.inputs, window.targets, state);
     });
   }
-  (void)encode_prompt(o, job.corpus.vocabulary);  // fails before the training rather than after it
+  (void)encode_prompt(o, job.corpus.vocabulary);  // fails before training instead of after it
 
   Outcome out;
   if (o.training) {
@@ -290,7 +290,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   const int learners = check_machine(o);
 
   const Corpus corpus = open_text(o, card, flags);
-  if (o.training)  // fails before so many networks are made
+  if (o.training)  // fails before any network is made
     (void)TokenBatches(corpus.train,
                        {.batch_size = o.batch_size, .bptt = o.bptt, .world_size = learners});
   const Job job{o, flags, arguments, corpus};

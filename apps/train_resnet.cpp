@@ -118,9 +118,9 @@ class ResNetTraining : public TrainingLoop {
   const Evaluation& valid() const { return valid_; }  // the last
 
  private:
-  // Does forward and backward as a CUDA graph, which is recorded after a few steps, and returns the
-  // loss. Nothing but the batch varies from step to step: no layer of a residual network draws
-  // random numbers. All its time counts as backward's.
+  // Runs forward and backward as a CUDA graph, which is recorded after a few steps, and returns the
+  // loss. Only the batch varies from step to step: no layer of a residual network draws random
+  // numbers. All its time counts as backward's.
   double recorded_pass(const FedBatch& batch, double lr) {
     check_indices(batch.labels, class_count_, "labels");
     optimizer_.begin_step(lr);

@@ -10,7 +10,8 @@ cd "$(dirname "$0")/.." || exit 1
 # Folders whose text is clean and has to stay so.
 enforced=(README.md cmake comm data docs/tools docs/glossary.md docs/readme_example.cpp tests/test_results.py
   docs CHANGELOG.md tests
-  apps/session apps/log apps/checkpoint apps/models apps/report)
+  apps/session apps/log apps/checkpoint apps/models apps/report
+  apps/benchmarks apps/cli apps/*.cpp)
 
 # An extended regular expression per line, then a tab and what to write instead. Case matters.
 patterns='

@@ -51,7 +51,7 @@ const Part* find_part(const std::vector<Part>& parts, const std::string& name) {
 
 std::string summary() {
   std::string out =
-      "Measures. WHAT is one of these:\n"
+      "Measures training steps, communication, compression and loading.\n\nWHAT is one of these:\n"
       "  resnet20 resnet18 resnet50  a training step, next to PyTorch's (default: all five cases)\n"
       "  lstm char                   the same for language models: Zaremba's medium, characters";
   for (const Part& part : kParts)
@@ -68,13 +68,13 @@ FlagTable make_flags(Options& o, std::vector<std::string>& words) {
   flags.add("threads", &o.threads, "N", "compute threads of every program", at_least(1),
             otherwise("all cores"));
   flags.add("precision", &o.precision, "P", "type of products", one_of({"all", "fp32", "bf16"}));
-  flags.add("rounds", &o.rounds, "N", "processes of each program", at_least(1));
+  flags.add("rounds", &o.rounds, "N", "processes that measure each program", at_least(1));
   flags.add("steps", &o.steps, "N", "timed steps of each process", at_least(1),
             otherwise("by case"));
   flags.add("batch", &o.batch, "N", "batch size of every case", at_least(1), otherwise("by case"));
-  flags.add("warmup", &o.warmup, "N", "steps before the timed ones");
+  flags.add("warmup", &o.warmup, "N", "untimed steps of each process");
   flags.add("clock", &o.clock, "C",
-            "cpu: count the process's own time, for --threads 1 on a busy machine",
+            "time; cpu: the CPU time of the process, for --threads 1 on a busy machine",
             one_of({"wall", "cpu"}));
   flags.add("device", &o.device, "D", "device that computes: auto, cpu, cuda or cuda:N");
   flags.add("torch", &o.torch, "", "run PyTorch too, if it is found");
@@ -84,18 +84,18 @@ FlagTable make_flags(Options& o, std::vector<std::string>& words) {
             otherwise("../shared/data next to the sources, else shapes"));
   flags.add("learners", &o.learners, "N", "ranks, for comm and overlap", at_least(1),
             at_most(1024));
-  flags.add("net", &o.net, "SPEC", "simulated network of comm, as for train_resnet --net");
-  flags.add("collective", &o.collective, "NAME", "only this collective",
+  flags.add("net", &o.net, "SPEC", "simulated network, for comm, as for train_resnet --net");
+  flags.add("collective", &o.collective, "NAME", "only this collective, for comm",
             one_of({"", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"}));
-  flags.add("bytes", &o.bytes, "N", "only this payload", at_most(1e9));
+  flags.add("bytes", &o.bytes, "N", "only this payload, for comm", at_most(1e9));
   flags.add("segment", &o.segment, "N", "bytes of a segment of a message, for comm", at_most(1e9),
             otherwise("the communicator's"));
-  flags.add("arch", &o.arch, "NAME", "a ResNet, for compress");
+  flags.add("arch", &o.arch, "NAME", "the ResNet whose shapes random gradients have, for compress");
   flags.add("gradients", &o.gradients, "FILE",
-            "fp32 tensors in safetensors format instead, for compress");
+            "read fp32 gradients from a safetensors file instead, for compress");
   flags.add("compress", &o.compress, "SPEC",
             "only this codec, as for train_resnet --compress, for compress");
-  flags.add("seed", &o.seed, "N", "seed of gradients and codecs, for compress");
+  flags.add("seed", &o.seed, "N", "seed of random gradients and codecs, for compress");
   flags.add("step-ms", &o.step_ms, "MS",
             "duration of the training step to compare with, for compress", otherwise("measured"));
   flags.add("json", &o.json, "FILE", "also write the table of steps as JSON");

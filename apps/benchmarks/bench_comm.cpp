@@ -22,7 +22,8 @@ namespace {
 
 constexpr int kWarmUp = 2;
 
-// A payload and its shares: of P ranks, for n elements, mine (n / P), all and other (P, n / P).
+// Inputs and outputs for a payload of n elements and P ranks: mine (n / P), all and other (P, n /
+// P).
 struct Payload {
   Payload(int64_t bytes, int ranks)
       : mine(Tensor::empty_on(Device{}, {std::max<int64_t>(1, bytes / 4 / ranks)})),
@@ -35,7 +36,7 @@ struct Payload {
 // of the result, one for each rank, holds expected(b, P): small integers, whose sums are exact.
 struct Collective {
   const char* name;
-  double factor;  // of the payload, that crosses each link, over (P - 1) / P; 0: all of it
+  double factor;  // how many times (P - 1) / P of the payload crosses each link; 0: all of it once
   void (*ours)(Communicator&, const Payload&);
   void (*library)(const Payload&);
   Tensor Payload::*result;
@@ -90,8 +91,7 @@ int64_t count_wrong(Communicator& comm, const Collective& collective, const Payl
   return wrong.data<int64_t>()[0];
 }
 
-// Returns the median over the calls of the slowest rank's milliseconds: ours, and the library's, 0
-// without one.
+// Returns the median over the calls of the slowest rank's milliseconds: ours, and Open MPI's or 0.
 std::pair<double, double> time_calls_of(Communicator& comm, const Collective& collective,
                                         const Payload& x) {
   const bool both = collective.library != nullptr && comm.name() == std::string("mpi");

@@ -31,7 +31,7 @@
 namespace heddle::bench {
 namespace {
 
-constexpr size_t kWarmUp = 5;  // calls, in which PowerSGD's factors converge
+constexpr size_t kWarmUp = 5;  // calls, during which PowerSGD's factors converge
 const std::vector<std::string> kSpecs = {"bf16",           "fp16",
                                          "topk",           "randomk",
                                          "scalecom",       "scalecom:select=exact",
@@ -171,7 +171,7 @@ Codec factor_codec(int64_t rank, const Philox& rng, const Tensor& x, const Tenso
 }
 
 // Returns the codec of one layer: x in the layer's shape, out of the same size. None for a family
-// that is not known here, whose exchanges are measured all the same.
+// that is unknown here; its exchanges are measured nevertheless.
 std::optional<Codec> make_codec(const CompressSpec& spec, const Philox& rng, const Tensor& x,
                                 const Tensor& out) {
   const auto value = [&](const char* key) { return spec.values.at(key); };
@@ -217,41 +217,56 @@ std::optional<Codec> make_codec(const CompressSpec& spec, const Philox& rng, con
 struct Row {
   double values = 1, wire = 1;  // 4 n over the bytes of values; over those of all but flags
   double error = 0;
-  double bytes = 0;                   // of the gradients that the codec encodes; 0: not known
+  double bytes = 0;                   // of the gradients that the codec encodes; 0: unknown codec
   double encode_s = 0, decode_s = 0;  // of all layers
   double reduce_s = 0;
 };
 
+struct Lab {
+  const Options& o;
+  ParameterStore& store;
+  Tensor gradient;
+  size_t calls;  // that are timed
+
+  Clock clock() const { return clock_of(o); }
+  // Returns |x - gradient| / |gradient|; changes x.
+  double relative_error(const Tensor& x) const {
+    axpy(-1, gradient, x);
+    return std::sqrt(squared_norm(x) / squared_norm(gradient));
+  }
+};
+
 // Times whole exchanges of a single learner, on the thread that exchanges, with a residual if the
-// algorithm keeps one. Returns the layers that the algorithm has compressed.
-std::vector<Parameter*> time_reduce(const Options& o, const CompressSpec& spec,
-                                    ParameterStore& store, const Tensor& gradient, size_t calls,
-                                    Row& row) {
+// algorithm keeps one. The error is that of the first exchange. Returns the layers that the
+// algorithm has compressed.
+std::vector<Parameter*> time_reduce(const Lab& lab, const CompressSpec& spec, Row& row) {
+  ParameterStore& store = lab.store;
   const auto comm = make_solo();
   double exchanges = 0;  // seconds of all in this step, without the updates between them
   const auto on_event = [&](const char* what, int) {
-    if (what == std::string("exchange")) exchanges -= clock_of(o)();
-    if (what == std::string("reduced")) exchanges += clock_of(o)();
+    if (what == std::string("exchange")) exchanges -= lab.clock()();
+    if (what == std::string("reduced")) exchanges += lab.clock()();
   };
   DataParallelOptimizer optimizer(
       store, make_sgd({}), *comm, {}, {.overlap = false, .check_every = 0, .on_event = on_event},
-      make_reducer(spec, {.seed = static_cast<uint64_t>(o.seed)}, store));
+      make_reducer(spec, {.seed = static_cast<uint64_t>(lab.o.seed)}, store));
   row.reduce_s = std::numeric_limits<double>::infinity();
-  for (size_t i = 0; i < kWarmUp + calls; ++i) {
+  for (size_t i = 0; i < kWarmUp + lab.calls; ++i) {
     exchanges = 0;
     optimizer.begin_step(0);
-    store.grads().copy_from(gradient);
+    store.grads().copy_from(lab.gradient);
     for (Parameter& p : store.parameters()) {
       p.next_beta();
       optimizer.ready(p);
       optimizer.weights_free(p);
     }
     optimizer.finish_step();
+    if (i == 0) row.error = lab.relative_error(store.grads());
     if (i >= kWarmUp) row.reduce_s = std::min(row.reduce_s, exchanges);
   }
   row.values = ratios(optimizer, store).values;
   const Ledger& ledger = optimizer.ledger();
-  const auto steps = static_cast<double>(kWarmUp + calls);
+  const auto steps = static_cast<double>(kWarmUp + lab.calls);
   double encoded = 0;
   for (const PayloadKind kind : {PayloadKind::values, PayloadKind::indices, PayloadKind::scales})
     encoded += static_cast<double>(ledger.total(kind).payload) / steps;
@@ -265,43 +280,23 @@ std::vector<Parameter*> time_reduce(const Options& o, const CompressSpec& spec,
   return compressed;
 }
 
-// Returns |x - C(x)| / |x| of a first exchange of all layers, before there is a residual.
-double lost_in_exchange(const Options& o, const CompressSpec& spec, ParameterStore& store,
-                        const Tensor& gradient) {
-  GradientBucket bucket;
-  for (Parameter& p : store.parameters()) bucket.parameters.insert(bucket.parameters.begin(), &p);
-  const Parameter &first = *bucket.parameters.front(), &last = *bucket.parameters.back();
-  const int64_t begin = first.offset, end = last.offset + last.size();
-  bucket.flat = store.grads().slice(begin, end);
-  store.grads().copy_from(gradient);
-  Ledger ledger;
-  const auto comm = make_solo();
-  check(make_reducer(spec, {.seed = static_cast<uint64_t>(o.seed)}, store)
-            ->reduce(bucket, *comm, ledger),
-        to_string(spec), ": these gradients were not accepted");
-  axpy(-1, gradient, store.grads());
-  return std::sqrt(squared_norm(store.grads()) / squared_norm(gradient));
-}
-
-void time_codec(const Options& o, const CompressSpec& spec, ParameterStore& store,
-                const std::vector<Parameter*>& layers, const Tensor& gradient, size_t calls,
+// Times the codecs of these layers, whose error replaces that of the exchange. Leaves the row as it
+// is for a family whose codec is unknown here.
+void time_codec(const Lab& lab, const CompressSpec& spec, const std::vector<Parameter*>& layers,
                 Row& row) {
-  const Tensor decoded = gradient.clone();
+  const Tensor decoded = lab.gradient.clone();
+  double bytes = 0;
   std::vector<Codec> codecs;
   for (const Parameter* p : layers) {
-    const Philox rng(static_cast<uint64_t>(o.seed), stream_id(Stream::codec, codecs.size()));
+    const Philox rng(static_cast<uint64_t>(lab.o.seed), stream_id(Stream::codec, codecs.size()));
     const auto of_layer = [&](const Tensor& flat) {
       return flat.slice(p->offset, p->offset + p->size());
     };
     const auto codec =
-        make_codec(spec, rng, of_layer(gradient).reshape(p->shape()), of_layer(decoded));
-    if (!codec) {
-      row.error = lost_in_exchange(o, spec, store, gradient);
-      row.bytes = 0;
-      return;
-    }
+        make_codec(spec, rng, of_layer(lab.gradient).reshape(p->shape()), of_layer(decoded));
+    if (!codec) return;
     codecs.push_back(*codec);
-    row.bytes += static_cast<double>(p->size()) * 4;
+    bytes += static_cast<double>(p->size()) * 4;
   }
   const auto encode = [&] {
     for (const Codec& codec : codecs) codec.encode();
@@ -311,10 +306,10 @@ void time_codec(const Options& o, const CompressSpec& spec, ParameterStore& stor
   };
   for (size_t i = 0; i < kWarmUp; ++i) encode();
   decode();
-  axpy(-1, gradient, decoded);
-  row.error = std::sqrt(squared_norm(decoded) / squared_norm(store.grads()));
-  row.encode_s = shortest(time_calls(clock_of(o), {.least = calls}, encode));
-  row.decode_s = shortest(time_calls(clock_of(o), {.least = calls}, decode));
+  row.bytes = bytes;
+  row.error = lab.relative_error(decoded);
+  row.encode_s = shortest(time_calls(lab.clock(), {.least = lab.calls}, encode));
+  row.decode_s = shortest(time_calls(lab.clock(), {.least = lab.calls}, decode));
 }
 
 // Returns the ms of a training step of --arch, if it is the network of a case; 0: not known.
@@ -329,12 +324,12 @@ const TextTable kTable(
     "compress -42|values 7.2|wire 7.2|error 8.4|energy 8.2|encode 8|% 6.1|decode 8|"
     "% 6.1|reduce ms 10.2|% 6.2");
 
-void print_heading(const Options& o, const ParameterStore& store, size_t calls, double copy,
-                   double step_ms) {
+void print_heading(const Lab& lab, double copy, double step_ms) {
+  const Options& o = lab.o;
   print(concat(
       "# ", cpu_name(), ", ", o.threads, " threads; gradients: ",
-      o.gradients.empty() ? concat(o.arch, ", seed ", o.seed) : o.gradients, ", ", store.count(),
-      " elements in ", store.parameters().size(),
+      o.gradients.empty() ? concat(o.arch, ", seed ", o.seed) : o.gradients, ", ",
+      lab.store.count(), " elements in ", lab.store.parameters().size(),
       " tensors\n"
       "# values, wire: 4 n / bytes of values, 4 n / bytes of values, indices and scales\n"
       "# error: |x - C(x)| / |x|; energy, %: 1 - error^2, of a selection what it keeps of |x|^2\n"
@@ -342,7 +337,7 @@ void print_heading(const Options& o, const ParameterStore& store, size_t calls, 
       fixed(copy, 2),
       " GB/s; -: not known here\n"
       "# reduce: an exchange with nobody, on one thread; %: of a training step, ",
-      step_ms > 0 ? concat(step_ms, " ms") : "not known", "\n# times: the shortest of ", calls,
+      step_ms > 0 ? concat(step_ms, " ms") : "not known", "\n# times: the shortest of ", lab.calls,
       " calls by the ", o.clock, " clock\n", kTable.heading()));
 }
 
@@ -363,9 +358,9 @@ void print_row(const CompressSpec& spec, const Row& row, double copy, double ste
 
 // Times L-GreCo's knapsack, for layers whose errors fall and whose bytes grow from setting to
 // setting. A planner solves it twice if it finds a better plan than the last one.
-void print_plan_time(const Options& o, size_t calls) {
+void print_plan_time(const Lab& lab) {
   constexpr size_t kLayers = 60, kSettings = 12;
-  const Philox rng(static_cast<uint64_t>(o.seed), stream_id(Stream::selection, 0));
+  const Philox rng(static_cast<uint64_t>(lab.o.seed), stream_id(Stream::selection, 0));
   uint64_t drawn = 0;
   std::vector<LayerChoices> layers(kLayers);
   for (LayerChoices& layer : layers) {
@@ -380,7 +375,7 @@ void print_plan_time(const Options& o, size_t calls) {
     }
   }
   const double seconds =
-      shortest(time_calls(clock_of(o), {.least = calls}, [&] { (void)plan_layers(layers); }));
+      shortest(time_calls(lab.clock(), {.least = lab.calls}, [&] { (void)plan_layers(layers); }));
   print(concat("# a layer plan of ", kLayers, " layers with ", kSettings,
                " settings: ", fixed(1e3 * seconds, 2), " ms\n"));
 }
@@ -397,18 +392,15 @@ void measure_compression(const Options& o) {
   Context context({.threads = static_cast<int>(o.threads)});
   ParameterStore store;
   o.gradients.empty() ? make_gradients(o, store) : load_gradients(o.gradients, store);
-  const Tensor gradient = store.grads().clone();
-  const size_t calls = o.steps > 0 ? static_cast<size_t>(o.steps) : 10;
-  const double step_ms = measure_step_ms(o), copy = copy_rate(o.threads, clock_of(o));
-  print_heading(o, store, calls, copy, step_ms);
+  const Lab lab{o, store, store.grads().clone(), o.steps > 0 ? static_cast<size_t>(o.steps) : 10};
+  const double step_ms = measure_step_ms(o), copy = copy_rate(o.threads, lab.clock());
+  print_heading(lab, copy, step_ms);
   for (const CompressSpec& spec : specs) {
     Row row;
-    const auto compressed = time_reduce(o, spec, store, gradient, calls, row);
-    store.grads().copy_from(gradient);
-    time_codec(o, spec, store, compressed, gradient, calls, row);
+    time_codec(lab, spec, time_reduce(lab, spec, row), row);
     print_row(spec, row, copy, step_ms);
   }
-  if (o.compress.empty()) print_plan_time(o, calls);
+  if (o.compress.empty()) print_plan_time(lab);
 }
 
 }  // namespace heddle::bench

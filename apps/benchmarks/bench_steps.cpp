@@ -1,4 +1,4 @@
-// Whole training steps, ours and PyTorch's in turns.
+// Times whole training steps, ours and PyTorch's, in turns.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -25,8 +25,8 @@ struct Contender {
   bool dropped = false;
 };
 
-// Debian's PyTorch at its best: a BLAS on OpenMP with AVX-512 kernels, ATen's AVX-512 kernels, and
-// a malloc that neither returns pages nor keeps them small.
+// Returns the best environment for Debian's PyTorch: a BLAS on OpenMP with AVX-512 kernels, ATen's
+// AVX-512 kernels, and a malloc that returns no pages and uses large ones.
 std::vector<std::string> best_environment() {
   std::vector<std::string> out = {"MALLOC_TOP_PAD_=1073741824", "MALLOC_MMAP_THRESHOLD_=4294967296",
                                   "MALLOC_TRIM_THRESHOLD_=17179869184",
@@ -130,7 +130,7 @@ double ratio(const Contender& theirs, const Contender& ours) {
 }
 
 const TextTable kTable(
-    "case -10|type -5|program -32|ms 9.1|min 9.1|max 9.1|items/s 9.1|GFLOP/s 8.1|% peak 7|MiB 7|"
+    "case -10|type -5|program -32|ms 9.1|min 9.1|max 9.1|items/s 9.1|GFLOP/s 8.1|% peak 7.1|MiB 7|"
     "ratio 6.2|of min 6.2");
 
 // Measures one case and prints its rows; returns them as JSON.
@@ -158,8 +158,7 @@ nlohmann::ordered_json compare(const Options& o, const Case& c, const std::strin
     const double ms = median(t.round_ms), low = shortest(t.ms), high = std::ranges::max(t.ms);
     const double rate = gflop / ms * 1000, items = static_cast<double>(c.items()) / ms * 1000;
     const double against = t.command.empty() ? 1 : ratio(t, all[0]);
-    const double of_min =
-        low / shortest(all[0].ms);  // which other work on the machine disturbs least
+    const double of_min = low / shortest(all[0].ms);  // the ratio that other work disturbs least
     print(kTable.row({c.name, precision, t.name, ms, low, high, items, rate, 100 * rate / peak,
                       t.rss_mib, against, of_min}));
     rows.push_back({{"case", c.name},

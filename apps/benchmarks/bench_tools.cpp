@@ -16,8 +16,7 @@ namespace heddle::bench {
 namespace {
 
 // Returns the path of CIFAR-10 in the folder of --data, or in that of the data sets next to this
-// tree;
-// "" means rendered shapes.
+// tree; "" means rendered shapes.
 std::string find_data(const Options& o) {
   const std::filesystem::path folder =
       o.data.empty() ? HEDDLE_SOURCE_DIR "/../shared/data" : o.data;

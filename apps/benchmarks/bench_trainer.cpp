@@ -35,7 +35,7 @@ Trainer::Forward Trainer::make_images(const Case& c, DType dtype) {
   };
 }
 
-// The state goes on from step to step, as in training.
+// The network's state is carried from step to step, as in training.
 Trainer::Forward Trainer::make_text(const Case& c, DType dtype) {
   const auto model = std::make_shared<LstmLm>(store_, LstmLmOptions{.vocabulary = c.vocabulary,
                                                                     .emsize = c.emsize,

@@ -1,4 +1,4 @@
-// What `bench` times: a network of one case, its optimizer and one batch of noise.
+// The training step that `bench` times: the network of one case, its optimizer and a random batch.
 //
 //   Trainer trainer(find_case("resnet20"), DType::f32, context.device());
 //   float loss = trainer.step();
@@ -17,23 +17,24 @@ namespace heddle::bench {
 
 class Trainer {
  public:
-  // With a communicator, which must outlive this, as one of its learners.
+  // A communicator, which must outlive the trainer, makes it one of its learners.
   Trainer(const Case& c, DType dtype, Device device, Communicator* comm = nullptr);
 
-  // Forward, loss, backward, update. on_final hears of every parameter's last contribution. On a
-  // GPU, without a communicator and on_final, the step is recorded as a CUDA graph.
+  // Runs forward, loss, backward and update, and returns the loss. on_final is called when a
+  // parameter's gradient is final. On a GPU, without a communicator and on_final, the step is
+  // recorded as a CUDA graph.
   float step(const std::function<void(Parameter&)>& on_final = {});
 
-  // 10^9 operations of a step: backward multiplies twice as often as forward.
+  // Returns the 10^9 operations of a step: backward multiplies twice as often as forward.
   double gflop() const;
   ParameterStore& store() { return store_; }
   int64_t batch() const { return size_; }
-
+  // Returns the GPU memory of the recorded step.
   size_t graph_bytes() const { return graph_.bytes(); }
 
  private:
-  // The loss of a batch: what the step reads, on the device. A state in there is replaced by the
-  // next step's.
+  // Returns the loss of a batch, which is all input of a step, on the device. A network's state in
+  // it is replaced by the next one.
   using Forward = std::function<Var(Tape&, std::vector<Tensor>& batch)>;
 
   Forward make_images(const Case& c, DType dtype);

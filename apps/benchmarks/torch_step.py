@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The opponent of `./run bench`: the same training step in PyTorch.
+"""The reference of `./run bench`: the same training step in PyTorch.
 
 Builds the same ResNets as layers/resnet.h or the same language model as layers/lstm_lm.h, times
 forward, loss, backward and update on random data, and prints one JSON line: {"torch": version,
@@ -31,7 +31,7 @@ def conv(channels_in, channels_out, kernel, stride=1):
 
 
 class Block(nn.Module):
-    """Convolutions with batch norm, a shortcut around them, ReLU behind the sum."""
+    """Convolutions with batch norm, a shortcut around them, ReLU after the sum."""
 
     def __init__(self, channels_in, width, stride, bottleneck, option_a):
         super().__init__()
@@ -106,7 +106,7 @@ def compiled(model, o):
 
 
 def make_optimizer(parameters, o):
-    """SGD as this release of PyTorch has it; at its best, its fastest implementation."""
+    """SGD as this release of PyTorch has it; with --best its fastest implementation."""
     settings = {"lr": 0.01, "momentum": o.momentum, "weight_decay": o.weight_decay}
     parameters = list(parameters)
     for extra in ({"fused": True}, {"foreach": True}) if o.best else ():
@@ -138,7 +138,7 @@ def make_images(o):
 
 
 def make_text(o):
-    """The same for a window of tokens; the state goes on from step to step without its history."""
+    """The same for a window of tokens; the state is carried from step to step without its history."""
     model = LanguageModel(o.vocabulary, o.emsize, o.nhid, o.nlayers, o.dropout).to(o.device)
     tokens = torch.randint(o.vocabulary, (o.bptt, o.batch), device=o.device)
     targets = torch.randint(o.vocabulary, (o.bptt * o.batch,), device=o.device)
@@ -174,7 +174,7 @@ def main():
     flags.add_argument("--compile", choices=("none", "default", "max-autotune"), default="none")
     flags.add_argument("--layout", choices=("nchw", "nhwc"), default="nhwc")
     flags.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    flags.add_argument("--best", action="store_true", help="the fastest optimizer that there is")
+    flags.add_argument("--best", action="store_true", help="use the fastest optimizer of this release")
     flags.add_argument("--warmup", type=int, default=2)
     flags.add_argument("--steps", type=int, default=5)
     o = flags.parse_args()

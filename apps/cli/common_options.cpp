@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "comm/launch.h"
 #include "core/error.h"
 #include "core/parallel.h"
 
@@ -31,11 +32,12 @@ void add_machine_flags(FlagTable& flags, CommonOptions& o) {
             "prepare them between the steps; text needs no threads",
             at_most(256));
   flags.add("seed", &o.seed, "N", "seed of all random streams");
-  flags.add("deterministic", &o.deterministic, "",
-            "same bits in every run with equal --threads; runs on a CPU have them anyway, except "
-            "with --compress auto and --lgreco objective=time");
+  flags.add(
+      "deterministic", &o.deterministic, "",
+      "bit-identical results in all runs with equal --threads; runs on a CPU have them anyway, "
+      "except with --compress auto and --lgreco objective=time");
   flags.add("tf32", &o.tf32, "",
-            "on a GPU: round the factors of fp32 products to 10 bits, for speed");
+            "on a GPU: round the factors of fp32 products to 10 mantissa bits, for speed");
   flags.add("tune", &o.tune, "",
             "on a GPU: time each convolution's algorithms at its first use and keep the fastest; "
             "not with --deterministic");
@@ -73,10 +75,10 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
             "each bucket dense or compressed, whichever is measured to be faster");
   flags.add("compress-start", &o.compress_start, "STEPS",
-            "first steps, whose gradients are exchanged dense", at_least(-1),
+            "number of first steps whose gradients are exchanged dense", at_least(-1),
             otherwise("one epoch, at most 5 % of the run, at least 100 steps"));
   flags.add("compressed-momentum", &o.compressed_momentum, "RULE",
-            "momentum of sgd for gradients that a residual delayed; residual: none, they move "
+            "momentum of sgd for gradients delayed by a residual; residual: none, they move "
             "the weights at once, scaled by 1 / (1 - momentum); full: as for dense gradients",
             one_of({"", "residual", "full"}),
             otherwise("residual for scalecom, topk and randomk, full for powersgd"));
@@ -95,7 +97,7 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             "gradients are steady");
   flags.add("plan", &o.plan, "FILE", "use the settings by layer of a run's plan-<step>.json");
   flags.add("shadow", &o.shadow, "N",
-            "every N steps also sum the gradients dense, and report what compression does to "
+            "every N steps also sum the gradients dense, and report the error of compression for "
             "each layer; 0: never");
   flags.add("ledger", &o.ledger, "",
             "print a table of the bytes sent by layer and kind at the end; metrics.jsonl has it "
@@ -215,6 +217,45 @@ void add_action_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("man", &o.man, "", "print this text as a manual page (troff)", not_saved);
 }
 
+// Decides from --learners, --comm, --net and the launcher's environment. Throws InputError for
+// impossible combinations: a launcher without MPI in this build, --learners under a launcher, --net
+// over a real network.
+LearnerPlan plan_learners(const CommonOptions& o) {
+  const LaunchInfo launch = detect_launch();
+  const bool launched = launch.size > 1 || (!launch.launcher.empty() && o.comm == "mpi");
+  LearnerPlan plan;
+  plan.kind = o.comm;
+  plan.nccl = o.comm == "nccl";
+  if (plan.nccl) {
+    check(cuda_device_count() > 0, "--comm nccl needs a GPU for each learner, found none");
+    check(o.net.empty(), "--net simulates a network; it cannot be combined with --comm nccl");
+  }
+  if (o.comm == "auto" || plan.nccl)
+    plan.kind = launched ? "mpi" : (o.learners > 1 ? "threads" : "solo");
+  if (launched)
+    check(plan.kind == "mpi", "--comm ", o.comm, ": ", launch.launcher, " has started ",
+          launch.size, " processes, which would train independently");
+  if (plan.kind == "mpi") {
+#ifndef HEDDLE_MPI
+    throw InputError(concat("started by ", launch.launcher.empty() ? "--comm mpi" : launch.launcher,
+                            ", but this build has no MPI: install openmpi-bin and libopenmpi-dev "
+                            "and build again"));
+#endif
+    check(o.learners <= 1, "--learners ", o.learners,
+          launched ? ": under a launcher every process is one learner"
+                   : ": with --comm mpi each learner is a process that mpirun or srun starts");
+    check(o.net.empty(),
+          "--net simulates a network between threads (--learners); it cannot be "
+          "combined with MPI");
+    plan.size = launch.size;
+    plan.on_machine = ranks_sharing_cores();
+    return plan;
+  }
+  check(o.learners > 1 || o.net.empty(), "--net needs --learners above 1");
+  plan.size = plan.on_machine = plan.kind == "threads" ? static_cast<int>(o.learners) : 1;
+  return plan;
+}
+
 }  // namespace
 
 void add_common_flags(FlagTable& flags, CommonOptions& o) {
@@ -230,7 +271,7 @@ std::string find_data(const std::string& data, const std::string& embedded) {
   const char* sets = std::getenv("HEDDLE_DATA");
   std::error_code error;
   if (sets == nullptr || data.empty() || data == embedded || fs::exists(data, error)) return data;
-  const fs::path found = fs::path(sets) / data;  // an absolute path stays what it is
+  const fs::path found = fs::path(sets) / data;  // an absolute path stays unchanged
   return fs::exists(found, error) ? found.string() : data;
 }
 
@@ -251,7 +292,7 @@ void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule) {
     o.global_batch_size = 0;
     return set_default(flags, "batch-size", o.batch_size, by_rule);
   }
-  // A dumped configuration carries both: with other learners the global batch stays.
+  // A dumped configuration has both: with another number of learners the global batch stays.
   check(each < all || each == FlagSource::config,
         "--batch-size and --global-batch-size: expected one of them");
   const int64_t batches = o.parsed.learners.size * o.accumulate;
@@ -269,7 +310,7 @@ void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embed
   set_default(flags, "threads", o.threads,
               std::max(1, omp_get_max_threads() / o.parsed.learners.on_machine));
 
-  // The configuration of a run is read again from other folders.
+  // A run's configuration may be read again from another folder.
   for (std::string* path : {&o.data, &o.init, &o.plan}) {
     const bool is_path = !path->empty() && !(path == &o.data && *path == embedded);
     if (is_path) *path = std::filesystem::absolute(*path).lexically_normal().string();

@@ -1,7 +1,7 @@
 // The options that both programs share: fields, flags and rules. Each program adds its own
-// (apps/cli/resnet_options.h, apps/cli/lm_options.h). A field's initial value is its default; where
-// a rule decides, the program's resolve() sets it and --dump-config shows the result. After
-// resolve(), `parsed` holds the typed values of texts such as --compress and --device.
+// (apps/cli/resnet_options.h, apps/cli/lm_options.h). A field's initial value is its default; if a
+// rule decides instead, the program's resolve() sets the field and --dump-config shows the result.
+// After resolve(), `parsed` holds the typed values of texts such as --compress and --device.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,13 @@
 #include <vector>
 
 #include "apps/cli/flags.h"
-#include "apps/cli/learner_plan.h"
 #include "comm/net_model.h"
 #include "compress/spec.h"
 #include "core/device.h"
 
 namespace heddle {
 
-// --compress: a family and its settings; automatic: by bucket that or dense, as measured.
+// --compress: a family and its settings; automatic: each bucket by that or dense, as measured.
 struct CompressChoice {
   CompressSpec spec;
   bool automatic = false;
@@ -34,15 +33,23 @@ struct SaveInterval {
 // Reads "400", "epoch", "2epochs". Throws InputError.
 SaveInterval parse_save_every(const std::string& text);
 
-// --trace-steps: both are traced, counted from 1.
+// --trace-steps: the first and the last traced step, counted from 1.
 struct StepRange {
   int64_t first = 2, last = 6;
 };
 // Reads "A:B" with 1 <= A <= B. Throws InputError.
 StepRange parse_step_range(const std::string& text);
 
-// What the options of the same names mean. resolve() reads each text once; everything after it uses
-// these values, and the texts only for config.toml and messages.
+// The number of learners of a run, and the transport between them.
+struct LearnerPlan {
+  std::string kind = "solo";  // "solo", "threads", "mpi"
+  int size = 1;               // ranks; under a launcher, its number
+  bool nccl = false;          // gradients travel over NCCL, which `kind` sets up
+  int on_machine = 1;         // ranks that share this machine's cores
+};
+
+// The typed values of the options of the same names. resolve() reads each text once; everything
+// after it uses these values, and the texts only for config.toml and messages.
 struct ParsedOptions {
   Device device;
   LearnerPlan learners;
@@ -63,13 +70,13 @@ struct CommonOptions {
   int64_t learners = 1;
   std::string comm = "auto", net, overlap = "on";
   bool ledger = false;
-  // what is sent
+  // exchange of gradients
   std::string compress = "none", dense_layers, clip_mode, compressed_momentum;
   int64_t compress_start = -1, min_compress = 1024, shadow = 0;
   std::string layerwise = "uniform", plan;
   std::string lgreco = "alpha=1,every=epoch,window=10,objective=bytes,budget=uniform";
   double comm_timeout = 60, bucket_mb = 4;
-  // how long and how much
+  // duration and batch
   int64_t epochs = 0, steps = 0, batch_size = 0, global_batch_size = 0, accumulate = 1;
   // the update rule
   std::string optimizer = "sgd";
@@ -82,7 +89,7 @@ struct CommonOptions {
   std::string on_nonfinite = "bucket";
   int64_t max_skipped = 10;
   double max_loss = 0;
-  // what is written
+  // output
   std::string output_dir, name, trace, trace_steps;
   int64_t print_freq = 50, explain_step = 0, dump_gradients = 0;
   bool json = false, quiet = false, report = true, tensorboard = true;
@@ -104,37 +111,42 @@ struct CommonOptions {
 // Fills o.parsed. Throws InputError for a text that cannot be read.
 void parse_texts(CommonOptions& o);
 
-// Ends the summary of each program's --help.
+// Parts of the summary in each program's --help: where flags may be set, and its end.
+inline constexpr const char* kFlagSources =
+    " Every flag can also be set in the environment (HEDDLE_BATCH_SIZE=64) or in a file "
+    "(--config); "
+    "the flag overrides the environment, the environment overrides the file.";
 inline constexpr const char* kExitCodes =
     "Exit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged, 75 stopped by a "
     "signal\n"
     "after a checkpoint.";
 
-// Adds the groups from "Data and machine" to "Weights, configuration, questions". Texts that depend
-// on the program are changed afterwards, by FlagTable::at().
+// Adds the groups from "Data and machine" to "Weights, configuration, questions". The program
+// changes texts that depend on it afterwards, by FlagTable::at().
 void add_common_flags(FlagTable& flags, CommonOptions& o);
 
+// Sets the field of a flag that was not given.
 template <class T, class U>
 void set_default(const FlagTable& flags, const char* name, T& target, const U& value) {
   if (!flags.given(name)) target = value;
 }
 
-// Returns the path below the folder that HEDDLE_DATA names for a relative --data that exists only
+// Returns the path within the folder that HEDDLE_DATA names for a relative --data that exists only
 // there; else `data`. `embedded` is the name of the built-in data set.
 std::string find_data(const std::string& data, const std::string& embedded);
 
-// Sets o.batch_size: `by_rule` unless --batch-size or --global-batch-size is given; of the two the
-// stronger source decides, of a file's two the global one, since a dumped configuration has both.
-// Throws InputError for both at once otherwise, and for a global batch that the number of learners
-// and --accumulate do not divide.
+// Sets o.batch_size: `by_rule` unless --batch-size or --global-batch-size is given. Of the two, the
+// stronger source decides; within a file the global one, because a dumped configuration has both.
+// Throws InputError for both from another source, and for a global batch that is no multiple of the
+// number of learners times --accumulate.
 void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule);
 
-// Ends resolve(): makes paths absolute (`embedded` is the --data that is no path), sets defaults
-// that depend on no data set, and throws InputError for flags that contradict each other.
+// The last part of resolve(): makes paths absolute (`embedded` is the --data that is no path), sets
+// defaults that do not depend on the data set, and throws InputError for contradictory flags.
 void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embedded);
 
 // Returns whether a run trains. `use`: the given flag that uses trained weights, predict or
-// generate, or "". Throws InputError where it has no weights to use.
+// generate, or "". Throws InputError if there are no weights for it.
 bool decide_training(const CommonOptions& o, const std::string& use);
 // Returns the flags that have no effect without another one, for FlagTable::check_needs().
 std::vector<FlagTable::Need> common_needs(const CommonOptions& o);

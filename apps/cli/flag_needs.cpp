@@ -1,4 +1,4 @@
-// Decides whether a run trains, and lists the flags that have no effect without another one.
+// Decides whether a run trains, and which flags need another one.
 #include "apps/cli/common_options.h"
 #include "core/error.h"
 

@@ -26,8 +26,7 @@ namespace {
 using Strings = std::vector<std::string>;
 
 constexpr size_t kHelpColumn = 30, kHelpWidth = 100, kMaxConfigBytes = 1 << 20;
-// toml++ destroys the tables that a dotted key opens by recursion: a million dots would exhaust the
-// stack.
+// toml++ destroys nested tables by recursion: a key with a million dots would exhaust the stack.
 constexpr int64_t kMaxConfigDots = 1000;
 
 std::string join(const Strings& words, const char* between) {
@@ -104,13 +103,14 @@ std::string format_value(const Flag& flag) {
       flag.target);
 }
 
-// HEDDLE_BATCH_SIZE for batch-size, and back.
+// Returns HEDDLE_BATCH_SIZE for batch-size.
 std::string environment_name(const std::string& flag) {
   std::string out = "HEDDLE_";
   for (const char c : flag) out += c == '-' ? '_' : static_cast<char>(std::toupper(c));
   return out;
 }
 
+// The inverse.
 std::string flag_name(const std::string& environment) {
   std::string out;
   for (const char c : environment.substr(7))
@@ -149,12 +149,26 @@ std::string read_whole(const std::string& path) {
   return text;
 }
 
-// "architecture; one of resnet20, resnet32 (default: by recipe)"
+// Returns "architecture; one of resnet20, resnet32 (default: by recipe)".
 std::string describe(const Flag& flag) {
   std::string out = flag.help;
   if (!flag.choices.empty()) out += "; one of " + join(flag.choices, ", ");
   if (flag.is_switch() && !flag.saved) return out;  // a question or an action
   return concat(out, " (default: ", flag.default_text.empty() ? "none" : flag.default_text, ")");
+}
+
+// Appends the words of `text` to `line`, and breaks lines before kHelpWidth; the next ones begin at
+// `column`.
+std::string wrap(std::string line, const std::string& text, size_t column) {
+  std::string out;
+  for (const std::string& word : split(text, ' ')) {
+    if (line.size() + word.size() > kHelpWidth) {
+      out += line.substr(0, line.size() - 1) + '\n';
+      line.assign(column, ' ');
+    }
+    line += word + ' ';
+  }
+  return out + line.substr(0, line.size() - 1) + '\n';
 }
 
 std::string upper(std::string text) {
@@ -192,16 +206,6 @@ size_t FlagTable::index(const std::string& name) const {
   return static_cast<size_t>(std::ranges::find(flags_, name, &Flag::name) - flags_.begin());
 }
 
-Flag& FlagTable::at(const std::string& name) {
-  if (index(name) == flags_.size()) throw Error("no flag is called " + name);
-  return flags_[index(name)];
-}
-
-FlagSource FlagTable::source(const std::string& name) const {
-  if (index(name) == flags_.size()) throw Error("no flag is called " + name);
-  return flags_[index(name)].source;
-}
-
 std::string FlagTable::nearest(const std::string& name) const {
   Strings known;
   for (const Flag& flag : flags_) known.push_back(flag.name);
@@ -230,7 +234,7 @@ void FlagTable::set(Flag& flag, const Strings& texts, FlagSource source, const s
   flag.source = source;
 }
 
-// --name VALUE, --name=VALUE, several values for a list; --name and --no-name for a switch.
+// Reads --name VALUE, --name=VALUE, several values for a list; --name and --no-name for a switch.
 void FlagTable::read_arguments(const Strings& arguments) {
   const auto is_flag = [](const std::string& text) {
     return text == "-h" || text.starts_with("--");
@@ -285,7 +289,7 @@ void FlagTable::read_environment(const Strings& environment) {
         set(flags_[row], {entry.substr(equals + 1)}, FlagSource::environment, variable);
       continue;
     }
-    // Other names belong to other tools; only what looks like a slip is worth a remark.
+    // Other names belong to other tools; only a probable typing error is worth a warning.
     const std::string close = environment_name(nearest(name));
     if (edit_distance(variable, close) <= 2)
       warnings_.push_back(
@@ -315,7 +319,7 @@ void FlagTable::read_config(const std::string& path) {
 }
 
 void FlagTable::parse(const Strings& arguments, const Strings& environment) {
-  read_arguments(arguments);  // which finds --config, wherever it stands
+  read_arguments(arguments);  // finds --config at any position
   std::string path;
   if (const size_t row = index("config"); row < flags_.size()) {
     path = *std::get<std::string*>(flags_[row].target);
@@ -357,29 +361,25 @@ std::string FlagTable::dump(const std::string& rule_note) const {
 }
 
 std::string FlagTable::help() const {
-  std::string out = concat(summary_, "\n\nUsage: ", program_, " [FLAG]...\n"), group;
+  const size_t end = std::min(summary_.find("\n\n"), summary_.size());
+  std::string out = concat(wrap("", summary_.substr(0, end), 0),
+                           end < summary_.size() ? summary_.substr(end + 1) + '\n' : "",
+                           "\nUsage: ", program_, " [FLAG]...\n"),
+              group;
   for (const Flag& flag : flags_) {
     if (flag.group != group) out += concat("\n", group = flag.group, ":\n");
     std::string line = concat("  --", flag.name, flag.value.empty() ? "" : " ", flag.value);
     if (line.size() + 2 > kHelpColumn) out += std::exchange(line, "") + '\n';
     line.resize(kHelpColumn, ' ');
-    for (const std::string& word : split(describe(flag), ' ')) {
-      if (line.size() + word.size() > kHelpWidth) {
-        out += line.substr(0, line.size() - 1) + '\n';
-        line.assign(kHelpColumn, ' ');
-      }
-      line += word + ' ';
-    }
-    out += line.substr(0, line.size() - 1) + '\n';
+    out += wrap(line, describe(flag), kHelpColumn);
   }
   return out;
 }
 
 std::string FlagTable::manual() const {
   const size_t end = std::min(summary_.find("\n\n"), summary_.size());  // tables follow
-  std::string text = summary_.substr(0, end), group;
-  std::ranges::replace(text, '\n', ' ');
-  std::string name = text.substr(0, text.find(". "));  // the first sentence
+  const std::string text = summary_.substr(0, end);
+  std::string group, name = text.substr(0, text.find(". "));  // the first sentence
   name[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(name[0])));
   std::string out = concat(".TH ", upper(program_), " 1 \"\" \"heddle ", HEDDLE_VERSION,
                            "\" \"User Commands\"\n", section("name"), program_, " \\- ", roff(name),

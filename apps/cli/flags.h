@@ -28,18 +28,18 @@ struct Flag {
   std::string name;
   FlagTarget target;
   std::string value;              // how --help names the value; empty for a switch
-  std::string help;               // for somebody who reads nothing else
+  std::string help;               // understandable without any other text
   std::string group;              // the title of its group in --help
   std::string default_text = {};  // the default as --help shows it
   double min = 0, max = std::numeric_limits<double>::infinity();
   bool above_min = false, below_max = false;  // whether the bound itself is excluded
-  std::vector<std::string> choices = {};      // "" means: not given, a rule decides
+  std::vector<std::string> choices = {};      // "": not given, a rule decides
   bool by_rule = false;                       // the default depends on other flags
   bool saved = true;                          // part of config.toml
   bool in_environment = true;                 // HEDDLE_<NAME> sets it
   FlagSource source = FlagSource::default_value;
 
-  // Changes the row, as what follows the help text in FlagTable::add() does.
+  // Changes the row by a rule, as FlagTable::add() does.
   template <class Rule>
   void apply(const Rule& rule) {
     rule(*this);
@@ -48,7 +48,7 @@ struct Flag {
   bool is_list() const { return target.index() >= 4; }
 };
 
-// What may follow the help text in FlagTable::add(), in any order.
+// Rules that may follow the help text in FlagTable::add(), in any order.
 inline auto at_least(double x) {
   return [x](Flag& flag) { flag.min = x; };
 }
@@ -64,7 +64,7 @@ inline auto below(double x) {
 inline auto one_of(std::vector<std::string> names) {
   return [names = std::move(names)](Flag& flag) { flag.choices = names; };
 }
-// A rule decides where the flag is not given; --help shows its words.
+// A rule of the program decides when the flag is not given; --help shows this description of it.
 inline auto otherwise(std::string rule) {
   return [rule = std::move(rule)](Flag& flag) { flag.default_text = rule, flag.by_rule = true; };
 }
@@ -73,8 +73,8 @@ inline void not_in_environment(Flag& flag) { flag.in_environment = false; }
 
 class FlagTable {
  public:
-  // The first sentence of `summary` is the name line of the manual page; what follows an empty line
-  // is printed as it is.
+  // The first paragraph of `summary`, one line, is wrapped, and its first sentence is the name line
+  // of the manual page. The text after an empty line is printed unchanged.
   FlagTable(std::string program, std::string summary)
       : program_(std::move(program)), summary_(std::move(summary)) {}
 
@@ -87,45 +87,46 @@ class FlagTable {
     Flag& flag = append(name, target, value, help);
     (rules(flag), ...);
   }
-  // Collects the arguments that are no flags; without it they are an error.
+  // Collects the arguments that are no flags into *words; without this call they are an error.
   void collect_words(std::vector<std::string>* words) { words_ = words; }
   // Returns the row of that name, to change it before parse().
-  Flag& at(const std::string& name);
+  Flag& at(const std::string& name) { return flags_.at(index(name)); }
 
   // Sets the bound variables. `environment` holds NAME=value; only HEDDLE_* is read. The file that
   // --config names, where the table has that flag, is read first.
   void parse(const std::vector<std::string>& arguments,
              const std::vector<std::string>& environment);
 
-  // Sets a flag that nobody gave; from then on it counts as given by a file.
+  // Sets a flag that is not given; from then on it counts as given by a file. Errors begin with
+  // `where`.
   void suggest(const std::string& name, const std::string& value, const std::string& where);
 
   bool given(const std::string& name) const { return source(name) != FlagSource::default_value; }
-  FlagSource source(const std::string& name) const;
+  FlagSource source(const std::string& name) const { return flags_.at(index(name)).source; }
 
-  // A flag that has an effect only under a condition, and the words that follow its name where the
-  // condition is not met: "needs --compress".
+  // A flag that has an effect only under a condition, and the words that follow its name in the
+  // error if the condition is not met: "needs --compress".
   struct Need {
     const char* flag;
     bool met;
     std::string words;
     bool harmless = false;
   };
-  // Throws InputError for a flag of the command line that has no effect; for a harmless one, such
-  // as a GPU's on a CPU, it adds a warning. A file and the environment may hold them for other
+  // Throws InputError for a flag of the command line that has no effect; a harmless one, such as a
+  // GPU's on a CPU, only adds a warning. A file and the environment may set such flags for other
   // runs.
   void check_needs(const std::vector<Need>& needs);
 
-  // Remarks on what was ignored, such as an unknown HEDDLE_* variable.
+  // Returns remarks on ignored input, such as an unknown HEDDLE_* variable.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
   // Returns the text of --help, at most 100 columns wide.
   std::string help() const;
   // Returns the same as a manual page in troff, section 1.
   std::string manual() const;
-  // Returns all flags that are saved as TOML. A number outside its range and an empty text mean
-  // "not set" and are left out. A value that nobody gave is marked "# default", or with `rule_note`
-  // where a rule decided it.
+  // Returns all saved flags as TOML. A number outside its range and an empty text mean "not set"
+  // and are left out. A value that was not given is marked "# default", or with `rule_note` if a
+  // rule set it.
   std::string dump(const std::string& rule_note) const;
 
  private:

@@ -1,6 +1,6 @@
-// JSON from files that others may have written. The library parses any depth, but copies and writes
-// values by recursion: a file of brackets would exhaust the stack. So every reader of the programs
-// calls parse_json().
+// JSON from files that other programs may have written. The library parses any depth, but copies
+// and writes values by recursion: a file of brackets would exhaust the stack. So all readers of the
+// programs call parse_json().
 //
 //   const nlohmann::json state = parse_json(read_text_file(path), path);
 #pragma once
@@ -25,7 +25,8 @@ std::string json_line(const nlohmann::ordered_json& value);
 // Throws InputError that begins with `where` for text with more brackets open at once.
 void check_json_depth(std::string_view text, const std::string& where);
 
-// Throws InputError that begins with `where` for text that is no JSON or is too deep.
+// Returns the value of the text. Throws InputError that begins with `where` for text that is no
+// JSON or is too deep.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& where) {
   check_json_depth(text, where);

@@ -1,17 +1,17 @@
 #include "apps/cli/lm_options.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <span>
 
+#include "apps/cli/format.h"
 #include "core/error.h"
 
 namespace heddle {
 
 namespace {
 
-// Defaults that go together. One place for --help, resolve() and the README.
+// Defaults that belong together, for --help, resolve() and the README.
 struct Recipe {
   const char* name;
   int64_t emsize, nhid, nlayers;
@@ -21,7 +21,7 @@ struct Recipe {
   double lr, clip;  // of the mean over tokens; clip 0: none
   const char* scheduler;
   double gamma;
-  int64_t constant_epochs;  // multistep: times gamma at every epoch after so many
+  int64_t constant_epochs;  // multistep: multiply by gamma at every epoch after this many
 };
 
 // Zaremba et al. and TensorFlow's tutorial sum the loss over the T steps of a window, so here their
@@ -39,7 +39,7 @@ constexpr Recipe kRecipes[] = {
     {"wlm", 200, 200, 2, 0.2, 0, 35, 20, 40, "sgd", 20, 0.25, "plateau", 0.25, 0}};
 constexpr size_t kPresets = 3;  // the first recipe that --preset names
 
-// Where the optimizer is not the recipe's.
+// Defaults for another optimizer or schedule than the recipe's.
 constexpr double kSgdLr = 20, kAdamLr = 0.002, kAdamwDecay = 0.01;
 constexpr double kPlateauGamma = 0.25, kGamma = 0.1;
 constexpr int64_t kSampleTokens = 400;
@@ -56,27 +56,20 @@ const Recipe& recipe(const TrainLmOptions& o, TextKind kind) {
   return *std::ranges::find(kRecipes, o.preset.empty() ? level : o.preset, &Recipe::name);
 }
 
-std::string describe(const Recipe& r) {
-  std::string schedule = r.scheduler;
-  if (schedule == "plateau") schedule += concat(" x", r.gamma);
-  if (r.constant_epochs > 0) {
-    char text[40];
-    std::snprintf(text, sizeof text, "x%.2g from epoch %d", r.gamma,
-                  static_cast<int>(r.constant_epochs) + 1);
-    schedule = text;
-  }
-  char line[160];
-  std::snprintf(line, sizeof line, "  %-14s %5d %4d %7g %5g %4d %5d %6d %6s %5g %5.3g  %s\n",
-                r.name, static_cast<int>(r.emsize), static_cast<int>(r.nhid), r.dropout,
-                r.init_range, static_cast<int>(r.bptt), static_cast<int>(r.batch_size),
-                static_cast<int>(r.epochs), r.optimizer, r.lr, r.clip, schedule.c_str());
-  return line;
-}
-
 std::string describe_recipes() {
-  std::string out =
-      "  recipe           em nhid dropout  init bptt batch epochs  optim    lr  clip  schedule\n";
-  for (const Recipe& r : kRecipes) out += describe(r);
+  const TextTable table(
+      " 1|recipe -14|em 5|nhid 4|dropout 7|init 5|bptt 4|batch 5|epochs 6|optim 6|lr 5|clip 5| 0|"
+      "schedule 0");
+  std::string out = table.heading();
+  for (const Recipe& r : kRecipes) {
+    std::string schedule = r.scheduler;
+    if (schedule == "plateau") schedule += concat(" x", r.gamma);
+    if (r.constant_epochs > 0)
+      schedule = concat("x", significant(r.gamma, 2), " from epoch ", r.constant_epochs + 1);
+    out += table.row({"", r.name, r.emsize, r.nhid, significant(r.dropout),
+                      significant(r.init_range), r.bptt, r.batch_size, r.epochs, r.optimizer,
+                      significant(r.lr), significant(r.clip, 3), "", schedule});
+  }
   return out;
 }
 
@@ -104,7 +97,7 @@ void add_network_flags(FlagTable& flags, TrainLmOptions& o) {
             at_most(kMaxSize), recipe);
 }
 
-// k, k + 1, ... up to the last epoch: times gamma at every epoch after k constant ones.
+// Returns the milestones after k constant epochs: k, k + 1, ... up to the last epoch.
 std::vector<int64_t> every_epoch_after(int64_t k, int64_t epochs) {
   std::vector<int64_t> out;
   for (int64_t epoch = k; epoch < epochs; ++epoch) out.push_back(epoch);
@@ -137,13 +130,13 @@ FlagTable lm_flags(TrainLmOptions& o) {
       "train_lm",
       concat(
           "Trains an LSTM language model on text and writes a run folder. Without flags it learns "
-          "this\nprogram's own sources and generates some more. Every flag can also be set in the "
-          "environment\n(HEDDLE_BATCH_SIZE=64) or in a file (--config); the flag overrides the "
-          "environment, the\nenvironment overrides the file. The loss is the mean over tokens, in "
-          "nats.\n\nRecipes, by level and data or with --preset; two layers, but sources one:\n",
+          "this program's own sources and generates some more.",
+          kFlagSources,
+          " The loss is the mean over tokens, in nats.\n\nRecipes, by level and data or with "
+          "--preset; two layers, but one for sources:\n",
           describe_recipes(),
-          "\nThe plateau schedule keeps the weights with the best validation loss, the others the "
-          "last ones.\n",
+          "\nThe plateau schedule keeps the weights with the best validation loss, the others "
+          "the last ones.\n",
           kExitCodes));
   add_network_flags(flags, o);
   add_common_flags(flags, o);

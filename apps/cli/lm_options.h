@@ -1,10 +1,9 @@
 // The options of train_lm, with the recipes: defaults by level and data, or those of a paper or an
-// example that --preset names. A recipe sets defaults only: a flag, a variable or a file overrides
-// it.
+// example that --preset names. A recipe sets defaults only: flags, variables and files override it.
 //
-// The loss is the mean over tokens everywhere. Zaremba et al. (arXiv 1409.2329) sum it over the T
-// steps of a window and divide by the batch size only: their learning rate is ours divided by T,
-// and their threshold of clipping is ours times T.
+// The loss is always the mean over tokens. Zaremba et al. (arXiv 1409.2329) sum it over the T steps
+// of a window and divide by the batch size only: their learning rate is ours divided by T, and
+// their clipping threshold is ours times T.
 //
 //   TrainLmOptions o;
 //   FlagTable flags = lm_flags(o);
@@ -40,14 +39,15 @@ enum class TextKind { sources, file, folder };
 // Returns the kind of data that --data names: "sources", else an existing path.
 TextKind text_kind(const std::string& data);
 
+// Returns the table of all flags, bound to `options`.
 FlagTable lm_flags(TrainLmOptions& options);
 
-// Sets what nobody gave, by preset, level and kind of data; --level is word or char afterwards.
-// Throws InputError for flags that contradict.
+// Parses the texts and sets the options that were not given, by preset, level and kind of data;
+// --level is word or char afterwards. Throws InputError for flags that contradict each other.
 void resolve(TrainLmOptions& options, FlagTable& flags, TextKind kind);
 
-// Returns the name of the recipe whose defaults hold: "zaremba-small", or without a preset
-// "char level" or "word level".
+// Returns the name of the recipe in use: "zaremba-small", or without a preset "char level" or
+// "word level".
 std::string recipe_name(const TrainLmOptions& options);
 
 // Returns the text of --list.

@@ -9,9 +9,9 @@ namespace heddle {
 // Returns how this program was built: "GNU 12.2.0, Release, git 0123abc".
 std::string describe_build();
 // Returns the seconds since this program began, which may be less than the age of the process:
-// ./run builds first, in the same one.
+// ./run builds first, in the same process.
 double seconds_since_process_start();
-// Returns the most memory that this process has had resident, in bytes.
+// Returns the peak resident memory of this process, in bytes.
 int64_t peak_rss_bytes();
 
 }  // namespace heddle

@@ -37,22 +37,23 @@ void complain(const char* name, const char* what) {
   std::fprintf(stderr, "%s: %s\n", speaker(name).c_str(), line.c_str());
 }
 
-}  // namespace
-
+// To be called before there are threads or files.
 void prepare_process(char** argv) {
-  // The next file that is opened would get the descriptor of a closed stdin, stdout or stderr, and
-  // with it the messages. Opened in the wrong direction, so that using one still fails.
+  // The next file to be opened would get the descriptor of a closed stdin, stdout or stderr, and
+  // with it the messages. /dev/null is opened in the wrong direction, so that using it still fails.
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
     if (::fcntl(fd, F_GETFD) == -1)
       (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
   // Waiting threads of libgomp spin: on a busy machine two training steps took 53 s instead of 5 s.
-  // It reads the limit when it is loaded, before main, hence the second start.
+  // libgomp reads the limit when it is loaded, before main, hence the second start.
   if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
   if (::setenv("GOMP_SPINCOUNT", "10000", 0) != 0) return;
   std::error_code error;
   const std::string self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (!error) ::execv(self.c_str(), argv);  // returns if it fails: then threads spin
 }
+
+}  // namespace
 
 int run_program(const char* name, int argc, char** argv,
                 const std::function<int(const Arguments&, const Arguments&)>& run) {

@@ -13,18 +13,15 @@ namespace heddle {
 
 using Arguments = std::vector<std::string>;
 
-// To be called first in main, before there are threads or files: opens /dev/null for standard
-// streams that are closed, and limits how long OpenMP's threads spin while they wait, unless
-// GOMP_SPINCOUNT or OMP_WAIT_POLICY is set. For that it executes the program again, in the same
-// process.
-void prepare_process(char** argv);
-
-// Prepares the process and calls run(arguments, environment), the program's own name first among
-// the arguments. The only place that catches: one line on stderr, and the documented exit code.
+// Calls run(arguments, environment), with the program's own name as the first argument, and returns
+// its result. This is the only place that catches: an exception becomes one line on stderr and the
+// documented exit code. Before that, opens /dev/null for standard streams that are closed, and
+// limits how long OpenMP's waiting threads spin, unless GOMP_SPINCOUNT or OMP_WAIT_POLICY is set;
+// for the limit it executes the program again, in the same process.
 int run_program(const char* name, int argc, char** argv,
                 const std::function<int(const Arguments&, const Arguments&)>& run);
 
-// Writes to stdout, which is data: throws Error where it cannot be written, such as to a full disk.
+// Writes to stdout and flushes it. Throws Error if that fails, as on a full disk: stdout is data.
 void print(const std::string& text);
 
 // Returns the text of --version: this program, its build and its libraries.
@@ -33,7 +30,8 @@ std::string version_text();
 // Answers --help, --man, --version and --list. Returns whether one of them was given.
 bool answer_questions(const CommonOptions& o, const FlagTable& flags, const std::string& choices);
 
-// Prints on stderr what flags.parse() ignored.
+// Prints flags.warnings() on stderr, and a warning for --evaluate without weights; not with
+// --quiet.
 void print_warnings(const CommonOptions& o, const FlagTable& flags);
 
 }  // namespace heddle

@@ -1,9 +1,9 @@
 #include "apps/cli/resnet_options.h"
 
-#include <cstdio>
 #include <filesystem>
 #include <set>
 
+#include "apps/cli/format.h"
 #include "core/error.h"
 #include "layers/resnet.h"
 
@@ -11,37 +11,35 @@ namespace heddle {
 
 namespace {
 
-// The defaults that depend on the data set. One place for --help, resolve() and the README.
+// Defaults by data set, for --help, resolve() and the README.
 struct Recipe {
-  const char* arch;
+  const char *name, *arch;
   int64_t image_size, batch_size, epochs;
   double lr, weight_decay;
   const char* augment;
 };
 
-constexpr Recipe kShapesRecipe = {"resnet20", 32, 64, 3, 0.1, 5e-4, "none"};
-constexpr Recipe kCifarRecipe = {"resnet20", 32, 64, 24, 0.1, 5e-4, "standard"};
-constexpr Recipe kFolderRecipe = {"resnet18", 224, 32, 30, 0.05, 1e-4, "standard"};
+constexpr Recipe kRecipes[] = {  // in the order of DataKind
+    {"shapes", "resnet20", 32, 64, 3, 0.1, 5e-4, "none"},
+    {"CIFAR", "resnet20", 32, 64, 24, 0.1, 5e-4, "standard"},
+    {"folders", "resnet18", 224, 32, 30, 0.05, 1e-4, "standard"}};
 const std::vector<std::string> kAugmentations = {"none", "standard", "cutout"};
 constexpr double kAdamLr = 0.001, kAdamDecay = 0, kAdamwDecay = 0.01;
 
-const Recipe& recipe(DataKind kind) {
-  if (kind == DataKind::shapes) return kShapesRecipe;
-  return kind == DataKind::cifar ? kCifarRecipe : kFolderRecipe;
-}
-
-// Made for 32 pixels (He et al., section 4.2), whatever the image size.
+// Returns whether the network is made for 32 pixels (He et al., section 4.2).
 bool is_cifar_arch(const std::string& arch) {
   const std::set<std::string> names = {"resnet20", "resnet32", "resnet44", "resnet56", "resnet110"};
   return names.contains(arch);
 }
 
-std::string describe(const Recipe& r, const char* name) {
-  char line[160];
-  std::snprintf(line, sizeof line, "  %-8s %-9s %10d %10d %6d %6g %12g  %s\n", name, r.arch,
-                static_cast<int>(r.image_size), static_cast<int>(r.batch_size),
-                static_cast<int>(r.epochs), r.lr, r.weight_decay, r.augment);
-  return line;
+std::string describe_recipes() {
+  const TextTable table(
+      " 1|data -8|arch -9|image-size 10|batch-size 10|epochs 6|lr 6|weight-decay 12| 0|augment 0");
+  std::string out = table.heading();
+  for (const Recipe& r : kRecipes)
+    out += table.row({"", r.name, r.arch, r.image_size, r.batch_size, r.epochs, significant(r.lr),
+                      significant(r.weight_decay), "", r.augment});
+  return out;
 }
 
 }  // namespace
@@ -66,13 +64,10 @@ const char* data_kind_name(DataKind kind) {
 FlagTable resnet_flags(TrainResnetOptions& o) {
   FlagTable flags(
       "train_resnet",
-      concat("Trains a residual network on images and writes a run folder. Without flags it learns "
-             "ten\nrendered shapes. Every flag can also be set in the environment "
-             "(HEDDLE_BATCH_SIZE=64) or in a\nfile (--config); the flag overrides the environment, "
-             "the environment overrides the file.\n\nRecipes, the defaults by data set:\n"
-             "  data     arch      image-size batch-size epochs     lr weight-decay  augment\n",
-             describe(kShapesRecipe, "shapes"), describe(kCifarRecipe, "CIFAR"),
-             describe(kFolderRecipe, "folders"), "\n", kExitCodes));
+      concat("Trains a residual network on images and writes a run folder. Without flags "
+             "it learns ten rendered shapes.",
+             kFlagSources, "\n\nRecipes, the defaults by data set:\n", describe_recipes(), '\n',
+             kExitCodes));
   flags.group("Network");
   flags.add("arch", &o.arch, "NAME", "architecture", one_of(resnet_archs()),
             otherwise("by recipe"));
@@ -107,7 +102,7 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
 
 void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   parse_texts(o);
-  const Recipe& r = recipe(kind);
+  const Recipe& r = kRecipes[static_cast<size_t>(kind)];
   set_default(flags, "arch", o.arch, r.arch);
   set_default(flags, "image-size", o.image_size, r.image_size);
   resolve_batch_size(o, flags, r.batch_size);
@@ -130,7 +125,7 @@ std::string list_choices() {
   return list_row("architectures:", resnet_archs()) + list_training_choices() +
          list_row("augmentations:", kAugmentations) +
          list_row("data formats:", {"shapes (embedded),", "CIFAR-10 and CIFAR-100 binary,",
-                                    "train/<class>/*.jpg|png with val/ beside train/"});
+                                    "train/<class>/*.jpg|png with val/ next to train/"});
 }
 
 }  // namespace heddle

@@ -31,9 +31,11 @@ enum class DataKind { shapes, cifar, folder };
 DataKind data_kind(const std::string& data);
 const char* data_kind_name(DataKind kind);
 
+// Returns the table of all flags, bound to `options`.
 FlagTable resnet_flags(TrainResnetOptions& options);
 
-// Sets what nobody gave, by recipe and optimizer. Throws InputError for flags that contradict.
+// Parses the texts and sets the options that were not given, by recipe and optimizer. Throws
+// InputError for flags that contradict each other.
 void resolve(TrainResnetOptions& options, FlagTable& flags, DataKind kind);
 
 // Returns the text of --list.
