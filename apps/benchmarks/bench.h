@@ -101,19 +101,6 @@ double copy_rate(int64_t threads, Clock clock);
 
 // ---- processes (bench_process.cpp)
 
-// A temporary folder that is removed with its contents when its owner ends.
-class ScratchFolder {
- public:
-  ScratchFolder();
-  ~ScratchFolder();
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 // Runs a program to its end and returns its stdout. `environment` holds NAME=value to add; quiet:
 // drops its stderr. Throws Error unless it exits with 0.
 std::string run_process(const std::vector<std::string>& command,
@@ -123,11 +110,19 @@ nlohmann::json run_for_json(const std::vector<std::string>& command,
                             const std::vector<std::string>& environment = {});
 // Returns the command that measures `part` in a process of its own, with these options.
 std::vector<std::string> child_command(const Options& o, const std::string& part);
-// Returns the result of --child step: {"ms": [...], "cpu_ms": [...], "gflop": ..., "rss_bytes":
-// ..., "loss": ...}.
-nlohmann::json run_own_step(const Options& o, const Case& c, const std::string& precision);
+// Returns the command of --child step, which prints {"ms": [...], "cpu_ms": [...], "gflop": ...,
+// "rss_bytes": ..., "loss": ...}.
+std::vector<std::string> step_command(const Options& o, const Case& c,
+                                      const std::string& precision);
 // Returns the folder of this program.
 std::string own_folder();
+
+struct TrainingRun {
+  nlohmann::json result;              // the line of --json
+  std::vector<nlohmann::json> steps;  // the lines of metrics.jsonl with "split": "train"
+};
+// Runs train_resnet with --json and these flags in a temporary run folder.
+TrainingRun run_training(const std::vector<std::string>& flags);
 
 // A Python that has PyTorch.
 struct Python {

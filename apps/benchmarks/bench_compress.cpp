@@ -317,7 +317,7 @@ double measure_step_ms(const Options& o) {
   if (o.step_ms > 0) return o.step_ms;
   const std::optional<Case> trained = case_of(o.arch);
   if (!o.gradients.empty() || !trained) return 0;
-  return shortest(run_own_step(o, *trained, "fp32").at(o.ms_key()));
+  return shortest(run_for_json(step_command(o, *trained, "fp32")).at(o.ms_key()));
 }
 
 const TextTable kTable(

@@ -2,17 +2,14 @@
 // which the exchange takes as long as backward; and what data-parallel training costs without a
 // slow network.
 #include <cstdio>
-#include <fstream>
 #include <map>
 
 #include "apps/benchmarks/bench.h"
 #include "apps/benchmarks/bench_trainer.h"
 #include "apps/cli/format.h"
-#include "apps/cli/json.h"
 #include "apps/cli/program.h"
 #include "comm/threads.h"
 #include "core/context.h"
-#include "core/error.h"
 #include "core/trace.h"
 
 namespace heddle::bench {
@@ -22,33 +19,21 @@ namespace {
 using Steps = std::map<std::string, double>;
 
 // Trains with train_resnet. The first steps, which make plans, do not count.
-Steps run_training(const Options& o, const std::string& arch, int64_t batch, int64_t learners,
-                   const std::vector<std::string>& more = {}) {
-  const ScratchFolder scratch;
-  const std::string folder = scratch.path() + "/run";
-  std::vector<std::string> command = {own_folder() + "/train_resnet",
-                                      "--data=shapes",
-                                      "--arch=" + arch,
-                                      "--stem=cifar",
-                                      "--image-size=32",
-                                      concat("--batch-size=", batch),
-                                      concat("--steps=", (o.steps > 0 ? o.steps : 8) + o.warmup),
-                                      concat("--learners=", learners),
-                                      "--print-freq=1000",
-                                      "--json",
-                                      "--quiet",
-                                      "--output-dir=" + folder};
-  command.insert(command.end(), more.begin(), more.end());
-  (void)run_for_json(command);
-  std::ifstream metrics(folder + "/metrics.jsonl");
+Steps train(const Options& o, const std::string& arch, int64_t batch, int64_t learners,
+            const std::vector<std::string>& more = {}) {
+  std::vector<std::string> flags = {"--data=shapes",
+                                    "--arch=" + arch,
+                                    "--stem=cifar",
+                                    "--image-size=32",
+                                    "--print-freq=1000",
+                                    concat("--batch-size=", batch),
+                                    concat("--steps=", (o.steps > 0 ? o.steps : 8) + o.warmup),
+                                    concat("--learners=", learners)};
+  flags.insert(flags.end(), more.begin(), more.end());
   std::map<std::string, std::vector<double>> values;
-  for (std::string line; std::getline(metrics, line);) {
-    const nlohmann::json step = parse_json(line, folder + "/metrics.jsonl");
-    if (step.value("split", "") != "train" || step.at("step").get<int64_t>() <= o.warmup) continue;
+  for (const nlohmann::json& step : run_training(flags).steps)
     for (const char* key : {"t_backward", "t_comm", "t_exposed", "bytes_sent", "samples_per_s"})
-      values[key].push_back(step.value(key, 0.0));
-  }
-  check(!values.empty(), "overlap: expected steps in metrics.jsonl, found none");
+      if (step.at("step").get<int64_t>() > o.warmup) values[key].push_back(step.value(key, 0.0));
   Steps medians;
   for (const auto& [key, of_steps] : values) medians[key] = median(of_steps);
   return medians;
@@ -82,7 +67,7 @@ void measure_frame(const Options& o) {
 void measure_overlap(const Options& o) {
   constexpr int64_t kBatch = 32;
   const auto run = [&](const std::vector<std::string>& more) {
-    return run_training(o, "resnet18", kBatch, o.learners, more);
+    return train(o, "resnet18", kBatch, o.learners, more);
   };
   Steps quiet = run({});
   const double rate = quiet["bytes_sent"] / quiet["t_backward"];  // bytes a second
@@ -112,8 +97,8 @@ void measure_overlap(const Options& o) {
   print("\n# The same global batch of 128 on the same cores, no network model\n");
   for (const char* arch : {"resnet20", "resnet18"})
     for (int64_t round = 0; round < o.rounds; ++round) {
-      const double one = run_training(o, arch, 128, 1)["samples_per_s"];
-      const double many = run_training(o, arch, 128 / o.learners, o.learners)["samples_per_s"];
+      const double one = train(o, arch, 128, 1)["samples_per_s"];
+      const double many = train(o, arch, 128 / o.learners, o.learners)["samples_per_s"];
       std::printf("%-22s one process %8.1f images/s, %d learners %8.1f, ratio %.3f\n", arch, one,
                   static_cast<int>(o.learners), many, many / one);
       std::fflush(stdout);

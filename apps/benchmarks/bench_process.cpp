@@ -5,9 +5,14 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <memory>
+#include <sstream>
+#include <utility>
 
 #include "apps/benchmarks/bench.h"
+#include "apps/cli/json.h"
 #include "core/error.h"
+#include "core/files.h"
 
 namespace heddle::bench {
 namespace {
@@ -33,17 +38,6 @@ std::optional<Python> python_with_torch(const std::string& path) {
 }
 
 }  // namespace
-
-ScratchFolder::ScratchFolder() {
-  std::string name = std::filesystem::temp_directory_path() / "heddle-bench-XXXXXX";
-  if (mkdtemp(name.data()) == nullptr) throw Error(concat(name, ": ", std::strerror(errno)));
-  path_ = name;
-}
-
-ScratchFolder::~ScratchFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 std::string run_process(const std::vector<std::string>& command,
                         const std::vector<std::string>& environment, bool quiet) {
@@ -83,11 +77,32 @@ std::vector<std::string> child_command(const Options& o, const std::string& part
           "--clock=" + o.clock, "--device=" + o.device, concat("--warmup=", o.warmup)};
 }
 
-nlohmann::json run_own_step(const Options& o, const Case& c, const std::string& precision) {
+std::vector<std::string> step_command(const Options& o, const Case& c,
+                                      const std::string& precision) {
   std::vector<std::string> command = child_command(o, "step");
   command.insert(command.end(), {c.name, "--precision=" + precision, concat("--batch=", c.batch),
                                  concat("--steps=", o.steps_of(c))});
-  return run_for_json(command);
+  return command;
+}
+
+TrainingRun run_training(const std::vector<std::string>& flags) {
+  namespace fs = std::filesystem;
+  std::string folder = fs::temp_directory_path() / "heddle-bench-XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) throw Error(concat(folder, ": ", std::strerror(errno)));
+  const std::shared_ptr<void> removed(nullptr, [&](void*) {
+    std::error_code ignored;
+    fs::remove_all(folder, ignored);
+  });
+  std::vector<std::string> command = {own_folder() + "/train_resnet", "--json", "--quiet",
+                                      "--output-dir=" + folder + "/run"};
+  check(fs::exists(command[0]), command[0], ": expected this program; build it first");
+  command.insert(command.end(), flags.begin(), flags.end());
+  TrainingRun run{run_for_json(command), {}};
+  std::istringstream metrics(read_text_file(folder + "/run/metrics.jsonl"));
+  for (std::string line; std::getline(metrics, line);)
+    if (auto step = parse_json(line, "metrics.jsonl"); step.value("split", "") == "train")
+      run.steps.push_back(std::move(step));
+  return run;
 }
 
 std::vector<Python> find_pythons(const Options& o) {

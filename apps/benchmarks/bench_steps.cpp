@@ -17,8 +17,7 @@ namespace {
 // One program at one setting.
 struct Contender {
   std::string name;
-  std::vector<std::string> command;  // empty: this program
-  std::vector<std::string> environment;
+  std::vector<std::string> command, environment = {};
   std::vector<double> round_ms;  // median of each round
   std::vector<double> ms;        // every step of every round
   double rss_mib = 0;
@@ -73,8 +72,7 @@ std::vector<Contender> make_contenders(const Options& o, const Case& c,
   std::vector<std::string> settings = {"stock nchw", "stock nhwc", "best"};
   if (c.is_text()) settings = {"stock", "best"};
   if (gpu) settings = {"eager", "compiled"};
-  std::vector<Contender> out(1);
-  out[0].name = "heddle";
+  std::vector<Contender> out = {{"heddle", step_command(o, c, precision)}};
   for (const Python& python : pythons) {
     for (const std::string& setting : settings) {
       const bool nchw = setting == "stock nchw" || (c.is_text() && !gpu);
@@ -98,18 +96,16 @@ std::vector<Contender> make_contenders(const Options& o, const Case& c,
   return out;
 }
 
-void run_once(const Options& o, const Case& c, const std::string& precision, Contender& t,
-              double* gflop) {
-  const nlohmann::json result =
-      t.command.empty() ? run_own_step(o, c, precision) : run_for_json(t.command, t.environment);
-  if (t.command.empty()) *gflop = result.at("gflop");
+void run_once(const Options& o, const std::string& title, Contender& t, double* gflop) {
+  const nlohmann::json result = run_for_json(t.command, t.environment);
+  *gflop = result.value("gflop", *gflop);  // ours says it
   const std::vector<double> ms = result.at(o.ms_key());
   check(!ms.empty(), t.name, ": no step was timed");
   t.round_ms.push_back(median(ms));
   t.ms.insert(t.ms.end(), ms.begin(), ms.end());
   t.rss_mib = std::max(t.rss_mib, result.at("rss_bytes").get<double>() / 1048576);
-  std::fprintf(stderr, "bench: %s %s, %s: %.1f ms\n", c.name.c_str(), precision.c_str(),
-               t.name.c_str(), t.round_ms.back());
+  std::fprintf(stderr, "bench: %s, %s: %.1f ms\n", title.c_str(), t.name.c_str(),
+               t.round_ms.back());
 }
 
 // Drops the slower of a stock PyTorch's two layouts after the first round.
@@ -142,9 +138,9 @@ nlohmann::ordered_json compare(const Options& o, const Case& c, const std::strin
     for (Contender& t : all) {
       if (t.dropped) continue;
       try {
-        run_once(o, c, precision, t, &gflop);
+        run_once(o, c.name + " " + precision, t, &gflop);
       } catch (const std::exception& e) {
-        if (t.command.empty()) throw;
+        if (&t == &all[0]) throw;
         std::fprintf(stderr, "bench: %s is left out: %s\n", t.name.c_str(), e.what());
         t.dropped = true;
         t.round_ms.clear();
@@ -157,7 +153,7 @@ nlohmann::ordered_json compare(const Options& o, const Case& c, const std::strin
     if (t.dropped || t.round_ms.empty()) continue;
     const double ms = median(t.round_ms), low = shortest(t.ms), high = std::ranges::max(t.ms);
     const double rate = gflop / ms * 1000, items = static_cast<double>(c.items()) / ms * 1000;
-    const double against = t.command.empty() ? 1 : ratio(t, all[0]);
+    const double against = ratio(t, all[0]);
     const double of_min = low / shortest(all[0].ms);  // the ratio that other work disturbs least
     print(kTable.row({c.name, precision, t.name, ms, low, high, items, rate, 100 * rate / peak,
                       t.rss_mib, against, of_min}));

@@ -55,7 +55,7 @@ void measure_loader(const Options& o) {
     const double images = loader.at("images");
     rates.push_back(images / loader.at("seconds").get<double>());
     costs.push_back(loader.at("cpu_seconds").get<double>() / images);
-    const nlohmann::json step = run_own_step(o, trained, "fp32");
+    const nlohmann::json step = run_for_json(step_command(o, trained, "fp32"));
     demands.push_back(static_cast<double>(trained.batch) / median(step.at(o.ms_key())) * 1000);
   }
   const double rate = median(rates), cost = median(costs), demand = median(demands);
@@ -69,17 +69,13 @@ void measure_loader(const Options& o) {
 }
 
 void measure_first_step(const Options& o) {
-  const std::string program = own_folder() + "/train_resnet", data = find_data(o);
-  check(std::filesystem::exists(program), program, ": expected this program; build it first");
+  const std::string data = find_data(o);
   std::vector<double> times;
-  for (int64_t round = 0; round < o.rounds; ++round) {
-    const ScratchFolder folder;
-    times.push_back(run_for_json({program, "--arch=resnet20", "--batch-size=128", "--steps=1",
-                                  "--json", "--quiet", "--output-dir=" + folder.path() + "/run",
+  for (int64_t round = 0; round < o.rounds; ++round)
+    times.push_back(run_training({"--arch=resnet20", "--batch-size=128", "--steps=1",
                                   concat("--threads=", o.threads),
                                   "--data=" + (data.empty() ? "shapes" : data)})
-                        .at("first_step_s"));
-  }
+                        .result.at("first_step_s"));
   const TextTable table("case -10|set 10|median 8.3|min 8.3|max 8.3");
   print(concat("# ", cpu_name(), ", ", o.threads,
                " threads: seconds from process start to the end of the first step\n",

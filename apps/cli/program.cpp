@@ -21,20 +21,17 @@ namespace heddle {
 
 namespace {
 
-// Returns "[rank 3] train_lm" for one of several processes that a launcher has started.
-std::string speaker(const char* name) {
+// Prints one line, whatever control characters come from a flag or a file. It begins with "[rank
+// 3]" in one of several processes that a launcher has started.
+void complain(const char* name, const char* what) {
+  std::string rank;
   try {
     const LaunchInfo launch = detect_launch();
-    if (launch.size > 1) return concat("[rank ", launch.rank, "] ", name);
+    if (launch.size > 1) rank = concat("[rank ", launch.rank, "] ");
   } catch (const Error&) {  // already reported by the program
   }
-  return name;
-}
-
-// Prints one line, whatever control characters come from a flag or a file.
-void complain(const char* name, const char* what) {
   const std::string line = printable(what, std::string::npos);
-  std::fprintf(stderr, "%s: %s\n", speaker(name).c_str(), line.c_str());
+  std::fprintf(stderr, "%s%s: %s\n", rank.c_str(), name, line.c_str());
 }
 
 // To be called before there are threads or files.
