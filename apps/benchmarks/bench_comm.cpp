@@ -22,8 +22,7 @@ namespace {
 
 constexpr int kWarmUp = 2;
 
-// Inputs and outputs for a payload of n elements and P ranks: mine (n / P), all and other (P, n /
-// P).
+// Inputs and outputs for n elements and P ranks: mine (n / P), all and other (P, n / P).
 struct Payload {
   Payload(int64_t bytes, int ranks)
       : mine(Tensor::empty_on(Device{}, {std::max<int64_t>(1, bytes / 4 / ranks)})),

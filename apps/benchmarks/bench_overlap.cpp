@@ -1,6 +1,5 @@
-// How much of the gradient exchange is hidden behind the backward pass, on a modelled network on
-// which the exchange takes as long as backward; and what data-parallel training costs without a
-// slow network.
+// Measures how much of the gradient exchange backward hides, on a modelled network on which both
+// take equally long, and the cost of data-parallel training without a slow network.
 #include <cstdio>
 #include <map>
 
@@ -39,8 +38,7 @@ Steps train(const Options& o, const std::string& arch, int64_t batch, int64_t le
   return medians;
 }
 
-// Compares one learner of the data-parallel optimizer with the plain optimizer, step by step in
-// turns.
+// Compares one learner of the data-parallel optimizer with the plain optimizer, in turns.
 void measure_frame(const Options& o) {
   Context context({.threads = static_cast<int>(o.threads)});
   const auto solo = make_solo();

@@ -18,8 +18,8 @@ namespace {
 struct Contender {
   std::string name;
   std::vector<std::string> command, environment = {};
-  std::vector<double> round_ms;  // median of each round
-  std::vector<double> ms;        // every step of every round
+  std::vector<double> round_ms = {};  // median of each round
+  std::vector<double> ms = {};        // every step of every round
   double rss_mib = 0;
   bool dropped = false;
 };

@@ -1,5 +1,5 @@
-// The rate of copying, the loader against the demand of a training step, and the time to the first
-// step of train_resnet.
+// Measures the rate of copying, the loader against the demand of a training step, and the time to
+// train_resnet's first step.
 #include <algorithm>
 #include <cstring>
 #include <filesystem>

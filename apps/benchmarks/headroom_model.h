@@ -22,8 +22,8 @@ struct CollectiveCalls {
 // By name, as in Communicator::traffic().
 using BucketCollectives = std::map<std::string, CollectiveCalls>;
 
-// How steps with one kind of exchange went. Times of a step are means of the middle half of all
-// steps, and over ranks.
+// Measured steps with one kind of exchange. Times are means of the middle half of all steps, and
+// over ranks.
 struct ExchangeProfile {
   std::string compress = {};  // "none", "scalecom:rate=100"; empty: no exchange
   int64_t steps = 0;          // measured

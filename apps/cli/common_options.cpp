@@ -218,8 +218,7 @@ void add_action_flags(FlagTable& flags, CommonOptions& o) {
 }
 
 // Decides from --learners, --comm, --net and the launcher's environment. Throws InputError for
-// impossible combinations: a launcher without MPI in this build, --learners under a launcher, --net
-// over a real network.
+// impossible combinations, such as --learners under a launcher or --net over a real network.
 LearnerPlan plan_learners(const CommonOptions& o) {
   const LaunchInfo launch = detect_launch();
   const bool launched = launch.size > 1 || (!launch.launcher.empty() && o.comm == "mpi");
