@@ -206,10 +206,10 @@ void child_comm(const Options& o) {
 
 void measure_comm(const Options& o) {
   const int64_t cores = std::min<int64_t>(o.learners, o.threads);
-  print(concat("# copying with ", cores, " threads: ", fixed(copy_rate(cores, steady_seconds), 2),
-               " GB/s\n# ", cpu_name(), ", ", o.learners,
-               " ranks; bytes of the whole payload, median of calls, slowest rank\n",
-               kTable.heading()));
+  print(concat(
+      "# copying with ", cores, " threads: ", decimals(copy_rate(cores, steady_seconds), 2),
+      " GB/s\n# ", cpu_name(), ", ", o.learners,
+      " ranks; bytes of the whole payload, median of calls, slowest rank\n", kTable.heading()));
   run_as_threads(o, {.collectives = collective_options(o)},
                  [&](Communicator& comm) { measure_all(comm, o); });
 #ifdef HEDDLE_MPI

@@ -334,7 +334,7 @@ void print_heading(const Lab& lab, double copy, double step_ms) {
       "# values, wire: 4 n / bytes of values, 4 n / bytes of values, indices and scales\n"
       "# error: |x - C(x)| / |x|; energy, %: 1 - error^2, of a selection what it keeps of |x|^2\n"
       "# encode, decode: GB/s of gradients, %: of copying, ",
-      fixed(copy, 2),
+      decimals(copy, 2),
       " GB/s; -: not known here\n"
       "# reduce: an exchange with nobody, on one thread; %: of a training step, ",
       step_ms > 0 ? concat(step_ms, " ms") : "not known", "\n# times: the shortest of ", lab.calls,
@@ -347,7 +347,7 @@ void print_row(const CompressSpec& spec, const Row& row, double copy, double ste
   for (const double seconds : {row.encode_s, row.decode_s}) {
     const double rate = row.bytes / seconds * 1e-9;
     if (row.bytes > 0)
-      cells.insert(cells.end(), {fixed(rate, rate < 0.1 ? 4 : 2), 100 * rate / copy});
+      cells.insert(cells.end(), {decimals(rate, rate < 0.1 ? 4 : 2), 100 * rate / copy});
     else
       cells.insert(cells.end(), {"-", "-"});
   }
@@ -377,7 +377,7 @@ void print_plan_time(const Lab& lab) {
   const double seconds =
       shortest(time_calls(lab.clock(), {.least = lab.calls}, [&] { (void)plan_layers(layers); }));
   print(concat("# a layer plan of ", kLayers, " layers with ", kSettings,
-               " settings: ", fixed(1e3 * seconds, 2), " ms\n"));
+               " settings: ", decimals(1e3 * seconds, 2), " ms\n"));
 }
 
 }  // namespace

@@ -130,7 +130,8 @@ void break_down(const Options& o, const Case& c) {
   print(concat(
       "# ", c.name, " ", o.precision == "bf16" ? "bf16" : "fp32", ", batch ", c.batch, ", ",
       o.threads, " threads: each layer's shortest time of ", steps.size(),
-      " steps, ms\n# together ", fixed(whole, 1), ", a whole step ", fixed(median(step_ms), 1),
+      " steps, ms\n# together ", decimals(whole, 1), ", a whole step ",
+      decimals(median(step_ms), 1),
       " (median)\n# weight: a convolution's weight gradient; input: all the rest of backward\n",
       table.heading()));
   const auto print_layer = [&](const Layer& l) {

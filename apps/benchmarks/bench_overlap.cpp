@@ -73,14 +73,14 @@ void measure_overlap(const Options& o) {
   const TextTable table(
       "run -22|backward s 10.3|exchange s 10.3|exposed s 10.3|images/s 10.1|hidden 8");
   print(concat("# ", cpu_name(), "; ResNet-18, ", o.learners, " learners (threads) of ", kBatch,
-               " images; backward ", fixed(quiet["t_backward"], 3), " s, ",
-               fixed(1e-6 * quiet["bytes_sent"], 1), " MB sent a step; ", net, '\n',
+               " images; backward ", decimals(quiet["t_backward"], 3), " s, ",
+               decimals(1e-6 * quiet["bytes_sent"], 1), " MB sent a step; ", net, '\n',
                table.heading()));
   // `exposed_s`: of the same exchange without overlap; 0: nothing to compare with.
   const auto print_run = [&](const char* name, Steps s, double exposed_s) {
     std::vector<TextTable::Cell> row = {name, s["t_backward"], s["t_comm"], s["t_exposed"],
                                         s["samples_per_s"]};
-    if (exposed_s > 0) row.emplace_back(fixed(100 * (1 - s["t_exposed"] / exposed_s), 0) + " %");
+    if (exposed_s > 0) row.emplace_back(decimals(100 * (1 - s["t_exposed"] / exposed_s), 0) + " %");
     print(table.row(row));
   };
   print_run("no network model", quiet, 0);

@@ -189,14 +189,14 @@ void compare_steps(const Options& o) {
   const nlohmann::json peak = run_for_json(child_command(o, "peak"));
   const double loop = peak.at("fma"), gemm = peak.at("gemm"), half = peak.at("gemm_bf16");
   std::string heading = concat("# ", cpu_name(), ", ", o.threads, " threads, ", o.clock, " time, ",
-                               o.rounds, " rounds in turns\n# peak GFLOP/s: fp32 ", fixed(loop, 0),
-                               " (multiply-add loop), fp32 product of 2048 ", fixed(gemm, 0),
-                               ", bf16 ", fixed(half, 0), "\n");
+                               o.rounds, " rounds in turns\n# peak GFLOP/s: fp32 ",
+                               decimals(loop, 0), " (multiply-add loop), fp32 product of 2048 ",
+                               decimals(gemm, 0), ", bf16 ", decimals(half, 0), "\n");
   if (gpu)
     heading +=
-        concat("# on the GPU, GB/s read and written: copy ", fixed(peak.at("copy_gb_per_s"), 0),
+        concat("# on the GPU, GB/s read and written: copy ", decimals(peak.at("copy_gb_per_s"), 0),
                ", ScaleCom's selection from gradient and residual ",
-               fixed(peak.at("select_gb_per_s"), 0), "\n# MiB are the GPU's, reserved\n");
+               decimals(peak.at("select_gb_per_s"), 0), "\n# MiB are the GPU's, reserved\n");
   print(concat(
       heading,
       "# items: images or tokens; GFLOP: three times the forward pass by direct convolution\n"

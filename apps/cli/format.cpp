@@ -44,16 +44,6 @@ std::string duration_text(double seconds) {
   return significant(seconds * 1e6, 3) + " µs";
 }
 
-std::string fixed(double value, int digits) {
-  if (!std::isfinite(value)) return "0";
-  std::string out = decimals(value, digits);
-  if (out.find('.') != std::string::npos) {
-    out.erase(out.find_last_not_of('0') + 1);
-    if (out.back() == '.') out.pop_back();
-  }
-  return out == "-0" ? "0" : out;
-}
-
 std::string decimals(double value, int digits) {
   char text[340];  // the largest double has 309 digits before the point
   std::snprintf(text, sizeof text, "%.*f", digits, value);
@@ -71,7 +61,10 @@ std::string significant(double value, int digits) {
   }
   const int whole = size >= 1 ? static_cast<int>(std::floor(std::log10(size))) + 1
                               : static_cast<int>(std::ceil(std::log10(std::max(size, 1e-9))));
-  return fixed(value, std::clamp(digits - whole, 0, 12));
+  std::string out = decimals(value, std::clamp(digits - whole, 0, 12));
+  if (out.find('.') != std::string::npos) out.erase(out.find_last_not_of('0') + 1);
+  if (out.back() == '.') out.pop_back();
+  return out == "-0" ? "0" : out;
 }
 
 std::string scaled(double value, const std::string& unit) {

@@ -25,9 +25,6 @@ std::string format_duration(double seconds);
 // Returns a duration in the unit that suits it, three significant digits: "3.4 s", "17 min",
 // "2.1 h", "12 ms", "3.1 µs"; "–" for NaN.
 std::string duration_text(double seconds);
-// Returns at most `digits` digits after the point, without trailing zeros: "3.5", "12"; "0" for
-// values that are not finite.
-std::string fixed(double value, int digits);
 // Returns exactly `digits` digits after the point: "3.50"; "nan", "inf" as printf has them.
 std::string decimals(double value, int digits);
 // Returns `digits` significant digits, without trailing zeros: "0.00123", "12300"; "–" for NaN.
