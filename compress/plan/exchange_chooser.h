@@ -41,8 +41,7 @@ struct ExchangeTrial {
 
 // Returns when the worker, which takes one bucket after the other, has done the last.
 double exchanges_end(const std::vector<BucketTimes>& buckets);
-// Returns the seconds of a step, which ends when backward and the last bucket have ended, and rest_s
-// later.
+// Returns the seconds of a step, which ends rest_s after both backward and the last bucket.
 double step_seconds(const ExchangeTrial& trial);
 
 struct ExchangeChoice {
