@@ -79,17 +79,18 @@ MessageCommunicator::MessageCommunicator(std::unique_ptr<Transport> transport,
     : transport_(std::move(transport)), options_(options) {
   check(options.segment_bytes >= 64 && options.segment_bytes % 64 == 0,
         "segment: expected a multiple of 64 bytes, found ", options.segment_bytes);
-  check(options.exchanges > 0, "exchanges: expected at least one, found ", options.exchanges);
+  check(options.pairs_ahead > 0, "all_to_all: expected at least one pair ahead, found ",
+        options.pairs_ahead);
 }
 
 uint64_t MessageCommunicator::send(int peer, const void* data, int64_t bytes) {
   counting().sent += bytes;
-  return transport_->post_send(peer, data, static_cast<size_t>(bytes));
+  return transport_->post_send(peer, data, to_size(bytes));
 }
 
 uint64_t MessageCommunicator::receive(int peer, void* data, int64_t bytes) {
   counting().received += bytes;
-  return transport_->post_receive(peer, data, static_cast<size_t>(bytes));
+  return transport_->post_receive(peer, data, to_size(bytes));
 }
 
 // Runs the ring of the header's picture: lists the segments that will arrive, in order, then
@@ -124,8 +125,7 @@ void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
 
   Tensor scratch;  // allocated before anything is sent: if that fails, no message is open
   if (reductions > 0)
-    scratch = Tensor::empty_on(Device{}, {static_cast<int64_t>(kWindow), options_.segment_bytes},
-                               DType::u8);
+    scratch = Tensor::empty_on(Device{}, {to_int64(kWindow), options_.segment_bytes}, DType::u8);
   std::vector<uint64_t> partial, summed;  // tickets of sends
   auto forward = [&](int64_t begin, int64_t end, bool is_summed) {
     (is_summed ? summed : partial)
@@ -146,17 +146,16 @@ void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
     const size_t limit = done < reductions ? reductions : incoming.size();
     while (tickets.size() < std::min(limit, done + kWindow)) {
       const size_t i = tickets.size();
-      char* target = incoming[i].reduce ? bytes_of(scratch) + static_cast<int64_t>(i % kWindow) *
-                                                                  options_.segment_bytes
-                                        : bytes_of(host) + incoming[i].begin * element;
+      char* target = incoming[i].reduce
+                         ? bytes_of(scratch) + to_int64(i % kWindow) * options_.segment_bytes
+                         : bytes_of(host) + incoming[i].begin * element;
       tickets.push_back(receive(previous, target, (incoming[i].end - incoming[i].begin) * element));
     }
     transport_->wait(tickets[done]);
     const Segment& s = incoming[done];
     if (s.reduce)
       add(host.dtype(), bytes_of(host) + s.begin * element,
-          bytes_of(scratch) + static_cast<int64_t>(done % kWindow) * options_.segment_bytes,
-          s.end - s.begin);
+          bytes_of(scratch) + to_int64(done % kWindow) * options_.segment_bytes, s.end - s.begin);
     if (s.forward) forward(s.begin, s.end, s.summed);
   }
   for (uint64_t ticket : partial) transport_->wait(ticket);
@@ -219,11 +218,11 @@ void MessageCommunicator::broadcast_chain(char* data, int64_t bytes, int root) {
   std::vector<uint64_t> received, sent;
   for (int64_t i = 0; i < count; ++i) {
     if (v > 0) {
-      while (std::ssize(received) < std::min<int64_t>(count, i + static_cast<int64_t>(kWindow))) {
+      while (std::ssize(received) < std::min<int64_t>(count, i + to_int64(kWindow))) {
         const int64_t ahead = std::ssize(received);
         received.push_back(receive(previous, data + ahead * length, size_of(ahead)));
       }
-      transport_->wait(received[static_cast<size_t>(i)]);
+      transport_->wait(received[to_size(i)]);
     }
     if (v + 1 < size()) sent.push_back(send(next, data + i * length, size_of(i)));
   }
@@ -237,17 +236,17 @@ void MessageCommunicator::do_all_to_all(const Tensor& sent, const Tensor& receiv
   const int64_t share = sent.bytes() / size();
   std::copy_n(bytes_of(from) + rank() * share, share, bytes_of(to.host()) + rank() * share);
   // Several at a time: while one peer is late, messages of others use the link.
-  const int count = share > 0 ? size() - 1 : 0, ahead = options_.exchanges;
+  const int count = share > 0 ? size() - 1 : 0, ahead = options_.pairs_ahead;
   std::vector<uint64_t> in, out;
   for (int done = 0; done < count; ++done) {
     while (std::ssize(in) < std::min(count, done + ahead)) {
-      const int s = static_cast<int>(in.size()) + 1;
+      const int s = to_int(in.size()) + 1;
       const int target = wrap(rank() + s), source = wrap(rank() - s);
       in.push_back(receive(source, bytes_of(to.host()) + source * share, share));
       out.push_back(send(target, bytes_of(from) + target * share, share));
     }
-    transport_->wait(in[static_cast<size_t>(done)]);
-    transport_->wait(out[static_cast<size_t>(done)]);
+    transport_->wait(in[to_size(done)]);
+    transport_->wait(out[to_size(done)]);
   }
   to.finish();
 }

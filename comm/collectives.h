@@ -37,7 +37,7 @@ namespace heddle {
 struct CollectiveOptions {
   int64_t segment_bytes = 256 * 1024;
   int64_t tree_bytes = 32 * 1024;  // largest broadcast that takes the tree
-  int exchanges = 4;               // concurrent ones of an all_to_all; more may flood a receiver
+  int pairs_ahead = 4;  // exchanges of an all_to_all under way at once; more may flood a receiver
 };
 
 class MessageCommunicator : public Communicator {

@@ -89,16 +89,6 @@ Traffic Communicator::total_traffic() const {
   return total;
 }
 
-std::vector<std::byte> gather_bytes(Communicator& comm, std::span<const std::byte> mine) {
-  const auto size = static_cast<int64_t>(mine.size());
-  const Tensor message = Tensor::empty_on(Device{}, {size}, DType::u8);
-  const Tensor all = Tensor::empty_on(Device{}, {comm.size(), size}, DType::u8);
-  if (size > 0) std::memcpy(message.raw(), mine.data(), mine.size());
-  comm.all_gather(message, all);
-  const auto* const begin = static_cast<const std::byte*>(all.raw());
-  return {begin, begin + all.bytes()};
-}
-
 std::vector<double> mean_over_ranks(Communicator& comm, const std::vector<double>& mine) {
   std::vector<double> mean(mine.size());
   for (const std::vector<double>& values : gather_values(comm, mine))
@@ -115,7 +105,7 @@ std::string broadcast_text(const std::string& text, Communicator& comm, int root
   const Tensor bytes = Tensor::empty_on(Device{}, {size}, DType::u8);
   if (comm.rank() == root) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
   comm.broadcast(bytes, root);
-  return {static_cast<const char*>(bytes.raw()), static_cast<size_t>(size)};
+  return {static_cast<const char*>(bytes.raw()), to_size(size)};
 }
 
 }  // namespace heddle

@@ -12,11 +12,9 @@
 // collective, tag and step, when another rank fails or does not answer within the timeout.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -91,19 +89,19 @@ class Communicator {
   Traffic* counting_ = nullptr;
 };
 
-// Returns the bytes of all ranks, concatenated by rank; all ranks pass the same number. Collective.
-std::vector<std::byte> gather_bytes(Communicator& comm, std::span<const std::byte> mine);
-
 // Returns the values of all ranks, indexed by rank; all ranks pass the same number. Collective.
 template <class T>
 std::vector<std::vector<T>> gather_values(Communicator& comm, const std::vector<T>& mine) {
   static_assert(std::is_trivially_copyable_v<T>);
-  const std::vector<std::byte> bytes = gather_bytes(comm, std::as_bytes(std::span(mine)));
-  std::vector<std::vector<T>> all(static_cast<size_t>(comm.size()), mine);
-  const size_t share = mine.size() * sizeof(T);
-  for (size_t r = 0; r < all.size(); ++r)
-    if (share > 0) std::memcpy(all[r].data(), bytes.data() + r * share, share);
-  return all;
+  const auto share = to_int64(mine.size() * sizeof(T));
+  const Tensor own = Tensor::empty_on(Device{}, {share}, DType::u8);
+  const Tensor all = Tensor::empty_on(Device{}, {comm.size(), share}, DType::u8);
+  std::vector<std::vector<T>> out(to_size(comm.size()), mine);
+  if (share > 0) std::memcpy(own.raw(), mine.data(), to_size(share));
+  comm.all_gather(own, all);
+  for (size_t r = 0; r < out.size() && share > 0; ++r)
+    std::memcpy(out[r].data(), all.data<uint8_t>() + to_int64(r) * share, to_size(share));
+  return out;
 }
 
 // Returns the mean over ranks, element by element, summed in rank order: equal bits on all ranks.

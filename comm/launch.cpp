@@ -71,8 +71,8 @@ int run_mpi(double timeout_s, const std::function<int(Communicator&)>& body) {
   // repeat it. An error that only another rank has met is reported by that rank.
   if (code == ExitCode::usage && comm->rank() > 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  comm->abort(failure, static_cast<int>(code));
-  return static_cast<int>(code);
+  comm->abort(failure, to_int(code));
+  return to_int(code);
 }
 #endif
 

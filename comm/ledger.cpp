@@ -24,7 +24,7 @@ int64_t share(int64_t bytes, int64_t begin, int64_t end, int64_t total) {
 
 const char* kind_name(PayloadKind kind) {
   constexpr const char* kNames[] = {"values", "indices", "scales", "control"};
-  return kNames[static_cast<size_t>(kind)];
+  return kNames[to_size(kind)];
 }
 
 void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
@@ -53,9 +53,9 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
       for (const PayloadPart& part : parts) payload[part.kind] += part.bytes;
       Figures out;
       for (const auto& [kind, bytes] : payload)
-        out.push_back({kind_name(kind), static_cast<double>(bytes), Unit::bytes});
-      out.push_back({"sent", static_cast<double>(sent), Unit::bytes});
-      out.push_back({"received", static_cast<double>(received), Unit::bytes});
+        out.push_back({kind_name(kind), to_double(bytes), Unit::bytes});
+      out.push_back({"sent", to_double(sent), Unit::bytes});
+      out.push_back({"received", to_double(received), Unit::bytes});
       out.push_back({"took", comm.now() - begin_s, Unit::seconds});
       return out;
     };

@@ -15,16 +15,16 @@ constexpr int kCalls = 7;  // repetitions, of which the median is used
 // has arrived and its own link is free.
 double ring_seconds(double bytes, int ranks, int steps, const LinkCost& link) {
   const double chunk = bytes / ranks, beta = link.seconds_per_byte;
-  const double segment = std::min(chunk, static_cast<double>(link.collectives.segment_bytes));
+  const double segment = std::min(chunk, to_double(link.collectives.segment_bytes));
   const double step = std::max(chunk * beta, segment * beta + link.latency_s);
   return (steps - 1) * step + chunk * beta + link.latency_s;
 }
 
 double broadcast_seconds(double bytes, int ranks, const LinkCost& link) {
   const double beta = link.seconds_per_byte;
-  if (bytes <= static_cast<double>(link.collectives.tree_bytes))
+  if (bytes <= to_double(link.collectives.tree_bytes))
     return std::bit_width(static_cast<unsigned>(ranks - 1)) * (bytes * beta + link.latency_s);
-  const double segment = std::min(bytes, static_cast<double>(link.collectives.segment_bytes));
+  const double segment = std::min(bytes, to_double(link.collectives.segment_bytes));
   return (ranks - 1) * (segment * beta + link.latency_s) + (bytes - segment) * beta;
 }
 
@@ -33,8 +33,8 @@ double pairwise_seconds(double bytes, int count, const LinkCost& link) {
   std::vector<double> arrivals;
   double free = 0;
   for (int i = 0; i < count; ++i) {
-    const int before = i - link.collectives.exchanges;
-    if (before >= 0) free = std::max(free, arrivals[static_cast<size_t>(before)]);
+    const int before = i - link.collectives.pairs_ahead;
+    if (before >= 0) free = std::max(free, arrivals[to_size(before)]);
     free += bytes * link.seconds_per_byte;
     arrivals.push_back(free + link.latency_s);
   }
@@ -53,9 +53,9 @@ double time_all_reduce(Communicator& comm, int64_t floats) {
   }
   std::ranges::nth_element(seconds, seconds.begin() + kCalls / 2);
   const Tensor sum = Tensor::empty_on(Device{}, {1});
-  sum.data<float>()[0] = static_cast<float>(seconds[kCalls / 2]);
+  sum.data<float>()[0] = to_float(seconds[kCalls / 2]);
   comm.all_reduce(sum);
-  return static_cast<double>(sum.item()) / comm.size();
+  return to_double(sum.item()) / comm.size();
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ double collective_seconds(const std::string& collective, double bytes, int ranks
 double latencies(const std::string& collective, double bytes, int ranks) {
   const LinkCost link{.latency_s = 1};
   const bool divided = collective != "broadcast" && collective != "barrier";
-  if (divided && bytes / ranks > static_cast<double>(link.collectives.segment_bytes)) return 1;
+  if (divided && bytes / ranks > to_double(link.collectives.segment_bytes)) return 1;
   return collective_seconds(collective, bytes, ranks, link);
 }
 
@@ -86,13 +86,12 @@ double latencies_since(const CollectiveTraffic& before, const Communicator& comm
     const auto found = before.find(key);
     const Traffic old = found == before.end() ? Traffic{} : found->second;
     if (key.second != comm.tag() || now.calls == old.calls) continue;
-    const auto calls = static_cast<double>(now.calls - old.calls);
-    const auto sent = static_cast<double>(now.sent - old.sent) / calls;
+    const auto calls = to_double(now.calls - old.calls);
+    const auto sent = to_double(now.sent - old.sent) / calls;
     // The ranks of a broadcast send different numbers of bytes; all but the root receive the
     // payload.
-    const double bytes = key.first == "broadcast"
-                             ? static_cast<double>(now.received - old.received) / calls
-                             : payload_of_sent(key.first, sent, comm.size());
+    const double bytes = key.first == "broadcast" ? to_double(now.received - old.received) / calls
+                                                  : payload_of_sent(key.first, sent, comm.size());
     sum += calls * latencies(key.first, bytes, comm.size());
   }
   return sum;
@@ -115,7 +114,7 @@ LinkCost measure_link(Communicator& comm) {
   const double steps = 2.0 * (comm.size() - 1);
   link.latency_s = measure_latency(comm);
   link.seconds_per_byte = std::max(0.0, time_all_reduce(comm, floats) / steps - link.latency_s) /
-                          static_cast<double>(link.collectives.segment_bytes);
+                          to_double(link.collectives.segment_bytes);
   return link;
 }
 

@@ -22,7 +22,7 @@ void check_mpi(int status, const char* what) {
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(status, text, &length);
-  throw CommError(concat("MPI: ", what, ": ", std::string(text, static_cast<size_t>(length))));
+  throw CommError(concat("MPI: ", what, ": ", std::string(text, to_size(length))));
 }
 
 // Guards a call that waits for every rank and that MPI can neither time out nor cancel: after the
@@ -36,7 +36,7 @@ class Deadline {
       std::fprintf(stderr,
                    "[rank %d] MPI: no %s after %g s: another rank hangs or cannot be reached\n",
                    detect_launch().rank, what, timeout_s);
-      _exit(static_cast<int>(ExitCode::runtime));
+      _exit(to_int(ExitCode::runtime));
     });
   }
 
@@ -120,15 +120,15 @@ class MpiTransport : public Transport {
   };
 
   static int count_of(size_t bytes) {
-    check(bytes <= static_cast<size_t>(std::numeric_limits<int>::max()),
+    check(bytes <= to_size(std::numeric_limits<int>::max()),
           "message: expected less than 2 GiB, found ", bytes, " bytes");
-    return static_cast<int>(bytes);
+    return to_int(bytes);
   }
 
   static void check_length(const Open& open, const MPI_Status& status) {
     int found = 0;
     MPI_Get_count(&status, MPI_BYTE, &found);
-    if (static_cast<size_t>(found) != open.bytes)
+    if (to_size(found) != open.bytes)
       throw CommError(concat("rank ", open.peer, " sent ", found, " bytes where ", open.bytes,
                              " were expected"));
   }

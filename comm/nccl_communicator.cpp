@@ -134,7 +134,7 @@ class NcclCommunicator : public Communicator {
       };
       ncclResult_t status = ncclGroupStart();
       for (int peer = 0; peer < size() && status == ncclSuccess; ++peer) {
-        const auto n = static_cast<size_t>(share);
+        const auto n = to_size(share);
         status = ncclSend(at(from, peer), n, nccl_type(t.dtype()), peer, comm_, cuda_stream());
         if (status == ncclSuccess || status == ncclInProgress)
           status = ncclRecv(at(t, peer), n, nccl_type(t.dtype()), peer, comm_, cuda_stream());
@@ -167,7 +167,7 @@ class NcclCommunicator : public Communicator {
  private:
   static constexpr std::chrono::seconds kAbortTime{10};
 
-  static size_t elements(const Tensor& x) { return static_cast<size_t>(x.size()); }
+  static size_t elements(const Tensor& x) { return to_size(x.size()); }
   static Device gpu() { return Context::current().device(); }
 
   void count(int64_t bytes) {

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/random.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -87,19 +88,19 @@ double LinkTime::reserve(double from, double duration) {
 }
 
 NetClock::NetClock(const NetModel& model, int ranks)
-    : model_(model), up_free_(static_cast<size_t>(ranks)), down_(static_cast<size_t>(ranks)) {}
+    : model_(model), up_free_(to_size(ranks)), down_(to_size(ranks)) {}
 
 double NetClock::arrival(int from, int to, size_t bytes, double now) {
   std::lock_guard lock(mutex_);
-  const double duration = static_cast<double>(bytes) / model_.bytes_per_s;
+  const double duration = to_double(bytes) / model_.bytes_per_s;
   // The switch forwards while it receives: the second link adds time only when it is busy.
-  double& up = up_free_[static_cast<size_t>(from)];
+  double& up = up_free_[to_size(from)];
   const double begin = std::max(up, now);
   up = begin + duration;
-  const double down = down_[static_cast<size_t>(to)].reserve(begin, duration);
+  const double down = down_[to_size(to)].reserve(begin, duration);
   const auto link = static_cast<uint64_t>(from) * up_free_.size() + static_cast<uint64_t>(to);
   const float u = Philox(0, stream_id(Stream::network, link)).uniform(messages_[{from, to}]++);
-  return down + model_.latency_s + model_.jitter_s * (2.0 * static_cast<double>(u) - 1.0);
+  return down + model_.latency_s + model_.jitter_s * (2.0 * to_double(u) - 1.0);
 }
 
 }  // namespace heddle

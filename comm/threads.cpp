@@ -33,9 +33,9 @@ struct World {
   };
 
   World(int size, const ThreadsOptions& options)
-      : options_(options), net_(options.net, size), boxes_(static_cast<size_t>(size)) {}
+      : options_(options), net_(options.net, size), boxes_(to_size(size)) {}
 
-  Mailbox& box(int rank) { return boxes_[static_cast<size_t>(rank)]; }
+  Mailbox& box(int rank) { return boxes_[to_size(rank)]; }
 
   void abort(const std::string& why) {
     {
@@ -211,7 +211,7 @@ std::vector<std::unique_ptr<Communicator>> make_threads(int size, const ThreadsO
   check(size > 0, "learners: expected at least 1, found ", size);
   const auto world = std::make_shared<World>(size, options);
   std::vector<std::unique_ptr<Communicator>> out;
-  out.reserve(static_cast<size_t>(size));
+  out.reserve(to_size(size));
   for (int rank = 0; rank < size; ++rank)
     out.push_back(std::make_unique<MessageCommunicator>(
         std::make_unique<ThreadsTransport>(world, rank, size), options.collectives));

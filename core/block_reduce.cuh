@@ -10,6 +10,7 @@
 #pragma once
 
 #include "core/bfloat16.h"
+#include "core/scalar.h"
 
 namespace heddle {
 
@@ -33,7 +34,7 @@ struct Larger {
 // threads; the first thread of a group gets the group's result. kThreads and width: powers of two.
 template <class V, int kThreads, class Join>
 __device__ V group_reduce(V mine, Join join, int width, V (&scratch)[kThreads]) {
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = to_int(threadIdx.x);
   __syncthreads();  // an earlier call may still be reading
   scratch[thread] = mine;
   for (int half = width / 2; half > 0; half /= 2) {

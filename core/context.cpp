@@ -4,7 +4,6 @@
 
 #include "core/error.h"
 #include "core/scalar.h"
-#include "core/streams.h"
 
 #ifdef HEDDLE_CUDA
 #include <cuda_runtime_api.h>
@@ -15,12 +14,6 @@ namespace {
 
 thread_local Context* current_context = nullptr;
 
-// Pools of the additional streams.
-struct SidePools {
-  std::mutex mutex;
-  std::shared_ptr<Pool> pools[kStreamUses];
-};
-
 constexpr const char* kMemoryOf[kStreamUses] = {"device memory", "device memory, exchanges",
                                                 "device memory, copies"};
 
@@ -28,7 +21,7 @@ constexpr const char* kMemoryOf[kStreamUses] = {"device memory", "device memory,
 void use_device(Device device) {
   int major = 0;
   cudaError_t status = cudaSetDevice(device.index);
-  if (status == cudaSuccess) status = cudaFree(nullptr);  // what is wrong with a card shows here
+  if (status == cudaSuccess) status = cudaFree(nullptr);  // the first call that a bad card fails
   if (status == cudaSuccess)
     status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index);
   if (status != cudaSuccess)
@@ -39,8 +32,8 @@ void use_device(Device device) {
 }
 #endif
 
-// The Context that a thread goes back to.
-void go_back(Context* previous) {
+// Makes an earlier Context the thread's current one again.
+void restore_current(Context* previous) {
   current_context = previous;
 #ifdef HEDDLE_CUDA
   if (previous != nullptr && previous->device().is_cuda())
@@ -61,7 +54,7 @@ Context::Context(const ContextOptions& options)
 #ifdef HEDDLE_CUDA
   if (options_.device.is_cuda()) {
     use_device(options_.device);
-    device_pool_ = std::make_shared<Pool>(options_.device);
+    device_pools_[0] = std::make_shared<Pool>(options_.device);
     pinned_pool_ = std::make_shared<Pool>(Device{}, Pool::keeps_blocks(), true);
   }
 #endif
@@ -70,7 +63,7 @@ Context::Context(const ContextOptions& options)
 
 Context::~Context() {
   while (!order_.empty()) order_.pop_back();
-  go_back(previous_);
+  restore_current(previous_);
   omp_set_num_threads(previous_threads_);
 }
 
@@ -86,19 +79,17 @@ void Context::trace_memory() {
     trace_.memory(name, in_use, pool->bytes_reserved());
   };
   record("host memory", host_pool_);
-  if (device_pool_ != nullptr) record(kMemoryOf[to_size(stream_use())], pool(options_.device));
+  if (options_.device.is_cuda()) record(kMemoryOf[to_size(stream_use())], pool(options_.device));
 }
 
 std::shared_ptr<Pool> Context::pool(Device device) {
   if (!device.is_cuda()) return host_pool_;
-  if (device_pool_ == nullptr || device != options_.device)
+  const std::lock_guard lock(mutex_);
+  if (device != options_.device || device_pools_[0] == nullptr)
     throw Error(concat("no memory pool for ", to_string(device), " in this Context"));
-  if (stream_use() == StreamUse::main) return device_pool_;
-  SidePools& sides = state<SidePools>();
-  const std::lock_guard lock(sides.mutex);
-  auto& side = sides.pools[to_size(stream_use())];
-  if (side == nullptr) side = std::make_shared<Pool>(device);
-  return side;
+  auto& pool = device_pools_[to_size(stream_use())];
+  if (pool == nullptr) pool = std::make_shared<Pool>(device);
+  return pool;
 }
 
 ContextScope::ContextScope(Context& context)
@@ -112,7 +103,7 @@ ContextScope::ContextScope(Context& context)
 }
 
 ContextScope::~ContextScope() {
-  go_back(previous_);
+  restore_current(previous_);
   omp_set_num_threads(previous_threads_);
 }
 

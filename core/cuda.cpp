@@ -1,6 +1,8 @@
 #include "core/cuda.h"
 
 #include <memory>
+#include <mutex>
+#include <optional>
 
 #include "core/context.h"
 #include "core/streams.h"
@@ -9,48 +11,27 @@
 namespace heddle {
 namespace {
 
-// Not ordered with the legacy stream, which nobody here uses: a library that did would break the
-// recording of a step.
-cudaStream_t make_stream(bool first) {
+// Makes a stream that is not ordered with the legacy stream, which nothing here uses: a library
+// that did would break the recording of a step.
+cudaStream_t make_stream(bool high_priority) {
   int lowest = 0, highest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities");
   cudaStream_t made = nullptr;
-  check_cuda(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, first ? highest : lowest),
-             "cudaStreamCreate");
+  check_cuda(
+      cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, high_priority ? highest : lowest),
+      "cudaStreamCreate");
   return made;
 }
 
-// What NVIDIA advises for Hopper; older cards take less.
-constexpr int64_t kCublasWorkspace = int64_t{32} << 20;
-
-// Made when something needs it, and for one stream. Its workspace is ours: cuBLAS's own would be
-// asked for anew by every product of a recorded step (core/step_graph.h).
-void make_cublas(cublasHandle_t& cublas, Tensor& workspace, cudaStream_t stream) {
-  if (cublas != nullptr) return;
-  workspace = Tensor::empty({kCublasWorkspace}, DType::u8);
-  cublasHandle_t made = nullptr;
-  check_cublas(cublasCreate(&made), "cublasCreate");
-  std::unique_ptr<cublasContext, Destroy<cublasDestroy>> handle(made);
-  check_cublas(cublasSetStream(made, stream), "cublasSetStream");
-  check_cublas(cublasSetWorkspace(made, workspace.raw(), kCublasWorkspace), "cublasSetWorkspace");
-  const bool tf32 = Context::current().options().tf32;
-  // Sums that are cut into parts are fp32 too, where the result is bf16.
-  const int mode = (tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
-                   CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
-  check_cublas(cublasSetMathMode(made, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
-  cublas = handle.release();
-}
-
-// A stream of a Context and the handles that work on it. The streams next to the first have high
-// priority, because others wait for what they do.
-template <StreamUse kUse>
+// A stream of a Context and the handles that work on it. Additional streams have high priority,
+// because others wait for what they do.
 struct Handles {
-  cudaStream_t stream = make_stream(kUse != StreamUse::main);
+  cudaStream_t stream;
   cublasHandle_t cublas = nullptr;
   Tensor workspace;               // of cuBLAS
-  cudnnHandle_t cudnn = nullptr;  // on the first stream only
+  cudnnHandle_t cudnn = nullptr;  // on the main stream only
 
-  Handles() = default;
+  explicit Handles(StreamUse use) : stream(make_stream(use != StreamUse::main)) {}
   ~Handles() {
     if (cudnn != nullptr) (void)cudnnDestroy(cudnn);
     if (cublas != nullptr) (void)cublasDestroy(cublas);
@@ -60,36 +41,53 @@ struct Handles {
   Handles& operator=(const Handles&) = delete;
 };
 
-template <class Call>
-auto with_handles(const Call& call) {
-  Context& context = Context::current();
-  switch (stream_use()) {
-    case StreamUse::exchange:
-      return call(context.state<Handles<StreamUse::exchange>>());
-    case StreamUse::copy:
-      return call(context.state<Handles<StreamUse::copy>>());
-    case StreamUse::main:
-      break;
-  }
-  return call(context.state<Handles<StreamUse::main>>());
+// NVIDIA's advice for Hopper; older cards need less.
+constexpr int64_t kCublasWorkspace = int64_t{32} << 20;
+
+// Makes cuBLAS's handle for one stream. Its workspace comes from the pool: every product of a
+// recorded step would ask for cuBLAS's own anew (core/step_graph.h).
+void make_cublas(Handles& h) {
+  h.workspace = Tensor::empty({kCublasWorkspace}, DType::u8);
+  cublasHandle_t made = nullptr;
+  check_cublas(cublasCreate(&made), "cublasCreate");
+  std::unique_ptr<cublasContext, Destroy<cublasDestroy>> handle(made);
+  check_cublas(cublasSetStream(made, h.stream), "cublasSetStream");
+  check_cublas(cublasSetWorkspace(made, h.workspace.raw(), kCublasWorkspace), "cublasSetWorkspace");
+  const bool tf32 = Context::current().options().tf32;
+  // Sums that are cut into parts are fp32 too, where the result is bf16.
+  const int mode = (tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
+                   CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+  check_cublas(cublasSetMathMode(made, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");
+  h.cublas = handle.release();
+}
+
+// The streams of a Context, each made at its first use.
+struct Streams {
+  std::mutex mutex;
+  std::optional<Handles> handles[kStreamUses];
+};
+
+Handles& handles_of(StreamUse use) {
+  auto& streams = Context::current().state<Streams>();
+  const std::lock_guard lock(streams.mutex);
+  auto& handles = streams.handles[to_size(use)];
+  if (!handles) handles.emplace(use);
+  return *handles;
 }
 
 }  // namespace
 
-cudaStream_t cuda_stream() {
-  return with_handles([](auto& h) { return h.stream; });
-}
+cudaStream_t cuda_stream() { return handles_of(stream_use()).stream; }
 
 cublasHandle_t cublas_handle() {
-  return with_handles([](auto& h) {
-    make_cublas(h.cublas, h.workspace, h.stream);
-    return h.cublas;
-  });
+  Handles& h = handles_of(stream_use());
+  if (h.cublas == nullptr) make_cublas(h);
+  return h.cublas;
 }
 
-// Works on the Context's first stream, whichever thread asks; cuDNN takes a second to load.
+// Works on the Context's main stream, whichever thread asks; cuDNN takes a second to load.
 cudnnHandle_t cudnn_handle() {
-  auto& h = Context::current().state<Handles<StreamUse::main>>();
+  Handles& h = handles_of(StreamUse::main);
   if (h.cudnn == nullptr) {
     check_cudnn(cudnnCreate(&h.cudnn), "cudnnCreate");
     check_cudnn(cudnnSetStream(h.cudnn, h.stream), "cudnnSetStream");

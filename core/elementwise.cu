@@ -1,10 +1,9 @@
-// Elementwise kernels, shared between CPU and CUDA. Reductions differ: fixed chunks added in order
-// on the CPU, one block per chunk on CUDA.
+// Elementwise kernels, shared between CPU and CUDA, and reductions, which differ: the CPU adds
+// fixed chunks in order, CUDA has one block per chunk.
 #include "core/elementwise.h"
 
 #include <cmath>
 
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #ifdef HEDDLE_GPU
 #include <vector>
@@ -69,30 +68,19 @@ struct AddRow {
 };
 
 #ifdef HEDDLE_GPU
+// dst (N, columns, rows) = src (N, rows, columns) + beta * dst.
 template <class From, class To>
-struct ToNhwc {
+struct Transpose {
   const From* src;
   To* dst;
-  int64_t channels, pixels;
-  HEDDLE_HD void operator()(int64_t i) const {
-    const int64_t c = i % channels, p = i / channels % pixels, n = i / channels / pixels;
-    dst[i] = To(to_float(src[(n * channels + c) * pixels + p]));
-  }
-};
-
-template <class From, class To>
-struct FromNhwc {
-  const From* src;
-  To* dst;
-  int64_t channels, pixels;
+  int64_t rows, columns;
   float beta;
   HEDDLE_HD void operator()(int64_t i) const {
-    const int64_t p = i % pixels, c = i / pixels % channels, n = i / pixels / channels;
-    const float value = to_float(src[(n * pixels + p) * channels + c]);
+    const int64_t r = i % rows, c = i / rows % columns, n = i / rows / columns;
+    const float value = to_float(src[(n * rows + r) * columns + c]);
     dst[i] = To(beta == 0.0f ? value : beta * to_float(dst[i]) + value);
   }
 };
-
 #endif
 
 struct Identity {
@@ -110,7 +98,7 @@ struct NotFinite {
 #ifdef HEDDLE_GPU
 constexpr int kThreads = 256;
 
-// Block b adds map(x[i]) over chunk b: in order within a thread, then as a tree over threads.
+// Adds map(x[i]) over chunk b in block b: in order within a thread, then as a tree over threads.
 template <class Map>
 __global__ void reduce_chunks(const float* x, int64_t n, int64_t chunk, double* partial, Map map) {
   __shared__ double scratch[kThreads];
@@ -139,15 +127,15 @@ double reduce(const Tensor& tensor, Map map) {
   return total;
 }
 
-// Block (i, k) adds the k-th part of the rows of kStrip columns: each thread every kSlices-th row,
-// then the slices in order. The sums of part k go to row k of out.
+// Adds, in block (i, k), part k of the rows of strip i of the columns: each thread every kSlices-th
+// row, then the slices in order. The sums of part k go to row k of out.
 constexpr int kStrip = 32, kSlices = 16;
 
 template <class T>
 __global__ void sum_rows_kernel(const T* x, float* out, int64_t rows, int64_t columns, int64_t part,
                                 float beta) {
   __shared__ float scratch[kSlices][kStrip];
-  const int64_t c = blockIdx.x * static_cast<int64_t>(kStrip) + threadIdx.x;
+  const int64_t c = blockIdx.x * to_int64(kStrip) + threadIdx.x;
   const int64_t begin = blockIdx.y * part, end = begin + part < rows ? begin + part : rows;
   float s = 0;
   if (c < columns)
@@ -227,7 +215,7 @@ bool all_finite(const Tensor& x) { return reduce(x, NotFinite{}) == 0.0; }
 void sum_rows(const Tensor& x, const Tensor& out, float beta) {
   const int64_t rows = x.shape()[0], columns = x.shape()[1];
   if (columns == 0) return;
-  // Long columns are cut into parts, as many as keep a GPU busy, whose sums are then added.
+  // Long columns are cut into as many parts as keep a GPU busy; the parts' sums are added last.
   const int64_t strips = ceil_div(columns, kStrip);
   const int64_t parts = std::clamp<int64_t>(rows / 256, 1, std::max<int64_t>(1, 512 / strips));
   with_type(x, [&]<class T>() {
@@ -238,18 +226,13 @@ void sum_rows(const Tensor& x, const Tensor& out, float beta) {
   });
 }
 
-void to_nhwc(const Tensor& src, const Tensor& dst) {
-  const Shape& s = src.shape();
-  with_types(src, dst, [&]<class From, class To>() {
-    for_each(src.size(), ToNhwc<From, To>{src.data<From>(), dst.data<To>(), s[1], s[2] * s[3]});
-  });
-}
-
-void from_nhwc(const Tensor& src, const Tensor& dst, float beta) {
-  const Shape& s = src.shape();
+void reorder(const Tensor& src, const Tensor& dst, float beta) {
+  const int64_t channels = src.shape()[1], pixels = src.shape()[2] * src.shape()[3];
+  const bool from_nhwc = src.layout() == Layout::nhwc;
+  const int64_t rows = from_nhwc ? pixels : channels, columns = from_nhwc ? channels : pixels;
   with_types(src, dst, [&]<class From, class To>() {
     for_each(src.size(),
-             FromNhwc<From, To>{src.data<From>(), dst.data<To>(), s[1], s[2] * s[3], beta});
+             Transpose<From, To>{src.data<From>(), dst.data<To>(), rows, columns, beta});
   });
 }
 #else

@@ -33,10 +33,9 @@ void sum_rows(const Tensor& x, const Tensor& out, float beta);
 void repeat_row(const Tensor& row, const Tensor& out);
 void add_row(const Tensor& row, const Tensor& x);
 
-// Between (N, C, H, W) in the plain layout and channels last, of any two floating types, with the
-// shape of src: dst = src, or dst = src + beta * dst. The CPU has oneDNN's reorder for this.
-void to_nhwc(const Tensor& src, const Tensor& dst);
-void from_nhwc(const Tensor& src, const Tensor& dst, float beta);
+// Computes dst = src + beta * dst for (N, C, H, W) in different layouts, plain and channels last,
+// of any two floating types. The CPU has oneDNN's reorder for this.
+void reorder(const Tensor& src, const Tensor& dst, float beta);
 }  // namespace cuda
 
 }  // namespace heddle

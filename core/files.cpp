@@ -24,21 +24,22 @@ struct Descriptor {
   }
 };
 
-int open_retrying(const char* path, int flags, mode_t mode = 0) {
-  int fd;
-  do {
-    fd = ::open(path, flags | O_CLOEXEC, mode);
-  } while (fd < 0 && errno == EINTR);
-  return fd;
+// Repeats a system call that a signal interrupts.
+template <class Call>
+auto retrying(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
 }
 
-// Some file systems cannot sync (EINVAL, ENOTSUP): nothing more can be asked of them.
+int open_retrying(const char* path, int flags, mode_t mode = 0) {
+  return retrying([&] { return ::open(path, flags | O_CLOEXEC, mode); });
+}
+
+// Returns whether a file is on the disk. Some file systems cannot sync (EINVAL, ENOTSUP): nothing
+// more can be asked of them.
 bool sync_descriptor(int fd) {
-  int result;
-  do {
-    result = ::fsync(fd);
-  } while (result < 0 && errno == EINTR);
-  return result == 0 || errno == EINVAL || errno == ENOTSUP;
+  return retrying([&] { return ::fsync(fd); }) == 0 || errno == EINVAL || errno == ENOTSUP;
 }
 
 }  // namespace
@@ -68,8 +69,7 @@ InputFile::~InputFile() { const Descriptor closed{fd_}; }
 
 void InputFile::read(int64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
-    const ssize_t found = ::pread(fd_, out.data(), out.size(), offset);
-    if (found < 0 && errno == EINTR) continue;
+    const ssize_t found = retrying([&] { return ::pread(fd_, out.data(), out.size(), offset); });
     if (found < 0) throw Error(concat(path_, ": cannot read: ", std::strerror(errno)));
     check(found > 0, path_, ": expected ", size_, " bytes, as when it was opened, found ", offset,
           ": it has been cut");
@@ -113,11 +113,8 @@ void AtomicFile::fail(const char* action) const {
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      fail("cannot write");
-    }
+    const ssize_t written = retrying([&] { return ::write(fd_, bytes.data(), bytes.size()); });
+    if (written < 0) fail("cannot write");
     bytes = bytes.subspan(to_size(written));
   }
 }

@@ -91,13 +91,13 @@ cudaDataType_t type_of(const Tensor& x) {
 
 // cuBLAS counts columns first: the row-major product is op(b)ᵀ op(a)ᵀ there.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o, int64_t k) {
-  const auto rows = static_cast<int>(c.shape()[0]), columns = static_cast<int>(c.shape()[1]);
-  const auto stride = [](const Tensor& x) { return static_cast<int>(x.shape()[1]); };
+  const auto rows = to_int(c.shape()[0]), columns = to_int(c.shape()[1]);
+  const auto stride = [](const Tensor& x) { return to_int(x.shape()[1]); };
   check_cublas(
       cublasGemmEx(cublas_handle(), o.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
-                   o.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, columns, rows, static_cast<int>(k),
-                   &o.alpha, b.raw(), type_of(b), stride(b), a.raw(), type_of(a), stride(a),
-                   &o.beta, c.raw(), type_of(c), columns, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                   o.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, columns, rows, to_int(k), &o.alpha,
+                   b.raw(), type_of(b), stride(b), a.raw(), type_of(a), stride(a), &o.beta, c.raw(),
+                   type_of(c), columns, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
       "cublasGemmEx");
 }
 
@@ -105,13 +105,28 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& 
 }  // namespace cuda
 #endif
 
-void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
+namespace {
+
+struct Extents {
+  int64_t m, n, k;
+};
+
+// Returns the extents of op(a) op(b); throws InputError unless it exists and has the shape of c.
+Extents check_product(const Tensor& a, const Tensor& b, const Tensor& c, bool transpose_a,
+                      bool transpose_b) {
   auto [a0, a1] = dims<2>(a, "gemm a");
   auto [b0, b1] = dims<2>(b, "gemm b");
-  const int64_t m = o.transpose_a ? a1 : a0, k = o.transpose_a ? a0 : a1;
-  const int64_t kb = o.transpose_b ? b1 : b0, n = o.transpose_b ? b0 : b1;
-  check(k == kb, "gemm: ", to_string(a.shape()), " and ", to_string(b.shape()), " do not fit");
-  check_shape(c, {m, n}, "gemm c");
+  if (transpose_a) std::swap(a0, a1);
+  if (transpose_b) std::swap(b0, b1);
+  check(a1 == b0, "gemm: ", to_string(a.shape()), " and ", to_string(b.shape()), " do not fit");
+  check_shape(c, {a0, b1}, "gemm c");
+  return {a0, b1, a1};
+}
+
+}  // namespace
+
+void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
+  const auto [m, n, k] = check_product(a, b, c, o.transpose_a, o.transpose_b);
   const bool half = a.dtype() == DType::bf16;
   check_floating(a, "gemm a");
   check(b.dtype() == a.dtype() && (c.dtype() == DType::f32 || (half && c.dtype() == a.dtype())),
@@ -138,13 +153,8 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& 
 
 void gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
                     const Tensor& c) {
-  auto [m, k] = dims<2>(a, "gemm a");
-  auto [b0, b1] = dims<2>(b, "gemm b");
-  const int64_t n = transpose_b ? b0 : b1;
-  check((transpose_b ? b1 : b0) == k, "gemm: ", to_string(a.shape()), " and ", to_string(b.shape()),
-        " do not fit");
+  const auto [m, n, k] = check_product(a, b, c, false, transpose_b);
   check_shape(bias, {n}, "gemm bias");
-  check_shape(c, {m, n}, "gemm c");
   check(bias.dtype() == DType::f32 && c.dtype() == DType::f32 && a.dtype() == b.dtype(),
         "gemm: types do not fit");
 #ifdef HEDDLE_CUDA
@@ -167,7 +177,7 @@ PackedMatrix::PackedMatrix(const Tensor& b, bool transpose, int64_t m, DType dty
     return;
   }
   const auto& plan = cpu::matmul_plan({m_, n_, k_, false, false, true, dtype_, DType::f32, beta_});
-  data_ = Tensor::empty_on(b.device(), {static_cast<int64_t>(plan.b.get_size())}, DType::u8);
+  data_ = cpu::memory_for(plan.b);
   using tag = dnnl::memory::format_tag;
   cpu::reorder_memory({{k_, n_}, dnnl::memory::data_type::f32, transpose ? tag::ba : tag::ab},
                       b.raw(), plan.b, data_.raw());

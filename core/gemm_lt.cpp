@@ -9,7 +9,6 @@
 #include "core/cuda.h"
 #include "core/gemm.h"
 #include "core/plan_cache.h"
-#include "core/scalar.h"
 
 namespace heddle::cuda {
 namespace {
@@ -39,20 +38,13 @@ cublasLtHandle_t lt_handle() { return reinterpret_cast<cublasLtHandle_t>(cublas_
 
 int64_t alignment_of(const void* p) {
   const auto address = reinterpret_cast<uintptr_t>(p);
-  return static_cast<int64_t>(std::min<uintptr_t>(address & (~address + 1), 256));
+  return to_int64(std::min<uintptr_t>(address & (~address + 1), 256));
 }
 
 template <class Value>
 void set(const Operation& operation, cublasLtMatmulDescAttributes_t what, const Value& value) {
   check_cublas(cublasLtMatmulDescSetAttribute(operation.get(), what, &value, sizeof value),
                "cublasLtMatmulDescSetAttribute");
-}
-
-template <class Value>
-void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t what,
-         const Value& value) {
-  check_cublas(cublasLtMatmulPreferenceSetAttribute(preference.get(), what, &value, sizeof value),
-               "cublasLtMatmulPreferenceSetAttribute");
 }
 
 Matrix describe(cudaDataType_t type, int64_t rows, int64_t columns) {
@@ -63,10 +55,9 @@ Matrix describe(cudaDataType_t type, int64_t rows, int64_t columns) {
   return Matrix(made);
 }
 
-// cuBLAS counts columns first: the row-major product is op(b)ᵀ aᵀ there, and a bias that it adds to
-// each column is added to each of our rows.
-//
-// None where cuBLASLt does not offer the product.
+// Makes the plan of a product; none where cuBLASLt does not offer it. cuBLAS counts columns first:
+// the row-major product is op(b)ᵀ aᵀ there, and a bias that it adds to each column is added to each
+// of our rows.
 std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
   const bool half = p.in == DType::bf16, tf32 = Context::current().options().tf32;
   const cudaDataType_t type = half ? CUDA_R_16BF : CUDA_R_32F;
@@ -88,11 +79,15 @@ std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
   cublasLtMatmulPreference_t made = nullptr;
   check_cublas(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
   const Preference preference(made);
-  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMostWorkspace);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.align_b));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(p.align_a));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(p.align_c));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(p.align_c));
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
+    check_cublas(cublasLtMatmulPreferenceSetAttribute(made, what, &value, sizeof value),
+                 "cublasLtMatmulPreferenceSetAttribute");
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMostWorkspace);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.align_b));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(p.align_a));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(p.align_c));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(p.align_c));
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
@@ -101,7 +96,7 @@ std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
   if (count == 0 || found.state != CUBLAS_STATUS_SUCCESS) return std::nullopt;
   plan.algorithm = found.algo;
-  plan.workspace = static_cast<int64_t>(found.workspaceSize);
+  plan.workspace = to_int64(found.workspaceSize);
   return plan;
 }
 

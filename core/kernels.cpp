@@ -15,13 +15,13 @@ void check_same(const Tensor& a, const Tensor& b, const char* name) {
         ", found one on ", to_string(b.device()));
 }
 
-// dst = src in the other layout.
+// Copies src into dst, which has another layout.
 void reorder(const Tensor& src, const Tensor& dst) {
 #ifdef HEDDLE_CUDA
   if (src.device().is_cuda()) {
     check(src.layout() != Layout::c16 && dst.layout() != Layout::c16,
           "convert: layout c16 exists on the CPU only");
-    return dst.layout() == Layout::nhwc ? cuda::to_nhwc(src, dst) : cuda::from_nhwc(src, dst, 0.0f);
+    return cuda::reorder(src, dst, 0.0f);
   }
 #endif
   cpu::reorder(src, dst);

@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/scalar.h"
+
 namespace heddle {
 
 int edit_distance(const std::string& a, const std::string& b) {
   const size_t columns = b.size() + 1;
   std::vector<int> before(columns), last(columns), row(columns);
-  for (size_t j = 0; j < columns; ++j) last[j] = static_cast<int>(j);
+  for (size_t j = 0; j < columns; ++j) last[j] = to_int(j);
   for (size_t i = 1; i <= a.size(); ++i) {
-    row[0] = static_cast<int>(i);
+    row[0] = to_int(i);
     for (size_t j = 1; j < columns; ++j) {
       const int change = a[i - 1] == b[j - 1] ? 0 : 1;
       row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + change});

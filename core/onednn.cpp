@@ -8,7 +8,7 @@
 namespace heddle::cpu {
 namespace {
 
-// Reorders are few and small; a list searched by descriptor is enough.
+// The plans of reorders: few, so that a list searched by descriptor is enough.
 struct ReorderCache {
   struct Entry {
     dnnl::memory::desc src, dst;
@@ -79,13 +79,15 @@ dnnl::memory memory_at(const dnnl::memory::desc& desc, void* data) {
   return {desc, onednn().engine, data};
 }
 
+Tensor memory_for(const dnnl::memory::desc& desc) {
+  const auto bytes = to_int64(desc.get_size());
+  return bytes == 0 ? Tensor() : Tensor::empty_on(Device{}, {bytes}, DType::u8);
+}
+
 void execute(const Plan& plan, Arguments arguments) {
-  Tensor scratch;
-  const size_t bytes = plan.scratchpad.get_size();
-  if (bytes > 0) {
-    scratch = Tensor::empty_on(Device{}, {static_cast<int64_t>(bytes)}, DType::u8);
+  const Tensor scratch = memory_for(plan.scratchpad);
+  if (scratch.defined())
     arguments.emplace(DNNL_ARG_SCRATCHPAD, memory_at(plan.scratchpad, scratch.raw()));
-  }
   plan.primitive.execute(onednn().stream, arguments);
   onednn().stream.wait();
 }

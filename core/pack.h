@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "core/scalar.h"
 #include "core/tensor.h"
 
 namespace heddle {

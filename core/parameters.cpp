@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/parallel.h"
-#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -56,7 +55,7 @@ Buffer& ParameterStore::add_buffer(const std::string& name, const Shape& shape, 
   Tensor host = Tensor::empty_on(Device{}, shape, dtype);
   for (int64_t i = 0; i < host.size(); ++i) {
     if (dtype == DType::i64)
-      host.data<int64_t>()[i] = static_cast<int64_t>(value);
+      host.data<int64_t>()[i] = to_int64(value);
     else
       host.data<float>()[i] = value;
   }

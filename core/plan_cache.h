@@ -27,7 +27,7 @@ PlanKey plan_key(const Parts&... parts) {
     if constexpr (std::is_same_v<std::decay_t<decltype(part)>, Shape>)
       for (int64_t extent : part) key.at(used++) = extent;
     else
-      key.at(used++) = static_cast<int64_t>(part);
+      key.at(used++) = to_int64(part);
   };
   (append(parts), ...);
   return key;

@@ -5,10 +5,9 @@
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
+#include <set>
 
 #include "core/half.h"
-#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -19,6 +18,7 @@ using nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
+constexpr size_t kMostNumbers = 5;                 // the extents of a shape
 constexpr const char* kMetadata = "__metadata__";
 
 struct FileType {
@@ -40,20 +40,13 @@ const FileType* find_file_type(std::string_view name) {
   return nullptr;
 }
 
-// A tensor's header entry as far as it has been read.
-struct Entry {
-  std::string name;
-  std::optional<std::string> dtype;
-  std::optional<std::vector<uint64_t>> shape, offsets;
-};
-
 std::string list_file_types() {
   std::string out;
   for (const FileType& type : kFileTypes) out += (out.empty() ? "" : " ") + std::string(type.name);
   return out;
 }
 
-// The extents as a shape. Zero extents do not hide an overflow of the others.
+// Returns the extents as a shape. Zero extents do not hide an overflow of the others.
 Shape checked_shape(const std::string& where, const std::vector<uint64_t>& extents) {
   constexpr int64_t kMaxElements = std::numeric_limits<int64_t>::max() / 8;
   int64_t product = 1;
@@ -61,166 +54,103 @@ Shape checked_shape(const std::string& where, const std::vector<uint64_t>& exten
     const uint64_t factor = std::max<uint64_t>(extent, 1);
     check(factor <= static_cast<uint64_t>(kMaxElements / product), where,
           ": shape: expected fewer than 2^60 elements, found more");
-    product *= static_cast<int64_t>(factor);
+    product *= to_int64(factor);
   }
   return Shape(std::vector<int64_t>(extents.begin(), extents.end()));
 }
 
-SafetensorsInfo check_entry(const std::string& file, const Entry& entry,
-                            std::span<const std::byte> data) {
-  const std::string where = concat(file, ": tensor '", printable(entry.name), "'");
-  check(entry.dtype.has_value(), where, ": expected a dtype, found none");
-  check(entry.shape.has_value(), where, ": expected a shape, found none");
-  check(entry.offsets && entry.offsets->size() == 2, where, ": expected two data_offsets, found ",
-        entry.offsets ? entry.offsets->size() : 0);
-  const FileType* type = find_file_type(*entry.dtype);
+// Parses the header. Throws InputError for what is not JSON and for a key that an object has twice,
+// and for nesting and arrays beyond those of a header before they take memory.
+json parse_header(const std::string& file, std::string_view text) {
+  std::vector<std::set<std::string>> keys;  // of the open objects
+  size_t numbers = 0;                       // in the open array
+  const auto watch = [&](int depth, json::parse_event_t event, const json& value) {
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::array_start) numbers = 0;
+    check(
+        depth < 3 || event == json::parse_event_t::value, file,
+        ": header: expected an object for each tensor, with whole numbers in its arrays, found an "
+        "array or an object instead of a number");
+    check(event != json::parse_event_t::value || depth < 3 || ++numbers <= kMostNumbers, file,
+          ": header: expected at most ", kMostNumbers, " numbers in an array");
+    if (event == json::parse_event_t::key)
+      check(keys.back().insert(value).second, file, keys.size() == 1 ? ": tensor '" : ": header: '",
+            printable(value.get_ref<const std::string&>()), "': found twice");
+    return true;
+  };
+  size_t position = 0;  // of an error, from 1; 0: unknown
+  try {
+    return json::parse(text, watch);
+  } catch (const json::parse_error& error) {
+    position = error.byte;
+  } catch (const json::exception&) {  // a number that no double holds
+  }
+  throw InputError(concat(file, ": offset ", kLengthBytes + position - (position > 0),
+                          ": expected JSON in the header, found something else"));
+}
+
+// Describes a value of the header for an error.
+std::string found(const json& value) {
+  if (value.is_number() || value.is_boolean())
+    return "the " + std::string(value.type_name()) + " " + value.dump();
+  return concat(value.is_array() || value.is_object() ? "an " : "a ", value.type_name());
+}
+
+// Returns the array of whole numbers under a key of a tensor's entry.
+std::vector<uint64_t> read_numbers(const std::string& where, const json& entry, const char* key,
+                                   size_t most) {
+  check(entry.contains(key), where, ": expected ", key, ", found none");
+  check(entry[key].size() <= most, where, ": ", key, ": expected at most ", most, " numbers");
+  for (const json& number : entry[key])
+    check(number.is_number_unsigned(), where, ": ", key,
+          ": expected a whole number from 0 to 2^64-1, found ", found(number));
+  return entry[key];
+}
+
+SafetensorsInfo read_entry(const std::string& where, const json& entry,
+                           std::span<const std::byte> data) {
+  check(entry.is_object(), where, ": expected an object, found ", found(entry));
+  for (const auto& item : entry.items()) {
+    const bool is_dtype = item.key() == "dtype";
+    check(is_dtype || item.key() == "shape" || item.key() == "data_offsets", where, ": ",
+          printable(item.key()), ": expected dtype, shape or data_offsets");
+    check(is_dtype ? item.value().is_string() : item.value().is_array(), where, ": ", item.key(),
+          is_dtype ? ": expected a string" : ": expected an array", ", found ",
+          found(item.value()));
+  }
+  check(entry.contains("dtype"), where, ": expected a dtype, found none");
+  const std::string dtype = entry["dtype"];
+  const std::vector<uint64_t> shape = read_numbers(where, entry, "shape", kMostNumbers),
+                              offsets = read_numbers(where, entry, "data_offsets", 2);
+  check(offsets.size() == 2, where, ": expected two data_offsets, found ", offsets.size());
+  const FileType* type = find_file_type(dtype);
   check(type != nullptr, where, ": expected one of the dtypes ", list_file_types(), ", found '",
-        printable(*entry.dtype), "'");
-  const uint64_t begin = (*entry.offsets)[0], end = (*entry.offsets)[1];
+        printable(dtype), "'");
+  const uint64_t begin = offsets[0], end = offsets[1];
   check(begin <= end && end <= data.size(), where, ": expected data_offsets within 0 to ",
         data.size(), ", found ", begin, " to ", end);
-  SafetensorsInfo info;
-  info.file_dtype = type->name;
-  info.dtype = type->dtype;
-  info.shape = checked_shape(where, *entry.shape);
+  SafetensorsInfo info{type->name, type->dtype, checked_shape(where, shape),
+                       data.subspan(begin, end - begin)};
   const int64_t bytes = info.shape.elements() * type->bytes;
   check(end - begin == static_cast<uint64_t>(bytes), where, ": expected ", bytes, " bytes for ",
-        *entry.dtype, " ", to_string(info.shape), ", found data_offsets ", begin, " to ", end);
-  info.data = data.subspan(begin, end - begin);
+        dtype, " ", to_string(info.shape), ", found data_offsets ", begin, " to ", end);
   return info;
 }
 
-// Receives the header's JSON event by event. No document is built, so that deep nesting costs
-// nothing and duplicate keys are seen.
-class HeaderReader : public nlohmann::json_sax<json> {
- public:
-  HeaderReader(const std::string& file, std::span<const std::byte> data)
-      : file_(file), data_(data) {}
-
-  std::map<std::string, SafetensorsInfo, std::less<>> tensors;
-  std::map<std::string, std::string> metadata;
-
-  bool null() override { return unexpected("null"); }
-  bool boolean(bool value) override { return unexpected(value ? "true" : "false"); }
-  bool number_integer(int64_t value) override { return unexpected(concat("the number ", value)); }
-  bool number_float(double, const std::string& text) override {
-    return unexpected("the number " + printable(text));
-  }
-  bool binary(json::binary_t&) override { return unexpected("binary data"); }
-
-  bool number_unsigned(uint64_t value) override {
-    if (numbers_ == nullptr) return unexpected(concat("the number ", value));
-    const size_t limit = numbers_ == &entry_.shape ? 5 : 2;
-    check((*numbers_)->size() < limit, where(), ": expected at most ", limit, " numbers");
-    (*numbers_)->push_back(value);
-    return true;
-  }
-
-  bool string(std::string& value) override {
-    if (place_ == Place::metadata) {
-      check(metadata.emplace(key_, value).second, where(), ": found twice");
-      return true;
-    }
-    if (place_ != Place::tensor || key_ != "dtype") return unexpected("a string");
-    check(!entry_.dtype, where(), ": found twice");
-    entry_.dtype = value;
-    return true;
-  }
-
-  bool start_object(size_t) override {
-    if (place_ == Place::outside) {
-      place_ = Place::top;
-    } else if (place_ == Place::top) {
-      place_ = key_ == kMetadata ? Place::metadata : Place::tensor;
-      if (place_ == Place::tensor) entry_.name = key_;
-      if (place_ == Place::metadata)
-        check(!std::exchange(metadata_seen_, true), where(), ": found twice");
-      key_.clear();
-    } else {
-      return unexpected("an object");
-    }
-    return true;
-  }
-
-  bool key(std::string& value) override {
-    key_ = value;
-    check(
-        place_ != Place::tensor || value == "dtype" || value == "shape" || value == "data_offsets",
-        where(), ": expected dtype, shape or data_offsets");
-    return true;
-  }
-
-  bool end_object() override {
-    if (place_ == Place::tensor) {
-      check(tensors.emplace(entry_.name, check_entry(file_, entry_, data_)).second, file_,
-            ": tensor '", printable(entry_.name), "': found twice");
-      entry_ = Entry();
-    }
-    place_ = place_ == Place::top ? Place::outside : Place::top;
-    key_.clear();
-    return true;
-  }
-
-  bool start_array(size_t) override {
-    if (place_ != Place::tensor || numbers_ != nullptr ||
-        (key_ != "shape" && key_ != "data_offsets"))
-      return unexpected("an array");
-    numbers_ = key_ == "shape" ? &entry_.shape : &entry_.offsets;
-    check(!*numbers_, where(), ": found twice");
-    numbers_->emplace();
-    return true;
-  }
-
-  bool end_array() override {
-    numbers_ = nullptr;
-    return true;
-  }
-
-  bool parse_error(size_t position, const std::string&, const json::exception&) override {
-    throw InputError(concat(file_, ": offset ", kLengthBytes + position - (position > 0),
-                            ": expected JSON in the header, found something else"));
-  }
-
- private:
-  enum class Place { outside, top, metadata, tensor };
-
-  std::string where() const {
-    if (place_ == Place::metadata) return concat(file_, ": metadata '", printable(key_), "'");
-    if (place_ == Place::tensor)
-      return concat(file_, ": tensor '", printable(entry_.name), "': ", printable(key_));
-    return concat(file_, ": header entry '", printable(key_), "'");
-  }
-
-  const char* expected() const {
-    if (place_ == Place::outside || place_ == Place::top) return "an object";
-    if (place_ == Place::metadata || key_ == "dtype") return "a string";
-    return numbers_ == nullptr ? "an array" : "a whole number from 0 to 2^64-1";
-  }
-
-  bool unexpected(const std::string& found) const {
-    throw InputError(concat(where(), ": expected ", expected(), ", found ", found));
-  }
-
-  const std::string& file_;
-  std::span<const std::byte> data_;
-  Entry entry_;
-  Place place_ = Place::outside;
-  std::string key_;
-  std::optional<std::vector<uint64_t>>* numbers_ = nullptr;  // the array being read
-  bool metadata_seen_ = false;
-};
-
-// The tensors must cover the data exactly: an overlap or a hole is a damaged or forged file.
-void check_coverage(const std::string& file, const HeaderReader& header,
+// Throws unless the tensors cover the data exactly: an overlap or a hole is a damaged or forged
+// file.
+void check_coverage(const std::string& file,
+                    const std::map<std::string, SafetensorsInfo, std::less<>>& tensors,
                     std::span<const std::byte> data) {
   struct Range {
     int64_t begin, end;
     const std::string* name;
   };
   std::vector<Range> ranges;
-  for (const auto& [name, info] : header.tensors) {
+  for (const auto& [name, info] : tensors) {
     const int64_t begin = info.data.data() - data.data();
-    ranges.push_back({begin, begin + static_cast<int64_t>(info.data.size()), &name});
+    ranges.push_back({begin, begin + to_int64(info.data.size()), &name});
   }
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -294,13 +224,25 @@ SafetensorsFile SafetensorsFile::parse(std::span<const std::byte> bytes, const s
   check(length >= 2 && text[0] == '{', name, ": offset 8: expected a JSON object as header");
 
   const std::span<const std::byte> data = bytes.subspan(kLengthBytes + length);
-  HeaderReader reader(name, data);
-  json::sax_parse(text, text + length, &reader);
-  check_coverage(name, reader, data);
   SafetensorsFile file;
   file.path_ = name;
-  file.tensors_ = std::move(reader.tensors);
-  file.metadata_ = std::move(reader.metadata);
+  const json header = parse_header(name, {text, length});
+  for (const auto& item : header.items()) {
+    const std::string key = printable(item.key());
+    if (item.key() != kMetadata) {
+      file.tensors_[item.key()] =
+          read_entry(concat(name, ": tensor '", key, "'"), item.value(), data);
+      continue;
+    }
+    check(item.value().is_object(), name, ": header entry '", key, "': expected an object, found ",
+          found(item.value()));
+    for (const auto& entry : item.value().items()) {
+      check(entry.value().is_string(), name, ": metadata '", printable(entry.key()),
+            "': expected a string, found ", found(entry.value()));
+      file.metadata_[entry.key()] = entry.value();
+    }
+  }
+  check_coverage(name, file.tensors_, data);
   return file;
 }
 

@@ -8,7 +8,8 @@
 
 namespace heddle {
 
-// static_cast under short names, from any number, bfloat16 and Half included. No range is checked.
+// Convert as static_cast does, from any number or enumerator, bfloat16 and Half included. No range
+// is checked.
 template <class T>
 HEDDLE_HD constexpr float to_float(T x) {
   return static_cast<float>(x);
@@ -18,8 +19,16 @@ HEDDLE_HD constexpr double to_double(T x) {
   return static_cast<double>(x);
 }
 template <class T>
-constexpr size_t to_size(T x) {
+HEDDLE_HD constexpr size_t to_size(T x) {
   return static_cast<size_t>(x);
+}
+template <class T>
+HEDDLE_HD constexpr int to_int(T x) {
+  return static_cast<int>(x);
+}
+template <class T>
+HEDDLE_HD constexpr int64_t to_int64(T x) {
+  return static_cast<int64_t>(x);
 }
 
 // Returns n / unit rounded up, for n >= 0 and unit > 0: how many pieces of `unit` cover n.

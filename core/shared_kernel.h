@@ -9,7 +9,6 @@
 
 #include "core/bfloat16.h"
 #include "core/parallel.h"
-#include "core/scalar.h"
 #include "core/tensor.h"
 
 #ifdef __CUDACC__
@@ -53,9 +52,8 @@ void with_types(const Tensor& src, const Tensor& dst, F&& f) {
 #ifdef HEDDLE_GPU
 template <class F>
 __global__ void for_each_kernel(int64_t n, F f) {
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n; i += stride)
-    f(i);
+  const int64_t stride = to_int64(gridDim.x) * blockDim.x;
+  for (int64_t i = blockIdx.x * to_int64(blockDim.x) + threadIdx.x; i < n; i += stride) f(i);
 }
 
 template <class F>
@@ -81,7 +79,7 @@ void for_each_in_grid(int64_t rows, int64_t columns, F f) {
 // it has been started.
 template <class T>
 Tensor upload(Device device, const std::vector<T>& rows) {
-  const auto bytes = static_cast<int64_t>(rows.size() * sizeof(T));
+  const auto bytes = to_int64(rows.size() * sizeof(T));
   const Tensor host = Tensor::empty_on(Device{}, {bytes}, DType::u8);
   std::memcpy(host.raw(), rows.data(), to_size(bytes));
   return host.to(device);

@@ -30,8 +30,8 @@ namespace {
 class PoolScope {
  public:
   explicit PoolScope(const std::shared_ptr<Pool>& pool)
-      : previous_(Context::current().exchange_device_pool(pool)) {}
-  ~PoolScope() { Context::current().exchange_device_pool(previous_); }
+      : previous_(Context::current().replace_device_pool(pool)) {}
+  ~PoolScope() { Context::current().replace_device_pool(previous_); }
   PoolScope(const PoolScope&) = delete;
   PoolScope& operator=(const PoolScope&) = delete;
 

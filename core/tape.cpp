@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/kernels.h"
-#include "core/scalar.h"
 #include "core/trace.h"
 
 namespace heddle {

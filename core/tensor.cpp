@@ -4,11 +4,9 @@
 #include <limits>
 
 #include "core/context.h"
-#include "core/scalar.h"
 
 #ifdef HEDDLE_CUDA
 #include "core/cuda.h"
-#include "core/scalar.h"
 #endif
 
 namespace heddle {
@@ -165,11 +163,11 @@ Tensor Tensor::empty_like(const Tensor& other) {
 }
 
 Tensor Tensor::from(const std::vector<float>& values) {
-  return from(values, Shape{static_cast<int64_t>(values.size())});
+  return from(values, Shape{to_int64(values.size())});
 }
 
 Tensor Tensor::from(const std::vector<float>& values, const Shape& shape) {
-  check(shape.elements() == static_cast<int64_t>(values.size()), "tensor: shape ", to_string(shape),
+  check(shape.elements() == to_int64(values.size()), "tensor: shape ", to_string(shape),
         " does not hold ", values.size(), " values");
   Tensor out = empty_on(Device{}, shape);
   if (!values.empty()) std::memcpy(out.data_, values.data(), out.bytes());

@@ -16,6 +16,7 @@
 #include "core/bfloat16.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/scalar.h"
 
 namespace heddle {
 

@@ -32,7 +32,7 @@ struct Draws {
     return low + (high - low) * uniform(word);
   }
   int below(uint64_t word, int bound) const {
-    return static_cast<int>(rng.below(first + word, static_cast<uint32_t>(bound)));
+    return to_int(rng.below(first + word, static_cast<uint32_t>(bound)));
   }
 };
 
@@ -47,8 +47,8 @@ const Table& table_of(const Normalization& normalization) {
   if (table.key.mean == normalization.mean && table.key.std == normalization.std) return table;
   for (int c = 0; c < 3; ++c)
     for (int v = 0; v < 256; ++v)
-      table.value[c][v] = static_cast<float>((v / 255.0 - double{normalization.mean[c]}) /
-                                             double{normalization.std[c]});
+      table.value[c][v] =
+          to_float((v / 255.0 - double{normalization.mean[c]}) / double{normalization.std[c]});
   table.key = normalization;
   return table;
 }
@@ -75,12 +75,12 @@ void crop_bytes(const Image& image, int left, int top, bool flip, const Table& t
 }
 
 Window centered(const Image& image, float width, float height) {
-  return {(static_cast<float>(image.width) - width) / 2,
-          (static_cast<float>(image.height) - height) / 2, width, height};
+  return {(to_float(image.width) - width) / 2, (to_float(image.height) - height) / 2, width,
+          height};
 }
 
 Window draw_window(const Augmentation& augmentation, const Image& image, const Draws& draws) {
-  const auto width = static_cast<float>(image.width), height = static_cast<float>(image.height);
+  const auto width = to_float(image.width), height = to_float(image.height);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const uint64_t word = kWindow + 4 * static_cast<uint64_t>(attempt);
     const float area =
@@ -89,8 +89,8 @@ Window draw_window(const Augmentation& augmentation, const Image& image, const D
                                                std::log(augmentation.max_ratio)));
     const float w = std::round(std::sqrt(area * ratio)), h = std::round(std::sqrt(area / ratio));
     if (w < 1 || h < 1 || w > width || h > height) continue;
-    return {static_cast<float>(draws.below(word + 2, static_cast<int>(width - w) + 1)),
-            static_cast<float>(draws.below(word + 3, static_cast<int>(height - h) + 1)), w, h};
+    return {to_float(draws.below(word + 2, to_int(width - w) + 1)),
+            to_float(draws.below(word + 3, to_int(height - h) + 1)), w, h};
   }
   const float ratio = std::clamp(width / height, augmentation.min_ratio, augmentation.max_ratio);
   return centered(image, std::min(width, height * ratio), std::min(height, width / ratio));
@@ -125,10 +125,8 @@ void crop_fixed(const Augmentation& augmentation, const Image& image, const Plac
 // half a pixel of the offset to even.
 PixelWindow eval_window(const Augmentation& augmentation, const Image& image) {
   const int shorter = std::min(image.width, image.height), size = augmentation.size;
-  const int64_t target = std::lround(static_cast<float>(size) * augmentation.resize);
-  const auto begin = [&](int64_t length) {
-    return std::lrint(static_cast<double>(length - size) / 2);
-  };
+  const int64_t target = std::lround(to_float(size) * augmentation.resize);
+  const auto begin = [&](int64_t length) { return std::lrint(to_double(length - size) / 2); };
   const int64_t width = target * image.width / shorter, height = target * image.height / shorter;
   return {width, height, begin(width), begin(height)};
 }

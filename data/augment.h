@@ -72,11 +72,15 @@ Placement draw_placement(const Augmentation& augmentation, const Philox& rng, ui
 void augment_bytes(const Augmentation& augmentation, const Tensor& bytes, const Tensor& placements,
                    const Tensor& out);
 
-// `table` f32 (3, 256): the normalised value of each byte, per channel; `cut`: the cutout's side.
-#define HEDDLE_AUGMENT                                                                          \
-  void place_bytes(const Tensor& bytes, const Tensor& placements, const Tensor& table, int cut, \
-                   const Tensor& out);
-HEDDLE_BACKENDS(HEDDLE_AUGMENT)
-#undef HEDDLE_AUGMENT
+// The kernel of augment_bytes(). `table` f32 (3, 256): the normalised value of each byte, per
+// channel; `cut`: the cutout's side.
+namespace cpu {
+void place_bytes(const Tensor& bytes, const Tensor& placements, const Tensor& table, int cut,
+                 const Tensor& out);
+}
+namespace cuda {
+void place_bytes(const Tensor& bytes, const Tensor& placements, const Tensor& table, int cut,
+                 const Tensor& out);
+}
 
 }  // namespace heddle

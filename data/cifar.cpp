@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -73,7 +74,7 @@ Records open_records(const std::string& name, const Format& format) {
   check(size > 0, name, ": expected records of ", record, " bytes, found an empty file");
   check(size % record == 0, name, ": expected whole records of ", record, " bytes, found ",
         size % record, " bytes in the last one, at offset ", size / record * record, " of ", size);
-  std::vector<uint8_t> bytes(static_cast<size_t>(record));
+  std::vector<uint8_t> bytes(to_size(record));
   for (int64_t offset = 0; offset < size; offset += record) {
     records.file.read(offset, std::as_writable_bytes(std::span(bytes)));
     for (int i = 0; i < format.label_bytes; ++i)
@@ -94,7 +95,7 @@ std::vector<std::string> read_names(const fs::path& path, int expected) {
     while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
     if (!line.empty()) names.push_back(line.substr(0, 200));
   }
-  check(static_cast<int>(names.size()) == expected, path.string(), ": expected ", expected,
+  check(to_int(names.size()) == expected, path.string(), ": expected ", expected,
         " class names, found ", names.size());
   return names;
 }
@@ -105,7 +106,7 @@ DatasetInfo make_info(const fs::path& folder, const Format& format) {
   if (info.classes.empty() && format.classes() == 10)
     info.classes = {"airplane", "automobile", "bird",  "cat",  "deer",
                     "dog",      "frog",       "horse", "ship", "truck"};
-  for (int i = static_cast<int>(info.classes.size()); i < format.classes(); ++i)
+  for (int i = to_int(info.classes.size()); i < format.classes(); ++i)
     info.classes.push_back(concat("class ", i));
   return info;
 }
@@ -131,12 +132,12 @@ class Cifar final : public ImageDataset {
 
   int label(int64_t index) const override {
     const auto [file, number] = find(index);
-    return file.labels[static_cast<size_t>(number)];
+    return file.labels[to_size(number)];
   }
 
   void read(int64_t index, Image& out) const override {
     const auto [file, number] = find(index);
-    out.label = file.labels[static_cast<size_t>(number)];
+    out.label = file.labels[to_size(number)];
     out.width = out.height = kSide;
     out.pixels.resize(3 * kPlane);
     std::array<uint8_t, 3 * kPlane> planes;

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/scalar.h"
 #include "data/image.h"
 
 namespace heddle {
@@ -41,7 +42,7 @@ class ImageDataset {
 
   const DatasetInfo& info() const { return info_; }
   const std::vector<std::string>& classes() const { return info_.classes; }
-  int class_count() const { return static_cast<int>(info_.classes.size()); }
+  int class_count() const { return to_int(info_.classes.size()); }
 
   virtual int64_t size() const = 0;            // images
   virtual int label(int64_t index) const = 0;  // in [0, class_count())

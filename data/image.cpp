@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/scalar.h"
 #include "data/stb_memory.h"
 
 namespace heddle {
@@ -57,7 +58,7 @@ Size png_size(std::span<const uint8_t> head, const std::string& name) {
   const auto big_endian = [&](size_t at) {
     const int64_t value =
         int64_t{head[at]} << 24 | head[at + 1] << 16 | head[at + 2] << 8 | head[at + 3];
-    return static_cast<int>(std::min<int64_t>(value, INT_MAX));
+    return to_int(std::min<int64_t>(value, INT_MAX));
   };
   return {big_endian(16), big_endian(20)};
 }
@@ -69,7 +70,7 @@ size_t png_limit(std::span<const uint8_t> bytes, Size size) {
   constexpr std::array<int, 7> kChannels{1, 0, 3, 1, 2, 0, 4};  // by colour type
   const int64_t channels = bytes[25] < kChannels.size() ? kChannels[bytes[25]] : 0;
   const int64_t row = 1 + (int64_t{size.width} * bytes[24] + 7) / 8 * channels;
-  const auto raw = static_cast<size_t>(row * size.height);
+  const auto raw = to_size(row * size.height);
   return std::max((bytes[28] != 0 ? 4 : 2) * raw, 2 * std::max<size_t>(bytes.size(), 4096));
 }
 
@@ -114,11 +115,11 @@ class JpegScan {
               " scans in a progressive JPEG, found more");
         for (const int id : read_components(1)) std::erase(missing, id);
       } else if (marker == 0xC4) {
-        check_huffman_tables(begin + static_cast<size_t>(length));
+        check_huffman_tables(begin + to_size(length));
       } else if (marker == 0xD9) {
         break;
       }
-      at_ = begin + static_cast<size_t>(std::max(2, length));
+      at_ = begin + to_size(std::max(2, length));
     }
     check(!whole || missing.empty(), name_, ": truncated or corrupt image: ", missing.size(),
           " of the JPEG's components have no pixels");
@@ -135,7 +136,7 @@ class JpegScan {
 
   // Reads a count, then for each component its id and `more` bytes.
   std::vector<int> read_components(size_t more) {
-    std::vector<int> out(static_cast<size_t>(byte()));
+    std::vector<int> out(to_size(byte()));
     for (int& id : out) {
       id = byte();
       at_ += more;
@@ -163,7 +164,7 @@ class JpegScan {
       check(codes <= 256, name_,
             ": corrupt: expected at most 256 codes in the Huffman table at offset ", table,
             ", found ", codes);
-      at_ += static_cast<size_t>(codes);
+      at_ += to_size(codes);
     }
   }
 
@@ -181,7 +182,7 @@ bool check_header(std::span<const uint8_t> head, int64_t length, const std::stri
   }
   if (head.size() < 4 || head[0] != 0xFF || head[1] != 0xD8)
     throw_not_an_image(name, "another file");
-  const bool whole = static_cast<int64_t>(head.size()) == length;
+  const bool whole = to_int64(head.size()) == length;
   const auto size = JpegScan(head, name).run(whole);
   if (!size && whole) throw_not_an_image(name, "a JPEG file without a size that can be read");
   if (size) check_size(*size, length, kJpegPixelsPerByte, name);
@@ -198,7 +199,7 @@ InputFile open_image(const std::string& path) {
 
 // Reads the first `length` bytes of a file.
 std::vector<uint8_t> read_head(const InputFile& file, int64_t length) {
-  std::vector<uint8_t> bytes(static_cast<size_t>(length));
+  std::vector<uint8_t> bytes(to_size(length));
   file.read(0, std::as_writable_bytes(std::span(bytes)));
   return bytes;
 }
@@ -206,7 +207,7 @@ std::vector<uint8_t> read_head(const InputFile& file, int64_t length) {
 }  // namespace
 
 void decode_image(std::span<const uint8_t> bytes, const std::string& name, Image& out) {
-  const auto length = static_cast<int64_t>(bytes.size());
+  const auto length = to_int64(bytes.size());
   check(length > 0, name, ": expected a JPEG or PNG image, found no bytes");
   check(length <= kMaxImageFile, name, ": expected at most ", kMaxImageFile, " bytes, found ",
         length);
@@ -219,8 +220,7 @@ void decode_image(std::span<const uint8_t> bytes, const std::string& name, Image
 
   int width = 0, height = 0, channels = 0;
   const std::unique_ptr<stbi_uc, void (*)(void*)> pixels(
-      stbi_load_from_memory(bytes.data(), static_cast<int>(bytes.size()), &width, &height,
-                            &channels, 3),
+      stbi_load_from_memory(bytes.data(), to_int(bytes.size()), &width, &height, &channels, 3),
       &stbi_image_free);
   if (!pixels) {
     const char* found = stbi_failure_reason();

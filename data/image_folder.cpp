@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "core/error.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -68,12 +69,12 @@ class ImageFolder final : public ImageDataset {
       const auto known = std::lower_bound(classes().begin(), classes().end(), name);
       check(known != classes().end() && *known == name, (root_ / name).string(),
             ": expected a class that is in train/ too");
-      add_class(static_cast<int>(known - classes().begin()), split, hold_out);
+      add_class(to_int(known - classes().begin()), split, hold_out);
     }
     check_headers();
   }
 
-  int64_t size() const override { return static_cast<int64_t>(samples_.size()); }
+  int64_t size() const override { return to_int64(samples_.size()); }
   int label(int64_t index) const override { return at(index).label; }
 
   void read(int64_t index, Image& out) const override {
@@ -86,21 +87,21 @@ class ImageFolder final : public ImageDataset {
   const Sample& at(int64_t index) const {
     check(index >= 0 && index < size(), root_.string(), ": expected an image from 0 to ",
           size() - 1, ", found ", index);
-    return samples_[static_cast<size_t>(index)];
+    return samples_[to_size(index)];
   }
 
   fs::path path_of(const Sample& sample) const {
-    return root_ / classes()[static_cast<size_t>(sample.label)] / sample.file;
+    return root_ / classes()[to_size(sample.label)] / sample.file;
   }
 
   void add_class(int label, Split split, int hold_out) {
-    const fs::path folder = root_ / classes()[static_cast<size_t>(label)];
+    const fs::path folder = root_ / classes()[to_size(label)];
     const auto files = list_folder(folder, false);
     check(!files.empty(), folder.string(), ": expected JPEG or PNG files, found none");
     check(hold_out == 0 || files.size() > 1, folder.string(),
           ": expected at least 2 images, one to train and one to validate, found 1");
     for (size_t i = 0; i < files.size(); ++i) {
-      const bool held_out = hold_out != 0 && i % static_cast<size_t>(hold_out) == 0;
+      const bool held_out = hold_out != 0 && i % to_size(hold_out) == 0;
       if (hold_out == 0 || held_out == (split == Split::valid))
         samples_.push_back({files[i], label});
     }

@@ -19,7 +19,7 @@ constexpr int64_t kChunk = 8;  // images that a worker claims at a time
 
 // Returns the epoch's order of images: a Fisher-Yates shuffle by (seed, epoch), equal on all ranks.
 std::vector<uint32_t> make_order(int64_t size, bool shuffle, uint64_t seed, int64_t epoch) {
-  std::vector<uint32_t> order(static_cast<size_t>(size));
+  std::vector<uint32_t> order(to_size(size));
   std::iota(order.begin(), order.end(), 0u);
   if (!shuffle) return order;
   const Philox rng(seed, stream_id(Stream::shuffle, static_cast<uint64_t>(epoch)));
@@ -41,7 +41,7 @@ class Epoch::State {
         as_bytes_(options.bytes && moves_bytes(augmentation)),
         order_(make_order(dataset_->size(), options.shuffle, options.seed, epoch)),
         rng_(options.seed, stream_id(Stream::augment, static_cast<uint64_t>(epoch))),
-        ring_(static_cast<size_t>(options.workers > 0 ? options.prefetch : 1)),
+        ring_(to_size(options.workers > 0 ? options.prefetch : 1)),
         next_(first_batch),
         queued_(first_batch),
         claimed_(first_batch),
@@ -96,7 +96,7 @@ class Epoch::State {
     int64_t error_image = 0;  // the first one in the batch is reported
   };
 
-  Slot& slot_of(int64_t batch) { return ring_[static_cast<size_t>(batch) % ring_.size()]; }
+  Slot& slot_of(int64_t batch) { return ring_[to_size(batch) % ring_.size()]; }
 
   // Allocates a batch; called by the consumer, from whose pool the memory comes.
   Batch make_batch(int64_t number) const {
@@ -118,7 +118,7 @@ class Epoch::State {
   }
 
   void queue_batches() {
-    const int64_t end = std::min(end_, next_ + static_cast<int64_t>(ring_.size()));
+    const int64_t end = std::min(end_, next_ + to_int64(ring_.size()));
     for (; queued_ < end;) {
       Batch batch = make_batch(queued_);
       {
@@ -136,7 +136,7 @@ class Epoch::State {
     const int64_t values = int64_t{3} * augmentation_.size * augmentation_.size;
     const Batch& batch = slot.batch;
     for (int64_t i = begin; i < end; ++i) {
-      const auto position = static_cast<size_t>(batch.first_sample + i);
+      const auto position = to_size(batch.first_sample + i);
       dataset_->read(order_[position], image);
       batch.labels.data<int32_t>()[i] = image.label;
       if (!as_bytes_) {

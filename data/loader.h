@@ -18,7 +18,6 @@
 #pragma once
 
 #include <cstdint>
-#include <iterator>
 #include <memory>
 
 #include "core/tensor.h"
@@ -51,16 +50,9 @@ struct LoaderOptions {
 // allocated in the pool of that thread's Context. Its destructor stops the workers.
 class Epoch {
  public:
-  class iterator {
+  class iterator {  // for loops over the epoch's batches
    public:
-    using iterator_category = std::input_iterator_tag;
-    using value_type = Batch;
-    using difference_type = std::ptrdiff_t;
-    using pointer = Batch*;
-    using reference = Batch&;
-
     Batch& operator*() const { return epoch_->batch_; }
-    Batch* operator->() const { return &epoch_->batch_; }
     iterator& operator++() {
       if (!epoch_->next()) epoch_ = nullptr;
       return *this;

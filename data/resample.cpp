@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "core/scalar.h"
+
 namespace heddle {
 namespace {
 
@@ -19,25 +21,23 @@ struct Filter {
 
 // Makes a triangle filter of half width max(1, scale) around each result's centre, with sum 1.
 void make_filter(float start, float length, int source, int size, Filter& filter) {
-  const float scale = length / static_cast<float>(size), reach = std::max(1.0f, scale);
+  const float scale = length / to_float(size), reach = std::max(1.0f, scale);
   filter.taps.clear();
   filter.weights.clear();
   for (int i = 0; i < size; ++i) {
-    const float center = start + (static_cast<float>(i) + 0.5f) * scale;
-    int first = std::clamp(static_cast<int>(std::ceil(center - reach - 0.5f)), 0, source - 1);
-    const int last =
-        std::clamp(static_cast<int>(std::floor(center + reach - 0.5f)), first, source - 1);
-    const auto offset = static_cast<int>(filter.weights.size());
+    const float center = start + (to_float(i) + 0.5f) * scale;
+    int first = std::clamp(to_int(std::ceil(center - reach - 0.5f)), 0, source - 1);
+    const int last = std::clamp(to_int(std::floor(center + reach - 0.5f)), first, source - 1);
+    const auto offset = to_int(filter.weights.size());
     float sum = 0;
     for (int k = first; k <= last; ++k) {
-      const float weight =
-          std::max(0.0f, 1 - std::abs(static_cast<float>(k) + 0.5f - center) / reach);
+      const float weight = std::max(0.0f, 1 - std::abs(to_float(k) + 0.5f - center) / reach);
       filter.weights.push_back(weight);
       sum += weight;
     }
     for (int k = 0; k <= last - first; ++k) {
-      float& weight = filter.weights[static_cast<size_t>(offset + k)];
-      weight = sum > 0 ? weight / sum : 1.0f / static_cast<float>(last - first + 1);
+      float& weight = filter.weights[to_size(offset + k)];
+      weight = sum > 0 ? weight / sum : 1.0f / to_float(last - first + 1);
     }
     filter.taps.push_back({first, last - first + 1, offset});
   }
@@ -54,22 +54,21 @@ struct ByteFilter {
 
 // Makes the filter of results [begin, begin + size) when `source` pixels are resized to `resized`.
 void make_filter(int source, int64_t resized, int64_t begin, int size, ByteFilter& filter) {
-  const double scale = static_cast<double>(source) / static_cast<double>(resized),
-               reach = std::max(1.0, scale);
+  const double scale = to_double(source) / to_double(resized), reach = std::max(1.0, scale);
   filter.taps.clear();
   filter.weights.clear();
   for (int64_t i = begin; i < begin + size; ++i) {
-    const double center = (static_cast<double>(i) + 0.5) * scale;
-    const int first = std::max(0, static_cast<int>(center - reach + 0.5));
-    const int count = std::min(source, static_cast<int>(center + reach + 0.5)) - first;
+    const double center = (to_double(i) + 0.5) * scale;
+    const int first = std::max(0, to_int(center - reach + 0.5));
+    const int count = std::min(source, to_int(center + reach + 0.5)) - first;
     const auto weight = [&](int k) {
       return std::max(0.0, 1 - std::abs((k + first - center + 0.5) * (1 / reach)));
     };
     double sum = 0;
     for (int k = 0; k < count; ++k) sum += weight(k);
-    filter.taps.push_back({first, count, static_cast<int>(filter.weights.size())});
+    filter.taps.push_back({first, count, to_int(filter.weights.size())});
     for (int k = 0; k < count; ++k)
-      filter.weights.push_back(static_cast<int>(0.5 + weight(k) / sum * (1 << kBits)));
+      filter.weights.push_back(to_int(0.5 + weight(k) / sum * (1 << kBits)));
   }
 }
 
@@ -90,21 +89,21 @@ void resample(const Image& image, const Window& window, int size, bool flip, flo
   make_filter(window.y, window.height, image.height, size, down);
   const int first = across.taps.front().first;
   const int columns = across.taps.back().first + across.taps.back().count - first;
-  line.resize(static_cast<size_t>(3) * columns);
+  line.resize(to_size(3) * columns);
 
   const int64_t plane = int64_t{size} * size;
   for (int row = 0; row < size; ++row) {
-    const Taps& rows = down.taps[static_cast<size_t>(row)];
+    const Taps& rows = down.taps[to_size(row)];
     std::fill(line.begin(), line.end(), 0.0f);
     float* sums = line.data();
     for (int k = 0; k < rows.count; ++k) {
-      const float weight = down.weights[static_cast<size_t>(rows.weights + k)];
+      const float weight = down.weights[to_size(rows.weights + k)];
       const uint8_t* source =
           image.pixels.data() + 3 * (int64_t{rows.first + k} * image.width + first);
-      for (int i = 0; i < 3 * columns; ++i) sums[i] += weight * static_cast<float>(source[i]);
+      for (int i = 0; i < 3 * columns; ++i) sums[i] += weight * to_float(source[i]);
     }
     for (int column = 0; column < size; ++column) {
-      const Taps& taps = across.taps[static_cast<size_t>(column)];
+      const Taps& taps = across.taps[to_size(column)];
       const float* weights = across.weights.data() + taps.weights;
       const float* source = sums + 3 * (taps.first - first);
       float red = 0, green = 0, blue = 0;
@@ -128,7 +127,7 @@ void resample_bytes(const Image& image, const PixelWindow& window, int size, flo
   make_filter(image.height, window.resized_height, window.top, size, down);
   const int first = down.taps.front().first;
   const int rows = down.taps.back().first + down.taps.back().count - first;
-  narrow.resize(size_t{3} * static_cast<size_t>(rows) * static_cast<size_t>(size));
+  narrow.resize(size_t{3} * to_size(rows) * to_size(size));
 
   uint8_t* next = narrow.data();
   for (int row = first; row < first + rows; ++row)

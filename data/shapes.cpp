@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/random.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -25,7 +26,7 @@ float box(Point p, float half_width, float half_height) {
 
 // Returns the distance from a regular polygon of n sides around the origin.
 float polygon(Point p, int n, float inner_radius) {
-  const float sector = 2 * kPi / static_cast<float>(n);
+  const float sector = 2 * kPi / to_float(n);
   const float angle = std::atan2(p.y, p.x);
   return length(p) * std::cos(angle - sector * std::round(angle / sector)) - inner_radius;
 }
@@ -111,15 +112,15 @@ Scene draw_scene(const Philox& rng, uint64_t first) {
 }
 
 void paint(const Scene& scene, int label, int size, std::vector<float>& pixels) {
-  const float pixel = 1.0f / static_cast<float>(size);
+  const float pixel = 1.0f / to_float(size);
   const float cos_angle = std::cos(scene.angle), sin_angle = std::sin(scene.angle);
   const float gx = std::cos(scene.gradient_angle), gy = std::sin(scene.gradient_angle);
   const float scale = 1 / scene.radius, sharpness = scene.radius / pixel;
   float* out = pixels.data();
   for (int row = 0; row < size; ++row)
     for (int column = 0; column < size; ++column, out += 3) {
-      const float x = (static_cast<float>(column) + 0.5f) * pixel;
-      const float y = (static_cast<float>(row) + 0.5f) * pixel;
+      const float x = (to_float(column) + 0.5f) * pixel;
+      const float y = (to_float(row) + 0.5f) * pixel;
       const float dx = (x - scene.center.x) * scale, dy = (y - scene.center.y) * scale;
       float cover = 0;
       if (dx * dx + dy * dy < 4) {
@@ -142,7 +143,7 @@ void add_noise(const Philox& rng, float amplitude, const std::vector<float>& pix
     const size_t end = std::min(pixels.size(), i + 16);
     for (size_t k = i; k < end; ++k) {
       const uint32_t byte = block.word[(k - i) / 4] >> (8 * (k & 3)) & 0xff;
-      const float noise = amplitude * (static_cast<float>(byte) * (2.0f / 255) - 1);
+      const float noise = amplitude * (to_float(byte) * (2.0f / 255) - 1);
       out.pixels[k] = static_cast<uint8_t>(std::clamp(pixels[k] + noise + 0.5f, 0.0f, 255.0f));
     }
   }
@@ -166,14 +167,14 @@ class Shapes final : public ImageDataset {
   }
 
   int64_t size() const override { return size_; }
-  int label(int64_t index) const override { return static_cast<int>(index % class_count()); }
+  int label(int64_t index) const override { return to_int(index % class_count()); }
 
   void read(int64_t index, Image& out) const override {
     check(index >= 0 && index < size_, "rendered shapes: expected an image from 0 to ", size_ - 1,
           ", found ", index);
     out.label = label(index);
     out.width = out.height = info().image_size;
-    out.pixels.resize(static_cast<size_t>(3) * out.width * out.height);
+    out.pixels.resize(to_size(3) * out.width * out.height);
     thread_local std::vector<float> pixels;
     pixels.resize(out.pixels.size());
 

@@ -39,7 +39,7 @@ void check_utf8(std::string_view text, const std::string& name) {
   for (size_t i = 0, length = 0; i < text.size(); i += length) {
     length = utf8_length(text.substr(i, 4));
     if (length > 0) continue;
-    const auto lines = std::count(text.begin(), text.begin() + static_cast<int64_t>(i), '\n');
+    const auto lines = std::count(text.begin(), text.begin() + to_int64(i), '\n');
     const std::string found =
         text[i] == 0 ? "a NUL byte" : concat("byte ", int{static_cast<uint8_t>(text[i])});
     throw InputError(concat(name, ": line ", lines + 1, ": expected UTF-8 text, found ", found,
@@ -154,10 +154,9 @@ Corpus open_sources(TextLevel level) {
   std::array<int64_t, 3> deficit{};                   // in twentieths of bytes
   std::vector<Piece> pieces;
   for (const auto& file : embedded_sources()) {
-    const auto size = static_cast<int64_t>(file.text.size());
+    const auto size = to_int64(file.text.size());
     for (size_t i = 0; i < 3; ++i) deficit[i] += shares[i] * size;
-    const auto part =
-        static_cast<size_t>(std::max_element(deficit.begin(), deficit.end()) - deficit.begin());
+    const auto part = to_size(std::max_element(deficit.begin(), deficit.end()) - deficit.begin());
     deficit[part] -= 20 * size;
     pieces.push_back({part, file});
   }
@@ -279,7 +278,7 @@ TokenBatches::TokenBatches(const std::vector<int32_t>& tokens, const TokenBatchO
   check(bptt > 0 && bptt <= most, "bptt: expected 1 to ", most, ", found ", bptt);
   check(world_size > 0, "world size: expected a positive number, found ", world_size);
   check(rank >= 0 && rank < world_size, "rank: expected 0 to ", world_size - 1, ", found ", rank);
-  const int64_t columns = batch_size * world_size, size = static_cast<int64_t>(tokens.size());
+  const int64_t columns = batch_size * world_size, size = to_int64(tokens.size());
   check(size / 2 >= columns, "text: expected at least ", 2 * columns, " tokens (2 for each of ",
         columns, " columns), found ", size);
   rows_ = size / columns;

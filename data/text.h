@@ -30,8 +30,8 @@ class Vocabulary {
  public:
   int32_t add(std::string_view token);         // returns its id, new or existing
   int32_t find(std::string_view token) const;  // returns its id; -1: unknown
-  const std::string& text(int32_t token) const { return texts_[static_cast<size_t>(token)]; }
-  int64_t size() const { return static_cast<int64_t>(texts_.size()); }
+  const std::string& text(int32_t token) const { return texts_[to_size(token)]; }
+  int64_t size() const { return to_int64(texts_.size()); }
   const std::vector<std::string>& texts() const { return texts_; }
 
  private:

@@ -1,6 +1,5 @@
 // Kernels of the elementwise layers, shared between CPU and CUDA.
 #include "core/random.h"
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
 

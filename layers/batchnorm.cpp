@@ -1,7 +1,6 @@
 #include "layers/batchnorm.h"
 
 #include "core/kernels.h"
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
 #include "layers/backend.h"

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "core/kernels.h"
-#include "core/scalar.h"
 #include "layers/backend.h"
 #include "layers/channel.h"
 

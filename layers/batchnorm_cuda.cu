@@ -6,7 +6,6 @@
 
 #include "core/block_reduce.cuh"
 #include "core/pack.h"
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
 
@@ -51,11 +50,10 @@ struct Place {
 
 template <int kPack>
 __device__ Place place_of(const Cut& cut) {
-  const int column = static_cast<int>(threadIdx.x) % cut.across,
-            row = static_cast<int>(threadIdx.x) / cut.across;
+  const int column = to_int(threadIdx.x) % cut.across, row = to_int(threadIdx.x) / cut.across;
   const int64_t begin = blockIdx.y * cut.part, end = begin + cut.part;
-  return {(static_cast<int64_t>(blockIdx.x) * cut.across + column) * kPack, begin + row,
-          kBlock / cut.across, end < cut.pixels ? end : cut.pixels, row};
+  return {(to_int64(blockIdx.x) * cut.across + column) * kPack, begin + row, kBlock / cut.across,
+          end < cut.pixels ? end : cut.pixels, row};
 }
 
 // Adds the threads of a block that share channels, as a tree; the first row writes the sums to
@@ -64,7 +62,7 @@ template <int kPack>
 __device__ void join_threads(const Cut& cut, const Place& at, float (&s)[kPack], float (&t)[kPack],
                              float* partial) {
   __shared__ float shared[2 * kPack][kBlock];
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = to_int(threadIdx.x);
   for (int i = 0; i < kPack; ++i) {
     shared[i][thread] = s[i];
     shared[kPack + i][thread] = t[i];
@@ -110,7 +108,7 @@ template <class T>
 __global__ void join_statistics(const T* x, Cut cut, const float* partial, float* mean,
                                 float* variance) {
   __shared__ double shared[kJoinSlices][kJoinChannels];
-  const int64_t c = blockIdx.x * static_cast<int64_t>(kJoinChannels) + threadIdx.x;
+  const int64_t c = blockIdx.x * to_int64(kJoinChannels) + threadIdx.x;
   double sum = 0, squares = 0, origin = 0;
   if (c < cut.channels) {
     origin = to_float(x[c]);
@@ -230,7 +228,7 @@ struct ParameterGradients {
 // Joins the parts, gives the parameters' gradients and dx = u * dz + v * x + k.
 __global__ void join_gradients(Cut cut, const float* partial, ParameterGradients out, float* line) {
   __shared__ double shared[kJoinSlices][kJoinChannels];
-  const int64_t c = blockIdx.x * static_cast<int64_t>(kJoinChannels) + threadIdx.x;
+  const int64_t c = blockIdx.x * to_int64(kJoinChannels) + threadIdx.x;
   double s = 0, t = 0;
   if (c < cut.channels)
     for (int64_t k = threadIdx.y; k < cut.parts; k += kJoinSlices) {
@@ -300,7 +298,7 @@ unsigned join_blocks(const Cut& cut) {
 dim3 join_threads_of_block() { return dim3(kJoinChannels, kJoinSlices); }
 
 Tensor partial_sums(const Cut& cut) {
-  return Tensor::empty({static_cast<int64_t>(cut.parts), 2, cut.channels});
+  return Tensor::empty({to_int64(cut.parts), 2, cut.channels});
 }
 
 template <class T>

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/simd.h"
 

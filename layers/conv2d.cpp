@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "core/kernels.h"
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
 #include "layers/backend.h"

@@ -73,7 +73,7 @@ const ConvPlan& conv_plan(ConvPass pass, const Tensor& x, const Shape& w, const 
 Tensor pack_weight(const Tensor& w, const ConvPlan& plan, int64_t groups) {
   const memory::desc plain = plain_weight(w.shape(), groups);
   if (plan.w == plain) return w;
-  Tensor packed = Tensor::empty_on(Device{}, {static_cast<int64_t>(plan.w.get_size())}, DType::u8);
+  Tensor packed = memory_for(plan.w);
   reorder_memory(plain, w.raw(), plan.w, packed.raw());
   return packed;
 }
@@ -151,9 +151,7 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
   const ConvPlan& plan = conv_plan(ConvPass::backward_weight, x, dw.shape(), dy, o);
   const memory::desc plain = plain_weight(dw.shape(), o.groups);
   const bool direct = plan.w == plain && beta == 0.0f;
-  const Tensor packed =
-      direct ? dw
-             : Tensor::empty_on(Device{}, {static_cast<int64_t>(plan.w.get_size())}, DType::u8);
+  const Tensor packed = direct ? dw : memory_for(plan.w);
   execute(plan.plan, {{DNNL_ARG_SRC, memory_at(plan.x, x.raw())},
                       {DNNL_ARG_DIFF_WEIGHTS, memory_at(plan.w, packed.raw())},
                       {DNNL_ARG_DIFF_DST, memory_at(plan.y, dy.raw())}});

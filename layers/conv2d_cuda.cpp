@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -55,9 +56,9 @@ struct ConvPlan {
   bool timed = false;
 };
 
-int to_int(int64_t n) {
+int checked_int(int64_t n) {
   check(n <= std::numeric_limits<int>::max(), "convolution: an extent of ", n, " is too large");
-  return static_cast<int>(n);
+  return to_int(n);
 }
 
 cudnnDataType_t type_of(DType dtype) {
@@ -70,17 +71,19 @@ cudnnTensorFormat_t format_of(Layout layout) {
 
 MapDescriptor describe_map(const Shape& s, DType dtype, Layout layout) {
   auto out = make_descriptor<MapDescriptor>(cudnnCreateTensorDescriptor);
-  check_cudnn(cudnnSetTensor4dDescriptor(out.get(), format_of(layout), type_of(dtype), to_int(s[0]),
-                                         to_int(s[1]), to_int(s[2]), to_int(s[3])),
-              "cudnnSetTensor4dDescriptor");
+  check_cudnn(
+      cudnnSetTensor4dDescriptor(out.get(), format_of(layout), type_of(dtype), checked_int(s[0]),
+                                 checked_int(s[1]), checked_int(s[2]), checked_int(s[3])),
+      "cudnnSetTensor4dDescriptor");
   return out;
 }
 
 FilterDescriptor describe_filter(const Shape& s, DType dtype, Layout layout) {
   auto out = make_descriptor<FilterDescriptor>(cudnnCreateFilterDescriptor);
-  check_cudnn(cudnnSetFilter4dDescriptor(out.get(), type_of(dtype), format_of(layout), to_int(s[0]),
-                                         to_int(s[1]), to_int(s[2]), to_int(s[3])),
-              "cudnnSetFilter4dDescriptor");
+  check_cudnn(
+      cudnnSetFilter4dDescriptor(out.get(), type_of(dtype), format_of(layout), checked_int(s[0]),
+                                 checked_int(s[1]), checked_int(s[2]), checked_int(s[3])),
+      "cudnnSetFilter4dDescriptor");
   return out;
 }
 
@@ -92,91 +95,60 @@ cudnnMathType_t math_of(DType dtype) {
 
 ConvDescriptor describe_conv(const Conv2dOptions& o, DType dtype) {
   auto out = make_descriptor<ConvDescriptor>(cudnnCreateConvolutionDescriptor);
-  const int padding = to_int(o.padding), stride = to_int(o.stride);
+  const int padding = checked_int(o.padding), stride = checked_int(o.stride);
   check_cudnn(cudnnSetConvolution2dDescriptor(out.get(), padding, padding, stride, stride, 1, 1,
                                               CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
               "cudnnSetConvolution2dDescriptor");
-  check_cudnn(cudnnSetConvolutionGroupCount(out.get(), to_int(o.groups)),
+  check_cudnn(cudnnSetConvolutionGroupCount(out.get(), checked_int(o.groups)),
               "cudnnSetConvolutionGroupCount");
   check_cudnn(cudnnSetConvolutionMathType(out.get(), math_of(dtype)),
               "cudnnSetConvolutionMathType");
   return out;
 }
 
-// cuDNN's three calls for each direction, with the operands in the order (a, b) -> out.
+// cuDNN's functions for each direction, (left, right) -> out. All take the descriptors of the
+// operands in the same order.
 struct Forward {  // x, w -> y
   static constexpr int64_t kDirection = 0;
   static constexpr const char* kName = "cudnnConvolutionForward";
+  static constexpr auto kRank = cudnnGetConvolutionForwardAlgorithm_v7;
+  static constexpr auto kWorkspace = cudnnGetConvolutionForwardWorkspaceSize;
+  static constexpr auto kRun = cudnnConvolutionForward;
   using Ranked = cudnnConvolutionFwdAlgoPerf_t;
-  using Algorithm = cudnnConvolutionFwdAlgo_t;
-  static cudnnStatus_t rank(const ConvPlan& p, int most, int* count, Ranked* found) {
-    return cudnnGetConvolutionForwardAlgorithm_v7(cudnn_handle(), p.x.get(), p.w.get(),
-                                                  p.conv.get(), p.y.get(), most, count, found);
-  }
-  static cudnnStatus_t workspace(const ConvPlan& p, Algorithm algorithm, size_t* bytes) {
-    return cudnnGetConvolutionForwardWorkspaceSize(cudnn_handle(), p.x.get(), p.w.get(),
-                                                   p.conv.get(), p.y.get(), algorithm, bytes);
-  }
-  static cudnnStatus_t run(const ConvPlan& p, Algorithm algorithm, const void* x, const void* w,
-                           const Tensor& space, void* y) {
-    const float one = 1, zero = 0;
-    return cudnnConvolutionForward(cudnn_handle(), &one, p.x.get(), x, p.w.get(), w, p.conv.get(),
-                                   algorithm, space.raw(), space.bytes(), &zero, p.y.get(), y);
-  }
+  static auto operands(const ConvPlan& p) { return std::tuple(p.x.get(), p.w.get(), p.y.get()); }
 };
 
-struct BackwardInput {  // dy, w -> dx
+struct BackwardInput {  // w, dy -> dx
   static constexpr int64_t kDirection = 1;
   static constexpr const char* kName = "cudnnConvolutionBackwardData";
+  static constexpr auto kRank = cudnnGetConvolutionBackwardDataAlgorithm_v7;
+  static constexpr auto kWorkspace = cudnnGetConvolutionBackwardDataWorkspaceSize;
+  static constexpr auto kRun = cudnnConvolutionBackwardData;
   using Ranked = cudnnConvolutionBwdDataAlgoPerf_t;
-  using Algorithm = cudnnConvolutionBwdDataAlgo_t;
-  static cudnnStatus_t rank(const ConvPlan& p, int most, int* count, Ranked* found) {
-    return cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnn_handle(), p.w.get(), p.y.get(),
-                                                       p.conv.get(), p.x.get(), most, count, found);
-  }
-  static cudnnStatus_t workspace(const ConvPlan& p, Algorithm algorithm, size_t* bytes) {
-    return cudnnGetConvolutionBackwardDataWorkspaceSize(cudnn_handle(), p.w.get(), p.y.get(),
-                                                        p.conv.get(), p.x.get(), algorithm, bytes);
-  }
-  static cudnnStatus_t run(const ConvPlan& p, Algorithm algorithm, const void* dy, const void* w,
-                           const Tensor& space, void* dx) {
-    const float one = 1, zero = 0;
-    return cudnnConvolutionBackwardData(cudnn_handle(), &one, p.w.get(), w, p.y.get(), dy,
-                                        p.conv.get(), algorithm, space.raw(), space.bytes(), &zero,
-                                        p.x.get(), dx);
-  }
+  static auto operands(const ConvPlan& p) { return std::tuple(p.w.get(), p.y.get(), p.x.get()); }
 };
 
 struct BackwardWeight {  // x, dy -> dw
   static constexpr int64_t kDirection = 2;
   static constexpr const char* kName = "cudnnConvolutionBackwardFilter";
+  static constexpr auto kRank = cudnnGetConvolutionBackwardFilterAlgorithm_v7;
+  static constexpr auto kWorkspace = cudnnGetConvolutionBackwardFilterWorkspaceSize;
+  static constexpr auto kRun = cudnnConvolutionBackwardFilter;
   using Ranked = cudnnConvolutionBwdFilterAlgoPerf_t;
-  using Algorithm = cudnnConvolutionBwdFilterAlgo_t;
-  static cudnnStatus_t rank(const ConvPlan& p, int most, int* count, Ranked* found) {
-    return cudnnGetConvolutionBackwardFilterAlgorithm_v7(
-        cudnn_handle(), p.x.get(), p.y.get(), p.conv.get(), p.w.get(), most, count, found);
-  }
-  static cudnnStatus_t workspace(const ConvPlan& p, Algorithm algorithm, size_t* bytes) {
-    return cudnnGetConvolutionBackwardFilterWorkspaceSize(
-        cudnn_handle(), p.x.get(), p.y.get(), p.conv.get(), p.w.get(), algorithm, bytes);
-  }
-  static cudnnStatus_t run(const ConvPlan& p, Algorithm algorithm, const void* x, const void* dy,
-                           const Tensor& space, void* dw) {
-    const float one = 1, zero = 0;
-    return cudnnConvolutionBackwardFilter(cudnn_handle(), &one, p.x.get(), x, p.y.get(), dy,
-                                          p.conv.get(), algorithm, space.raw(), space.bytes(),
-                                          &zero, p.w.get(), dw);
-  }
+  static auto operands(const ConvPlan& p) { return std::tuple(p.x.get(), p.y.get(), p.w.get()); }
 };
 
-// The algorithms that can do it, as the heuristics rank them. The workspace query is what tells
-// whether a combination is supported at all.
+// Returns the algorithms that can do it, as the heuristics rank them. Only the workspace query
+// tells whether a combination is supported at all.
 template <class Calls>
 std::vector<Candidate> find_candidates(const ConvPlan& plan, DType dtype) {
   constexpr int kMost = 16;
   typename Calls::Ranked ranked[kMost] = {};
   int count = 0;
-  if (Calls::rank(plan, kMost, &count, ranked) != CUDNN_STATUS_SUCCESS) count = 0;
+  const auto [left, right, result] = Calls::operands(plan);
+  if (Calls::kRank(cudnn_handle(), left, right, plan.conv.get(), result, kMost, &count, ranked) !=
+      CUDNN_STATUS_SUCCESS)
+    count = 0;
   const bool deterministic = Context::current().options().deterministic;
   std::vector<Candidate> out;
   for (int i = 0; i < count; ++i) {
@@ -187,8 +159,10 @@ std::vector<Candidate> find_candidates(const ConvPlan& plan, DType dtype) {
     const cudnnMathType_t math = wanted == CUDNN_FMA_MATH ? wanted : r.mathType;
     size_t bytes = 0;
     check_cudnn(cudnnSetConvolutionMathType(plan.conv.get(), math), "cudnnSetConvolutionMathType");
-    if (Calls::workspace(plan, r.algo, &bytes) != CUDNN_STATUS_SUCCESS) continue;
-    if (bytes <= kMostWorkspace) out.push_back({static_cast<int>(r.algo), math, bytes});
+    if (Calls::kWorkspace(cudnn_handle(), left, right, plan.conv.get(), result, r.algo, &bytes) !=
+        CUDNN_STATUS_SUCCESS)
+      continue;
+    if (bytes <= kMostWorkspace) out.push_back({to_int(r.algo), math, bytes});
   }
   (void)cudaGetLastError();  // what refused queries left behind is not the next kernel's fault
   return out;
@@ -212,14 +186,18 @@ cudnnStatus_t attempt(const ConvPlan& plan, const Candidate& c, const Tensor& a,
                       const Tensor& out, std::exception_ptr& shortage) {
   Tensor space;
   try {
-    space = Tensor::empty_on(out.device(), {static_cast<int64_t>(c.workspace)}, DType::u8);
+    space = Tensor::empty_on(out.device(), {to_int64(c.workspace)}, DType::u8);
   } catch (const Error&) {
     shortage = std::current_exception();
     return CUDNN_STATUS_ALLOC_FAILED;
   }
   check_cudnn(cudnnSetConvolutionMathType(plan.conv.get(), c.math), "cudnnSetConvolutionMathType");
-  const cudnnStatus_t status = Calls::run(plan, static_cast<typename Calls::Algorithm>(c.algorithm),
-                                          a.raw(), b.raw(), space, out.raw());
+  const auto [left, right, result] = Calls::operands(plan);
+  const auto algorithm = static_cast<decltype(Calls::Ranked::algo)>(c.algorithm);
+  const float one = 1, zero = 0;
+  const cudnnStatus_t status =
+      Calls::kRun(cudnn_handle(), &one, left, a.raw(), right, b.raw(), plan.conv.get(), algorithm,
+                  space.raw(), to_size(space.bytes()), &zero, result, out.raw());
   // What a failed attempt left behind is not the next kernel's fault.
   if (status != CUDNN_STATUS_SUCCESS) (void)cudaGetLastError();
   return status;
@@ -298,7 +276,7 @@ Tensor matrix_of(const Tensor& w) { return w.reshape({w.shape()[0], w.shape()[1]
 // dst = src + beta * dst, src in its type and layout, dst fp32 OIHW.
 void add_gradient(const Tensor& src, const Tensor& dst, float beta) {
   const bool last = src.layout() == Layout::nhwc;  // else both orders are the same: no channels
-  from_nhwc(last ? src : Tensor::view_as(src, {src.size(), 1, 1, 1}), dst, beta);
+  reorder(last ? src : Tensor::view_as(src, {src.size(), 1, 1, 1}), dst, beta);
 }
 
 }  // namespace
@@ -335,8 +313,8 @@ void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
   if (dx.size() == 0) return;
   if (is_pointwise(w.shape(), o))
     return gemm(pixels_of(dy), converted(matrix_of(w), dy.dtype(), Layout::plain), pixels_of(dx));
-  const Tensor out = convolve<BackwardInput>({dx.shape(), w.shape(), dy.shape(), o, dy.dtype()}, dy,
-                                             w, dx.shape(), dx);
+  const Tensor out = convolve<BackwardInput>({dx.shape(), w.shape(), dy.shape(), o, dy.dtype()}, w,
+                                             dy, dx.shape(), dx);
   if (out.raw() != dx.raw()) convert(out, dx);
 }
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "core/kernels.h"
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
 #include "layers/backend.h"

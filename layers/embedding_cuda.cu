@@ -1,7 +1,6 @@
 // An embedding's gradient on CUDA. The host takes no part, so that a step can be recorded: each
 // place finds by itself where its token stands next, and the first place of a token adds up along
 // that chain, in the order of places, as the CPU does.
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
 

@@ -4,7 +4,6 @@
 
 #include "core/gemm.h"
 #include "core/kernels.h"
-#include "core/scalar.h"
 #include "core/trace.h"
 
 namespace heddle {

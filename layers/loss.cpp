@@ -7,7 +7,6 @@
 #include "core/kernels.h"
 #include "core/math.h"
 #include "core/parallel.h"
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
 #include "layers/backend.h"

@@ -5,7 +5,6 @@
 
 #include "core/block_reduce.cuh"
 #include "core/math.h"
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
 

@@ -4,7 +4,6 @@
 
 #include "core/gemm.h"
 #include "core/kernels.h"
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
 #include "layers/activation.h"

@@ -1,6 +1,5 @@
 // Kernels of the LSTM, shared between CPU and CUDA: one cell for a batch, forward and backward.
 #include "core/math.h"
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
 

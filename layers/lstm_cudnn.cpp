@@ -1,8 +1,6 @@
 #include "layers/lstm_cudnn.h"
 
 #include <algorithm>
-#include <array>
-#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -11,7 +9,7 @@
 #include "core/context.h"
 #include "core/cuda.h"
 #include "core/kernels.h"
-#include "core/scalar.h"
+#include "core/plan_cache.h"
 
 namespace heddle::cuda {
 namespace {
@@ -45,14 +43,7 @@ struct LstmPlan {
   bool wins = false;
 };
 
-// By steps, batch, inputs and hidden units; none where cuDNN does not support it.
-struct LstmPlans {
-  std::map<std::array<int64_t, 4>, std::optional<LstmPlan>> plans;
-};
-
-Tensor bytes_on_device(size_t bytes) {
-  return Tensor::empty({static_cast<int64_t>(bytes)}, DType::u8);
-}
+Tensor bytes_on_device(size_t bytes) { return Tensor::empty({to_int64(bytes)}, DType::u8); }
 
 // A bias or one gate's rows of a matrix: cuDNN says where. Gates i, f, g, o of the input's matrix
 // are its numbers 0 to 3, those of the recurrent one 4 to 7, as our rows lie.
@@ -96,13 +87,12 @@ std::vector<Span> find_weights(const LstmPlan& plan, const Sizes& n) {
 
 SequenceDescriptor describe_sequence(const Sizes& n, int64_t width) {
   auto out = make_descriptor<SequenceDescriptor>(cudnnCreateRNNDataDescriptor);
-  const std::vector<int> lengths(to_size(n.batch), static_cast<int>(n.steps));
+  const std::vector<int> lengths(to_size(n.batch), to_int(n.steps));
   // Sequences of one length: packed, they lie as (T, B, width).
-  check_cudnn(
-      cudnnSetRNNDataDescriptor(out.get(), CUDNN_DATA_FLOAT, CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED,
-                                static_cast<int>(n.steps), static_cast<int>(n.batch),
-                                static_cast<int>(width), lengths.data(), nullptr),
-      "cudnnSetRNNDataDescriptor");
+  check_cudnn(cudnnSetRNNDataDescriptor(out.get(), CUDNN_DATA_FLOAT,
+                                        CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED, to_int(n.steps),
+                                        to_int(n.batch), to_int(width), lengths.data(), nullptr),
+              "cudnnSetRNNDataDescriptor");
   return out;
 }
 
@@ -130,8 +120,8 @@ std::optional<LstmPlan> make_plan(const Sizes& n) {
                                 &plan.reserve) != CUDNN_STATUS_SUCCESS)
     return std::nullopt;
   plan.state = make_descriptor<TensorDescriptor>(cudnnCreateTensorDescriptor);
-  const int extents[] = {1, static_cast<int>(n.batch), hidden};
-  const int strides[] = {static_cast<int>(n.batch) * hidden, hidden, 1};
+  const int extents[] = {1, to_int(n.batch), hidden};
+  const int strides[] = {to_int(n.batch) * hidden, hidden, 1};
   check_cudnn(cudnnSetTensorNdDescriptor(plan.state.get(), CUDNN_DATA_FLOAT, 3, extents, strides),
               "cudnnSetTensorNdDescriptor");
   const Tensor lengths = Tensor::empty_on(Device{}, {n.batch}, DType::i32);
@@ -148,12 +138,6 @@ Sizes sizes_of(const Tensor& x, const LstmWeights& w) {
   return {x.shape()[0], x.shape()[1], x.shape()[2], w.hh->shape()[1]};
 }
 
-std::optional<LstmPlan>* find_plan(const Sizes& n) {
-  auto& plans = Context::current().state<LstmPlans>().plans;
-  const auto found = plans.find({n.steps, n.batch, n.in, n.hidden});
-  return found == plans.end() ? nullptr : &found->second;
-}
-
 Tensor part(const Tensor& x, int64_t begin, int64_t count) {
   return x.reshape({x.size()}).slice(begin, begin + count);
 }
@@ -166,7 +150,7 @@ struct Forwarded {
 cudnnStatus_t run_forward(const LstmPlan& plan, const Tensor& x, const LstmWeights& w,
                           const Tensor& h, const Tensor& c, Forwarded& out) {
   const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
-  out.weights = Tensor::empty({static_cast<int64_t>(plan.weights / 4)});
+  out.weights = Tensor::empty({to_int64(plan.weights / 4)});
   if (plan.gaps) out.weights.fill_zero();
   for (const Span& s : plan.spans)
     part(out.weights, s.to, s.count).copy_from(part((w.*s.parameter)->value, s.from, s.count));
@@ -182,17 +166,12 @@ cudnnStatus_t run_forward(const LstmPlan& plan, const Tensor& x, const LstmWeigh
                          workspace.raw(), plan.reserve, out.reserve.raw());
 }
 
-}  // namespace
-
-bool cudnn_lstm_wins(const Tensor& x, const LstmWeights& w, const Tensor& h, const Tensor& c,
-                     const std::function<void()>& own) {
-  const ContextOptions& options = Context::current().options();
-  if (!options.tune || options.deterministic || x.dtype() != DType::f32) return false;
-  const Sizes n = sizes_of(x, w);
-  if (const auto* known = find_plan(n)) return known->has_value() && (*known)->wins;
+// Makes a plan and times it against `own`; none where cuDNN does not support it.
+std::optional<LstmPlan> make_timed_plan(const Tensor& x, const LstmWeights& w, const Tensor& h,
+                                        const Tensor& c, const std::function<void()>& own) {
   std::optional<LstmPlan> plan;
   try {
-    plan = make_plan(n);
+    plan = make_plan(sizes_of(x, w));
     const auto cudnn = [&] {
       Forwarded out;
       check_cudnn(run_forward(*plan, x, w, h, c, out), "cudnnRNNForward");
@@ -212,14 +191,27 @@ bool cudnn_lstm_wins(const Tensor& x, const LstmWeights& w, const Tensor& h, con
     plan.reset();
   }
   (void)cudaGetLastError();  // what refused calls left behind is not the next kernel's fault
-  auto& plans = Context::current().state<LstmPlans>().plans;
-  const auto& kept = plans.emplace(std::array{n.steps, n.batch, n.in, n.hidden}, std::move(plan));
-  return kept.first->second.has_value() && kept.first->second->wins;
+  return plan;
+}
+
+// Returns the plan of a layer's sizes, from make() at their first use.
+template <class Make>
+const std::optional<LstmPlan>& lstm_plan(const Tensor& x, const LstmWeights& w, const Make& make) {
+  return cached_plan<std::optional<LstmPlan>>(plan_key(x.shape(), w.hh->shape()[1]), make);
+}
+
+}  // namespace
+
+bool cudnn_lstm_wins(const Tensor& x, const LstmWeights& w, const Tensor& h, const Tensor& c,
+                     const std::function<void()>& own) {
+  const ContextOptions& options = Context::current().options();
+  if (!options.tune || options.deterministic || x.dtype() != DType::f32) return false;
+  const auto& plan = lstm_plan(x, w, [&] { return make_timed_plan(x, w, h, c, own); });
+  return plan && plan->wins;
 }
 
 Var cudnn_lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor& c) {
-  // Plans stay where they are for as long as the Context.
-  const LstmPlan& plan = find_plan(sizes_of(x.value(), w))->value();
+  const LstmPlan& plan = lstm_plan(x.value(), w, [] { return std::optional<LstmPlan>(); }).value();
   Forwarded out;
   check_cudnn(run_forward(plan, x.value(), w, h, c, out), "cudnnRNNForward");
   Var y(out.y, true);

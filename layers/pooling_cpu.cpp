@@ -45,12 +45,9 @@ dnnl::memory memory_of(const Tensor& x) { return memory_at(describe(x), x.raw())
 Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolWindow& window) {
   const PoolPlan& p = pool_plan(false, kind, x, y, window);
   Arguments arguments = {{DNNL_ARG_SRC, memory_of(x)}, {DNNL_ARG_DST, memory_of(y)}};
-  Tensor workspace;
-  const auto bytes = static_cast<int64_t>(p.workspace.get_size());
-  if (bytes > 0) {
-    workspace = Tensor::empty_on(Device{}, {bytes}, DType::u8);
+  Tensor workspace = memory_for(p.workspace);
+  if (workspace.defined())
     arguments.emplace(DNNL_ARG_WORKSPACE, memory_at(p.workspace, workspace.raw()));
-  }
   execute(p.plan, arguments);
   return workspace;
 }

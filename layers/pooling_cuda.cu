@@ -2,7 +2,6 @@
 // send back, in the order of the windows, so there are no atomics. A plain map is read as channels
 // last with one channel.
 #include "core/pack.h"
-#include "core/scalar.h"
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
 
@@ -26,7 +25,7 @@ struct At {
       const auto k = static_cast<uint32_t>(packs), b = static_cast<uint32_t>(width),
                  a = static_cast<uint32_t>(height), pixel = static_cast<uint32_t>(i) / k,
                  row = pixel / b;
-      c = static_cast<int64_t>(static_cast<uint32_t>(i) - pixel * k) * per_pack;
+      c = to_int64(static_cast<uint32_t>(i) - pixel * k) * per_pack;
       w = pixel - row * b;
       n = row / a;
       h = row % a;

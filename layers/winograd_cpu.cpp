@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/parallel.h"
-#include "core/scalar.h"
 #include "core/simd.h"
 #include "layers/winograd.h"
 

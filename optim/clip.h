@@ -4,7 +4,7 @@
 // added in order, so the number of threads changes no bit.
 //
 //   const double norm = global_norm(store);
-//   scale(store.grads(), static_cast<float>(clip_factor(norm, 0.25)));
+//   scale(store.grads(), to_float(clip_factor(norm, 0.25)));
 #pragma once
 
 #include "core/parameters.h"

@@ -23,7 +23,7 @@ void ControlWords::read(const Tensor& elements) {
   elements.fill_zero();
 }
 
-void ControlWords::exchange(const Tensor& elements, Communicator& comm, Ledger& ledger) {
+void ControlWords::sum_separately(const Tensor& elements, Communicator& comm, Ledger& ledger) {
   const Tensor host = own_values();
   ledger.book(comm, {{kControlWords, PayloadKind::control, 0}}, [&] { comm.all_reduce(host); });
   set_sums(host);

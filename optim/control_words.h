@@ -33,7 +33,7 @@ class ControlWords {
   void read(const Tensor& elements);
   // Sums by a collective of their own, where the bucket's was rejected: a rank that asks to stop
   // must be heard nevertheless. Sets the elements to zero.
-  void exchange(const Tensor& elements, Communicator& comm, Ledger& ledger);
+  void sum_separately(const Tensor& elements, Communicator& comm, Ledger& ledger);
   // The sums are this rank's own values: there is no other rank.
   void use_own();
 

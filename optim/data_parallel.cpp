@@ -112,7 +112,7 @@ bool DataParallelOptimizer::sum_over_ranks(const Bucket& bucket) {
     sum_dense(gradients, gradients.flat, comm_, ledger_);
   }
   if (gradients.control > 0 && finite) control_.read(words);
-  if (gradients.control > 0 && !finite) control_.exchange(words, comm_, ledger_);
+  if (gradients.control > 0 && !finite) control_.sum_separately(words, comm_, ledger_);
   return finite;
 }
 
@@ -191,11 +191,11 @@ void DataParallelOptimizer::clip_locally() {
     for (Parameter& p : store_.parameters()) fill(p.grad, std::numeric_limits<float>::quiet_NaN());
     return;
   }
-  const double limit = parallel_.local_clip * std::sqrt(static_cast<double>(comm_.size()));
+  const double limit = parallel_.local_clip * std::sqrt(to_double(comm_.size()));
   explain("clip", "this rank's gradient", [&] {
     return Figures{{"norm", norm}, {"limit", limit}};
   });
-  if (norm > limit) scale(store_.grads(), static_cast<float>(clip_factor(norm, limit)));
+  if (norm > limit) scale(store_.grads(), to_float(clip_factor(norm, limit)));
 }
 
 // ------------------------------------------------------------------------------- between the steps

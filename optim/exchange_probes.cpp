@@ -48,8 +48,8 @@ void ExchangeProbes::ready(size_t index) {
   if (!bucket.complete()) return;
   arrow(Trace::Flow::begin, "backward", index);
   explain("bucket", concat("bucket ", index), [&] {
-    const auto elements = static_cast<double>(bucket.end - bucket.begin);
-    return Figures{{"parameters", static_cast<double>(bucket.parameters.size()), Unit::count},
+    const auto elements = to_double(bucket.end - bucket.begin);
+    return Figures{{"parameters", to_double(bucket.parameters.size()), Unit::count},
                    {"elements", elements, Unit::count},
                    {"bytes", elements * 4, Unit::bytes}};
   });
@@ -118,7 +118,7 @@ void ExchangeProbes::after(size_t index, bool finite) {
   explain("summed", comm_.tag(), [&] {
     return Figures{{compressing() ? "compressed" : "dense", 0, Unit::none},
                    {finite ? "over the ranks" : "rejected: not finite", 0, Unit::none},
-                   {"sent", static_cast<double>(sent), Unit::bytes},
+                   {"sent", to_double(sent), Unit::bytes},
                    {"took", seconds, Unit::seconds},
                    {"of it in collectives", comm_seconds, Unit::seconds}};
   });
@@ -133,12 +133,12 @@ void ExchangeProbes::updated(const Parameter& p) {
 }
 
 void ExchangeProbes::arrow(Trace::Flow point, const char* track, size_t index) const {
-  const int64_t id = step_ * static_cast<int64_t>(buckets_.cuts()) + static_cast<int64_t>(index);
+  const int64_t id = step_ * to_int64(buckets_.cuts()) + to_int64(index);
   Context::current().trace().flow(point, track, id);
 }
 
 void ExchangeProbes::event(const char* what, size_t index) const {
-  if (options_.on_event) options_.on_event(what, static_cast<int>(index));
+  if (options_.on_event) options_.on_event(what, to_int(index));
 }
 
 // ------------------------------------------------------------------------------- between steps

@@ -32,7 +32,7 @@ Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
   check(options.learners > 0, "learners: expected at least one, found ", options.learners);
   check(options.clip_grad_norm >= 0 && std::isfinite(options.clip_grad_norm),
         "clip-grad-norm: expected a number of at least 0, found ", options.clip_grad_norm);
-  averaged_ = static_cast<double>(options.accumulate) * options.learners;
+  averaged_ = to_double(options.accumulate) * options.learners;
   rule_->attach(store);
   // On CUDA checking each gradient would make the host wait once per parameter; the norm does once.
   deferred_ = options.clip_grad_norm > 0 || options.on_nonfinite == OnNonfinite::step ||
@@ -179,7 +179,7 @@ void Optimizer::finish_deferred(StepReport& report) {
       figures.push_back({"scaled to", 100 * clip, Unit::percent});
       const auto held = std::ranges::count_if(
           progress_, [](const auto& entry) { return entry.second.from_residual; });
-      figures.push_back({"gradients that left a residual", static_cast<double>(held), Unit::count});
+      figures.push_back({"gradients that left a residual", to_double(held), Unit::count});
       return figures;
     });
   } else if (options_.on_nonfinite == OnNonfinite::bucket && options_.clip_grad_norm == 0) {

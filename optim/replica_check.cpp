@@ -12,7 +12,7 @@ void check_replicas(const ParameterStore& store, int64_t step, Communicator& com
   std::vector<uint64_t> hashes;
   for (const Parameter& p : parameters) {
     const Tensor values = p.value.to(Device{});
-    hashes.push_back(hash_bytes(values.raw(), static_cast<size_t>(values.bytes())));
+    hashes.push_back(hash_bytes(values.raw(), to_size(values.bytes())));
   }
   const std::vector<std::vector<uint64_t>> all = gather_values(comm, hashes);
   for (size_t i = 0; i < hashes.size(); ++i)

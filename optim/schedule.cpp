@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "core/error.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -54,18 +55,17 @@ Schedule::Schedule(const ScheduleOptions& options) : options_(options) {
         options.milestones[i] >= 0 && (i == 0 || options.milestones[i] > options.milestones[i - 1]),
         "learning rate milestones: expected ascending epochs, found ", options.milestones[i]);
   state_.lr = options.lr;
-  const double steps = options.warmup_epochs * static_cast<double>(options.steps_per_epoch);
-  warmup_steps_ = std::llround(std::min(steps, static_cast<double>(options.total_steps)));
+  const double steps = options.warmup_epochs * to_double(options.steps_per_epoch);
+  warmup_steps_ = std::llround(std::min(steps, to_double(options.total_steps)));
 }
 
 double Schedule::lr(int64_t step) const {
   if (step >= warmup_steps_) return base(step);
-  return base(warmup_steps_) * static_cast<double>(step + 1) /
-         static_cast<double>(warmup_steps_ + 1);
+  return base(warmup_steps_) * to_double(step + 1) / to_double(warmup_steps_ + 1);
 }
 
 double Schedule::base(int64_t step) const {
-  const double epoch = static_cast<double>(step) / static_cast<double>(options_.steps_per_epoch);
+  const double epoch = to_double(step) / to_double(options_.steps_per_epoch);
   switch (options_.kind) {
     case ScheduleKind::constant:
       return options_.lr;
@@ -74,7 +74,7 @@ double Schedule::base(int64_t step) const {
     case ScheduleKind::multistep: {
       const auto& m = options_.milestones;
       const auto passed = std::upper_bound(m.begin(), m.end(), epoch) - m.begin();
-      return options_.lr * std::pow(options_.gamma, static_cast<double>(passed));
+      return options_.lr * std::pow(options_.gamma, to_double(passed));
     }
     case ScheduleKind::cosine:
       return cosine(step);
@@ -89,14 +89,14 @@ double Schedule::base(int64_t step) const {
 double Schedule::cosine(int64_t step) const {
   const int64_t length = std::max<int64_t>(options_.total_steps - warmup_steps_, 1);
   return anneal(options_.lr, std::min(options_.min_lr, options_.lr),
-                static_cast<double>(step - warmup_steps_) / static_cast<double>(length));
+                to_double(step - warmup_steps_) / to_double(length));
 }
 
 double Schedule::onecycle(int64_t step) const {
-  const double length = static_cast<double>(options_.total_steps - warmup_steps_);
+  const double length = to_double(options_.total_steps - warmup_steps_);
   const double first = options_.lr / options_.div_factor;
   const double peak = options_.pct_start * length - 1, end = length - 1;
-  const double at = std::min(static_cast<double>(step - warmup_steps_), end);
+  const double at = std::min(to_double(step - warmup_steps_), end);
   if (at <= peak && peak > 0) return anneal(first, options_.lr, at / peak);
   // In a run too short to rise, the rate begins at the peak.
   const double from = std::max(peak, 0.0);

@@ -27,19 +27,16 @@ struct AdamStep {
 
 // Updates w in place. w, g and the state have n elements each and do not overlap; `velocity` is
 // null without momentum.
-#define HEDDLE_UPDATES                                                                      \
-  void sgd(float* w, const float* g, float* velocity, int64_t n, const SgdStep& step);      \
-  void adam(float* w, const float* g, float* first_moment, float* second_moment, int64_t n, \
-            const AdamStep& step);
-
 namespace cpu {
-HEDDLE_UPDATES
-}
-#ifdef HEDDLE_CUDA
+void sgd(float* w, const float* g, float* velocity, int64_t n, const SgdStep& step);
+void adam(float* w, const float* g, float* first_moment, float* second_moment, int64_t n,
+          const AdamStep& step);
+}  // namespace cpu
+
 namespace cuda {
-HEDDLE_UPDATES
-}
-#endif
-#undef HEDDLE_UPDATES
+void sgd(float* w, const float* g, float* velocity, int64_t n, const SgdStep& step);
+void adam(float* w, const float* g, float* first_moment, float* second_moment, int64_t n,
+          const AdamStep& step);
+}  // namespace cuda
 
 }  // namespace heddle

@@ -23,10 +23,10 @@ class Sgd : public UpdateRule {
     const bool from_residual = input.from_residual && options_.momentum > 0;
     const double scale =
         from_residual ? input.grad_scale / (1 - options_.momentum) : input.grad_scale;
-    const SgdStep step{.lr = static_cast<float>(input.lr),
-                       .momentum = static_cast<float>(options_.momentum),
-                       .weight_decay = static_cast<float>(slice.decay ? options_.weight_decay : 0),
-                       .grad_scale = static_cast<float>(scale),
+    const SgdStep step{.lr = to_float(input.lr),
+                       .momentum = to_float(options_.momentum),
+                       .weight_decay = to_float(slice.decay ? options_.weight_decay : 0),
+                       .grad_scale = to_float(scale),
                        .nesterov = options_.nesterov,
                        .from_residual = from_residual};
     float* velocity = slice.state.empty() ? nullptr : slice.state[0];
@@ -49,19 +49,19 @@ class Adam : public UpdateRule {
 
  protected:
   void apply(const Slice& slice, const UpdateInput& input) const override {
-    const double t = static_cast<double>(input.step);
+    const double t = to_double(input.step);
     const double decay = slice.decay ? options_.weight_decay : 0;
     const AdamStep step{
-        .beta1 = static_cast<float>(options_.beta1),
-        .beta2 = static_cast<float>(options_.beta2),
-        .eps = static_cast<float>(options_.eps),
-        .rest1 = static_cast<float>(1 - options_.beta1),
-        .rest2 = static_cast<float>(1 - options_.beta2),
-        .step_size = static_cast<float>(input.lr / (1 - std::pow(options_.beta1, t))),
-        .second_moment_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, t))),
-        .weight_decay = static_cast<float>(options_.decoupled ? 0 : decay),
-        .shrink = static_cast<float>(options_.decoupled ? 1 - input.lr * decay : 1),
-        .grad_scale = static_cast<float>(input.grad_scale)};
+        .beta1 = to_float(options_.beta1),
+        .beta2 = to_float(options_.beta2),
+        .eps = to_float(options_.eps),
+        .rest1 = to_float(1 - options_.beta1),
+        .rest2 = to_float(1 - options_.beta2),
+        .step_size = to_float(input.lr / (1 - std::pow(options_.beta1, t))),
+        .second_moment_scale = to_float(1 / std::sqrt(1 - std::pow(options_.beta2, t))),
+        .weight_decay = to_float(options_.decoupled ? 0 : decay),
+        .shrink = to_float(options_.decoupled ? 1 - input.lr * decay : 1),
+        .grad_scale = to_float(input.grad_scale)};
     HEDDLE_DISPATCH(slice.device,
                     adam(slice.w, slice.g, slice.state[0], slice.state[1], slice.n, step));
   }

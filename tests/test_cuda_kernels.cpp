@@ -78,15 +78,15 @@ TEST_CASE("CUDA kernels: layouts, rows and reductions as on the CPU") {
   const Tensor plain = random_tensor({3, 5, 4, 2}, 4);
   const Tensor last = converted(plain, DType::f32, Layout::nhwc), back = plain.clone();
   const Tensor found = like(last), half = Tensor::empty({3, 5, 4, 2}, DType::bf16, Layout::nhwc);
-  emulated::to_nhwc(plain, found);
+  emulated::reorder(plain, found, 0.0f);
   CHECK(found.to_vector() == plain.to_vector());
-  emulated::to_nhwc(plain, half);
+  emulated::reorder(plain, half, 0.0f);
   CHECK(half.to_vector() == converted(plain, DType::bf16, Layout::plain).to_vector());
-  emulated::from_nhwc(last, back, 2.0f);
+  emulated::reorder(last, back, 2.0f);
   for (int64_t i = 0; i < plain.size(); ++i)
     CHECK(back.data<float>()[i] == doctest::Approx(3 * plain.data<float>()[i]));
   fill(back, std::numeric_limits<float>::quiet_NaN());
-  emulated::from_nhwc(last, back, 0.0f);
+  emulated::reorder(last, back, 0.0f);
   CHECK(back.to_vector() == plain.to_vector());
 }
 
