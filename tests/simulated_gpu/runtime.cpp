@@ -6,46 +6,24 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
-#include "tests/simulated_gpu/device.h"
+#include "tests/simulated_gpu/machine.h"
 
 namespace simulated {
-namespace {
-
-struct Allocation {
-  char* mapped = nullptr;
-  size_t mapped_bytes = 0;  // including the guard pages
-  size_t usable = 0;        // without
-  size_t bytes = 0;         // as asked for, rounded up
-  int device = 0;
-};
-
-const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-constexpr size_t kHugePage = size_t{2} << 20, kAlign = 256;
-
-struct Machine {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::set<Stream*> streams;
-  std::map<char*, Allocation> memory;  // of devices, by address
-  std::map<char*, size_t> pinned;      // of the host, by address
-  std::map<int, size_t> used;          // bytes by device
-  int open = 0;                        // rights to the devices' memory, how often given
-  uint64_t done = 0;                   // works, ever
-  int64_t time = 0;
-  bool backwards = false;
-};
 
 // Never destroyed: other static objects may give memory back late.
 Machine& machine() {
   static Machine& one = *new Machine;
   return one;
 }
+
+namespace {
+
+const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+constexpr size_t kHugePage = size_t{2} << 20, kAlign = 256;
 
 size_t number_of(const char* variable, size_t otherwise) {
   const char* text = std::getenv(variable);
@@ -372,112 +350,5 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t strea
   if (bytes == 0) return cudaSuccess;
   if (!on_device(p, bytes, s->device)) return say(cudaErrorInvalidValue);
   put_done(s, [p, value, bytes] { std::memset(p, value, bytes); });
-  return cudaSuccess;
-}
-
-// ---------------------------------------------------------------------------------- streams,
-// events
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  const auto held = lock();
-  auto* made = new Stream;
-  made->device = chosen_device;
-  machine().streams.insert(made);
-  *stream = reinterpret_cast<cudaStream_t>(made);
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  auto held = lock();
-  Stream* s = find(stream);
-  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
-  finish(s, held);
-  machine().streams.erase(s);
-  delete s;
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  auto held = lock();
-  Stream* s = find(stream);
-  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
-  if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
-  finish(s, held);
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  const auto held = lock();
-  Stream* s = find(stream);
-  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
-  if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
-  advance(s);
-  if (!s->queue.empty()) advance_all();
-  return say(s->queue.empty() ? cudaSuccess : cudaErrorNotReady);
-}
-
-struct CUevent_st {
-  std::shared_ptr<Point> point;
-  int device = 0;
-  unsigned flags = 0;
-};
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-  *event = new CUevent_st{nullptr, chosen_device, flags};
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete event;
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  const auto held = lock();
-  Stream* s = find(stream);
-  if (s == nullptr || s->device != event->device) return say(cudaErrorInvalidResourceHandle);
-  if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
-  auto point = std::make_shared<Point>(Point{s});
-  event->point = point;
-  put_done(s, [point] {
-    point->done = true;
-    point->time = ++machine().time;
-  });
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  const auto held = lock();
-  Stream* s = find(stream);
-  if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
-  if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
-  if (event->point == nullptr) return cudaSuccess;
-  put(s, [point = event->point] {
-    if (!point->done && machine().streams.contains(point->stream))
-      advance(point->stream, point.get());
-    return point->done;
-  });
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  auto held = lock();
-  const auto point = event->point;
-  if (point == nullptr) return cudaSuccess;
-  while (!point->done) {
-    if (machine().streams.contains(point->stream)) advance(point->stream, point.get());
-    if (!point->done && !advance_all()) changed().wait(held);
-  }
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
-  const auto held = lock();
-  if (begin->point == nullptr || end->point == nullptr ||
-      ((begin->flags | end->flags) & cudaEventDisableTiming) != 0)
-    return say(cudaErrorInvalidResourceHandle);
-  if (!begin->point->done || !end->point->done) return say(cudaErrorNotReady);
-  *ms = 0.01f * static_cast<float>(end->point->time - begin->point->time);
   return cudaSuccess;
 }
