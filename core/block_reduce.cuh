@@ -1,5 +1,5 @@
 // Reductions over the threads of a CUDA block in shared memory. The order is fixed by the numbers
-// of the threads, so every run gives the same bits. Every thread of the block must call them; two
+// of the threads, so every run yields the same bits. Every thread of the block must call them; two
 // calls may share their scratch memory.
 //
 //   __shared__ double scratch[kThreads];
@@ -31,7 +31,8 @@ struct Larger {
 
 #if defined(__CUDACC__) || defined(HEDDLE_EMULATED)
 // Joins one value of each thread in a tree, separately for each group of `width` neighbouring
-// threads; the first thread of a group gets the group's result. kThreads and width: powers of two.
+// threads; returns the group's result on the first thread of a group. kThreads and width: powers of
+// two.
 template <class V, int kThreads, class Join>
 __device__ V group_reduce(V mine, Join join, int width, V (&scratch)[kThreads]) {
   const int thread = to_int(threadIdx.x);
@@ -44,7 +45,7 @@ __device__ V group_reduce(V mine, Join join, int width, V (&scratch)[kThreads]) 
   return scratch[thread];
 }
 
-// Joins one value of each of the kThreads threads; all of them get the result.
+// Joins one value of each of the kThreads threads; returns the result on all of them.
 template <class V, int kThreads, class Join>
 __device__ V block_reduce(V mine, Join join, V (&scratch)[kThreads]) {
   group_reduce(mine, join, kThreads, scratch);
@@ -52,8 +53,8 @@ __device__ V block_reduce(V mine, Join join, V (&scratch)[kThreads]) {
   return scratch[0];
 }
 
-// Adds one value of each thread of a column (threadIdx.x) in the order of rows (threadIdx.y); row 0
-// gets the sum, the others 0.
+// Adds one value of each thread of a column (threadIdx.x) in the order of rows (threadIdx.y);
+// returns the sum on row 0, 0 on the others.
 template <class V, int kRows, int kColumns>
 __device__ V sum_column(V mine, V (&scratch)[kRows][kColumns]) {
   __syncthreads();

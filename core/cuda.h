@@ -1,4 +1,4 @@
-// CUDA's handles of a Context and the check of return codes. Included only in CUDA builds.
+// CUDA's handles of a Context, and checks of return codes. Included only in CUDA builds.
 #pragma once
 
 #include <cublas_v2.h>
@@ -11,7 +11,7 @@
 
 namespace heddle {
 
-// Throw Error with the name of the call and the library's own words.
+// Throw Error with the name of the call and the library's own message.
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw Error(concat("CUDA: ", what, ": ", cudaGetErrorString(status)));
 }
@@ -43,18 +43,18 @@ Pointer make_descriptor(Create create) {
   return Pointer(made);
 }
 
-// Stream and library handles of the calling thread's Context, made at first use. All work of a
-// Context runs in the order of its stream, so memory that goes back to the pool may be handed out
-// again at once.
+// Return the stream of the calling thread and its library handles, made at first use and owned by
+// the Context. All work on a stream runs in order, so memory that returns to the stream's pool may
+// be handed out again at once.
 cudaStream_t cuda_stream();
 cublasHandle_t cublas_handle();
 cudnnHandle_t cudnn_handle();
 
-// Whether what the calling thread puts on its stream is being recorded (core/step_graph.h).
+// Returns whether the calling thread's stream is being recorded (core/step_graph.h).
 bool stream_is_recorded();
 
-// Times, in milliseconds, the work that start() queues on the calling thread's stream. Blocks until
-// it is done.
+// Returns the time, in milliseconds, of the work that start() queues on the calling thread's
+// stream. Blocks until it is done.
 float stream_milliseconds(const std::function<void()>& start);
 
 }  // namespace heddle

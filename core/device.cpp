@@ -33,7 +33,7 @@ int cuda_device_count() {
 
 namespace {
 
-// Why there is no device to be used.
+// Returns why no device can be used.
 std::string why_no_device() {
 #ifdef HEDDLE_CUDA
   int driver = 0, needed = 0;

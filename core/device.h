@@ -27,13 +27,14 @@ struct Device {
   functions                        \
   }
 
-// "cpu" or "cuda:1".
+// Returns "cpu" or "cuda:1".
 std::string to_string(Device device);
 
-// Number of usable CUDA devices; 0 without a driver, without a GPU, or in a build without CUDA.
+// Returns the number of usable CUDA devices; 0 without a driver, without a GPU, or in a build
+// without CUDA.
 int cuda_device_count();
 
-// True when this build contains the CUDA backend.
+// Returns whether this build contains the CUDA backend.
 constexpr bool built_with_cuda() {
 #ifdef HEDDLE_CUDA
   return true;
@@ -42,14 +43,14 @@ constexpr bool built_with_cuda() {
 #endif
 }
 
-// Whether this processor has AVX-512 and oneDNN may use it. Without it the CPU has no bf16.
+// Returns whether this processor has AVX-512 and oneDNN may use it; bf16 on the CPU needs it.
 bool has_avx512();
 
 // Returns the vendor libraries with their versions: "oneDNN 2.6.3, CUDA 13.0, …".
 std::string library_versions();
 
-// Parses auto | cpu | cuda | cuda:i. auto takes the first GPU where there is one, else the CPU.
-// Throws InputError for anything else and for a GPU that is not there.
+// Parses auto | cpu | cuda | cuda:i. auto is the first GPU if there is one, else the CPU. Throws
+// InputError for anything else and for a GPU that does not exist.
 Device parse_device(const std::string& text);
 
 }  // namespace heddle

@@ -10,7 +10,7 @@
 
 namespace heddle {
 
-// The exit codes of the programs (documented in the README).
+// The exit codes of the programs (README.md).
 enum class ExitCode { ok = 0, runtime = 1, usage = 2, diverged = 3, stopped = 75 };
 
 // A failure of the machine or of the program: disk full, out of memory, a library call. Exit

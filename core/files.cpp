@@ -16,7 +16,7 @@
 namespace heddle {
 namespace {
 
-// Closes the descriptor on every way out.
+// Closes the descriptor when it goes out of scope.
 struct Descriptor {
   int fd;
   ~Descriptor() {
@@ -49,7 +49,7 @@ InputFile::InputFile(const std::string& path) : path_(path) {
   Descriptor file{open_retrying(path.c_str(), O_RDONLY | O_NONBLOCK)};
   if (file.fd < 0) {
     const std::string why = concat(path, ": cannot open: ", std::strerror(errno));
-    // A path that leads to no file is the caller's mistake; the rest may be well another time.
+    // A path that leads to no file is the caller's mistake; other failures may be temporary.
     check(errno != ENOENT && errno != ENOTDIR && errno != ELOOP && errno != ENXIO, why);
     throw Error(why);
   }
@@ -90,7 +90,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   if (!final_path.has_filename()) throw Error(concat(path, ": expected a file name"));
   folder_ = final_path.has_parent_path() ? final_path.parent_path().string() : ".";
   static std::atomic<unsigned> counter{0};
-  // A process killed earlier may have left a temporary of this name: then the next number is taken.
+  // A process killed earlier may have left a temporary of this name: then the next number is tried.
   do {
     temporary_ = concat(folder_, "/.", final_path.filename().string(), ".tmp-", ::getpid(), "-",
                         counter.fetch_add(1));
@@ -121,7 +121,7 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 
 void AtomicFile::commit() {
   if (!sync_descriptor(fd_)) fail("cannot sync");
-  // Network file systems report a full disk as late as here.
+  // Network file systems may report a full disk only here.
   if (::close(std::exchange(fd_, -1)) != 0) fail("cannot close");
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot rename the temporary file");
   temporary_.clear();

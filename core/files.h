@@ -1,4 +1,4 @@
-// Files: reading, and writing that never leaves half a file under a final name.
+// Files: reading, and writing that never leaves an incomplete file under its final name.
 //
 // Files are read, not mapped: truncating a mapped file kills the program that reads it. A file is
 // written to a temporary in the same folder, which is synced and renamed; then the folder is
@@ -6,7 +6,7 @@
 //
 //   AtomicFile out("runs/a/run.json");
 //   out.write(text);
-//   out.commit();          // without it the temporary is removed and the path left as it was
+//   out.commit();          // without it the temporary is removed and the path is unchanged
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ class InputFile {
   InputFile(InputFile&& other) noexcept;
   InputFile& operator=(InputFile&&) = delete;
 
-  // Fills `out` from an offset on. Threads may call it at once. Throws InputError when the file
-  // ends before, because it has been cut, Error when it cannot be read.
+  // Fills `out` with the bytes from an offset on. Thread-safe. Throws InputError when the file ends
+  // earlier, because it was truncated, Error when it cannot be read.
   void read(int64_t offset, std::span<std::byte> out) const;
 
   int64_t size() const { return size_; }  // bytes, when it was opened
@@ -40,10 +40,10 @@ class InputFile {
   int64_t size_ = 0;
 };
 
-// The whole content of a regular file. Throws as InputFile does.
+// Returns the whole content of a regular file. Throws as InputFile does.
 std::string read_text_file(const std::string& path);
 
-// A file in the making. Every function throws Error with the path and the system's reason
+// A file that is being written. Every function throws Error with the path and the system's reason
 // (no such folder, permission denied, no space left).
 class AtomicFile {
  public:
@@ -70,8 +70,8 @@ void write_file_atomically(const std::string& path, std::string_view content);
 // Makes a folder's entries durable. Throws Error.
 void sync_folder(const std::string& folder);
 
-// Text from a file made fit for a one-line message: control characters become '?', long text is
-// cut.
+// Makes text from a file fit for a one-line message: control characters become '?', long text is
+// truncated.
 std::string printable(std::string_view text, size_t max_bytes = 80);
 
 }  // namespace heddle

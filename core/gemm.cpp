@@ -18,10 +18,10 @@ namespace {
 
 using dnnl::memory;
 
-// A product for oneDNN's matmul.
+// A product by oneDNN's matmul.
 struct Product {
   int64_t m, n, k;
-  bool transpose_a, transpose_b, packed;  // packed: b in whatever order oneDNN likes
+  bool transpose_a, transpose_b, packed;  // packed: b in the order that oneDNN prefers
   DType in, out;
   float beta;
 };
@@ -54,8 +54,8 @@ void multiply(const Product& product, void* a, void* b, void* c) {
                       {DNNL_ARG_DST, memory_at(plan.c, c)}});
 }
 
-// c = alpha * op(a) * op(b) + beta * c by dnnl_sgemm, never slower than oneDNN's matmul for the
-// large fp32 products of a language model's step.
+// Computes c = alpha * op(a) * op(b) + beta * c by dnnl_sgemm, which was never slower than oneDNN's
+// matmul for the large fp32 products of a language model's step.
 void sgemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
   const int64_t k = o.transpose_a ? a.shape()[0] : a.shape()[1];
   const auto status =
@@ -65,9 +65,9 @@ void sgemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions&
   if (status != dnnl_success) throw Error("oneDNN: gemm failed");
 }
 
-// Rows of a transposed a that lie a multiple of 4 KiB apart fall into the same cache sets. Then the
-// product is computed the other way round, cᵀ = bᵀ a, and transposed on its way into c: faster for
-// the weight gradients of an LSTM of 512 units.
+// Computes c = alpha * op(a) * op(b) + beta * c in fp32. Rows of a transposed a that lie a multiple
+// of 4 KiB apart fall into the same cache sets: then the transposed product, cᵀ = bᵀ a, is computed
+// and transposed into c, which is faster for the weight gradients of an LSTM of 512 units.
 void gemm_f32(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
   const int64_t m = c.shape()[0], n = c.shape()[1];
   if (!o.transpose_a || o.transpose_b || m % 1024 != 0 || n >= m) return sgemm(a, b, c, o);
@@ -89,7 +89,7 @@ cudaDataType_t type_of(const Tensor& x) {
   return x.dtype() == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-// cuBLAS counts columns first: the row-major product is op(b)ᵀ op(a)ᵀ there.
+// Computes the product by cuBLAS, which counts columns first: there it is op(b)ᵀ op(a)ᵀ.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o, int64_t k) {
   const auto rows = to_int(c.shape()[0]), columns = to_int(c.shape()[1]);
   const auto stride = [](const Tensor& x) { return to_int(x.shape()[1]); };

@@ -8,32 +8,34 @@ namespace heddle {
 struct GemmOptions {
   bool transpose_a = false, transpose_b = false;
   float alpha = 1.0f;  // bf16: 1 only
-  float beta = 0.0f;   // 0 overwrites c, whatever it held
+  float beta = 0.0f;   // 0 overwrites c, even NaN
 };
 
-// c = alpha * op(a) * op(b) + beta * c.  op(a) (M, K), op(b) (K, N), c (M, N), plain. a and b are
-// both f32 (then c too) or both bf16 (then c is f32 or bf16; sums are fp32).
+// Computes c = alpha * op(a) * op(b) + beta * c.  op(a) (M, K), op(b) (K, N), c (M, N), plain. a
+// and b are both f32 (then c too) or both bf16 (then c is f32 or bf16; sums are fp32). Throws
+// InputError for shapes and types that do not fit.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& options = {});
 
-// c = a * op(b) + bias in each row.  bias (N) and c f32, the others as above.
+// Computes c = a * op(b) + bias in each row.  bias (N) and c f32, the others as above.
 void gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
                     const Tensor& c);
 
 #ifdef HEDDLE_CUDA
 namespace cuda {
-// The same by cuBLASLt; false where it does not offer the product.
+// Does the same by cuBLASLt; false where it does not offer the product.
 bool gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
                     const Tensor& c);
 }  // namespace cuda
 #endif
 
-// op(b) in the order that products with an (M, K) read it in, for a matrix that many small products
-// share (the recurrent weights of one pass). On CUDA the matrix itself.
+// op(b) in the order in which products with an (M, K) matrix read it, for a matrix that many small
+// products share (the recurrent weights of one pass). On CUDA the matrix itself.
 class PackedMatrix {
  public:
-  // b f32; `dtype` f32 or bf16: the type that products are computed in, and that of their a.
+  // b (K, N) or transposed, f32; `dtype`, f32 or bf16: the type in which products are computed, and
+  // that of their a.
   PackedMatrix(const Tensor& b, bool transpose, int64_t m, DType dtype, float beta);
-  // c = a * op(b) + beta * c.  a (M, K) of `dtype`, c (M, N) f32.
+  // Computes c = a * op(b) + beta * c.  a (M, K) of `dtype`, c (M, N) f32.
   void multiply(const Tensor& a, const Tensor& c) const;
 
  private:

@@ -1,4 +1,5 @@
-// A hash that is the same everywhere and for good: replicas are compared by it, and files keep it.
+// A hash that is the same on every machine and never changes: replicas are compared by it, and
+// files store it.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
-// How CUDA kernels are started and their results fetched. Kernels use nothing of CUDA beyond thread
-// and block numbers, shared memory, __syncthreads and atomicAdd of integers, so that
-// tests/cuda_emulation.h, which defines HEDDLE_EMULATED and these functions anew, can run the same
-// text on a machine without a GPU.
+// Starts CUDA kernels and fetches their results. Kernels use only thread and block numbers, shared
+// memory, __syncthreads and atomicAdd of integers, so that tests/cuda_emulation.h, which defines
+// HEDDLE_EMULATED and its own versions of these functions, can run the same text on a machine
+// without a GPU.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, 
   check_cuda(cudaGetLastError(), name);
 }
 
-// Copies to host memory, after everything that was started before.
+// Copies to host memory after everything started before, and waits for it.
 inline void fetch(void* host, const void* device, size_t bytes) {
   check_cuda(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda_stream()), "fetch");
   check_cuda(cudaStreamSynchronize(cuda_stream()), "fetch");

@@ -9,8 +9,8 @@
 
 namespace heddle {
 
-// e^x: 2^n times a polynomial in the rest (coefficients of Cephes expf). 0 below -87.33, infinity
-// above 88.37.
+// Returns e^x: 2^n times a polynomial in the rest (coefficients of Cephes expf). 0 below -87.33,
+// infinity above 88.37.
 HEDDLE_HD inline float exp_of(float x) {
   const float low = x < -87.33f ? -87.33f : x, inside = low > 88.37f ? 88.37f : low;
   const float shifted = inside * 1.44269504f + 12582912.0f;  // rounds to an integer, kept low
@@ -31,7 +31,8 @@ HEDDLE_HD inline float exp_of(float x) {
 
 HEDDLE_HD inline float sigmoid_of(float x) { return 1.0f / (1.0f + exp_of(-x)); }
 
-// Near 0 an odd polynomial (Cephes tanhf), where 1 - 2 / (e^2x + 1) would cancel.
+// Returns tanh x, near 0 by an odd polynomial (Cephes tanhf), where 1 - 2 / (e^2x + 1) would
+// cancel.
 HEDDLE_HD inline float tanh_of(float x) {
   const float far = 1.0f - 2.0f / (exp_of(2.0f * x) + 1.0f);
   const float z = x * x;

@@ -1,6 +1,6 @@
-// oneDNN for the CPU backend: engine and stream of a Context, descriptors of tensors, primitives
-// cached by a key of integers. Scratchpads are user-managed and come from the memory pool, so that
-// primitives share them. Internal to backend files.
+// oneDNN for the CPU backend: engine and stream of a Context, descriptors of tensors, primitives.
+// Scratchpads are user-managed and come from the memory pool, so that primitives share them.
+// Internal to backend files.
 #pragma once
 
 #include <dnnl.hpp>

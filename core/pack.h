@@ -1,5 +1,5 @@
-// Sixteen bytes at a time: a Pack is what one thread of a CUDA kernel loads and stores at once,
-// kPack neighbouring values, or one where shapes or addresses do not allow more. Internal to CUDA
+// Pack: the values that one thread of a CUDA kernel loads and stores at once: 16 bytes of
+// neighbouring values, or one value where shapes or addresses do not allow more. Internal to CUDA
 // kernels.
 #pragma once
 
@@ -28,7 +28,7 @@ HEDDLE_HD void store_pack(T* p, const Pack<T, kPack>& pack) {
 }
 
 // Calls f.template operator()<T, kPack>() for the type of the first map, with full packs when all
-// maps (undefined ones are left out) begin at multiples of 16 bytes and have a fitting number of
+// maps (undefined ones are ignored) begin at multiples of 16 bytes and have a fitting number of
 // neighbouring values.
 template <class F>
 void with_packs(std::initializer_list<const Tensor*> maps, int64_t neighbours, F&& f) {

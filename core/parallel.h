@@ -1,6 +1,6 @@
-// Loops and reductions over the threads of this learner. The split of a loop never changes what is
-// computed; reductions add fixed chunks in order, so that their result does not depend on the
-// number of threads. Bodies must not throw.
+// Loops and reductions over the threads of this learner. How a loop is split never changes its
+// result; reductions add fixed chunks in order, so that theirs does not depend on the number of
+// threads. Bodies must not throw.
 #pragma once
 
 #include <omp.h>
@@ -38,7 +38,7 @@ void parallel_for(int64_t n, int64_t grain, Body&& body) {
 #endif
 }
 
-// Sum over [0, n) of what map(begin, end) returns for chunks of fixed size, added in order.
+// Returns the sum of map(begin, end) over chunks of fixed size of [0, n), added in order.
 template <class T, class Map>
 T parallel_reduce(int64_t n, T zero, Map&& map) {
   constexpr int64_t kChunk = 16384;

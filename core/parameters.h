@@ -27,7 +27,7 @@
 
 namespace heddle {
 
-// Fills the `size` values of a parameter, on the host, from a random stream of its own.
+// Fills the `size` values of a parameter, on the host, from the parameter's own random stream.
 using Init = std::function<void(float* values, int64_t size, const Philox& rng)>;
 
 Init constant_init(float value);
@@ -36,18 +36,17 @@ Init uniform_init(float bound);  // uniform in [-bound, bound)
 
 struct Parameter {
   std::string name;
-  Tensor value, grad;  // views into the store's flat buffers, f32, plain
-  int64_t offset = 0;  // of both views, in elements
-  bool decay = true;   // false for batch norm and biases: weight decay may leave them out
-  double uses_per_sample =
-      0;  // multiply-accumulates per weight and sample; set by the first forward
+  Tensor value, grad;          // views into the store's flat buffers, f32, plain
+  int64_t offset = 0;          // of both views, in elements
+  bool decay = true;           // false for batch norm and biases: weight decay may leave them out
+  double uses_per_sample = 0;  // multiply-accumulates per weight and sample; set by forward
 
   int pending = 0;       // contributions still to come in backward (kept by Tape)
   int readers = 0;       // closures that will still read the value (kept by Tape)
   bool written = false;  // the gradient holds a contribution of this step
 
   // The only rows in which the gradient may differ from zero, ascending (embeddings); none:
-  // unknown. Outlives a step, because the next one has to clear these rows. Code that writes into
+  // unknown. Kept after a step, because the next one has to clear these rows. Code that writes into
   // the gradient without next_beta (an exchange) must reset it.
   std::optional<std::vector<int32_t>> touched_rows;
 
@@ -80,19 +79,20 @@ class ParameterStore {
   ParameterStore(const ParameterStore&) = delete;
   ParameterStore& operator=(const ParameterStore&) = delete;
 
-  // Addresses stay valid for the life of the store. Throws InputError for a name taken already.
+  // Adds a parameter, whose address stays valid for the life of the store. Throws InputError for a
+  // name in use.
   Parameter& add(const std::string& name, const Shape& shape, Init init, bool decay = true);
-  // f32 or i64, filled with the value.
+  // Adds a buffer, f32 or i64, filled with the value; otherwise as add().
   Buffer& add_buffer(const std::string& name, const Shape& shape, DType dtype, float value);
 
   // Allocates the flat buffers on the Context's device and initialises every parameter from the
-  // random stream of its index in the order of creation. Once; add() throws afterwards.
+  // random stream of its index in the order of creation. Call it once; add() throws afterwards.
   void finalize(uint64_t seed);
 
   std::deque<Parameter>& parameters() { return parameters_; }  // in order of creation
   const std::deque<Parameter>& parameters() const { return parameters_; }
   std::deque<Buffer>& buffers() { return buffers_; }
-  Parameter* find(const std::string& name);
+  Parameter* find(const std::string& name);  // null if there is none
 
   const Tensor& values() const { return values_; }  // flat, padding included
   const Tensor& grads() const { return grads_; }
@@ -106,7 +106,8 @@ class ParameterStore {
   // of tapes, so it may be called between forward and backward.
   void begin_step();
 
-  // Every tensor that a weights file holds, in order of creation: parameters and buffers as views.
+  // Returns every tensor that a weights file holds, in order of creation: parameters and buffers as
+  // views.
   std::vector<std::pair<std::string, Tensor>> named_tensors() const;
 
  private:

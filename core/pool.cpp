@@ -22,7 +22,7 @@ constexpr size_t kMinSegment = size_t{32} << 20;
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 #ifdef HEDDLE_CUDA
-// Null when there is none.
+// Allocates memory of the device or pinned memory of the host. Returns null when there is none.
 void* cuda_allocate(bool on_device, size_t bytes) {
   void* p = nullptr;
   const cudaError_t status = on_device ? cudaMalloc(&p, bytes) : cudaMallocHost(&p, bytes);
@@ -34,9 +34,10 @@ void* cuda_allocate(bool on_device, size_t bytes) {
 void cuda_release(bool on_device, void* p) { (void)(on_device ? cudaFree(p) : cudaFreeHost(p)); }
 #endif
 
-// Huge pages from the system: bytes is a multiple of kHugePage. Returns null when there is none.
+// Allocates huge pages from the system: bytes is a multiple of kHugePage. Returns null when there
+// are none.
 void* map_pages(size_t bytes) {
-  // Map one huge page more than needed and give back what is not aligned.
+  // Map one huge page more than needed and return the unaligned ends.
   void* mapped = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
@@ -49,7 +50,7 @@ void* map_pages(size_t bytes) {
   return aligned;
 }
 
-// What the card has left and what to do about it; empty for the CPU.
+// Returns what the GPU has free and how to need less; empty for the CPU.
 std::string advice(Device device) {
 #ifdef HEDDLE_CUDA
   size_t left = 0, all = 0;
@@ -75,7 +76,7 @@ Pool::~Pool() {
   for (auto [p, bytes] : segments_) give_back(p, bytes);
 }
 
-// Segments, or without caching blocks. Returns null when there is no memory.
+// Allocates a segment, or without caching a block. Returns null when there is no memory.
 void* Pool::take(size_t bytes) const {
 #ifdef HEDDLE_CUDA
   if (device_.is_cuda() || pinned_) return cuda_allocate(device_.is_cuda(), bytes);

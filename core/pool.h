@@ -6,8 +6,8 @@
 //   segment   |  used  |   free   | used |      free       |    32 MiB or more from the system
 //   release             |  free merged with both neighbours |    never across two segments
 //
-// With HEDDLE_NO_POOL in the environment every block comes from the system and goes back there, so
-// that AddressSanitizer and compute-sanitizer see where each begins and ends; slow.
+// With HEDDLE_NO_POOL in the environment every block is allocated by the system and returned to it,
+// so that AddressSanitizer and compute-sanitizer see where each begins and ends; slow.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ namespace heddle {
 
 class Pool {
  public:
-  // pinned: memory of the host that GPUs read at full speed, in a build with CUDA.
+  // pinned: host memory that GPUs read at full speed, in a build with CUDA.
   explicit Pool(Device device, bool caching = keeps_blocks(), bool pinned = false);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -37,7 +37,7 @@ class Pool {
   // when memory is exhausted. On a GPU the block may still be in use by earlier work of the same
   // stream.
   void* allocate(size_t bytes);
-  void release(void* block) noexcept;
+  void release(void* block) noexcept;  // a block of allocate(), once
   // Returns segments without a used block to the system.
   void trim();
 
@@ -45,7 +45,7 @@ class Pool {
   bool pinned() const { return pinned_; }
   size_t bytes_in_use() const;
   size_t peak_bytes_in_use() const;
-  size_t bytes_reserved() const;  // taken from the system
+  size_t bytes_reserved() const;  // from the system
   void reset_peak();
 
  private:

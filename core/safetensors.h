@@ -4,7 +4,7 @@
 //   N bytes   {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
 //   the rest  the tensors' bytes, without holes; offsets count from here
 //
-// Nothing that a file can contain makes the reader crash or read out of bounds.
+// No content of a file makes the reader crash or read out of bounds.
 //
 //   auto file = SafetensorsFile::open("model.safetensors");
 //   Tensor w = file.load("conv1.weight");
@@ -39,7 +39,8 @@ class SafetensorsFile {
   // expected and what was found: length of the header, JSON, duplicate names, dtype, shape (at most
   // five axes), offsets that overlap, leave holes, lie outside or do not match dtype and shape.
   static SafetensorsFile open(const std::string& path);
-  // The same for bytes in memory, which must outlive the result; `name` stands for the path.
+  // Does the same for bytes in memory, which must outlive the result; `name` replaces the path in
+  // errors.
   static SafetensorsFile parse(std::span<const std::byte> bytes, const std::string& name);
 
   const std::string& path() const { return path_; }

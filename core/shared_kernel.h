@@ -23,7 +23,7 @@
 #define HEDDLE_GPU 1
 #endif
 
-// cpu::call or cuda::call of the same name and signature, by the device of a tensor.
+// Calls the function of this name in cpu:: or cuda::, by the device of a tensor.
 #ifdef HEDDLE_CUDA
 #define HEDDLE_DISPATCH(device, call) ((device).is_cuda() ? cuda::call : cpu::call)
 #else
@@ -75,8 +75,8 @@ void for_each_in_grid(int64_t rows, int64_t columns, F f) {
   for_each(rows * columns, InGrid<F>{columns, f});
 }
 
-// A table for a kernel, its bytes on the device. Its memory may be used again as soon as what reads
-// it has been started.
+// Copies a table for a kernel to the device, as bytes. The caller may release it as soon as the
+// kernel has been started.
 template <class T>
 Tensor upload(Device device, const std::vector<T>& rows) {
   const auto bytes = to_int64(rows.size() * sizeof(T));
@@ -94,7 +94,7 @@ void for_each(int64_t n, F f) {
   });
 }
 
-// f(row, column) on a grid; what depends on the row alone is computed once a row.
+// Calls f(row, column) on a grid; the compiler hoists what depends on the row only.
 template <class F>
 void for_each_in_grid(int64_t rows, int64_t columns, F f) {
   const auto strip = [f, columns](int64_t first_row, int64_t last_row, int64_t begin, int64_t end) {

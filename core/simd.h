@@ -48,9 +48,9 @@ struct Lanes<16> {
     std::memcpy(static_cast<void*>(p), &half, sizeof half);
   }
   static Vec all(float value) { return value - Vec{}; }
-  // value where the condition is above 0, else 0.
+  // Returns value where the condition is above 0, else 0.
   static Vec positive(Vec condition, Vec value) { return condition > 0.0f ? value : Vec{}; }
-  // max(value, 0), but NaN stays NaN.
+  // Returns max(value, 0); NaN stays NaN.
   static Vec relu(Vec value) { return value < 0.0f ? Vec{} : value; }
 };
 

@@ -26,7 +26,7 @@ std::vector<Form> StepGraph::forms_of(const std::vector<Tensor>& inputs) {
 #ifdef HEDDLE_CUDA
 namespace {
 
-// While one lives, tensors on the device come from this pool.
+// Makes tensors on the device come from a pool during the lifetime of this object.
 class PoolScope {
  public:
   explicit PoolScope(const std::shared_ptr<Pool>& pool)
@@ -39,8 +39,8 @@ class PoolScope {
   std::shared_ptr<Pool> previous_;
 };
 
-// What the calling thread puts on its stream is recorded instead of done until finish(), or, should
-// that not be called, until the end of this object, which forgets it.
+// Records the work that the calling thread puts on its stream, instead of doing it, until finish();
+// without finish() the destructor ends the recording and discards it.
 class Capture {
  public:
   // Relaxed: the pool may ask for memory.
@@ -85,7 +85,7 @@ void StepGraph::record(const std::vector<Tensor>& inputs, const Work& work) {
   for (const Parameter& p : store_.parameters())
     check(!p.written, "step graph: ", p.name, " has a gradient before the step");
   try {
-    // The steps so far have left about as much memory in the Context's pool as the graph will take.
+    // The steps so far have left about as much memory in the Context's pool as the graph needs.
     Context::current().pool(device)->trim();
     pool_ = std::make_shared<Pool>(device, true);
     const PoolScope scope(pool_);

@@ -1,6 +1,6 @@
-// A step's work on a GPU, recorded once as a CUDA graph and from then on started with one call, so
-// that a small network does not wait for the host to start its kernels one by one. What runs is the
-// same kernels in the same order: recorded steps give the same bits.
+// StepGraph: a step's work on a GPU, recorded once as a CUDA graph and then started with one call,
+// so that a small network does not wait for the host to start its kernels one by one. The same
+// kernels run in the same order: recorded steps yield the same bits.
 //
 //   StepGraph graph(store);
 //   optimizer.begin_step(lr);
@@ -24,31 +24,31 @@ namespace heddle {
 
 class StepGraph {
  public:
-  // Gets the inputs on the device and returns what is wanted of the step. It may neither wait for
-  // the GPU nor read from it, and must begin with unwritten gradients (begin_step); whatever
-  // changes from step to step has to be among the inputs (see TapeOptions::counters).
+  // Receives the inputs on the device and returns the results of the step. It may neither wait for
+  // the GPU nor read from it, and must begin with unwritten gradients (begin_step); everything that
+  // changes from step to step has to be an input (see TapeOptions::counters).
   using Work = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
 
-  // The store is that of the parameters whose gradients the work writes. Without a GPU, every run
-  // just calls the work. on_failure is told once if and why the work cannot be recorded; it may
-  // throw.
+  // The store holds the parameters whose gradients the work writes, and must outlive the graph.
+  // Without a GPU, every run just calls the work. on_failure is called once with the reason if the
+  // work cannot be recorded; it may throw.
   explicit StepGraph(ParameterStore& store,
                      std::function<void(const std::string&)> on_failure = {});
-  // Waits for what is still running.
+  // Waits for the work that is still running.
   ~StepGraph();
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;
 
-  // The work is called until inputs have had the same shapes, types and layouts three times in a
-  // row, since plans are made at their first use; the third time it is recorded. It is called for
-  // inputs of other shapes later, too, with memory of its own. Inputs may lie on the
-  // host. What is returned stays valid until the next run, which overwrites it; it may be an input
-  // there.
+  // Calls the work until inputs have had the same shapes, types and layouts three times in a row,
+  // since plans are made at their first use; the third time it is recorded. Inputs of other shapes
+  // call it later, too, with memory of their own. Inputs may lie on the host. Returned tensors stay
+  // valid until the next run, which overwrites them; they may be its inputs.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, const Work& work);
 
   bool recorded() const { return executable_ != nullptr; }
-  size_t bytes() const { return pool_ == nullptr ? 0 : pool_->bytes_reserved(); }  // that it keeps
-  // Why recording has failed, once it has: then every run calls the work. Empty otherwise.
+  // Returns the bytes reserved for the graph.
+  size_t bytes() const { return pool_ == nullptr ? 0 : pool_->bytes_reserved(); }
+  // Returns why recording has failed, in which case every run calls the work; empty otherwise.
   const std::string& failure() const { return failure_; }
 
  private:
@@ -64,7 +64,7 @@ class StepGraph {
   std::string failure_;
   std::vector<Tensor> inputs_, outputs_;  // where the recorded work reads and writes
   std::vector<Parameter*> written_;       // whose gradients it writes
-  // Its memory, kept for as long as the graph. In front of it, so that it goes last.
+  // The graph's memory; declared before the graph, so that it is destroyed after it.
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<void> executable_;
 };

@@ -6,7 +6,7 @@
 //   Fence written;                       // on the Context's thread
 //   written.record();                    // after everything started up to now
 //   SideStream side(StreamUse::exchange);  // on another thread, after its ContextScope
-//   written.wait();                      // what this thread starts from now on comes after that
+//   written.wait();                      // work that this thread starts from now on comes after it
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ void wait_for_stream();
 // A point in the work of a GPU. Copies are the same point.
 class Fence {
  public:
-  // Marks the point after all work that is now on the calling thread's stream.
+  // Marks the point after all work that is on the calling thread's stream at this time.
   void record();
   // Makes the calling thread's stream wait for that point; the thread itself does not block.
   void wait() const;

@@ -65,7 +65,7 @@ std::string to_string(const Form& form) {
   return concat(dtype_name(form.dtype), " ", to_string(form.shape), " ", layout_name(form.layout));
 }
 
-// Holds the pool too, so that a tensor may outlive the Context it came from.
+// Memory of a pool. Holds the pool too, so that a tensor may outlive the Context it came from.
 class Storage {
  public:
   Storage(std::shared_ptr<Pool> pool, size_t bytes)
@@ -85,7 +85,7 @@ class Storage {
 
 namespace {
 
-// pinned: what the host has of it.
+// Copies between devices. `pinned`: the host's memory is pinned.
 void copy_bytes(void* to, Device to_device, const void* from, Device from_device, bool pinned,
                 int64_t bytes) {
 #ifdef HEDDLE_CUDA
@@ -94,10 +94,11 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
     return;
   }
   if (to_device.is_cuda() || from_device.is_cuda()) {
-    // A recorded step would copy from, or to, what the host has at this address later on.
+    // A recorded step would copy from, or to, this address of the host in every later run.
     if (stream_is_recorded()) throw Error("a copy from or to the host cannot be recorded");
-    // In the order of the stream. A copy from the host has been staged when the call returns, but
-    // from pinned memory, and on cards that read by the host's page tables.
+    // In the order of the stream. A copy from the host has been staged when the call returns,
+    // except from pinned memory and on GPUs that read through the host's page tables: these are
+    // waited for.
     int direct = 0;
     cudaError_t status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream());
     if (status == cudaSuccess && to_device.is_cuda())
@@ -143,7 +144,7 @@ Tensor Tensor::empty_pinned(const Shape& shape, DType dtype) {
   Context& context = Context::current();
   try {
     return make(context.pinned_pool(), shape, dtype, Layout::plain);
-  } catch (const Error&) {  // not everything that the host has may be pinned
+  } catch (const Error&) {  // the system limits pinned memory
     return make(context.pool(Device{}), shape, dtype, Layout::plain);
   }
 }

@@ -85,16 +85,17 @@ class Tensor {
  public:
   Tensor() = default;
 
-  // Uninitialised / zero-filled memory from the pool of the calling thread's Context.
+  // Return uninitialised or zero-filled memory from the pool of the calling thread's Context. Throw
+  // InputError for a layout that does not fit the shape, Error when memory is exhausted.
   static Tensor empty(const Shape& shape, DType dtype = DType::f32, Layout layout = Layout::plain);
   static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Layout layout = Layout::plain);
   static Tensor empty_on(Device device, const Shape& shape, DType dtype = DType::f32,
                          Layout layout = Layout::plain);
-  // On the host; where the Context has a GPU, in memory from which copies to it are fast.
+  // Returns host memory; where the Context has a GPU, pinned, so that copies are fast.
   static Tensor empty_pinned(const Shape& shape, DType dtype = DType::f32);
-  // Uninitialised, with shape, type, layout and device of another tensor.
+  // Returns uninitialised memory with shape, type, layout and device of another tensor.
   static Tensor empty_like(const Tensor& other);
-  // A one-dimensional CPU tensor with these values.
+  // Returns a CPU tensor with these values, one-dimensional or of a shape.
   static Tensor from(const std::vector<float>& values);
   static Tensor from(const std::vector<float>& values, const Shape& shape);
 
@@ -106,7 +107,7 @@ class Tensor {
   Layout layout() const { return layout_; }
   Form form() const { return {shape_, dtype_, layout_}; }
   Device device() const;
-  // True when no other tensor shares the storage: the holder may write in place.
+  // Returns whether no other tensor shares the storage: the holder may write in place.
   bool unique() const;
 
   void* raw() const { return data_; }
@@ -117,23 +118,24 @@ class Tensor {
     return static_cast<T*>(data_);
   }
 
-  // The same memory under another shape of equal size; plain layout only.
+  // Returns the same memory under another shape of equal size; plain layout only.
   Tensor reshape(const Shape& shape) const;
-  // The same bytes read under another shape and layout of equal size. The caller knows that the
-  // order fits, as for maps of one pixel.
+  // Returns the same bytes under another shape and layout of equal size. The caller ensures that
+  // the order fits, as for maps of one pixel.
   static Tensor view_as(const Tensor& x, const Shape& shape, Layout layout = Layout::plain);
-  // Elements [begin, end) along the first axis.
+  // Returns elements [begin, end) along the first axis, as a view.
   Tensor slice(int64_t begin, int64_t end) const;
-  // A copy with memory of its own.
+  // Returns a copy with its own memory.
   Tensor clone() const;
   // Copies bytes from a tensor of equal type, shape and layout, across devices too.
   void copy_from(const Tensor& source) const;
-  // A copy on the given device, or this tensor when it is there already.
+  // Returns a copy on the given device, or this tensor when it is there already.
   Tensor to(Device device) const;
   void fill_zero() const;
-  // The values as float, in logical order (plain layout), on the host. For tests, logs and files.
+  // Returns the values as float, in logical order (plain layout), on the host. For tests, logs,
+  // files.
   std::vector<float> to_vector() const;
-  // The only element of a one-element f32 tensor.
+  // Returns the only element of a one-element f32 tensor; waits for a GPU.
   float item() const;
 
  private:
@@ -148,7 +150,8 @@ class Tensor {
   Layout layout_ = Layout::plain;
 };
 
-// The extents of a tensor that must have K axes, for structured bindings; throws with the name.
+// Returns the extents of a tensor for structured bindings. Throws InputError with the name unless
+// it has K axes.
 //   auto [n, c, h, w] = dims<4>(x, "conv2d input");
 template <int K>
 std::array<int64_t, K> dims(const Tensor& x, const char* name) {
@@ -158,7 +161,8 @@ std::array<int64_t, K> dims(const Tensor& x, const char* name) {
   return out;
 }
 
-// Throw InputError with the name, the expected and the found unless x has this shape, or this form.
+// Throw InputError, with the name, what was expected and what was found, unless x has this shape or
+// this form.
 void check_shape(const Tensor& x, const Shape& expected, const std::string& name);
 void check_form(const Tensor& x, const Form& expected, const char* name);
 

@@ -49,7 +49,7 @@ struct Note {
   std::string subject;  // a parameter, a bucket
   Figures figures;
   std::string place;  // "core/tape.cpp:66"
-  double time = 0;    // microseconds, as in the trace
+  double time = 0;    // microseconds of the steady clock
   std::thread::id thread = std::this_thread::get_id();
 };
 
@@ -81,7 +81,7 @@ class Trace {
   // thread that used it ("update", "update 2"): JSON objects that end in commas. `shift`
   // (microseconds) is added to all times, to correct for another machine's clock.
   std::string events(int rank = 0, double shift = 0) const;
-  // The JSON text of one or several of these.
+  // Returns the JSON text of a trace of one or several of these.
   static std::string json(const std::string& events);
 
   static constexpr size_t kMaxEvents = 200000;  // about 30 MB of text
@@ -93,7 +93,7 @@ class Trace {
     enum class Kind : uint8_t { range, point, mark, memory };
     Kind kind;
     std::string name;
-    const char* track;      // null: the process's own
+    const char* track;      // null: the process itself
     double begin, end = 0;  // all but ranges have no length
     int64_t flow = -1;      // of a point of an arrow
     Flow point = Flow::begin;
@@ -107,7 +107,7 @@ class Trace {
   std::vector<Event> events_;
   std::vector<Note> notes_;
   int64_t dropped_ = 0;
-  std::map<std::string, std::pair<size_t, size_t>> memory_;  // as it was last
+  std::map<std::string, std::pair<size_t, size_t>> memory_;  // as last recorded
 };
 
 // Records its own lifetime in the trace of the thread's Context. Tracks: data, forward, backward,
@@ -129,10 +129,10 @@ class TraceRange {
 
 // Returns whether the current Context's trace takes notes.
 bool explaining();
-// "core/tape.cpp:66" for a file of this repository, whose sources lie one folder deep.
+// Returns "core/tape.cpp:66": the last folder and the name of a file, and the line.
 std::string source_place(const char* file, int line);
 
-void take_note(Note note);
+void take_note(Note note);  // in the current Context's trace
 
 // Takes a note if the step is being explained; only then figures() is called, which must change
 // nothing. The recorded source line is that of the call.

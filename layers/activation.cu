@@ -29,8 +29,9 @@ HEDDLE_HD inline uint64_t dropout_stream(uint64_t step, int operation) {
   return stream_id(Stream::dropout, step << 8 | static_cast<uint64_t>(operation));
 }
 
-// The mask of a batch: rows are (o, b), o before and b along the batch axis, whose sample number in
-// the global batch is the key; a block of the generator serves four neighbours of a row.
+// The mask of a batch: rows are (o, b), with o before and b along the batch axis; the key is the
+// sample's number in the global batch, and one block of random numbers serves four neighbours of a
+// row.
 struct DropoutMask {
   float p, keep_scale;
   Philox rng;

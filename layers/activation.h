@@ -5,13 +5,14 @@
 
 namespace heddle {
 
-// max(x, 0), any shape.
+// Returns max(x, 0), for any shape; f32 or bf16, NaN stays NaN.
 Var relu(Tape& tape, const Var& x);
 
-// While training, each element is zeroed with probability p and the others are scaled by 1/(1-p)
-// (Srivastava et al., 2014, inverted form). Keyed by (seed, step, operation, sample in the global
-// batch, index within the sample), so independent of threads and of how the batch is split over
-// learners. `batch_axis` is the axis that counts samples: 0, or 1 for (T, B, ...).
+// Zeroes each element with probability p and scales the others by 1/(1-p) while training, else
+// returns x (Srivastava et al., 2014, inverted form). The mask is keyed by (seed, step, operation,
+// sample in the global batch, index within the sample), so independent of threads and of how the
+// batch is split over learners. `batch_axis` is the axis that counts samples: 0, or 1 for (T, B,
+// ...). Throws InputError for a probability outside [0, 1) and for an axis that x does not have.
 Var dropout(Tape& tape, const Var& x, float p, int batch_axis = 0);
 
 }  // namespace heddle

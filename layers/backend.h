@@ -23,7 +23,7 @@ struct DropoutKey {
   Tensor counters = {};  // where defined, step and first are read from here (TapeOptions::counters)
 };
 
-// The layouts in which a backend wants the input of a convolution and gives its output.
+// The layouts of a convolution's input and output on a backend.
 struct ConvLayouts {
   Layout input, output;
 };
@@ -54,7 +54,7 @@ struct BatchNormBackward {
   const Tensor &x, &y;                          // input and output of forward (N, C, H, W)
   const Tensor &mean, &invstd, &scale, &shift;  // (C)
   const Tensor &dy, &dy2;                       // both are added; dy2 may be undefined
-  const Tensor& dz;               // out: gradient before ReLU; may be dy; undefined: not wanted
+  const Tensor& dz;               // out: gradient before ReLU; may be dy; undefined: not needed
   const Tensor& dx;               // out: may be dy when dz is undefined or dy2 is
   const Tensor &dweight, &dbias;  // out (C)
   float beta_weight, beta_bias;   // how much of dweight and dbias is kept
@@ -70,13 +70,13 @@ struct LstmCellBackward {
 };
 
 namespace cpu {
-// y = max(x, 0); dx = dy where y > 0, else 0 (dx may be dy). dropout_apply is its own backward: the
-// mask is a function of the key (y may be x).
+// Compute y = max(x, 0); dx = dy where y > 0, else 0 (dx may be dy). dropout_apply is its own
+// backward: the mask is a function of the key (y may be x).
 void relu_forward(const Tensor& x, const Tensor& y);
 void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx);
 void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 
-// batchnorm_apply: y = [relu](x * scale + shift + residual); residual may be undefined.
+// batchnorm_apply computes y = [relu](x * scale + shift + residual); residual may be undefined.
 void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance);
 void batchnorm_update_running(const BatchNormRunning& a);
 void batchnorm_affine(const BatchNormAffine& a);
@@ -84,7 +84,7 @@ void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
                      const Tensor& residual, bool relu, const Tensor& y);
 void batchnorm_backward(const BatchNormBackward& a);
 
-// dw = gradient + beta * dw.
+// The weight's backward computes dw = gradient + beta * dw.
 ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o);
 void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o);
 void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta,
@@ -106,8 +106,8 @@ void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
                                     const Tensor& log_sums, float smoothing, const Tensor& dmean,
                                     const Tensor& dlogits);
 
-// One time step. gates (B, 4H): the sum of both products goes in, the activated i, f, g, o come
-// out. bias (4H), c_before and c (B, H), h (B, H) f32 or bf16.
+// Compute one time step. gates (B, 4H): the sum of both products as input, the activated i, f, g, o
+// as output. bias (4H), c_before and c (B, H), h (B, H) f32 or bf16.
 void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_before,
                        const Tensor& c, const Tensor& h);
 void lstm_cell_backward(const LstmCellBackward& a);
@@ -117,7 +117,7 @@ Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolW
 void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,
                    const PoolWindow& window);
 
-// y = x[:, :, ::2, ::2] between channels of zeros; dx = the adjoint.
+// Compute y = x[:, :, ::2, ::2] between channels of zeros, and dx, its adjoint.
 void subsample_forward(const Tensor& x, const Tensor& y);
 void subsample_backward(const Tensor& dy, const Tensor& dx);
 }  // namespace cpu

@@ -26,8 +26,8 @@ struct BatchNormFusion {
   const Var* residual = nullptr;  // added before ReLU; shape, type and layout of x
 };
 
-// x (N, C, H, W) -> same. While training it normalises by the batch and updates the running
-// statistics (unbiased variance; a batch that is not finite leaves them alone); otherwise it
+// x (N, C, H, W), f32 or bf16 -> same. While training it normalises by the batch and updates the
+// running statistics (unbiased variance; a non-finite batch leaves them unchanged); otherwise it
 // normalises by them. Throws InputError for one value per channel in training.
 Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm,
                 const BatchNormFusion& fusion = {});

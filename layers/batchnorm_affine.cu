@@ -1,4 +1,4 @@
-// Batch norm as a line per channel, shared between CPU and CUDA.
+// Batch norm as y = scale * x + shift per channel, shared between CPU and CUDA.
 #include <cmath>
 
 #include "core/shared_kernel.h"

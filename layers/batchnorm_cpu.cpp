@@ -9,7 +9,7 @@
 namespace heddle::cpu {
 namespace {
 
-// The first pixel of every run, (runs, width).
+// Returns the first pixel of every run, (runs, width).
 std::vector<float> first_pixels(const Runs& runs, const Tensor& x) {
   std::vector<float> first(runs.count() * runs.width());
   for (int64_t r = 0; r < runs.count(); ++r)
@@ -22,7 +22,7 @@ std::vector<float> first_pixels(const Runs& runs, const Tensor& x) {
   return first;
 }
 
-// What backward needs of one channel group.
+// The constants of one channel group for the backward pass.
 template <int kLanes>
 struct Channel {
   using L = Lanes<kLanes>;
@@ -33,7 +33,7 @@ struct Channel {
         shift(L::load(static_cast<const float*>(a.shift.raw()) + channel)) {}
 };
 
-// The gradient before ReLU at element p.
+// Computes the gradient before ReLU at element p.
 template <int kLanes, class T>
 struct MaskedGradient {
   using L = Lanes<kLanes>;
@@ -43,12 +43,12 @@ struct MaskedGradient {
     auto g = L::load(dy + p);
     if (dy2 != nullptr) g += L::load(dy2 + p);
     if (!relu) return g;
-    // With a residual the output tells the sign; else the same formula as forward does.
+    // With a residual the sign follows from the output, else from the formula of forward.
     return L::positive(y != nullptr ? L::load(y + p) : value * c.scale + c.shift, g);
   }
 };
 
-// First pass: sums of dz and of dz * (x - mean) per run; stores dz where it is wanted.
+// Sums dz and dz * (x - mean) per run, in the first pass; stores dz where it is needed.
 template <int kLanes, class T>
 void backward_sums(const Runs& runs, const BatchNormBackward& a, float* sums) {
   using L = Lanes<kLanes>;
@@ -70,7 +70,7 @@ void backward_sums(const Runs& runs, const BatchNormBackward& a, float* sums) {
   });
 }
 
-// Second pass: dx = u * dz + v * x + k with u, v, k per channel.
+// Computes dx = u * dz + v * x + k, with u, v, k per channel, in the second pass.
 template <int kLanes, class T>
 void backward_input(const Runs& runs, const BatchNormBackward& a, const float* u, const float* v,
                     const float* k) {
@@ -80,7 +80,7 @@ void backward_input(const Runs& runs, const BatchNormBackward& a, const float* u
     typename L::Vec u, v, k;
   };
   T* dx = a.dx.data<T>();
-  // The masked gradient is at hand when it was stored, else it is formed once more.
+  // The masked gradient was stored, or is computed once more.
   const bool stored = a.dz.defined();
   const MaskedGradient<kLanes, T> gradient = {
       a.x.data<T>(), stored || !a.residual ? nullptr : a.y.data<T>(),

@@ -42,7 +42,7 @@ Cut cut_map(const Tensor& x, int pack) {
           across};
 }
 
-// A thread's place: its first channel, and the pixels first, first + step, … below end.
+// A thread's part: its first channel, and the pixels first, first + step, … below end.
 struct Place {
   int64_t channel, first, step, end;
   int row;  // of the block's threads
@@ -80,8 +80,8 @@ __device__ void join_threads(const Cut& cut, const Place& at, float (&s)[kPack],
   }
 }
 
-// Sums of x - x0 and of its squares, x0 being the part's first pixel, which is near the mean:
-// squares do not cancel.
+// Sums x - x0 and its squares, x0 being the part's first pixel, which is near the mean: squares do
+// not cancel.
 template <class T, int kPack>
 __global__ void sum_deviations(const T* x, Cut cut, float* partial) {
   const Place at = place_of<kPack>(cut);
@@ -157,7 +157,7 @@ __global__ void apply(const T* x, const T* residual, Cut cut, const float* scale
   }
 }
 
-// What backward reads. y is null unless it tells the sign of ReLU's input.
+// Inputs of the backward pass. y is null unless the sign of ReLU's input follows from it.
 template <class T>
 struct Operands {
   const T *x, *y, *dy, *dy2;
@@ -178,7 +178,7 @@ struct ChannelConstants {
   }
 };
 
-// The gradient before ReLU of a pack at `place`, with the same formula as forward for the sign.
+// Computes the gradient before ReLU of a pack at `place`, with forward's formula for the sign.
 template <class T, int kPack>
 __device__ void masked_gradient(const Operands<T>& a, int64_t place, const Pack<T, kPack>& x,
                                 const ChannelConstants<kPack>& c, float (&g)[kPack]) {
@@ -193,7 +193,7 @@ __device__ void masked_gradient(const Operands<T>& a, int64_t place, const Pack<
   }
 }
 
-// First pass: sums of dz and of dz * (x - mean); stores dz where it is wanted.
+// Sums dz and dz * (x - mean), in the first pass; stores dz where it is needed.
 template <class T, int kPack>
 __global__ void sum_gradients(Operands<T> a, Cut cut, T* dz, float* partial) {
   const Place at = place_of<kPack>(cut);
@@ -218,14 +218,14 @@ __global__ void sum_gradients(Operands<T> a, Cut cut, T* dz, float* partial) {
   join_threads<kPack>(cut, at, s, t, partial);
 }
 
-// The statistics of forward (mean, invstd, scale) and where the parameters' gradients go; (C) each.
+// The statistics of forward (mean, invstd, scale) and the parameters' gradients; (C) each.
 struct ParameterGradients {
   const float *mean, *invstd, *scale;
   float *dweight, *dbias;
   float beta_weight, beta_bias;
 };
 
-// Joins the parts, gives the parameters' gradients and dx = u * dz + v * x + k.
+// Joins the parts into the parameters' gradients and u, v, k of dx = u * dz + v * x + k.
 __global__ void join_gradients(Cut cut, const float* partial, ParameterGradients out, float* line) {
   __shared__ double shared[kJoinSlices][kJoinChannels];
   const int64_t c = blockIdx.x * to_int64(kJoinChannels) + threadIdx.x;
@@ -248,7 +248,7 @@ __global__ void join_gradients(Cut cut, const float* partial, ParameterGradients
   line[2 * cut.channels + c] = to_float(-a * s / n - slope * out.mean[c]);
 }
 
-// Second pass.
+// Computes dx, in the second pass.
 template <class T, int kPack>
 __global__ void input_gradient(Operands<T> a, Cut cut, const float* line, T* dx) {
   const Place at = place_of<kPack>(cut);
@@ -272,7 +272,7 @@ __global__ void input_gradient(Operands<T> a, Cut cut, const float* line, T* dx)
   }
 }
 
-// One block: a statistic that is not finite anywhere leaves all running ones alone.
+// Updates the running statistics, in one block, unless any new value is non-finite.
 __global__ void move_running(const float* mean, const float* variance, int64_t channels,
                              float momentum, float unbiased, float* running_mean,
                              float* running_var, int64_t* batches) {
@@ -350,7 +350,7 @@ void batchnorm_backward(const BatchNormBackward& a) {
                               a.dweight.data<float>(), a.dbias.data<float>(), a.beta_weight,
                               a.beta_bias},
            line.data<float>());
-    if (a.dz.defined()) {  // the masked gradient is at hand
+    if (a.dz.defined()) {  // the masked gradient was stored
       operands.dy = a.dz.data<T>();
       operands.y = operands.dy2 = nullptr;
       operands.relu = false;

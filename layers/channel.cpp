@@ -7,7 +7,7 @@
 namespace heddle {
 namespace {
 
-// Channels last, the layout of convolutions on CUDA, as rows of pixels.
+// Returns a map in channels last, the layout of convolutions on CUDA, as rows of pixels.
 Tensor pixel_rows(const Tensor& x) {
   auto [n, c, h, w] = dims<4>(x, "activations");
   check(x.layout() == Layout::nhwc, "channels on CUDA: expected layout nhwc, found ",

@@ -1,7 +1,6 @@
-// How a (N, C, H, W) tensor is walked channel by channel, whatever its layout: as runs, each a
-// piece of consecutive pixels with one or more groups of neighbouring channels (a group is what one
-// Lanes value holds). Batch norm, bias and their gradients are written once over runs. Internal to
-// CPU kernels.
+// Runs: how the CPU traverses a (N, C, H, W) tensor by channels, in every layout. A run is a piece
+// of consecutive pixels with one or more groups of neighbouring channels (a group fits one Lanes
+// value). Batch norm, bias and their gradients are written once over runs. Internal to CPU kernels.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +41,7 @@ class Runs {
   int64_t channels() const { return channels_; }
   int64_t count() const { return outer_ * pieces_; }
   int64_t width() const { return groups_ * lanes_; }  // channels of one run
-  // Number of values per channel.
+  // Returns the number of values per channel.
   int64_t per_channel() const {
     return outer_ * width() / std::max<int64_t>(channels_, 1) * pixels_;
   }
@@ -88,8 +87,8 @@ void for_pixels(const Run& run, Load&& load, Body&& body) {
       body(run.offset + i * run.stride + g * kLanes, load(run.channel + g * kLanes));
 }
 
-// Two sums per channel over the pixels of a run: body(position, constants, s, t) adds to s and t,
-// whose totals go to sums[0 .. width) and sums[width .. 2 * width).
+// Computes two sums per channel over the pixels of a run: body(position, constants, s, t) adds to s
+// and t, whose totals go to sums[0 .. width) and sums[width .. 2 * width).
 template <int kLanes, class Load, class Body>
 void sum_pixels(const Run& run, Load&& load, Body&& body, float* sums) {
   using L = Lanes<kLanes>;
@@ -117,9 +116,9 @@ void sum_pixels(const Run& run, Load&& load, Body&& body, float* sums) {
     }
 }
 
-// x[n, c, ...] += bias[c], in place.
+// Adds bias (C), f32, to x (N, C, H, W), in place.
 void add_channel_bias(const Tensor& x, const Tensor& bias);
-// out[c] = beta * out[c] + sum of x over all but the channel axis; f32 output.
+// Sets out[c] = beta * out[c] + the sum of x over all axes but the channels; out (C), f32.
 void sum_channels(const Tensor& x, const Tensor& out, float beta);
 
 }  // namespace heddle

@@ -20,7 +20,7 @@ struct Conv2dOptions {
 Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias,
            const Conv2dOptions& options);
 
-// Shape of conv2d's output.
+// Returns the shape of conv2d's output. Throws InputError as conv2d does.
 Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& options,
                    const std::string& name);
 
@@ -31,8 +31,7 @@ class Conv2d {
     int64_t in = 0, out = 0, kernel = 1;
     int64_t stride = 1, padding = 0, groups = 1;
     bool bias = false;
-    bool fan_out =
-        false;  // He initialisation by fan-out (torchvision) instead of fan-in (He et al.)
+    bool fan_out = false;  // He initialisation by fan-out (torchvision); else fan-in (He et al.)
   };
   Conv2d(ParameterStore& store, const std::string& name, const Options& options);
   Var forward(Tape& tape, const Var& x) const { return conv2d(tape, x, *weight, bias, options); }

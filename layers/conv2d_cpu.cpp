@@ -1,8 +1,7 @@
-// Convolution on the CPU. 3x3 convolutions of few channels run on our own Winograd kernels
-// (layers/winograd.h), all others on oneDNN: per shape and direction one primitive, direct or
-// Winograd, by a rule drawn from measurements (docs/benchmarks.md). oneDNN's weights are reordered
-// from OIHW at each use; its weight gradients are reordered back on the way into the flat buffer,
-// and add up there.
+// Convolution on the CPU. 3x3 convolutions of few channels run on the kernels of layers/winograd.h,
+// all others on oneDNN: per shape and direction one primitive, direct or Winograd, by a rule drawn
+// from measurements (docs/benchmarks.md). oneDNN's weights are reordered from OIHW at each use; its
+// weight gradients are reordered back on the way into the flat buffer, and add up there.
 #include "layers/conv2d_plan.h"
 
 #include "core/plan_cache.h"
@@ -14,8 +13,9 @@ namespace {
 
 using dnnl::memory;
 
-// Winograd F(4x4, 3x3) multiplies 4 times less and was faster for every 3x3 stride-1 layer from 32
-// channels on; at 16 channels for the weight gradient only. It needs fp32.
+// Returns whether oneDNN's Winograd F(4x4, 3x3) pays: it multiplies 4 times less and was faster for
+// every 3x3 stride-1 layer from 32 channels on; at 16 channels for the weight gradient only. It
+// needs fp32.
 bool prefer_winograd(const ConvProblem& p) {
   const memory::dims w = p.w.dims(), y = p.y.dims();
   if (w.size() != 4 || w[2] != 3 || w[3] != 3 || p.stride[0] != 1 || p.padding[0] != 1)
@@ -26,7 +26,7 @@ bool prefer_winograd(const ConvProblem& p) {
   return p.pass == ConvPass::backward_weight ? channels >= 16 : channels >= 32;
 }
 
-// OIHW as oneDNN sees it: with groups a fifth axis in front.
+// Returns the extents of OIHW weights for oneDNN: with groups a fifth axis in front.
 memory::dims weight_dims(const Shape& w, int64_t groups) {
   if (groups == 1) return {w[0], w[1], w[2], w[3]};
   return {groups, w[0] / groups, w[1], w[2], w[3]};
@@ -69,7 +69,7 @@ const ConvPlan& conv_plan(ConvPass pass, const Tensor& x, const Shape& w, const 
   return cached_plan<ConvPlan>(key, [&] { return choose_plan(pass, x, w, y, o); });
 }
 
-// The weights in the format of a plan; OIHW itself where that is the format.
+// Returns the weights in the format of a plan; OIHW itself where that is the format.
 Tensor pack_weight(const Tensor& w, const ConvPlan& plan, int64_t groups) {
   const memory::desc plain = plain_weight(w.shape(), groups);
   if (plan.w == plain) return w;
@@ -78,7 +78,8 @@ Tensor pack_weight(const Tensor& w, const ConvPlan& plan, int64_t groups) {
   return packed;
 }
 
-// Up to 64 channels our own Winograd kernels were faster than oneDNN's in every direction.
+// Returns whether layers/winograd.h is used: up to 64 channels its kernels were faster than
+// oneDNN's in every direction.
 bool own_winograd(const Tensor& x, const Shape& w, const Conv2dOptions& o) {
   constexpr int64_t kMostChannels = 64;
   return o.stride == 1 && o.padding == 1 && o.groups == 1 && w[0] <= kMostChannels &&

@@ -1,10 +1,10 @@
 // Convolution on CUDA: activations channels last, pointwise convolutions as one product (cuBLAS),
 // all others by cuDNN. The fp32 weights (OIHW) are laid out channels last, in the activations'
-// type, at each use: little beside the product, and there is no copy that could grow stale. cuDNN
-// gives weight gradients in the activations' type; the way back into OIHW adds them in fp32.
-// Algorithms are ranked once per shape: by cuDNN's heuristics, and where the Context may tune, by
-// their times. With a deterministic Context only deterministic ones count, in the heuristics'
-// order.
+// type, at each use: that is cheap compared with the product, and there is no copy that could
+// become stale. cuDNN computes weight gradients in the activations' type; they are added in fp32 on
+// the way back into OIHW. Algorithms are ranked once per shape: by cuDNN's heuristics, and where
+// the Context may tune, by their times. With a deterministic Context only deterministic ones count,
+// in the heuristics' order.
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -35,7 +35,7 @@ using FilterDescriptor = std::unique_ptr<cudnnFilterStruct, Destroy<cudnnDestroy
 using ConvDescriptor =
     std::unique_ptr<cudnnConvolutionStruct, Destroy<cudnnDestroyConvolutionDescriptor>>;
 
-// One convolution, whatever its direction: shapes of input, weight and output.
+// One convolution in any direction: shapes of input, weight and output.
 struct Problem {
   Shape x, w, y;
   Conv2dOptions options;
@@ -52,7 +52,7 @@ struct ConvPlan {
   MapDescriptor x, y;
   FilterDescriptor w;
   ConvDescriptor conv;
-  std::vector<Candidate> candidates = {};  // the best first; those that cannot are taken out
+  std::vector<Candidate> candidates = {};  // the best first; those that fail are removed
   bool timed = false;
 };
 
@@ -87,7 +87,7 @@ FilterDescriptor describe_filter(const Shape& s, DType dtype, Layout layout) {
   return out;
 }
 
-// fp32 is multiplied as fp32 unless TF32 was asked for; sums are fp32 always.
+// Returns how products are computed: fp32 as fp32, unless TF32 was requested; sums are always fp32.
 cudnnMathType_t math_of(DType dtype) {
   if (dtype == DType::bf16) return CUDNN_TENSOR_OP_MATH;
   return Context::current().options().tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
@@ -164,7 +164,7 @@ std::vector<Candidate> find_candidates(const ConvPlan& plan, DType dtype) {
       continue;
     if (bytes <= kMostWorkspace) out.push_back({to_int(r.algo), math, bytes});
   }
-  (void)cudaGetLastError();  // what refused queries left behind is not the next kernel's fault
+  (void)cudaGetLastError();  // of refused queries: the next kernel would report it
   return out;
 }
 
@@ -180,7 +180,8 @@ ConvPlan& conv_plan(const Problem& p, Layout layout) {
   });
 }
 
-// A workspace for which there is no memory is this algorithm's failure; `shortage` says of what.
+// Runs one algorithm. If there is no memory for its workspace, sets `shortage` and returns a
+// failure.
 template <class Calls>
 cudnnStatus_t attempt(const ConvPlan& plan, const Candidate& c, const Tensor& a, const Tensor& b,
                       const Tensor& out, std::exception_ptr& shortage) {
@@ -198,13 +199,13 @@ cudnnStatus_t attempt(const ConvPlan& plan, const Candidate& c, const Tensor& a,
   const cudnnStatus_t status =
       Calls::kRun(cudnn_handle(), &one, left, a.raw(), right, b.raw(), plan.conv.get(), algorithm,
                   space.raw(), to_size(space.bytes()), &zero, result, out.raw());
-  // What a failed attempt left behind is not the next kernel's fault.
+  // Clears the error of a failed attempt, which the next kernel would report.
   if (status != CUDNN_STATUS_SUCCESS) (void)cudaGetLastError();
   return status;
 }
 
-// Orders the candidates by the shortest of three runs behind a first; what fails comes last, and
-// convolve() finds out why, should it come to it. The largest workspace goes first, so that the
+// Orders the candidates by the shortest of three runs after a first; those that fail come last, and
+// convolve() reports why if it reaches them. The largest workspace goes first, so that the
 // others find its memory in the pool.
 template <class Calls>
 void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor& out) {
@@ -227,8 +228,8 @@ void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor
   plan.timed = true;
 }
 
-// (a, b) -> out, written to `to` where that has the layout used, else to memory of its own. Not
-// everything is offered channels last (fp32, groups): then the plain layout does it.
+// Computes (a, b) -> out, in `to` where that has the layout used, else in new memory. Not
+// everything is offered channels last (fp32, groups): then the plain layout is used.
 template <class Calls>
 Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape& shape,
                 const Tensor& to) {
@@ -247,9 +248,10 @@ Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape&
     for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
       status = attempt<Calls>(plan, *c, left, right, out, shortage);
       if (status == CUDNN_STATUS_SUCCESS) return out;
-      // No other algorithm than that of the steps before, and none is ruled out for those to come.
+      // A recorded step must use the algorithm of the steps before, and excludes none for later
+      // ones.
       if (stream_is_recorded()) check_cudnn(status, "recorded convolution");
-      // A shortage of memory passes; what is not supported stays so.
+      // A shortage of memory is temporary; what is not supported stays so.
       c = status == CUDNN_STATUS_ALLOC_FAILED ? std::next(c) : plan.candidates.erase(c);
     }
   }
@@ -266,14 +268,14 @@ bool is_pointwise(const Shape& w, const Conv2dOptions& o) {
   return w[2] == 1 && w[3] == 1 && o.stride == 1 && o.padding == 0 && o.groups == 1;
 }
 
-// A map as (pixels, channels), a pointwise weight as (O, C).
+// Return a map as (pixels, channels), a pointwise weight as (O, C).
 Tensor pixels_of(const Tensor& x) {
   const Shape& s = x.shape();
   return Tensor::view_as(x, {s[0] * s[2] * s[3], s[1]});
 }
 Tensor matrix_of(const Tensor& w) { return w.reshape({w.shape()[0], w.shape()[1]}); }
 
-// dst = src + beta * dst, src in its type and layout, dst fp32 OIHW.
+// Computes dst = src + beta * dst, src in its type and layout, dst fp32 OIHW.
 void add_gradient(const Tensor& src, const Tensor& dst, float beta) {
   const bool last = src.layout() == Layout::nhwc;  // else both orders are the same: no channels
   reorder(last ? src : Tensor::view_as(src, {src.size(), 1, 1, 1}), dst, beta);

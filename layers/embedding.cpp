@@ -15,38 +15,40 @@ namespace heddle {
 namespace cpu {
 namespace {
 
-// The places of each token that occurs: token rows[i] stands at places[starts[i] … starts[i + 1]).
+// The positions of each token that occurs: those of token rows[i] are positions[starts[i] …
+// starts[i + 1]).
 struct Segments {
-  std::vector<int32_t> rows, starts, places;
+  std::vector<int32_t> rows, starts, positions;
 };
 
 Segments sort_tokens(const Tensor& tokens) {
   const int32_t* token = tokens.data<int32_t>();
   Segments s;
-  s.places.resize(to_size(tokens.size()));
-  std::iota(s.places.begin(), s.places.end(), 0);
-  std::stable_sort(s.places.begin(), s.places.end(),
+  s.positions.resize(to_size(tokens.size()));
+  std::iota(s.positions.begin(), s.positions.end(), 0);
+  std::stable_sort(s.positions.begin(), s.positions.end(),
                    [token](int32_t a, int32_t b) { return token[a] < token[b]; });
-  for (size_t i = 0; i < s.places.size(); ++i) {
-    const int32_t row = token[s.places[i]];
+  for (size_t i = 0; i < s.positions.size(); ++i) {
+    const int32_t row = token[s.positions[i]];
     if (!s.rows.empty() && s.rows.back() == row) continue;
     s.rows.push_back(row);
     s.starts.push_back(static_cast<int32_t>(i));
   }
-  s.starts.push_back(static_cast<int32_t>(s.places.size()));
+  s.starts.push_back(static_cast<int32_t>(s.positions.size()));
   return s;
 }
 
-// Adds the gradients of one token's places in their order.
+// Adds the gradients of one token's positions in their order.
 template <class T>
 struct SegmentedSum {
   const T* dy;
-  const int32_t *rows, *starts, *places;
+  const int32_t *rows, *starts, *positions;
   float* dweight;
   int64_t width;
   void operator()(int64_t r, int64_t c) const {
     float sum = dweight[rows[r] * width + c];
-    for (int32_t i = starts[r]; i < starts[r + 1]; ++i) sum += to_float(dy[places[i] * width + c]);
+    for (int32_t i = starts[r]; i < starts[r + 1]; ++i)
+      sum += to_float(dy[positions[i] * width + c]);
     dweight[rows[r] * width + c] = sum;
   }
 };
@@ -58,8 +60,8 @@ struct ClearRow {
   void operator()(int64_t r, int64_t c) const { x[rows[r] * width + c] = 0.0f; }
 };
 
-// Makes the gradient one that is zero outside of known rows, or, when another layer has written
-// into it in this step (tied weights), leaves it dense; either way it may be added to.
+// Prepares the gradient for additions: makes it zero outside of known rows, or, when another layer
+// has written into it in this step (tied weights), leaves it dense.
 void prepare(Parameter& weight, const std::vector<int32_t>& rows) {
   if (weight.written && !weight.touched_rows) return;
   std::vector<int32_t> known;
@@ -85,8 +87,8 @@ void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weigh
   const int64_t width = weight.shape()[1];
   with_type(dy, [&]<class T>() {
     for_each_in_grid(std::ssize(s.rows), width,
-                     SegmentedSum<T>{dy.data<T>(), s.rows.data(), s.starts.data(), s.places.data(),
-                                     weight.grad.data<float>(), width});
+                     SegmentedSum<T>{dy.data<T>(), s.rows.data(), s.starts.data(),
+                                     s.positions.data(), weight.grad.data<float>(), width});
   });
 }
 
@@ -102,12 +104,12 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& weight, DType dtype) 
   std::vector<int64_t> shape(tokens.shape().begin(), tokens.shape().end());
   shape.push_back(width);
   const Tensor output = Tensor::empty_on(device, Shape(shape), dtype);
-  const Tensor places = tokens.to(device);
-  HEDDLE_DISPATCH(device, embedding_forward(places, weight.value, output));
+  const Tensor here = tokens.to(device);
+  HEDDLE_DISPATCH(device, embedding_forward(here, weight.value, output));
   Var y(output, true);
-  tape.record(weight.name, y, {&weight}, [places, &weight, device](BackwardPass& pass) {
+  tape.record(weight.name, y, {&weight}, [here, &weight, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
-    HEDDLE_DISPATCH(device, embedding_backward(dy, places, weight));
+    HEDDLE_DISPATCH(device, embedding_backward(dy, here, weight));
     pass.contributed(weight);
   });
   return y;

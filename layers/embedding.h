@@ -15,8 +15,8 @@ namespace heddle {
 
 // tokens i32, any shape, each in [0, V); weight (V, E) -> (tokens' shape, E), f32 or bf16. A
 // token's gradients are added in the order of its positions, so the sum is the same on every device
-// and for every thread count. Throws InputError for a token that is not in the vocabulary, but on a
-// GPU: those have to be checked before they go there.
+// and for every thread count. Throws InputError for a token that is not in the vocabulary,
+// except on a GPU: check those before they are copied there.
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& weight, DType dtype = DType::f32);
 
 }  // namespace heddle

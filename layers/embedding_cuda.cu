@@ -1,13 +1,14 @@
-// An embedding's gradient on CUDA. The host takes no part, so that a step can be recorded: each
-// place finds by itself where its token stands next, and the first place of a token adds up along
-// that chain, in the order of places, as the CPU does.
+// An embedding's gradient on CUDA, without the host, so that a step can be recorded: each position
+// finds the next one of its token, and the first position of a token adds up along that chain, in
+// the order of positions, as the CPU does.
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
-// links (N, 2): where the token of place i stands next, or N; 1 when it has not occurred before.
+// links (N, 2): the next position of the token at position i, or N; 1 if it has not occurred
+// before.
 struct Link {
   const int32_t* tokens;
   int32_t* links;

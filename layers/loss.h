@@ -7,20 +7,21 @@ namespace heddle {
 
 struct CrossEntropyOptions {
   float label_smoothing = 0.0f;  // ε: the target is (1-ε) on the label plus ε/C on every class
-  // Backward writes the logits' gradient over the logits: with a large vocabulary nothing else of
-  // their size is ever made. Nobody may read them from then on: not the caller, no second loss, nor
-  // the closure of the layer that made them (linear does not; an LSTM or a ReLU does).
+  // Backward writes the logits' gradient over the logits, which saves a tensor of their size.
+  // Nothing may read them afterwards: not the caller, no second loss, nor the closure of the layer
+  // that made them (linear does not; an LSTM or a ReLU does).
   bool overwrite_logits = false;
 };
 
 // logits (..., C) f32, labels (...) i32 in [0, C) -> scalar, on the logits' device.
 // loss = mean over samples of -sum_c target[c] * log softmax(logits)[c].
-// Throws InputError for a label out of range, but for labels on a GPU: those have to be checked
-// before they go there.
+// Throws InputError for a label out of range, except for labels on a GPU: check those before they
+// are copied there.
 Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                           const CrossEntropyOptions& options = {});
 
-// Number of samples whose label is among the k largest logits; ties count against the sample.
+// Returns the number of samples whose label is among the k largest logits; ties count against the
+// sample.
 int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k);
 
 }  // namespace heddle

@@ -1,5 +1,5 @@
 // Softmax cross-entropy on CUDA: one block per sample, whose threads join as trees, and one block
-// for the mean. The host takes no part, so that a step can be recorded.
+// for the mean. All on the GPU, so that a step can be recorded.
 #include <algorithm>
 #include <cmath>
 
@@ -39,7 +39,7 @@ __global__ void loss_forward(const float* logits, const int32_t* labels, int64_t
   losses[i] = smoothing == 0.0f ? loss : (1.0 - smoothing) * loss + smoothing * (log_sum - mean);
 }
 
-// In order within a thread, then as a tree over threads.
+// Averages the losses: in order within a thread, then as a tree over threads.
 __global__ void mean_loss(const double* losses, int64_t n, float* mean) {
   __shared__ double doubles[kLossThreads];
   double sum = 0;

@@ -15,14 +15,14 @@
 namespace heddle {
 namespace {
 
-// Entry i of a (T, B, H) buffer as (B, H).
+// Returns entry i of a (T, B, H) buffer as (B, H).
 Tensor entry(const Tensor& buffer, int64_t i) {
   return buffer.slice(i, i + 1).reshape({buffer.shape()[1], buffer.shape()[2]});
 }
 
 Tensor rows_of(const Tensor& x) { return x.reshape({x.shape()[0] * x.shape()[1], x.shape()[2]}); }
 
-// Both biases have the same gradient: the sum over steps and batch.
+// Adds the gradient of the biases, the same for both: the sum over steps and batch.
 void add_bias_gradient(const Tensor& dgates, const LstmWeights& w, BackwardPass& pass) {
   const Tensor sums = Tensor::empty_like(w.bias_ih->grad);
   sum_rows(dgates, sums, 0.0f);

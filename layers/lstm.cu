@@ -6,7 +6,7 @@
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
-// gates (B, 4H) comes as the sum of both products and leaves as i, f, g, o.
+// gates (B, 4H): the sum of both products before, i, f, g, o after.
 template <class T>
 struct CellForward {
   float* gates;
@@ -31,9 +31,9 @@ struct CellForward {
   }
 };
 
-// With dh_t = dy_t + what step t + 1 sends back, and dc likewise:
+// With dh_t = dy_t + the gradient from step t + 1, and dc likewise:
 //   do = dh tanh(c),  dc += dh o (1 - tanh(c)^2),  di = dc g,  dg = dc i,  df = dc c_{t-1}
-// times each gate's own derivative; dc f goes on to step t - 1. dgates may be the gates' memory.
+// times each gate's own derivative; dc f is passed to step t - 1. dgates may be the gates' memory.
 template <class T>
 struct CellBackward {
   const float *gates, *c_before, *c;

@@ -4,9 +4,9 @@
 //   i, f, o = sigmoid(x_t W_ih' + b_ih + h_{t-1} W_hh' + b_hh),  g = tanh(same)
 //   c_t = f * c_{t-1} + i * g,   h_t = o * tanh(c_t)
 //
-// One GEMM gives the input products of all time steps, and one GEMM per weight its gradient; only
-// h_{t-1} W_hh' runs step by step. A layer is one node of the tape: its gradients are final, and on
-// their way, while the layer below still runs backward.
+// One GEMM computes the input products of all time steps, and one GEMM per weight its gradient;
+// only h_{t-1} W_hh' is computed step by step. A layer is one node of the tape: its gradients are
+// final, and their exchange begins, while the layer below still runs backward.
 //
 //   LstmState state = rnn.zero_state(batch);
 //   Var y = rnn.forward(tape, x, state);   // (T, B, I) -> (T, B, H); state: for the next window
@@ -31,8 +31,9 @@ struct LstmState {
   Tensor h, c;
 };
 
-// One layer. x (T, B, I) f32 or bf16; h, c f32 (B, H), the state before the first step, which the
-// state after the last step (a view) replaces -> (T, B, H) of x's type.
+// Applies one layer. x (T, B, I) f32 or bf16; h, c f32 (B, H), the state before the first step,
+// which the state after the last step (a view) replaces -> (T, B, H) of x's type. Throws InputError
+// for shapes that do not fit.
 Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& weights, Tensor& h, Tensor& c);
 
 struct LstmOptions {
@@ -48,8 +49,8 @@ class Lstm {
   Lstm(ParameterStore& store, const std::string& name, int64_t input, int64_t hidden,
        const LstmOptions& options = {});
 
-  LstmState zero_state(int64_t batch) const;
-  // (T, B, I) -> (T, B, H). Replaces `state`.
+  LstmState zero_state(int64_t batch) const;  // on the parameters' device
+  // x (T, B, I) -> (T, B, H). Replaces `state`. Throws InputError for shapes that do not fit.
   Var forward(Tape& tape, const Var& x, LstmState& state) const;
 
  private:

@@ -21,7 +21,7 @@ using TensorDescriptor = std::unique_ptr<cudnnTensorStruct, Destroy<cudnnDestroy
 using DropoutDescriptor =
     std::unique_ptr<cudnnDropoutStruct, Destroy<cudnnDestroyDropoutDescriptor>>;
 
-// Which elements of a parameter, from where on, lie where in cuDNN's space of weights.
+// Elements [from, from + count) of a parameter lie at `to` in cuDNN's space of weights.
 struct Span {
   Parameter* LstmWeights::*parameter;
   int64_t from, to, count;
@@ -45,8 +45,8 @@ struct LstmPlan {
 
 Tensor bytes_on_device(size_t bytes) { return Tensor::empty({to_int64(bytes)}, DType::u8); }
 
-// A bias or one gate's rows of a matrix: cuDNN says where. Gates i, f, g, o of the input's matrix
-// are its numbers 0 to 3, those of the recurrent one 4 to 7, as our rows lie.
+// Asks cuDNN where each bias and each gate's rows of a matrix lie. Gates i, f, g, o of the input's
+// matrix are its numbers 0 to 3, those of the recurrent one 4 to 7, in the order of the rows here.
 std::vector<Span> find_weights(const LstmPlan& plan, const Sizes& n) {
   const Tensor space = bytes_on_device(plan.weights);
   const auto matrix = make_descriptor<TensorDescriptor>(cudnnCreateTensorDescriptor);
@@ -146,7 +146,7 @@ struct Forwarded {
   Tensor y, h, c, weights, reserve;
 };
 
-// Status of the library's call. Shapes as in lstm_layer().
+// Returns the status of the library's call. Shapes as in lstm_layer().
 cudnnStatus_t run_forward(const LstmPlan& plan, const Tensor& x, const LstmWeights& w,
                           const Tensor& h, const Tensor& c, Forwarded& out) {
   const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
@@ -187,10 +187,10 @@ std::optional<LstmPlan> make_timed_plan(const Tensor& x, const LstmWeights& w, c
       }
       plan->wins = best <= best_own;
     }
-  } catch (const Error&) {  // refused, or no memory for it: there is ours
+  } catch (const Error&) {  // refused, or no memory for it: layers/lstm.cpp computes the layer
     plan.reset();
   }
-  (void)cudaGetLastError();  // what refused calls left behind is not the next kernel's fault
+  (void)cudaGetLastError();  // of refused calls: the next kernel would report it
   return plan;
 }
 

@@ -9,12 +9,13 @@ struct PoolOptions {
   int64_t kernel = 2, stride = 2, padding = 0;
 };
 
-// (N, C, H, W) -> (N, C, P, Q), P = (H + 2*padding - kernel)/stride + 1. Padding is -infinity; of
-// equal values the first one gets the gradient. On the CPU a NaN counts only as the first value of
-// its window (oneDNN's comparison). Needs padding <= kernel/2.
+// (N, C, H, W), f32 or bf16 -> (N, C, P, Q), P = (H + 2*padding - kernel)/stride + 1. Padding is
+// -infinity; of equal values the first one gets the gradient. On the CPU a NaN counts only as the
+// first value of its window (oneDNN's comparison). Throws InputError unless padding <= kernel/2 and
+// the padded map holds a window.
 Var max_pool2d(Tape& tape, const Var& x, const PoolOptions& options);
 
-// Mean over each map: (N, C, H, W) -> (N, C).
+// Averages each map: (N, C, H, W) -> (N, C). f32 or bf16.
 Var global_average_pool(Tape& tape, const Var& x);
 
 }  // namespace heddle

@@ -1,5 +1,5 @@
-// Pooling's CUDA kernels. Backward gathers: each input value adds what the windows that hold it
-// send back, in the order of the windows, so there are no atomics. A plain map is read as channels
+// Pooling's CUDA kernels. Backward gathers: each input value adds the gradients of the windows that
+// hold it, in the order of the windows, so there are no atomics. A plain map is read as channels
 // last with one channel.
 #include "core/pack.h"
 #include "core/shared_kernel.h"
@@ -12,11 +12,12 @@ struct Windows {
   int64_t images, channels, height, width;  // of the input
   int64_t out_height, out_width, kernel_h, kernel_w, stride, padding;
 
-  // The number of values in an average.
+  // Returns the number of values in an average.
   HEDDLE_HD float count() const { return to_float(kernel_h * kernel_w); }
 };
 
-// Image, row, column and first channel of a pack; divisions cost less with 32 bits.
+// Image, row, column and first channel of a pack, by 32-bit divisions where possible: they cost
+// less.
 struct At {
   int64_t n, h, w, c;
   HEDDLE_HD At(int64_t pack, int64_t packs, int64_t height, int64_t width, int per_pack) {
@@ -39,8 +40,8 @@ struct At {
   }
 };
 
-// The place of the largest value within its map goes to `chosen`; of equal ones the first, and a
-// NaN counts only as the first value of its window, as on the CPU.
+// `chosen` receives the index, within the map, of the largest value: of equal ones the first; a NaN
+// counts only as the first value of its window, as on the CPU.
 template <class T, int kPack>
 struct MaxForward {
   const T* x;

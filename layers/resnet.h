@@ -25,7 +25,7 @@ struct ResNetOptions {
   enum class Stem { automatic, cifar, imagenet } stem = Stem::automatic;
 };
 
-// The names that ResNet accepts.
+// Returns the names that ResNet accepts.
 const std::vector<std::string>& resnet_archs();
 
 class ResNet {

@@ -9,16 +9,16 @@
 
 namespace heddle::cpu {
 
-// Whether these kernels take a convolution of this input and weight (O, C, 3, 3) at stride 1,
-// padding 1.
+// Returns whether these kernels support a convolution of this input and weight (O, C, 3, 3) at
+// stride 1, padding 1.
 bool winograd_fits(const Tensor& x, const Shape& weight);
 
 // x (N, C, H, W), w (O, C, 3, 3) -> y (N, O, H, W).
 void winograd_forward(const Tensor& x, const Tensor& w, const Tensor& y);
 // dy (N, O, H, W), w -> dx (N, C, H, W).
 void winograd_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx);
-// dw = gradient + beta * dw. The sum over tiles is split by threads: the same bits for the same
-// number.
+// Computes dw = gradient + beta * dw. The sum over tiles is split by threads: the same bits for the
+// same number of threads.
 void winograd_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta);
 
 }  // namespace heddle::cpu

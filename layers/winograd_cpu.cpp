@@ -13,9 +13,9 @@ using L = Lanes<16>;
 using Vec = L::Vec;
 
 constexpr int64_t kPositions = 36;  // of a transformed tile
-constexpr int64_t kBlock = 24;      // tiles that one pass of the inner product takes
+constexpr int64_t kBlock = 24;      // tiles of one pass of the inner product
 
-// Bᵀ d: six inputs to six.
+// Computes Bᵀ d: six inputs to six.
 inline void transform_input(const Vec d[6], Vec t[6]) {
   const Vec a = d[4] - 4.0f * d[2], b = d[3] - 4.0f * d[1];
   const Vec c = d[4] - d[2], e = 2.0f * (d[3] - d[1]);
@@ -27,7 +27,7 @@ inline void transform_input(const Vec d[6], Vec t[6]) {
   t[5] = 4.0f * d[1] - 5.0f * d[3] + d[5];
 }
 
-// Aᵀ m: six products to four outputs.
+// Computes Aᵀ m: six products to four outputs.
 inline void transform_output(const Vec m[6], Vec y[4]) {
   const Vec s1 = m[1] + m[2], s2 = m[1] - m[2], s3 = m[3] + m[4], s4 = m[3] - m[4];
   y[0] = m[0] + s1 + s3;
@@ -36,7 +36,7 @@ inline void transform_output(const Vec m[6], Vec y[4]) {
   y[3] = s2 + 8.0f * s4 + m[5];
 }
 
-// A g: the adjoint of transform_output, four output gradients to six.
+// Computes A g, the adjoint of transform_output: four output gradients to six.
 inline void transform_output_gradient(const Vec g[4], Vec m[6]) {
   const Vec even = g[0] + g[2], odd = g[1] + g[3];
   const Vec far = g[0] + 4.0f * g[2], far_odd = 2.0f * g[1] + 8.0f * g[3];
@@ -48,7 +48,7 @@ inline void transform_output_gradient(const Vec g[4], Vec m[6]) {
   m[5] = g[3];
 }
 
-// G w: three weights to six.
+// Computes G w: three weights to six.
 inline void transform_weight(const Vec w[3], Vec u[6]) {
   const Vec near = (w[0] + w[2]) * (-1.0f / 6), middle = w[1] * (-1.0f / 6);
   const Vec far = (w[0] + 4.0f * w[2]) * (1.0f / 24), half = w[1] * (1.0f / 12);
@@ -60,7 +60,7 @@ inline void transform_weight(const Vec w[3], Vec u[6]) {
   u[5] = w[2];
 }
 
-// Gᵀ u: the adjoint of transform_weight, six gradients to three.
+// Computes Gᵀ u, the adjoint of transform_weight: six gradients to three.
 inline void transform_weight_gradient(const Vec u[6], Vec w[3]) {
   const Vec near = (u[1] + u[2]) * (-1.0f / 6), far = u[3] + u[4];
   w[0] = 0.25f * u[0] + near + far * (1.0f / 24);
@@ -100,7 +100,7 @@ struct Tiles {
   int64_t count() const { return images * rows * columns; }
 };
 
-// Where a tile lies: image, and the first row and column of its outputs.
+// A tile's image, and the first row and column of its outputs.
 struct Place {
   int64_t image, top, left;
   Place(const Tiles& t, int64_t tile)
@@ -166,8 +166,8 @@ void transform_tiles(const float* x, const Tiles& t, int64_t first, int64_t coun
   }
 }
 
-// m[tile][out] = sum over in of v[tile][in] * u[in][out] for kTiles tiles and kOuts blocks of
-// sixteen.
+// Computes m[tile][out] = sum over in of v[tile][in] * u[in][out] for kTiles tiles and kOuts blocks
+// of sixteen.
 template <int kTiles, int kOuts>
 inline void multiply_block(const Group& v, const Group& m, const float* u, int64_t position,
                            int64_t tile, int64_t out_block, int64_t out_channels) {
@@ -237,8 +237,8 @@ void store_tiles(const Group& m, float* y, const Tiles& t, int64_t first, int64_
   }
 }
 
-// u[position][in][out] of w (out, in, 3, 3). Transposed, the roles of in and out are exchanged and
-// the kernel is turned by 180 degrees: what backward needs.
+// Returns u[position][in][out] of w (out, in, 3, 3). Transposed, for backward, in and out change
+// roles and the kernel is rotated by 180 degrees.
 Tensor transform_weights(const Tensor& w, bool transposed) {
   const int64_t rows = w.shape()[0], columns = w.shape()[1];
   const int64_t in = transposed ? rows : columns, out = transposed ? columns : rows;
@@ -264,8 +264,8 @@ Tensor transform_weights(const Tensor& w, bool transposed) {
   return u;
 }
 
-// Tiles of a group: as many as keep its transformed inputs and outputs within the second-level
-// cache.
+// Returns the tiles of a group: as many as keep its transformed inputs and outputs within the
+// second-level cache.
 int64_t group_tiles(int64_t in, int64_t out, int64_t available) {
   constexpr int64_t kFloats = 131072;
   const int64_t most = std::max<int64_t>(1, kFloats / (kPositions * (in + out)) / kBlock) * kBlock;
@@ -296,7 +296,8 @@ void convolve(const Tensor& x, const Tensor& u, const Tensor& y) {
   });
 }
 
-// du[in][out] += sum over tiles of v[tile][in] * m[tile][out], sixteen by sixteen channels.
+// Adds to du[in][out] the sum over tiles of v[tile][in] * m[tile][out], sixteen by sixteen
+// channels.
 inline void accumulate_block(const Group& v, const Group& m, int64_t position, int64_t in_block,
                              int64_t out_block, float* du, int64_t out_channels) {
   Vec sum[16] = {};

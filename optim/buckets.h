@@ -22,7 +22,7 @@ namespace heddle {
 struct Bucket {
   int64_t begin = 0, end = 0;          // elements of the flat buffers, [begin, end)
   std::vector<Parameter*> parameters;  // inside, in memory order
-  size_t pending = 0;                  // of these, without a final gradient in this step
+  size_t pending = 0;                  // how many have no final gradient yet in this step
   bool finite = false;                 // its sum of this step may be applied
 
   bool complete() const { return pending == 0; }
@@ -31,8 +31,8 @@ struct Bucket {
 class Buckets {
  public:
   Buckets() = default;  // none
-  // A bucket ends after the parameter with which it reaches `bytes`: it holds at least so many, but
-  // for the last. The store must outlive this object.
+  // Ends a bucket after the parameter with which it reaches `bytes`: all but the last hold at least
+  // that many. The store must outlive this object.
   Buckets(ParameterStore& store, int64_t bytes);
 
   size_t size() const { return buckets_.size(); }
@@ -43,16 +43,16 @@ class Buckets {
   auto end() const { return buckets_.end(); }
   size_t index_of(const Parameter& p) const { return index_.at(&p); }
 
-  // No gradient is final.
+  // Begins a step, in which no gradient is final yet.
   void begin_step();
-  // The gradient of p is final. Returns false if it was so already in this step.
+  // Marks the gradient of p as final. Returns false if it already was in this step.
   bool mark_ready(const Parameter& p);
 
-  // Exchanges bucket i, as it was cut, together with the one before it where joined[i]; joined[0]
-  // is false. Between steps only.
+  // From now on exchanges bucket i, as it was cut, together with the one before it where joined[i];
+  // joined[0] is false. Between steps only.
   void join(const std::vector<bool>& joined);
   size_t cuts() const { return cuts_.size(); }  // buckets when none are joined
-  // Names of the parameters in each of those.
+  // Returns the names of the parameters in each of those.
   std::vector<std::vector<std::string>> names() const;
 
  private:

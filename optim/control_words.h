@@ -22,19 +22,20 @@ class ControlWords {
  public:
   static constexpr size_t kCount = ParameterStore::kExtra;
 
-  // This rank's value, for every step from now on. From any thread.
+  // Sets this rank's value for every step from now on. From any thread.
   void set(size_t word, float value) { own_.at(word) = value; }
-  // The sum over the ranks in the last update. Not while one is under way.
+  // Returns the sum over the ranks in the last update. Not during an exchange.
   float sum(size_t word) const { return sums_.at(word); }
 
-  // `elements` is f32 (kCount), on any device: the end of ParameterStore::grads_and_extra().
+  // Writes this rank's values to `elements`, f32 (kCount), on any device: the end of
+  // ParameterStore::grads_and_extra().
   void write(const Tensor& elements) const;
   // Copies the sums from the elements and sets those to zero, so that no norm counts them.
   void read(const Tensor& elements);
-  // Sums by a collective of their own, where the bucket's was rejected: a rank that asks to stop
-  // must be heard nevertheless. Sets the elements to zero.
+  // Sums by a separate collective, after the bucket was rejected: a rank's request to stop must
+  // arrive all the same. Sets the elements to zero.
   void sum_separately(const Tensor& elements, Communicator& comm, Ledger& ledger);
-  // The sums are this rank's own values: there is no other rank.
+  // Uses this rank's own values as the sums, where there is no other rank.
   void use_own();
 
  private:

@@ -15,7 +15,8 @@
 namespace heddle {
 namespace {
 
-// The sum over ranks becomes the mean by the factor that averages micro-steps.
+// Returns options by which the factor that averages micro-steps also makes the sum over ranks a
+// mean.
 OptimizerOptions averaging(const OptimizerOptions& options, int ranks) {
   OptimizerOptions out = options;
   out.learners = ranks;
@@ -74,7 +75,7 @@ void DataParallelOptimizer::ready(Parameter& p) {
   if (parallel_.overlap && parallel_.local_clip == 0) post_complete_buckets();
 }
 
-// In memory order, whatever the order in which they were completed: the same on every rank.
+// Posts complete buckets in memory order, which is the same on every rank.
 void DataParallelOptimizer::post_complete_buckets() {
   for (; next_ < buckets_.size() && buckets_[next_].complete(); ++next_) {
     if (probes_ != nullptr) probes_->posted(next_);
@@ -97,8 +98,8 @@ void DataParallelOptimizer::exchange(size_t index) {
   for (Parameter* p : bucket.parameters) optimizer_.ready(*p, from_residual(*p));
 }
 
-// False where the reducer has found that some rank's gradients are non-finite. A dense sum leaves
-// that to the optimizer, which finds NaN on every rank.
+// Returns false if the reducer has found non-finite gradients on some rank. A dense sum leaves that
+// to the optimizer, which finds the NaN on every rank.
 bool DataParallelOptimizer::sum_over_ranks(const Bucket& bucket) {
   const GradientBucket gradients = gradients_of(bucket);
   const Tensor words =
@@ -127,7 +128,7 @@ void DataParallelOptimizer::mark_non_finite(const Bucket& bucket) {
     if (!all_finite(p->grad)) return optimizer_.mark_non_finite(*p);
 }
 
-// Whether a residual held back a part of what p.grad is now, so that momentum must not.
+// Returns whether a residual held back a part of p.grad, which momentum must then not delay again.
 bool DataParallelOptimizer::from_residual(const Parameter& p) const {
   return parallel_.residual_momentum && compressing() && reducer_->uses_residual(p.name);
 }

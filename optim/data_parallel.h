@@ -22,7 +22,7 @@
 //   optimizer.finish_step();
 //
 // With one rank and no reducer nothing is exchanged, and no thread is started. All functions are
-// for one thread, the one that runs backward, but for set_control().
+// for one thread, the one that runs backward, except set_control().
 #pragma once
 
 #include <cstdint>
@@ -66,8 +66,8 @@ struct DataParallelOptions {
   // Lets set_control() and control() work, for ControlWords::kCount * 4 bytes more per step.
   bool control_words = false;
 
-  // What watches the exchanges (exchange_probes.h). false: nothing does, totals() are zero, and the
-  // options below must have their defaults.
+  // Observes the exchanges (exchange_probes.h). false: totals() are zero, and the options below
+  // must have their defaults.
   bool probes = true;
   // Steps between two measurements of the compression's quality; 0: none. Needs a
   // CompressedReducer.
@@ -94,12 +94,12 @@ class DataParallelOptimizer {
                         std::unique_ptr<Reducer> reducer = nullptr);
   ~DataParallelOptimizer();
 
-  // As Optimizer's. `lr` is the learning rate of this step.
+  // Begins a step as Optimizer does, with this learning rate.
   void begin_step(double lr);
-  // p.grad is final on this rank: its bucket is exchanged once it and those before are complete.
-  // Throws what an exchange has thrown, as finish_step does.
+  // Signals that p.grad is final on this rank: its bucket is exchanged once it and those before are
+  // complete. Rethrows what an exchange has thrown, as finish_step does.
   void ready(Parameter& p);
-  // Backward will not read p.value again.
+  // Signals that backward will not read p.value again.
   void weights_free(Parameter& p);
   // Waits until every bucket is exchanged, finishes the update, and throws what an exchange has
   // thrown. Gradients that this rank did not form count as zero; other ranks may have formed them.
@@ -119,11 +119,12 @@ class DataParallelOptimizer {
   void check_replicas();
 
   int learners() const { return comm_.size(); }
-  // Bytes that a rank sends in a step when nothing is compressed: its share of a ring all-reduce.
+  // Returns the bytes that a rank sends in a step without compression: its share of a ring
+  // all-reduce.
   int64_t dense_bytes() const;
   const Optimizer& optimizer() const { return optimizer_; }
   size_t buckets() const { return buckets_.size(); }
-  // Sums over the run, of this rank; between steps only, as is the ledger.
+  // Totals of this rank over the run. totals() and ledger(): between steps only.
   struct Totals {
     Traffic traffic;          // everything that the ranks sent each other
     double exchange_s = 0;    // seconds that exchanges took, without the quality meter
@@ -131,14 +132,14 @@ class DataParallelOptimizer {
     double exposed_s = 0;     // seconds that the main thread waited for exchanges
     int64_t dense_steps = 0, compressed_steps = 0;
     int64_t dense_sent = 0, compressed_sent = 0;  // bytes of gradients, in these steps
-    int64_t rejected = 0;                         // compressed buckets that a rank's NaN made unfit
+    int64_t rejected = 0;                         // compressed buckets with a NaN on some rank
   };
   Totals totals() const;
   const Ledger& ledger() const { return ledger_; }
 
-  // What a checkpoint keeps: numbers that are the same on all ranks but for bytes and seconds, and,
-  // by named_state(), this rank's residuals as views to copy from and into. Between steps only;
-  // restore() before the first step and before the tensors.
+  // The state for a checkpoint: numbers that are the same on all ranks, except bytes and seconds.
+  // named_state() adds this rank's residuals, as views to copy from and into. Between steps only;
+  // call restore() before the first step and before restoring the tensors.
   struct State {
     int64_t steps = 0;
     Totals totals;
@@ -149,7 +150,8 @@ class DataParallelOptimizer {
   State state();
   void restore(const State& state);
   NamedTensors named_state() const;
-  // What the quality meter has measured since the last call, the same on all ranks; between steps.
+  // Returns the quality meter's measurements since the last call, the same on all ranks; between
+  // steps.
   std::vector<LayerQuality> take_quality();
 
  private:

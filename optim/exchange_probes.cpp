@@ -25,7 +25,7 @@ ExchangeProbes::ExchangeProbes(const DataParallelOptions& options, const Buckets
   check(compressed != nullptr,
         "layer plans, exchange choices and the quality meter need a reducer that compresses");
   check(!plans || !chooses, "either layer plans or exchange choices, not both");
-  // Until then a rate may still be rising.
+  // Before that step a rate may still be rising.
   const int64_t steady = options.compress_start + compressed->ramp();
   if (options.shadow_every > 0) meter_ = std::make_unique<QualityMeter>(*compressed);
   if (plans) planner_ = std::make_unique<LayerPlanner>(*compressed, options.planner, steady);
@@ -64,7 +64,7 @@ void ExchangeProbes::backward_ended() {
 }
 
 void ExchangeProbes::waited(double seconds) {
-  // As long as it would have been without the quality meter, which runs between the exchanges.
+  // Without the time of the quality meter, which runs between the exchanges.
   const double exposed = std::max(0.0, seconds - std::exchange(metered_s_, 0.0));
   totals_.exposed_s += exposed;
   explain("wait", "exchanges", [&] { return Figures{{"waited", exposed, Unit::seconds}}; });
@@ -108,7 +108,7 @@ void ExchangeProbes::after(size_t index, bool finite) {
   totals_.rejected += finite ? 0 : 1;
   (compressing() ? totals_.compressed_sent : totals_.dense_sent) += sent;
   if (chooser_ != nullptr && chooser_->measuring()) {
-    // In virtual time a thread waits for others, which no clock of the model sees.
+    // In virtual time a thread also waits for others, which the model's clock does not count.
     const double code_s =
         comm_.virtual_time() ? thread_seconds() - begin_.thread_seconds : seconds - comm_seconds;
     chooser_->exchanged(index, code_s, comm_seconds, latencies_since(begin_.traffic, comm_));

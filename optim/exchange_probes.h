@@ -1,6 +1,6 @@
-// ExchangeProbes: everything that watches the exchange of gradients, in one observer that
-// DataParallelOptimizer calls and works without: clocks and byte totals, the trace's arrows, the
-// lines of --explain-step, events for tests, and what measures in order to decide (quality meter,
+// ExchangeProbes: everything that observes the exchange of gradients, in one object that
+// DataParallelOptimizer can do without: clocks and byte totals, the trace's arrows, the
+// lines of --explain-step, events for tests, and the parts that measure and decide (quality meter,
 // exchange chooser, layer planner). Probes change no gradient; chooser and planner change the
 // reducer's settings and which buckets are joined, between steps.
 //
@@ -30,11 +30,11 @@ class ExchangeProbes {
   using State = DataParallelOptimizer::State;
   using Collective = LayerPlanner::Collective;
 
-  // All arguments must outlive the probes, but for the options. `reducer` is null for dense sums,
-  // `buckets` empty for a single learner. `run` runs a collective of the main thread: where there
-  // is a chooser, the constructor measures the network's latency by it. Throws InputError where a
-  // planner, a chooser or a meter is asked for and the reducer compresses nothing, and for a
-  // planner together with a chooser.
+  // All arguments except the options must outlive the probes. `reducer` is null for dense sums,
+  // `buckets` empty for a single learner. `run` runs a collective of the main thread: with a
+  // chooser, the constructor measures the network's latency by it. Throws InputError for a planner,
+  // a chooser or a meter with a reducer that compresses nothing, and for a planner together with a
+  // chooser.
   ExchangeProbes(const DataParallelOptions& options, const Buckets& buckets, Communicator& comm,
                  Ledger& ledger, Reducer* reducer, const Collective& run);
 
@@ -53,8 +53,8 @@ class ExchangeProbes {
   // From the thread that has updated p.
   void updated(const Parameter& p);
 
-  // By bucket as it was cut: whether it is exchanged together with the one before it. Changes in
-  // step_ended and restore.
+  // Returns for each bucket, as it was cut, whether it is exchanged together with the one before
+  // it. Changes in step_ended and restore.
   std::vector<bool> joined() const;
 
   // As in DataParallelOptimizer; between steps only.
@@ -84,8 +84,8 @@ class ExchangeProbes {
   Totals totals_;         // without what the communicator and the ledger count
   Totals earlier_;        // what an earlier process of this run has counted
   Traffic outside_;       // what the communicator had counted before
-  double metered_s_ = 0;  // that the meter took in this step
-  struct {                // when the exchange under way began
+  double metered_s_ = 0;  // time of the meter in this step
+  struct {                // at the beginning of the current exchange
     double seconds, thread_seconds, comm_seconds;
     int64_t sent;
     CollectiveTraffic traffic;

@@ -120,7 +120,7 @@ void Optimizer::update_one(Parameter& p, bool from_residual) {
     count_non_finite(p);
 }
 
-// Updates one by one what is left at the end of a step.
+// Updates the remaining parameters one by one at the end of a step.
 void Optimizer::update_rest() {
   for (Parameter& p : store_.parameters())
     if (Progress& progress = progress_[&p]; !std::exchange(progress.updated, true))

@@ -1,13 +1,13 @@
 // Optimizer: turns final gradients into new weights while backward is still running.
 // A parameter's update waits for two signals: ready (its gradient is final) and weights_free (the
 // last closure that reads its value has returned). Clipping by the global norm and skipping whole
-// steps need all gradients first, so finish_step then does all updates. Both give the same bits.
+// steps need all gradients first, so finish_step then does all updates. Both yield the same bits.
 //
 //   backward of layer 3:  writes grad 3 -> ready    reads weight 3 -> weights_free -> update 3
 //   backward of layer 2:  writes grad 2 -> ready    reads weight 2 -> weights_free -> update 2
 //
-// ready, reject, mark_non_finite and weights_free may come from several threads; an update
-// runs on the thread that brought the second signal, and two updates may run at once.
+// ready, reject, mark_non_finite and weights_free may be called from several threads; an update
+// runs on the thread that gave the second signal, and two updates may run at once.
 //
 //   optimizer.begin_step(schedule.lr(step));
 //   tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
@@ -64,23 +64,23 @@ class Optimizer {
   // Forgets the gradients, except between the micro-steps of one update. Before backward; forward
   // may have run. Throws InputError for a learning rate that is negative or non-finite.
   void begin_step(double lr);
-  // p.grad is final for this backward pass. `from_residual`: see UpdateInput.
+  // Signals that p.grad is final for this backward pass. `from_residual`: see UpdateInput.
   void ready(Parameter& p, bool from_residual = false);
-  // p.grad must not be applied in this step: some rank's gradient was non-finite.
+  // Discards p.grad in this step: some rank's gradient was non-finite.
   void reject(Parameter& p);
   // Names p in this step's report as the first with a non-finite gradient, unless one was named.
   void mark_non_finite(const Parameter& p);
-  // No closure of this backward pass will read p.value again. Where it is not called, finish_step
+  // Signals that no closure of this backward pass will read p.value again. Without it, finish_step
   // updates p.
   void weights_free(Parameter& p);
-  // Sets gradients that nobody has written to zero and names their parameters in the log, each
-  // once. For finish_step, and before gradients are exchanged.
+  // Sets unwritten gradients to zero and logs the names of their parameters, each once. For
+  // finish_step, and before gradients are exchanged.
   void zero_missing_gradients();
-  // After backward, when no other thread signals any more: makes the updates that are left. A
-  // missing gradient counts as zero, so that weight decay and momentum still apply.
+  // Makes the remaining updates, after backward, when no other thread signals any more. A missing
+  // gradient counts as zero, so that weight decay and momentum still apply.
   StepReport finish_step();
 
-  // Calls `observer` after each update that a signal has set off, on the thread that made it.
+  // Calls `observer` after each update that a signal has triggered, on the thread that made it.
   void on_update(std::function<void(const Parameter&)> observer) {
     on_update_ = std::move(observer);
   }
@@ -89,8 +89,8 @@ class Optimizer {
   int64_t steps() const { return counters_.data<int64_t>()[0]; }          // updates applied
   int64_t skipped_steps() const { return counters_.data<int64_t>()[1]; }  // updates skipped
   const UpdateRule& rule() const { return *rule_; }
-  // The state for a checkpoint, as views to copy from and into: the rule's tensors, named as in
-  // UpdateRule::named_state(), and the counters. Between updates, not between micro-steps.
+  // Returns the state for a checkpoint, as views to copy from and into: the rule's tensors, named
+  // as in UpdateRule::named_state(), and the counters. Between updates, not between micro-steps.
   std::vector<std::pair<std::string, Tensor>> named_state() const;
 
  private:
@@ -111,7 +111,7 @@ class Optimizer {
   ParameterStore& store_;
   std::unique_ptr<UpdateRule> rule_;
   OptimizerOptions options_;
-  double averaged_;  // gradients that an update averages: micro-steps times learners
+  double averaged_;  // number of gradients in an update's mean: micro-steps times learners
   bool deferred_;
   double lr_ = 0;
   int micro_step_ = 0;

@@ -48,7 +48,8 @@ Schedule::Schedule(const ScheduleOptions& options) : options_(options) {
   check_range(options.pct_start, 0, 1, "one-cycle: rising part");
   check_range(options.div_factor, 1, kMost, "one-cycle: div_factor");
   check_range(options.final_div_factor, 1, kMost, "one-cycle: final_div_factor");
-  check(options.patience >= 0, "patience: expected at least 0, found ", options.patience);
+  check(options.patience >= 0,
+        "plateau: expected at least 0 observations without improvement, found ", options.patience);
   check_range(options.threshold, 0, 1, "plateau: threshold");
   for (size_t i = 0; i < options.milestones.size(); ++i)
     check(

@@ -11,7 +11,8 @@ cd "$(dirname "$0")/.." || exit 1
 enforced=(README.md cmake comm data docs/tools docs/glossary.md docs/readme_example.cpp tests/test_results.py
   docs CHANGELOG.md tests
   apps/session apps/log apps/checkpoint apps/models apps/report
-  apps/benchmarks apps/cli apps/*.cpp)
+  apps/benchmarks apps/cli apps/*.cpp
+  core layers optim)
 
 # An extended regular expression per line, then a tab and what to write instead. Case matters.
 patterns='
