@@ -74,16 +74,10 @@ void Ledger::restore(const std::map<std::pair<std::string, PayloadKind>, Entry>&
   for (const auto& [key, entry] : entries) add(entries_[key], entry);
 }
 
-Ledger::Entry Ledger::total() const {
-  Entry sum;
-  for (const auto& [key, entry] : entries_) add(sum, entry);
-  return sum;
-}
-
-Ledger::Entry Ledger::total(PayloadKind kind) const {
+Ledger::Entry Ledger::total(std::optional<PayloadKind> kind) const {
   Entry sum;
   for (const auto& [key, entry] : entries_)
-    if (key.second == kind) add(sum, entry);
+    if (!kind || key.second == *kind) add(sum, entry);
   return sum;
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,8 +50,7 @@ class Ledger {
   // Adds what an earlier process of a resumed run has booked.
   void restore(const std::map<std::pair<std::string, PayloadKind>, Entry>& entries);
   // Returns the sum over all entries, or over those of one kind.
-  Entry total() const;
-  Entry total(PayloadKind kind) const;
+  Entry total(std::optional<PayloadKind> kind = {}) const;
 
  private:
   std::map<std::pair<std::string, PayloadKind>, Entry> entries_;

@@ -191,19 +191,9 @@ void Pool::trim() {
   });
 }
 
-size_t Pool::bytes_in_use() const {
+size_t Pool::read(const size_t& counter) const {
   std::lock_guard lock(mutex_);
-  return in_use_;
-}
-
-size_t Pool::peak_bytes_in_use() const {
-  std::lock_guard lock(mutex_);
-  return peak_;
-}
-
-size_t Pool::bytes_reserved() const {
-  std::lock_guard lock(mutex_);
-  return reserved_;
+  return counter;
 }
 
 void Pool::reset_peak() {

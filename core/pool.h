@@ -43,14 +43,15 @@ class Pool {
 
   Device device() const { return device_; }
   bool pinned() const { return pinned_; }
-  size_t bytes_in_use() const;
-  size_t peak_bytes_in_use() const;
-  size_t bytes_reserved() const;  // from the system
+  size_t bytes_in_use() const { return read(in_use_); }
+  size_t peak_bytes_in_use() const { return read(peak_); }
+  size_t bytes_reserved() const { return read(reserved_); }  // from the system
   void reset_peak();
 
  private:
   using Block = std::pair<size_t, char*>;  // size, address: best fit is lower_bound
 
+  size_t read(const size_t& counter) const;  // under the lock
   void* take(size_t bytes) const;
   void give_back(void* p, size_t bytes) const noexcept;
   void grow(size_t bytes);

@@ -1,5 +1,7 @@
 #include "layers/batchnorm.h"
 
+#include <utility>
+
 #include "core/kernels.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"
@@ -63,13 +65,8 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
                 Tensor dy = std::move(pass.dy.first), dy2 = std::move(pass.dy.second);
                 if (!dy.unique() && dy2.defined()) std::swap(dy, dy2);
                 const bool wants_dz = skip.needs_grad();
-                Tensor dz, dx;
-                if (wants_dz) {
-                  dz = dy.unique() ? dy : Tensor::empty_like(dy);
-                  dx = Tensor::empty_like(x.value());
-                } else {
-                  dx = dy.unique() ? dy : Tensor::empty_like(x.value());
-                }
+                Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy), dz;
+                if (wants_dz) dz = std::exchange(dx, Tensor::empty_like(x.value()));
                 HEDDLE_DISPATCH(device, batchnorm_backward({.x = x.value(),
                                                             .y = kept,
                                                             .mean = mean,
