@@ -113,7 +113,7 @@ BREAKS = [
      "    post_complete_buckets();\n    worker_->drain();\n    if (parallel_.local_clip > 0) clip_locally();\n",
      "test_optim", "learners: local clipping precedes*"),
     ("local clipping without the root of P", "optim/data_parallel.cpp",
-     "parallel_.local_clip * std::sqrt(static_cast<double>(comm_.size()))", "parallel_.local_clip", "test_optim",
+     "parallel_.local_clip * std::sqrt(to_double(comm_.size()))", "parallel_.local_clip", "test_optim",
      "learners: local clipping limits*"),
     ("a bucket is exchanged after the first micro-batch", "optim/data_parallel.cpp",
      "if (!last_micro_step() || !p.written || !buckets_.mark_ready(p)) return;",
