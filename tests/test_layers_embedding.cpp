@@ -16,8 +16,6 @@ Tensor tokens_of(const std::vector<int32_t>& values, const Shape& shape) {
   return out;
 }
 
-std::vector<float> gradient_of(const Parameter& p) { return p.grad.to_vector(); }
-
 }  // namespace
 
 TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleared") {
@@ -48,7 +46,7 @@ TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleare
     if (!context.device().is_cuda()) CHECK(weight.touched_rows == expected);
   };
   auto expect = [&](const std::vector<float>& counts) {
-    const std::vector<float> g = gradient_of(weight);
+    const std::vector<float> g = weight.grad.to_vector();
     for (size_t i = 0; i < g.size(); ++i) CHECK(g[i] == counts[i / 5]);
   };
   step({1, 1, 7}, true);
@@ -82,7 +80,7 @@ TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleare
   ordered.backward(
       project(ordered, same,
               here(Tensor::from({1e8f, 0, 0, 0, 0, -1e8f, 0, 0, 0, 0, 1, 0, 0, 0, 0}, {3, 5}))));
-  CHECK(gradient_of(weight)[6 * 5] == 1.0f);
+  CHECK(weight.grad.to_vector()[6 * 5] == 1.0f);
 
   Tape tape;
   ParameterStore odd;
