@@ -63,15 +63,18 @@ Shape checked_shape(const std::string& where, const std::vector<uint64_t>& exten
 // and for nesting and arrays beyond those of a header before they take memory.
 json parse_header(const std::string& file, std::string_view text) {
   std::vector<std::set<std::string>> keys;  // of the open objects
+  std::string entry;                        // of the header
   size_t numbers = 0;                       // in the open array
   const auto watch = [&](int depth, json::parse_event_t event, const json& value) {
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
     if (event == json::parse_event_t::array_start) numbers = 0;
-    check(
-        depth < 3 || event == json::parse_event_t::value, file,
-        ": header: expected an object for each tensor, with whole numbers in its arrays, found an "
-        "array or an object instead of a number");
+    if (event == json::parse_event_t::key && keys.size() == 1)
+      entry = printable(value.get_ref<const std::string&>());
+    check(depth != 1 || event != json::parse_event_t::array_start, file, ": header entry '", entry,
+          "': expected an object, found an array");
+    check(depth < 3 || event == json::parse_event_t::value, file, ": tensor '", entry,
+          "': expected whole numbers in an array, found an array or an object");
     check(event != json::parse_event_t::value || depth < 3 || ++numbers <= kMostNumbers, file,
           ": header: expected at most ", kMostNumbers, " numbers in an array");
     if (event == json::parse_event_t::key)
