@@ -10,58 +10,78 @@
 namespace heddle {
 namespace {
 
-// A bucket's blocks, each in the slot of its owner.
-template <class Block>
+struct Block {
+  CodedBlock coded;  // at its offset in the owner's slot
+  uint64_t layer;    // CompressedLayer::index
+  int owner;         // rank that adds it up
+};
+
+// Divides a bucket's blocks among their owners, each in the emptiest slot.
 struct Plan {
   std::vector<Block> blocks;
   std::vector<PayloadPart> parts;
   std::vector<int64_t> used;  // bytes of each owner's slot, which begins with a flag
 
-  void add(const std::string& name, const Tensor& x, Coding coding, int bits, uint64_t layer,
+  // Adds the blocks of x, of at most `length` elements, coded as `form` says.
+  void add(const std::string& name, const Tensor& x, CodedBlock form, uint64_t layer,
            int64_t length) {
-    const int64_t scale = coding == Coding::levels ? 4 : 0;
+    const int64_t scale = form.coding == Coding::levels ? 4 : 0;
     int64_t values = 0, scales = 0;
-    for (int64_t begin = 0; begin < x.size(); begin += length) {
-      const int64_t n = std::min(length, x.size() - begin);
-      const int64_t bytes = encoded_bytes(coding, bits, n);
+    for (form.begin = 0; form.begin < x.size(); form.begin += length) {
+      form.x = x.data<float>() + form.begin;
+      form.n = std::min(length, x.size() - form.begin);
       const auto slot = std::ranges::min_element(used);
-      blocks.push_back({{.x = x.data<float>() + begin,
-                         .n = n,
-                         .begin = begin,
-                         .offset = *slot,
-                         .coding = coding,
-                         .bits = bits},
-                        layer,
-                        static_cast<int>(slot - used.begin())});
+      form.offset = *slot;
+      blocks.push_back({form, layer, static_cast<int>(slot - used.begin())});
+      const int64_t bytes = encoded_bytes(form.coding, form.bits, form.n);
       *slot += (bytes + 3) / 4 * 4;
       scales += scale;
       values += bytes - scale;
     }
-    parts.push_back(
-        {name, name == kControlWords ? PayloadKind::control : PayloadKind::values, values});
+    parts.push_back({name, kind_of(name), values});
     if (scale > 0) parts.push_back({name, PayloadKind::scales, scales});
   }
 };
+
+// Returns a block with its random numbers' key: step (28 bits), rank (12), layer (15) and round
+// (1), so that the rounding errors of ranks are independent.
+CodedBlock keyed(const Block& b, const Exchange& e, uint64_t round) {
+  CodedBlock out = b.coded;
+  const uint64_t step = static_cast<uint64_t>(e.step) << 28;
+  const uint64_t rank = static_cast<uint64_t>(e.comm.rank()) << 16;
+  out.stream = stream_id(Stream::codec, step | rank | b.layer << 1 | round);
+  return out;
+}
+
+void encode(const char* phase, const std::vector<CodedBlock>& blocks, const Tensor& bytes) {
+  const TraceRange range("compress", phase);
+  const Device device = bytes.device();
+  HEDDLE_DISPATCH(device, encode_blocks(device, blocks, bytes.data<uint8_t>()));
+}
 
 }  // namespace
 
 bool BlockExchange::exchange(Exchange& e) {
   const int p = e.comm.size(), me = e.comm.rank();
-  Plan<Block> plan;
+  Plan plan;
   plan.used.assign(static_cast<size_t>(p), 4);
-  // Short enough that the owners' shares of a small bucket are alike.
+  // Short enough that the owners get similar shares of a small bucket.
   int64_t elements = 0;
   for (const Item& item : e.compressed) elements += item.n();
   for (const auto& [name, x] : e.dense) elements += x.size();
   const int64_t length = std::clamp<int64_t>(elements / (4 * p) / 64 * 64, 64, kBlock);
   for (const Item& item : e.compressed) {
-    plan.add(item.name(), item.tensor, coding_, static_cast<int>(item.layer->choice),
-             item.layer->index, coding_ == Coding::levels ? block_ : length);
+    const CodedBlock form{.seed = seed_,
+                          .coding = coding_,
+                          .stochastic = stochastic_,
+                          .bits = static_cast<int>(item.layer->choice)};
+    plan.add(item.name(), item.tensor, form, item.layer->index,
+             coding_ == Coding::levels ? block_ : length);
     explain("select", item.name(), [&] { return rounding(item); });
   }
-  for (const auto& [name, x] : e.dense) plan.add(name, x, Coding::fp32, 0, 0, length);
+  for (const auto& [name, x] : e.dense) plan.add(name, x, {}, 0, length);
   const int64_t slot = std::ranges::max(plan.used);
-  int64_t rest = p * slot;  // flags, and what fills the slots up
+  int64_t rest = p * slot;  // flags and padding
   for (const PayloadPart& part : plan.parts) rest -= part.bytes;
   plan.parts.push_back({"flag", PayloadKind::control, rest});
   const Tensor ours = Tensor::empty_on(e.device, {p, slot}, DType::u8);
@@ -76,26 +96,29 @@ bool BlockExchange::exchange(Exchange& e) {
   std::vector<CodedBlock> all, owned;
   int64_t share = 0;  // elements that this rank adds up
   for (const Block& b : plan.blocks) {
-    all.push_back(noisy(b, e, 0));
+    all.push_back(keyed(b, e, 0));
     all.back().offset += b.owner * slot;
     if (b.owner == me) share += b.coded.n;
   }
-  encode(e, all, ours, "encode");
+  encode("encode", all, ours);
   e.ledger.book(e.comm, plan.parts, [&] { e.comm.all_to_all(ours, theirs); });
-  for (int r = 0; r < p; ++r)  // every rank has got all flags
+  for (int r = 0; r < p; ++r)  // every rank has received all flags
     if (*flag_of(theirs, r).to(Device{}).data<uint8_t>() != 0) return false;
 
   const Tensor added = Tensor::empty_on(e.device, {share});
   float* at = added.data<float>();
   for (const Block& b : plan.blocks) {
     if (b.owner != me) continue;
-    owned.push_back(noisy(b, e, 1));
+    owned.push_back(keyed(b, e, 1));
     owned.back().x = at;
     at += b.coded.n;
   }
   const Tensor sums = ours.slice(me, me + 1).reshape({slot});
-  add_up(e, owned, theirs, slot);
-  encode(e, owned, sums, "encode sums");
+  {
+    const TraceRange range("compress", "add up");
+    HEDDLE_DISPATCH(e.device, add_blocks(e.device, owned, theirs.data<uint8_t>(), slot, p));
+  }
+  encode("encode sums", owned, sums);
   e.ledger.book(
       e.comm, plan.parts, [&] { e.comm.all_gather(sums, theirs); }, true);
   const TraceRange range("compress", "decode");
@@ -107,38 +130,13 @@ bool BlockExchange::exchange(Exchange& e) {
 }
 
 int64_t BlockExchange::bytes(const Layer& layer, double bits) const {
-  const int64_t n = layer.parameter->size(), rest = n % block_;
+  const int64_t n = layer.size(), rest = n % block_;
   const auto encoded = [&](int64_t m) { return encoded_bytes(coding_, static_cast<int>(bits), m); };
   return n / block_ * encoded(block_) + (rest > 0 ? encoded(rest) : 0);
 }
 
 Figures BlockExchange::rounding(const Item& item) const {
   return {{"elements", static_cast<double>(item.n()), Unit::count}, {"bits for each", 16}};
-}
-
-void BlockExchange::encode(const Exchange& e, const std::vector<CodedBlock>& blocks,
-                           const Tensor& bytes, const char* phase) {
-  const TraceRange range("compress", phase);
-  HEDDLE_DISPATCH(e.device, encode_blocks(e.device, blocks, bytes.data<uint8_t>()));
-}
-
-void BlockExchange::add_up(const Exchange& e, const std::vector<CodedBlock>& owned,
-                           const Tensor& received, int64_t slot) {
-  const TraceRange range("compress", "add up");
-  const uint8_t* bytes = received.data<uint8_t>();
-  HEDDLE_DISPATCH(e.device, add_blocks(e.device, owned, bytes, slot, e.comm.size()));
-}
-
-// With its own random numbers for each step (28 bits), rank (12), layer (15) and round (1), so
-// that the rounding errors of ranks are independent.
-CodedBlock BlockExchange::noisy(const Block& b, const Exchange& e, uint64_t round) const {
-  CodedBlock out = b.coded;
-  out.stochastic = stochastic_;
-  out.seed = seed_;
-  out.stream = stream_id(Stream::codec, static_cast<uint64_t>(e.step) << 28 |
-                                            static_cast<uint64_t>(e.comm.rank()) << 16 |
-                                            b.layer << 1 | round);
-  return out;
 }
 
 }  // namespace heddle

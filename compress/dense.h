@@ -7,7 +7,8 @@
 
 namespace heddle {
 
-// Sums a bucket's gradients as they are: not finite in the sum where they are not on one rank.
+// Sums a bucket's gradients over the ranks, in place, in `flat`; a value that is non-finite on one
+// rank is non-finite in the sum. Booked in the ledger by parameter.
 void sum_dense(const GradientBucket& bucket, const Tensor& flat, Communicator& comm,
                Ledger& ledger);
 

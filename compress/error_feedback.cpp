@@ -22,25 +22,27 @@ void ErrorFeedback::compensate(const std::string& name, const Tensor& x) {
   axpy(1, residual(name, x.size(), x.device()), x);
 }
 
-Accumulated ErrorFeedback::accumulate(const std::string& name, const Tensor& g, int64_t chunk) {
+Compensated ErrorFeedback::compensate_swapping(const std::string& name, const Tensor& g,
+                                               int64_t chunk) {
   const Device device = g.device();
-  const Shape chunks = {(g.size() + chunk - 1) / chunk};
-  Accumulated out{residual(name, g.size(), device), Tensor::empty_on(device, chunks, DType::i32),
+  const Shape chunks = {ceil_div(g.size(), chunk)};
+  Compensated out{residual(name, g.size(), device), g, Tensor::empty_on(device, chunks, DType::i32),
                   Tensor::empty_on(device, chunks, DType::i32)};
-  HEDDLE_DISPATCH(device, accumulate_residual(g, out.x, chunk, out.indices, out.magnitudes));
+  HEDDLE_DISPATCH(device, add_and_swap(g, out.x, chunk, out.indices, out.magnitudes));
   return out;
 }
 
-void ErrorFeedback::keep_unsent(const std::string& name, const Tensor& g, const Tensor& sent) {
-  const Device device = g.device();
-  const Tensor x = residual(name, g.size(), device);
+void ErrorFeedback::keep_unsent(const std::string& name, const Tensor& old_residual,
+                                const Tensor& sent) {
+  const Device device = old_residual.device();
+  const Tensor x = residual(name, old_residual.size(), device);
   HEDDLE_DISPATCH(device, scatter_value(0, sent, x));
-  if (beta_ < 1) HEDDLE_DISPATCH(device, low_pass(g, x, beta_));
-  g.fill_zero();
+  if (beta_ < 1) HEDDLE_DISPATCH(device, low_pass(old_residual, x, beta_));
+  old_residual.fill_zero();
 }
 
-void ErrorFeedback::restore(const std::string& name, const Tensor& g) {
-  residual(name, g.size(), g.device()).copy_from(g);
+void ErrorFeedback::restore(const std::string& name, const Tensor& old_residual) {
+  residual(name, old_residual.size(), old_residual.device()).copy_from(old_residual);
 }
 
 void ErrorFeedback::return_unapplied(const std::string& name, const Tensor& x, double share) {
@@ -48,7 +50,7 @@ void ErrorFeedback::return_unapplied(const std::string& name, const Tensor& x, d
 }
 
 void ErrorFeedback::mark_sent_whole(const std::string& name) {
-  // Before its small elements become denormal numbers, with which processors are slow.
+  // Well above the denormal numbers, with which processors are slow.
   constexpr float kNegligible = 1e-20f;
   if (!holds(name)) return;
   const Tensor& m = residuals_.at(name);

@@ -1,54 +1,70 @@
 // Error feedback: what was not sent is kept in a residual and added to the next gradient (Seide et
 // al. 2014; Karimireddy et al. 2019), here with ScaleCom's low-pass filter (arXiv 2104.11125,
-// equation 3):  m <- (1 - beta) m + beta (m + g - sent).  An element that was not sent gains
-// beta g, one that was sent keeps (1 - beta) m, and at any time, for constant beta,
-//   sum of what was sent + m / beta = sum of the gradients.
+// equation 3):
 //
-//   ErrorFeedback feedback(0.1);
-//   const Tensor x = feedback.accumulate(name, g, 100).x;  // m + g; the old m waits in g
-//   feedback.keep_unsent(name, g, indices);          // if the step counts
-//   feedback.restore(name, g);                       // if it does not
+//   m <- (1 - beta) m + beta (m + g - sent)
+//
+// An element that was not sent gains beta g, one that was sent keeps (1 - beta) m, and at any time,
+// for constant beta, sum of what was sent + m / beta = sum of the gradients.
+//
+// A layer needs no memory besides the gradient's and the residual's: compensate_swapping() lets
+// them change roles.
+//
+//                           gradient's memory          residual's memory
+//   before                  g                          m
+//   compensate_swapping()   m, the old residual        x = m + g, to be encoded
+//   keep_unsent()           0, then the sum            x without what was sent: the new residual
+//   or restore()            m                          m, as if nothing had happened
+//
+//   const Compensated all = feedback.compensate_swapping(name, g, 100);
+//   feedback.keep_unsent(name, all.old_residual, indices);   // the bucket was accepted
+//   feedback.restore(name, all.old_residual);                // it was not
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
 
-#include "compress/codecs/select.h"
 #include "core/tensor.h"
 
 namespace heddle {
 
 // A gradient with its residual, on the gradient's device.
-struct Accumulated {
-  Tensor x;           // (n), the residual's memory
-  Tensor indices;     // (chunks) i32: of every chunk the element with the largest |x|
-  Tensor magnitudes;  // (chunks) i32: its magnitude, as in magnitude.h; above infinity for NaN
+struct Compensated {
+  Tensor x;             // (n) f32, m + g, in the residual's memory
+  Tensor old_residual;  // (n) f32, m, in the gradient's memory
+  Tensor indices;       // (chunks) i32: index of the largest |x| of every chunk
+  Tensor
+      magnitudes;  // (chunks) i32: its magnitude, as in codecs/magnitude.h; above infinity for NaN
 };
 
+// The residuals of one rank, by parameter. Not thread-safe.
 class ErrorFeedback {
  public:
   explicit ErrorFeedback(double beta = 1) : beta_(beta) {}  // in (0, 1]
 
   double beta() const { return beta_; }
 
+  // Returns whether a residual is kept for the parameter.
   bool holds(const std::string& name) const { return residuals_.contains(name); }
-  // (n) f32, zero at first use. It lies where it was used last, and moves when it is asked for
+  // Returns the residual's own memory, (n) f32, zeros at first use, moved to `device` if it lies
   // elsewhere.
   Tensor residual(const std::string& name, int64_t n, Device device = {});
-  // x += m.
+  // Adds the residual to x (n): x += m.
   void compensate(const std::string& name, const Tensor& x);
-  // x = m + g takes the place of m, and m that of g (n), in one pass that finds the largest of
-  // every chunk on its way. Whatever is left in x then is the residual.
-  Accumulated accumulate(const std::string& name, const Tensor& g, int64_t chunk);
-  // The residual after x was sent at these indices (k) i32. Leaves zeros in g, which held m.
-  void keep_unsent(const std::string& name, const Tensor& g, const Tensor& sent);
-  // The residual as it was before accumulate, which g holds.
-  void restore(const std::string& name, const Tensor& g);
-  // Adds what was not applied to the residual: m += beta * share * x.
+  // Writes m + g to the residual's memory and m to that of g (n), in one pass that also finds the
+  // largest |m + g| of every chunk. x becomes the new residual: whoever encodes it subtracts there
+  // what was sent.
+  Compensated compensate_swapping(const std::string& name, const Tensor& g, int64_t chunk);
+  // Turns x into the new residual after its elements at these indices (k) i32 were sent. Clears
+  // old_residual, which is the gradient's memory.
+  void keep_unsent(const std::string& name, const Tensor& old_residual, const Tensor& sent);
+  // Makes the residual what it was before compensate_swapping().
+  void restore(const std::string& name, const Tensor& old_residual);
+  // Adds what was sent but not applied to the residual: m += beta * share * x.
   void return_unapplied(const std::string& name, const Tensor& x, double share);
-  // The residual after m + g was sent whole: (1 - beta) m, as of any element that was sent. Once it
-  // is nothing it is not held any more, and costs nothing where layers travel dense.
+  // Keeps (1 - beta) m after m + g was sent whole, as for any element that was sent. Drops a
+  // residual that is negligible, so that a dense layer costs nothing.
   void mark_sent_whole(const std::string& name);
 
  private:

@@ -1,8 +1,10 @@
 #include "compress/families.h"
 
+#include "core/error.h"
+
 namespace heddle {
 
-// One line for each algorithm; its file holds the rest.
+// One line for each algorithm, which its file defines.
 std::unique_ptr<Reducer> make_dense(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_cast(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_top_k(const ReducerSetup& setup);
@@ -13,7 +15,7 @@ std::unique_ptr<Reducer> make_power_sgd(const ReducerSetup& setup);
 
 const std::vector<Family>& families() {
   static const SpecKey kDensity{.name = "density", .initial = 0.01, .low = 1e-6, .high = 1};
-  // Steps in which a rate grows from 4 to its final value; see CompressedReducer::ramped().
+  // Steps in which a rate grows from 4 to its final value; see LayerTable::ramped().
   static const SpecKey kRamp{.name = "ramp", .initial = 0, .low = 0, .high = 1e9, .whole = true};
   static const std::vector<Family> kFamilies = {
       {"none", {}, make_dense},
@@ -39,6 +41,10 @@ const std::vector<Family>& families() {
        make_power_sgd},
   };
   return kFamilies;
+}
+
+void Reducer::set_choice(const std::string& parameter, double) {
+  throw InputError(concat(parameter, ": ", name(), " has no setting for this layer"));
 }
 
 std::unique_ptr<Reducer> make_reducer(const CompressSpec& spec, const ReducerOptions& options,

@@ -1,5 +1,5 @@
-// The table of compression algorithms, and how a reducer is made. docs/new_reducer.md says how to
-// add one.
+// The table of compression algorithms (families.cpp), and make_reducer(). docs/new_reducer.md says
+// how to add one.
 //
 //   auto reducer = make_reducer(parse_compress("scalecom:rate=100"), {.seed = 1}, store);
 #pragma once
@@ -16,14 +16,14 @@
 namespace heddle {
 
 struct ReducerOptions {
-  uint64_t seed = 0;              // of noise, of random selection, of first factors
-  std::string dense_layers = {};  // regular expression; names in which it is found travel dense
-  int64_t min_compress = 1024;    // elements; smaller layers travel dense
+  uint64_t seed = 0;              // of noise, random selection and first factors
+  std::string dense_layers = {};  // regular expression; parameters whose names it finds stay dense
+  int64_t min_compress = 1024;    // elements; smaller layers stay dense
 };
 
 struct Family;
 
-// What a reducer is made from; the store must outlive it.
+// The arguments of an algorithm's constructor. Family and store must outlive the reducer.
 struct ReducerSetup {
   const Family& family;
   const CompressSpec& spec;
@@ -33,18 +33,19 @@ struct ReducerSetup {
 
 struct Family {
   std::string name;
-  std::vector<SpecKey> keys;  // the first, if it takes numbers, may differ from layer to layer
+  std::vector<SpecKey>
+      keys;  // the first, if it takes numbers, is the setting that may differ from layer to layer
   std::unique_ptr<Reducer> (*make)(const ReducerSetup& setup);
 };
 
 const std::vector<Family>& families();
-// Throws InputError that names the nearest family.
+// Returns a row of the table. Throws InputError that names the nearest family.
 const Family& find_family(const std::string& name);
 
-// For one rank. Dense whatever the spec: parameters of one axis (batch norm, biases), those below
-// min_compress, those that dense_layers names, and the first convolution (of the parameters with
-// four axes the one that was added first; ScaleCom). Throws InputError for a bad regular
-// expression.
+// Returns the reducer of one rank. Always dense are parameters of one axis (batch norm, biases),
+// those below min_compress, those that dense_layers names, and the first convolution (of the
+// parameters with four axes the one that was added first; as in ScaleCom). Throws InputError for an
+// unknown family or a bad regular expression.
 std::unique_ptr<Reducer> make_reducer(const CompressSpec& spec, const ReducerOptions& options,
                                       const ParameterStore& store);
 

@@ -1,8 +1,8 @@
 // PowerSGD (Vogels et al. 2019, arXiv 1905.13727, algorithm 1): a layer (O, ...) is a matrix M of O
-// rows, residual included, and travels as two factors of low rank, by one step of power iteration
-// from the factor of the step before. Two all-reduces for a bucket: all P = M Q with the dense
-// layers, then, with P orthonormal, all Q = M^T P. As in the paper each rank's residual is its own
-// M less the mean over ranks of P Q^T, not less its own approximation.
+// rows, residual included, and is sent as two factors of low rank, found by one step of power
+// iteration from the last step's factor. A bucket takes two all-reduces: all P = M Q with the dense
+// layers, then, with P orthonormal, all Q = M^T P. As in the paper a rank's residual is its own M
+// minus the mean over ranks of P Q^T, not minus its own approximation.
 #include <algorithm>
 #include <cmath>
 
@@ -15,7 +15,7 @@
 namespace heddle {
 namespace {
 
-constexpr int kIterations = 5;  // to find out what a rank loses, as L-GreCo's authors do
+constexpr int kIterations = 5;  // to estimate the error of a low rank, as L-GreCo's authors do
 
 class PowerSgd : public CompressedReducer {
  public:
@@ -37,7 +37,7 @@ class PowerSgd : public CompressedReducer {
     return bytes(layer, layer.choice) * 2 < m.rows * m.columns * 4;
   }
 
-  // From half the rank to twice it, as long as they pay.
+  // From half the low rank to twice that, as long as the factors are smaller than the layer.
   std::vector<double> settings(const Layer& layer) const override {
     std::vector<double> ranks;
     Layer other = layer;
@@ -50,8 +50,8 @@ class PowerSgd : public CompressedReducer {
     const Matrix m = matrix(layer);
     return static_cast<int64_t>(rank) * (m.rows + m.columns) * 4;
   }
-  // By a few steps of the power iteration from the first factor. The leading rows of orthonormal
-  // factors are those of an iteration with fewer rows, so that one iteration serves all ranks.
+  // By a few steps of power iteration from the first factor. The leading rows of orthonormal
+  // factors are those of an iteration with fewer rows, so one iteration serves all low ranks.
   std::vector<double> lost_norms(const Layer& layer, const Tensor& x,
                                  const std::vector<double>& ranks) const override {
     const auto [rows, columns, rank] = matrix(layer);
@@ -73,7 +73,7 @@ class PowerSgd : public CompressedReducer {
     return lost;
   }
 
-  // A step's work with this layer, but for the residual.
+  // The work of a step with this layer, except for its residual.
   double codec_seconds(const Layer& layer, const Tensor& x, double rank) const override {
     const Matrix now = matrix(layer);
     const auto r = static_cast<int64_t>(rank);
@@ -86,7 +86,7 @@ class PowerSgd : public CompressedReducer {
       gemm(p, m, q);
       cpu::multiply_factors(p, q, product);
     };
-    work();  // a product of new sizes first has its kernel made
+    work();  // the first product of a size also generates its kernel
     return timed(work);
   }
 
@@ -122,7 +122,7 @@ class PowerSgd : public CompressedReducer {
     }
   }
 
-  // P orthonormal, then Q = M^T P.
+  // Makes P orthonormal, then Q = M^T P.
   static void orthogonalize_and_multiply(const Exchange& e, const NamedTensors& p,
                                          NamedTensors& q) {
     const TraceRange range("compress", "Q = M^T P");
@@ -142,11 +142,11 @@ class PowerSgd : public CompressedReducer {
   };
   static Matrix matrix(const Layer& layer) {
     const int64_t rows = layer.parameter->shape()[0];
-    return {rows, layer.parameter->size() / rows, static_cast<int64_t>(layer.choice)};
+    return {rows, layer.size() / rows, static_cast<int64_t>(layer.choice)};
   }
 
-  // The factor (rank, columns) that the next step begins with; the same random numbers on all ranks
-  // at first and after a change of rank. It lies where it is asked for.
+  // Returns the factor (low rank, columns) that a step begins with, moved to `device`. Random at
+  // first and after a change of the low rank, the same on all ranks.
   Tensor factor(const Layer& layer, Device device = {}) const {
     const Matrix m = matrix(layer);
     Tensor& q = factors_[layer.parameter->name];
@@ -159,7 +159,8 @@ class PowerSgd : public CompressedReducer {
     return q;
   }
 
-  // p orthonormal, q the sum over ranks.
+  // Writes the sum of the ranks' approximations and the new residual. p is orthonormal, q the sum
+  // over ranks.
   void finish(const Item& item, const Tensor& p, const Tensor& q, int ranks) {
     const Device device = item.sum.device();
     HEDDLE_DISPATCH(device, multiply_factors(p, q, item.sum));

@@ -1,7 +1,7 @@
 // QSGD (Alistarh et al. 2017, arXiv 1610.02132): every value in a few bits, a sign and a level
 // between zero and the largest magnitude of its block ("bucket" in the paper), rounded at random so
-// that the mean is right. Exchanged block by block (block_exchange.h), so that ranks' sums are
-// encoded, too.
+// that it is unbiased. Exchanged block by block (block_exchange.h), so the sums over ranks are
+// quantised, too.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -23,20 +23,18 @@ class Qsgd : public BlockExchange {
   std::vector<double> settings(const Layer& /*layer*/) const override {
     return {2, 3, 4, 5, 6, 7, 8};
   }
-  // Of the rank's own encoding, not of the sum's.
+  // The error of the rank's own encoding, without that of the sum's.
   std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
                                  const std::vector<double>& bits) const override {
-    std::vector<double> lost;
-    for (const double b : bits) {
+    return for_each_setting(bits, [&](double b) {
       double squares = 0;
       for (int64_t begin = 0; begin < x.size(); begin += block_)
         squares += quantization_loss(x.data<float>() + begin, std::min(block_, x.size() - begin),
                                      static_cast<int>(b), stochastic_);
-      lost.push_back(std::sqrt(squares));
-    }
-    return lost;
+      return std::sqrt(squares);
+    });
   }
-  // A rank encodes its elements, decodes as many to add up its share, and decodes the sums.
+  // A rank encodes its elements, decodes as many to add up its share, and decodes as many sums.
   double codec_seconds(const Layer& layer, const Tensor& x, double setting) const override {
     const int bits = static_cast<int>(setting);
     std::optional<Philox> noise;

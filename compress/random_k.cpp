@@ -1,22 +1,44 @@
 // Random-k (Stich et al. 2018, arXiv 1809.07599): every rank draws the same indices from random
-// numbers that depend on seed, step and layer alone, so that nothing but values travels.
+// numbers that depend on seed, step and layer alone, so that only values are sent.
 #include <cmath>
 
 #include "compress/codecs/sparse_kernels.h"
+#include "compress/compressed_reducer.h"
 #include "compress/shared_indices.h"
 #include "core/kernels.h"
 
 namespace heddle {
 namespace {
 
-class RandomK : public SharedIndices {
+class RandomK : public CompressedReducer {
  public:
-  explicit RandomK(const ReducerSetup& setup) : SharedIndices(setup), seed_(setup.options.seed) {
+  explicit RandomK(const ReducerSetup& setup)
+      : CompressedReducer(setup), seed_(setup.options.seed) {
     feedback_.emplace();
   }
 
  protected:
-  std::vector<Tensor> choose(Exchange& e) override {
+  bool works_on_devices() const override { return true; }
+  bool exchange(Exchange& e) override { return sum_at_indices(e, *feedback_, choose(e)); }
+
+  int64_t bytes(const Layer& layer, double density) const override {
+    return kept_elements(density, layer.size()) * 4;
+  }
+  // The root of the mean square over all selections: each element is equally likely to be sent.
+  std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
+                                 const std::vector<double>& densities) const override {
+    const double all = squared_norm(x), n = static_cast<double>(x.size());
+    return for_each_setting(densities, [&](double density) {
+      return std::sqrt(all * (1 - static_cast<double>(kept_elements(density, x.size())) / n));
+    });
+  }
+  double codec_seconds(const Layer& layer, const Tensor& x, double density) const override {
+    const Philox rng(seed_, stream_id(Stream::selection, layer.index));
+    return timed([&] { (void)select_random(x.size(), kept_elements(density, x.size()), rng); });
+  }
+
+ private:
+  std::vector<Tensor> choose(const Exchange& e) const {
     const TraceRange range("compress", "select");
     std::vector<Tensor> chosen;
     for (const Item& item : e.compressed) {
@@ -28,26 +50,6 @@ class RandomK : public SharedIndices {
     return chosen;
   }
 
-  int64_t bytes(const Layer& layer, double density) const override {
-    return kept_elements(density, layer.parameter->size()) * 4;
-  }
-  // The root of the mean square over all selections: any element is as likely to be sent.
-  std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
-                                 const std::vector<double>& densities) const override {
-    const double all = squared_norm(x), n = static_cast<double>(x.size());
-    std::vector<double> lost;
-    lost.reserve(densities.size());
-    for (const double density : densities)
-      lost.push_back(
-          std::sqrt(all * (1 - static_cast<double>(kept_elements(density, x.size())) / n)));
-    return lost;
-  }
-  double codec_seconds(const Layer& layer, const Tensor& x, double density) const override {
-    const Philox rng(seed_, stream_id(Stream::selection, layer.index));
-    return timed([&] { (void)select_random(x.size(), kept_elements(density, x.size()), rng); });
-  }
-
- private:
   uint64_t seed_;
 };
 

@@ -12,13 +12,14 @@
 #include <algorithm>
 
 #include "compress/codecs/sparse_kernels.h"
+#include "compress/compressed_reducer.h"
 #include "compress/shared_indices.h"
 #include "core/shared_kernel.h"
 
 namespace heddle {
 namespace {
 
-// The rate of a layer for rate=auto. The bins are ScaleCom's, as recalled; that they count
+// Returns the rate of a layer for rate=auto. The bins are ScaleCom's, as recalled; that they count
 // multiply-accumulates per weight and sample, and which bin holds 196, is reconstructed from the
 // rates that the paper prints, not read in it.
 double automatic_rate(double uses_per_sample) {
@@ -26,10 +27,10 @@ double automatic_rate(double uses_per_sample) {
   return uses_per_sample >= 128 ? 50 : 400;
 }
 
-class ScaleCom : public SharedIndices {
+class ScaleCom : public CompressedReducer {
  public:
   explicit ScaleCom(const ReducerSetup& setup)
-      : SharedIndices(setup), exact_(setup.spec.values.at("select") == 1) {
+      : CompressedReducer(setup), exact_(setup.spec.values.at("select") == 1) {
     feedback_.emplace(setup.spec.values.at("beta"));
   }
 
@@ -38,12 +39,14 @@ class ScaleCom : public SharedIndices {
   }
 
  protected:
-  // Chunks have been searched by the leader already, unless the rate is about to be settled.
+  bool works_on_devices() const override { return true; }
+  // The leader's pass that adds residuals searches the chunks, except while a rule has yet to set
+  // the rate.
   int64_t chunk(const Layer& layer, const Exchange& e) const override {
     return exact_ || e.comm.rank() != leader_of(e) ? 0 : static_cast<int64_t>(layer.now);
   }
 
-  std::vector<Tensor> choose(Exchange& e) override {
+  bool exchange(Exchange& e) override {
     agree_on_rates(e);
     const int leader = leader_of(e);
     std::vector<IndexCode> codes;
@@ -74,32 +77,32 @@ class ScaleCom : public SharedIndices {
       });
     }
     e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
-    const TraceRange range("compress", "decode indices");
     std::vector<Tensor> chosen;
-    for_parts([&](size_t i, const Tensor& part) {
-      chosen.push_back(HEDDLE_DISPATCH(e.device, decode_indices(codes[i], part)));
-    });
-    return chosen;
+    {
+      const TraceRange range("compress", "decode indices");
+      for_parts([&](size_t i, const Tensor& part) {
+        chosen.push_back(HEDDLE_DISPATCH(e.device, decode_indices(codes[i], part)));
+      });
+    }
+    return sum_at_indices(e, *feedback_, chosen);
   }
 
   int64_t bytes(const Layer& layer, double rate) const override {
-    const IndexCode indices = code(layer.parameter->size(), rate);
+    const IndexCode indices = code(layer.size(), rate);
     return indices.k * 4 + indices.bytes();
   }
-  // By the rank's own selection: what it would lose as the leader. Under another leader it loses
-  // more, by how much less alike the gradients are.
+  // By the rank's own selection: its loss as the leader. Under another leader it loses more, the
+  // less the ranks' gradients are correlated.
   std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
                                  const std::vector<double>& rates) const override {
-    std::vector<double> lost;
-    lost.reserve(rates.size());
-    for (const double rate : rates) lost.push_back(unsent_norm(x, select(x, code(x.size(), rate))));
-    return lost;
+    return for_each_setting(
+        rates, [&](double rate) { return unsent_norm(x, select(x, code(x.size(), rate))); });
   }
 
  private:
   static int leader_of(const Exchange& e) { return static_cast<int>(e.step % e.comm.size()); }
-  // rate=auto is settled when a layer is first sent, by the first rank: another one may have used a
-  // layer less often, or not at all.
+  // Settles rate=auto when a layer is first sent, by the counts of rank 0: other ranks may have
+  // used a layer less often, or not at all.
   void agree_on_rates(Exchange& e) const {
     const auto open = [](const Item& item) { return item.layer->choice == 0; };
     if (std::none_of(e.compressed.begin(), e.compressed.end(), open)) return;
@@ -112,7 +115,7 @@ class ScaleCom : public SharedIndices {
     for (size_t i = 0; i < e.compressed.size(); ++i)
       if (Layer& layer = *e.compressed[i].layer; open(e.compressed[i])) {
         layer.choice = rates.data<float>()[i];
-        layer.now = ramped(layer.choice, e.compressed_steps);
+        layer.now = layers_.ramped(layer.choice, e.compressed_steps);
       }
   }
   IndexCode code(int64_t n, double rate) const {

@@ -1,28 +1,22 @@
 // Sparse exchange in which all ranks send the elements at the same indices, so that the sum over
-// ranks of what is sent is what is sent of the sum: one all-reduce of the values is enough, and a
-// learner's traffic does not grow with their number. An algorithm derives from it and says which
-// indices: ScaleCom (scalecom.cpp) asks a leader, random-k (random_k.cpp) draws them.
+// ranks of what is sent is what would be sent of the sum: one all-reduce of the values is enough,
+// and a learner's traffic does not grow with their number. ScaleCom (scalecom.cpp) and random-k
+// (random_k.cpp) differ in who chooses the indices.
 //
-//   std::vector<Tensor> choose(Exchange& e) override;   // (k) i32 for each compressed item
+//   return sum_at_indices(e, *feedback_, indices);   // at the end of exchange()
 #pragma once
 
 #include <vector>
 
-#include "compress/compressed_reducer.h"
+#include "compress/error_feedback.h"
+#include "compress/exchange.h"
 
 namespace heddle {
 
-class SharedIndices : public CompressedReducer {
- public:
-  using CompressedReducer::CompressedReducer;
-
- protected:
-  // Returns for each compressed item the indices to send, (k) i32 on the items' device, the same on
-  // all ranks. May run collectives of its own.
-  virtual std::vector<Tensor> choose(Exchange& e) = 0;
-
-  bool works_on_devices() const override { return true; }
-  bool exchange(Exchange& e) override;
-};
+// Gathers each item's values at `indices` ((k) i32 for each compressed item, on the items' device,
+// the same on all ranks), sums them and the dense tensors over the ranks, keeps what was not sent
+// in the residuals, and scatters the sums into item.sum. Returns false on all ranks, having written
+// nothing, as all_reduce() does.
+bool sum_at_indices(Exchange& e, ErrorFeedback& feedback, const std::vector<Tensor>& indices);
 
 }  // namespace heddle

@@ -21,7 +21,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   }
 }
 
-// The row of that name; throws with the nearest name.
+// Returns the row with this name; throws InputError with the nearest name.
 template <class Row>
 const Row& find_row(const std::vector<Row>& table, const std::string& name,
                     const std::string& where) {
@@ -43,7 +43,7 @@ std::string allowed(const SpecKey& key) {
   return text;
 }
 
-// The shortest text that reads back as the same number.
+// Returns the shortest text that reads back as the same number.
 std::string number_text(double value) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof text, value).ptr};

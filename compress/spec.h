@@ -1,5 +1,5 @@
-// What somebody wrote behind --compress: a family of algorithms and its settings. Which families
-// and keys there are stands in one table (families.cpp).
+// CompressSpec: the value of --compress, a family of algorithms and its settings. The table of
+// families and keys is in families.cpp.
 //
 //   CompressSpec spec = parse_compress("scalecom:rate=100,beta=0.1");
 //   spec.values.at("rate");   // 100
@@ -13,29 +13,30 @@ namespace heddle {
 
 struct SpecKey {
   std::string name;
-  double initial;            // without this key
-  double low = 1, high = 0;  // numbers that are allowed; none: words only
-  bool whole = false;
-  std::vector<std::string> words = {};  // allowed instead; a word's value is its place from 0
+  double initial;                       // default
+  double low = 1, high = 0;             // range of numbers; low > high: words only
+  bool whole = false;                   // integers only
+  std::vector<std::string> words = {};  // allowed in place of a number; a word's value is its index
 };
 
 struct CompressSpec {
   std::string family = "none";
-  std::map<std::string, double> values = {};  // of every key of the family
+  std::map<std::string, double> values = {};  // one for every key of the family
 };
 
-// "topk", "qsgd:bits=4,rounding=nearest". Throws InputError for an unknown family or key, naming
-// the nearest known one, and for a value that is not allowed.
+// Parses "topk" or "qsgd:bits=4,rounding=nearest". Throws InputError for an unknown family or key,
+// naming the nearest known one, and for a value that is not allowed.
 CompressSpec parse_compress(const std::string& text);
-// "rate=50,beta=0.1": the value of every key. `where` begins the messages.
+// Parses "rate=50,beta=0.1" and returns the value of every key. Throws as parse_compress() does;
+// `where` begins the message.
 std::map<std::string, double> parse_settings(const std::string& text,
                                              const std::vector<SpecKey>& keys,
                                              const std::string& where);
-// The text with all keys, in the order of the table.
+// Returns the text with all keys, in the order of the table; parse_compress() reads it back.
 std::string to_string(const CompressSpec& spec);
 
-// Throws InputError unless the number is one that the key allows or stands for one of its words;
-// `where` begins the message.
+// Throws InputError, beginning with `where`, unless the key allows the number or one of its words
+// has it as its value.
 void check_value(const SpecKey& key, double value, const std::string& where);
 
 }  // namespace heddle

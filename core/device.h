@@ -17,16 +17,6 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-// Declares a backend's functions in the namespaces cpu and cuda. HEDDLE_DISPATCH
-// (core/shared_kernel.h) calls those of a device.
-#define HEDDLE_BACKENDS(functions) \
-  namespace cpu {                  \
-  functions                        \
-  }                                \
-  namespace cuda {                 \
-  functions                        \
-  }
-
 // Returns "cpu" or "cuda:1".
 std::string to_string(Device device);
 

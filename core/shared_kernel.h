@@ -49,6 +49,16 @@ void with_types(const Tensor& src, const Tensor& dst, F&& f) {
   });
 }
 
+// Copies a table for a kernel to the device, as bytes. The caller may release it as soon as the
+// kernel has been started.
+template <class T>
+Tensor upload(Device device, const std::vector<T>& rows) {
+  const auto bytes = to_int64(rows.size() * sizeof(T));
+  const Tensor host = Tensor::empty_on(Device{}, {bytes}, DType::u8);
+  std::memcpy(host.raw(), rows.data(), to_size(bytes));
+  return host.to(device);
+}
+
 #ifdef HEDDLE_GPU
 template <class F>
 __global__ void for_each_kernel(int64_t n, F f) {
@@ -73,16 +83,6 @@ struct InGrid {
 template <class F>
 void for_each_in_grid(int64_t rows, int64_t columns, F f) {
   for_each(rows * columns, InGrid<F>{columns, f});
-}
-
-// Copies a table for a kernel to the device, as bytes. The caller may release it as soon as the
-// kernel has been started.
-template <class T>
-Tensor upload(Device device, const std::vector<T>& rows) {
-  const auto bytes = to_int64(rows.size() * sizeof(T));
-  const Tensor host = Tensor::empty_on(Device{}, {bytes}, DType::u8);
-  std::memcpy(host.raw(), rows.data(), to_size(bytes));
-  return host.to(device);
 }
 #else
 template <class F>

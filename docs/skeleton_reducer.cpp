@@ -1,7 +1,7 @@
-// A compression algorithm to copy: of a layer (O, ...) so many of its O rows at a time travel as
+// A compression algorithm to copy: a number of the O rows of a layer (O, ...) at a time are sent as
 // the mean of their elements, and what the means leave out stays in a residual. It shows what every
 // algorithm of heddle has: a class with exchange(), a function that makes it, and a row in the
-// table of families. docs/new_reducer.md goes through it. Compiled and run by the tests.
+// table of families. docs/new_reducer.md explains it. Compiled and run by the tests.
 #include "compress/compressed_reducer.h"
 #include "tests/compress_helpers.h"
 
@@ -14,8 +14,8 @@ class RowMeans : public CompressedReducer {
   explicit RowMeans(const ReducerSetup& setup) : CompressedReducer(setup) { feedback_.emplace(); }
 
  protected:
-  // The items hold gradient plus residual. All ranks take the same way through this function: what
-  // they decide by must be the same on all of them.
+  // The items hold gradient plus residual. All ranks run the same collectives: branches may depend
+  // only on what is the same on all of them.
   bool exchange(Exchange& e) override {
     NamedTensors sums = e.dense;
     std::vector<Tensor> means;
@@ -27,14 +27,14 @@ class RowMeans : public CompressedReducer {
       means.push_back(mean);
       sums.emplace_back(item.name(), mean.clone());
     }
-    if (!all_reduce(e, sums)) return false;  // with the residuals as they were
+    if (!all_reduce(e, sums)) return false;  // no residual has been written to
     for (size_t k = 0; k < means.size(); ++k) {
       const Item& item = e.compressed[k];
       const int64_t chunk = chunk_of(item);
       const float* mine = means[k].data<float>();
       const float* sum = sums[e.dense.size() + k].second.data<float>();
       for (int64_t i = 0; i < item.n(); ++i) {
-        item.x()[i] -= mine[i / chunk];  // what is left is the residual
+        item.x()[i] -= mine[i / chunk];  // the rest is the new residual
         item.sum.data<float>()[i] = sum[i / chunk];
       }
     }
@@ -42,7 +42,7 @@ class RowMeans : public CompressedReducer {
   }
 
  private:
-  // Elements that share a mean: those of so many rows, as the layer's setting says.
+  // Returns how many elements share a mean: those of as many rows as the layer's setting says.
   static int64_t chunk_of(const Item& item) {
     const int64_t width = item.n() / item.layer->parameter->shape()[0];
     return width * static_cast<int64_t>(item.layer->choice);
@@ -62,7 +62,7 @@ const Family kRowMeans = {"rowmeans",
 
 TEST_CASE("the reducer to copy: delivered and kept gradients sum to all gradients") {
   for (const char* settings : {"rows=1", "rows=2", "rows=64"}) {
-    std::vector<double> missing(10000);  // by place in the flat buffer
+    std::vector<double> missing(10000);  // by index in the flat buffer
     std::mutex mutex;
     expect_none(run_ranks(3, [&](Communicator& comm) {
       CompressModel model;

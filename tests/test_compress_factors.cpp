@@ -103,47 +103,44 @@ struct PlainPowerSgd {
   }
 };
 
-// The same with the reducer's functions in double. Products with a whole gradient, which
-// the reducer leaves to a library, are plain loops.
-struct InDouble {
+// The same with the reducer's functions. Products with a whole gradient, which the reducer leaves
+// to a library, are in double.
+struct WithKernels {
   Matrix q;
   std::vector<Matrix> residuals;
   Matrix step(const std::vector<Matrix>& gradients) {
-    const auto rank = std::ssize(q[0]), rows = std::ssize(gradients[0]), columns = std::ssize(q);
-    residuals.resize(gradients.size(), zeros(gradients[0].size(), q.size()));
-    Matrix p_sum = zeros(gradients[0].size(), q[0].size()), q_sum = zeros(q.size(), q[0].size());
+    const size_t rank = q[0].size(), rows = gradients[0].size(), columns = q.size();
+    residuals.resize(gradients.size(), zeros(rows, columns));
+    Matrix p_sum = zeros(rows, rank), q_sum = zeros(columns, rank);
     for (size_t r = 0; r < gradients.size(); ++r) {
       add(residuals[r], 1, gradients[r]);
       add(p_sum, 1, multiply(residuals[r], q));
     }
-    std::vector<double> p = flat(transposed(p_sum));
-    orthogonalize(p.data(), rank, rows);
-    for (const Matrix& m : residuals) add(q_sum, 1, multiply(transposed(m), columns_of(p, rank)));
-    std::vector<double> sum(static_cast<size_t>(rows * columns)), next = flat(transposed(q));
-    const std::vector<double> all = flat(transposed(q_sum));
-    multiply_factors(p.data(), all.data(), sum.data(), rows, columns, rank);
+    const Tensor p = factor_of(p_sum), next = factor_of(q);
+    cpu::orthogonalize({p});
+    for (const Matrix& m : residuals) add(q_sum, 1, multiply(transposed(m), columns_of(p)));
+    const Tensor sum = Tensor::zeros({std::ssize(gradients[0]), std::ssize(q)});
+    cpu::multiply_factors(p, factor_of(q_sum), sum);
     const int learners = static_cast<int>(gradients.size());
-    next_factor(all.data(), learners, rank, columns, next.data());
-    q = columns_of(next, rank);
-    Matrix mean = transposed(columns_of(sum, rows));
-    for (auto& row : mean)
-      for (double& v : row) v /= learners;
+    cpu::next_factor(factor_of(q_sum), learners, next);
+    q = columns_of(next);
+    Matrix mean = zeros(rows, columns);
+    add(mean, 1.0 / learners, matrix_of(sum.to_vector(), columns));
     for (Matrix& m : residuals) add(m, -1, mean);
     return mean;
   }
 
  private:
-  static std::vector<double> flat(const Matrix& m) {
-    std::vector<double> out;
-    for (const auto& row : m) out.insert(out.end(), row.begin(), row.end());
+  // A factor has one column of the matrix in a row of memory.
+  static Tensor factor_of(const Matrix& m) {
+    const Tensor out = Tensor::zeros({std::ssize(m[0]), std::ssize(m)});
+    for (size_t i = 0; i < m.size(); ++i)
+      for (size_t j = 0; j < m[i].size(); ++j)
+        out.data<float>()[j * m.size() + i] = static_cast<float>(m[i][j]);
     return out;
   }
-  // Returns a matrix whose columns are stored one after the other in `x`.
-  static Matrix columns_of(const std::vector<double>& x, int64_t columns) {
-    const size_t length = x.size() / static_cast<size_t>(columns);
-    Matrix m = zeros(length, static_cast<size_t>(columns));
-    for (size_t i = 0; i < x.size(); ++i) m[i % length][i / length] = x[i];
-    return m;
+  static Matrix columns_of(const Tensor& factor) {
+    return transposed(matrix_of(factor.to_vector(), static_cast<size_t>(factor.shape()[1])));
   }
 };
 
@@ -175,11 +172,13 @@ void fill_low_rank(CompressModel& model, int ranks, uint64_t key) {
 }  // namespace
 
 TEST_CASE("orthogonalize: orthonormal rows, also from dependent rows and zeros") {
+  Context context;
   constexpr int64_t kRank = 4, kLength = 60;
   const Philox rng(1, 1);
   for (int kind = 0; kind < 6; ++kind) {
     CAPTURE(kind);
-    std::vector<float> x(kRank * kLength);
+    const Tensor factor = Tensor::zeros({kRank, kLength});
+    const std::span<float> x(factor.data<float>(), kRank * kLength);
     for (size_t i = 0; i < x.size(); ++i) x[i] = rng.normal(i) * (kind == 1 ? 1e-25f : 1);
     const auto row = [&](int64_t k) { return x.begin() + k * kLength; };
     if (kind == 2) std::copy_n(row(0), kLength, row(2));  // twice the same
@@ -188,7 +187,7 @@ TEST_CASE("orthogonalize: orthonormal rows, also from dependent rows and zeros")
       for (size_t i = 0; i < x.size(); ++i) x[i] = i % kLength == 7 ? x[i] : 0;
     if (kind == 5)  // in a space of two axes
       for (size_t i = 0; i < x.size(); ++i) x[i] = i % kLength == 7 || i % kLength == 9 ? x[i] : 0;
-    orthogonalize(x.data(), kRank, kLength);
+    cpu::orthogonalize({factor});
     int present = 0;
     for (int64_t a = 0; a < kRank; ++a)
       for (int64_t b = 0; b <= a; ++b) {
@@ -234,33 +233,30 @@ TEST_CASE("powersgd: five steps match a reference in double, in fp32 and in doub
   for (const std::string layer : {"fc.weight", "conv2.weight"}) {
     CAPTURE(layer);
     // The first factor is the reducer's: the algorithm does not say where it comes from.
-    size_t columns = 0;
+    Context context;
+    CompressModel model;
+    const auto reducer = make_reducer(parse_compress("powersgd:rank=3"), o.reducer, model.store);
+    const Parameter& weight = *model.store.find(layer);
+    const auto columns = static_cast<size_t>(weight.size() / weight.shape()[0]);
     Matrix q;
-    {
-      Context context;
-      CompressModel model;
-      const auto reducer = make_reducer(parse_compress("powersgd:rank=3"), o.reducer, model.store);
-      const Parameter& weight = *model.store.find(layer);
-      columns = static_cast<size_t>(weight.size() / weight.shape()[0]);
-      for (const auto& [name, x] : reducer->named_state())
-        if (name == "factor." + layer) q = transposed(matrix_of(x.to_vector(), columns));
-    }
+    for (const auto& [name, x] : reducer->named_state())
+      if (name == "factor." + layer) q = transposed(matrix_of(x.to_vector(), columns));
     REQUIRE(q.size() == columns);
     CHECK(q[0].size() == kLow);
     PlainPowerSgd plain{q, {}};
-    InDouble same{q, {}};
+    WithKernels same{q, {}};
     for (size_t s = 0; s < 5; ++s) {
       std::vector<Matrix> gradients;
       for (const RankRun& run : runs)
         gradients.push_back(matrix_of(part_of(run.given[s], layer), columns));
       const Matrix mean = plain.step(gradients);
-      CHECK(distance(same.step(gradients), mean) < 1e-12);
-      CHECK(distance(same.q, scaled_columns(plain.q)) < 1e-12);
+      CHECK(distance(same.step(gradients), mean) < 1e-5);
+      CHECK(distance(same.q, scaled_columns(plain.q)) < 1e-5);
       Values sum = part_of(runs[0].sums[s], layer);
       for (float& v : sum) v /= kRanks;
       CHECK(distance(matrix_of(sum, columns), mean) < 1e-5);
       for (size_t r = 0; r < kRanks; ++r) {
-        CHECK(distance(same.residuals[r], plain.residuals[r]) < 1e-12);
+        CHECK(distance(same.residuals[r], plain.residuals[r]) < 1e-5);
         const Values& kept = runs[r].states[s].at("residual." + layer);
         CHECK(distance(matrix_of(kept, columns), plain.residuals[r]) < 1e-5);
       }
@@ -268,7 +264,8 @@ TEST_CASE("powersgd: five steps match a reference in double, in fp32 and in doub
   }
 }
 
-TEST_CASE("powersgd: in double exact at full rank and for gradients of low rank") {
+TEST_CASE("powersgd: exact at full rank and for gradients of low rank") {
+  Context context;
   const Philox rng(5, 5);
   const auto random = [&](size_t rows, size_t columns, uint64_t key) {
     Matrix m = zeros(rows, columns);
@@ -277,10 +274,10 @@ TEST_CASE("powersgd: in double exact at full rank and for gradients of low rank"
         m[i][j] = static_cast<double>(rng.normal(key * 100000 + i * 1000 + j));
     return m;
   };
-  const auto check_exact = [](InDouble learners, const std::vector<Matrix>& gradients) {
+  const auto check_exact = [](WithKernels learners, const std::vector<Matrix>& gradients) {
     Matrix mean = zeros(gradients[0].size(), gradients[0][0].size());
     for (const Matrix& g : gradients) add(mean, 1.0 / std::ssize(gradients), g);
-    for (int step = 0; step < 3; ++step) CHECK(distance(learners.step(gradients), mean) < 1e-12);
+    for (int step = 0; step < 3; ++step) CHECK(distance(learners.step(gradients), mean) < 1e-5);
   };
   check_exact({random(50, 35, 1), {}}, {random(35, 50, 2), random(35, 50, 3)});
   check_exact({random(35, 35, 1), {}}, {random(50, 35, 2), random(50, 35, 3)});

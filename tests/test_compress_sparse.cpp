@@ -71,7 +71,7 @@ TEST_CASE("error feedback: one pass adds, keeps the old residual, finds maxima o
       for (size_t i = 0; i < g.size(); ++i) sum[i] = g[i] + m[i];
       feedback.residual("w", n).copy_from(Tensor::from(m));
       const Tensor gradient = Tensor::from(g);
-      const Accumulated all = feedback.accumulate("w", gradient, chunk);
+      const Compensated all = feedback.compensate_swapping("w", gradient, chunk);
       CHECK(all.x.to_vector() == sum);
       CHECK(indices_of(all.indices) == select_chunks(sum, chunk));
       CHECK(largest_magnitude_of({}, {all.magnitudes}) == largest_magnitude(sum.data(), n));
@@ -84,7 +84,8 @@ TEST_CASE("error feedback: one pass adds, keeps the old residual, finds maxima o
       ErrorFeedback feedback;
       Values g(1000, 1.0f);
       g[at] = bad;
-      CHECK(largest_magnitude_of({}, {feedback.accumulate("w", Tensor::from(g), 100).magnitudes}) ==
+      CHECK(largest_magnitude_of(
+                {}, {feedback.compensate_swapping("w", Tensor::from(g), 100).magnitudes}) ==
             magnitude(bad));
     }
 }
@@ -96,7 +97,7 @@ TEST_CASE("error feedback: unsent elements are the residual, the gradient is cle
     const Values m = {1, 2, 3, 4, 5}, g = {10, 20, 30, 40, 50};
     feedback.residual("w", 5).copy_from(Tensor::from(m));
     const Tensor gradient = Tensor::from(g);
-    feedback.accumulate("w", gradient, 5);
+    feedback.compensate_swapping("w", gradient, 5);
     feedback.keep_unsent("w", gradient, index_tensor({1, 4}));
     const Values kept = feedback.residual("w", 5).to_vector();
     for (const size_t i : {0, 1, 2, 3, 4}) {

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "compress/plan/accordion.h"
-#include "compress/plan/exchange_time.h"
+#include "compress/plan/gradient_window.h"
 #include "compress/plan/l_greco.h"
 #include "core/error.h"
 #include "core/random.h"

@@ -214,13 +214,12 @@ TEST_CASE("planner: PowerSGD's table approximates the omitted singular values") 
   const Shape shape = model.store.find(layer.name)->shape();
   const int64_t rows = shape[0], columns = shape[1], rank = 12;
   const Tensor u = random_tensor(rank * rows, 1), v = random_tensor(rank * columns, 2);
-  orthogonalize(u.data<float>(), rank, rows);
-  orthogonalize(v.data<float>(), rank, columns);
+  cpu::orthogonalize({u.reshape({rank, rows}), v.reshape({rank, columns})});
   for (int64_t k = 0; k < rank; ++k)
     for (int64_t i = 0; i < rows; ++i)
       u.data<float>()[k * rows + i] *= static_cast<float>(std::pow(0.6, k));
   const Tensor x = Tensor::empty_on(Device{}, {rows * columns});
-  multiply_factors(u.data<float>(), v.data<float>(), x.data<float>(), rows, columns, rank);
+  cpu::multiply_factors(u.reshape({rank, rows}), v.reshape({rank, columns}), x);
   const std::vector<double> errors = compressed.errors(layer, x);
   for (size_t r = 1; r <= errors.size(); ++r) {
     double tail = 0;
@@ -263,7 +262,7 @@ TEST_CASE("planner: a window sums what was to be sent, with signs, without rejec
       Values gradients(expected.size());
       std::vector<TimedExchange> exchanges;
       for (int64_t step = 0; step < 8; ++step) {
-        if (step == 2) compressed.open_window(true);
+        if (step == 2) compressed.window().open(true);
         model.fill_random(comm.rank(), step);
         const Tensor& grad = model.store.find("fc.weight")->grad;
         const Values g = grad.to_vector(), m = state_of(*reducer)["residual.fc.weight"];
@@ -281,7 +280,7 @@ TEST_CASE("planner: a window sums what was to be sent, with signs, without rejec
           gradients[i] += g[i];
         }
       }
-      const GradientWindow window = compressed.close_window();
+      const GradientWindow window = compressed.window().close();
       if (window.sums.size() != 2 || window.gradients.size() != 2)
         throw Error(concat(window.sums.size(), " layers"));
       const Values sum = window.sums.at("fc.weight").to_vector();
@@ -295,10 +294,10 @@ TEST_CASE("planner: a window sums what was to be sent, with signs, without rejec
             window.exchanges[i].seconds != exchanges[i].seconds || exchanges[i].seconds <= 0)
           throw Error(concat("exchange ", i));
       (void)reducer->reduce(model.bucket(8), comm, ledger);
-      if (!compressed.close_window().sums.empty()) throw Error("copied without a window");
-      compressed.open_window(false);
+      if (!compressed.window().close().sums.empty()) throw Error("copied without a window");
+      compressed.window().open(false);
       (void)reducer->reduce(model.bucket(9), comm, ledger);
-      if (!compressed.close_window().gradients.empty()) throw Error("gradients unasked for");
+      if (!compressed.window().close().gradients.empty()) throw Error("gradients unasked for");
     }));
 }
 

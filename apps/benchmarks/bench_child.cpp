@@ -139,7 +139,7 @@ void gpu_peak(Clock clock, Device device) {
   const Tensor indices = Tensor::empty({chunks}, DType::i32), sizes = Tensor::empty_like(indices);
   const double select = best_rate(clock, 16e-9 * static_cast<double>(n * kTimes), [&] {
     for (int64_t i = 0; i < kTimes; ++i)
-      HEDDLE_DISPATCH(device, accumulate_residual(g, m, 100, indices, sizes));
+      HEDDLE_DISPATCH(device, add_and_swap(g, m, 100, indices, sizes));
     wait_for(m);
   });
   print_json({{"fma", 0.0},

@@ -161,13 +161,10 @@ Codec factor_codec(int64_t rank, const Philox& rng, const Tensor& x, const Tenso
   normal_init(1)(q.data<float>(), q.size(), rng);
   return {[=] {
             gemm(q, m, p, {.transpose_b = true});
-            orthogonalize(p.data<float>(), rank, rows);
+            cpu::orthogonalize({p});
             gemm(p, m, q);
           },
-          [=] {
-            multiply_factors(p.data<float>(), q.data<float>(), out.data<float>(), rows, columns,
-                             rank);
-          }};
+          [=] { cpu::multiply_factors(p, q, out); }};
 }
 
 // Returns the codec of one layer: x in the layer's shape, out of the same size. None for a family

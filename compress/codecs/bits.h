@@ -6,13 +6,15 @@
 #include <bit>
 #include <cstdint>
 
+#include "core/bfloat16.h"
+
 namespace heddle {
 
-// Bits for the integers below n: ceil(log2 n).
+// Returns the bits of the integers below n: ceil(log2 n).
 constexpr int bits_below(int64_t n) {
   return n > 1 ? std::bit_width(static_cast<uint64_t>(n - 1)) : 0;
 }
-constexpr int64_t packed_bytes(int64_t n, int bits) { return (n * bits + 7) / 8; }
+HEDDLE_HD constexpr int64_t packed_bytes(int64_t n, int bits) { return (n * bits + 7) / 8; }
 
 // Each value below 2^bits, bits from 0 (nothing is written) to 32.
 inline void pack_bits(const uint32_t* values, int64_t n, int bits, uint8_t* bytes) {
@@ -33,6 +35,28 @@ inline void unpack_bits(const uint8_t* bytes, int64_t n, int bits, uint32_t* val
     for (; held < bits; held += 8) window |= static_cast<uint64_t>(*bytes++) << held;
     values[i] = static_cast<uint32_t>(window & mask);
   }
+}
+
+// The same in any order, for GPUs. Returns byte j of n packed values; value(i) returns the i-th.
+// bits from 1 to 32.
+template <class Value>
+HEDDLE_HD uint8_t packed_byte(int64_t n, int bits, int64_t j, const Value& value) {
+  int64_t i = 8 * j / bits;
+  int skip = static_cast<int>(8 * j - i * bits);
+  uint32_t out = 0;
+  for (int filled = 0; filled < 8 && i < n; filled += bits - skip, skip = 0, ++i)
+    out |= value(i) >> skip << filled;
+  return static_cast<uint8_t>(out);
+}
+
+// Returns the i-th of packed values, bits from 0 to 32.
+HEDDLE_HD inline uint32_t unpacked_value(const uint8_t* bytes, int bits, int64_t i) {
+  const int64_t first = i * bits / 8;
+  const int skip = static_cast<int>(i * bits - 8 * first);
+  uint64_t window = 0;
+  for (int k = 0; 8 * k < skip + bits; ++k)
+    window |= static_cast<uint64_t>(bytes[first + k]) << 8 * k;
+  return static_cast<uint32_t>(window >> skip & ((uint64_t{1} << bits) - 1));
 }
 
 }  // namespace heddle

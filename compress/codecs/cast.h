@@ -1,4 +1,4 @@
-// Elements of one floating type as another, rounded to nearest even.
+// Converts elements of one floating type to another, rounding to nearest even.
 //
 //   cast_elements(x, halves, n);   // const float* to Half*
 #pragma once

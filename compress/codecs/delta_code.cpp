@@ -50,7 +50,7 @@ Indices DeltaCode::decode(std::span<const uint8_t>& bytes) const {
     throw Error(
         concat("indices: ", what, " a layer of ", n, " elements, of which ", k, " were sent"));
   };
-  uint64_t window = 0;  // of which `held` bits are there, zeros above
+  uint64_t window = 0;  // the next `held` bits, zeros above
   int held = 0;
   size_t at = 0;
   const auto need = [&](int bits) {

@@ -5,19 +5,16 @@
 #include <cstring>
 #include <vector>
 
-#include "compress/codecs/magnitude.h"
-
 namespace heddle {
 
 void quantize(const float* x, int64_t n, int bits, const std::optional<Philox>& noise,
               int64_t first, uint8_t* bytes) {
-  const int levels = (1 << (bits - 1)) - 1;
+  const int s = level_count(bits);
   const uint32_t largest = largest_magnitude(x, n);
-  const auto scale = std::bit_cast<float>(largest), s = static_cast<float>(levels);
+  const auto scale = std::bit_cast<float>(largest);
   std::memcpy(bytes, &scale, 4);
-  std::vector<uint32_t> codes(static_cast<size_t>(n), static_cast<uint32_t>(levels));
+  std::vector<uint32_t> codes(static_cast<size_t>(n), static_cast<uint32_t>(s));
   if (largest > 0 && largest < kInfinite) {
-    // A level is rounded up where its fraction is above the threshold.
     std::vector<float> thresholds(static_cast<size_t>(n + 3), 0.5f);
     if (noise)
       for (int64_t i = 0; i < n; i += 4) {
@@ -28,12 +25,7 @@ void quantize(const float* x, int64_t n, int bits, const std::optional<Philox>& 
     const float* threshold = thresholds.data();
     uint32_t* code = codes.data();
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
-      const float exact = std::fabs(x[i]) / scale * s;  // from 0 to s
-      const int below = static_cast<int>(exact);
-      const int level = below + (exact - static_cast<float>(below) > threshold[i] ? 1 : 0);
-      code[i] = static_cast<uint32_t>(levels + (x[i] < 0 ? -level : level));
-    }
+    for (int64_t i = 0; i < n; ++i) code[i] = level_code(x[i], scale, s, threshold[i]);
   }
   pack_bits(codes.data(), n, bits, bytes + 4);
 }
@@ -43,8 +35,8 @@ double quantization_loss(const float* x, int64_t n, int bits, bool stochastic) {
   if (largest == 0) return 0;
   if (largest >= kInfinite) return NAN;
   const auto scale = std::bit_cast<float>(largest);
-  const auto s = static_cast<float>((1 << (bits - 1)) - 1);
-  double loss = 0;  // in squares of the distance of two levels
+  const auto s = static_cast<float>(level_count(bits));
+  double loss = 0;  // in squares of the distance between two levels
   for (int64_t i = 0; i < n; ++i) {
     const double exact = std::fabs(x[i]) / scale * s, above = exact - std::floor(exact);
     const double nearest = std::min(above, 1 - above);
@@ -55,16 +47,14 @@ double quantization_loss(const float* x, int64_t n, int bits, bool stochastic) {
 }
 
 void dequantize(const uint8_t* bytes, int64_t n, int bits, float* x) {
-  const int levels = (1 << (bits - 1)) - 1;
+  const int s = level_count(bits);
   float scale;
   std::memcpy(&scale, bytes, 4);
   std::vector<uint32_t> codes(static_cast<size_t>(n));
   unpack_bits(bytes + 4, n, bits, codes.data());
   const uint32_t* code = codes.data();
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i)
-    x[i] =
-        static_cast<float>(static_cast<int>(code[i]) - levels) / static_cast<float>(levels) * scale;
+  for (int64_t i = 0; i < n; ++i) x[i] = level_value(code[i], scale, s);
 }
 
 }  // namespace heddle

@@ -4,10 +4,10 @@
 #include <cmath>
 
 #include "compress/codecs/bits.h"
+#include "compress/codecs/chunks_cpu.h"
 #include "compress/codecs/magnitude.h"
 #include "core/error.h"
 #include "core/kernels.h"
-#include "core/parallel.h"
 
 namespace heddle {
 namespace {
@@ -17,22 +17,10 @@ uint32_t rank_of(float x) { return magnitude(x) > kInfinite ? 0 : magnitude(x); 
 }  // namespace
 
 Indices select_chunks(std::span<const float> x, int64_t chunk) {
-  const int64_t n = std::ssize(x);
-  Indices indices(static_cast<size_t>((n + chunk - 1) / chunk));
-  const auto select = [&](int64_t c) {
-    const float* values = x.data() + c * chunk;
-    const int64_t length = std::min(chunk, n - c * chunk);
-    const auto numbers = [=]<int kLanes>(int64_t i) {
-      const auto v = Lanes<kLanes>::load(values + i);
-      return v == v ? v : Lanes<kLanes>::all(0);
-    };
-    indices[static_cast<size_t>(c)] =
-        static_cast<uint32_t>(c * chunk) + find_largest(length, numbers).index;
-  };
-  parallel_for(std::ssize(indices), std::max<int64_t>(1, 16384 / chunk),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t c = begin; c < end; ++c) select(c);
-               });
+  Indices indices(to_size(ceil_div(std::ssize(x), chunk)));
+  find_in_chunks(std::ssize(x), chunk, indices.data(), nullptr, [&](int64_t begin, int64_t length) {
+    return largest_of(x.data() + begin, length, true);
+  });
   return indices;
 }
 
@@ -41,7 +29,7 @@ Indices select_top(std::span<const float> x, int64_t k) {
   if (k <= 0) return indices;
   indices.reserve(static_cast<size_t>(k));
   uint32_t threshold = 0;  // the k-th largest, as far as its bits are known
-  int64_t equal = k;       // how many to take of those that agree with it so far
+  int64_t equal = k;       // how many of those that equal it so far are selected
   for (const auto& [shift, width] : {std::pair{20, 11}, {9, 11}, {0, 9}}) {
     std::array<int64_t, 2048> count{};
     const uint32_t mask = (1u << width) - 1;
@@ -61,7 +49,7 @@ Indices select_top(std::span<const float> x, int64_t k) {
 }
 
 Indices select_random(int64_t n, int64_t k, const Philox& rng) {
-  const bool inverted = k > n / 2;  // then those to leave out are drawn
+  const bool inverted = k > n / 2;  // then the indices that are left out are drawn
   std::vector<bool> drawn(static_cast<size_t>(n));
   int64_t open = inverted ? n - k : k;
   for (uint64_t draw = 0; open > 0; ++draw) {

@@ -1,4 +1,4 @@
-// Steps of codecs that are one loop over elements, shared between CPU and CUDA.
+// The kernels of sparse codecs that are one loop over elements, shared between CPU and CUDA.
 #include "compress/codecs/sparse_kernels.h"
 
 #include "core/shared_kernel.h"

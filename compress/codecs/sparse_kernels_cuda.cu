@@ -1,9 +1,12 @@
-// Selection on CUDA, at memory bandwidth where it counts: the largest of every chunk while the
-// residual is added, and the exact k largest by radix select. Counters are integers, which may be
-// added in any order: the same bits in every run.
+// Selection on CUDA: the largest of every chunk in the pass that adds the residual, and the exact k
+// largest by radix select. Counters are integers, which may be added in any order: the same bits in
+// every run.
 #include <algorithm>
 
+#include "compress/codecs/bits.h"
+#include "compress/codecs/magnitude.h"
 #include "compress/codecs/sparse_kernels.h"
+#include "core/block_reduce.cuh"
 #include "core/pack.h"
 #include "core/shared_kernel.h"
 
@@ -12,19 +15,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ uint32_t magnitude_bits(float v) {
-  return __builtin_bit_cast(uint32_t, v) & 0x7fffffffu;
-}
-
-// One integer, larger for larger magnitudes and, among equal ones, for lower indices.
-__device__ uint64_t sort_key(uint32_t magnitude, uint32_t index) {
-  return static_cast<uint64_t>(magnitude) << 32 | static_cast<uint32_t>(~index);
-}
-
-__device__ uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
-
 // ------------------------------------------------------------------ the largest of every chunk
-// m = m + g, and g = m as it was.
+// Swaps: m = m + g, and g = the old m.
 struct AccumulateValues {
   float *g, *m;
   template <int kPack>
@@ -50,23 +42,11 @@ struct PlainValues {
   }
 };
 
-// The largest over `across` neighbouring threads, a power of two; valid in the first of them.
-__device__ uint64_t join_threads(uint64_t mine, int across, uint64_t (&shared)[kThreads]) {
-  const int thread = static_cast<int>(threadIdx.x);
-  __syncthreads();
-  shared[thread] = mine;
-  for (int half = across / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (thread % across < half) shared[thread] = larger(shared[thread], shared[thread + half]);
-  }
-  return shared[thread];
-}
-
 constexpr int kTile = 4096, kLongestShort = kTile / 4;
 
-// A block has a tile of whole chunks: it reads 16 bytes at a time, leaves magnitudes in shared
-// memory, and then `across` threads look through each chunk. `tile` is a multiple of four chunks,
-// so that tiles begin at multiples of 16 bytes.
+// Searches a tile of whole chunks in each block: reads 16 bytes at a time, keeps magnitudes in
+// shared memory, and then `across` threads search each chunk. `tile` is a multiple of four chunks,
+// so tiles begin at multiples of 16 bytes.
 template <class Values>
 __global__ void largest_of_short(Values values, int64_t n, int64_t chunk, int64_t tile, int across,
                                  uint32_t* indices, uint32_t* magnitudes) {
@@ -78,10 +58,10 @@ __global__ void largest_of_short(Values values, int64_t n, int64_t chunk, int64_
   for (int i = 4 * thread; i < length; i += 4 * kThreads) {
     if (i + 4 <= length) {
       const auto v = values.template load<4>(begin + i);
-      for (int k = 0; k < 4; ++k) found[i + k] = magnitude_bits(v.value[k]);
+      for (int k = 0; k < 4; ++k) found[i + k] = magnitude(v.value[k]);
     } else {
       for (int k = i; k < length; ++k)
-        found[k] = magnitude_bits(values.template load<1>(begin + k).value[0]);
+        found[k] = magnitude(values.template load<1>(begin + k).value[0]);
     }
   }
   __syncthreads();
@@ -93,15 +73,15 @@ __global__ void largest_of_short(Values values, int64_t n, int64_t chunk, int64_
     uint64_t mine = 0;
     if (c < tile)
       for (int i = from + lane; i < to; i += across)
-        mine = larger(mine, sort_key(found[i], static_cast<uint32_t>(begin + i)));
-    mine = join_threads(mine, across, best);
+        mine = Larger()(mine, sort_key(found[i], static_cast<uint32_t>(begin + i)));
+    mine = group_reduce(mine, Larger(), across, best);
     if (lane > 0 || c >= tile || from >= length) continue;
-    indices[blockIdx.x * tile + c] = ~static_cast<uint32_t>(mine);
-    magnitudes[blockIdx.x * tile + c] = static_cast<uint32_t>(mine >> 32);
+    indices[blockIdx.x * tile + c] = index_of_key(mine);
+    magnitudes[blockIdx.x * tile + c] = magnitude_of_key(mine);
   }
 }
 
-// A block for each chunk.
+// Searches one chunk in each block.
 template <class Values>
 __global__ void largest_of_long(Values values, int64_t n, int64_t chunk, uint32_t* indices,
                                 uint32_t* magnitudes) {
@@ -110,12 +90,12 @@ __global__ void largest_of_long(Values values, int64_t n, int64_t chunk, uint32_
   uint64_t mine = 0;
 #pragma unroll 4
   for (int64_t i = begin + threadIdx.x; i < end; i += kThreads)
-    mine = larger(mine, sort_key(magnitude_bits(values.template load<1>(i).value[0]),
-                                 static_cast<uint32_t>(i)));
-  mine = join_threads(mine, kThreads, best);
+    mine = Larger()(
+        mine, sort_key(magnitude(values.template load<1>(i).value[0]), static_cast<uint32_t>(i)));
+  mine = group_reduce(mine, Larger(), kThreads, best);
   if (threadIdx.x > 0) return;
-  indices[blockIdx.x] = ~static_cast<uint32_t>(mine);
-  magnitudes[blockIdx.x] = static_cast<uint32_t>(mine >> 32);
+  indices[blockIdx.x] = index_of_key(mine);
+  magnitudes[blockIdx.x] = magnitude_of_key(mine);
 }
 
 uint32_t* words(const Tensor& x) { return reinterpret_cast<uint32_t*>(x.data<int32_t>()); }
@@ -139,24 +119,19 @@ void largest(const Values& values, int64_t n, int64_t chunk, const Tensor& indic
 }
 
 // ------------------------------------------------------------------------- the k largest of all
-// What is known of the k-th largest: its upper digits, and how many of those that agree with it so
-// far are to be taken.
+// The k-th largest, as far as its upper digits are known, and how many values are certainly above
+// it. Zeros at first.
 struct Threshold {
   uint32_t value;
-  uint32_t equal;
+  uint32_t above;
 };
 
 constexpr int kDigits = 2048, kEach = 16, kPart = kThreads * kEach;
 
-__device__ uint32_t rank_bits(float v) { return v != v ? 0 : magnitude_bits(v); }
+__device__ uint32_t rank_bits(float v) { return v != v ? 0 : magnitude(v); }
 
-// Of k values that begin anywhere. One block.
-__global__ void begin_threshold(uint32_t k, uint32_t* count, Threshold* threshold) {
-  for (int d = static_cast<int>(threadIdx.x); d < kDigits; d += kThreads) count[d] = 0;
-  if (threadIdx.x == 0) *threshold = {0, k};
-}
-
-// Adds to count[d] the number of those x that agree with the threshold so far and go on with d.
+// Adds to count[d] the number of those x whose digits so far equal the threshold's and whose next
+// digit is d.
 __global__ void count_digits(const float* x, int64_t n, const Threshold* threshold, int shift,
                              int width, uint32_t* count) {
   __shared__ uint32_t mine[kDigits];
@@ -174,9 +149,9 @@ __global__ void count_digits(const float* x, int64_t n, const Threshold* thresho
     if (mine[d] > 0) atomicAdd(&count[d], mine[d]);
 }
 
-// The next digit of the threshold: the largest with at least `equal` values from it on. One block,
+// Finds the next digit of the threshold: the largest with at least k values from it on. One block,
 // which clears the counters for the next digit.
-__global__ void find_digit(uint32_t* count, int shift, Threshold* threshold) {
+__global__ void find_digit(uint32_t* count, int shift, uint32_t k, Threshold* threshold) {
   __shared__ uint32_t sums[kThreads], all[kDigits];
   constexpr int kMine = kDigits / kThreads;
   const int thread = static_cast<int>(threadIdx.x);
@@ -189,22 +164,24 @@ __global__ void find_digit(uint32_t* count, int shift, Threshold* threshold) {
   sums[thread] = sum;
   __syncthreads();
   if (thread > 0) return;
-  uint32_t equal = threshold->equal;
+  uint32_t equal = k - threshold->above;
   int group = kThreads - 1;
   for (; group > 0 && equal > sums[group]; --group) equal -= sums[group];
   int digit = (group + 1) * kMine - 1;
   for (; digit > 0 && equal > all[digit]; --digit) equal -= all[digit];
   threshold->value |= static_cast<uint32_t>(digit) << shift;
-  threshold->equal = equal;
+  threshold->above = k - equal;
 }
 
-// What is selected, in two classes: those in any case, and of the others the first `equal`.
+// Selections have two classes: `sure` elements are selected, and of those that are `maybe` the
+// first equal().
 struct AboveThreshold {
   const float* x;
   const Threshold* threshold;
+  uint32_t k;
   __device__ bool sure(int64_t i) const { return rank_bits(x[i]) > threshold->value; }
   __device__ bool maybe(int64_t i) const { return rank_bits(x[i]) == threshold->value; }
-  __device__ uint32_t equal() const { return threshold->equal; }
+  __device__ uint32_t equal() const { return k - threshold->above; }
 };
 struct Marked {
   const uint32_t* marks;
@@ -218,7 +195,7 @@ struct Counts {
 };
 __device__ Counts operator+(Counts a, Counts b) { return {a.sure + b.sure, a.maybe + b.maybe}; }
 
-// The sum over the threads before this one; `total` becomes that over all.
+// Returns the sum over the threads before this one; `total` becomes the sum over all.
 __device__ Counts sum_before(Counts mine, Counts* total, Counts (&shared)[kThreads]) {
   const int thread = static_cast<int>(threadIdx.x);
   __syncthreads();
@@ -234,7 +211,7 @@ __device__ Counts sum_before(Counts mine, Counts* total, Counts (&shared)[kThrea
   return {shared[thread].sure - mine.sure, shared[thread].maybe - mine.maybe};
 }
 
-// Of the kEach elements from `first` on.
+// Counts the selected elements of kEach from `first` on.
 template <class Selection>
 __device__ Counts count_of(const Selection& selection, int64_t first, int64_t n) {
   Counts mine = {0, 0};
@@ -245,7 +222,7 @@ __device__ Counts count_of(const Selection& selection, int64_t first, int64_t n)
   return mine;
 }
 
-// How many there are in each part of kPart elements.
+// Counts the selected elements of each part of kPart.
 template <class Selection>
 __global__ void count_parts(Selection selection, int64_t n, Counts* parts) {
   __shared__ Counts shared[kThreads];
@@ -255,7 +232,7 @@ __global__ void count_parts(Selection selection, int64_t n, Counts* parts) {
   if (threadIdx.x == 0) parts[blockIdx.x] = total;
 }
 
-// parts[p] = the sum of those before p. One block.
+// Replaces parts[p] by the sum of those before p. One block.
 __global__ void add_parts(Counts* parts, int64_t count) {
   __shared__ Counts shared[kThreads];
   Counts before = {0, 0}, total;
@@ -309,21 +286,15 @@ struct Mark {
   }
 };
 
-// A byte holds the ends of up to nine values.
+// Packs offsets from multiples of `step`, the length of a chunk; step 0: indices.
 struct PackByte {
   const uint32_t* values;
   int64_t n, step;
   int bits;
   uint8_t* bytes;
   __device__ void operator()(int64_t j) const {
-    int64_t i = 8 * j / bits;
-    int skip = static_cast<int>(8 * j - i * bits), filled = 0;
-    uint32_t out = 0;
-    for (; filled < 8 && i < n; ++i, skip = 0) {
-      out |= (values[i] - static_cast<uint32_t>(i * step)) >> skip << filled;
-      filled += bits - skip;
-    }
-    bytes[j] = static_cast<uint8_t>(out);
+    bytes[j] = packed_byte(n, bits, j,
+                           [&](int64_t i) { return values[i] - static_cast<uint32_t>(i * step); });
   }
 };
 
@@ -333,13 +304,7 @@ struct UnpackValue {
   int bits;
   uint32_t* values;
   __device__ void operator()(int64_t i) const {
-    const int64_t first = i * bits / 8;
-    const int skip = static_cast<int>(i * bits - 8 * first);
-    uint64_t window = 0;
-    for (int k = 0; 8 * k < skip + bits; ++k)
-      window |= static_cast<uint64_t>(bytes[first + k]) << 8 * k;
-    const uint64_t mask = (uint64_t{1} << bits) - 1;
-    values[i] = static_cast<uint32_t>(window >> skip & mask) + static_cast<uint32_t>(i * step);
+    values[i] = unpacked_value(bytes, bits, i) + static_cast<uint32_t>(i * step);
   }
 };
 
@@ -353,8 +318,8 @@ void unpack(const Tensor& bytes, int bits, int64_t step, const Tensor& values) {
 
 }  // namespace
 
-void accumulate_residual(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& indices,
-                         const Tensor& magnitudes) {
+void add_and_swap(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& indices,
+                  const Tensor& magnitudes) {
   largest(AccumulateValues{g.data<float>(), m.data<float>()}, g.size(), chunk, indices, magnitudes);
 }
 
@@ -369,14 +334,15 @@ void select_top(const Tensor& x, int64_t k, const Tensor& indices) {
   const Tensor space = Tensor::empty_on(x.device(), {kDigits + 2}, DType::i32);
   auto* count = words(space);
   auto* threshold = reinterpret_cast<Threshold*>(count + kDigits);
-  launch("select: begin", begin_threshold, 1, kThreads, static_cast<uint32_t>(k), count, threshold);
+  const auto wanted = static_cast<uint32_t>(k);
+  space.fill_zero();
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((n + kPart - 1) / kPart, 1024));
   for (const auto& [shift, width] : {std::pair{20, 11}, {9, 11}, {0, 9}}) {
     launch("select: digits", count_digits, blocks, kThreads, x.data<float>(), n, threshold, shift,
            width, count);
-    launch("select: threshold", find_digit, 1, kThreads, count, shift, threshold);
+    launch("select: threshold", find_digit, 1, kThreads, count, shift, wanted, threshold);
   }
-  select(AboveThreshold{x.data<float>(), threshold}, n, k, indices);
+  select(AboveThreshold{x.data<float>(), threshold, wanted}, n, k, indices);
 }
 
 void encode_indices(const IndexCode& code, const Tensor& indices, const Tensor& bytes) {

@@ -9,7 +9,7 @@ namespace heddle {
 namespace {
 
 constexpr double kEta = 0.5;    // relative change of a norm from which a layer is critical
-constexpr double kDecay = 0.5;  // factor of a learning rate from which down it has decayed
+constexpr double kDecay = 0.5;  // a learning rate that has fallen to this fraction has decayed
 
 size_t half_of_uniform(const LayerChoices& layer) {
   const auto distance = [&](int64_t bytes) {
@@ -25,7 +25,7 @@ std::vector<bool> Accordion::judge(const std::vector<double>& norms, double lr) 
   const bool all = last_.norms.empty() || (lr < last_.lr && lr <= kDecay * last_.lr);
   std::vector<bool> critical;
   for (size_t l = 0; l < norms.size(); ++l) {
-    // Written so that NaN and Inf, of which nothing is known, are critical too.
+    // Written so that NaN and Inf are critical too.
     const bool steady = !all && std::abs(last_.norms[l] - norms[l]) < kEta * last_.norms[l];
     critical.push_back(!steady);
   }

@@ -1,6 +1,6 @@
 // Accordion (Agarwal et al. 2021, arXiv 2010.16248): a layer is in a critical regime while the norm
-// of its gradients changes much from one look to the next, and when the learning rate has decayed.
-// Then it is compressed as little as ever, otherwise twice as much.
+// of its gradients changes much from one sample to the next, and when the learning rate has
+// decayed. A critical layer keeps the uniform setting, others are compressed twice as much.
 //
 //   Accordion accordion;
 //   const auto critical = accordion.judge(norms, lr);          // every so many steps
@@ -17,12 +17,13 @@ namespace heddle {
 
 class Accordion {
  public:
-  // The norms of the layers' summed gradients, and the learning rate; by layer, whether it is
-  // critical. All are at the first look and when the rate has fallen to half or less since the last
-  // sample; then those whose norm has changed by half or more, was zero, or is not known.
+  // Returns for each layer whether it is critical, given the norms of the layers' summed gradients
+  // and the learning rate. All layers are critical in the first sample and when the rate has fallen
+  // to half or less since the last one; later those whose norm has changed by half or more, was
+  // zero, or is not finite.
   std::vector<bool> judge(const std::vector<double>& norms, double lr);
 
-  // What a checkpoint keeps: the last sample, whose norms are empty before the first.
+  // The state for a checkpoint: the last sample; norms are empty before the first.
   struct Sample {
     std::vector<double> norms;
     double lr = 0;
@@ -34,8 +35,8 @@ class Accordion {
   Sample last_;
 };
 
-// A candidate for each layer: for a critical one the uniform setting, for another that whose bytes
-// are nearest to half of the uniform's.
+// Returns the index of a setting for each layer: the uniform one for a critical layer, otherwise
+// that whose bytes are nearest to half of the uniform one's.
 std::vector<size_t> accordion_settings(const std::vector<LayerChoices>& layers,
                                        const std::vector<bool>& critical);
 

@@ -9,20 +9,23 @@
 namespace heddle {
 namespace {
 
-// Of both ways, so that what else a machine does meets both; near a tie noise would decide.
+// Rounds of both ways, so that other load of the machine slows both; more near a tie, where noise
+// would decide.
 constexpr int kRounds = 2, kMaxRounds = 8;
 
-double lower_median(std::vector<double> values) {  // disturbances only make times longer
+// Returns the lower median: disturbances only make times longer.
+double lower_median(std::vector<double> values) {
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
   std::ranges::nth_element(values, middle);
   return *middle;
 }
 
-// Some buckets dense, some compressed. Encoding takes its time from backward beside it: what lies
-// behind is later, in proportion to the encoding before it, and never earlier.
+// Predicts a step with some buckets dense, some compressed. Encoding slows the backward pass that
+// runs at the same time: later events are delayed in proportion to the encoding before them, and
+// are never earlier.
 ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& coded,
                       const std::vector<bool>& compressed) {
-  constexpr double kSome = 1e-12;  // where nothing takes time, all buckets count alike
+  constexpr double kSome = 1e-12;  // if nothing takes time, all buckets have equal weight
   ExchangeTrial out;
   double code = 0, all = 0;
   const auto later = [&](double dense_s, double coded_s) {
@@ -40,8 +43,9 @@ ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& coded,
   return out;
 }
 
-// Buckets that travel as one: ready with the last of them, with the latencies of one, and never
-// less than those or than one of them alone: what was measured of neighbours overlaps.
+// Predicts a step with joined buckets: they are ready with the last of them, have the latencies of
+// one, and take at least as long as these or as one of them alone, since the measured times of
+// neighbours overlap.
 ExchangeTrial merged(const ExchangeTrial& apart, const std::vector<bool>& joined,
                      double latency_s) {
   ExchangeTrial out{.backward_s = apart.backward_s, .rest_s = apart.rest_s};
@@ -61,7 +65,7 @@ ExchangeTrial merged(const ExchangeTrial& apart, const std::vector<bool>& joined
   return out;
 }
 
-// Downhill: of all single changes the one that saves most, as long as one saves. Returns the end.
+// Makes the single change that saves most, as long as one saves. Returns the end of the step.
 template <class End, class Allowed>
 double descend(std::vector<bool>& choice, const End& end_of, const Allowed& allowed) {
   double end = end_of(choice);
@@ -123,7 +127,7 @@ ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& 
       [](size_t) { return true; });
   if (worth(mixed_s)) out.compressed = mixed, out.chosen_s = mixed_s;
 
-  // What is dearer apart may be cheaper joined.
+  // A choice that is slower with separate buckets may be faster with joined ones.
   ExchangeChoice best = out;
   for (const std::vector<bool>& compressed : {out.compressed, none, all}) {
     const ExchangeTrial apart = mixture(dense, coded, compressed);
@@ -203,7 +207,7 @@ void ExchangeChooser::finish_step(int64_t step, const LayerPlanner::Collective& 
   adopt(step);
 }
 
-// Medians over steps, means over ranks.
+// Returns medians over steps, averaged over ranks.
 ExchangeTrial ExchangeChooser::mean_of_ranks(Phase phase,
                                              const LayerPlanner::Collective& collective) const {
   const Trial& trial = trials_.at(phase);
@@ -235,7 +239,7 @@ void ExchangeChooser::check_choice(double found_s) {
 void ExchangeChooser::adopt(int64_t step) {
   choice_.step = step;
   start(Phase::waiting, choice_.compressed, choice_.joined);
-  // Trials are steps of ways that are not used.
+  // A trial costs the excess of the way that is not used.
   double excess = 0;
   for (const double tried_s : {choice_.dense_s, choice_.compressed_s})
     excess += std::max(0.0, tried_s / choice_.used_s() - 1);

@@ -1,10 +1,14 @@
-// --compress auto: for each bucket dense or compressed, and which neighbours travel together,
-// whatever makes the step shorter here. Both ways are tried for a few steps; a step's end follows
-// from when its buckets become ready and what the worker needs for each (the model that --headroom
-// has, docs/benchmarks.md). What was not tried as it is, a mixture or joined buckets, is then
-// measured, and dropped where it is no better than what was. The ranks decide from the same means.
-// Tried for longer where both ways take about the same, which costs little; tried again from time
-// to time, rarely where the other way is dear.
+// ExchangeChooser (--compress auto): exchanges each bucket dense or compressed, and some
+// neighbouring buckets together, whichever makes the step shortest on this network. Both ways are
+// tried for a few steps each. The end of a step with any mixture then follows from when its buckets
+// become ready and how long the worker needs for each (the model of
+// --headroom, docs/benchmarks.md). A mixture or a choice with joined buckets is measured, too, and
+// dropped if it is no better than the faster of the two ways. The ranks decide from the same means.
+// Trials are longer if both ways take about the same time, when they cost little, and are repeated,
+// more rarely the more expensive the other way is.
+//
+//   dense trial, compressed trial, dense trial, compressed trial -> choice -> check, if it is a
+//   mixture -> waiting -> ...
 //
 //   ExchangeChooser chooser(reducer, {{"fc.weight"}, {"conv1.weight"}}, {.every = 1000}, 0);
 //   chooser.begin_step(); …ready(bucket)… …exchanged(bucket, …)… chooser.backward_ended();
@@ -23,81 +27,83 @@
 
 namespace heddle {
 
-// Seconds; ready counts from the beginning of the step.
+// One bucket's times, seconds.
 struct BucketTimes {
-  double ready_s = 0;    // backward has made its last gradient
-  double code_s = 0;     // of its exchange, what is not in collectives
-  double comm_s = 0;     // in collectives
-  double latencies = 0;  // of messages, one behind the other, within comm_s
+  double ready_s = 0;    // from the beginning of the step until its last gradient is final
+  double code_s = 0;     // of its exchange outside of collectives
+  double comm_s = 0;     // of its exchange in collectives
+  double latencies = 0;  // number of messages, one after another, within comm_s
 };
 
-// What was measured of steps: when backward ends, beside the worker, and each bucket; and what the
-// step takes besides, as updates and waiting for a processor.
+// The measured times of a step, seconds.
 struct ExchangeTrial {
-  double backward_s = 0;
+  double backward_s = 0;  // from the beginning of the step to the end of backward
   std::vector<BucketTimes> buckets = {};
-  double rest_s = 0;  // in the step, neither backward nor an exchange that is waited for
+  double rest_s = 0;  // all else, as updates and waiting for a processor
 };
 
-// Returns when the worker, which takes one bucket after the other, has done the last.
+// Returns the time at which the worker, which exchanges one bucket after another, has finished the
+// last.
 double exchanges_end(const std::vector<BucketTimes>& buckets);
 // Returns the seconds of a step, which ends rest_s after both backward and the last bucket.
 double step_seconds(const ExchangeTrial& trial);
 
 struct ExchangeChoice {
-  int64_t step = 0;              // steps that were made before it
+  int64_t step = 0;              // steps before it
   std::vector<bool> compressed;  // by bucket
-  std::vector<bool> joined;      // by bucket: it travels with the one before it
-  // From backward's begin to the end of the step: if all buckets were dense, compressed, as chosen.
+  std::vector<bool> joined;      // by bucket: it is exchanged together with the one before it
+  // Predicted seconds of a step, from the beginning of backward: all buckets dense, all compressed,
+  // as chosen.
   double dense_s = 0, compressed_s = 0, chosen_s = 0;
-  double found_s = 0;    // as chosen, measured; 0: it was one of the two that had been tried
-  bool dropped = false;  // as it was no better than the pure way that is used then
+  double found_s = 0;    // measured seconds of the choice; 0 if it was one of the two trials
+  bool dropped = false;  // it was no better than the faster of the two, which is used instead
   ExchangeTrial dense_trial, compressed_trial;       // measurements of both ways
   std::vector<std::vector<std::string>> parameters;  // of each bucket
-  bool tried() const;                                // one of the two ways, nothing joined
-  double used_s() const;                             // measured, of what is used from now on
+  bool tried() const;                                // it is one of the two ways, nothing joined
+  double used_s() const;                             // seconds of a step as it is used from now on
 };
 
-// Compressed buckets must make the step shorter by `margin`, a part of it; a mixture must be better
-// than both pure ways by as much, and joined buckets better than without. A message takes
-// latency_s.
+// Returns the choice. Compressed buckets must make the step shorter by `margin`, a fraction of it;
+// a mixture must be better by as much than either way, and joined buckets than the same without.
+// One message takes latency_s seconds. Throws InputError unless both trials have the same buckets,
+// at least one.
 ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& coded,
                                double latency_s, double margin);
 
 struct ExchangeChooserOptions {
-  int64_t every = 0;         // steps from one trial to the next, at least; 0: nothing is chosen
-  int64_t trial = 6;         // steps each way, even, in two turns whose first steps do not count
-  double tie = 0.15;         // part of a step: ways that are closer are tried in up to eight turns
-  double margin = 0.02;      // of a step, for which bytes are changed
-  double trial_cost = 0.01;  // of all steps' time, that trials of the dearer way may take
-  double latency_s = 0;      // of a message; DataParallelOptimizer measures it
+  int64_t every = 0;     // least steps from one trial to the next; 0: nothing is chosen
+  int64_t trial = 6;     // steps of each way, even, in two rounds whose first steps do not count
+  double tie = 0.15;     // fraction of a step: closer ways are tried in up to eight rounds
+  double margin = 0.02;  // fraction of a step, as in choose_exchange()
+  double trial_cost = 0.01;  // fraction of all steps' time that trials of the slower way may cost
+  double latency_s = 0;      // seconds of a message; ExchangeProbes measures it
   std::function<void(const ExchangeChoice&)> on_choice = {};
-  std::function<double()> clock = steady_seconds;  // of backward
+  std::function<double()> clock = steady_seconds;  // seconds, for backward
 };
 
 class ExchangeChooser {
  public:
-  // `buckets`: names of their parameters. The reducer compresses from step `start` on, and must
-  // outlive this object.
+  // `buckets`: the names of their parameters, in the order of backward. The reducer compresses from
+  // step `start` on, and must outlive this object. Throws InputError for impossible options.
   ExchangeChooser(CompressedReducer& reducer, std::vector<std::vector<std::string>> buckets,
                   const ExchangeChooserOptions& options, int64_t start);
 
-  // `step` have been made, by an earlier process too: a trial begins if it is time. Between steps.
+  // Begins a trial if it is due after `step` steps, those of an earlier process included. Between
+  // steps.
   void resume(int64_t step);
-  // Of the current step, on the main thread. Buckets are counted as they travel, joined ones as
-  // one.
+  // Record the current step, from the main thread. Joined buckets count as one.
   void begin_step();
   void ready(size_t bucket);
   void backward_ended();
-  // On the worker's thread: what a bucket's exchange took in collectives, by the communicator's
-  // clock, and besides; and how many latencies that were.
+  // Records a bucket's exchange, from the worker's thread: seconds outside of collectives, seconds
+  // in collectives by the communicator's clock, and the number of latencies in these.
   void exchanged(size_t bucket, double code_s, double comm_s, double latencies);
-  // Between steps: `step` have been made.
+  // Ends a step, on all ranks: `step` steps have been made.
   void finish_step(int64_t step, const LayerPlanner::Collective& collective);
-  // Whether the steps are a trial now.
+  // Returns whether the current steps are measured.
   bool measuring() const { return phase_ != Phase::waiting; }
-  // By bucket: from now on it travels with the one before it. Changes in resume() and
-  // finish_step().
+  // Returns for each bucket whether it is exchanged together with the one before it. Changes in
+  // resume() and finish_step().
   const std::vector<bool>& joined() const { return joined_; }
 
  private:

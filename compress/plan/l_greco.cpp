@@ -20,7 +20,8 @@ void check_layers(const std::vector<LayerChoices>& layers) {
           layer.bytes.size(), " sizes, ", layer.cost().size(), " costs, uniform ", layer.uniform);
 }
 
-// Errors in steps of budget / buckets, rounded up; more than `buckets` for what never fits.
+// Returns errors in units of budget / buckets, rounded up; more than `buckets` for one that never
+// fits.
 std::vector<std::vector<int>> rounded_errors(const std::vector<LayerChoices>& layers, double budget,
                                              int buckets) {
   std::vector<std::vector<int>> out;
@@ -34,11 +35,12 @@ std::vector<std::vector<int>> rounded_errors(const std::vector<LayerChoices>& la
   return out;
 }
 
-// The plan of least cost whose rounded errors sum to at most `limit`; empty when there is none.
+// Returns the plan of least cost whose rounded errors sum to at most `limit`; empty if there is
+// none.
 std::vector<size_t> solve(const std::vector<LayerChoices>& layers,
                           const std::vector<std::vector<int>>& errors, int limit) {
   const auto states = static_cast<size_t>(limit) + 1;
-  // least[l][b]: least cost of the first l layers with errors of exactly b steps.
+  // least[l][b]: least cost of the first l layers with errors of exactly b units.
   std::vector<std::vector<int64_t>> least(1, std::vector<int64_t>(states, kNone));
   least[0][0] = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
@@ -99,7 +101,7 @@ LayerPlan plan_layers(const std::vector<LayerChoices>& layers, const LayerPlanOp
 
   const auto errors = rounded_errors(layers, uniform.budget, options.buckets);
   LayerPlan plan = uniform;
-  // Rounding up keeps the real sum within the budget but for the last bits of a double.
+  // Rounding up keeps the exact sum within the budget, except for the last bits of a double.
   for (int limit = options.buckets; limit > 0; --limit) {
     plan.chosen = solve(layers, errors, limit);
     if (plan.chosen.empty()) break;

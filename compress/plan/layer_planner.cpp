@@ -13,9 +13,11 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kDelay = 10;  // steps from window to plan; beside the last the plan is solved for
-constexpr double kLeastGain = 0.02;  // of the cost, for which a plan within the budget is changed
-constexpr double kSlack = 0.02;  // of the budget, left unused where that costs no more than this
+constexpr int64_t kDelay = 10;  // steps from window to plan; the plan is solved during the last
+// The fraction of the cost for which a plan that keeps the budget is replaced.
+constexpr double kLeastGain = 0.02;
+// The fraction of the budget that is left unused if that costs less than kLeastGain.
+constexpr double kSlack = 0.02;
 
 void check_same(const std::vector<size_t>& chosen, int64_t step,
                 const LayerPlanner::Collective& collective) {
@@ -40,7 +42,7 @@ LayerPlanner::LayerPlanner(CompressedReducer& reducer, const LayerPlannerOptions
   check(!reducer.candidates().empty(), "layer plans: ", reducer.name(),
         " has no layer with a setting here");
   options_.window = std::min(options.window, options.every);
-  if (closes_at(options_.window)) reducer_.open_window(options_.accordion);
+  if (closes_at(options_.window)) reducer_.window().open(options_.accordion);
 }
 
 bool LayerPlanner::closes_at(int64_t step) const {
@@ -53,18 +55,18 @@ void LayerPlanner::finish_step(int64_t step, double lr, const Collective& collec
   else if (step == due_ - 1)
     solve(lr, collective);  // a table has had a step at least
   if (step == due_) adopt(step, lr, collective);
-  if (closes_at(step + options_.window)) reducer_.open_window(options_.accordion);
+  if (closes_at(step + options_.window)) reducer_.window().open(options_.accordion);
 }
 
 void LayerPlanner::close_window(int64_t step) {
-  solution_ = {};  // of a plan that is due now, where a run goes on with another interval
+  solution_ = {};  // of a plan that is due now, if a resumed run has another interval
   lr_ = {};
   if (layers_.empty()) {  // the settings are still the uniform ones
     layers_ = reducer_.candidates();
     for (const LayerChoices& layer : layers_) current_.push_back(layer.uniform);
   }
   due_ = step + std::min(kDelay, options_.every - options_.window);
-  const auto compute = [this, window = reducer_.close_window(), &context = Context::current()] {
+  const auto compute = [this, window = reducer_.window().close(), &context = Context::current()] {
     const ContextScope scope(context);
     omp_set_num_threads(1);  // the learner's threads are busy with the next steps
     const TraceRange range("plan", "error table");
@@ -80,19 +82,13 @@ void LayerPlanner::close_window(int64_t step) {
 }
 
 LayerPlannerState LayerPlanner::state() {
-  LayerPlannerState state{.due = due_,
-                          .layers = layers_,
-                          .current = current_,
-                          .sample = accordion_.last(),
-                          .lr = lr_,
-                          .table = {},
-                          .window = {}};
+  LayerPlannerState state{due_, layers_, current_, accordion_.last(), lr_, {}, {}};
   for (LayerChoices& layer : state.layers) layer.errors.clear(), layer.costs.clear();
   if (table_.valid()) {
     state.table = table_.get();
     store_table(state.table);
   }
-  if (reducer_.window() != nullptr) state.window = *reducer_.window();
+  if (const GradientWindow* open = reducer_.window().window()) state.window = *open;
   if (!options_.time) state.window.exchanges.clear();
   return state;
 }
@@ -110,14 +106,14 @@ void LayerPlanner::restore(int64_t step, LayerPlannerState state) {
     lr_ = state.lr;
     store_table(std::move(state.table));
   }
-  (void)reducer_.close_window();
+  (void)reducer_.window().close();
   const int64_t next = (step / options_.every + 1) * options_.every;
   if (!closes_at(next) || step < next - options_.window) return;
-  reducer_.open_window(options_.accordion);
-  reducer_.restore_window(std::move(state.window));
+  reducer_.window().open(options_.accordion);
+  reducer_.window().restore(std::move(state.window));
 }
 
-// As if the background had just found it out.
+// Makes the table available as if the background thread had just computed it.
 void LayerPlanner::store_table(Table table) {
   std::promise<Table> made;
   made.set_value(std::move(table));
@@ -132,7 +128,7 @@ size_t LayerPlanner::table_size() const {
 
 LayerPlanner::Table LayerPlanner::describe(const LayerChoices& layer, const GradientWindow& window,
                                            double per_byte) const {
-  // A layer that was never fit to be summed up is not known: then there is no plan.
+  // A layer whose buckets were all rejected has no sum: then there is no plan.
   constexpr double kUnknown = std::numeric_limits<double>::infinity();
   const auto sum = window.sums.find(layer.name);
   const bool known = sum != window.sums.end();
@@ -148,7 +144,7 @@ LayerPlanner::Table LayerPlanner::describe(const LayerChoices& layer, const Grad
   return row;
 }
 
-// Keeps errors and costs, and returns the norms.
+// Stores the table's errors and costs in layers_, and returns the norms.
 std::vector<double> LayerPlanner::read_table(const Table& table) {
   std::vector<double> norms;
   auto at = table.begin();
@@ -166,9 +162,9 @@ std::vector<double> LayerPlanner::read_table(const Table& table) {
   return norms;
 }
 
-// The best plan, or the one before where that is nearly as good and still within the budget. So
-// that the next table, in which errors are a little larger, finds it so, a new plan leaves a
-// reserve.
+// Returns the best plan, or the last one if that is nearly as good and still within the budget. A
+// new plan leaves a reserve, so that the next table, whose errors are slightly larger, allows it,
+// too.
 LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
   LayerPlanOptions options{.alpha = options_.alpha};
   if (options_.accordion) {
@@ -185,7 +181,7 @@ LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
   const auto gain = [](const LayerPlan& from, const LayerPlan& to) {
     return static_cast<double>(to.cost) <= (1 - kLeastGain) * static_cast<double>(from.cost);
   };
-  // Times are measured anew: what was cheaper than the uniform settings may not be any more.
+  // Measured times change: a plan that was cheaper than the uniform settings may no longer be so.
   const bool too_expensive = plan.cost <= plan.uniform_cost && before.cost > plan.uniform_cost;
   if (!plan.fallback.empty()) return plan;
   if (keeps_budget && !gain(before, plan) && !too_expensive) return before;
@@ -196,7 +192,8 @@ LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
   return with_slack.fallback.empty() && !gain(with_slack, plan) && !expensive ? with_slack : plan;
 }
 
-// A rank's own table stays: a checkpoint keeps that, and its run solves once more.
+// Averages the tables and solves in the background. Keeps the rank's own table, which a checkpoint
+// saves; a resumed run solves again.
 void LayerPlanner::solve(double lr, const Collective& collective) {
   if (!lr_) lr_ = lr;
   Table table = table_.get();
@@ -215,7 +212,7 @@ void LayerPlanner::solve(double lr, const Collective& collective) {
 
 void LayerPlanner::adopt(int64_t step, double lr, const Collective& collective) {
   if (!solution_.valid())
-    solve(lr, collective);  // there was no step for it, or not in this process
+    solve(lr, collective);  // there was no step to solve in, or not in this process
   Solution solution = solution_.get();
   table_ = {};
   lr_ = {};

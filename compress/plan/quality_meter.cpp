@@ -9,31 +9,26 @@
 namespace heddle {
 namespace {
 
-double dot(const Tensor& x, const Tensor& y) {
+// Returns the sum of term(x_i, y_i), in double.
+template <class Term>
+double sum_of(const Tensor& x, const Tensor& y, const Term& term) {
   double sum = 0;
   for (int64_t i = 0; i < x.size(); ++i)
-    sum += static_cast<double>(x.data<float>()[i]) * y.data<float>()[i];
+    sum += term(double{x.data<float>()[i]}, double{y.data<float>()[i]});
   return sum;
 }
 
-double squared_distance(const Tensor& x, const Tensor& y) {
-  double sum = 0;
-  for (int64_t i = 0; i < x.size(); ++i) {
-    const double d = static_cast<double>(x.data<float>()[i]) - y.data<float>()[i];
-    sum += d * d;
-  }
-  return sum;
-}
+double product(double x, double y) { return x * y; }
+double squared_difference(double x, double y) { return (x - y) * (x - y); }
 
 double quotient(double x, double y) { return y > 0 ? x / y : 0.0; }
 
 Tensor host_gradient(const Parameter& p) { return p.grad.to(Device{}).reshape({p.size()}); }
 
-// What of the right selection from `all` was not sent: an element that was comes back as the sum,
-// which is not zero.
-int64_t count_missed(const Indices& right, const Tensor& all, const Tensor& sent) {
+// Returns how many of the best indices were not sent: there the compressed sum is zero.
+int64_t count_missed(const Indices& best, const Tensor& all, const Tensor& sent) {
   int64_t missed = 0;
-  for (const uint32_t i : right) missed += all.data<float>()[i] != 0 && sent.data<float>()[i] == 0;
+  for (const uint32_t i : best) missed += all.data<float>()[i] != 0 && sent.data<float>()[i] == 0;
   return missed;
 }
 
@@ -45,7 +40,7 @@ void QualityMeter::before(const GradientBucket& bucket, Communicator& comm, Ledg
   for (const Parameter* p : bucket.parameters)
     if (reducer_.compresses(p->name)) n += p->size();
   if (n == 0) return;
-  // All layers' gradients, then, where there are residuals, gradients with these: one sum.
+  // All layers' gradients, then, if there are residuals, gradients with residuals: one all-reduce.
   const bool residuals = reducer_.keeps_residuals();
   const Tensor payload = Tensor::empty_on(Device{}, {residuals ? 2 * n : n});
   int64_t at = 0;
@@ -90,8 +85,8 @@ void QualityMeter::after(Communicator& comm, Ledger& ledger, bool accepted) {
     const double all = squared_norm(seen.all), own = *at++, own_gradient = *at++, residual = *at++;
     LayerQuality out{
         .name = seen.parameter->name,
-        .contraction = quotient(squared_distance(seen.all, sent), all),
-        .cosine = quotient(dot(sent, seen.gradients),
+        .contraction = quotient(sum_of(seen.all, sent, squared_difference), all),
+        .cosine = quotient(sum_of(sent, seen.gradients, product),
                            std::sqrt(squared_norm(sent)) * std::sqrt(squared_norm(seen.gradients))),
         .residual_norm = std::sqrt(residual / ranks) / beta,
         .gradient_norm = std::sqrt(own_gradient / ranks),
@@ -99,11 +94,11 @@ void QualityMeter::after(Communicator& comm, Ledger& ledger, bool accepted) {
         .correlation = ranks > 1 ? quotient(all - own, (ranks - 1) * own) : 1.0,
         .mismatch = std::numeric_limits<double>::quiet_NaN(),
         .bound = std::numeric_limits<double>::quiet_NaN()};
-    const Indices right = reducer_.selection(out.name, seen.all);
-    if (!right.empty()) {
-      const double rho = 1 - kept_energy(elements(seen.all), right);
-      out.mismatch = static_cast<double>(count_missed(right, seen.all, sent)) /
-                     static_cast<double>(right.size());
+    const Indices best = reducer_.selection(out.name, seen.all);
+    if (!best.empty()) {
+      const double rho = 1 - kept_energy(elements(seen.all), best);
+      out.mismatch = static_cast<double>(count_missed(best, seen.all, sent)) /
+                     static_cast<double>(best.size());
       out.bound = out.mismatch + (1 - out.mismatch) * rho;
     }
     measured_.push_back(out);

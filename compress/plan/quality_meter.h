@@ -1,6 +1,7 @@
-// Quality meter: what compression does to the gradients of a step, seen from beside it. The ranks
-// also sum their gradients and residuals densely, and compare what was applied with that. Costs two
-// dense exchanges, so only in some steps.
+// QualityMeter: measures what compression does to the gradients of a step. The ranks also sum their
+// gradients and residuals densely, and compare the compressed sum with that. Costs two dense
+// exchanges, so it runs in some steps only
+// (--shadow).
 //
 //   QualityMeter meter(reducer);
 //   meter.before(bucket, comm, ledger);
@@ -16,9 +17,8 @@
 
 namespace heddle {
 
-// Of one compressed layer in one step; the same on all ranks. X is the sum over ranks of the
-// gradients x_i to be sent, residuals included, G that of the gradients alone, and C what came
-// back.
+// One compressed layer in one step; the same on all ranks. X is the sum over ranks of the gradients
+// x_i to be sent, residuals included, G that of the gradients alone, and C the compressed sum.
 struct LayerQuality {
   std::string name;
   double contraction = 0;    // ||X - C||^2 / ||X||^2; below 1 error feedback can catch up
@@ -26,12 +26,12 @@ struct LayerQuality {
   double residual_norm = 0;  // ||m|| / beta after the step, root mean square over the ranks
   double gradient_norm = 0;  // of a rank's own gradient, root mean square over the ranks
   double energy = 0;         // sum over ranks of ||x_i||^2
-  // Mean correlation of two ranks' x_i, weighted by their norms: 1 where all are equal, 0 where
-  // they have nothing in common. ScaleCom (arXiv 2104.11125, theorem 1) takes it to be positive.
+  // Mean correlation of two ranks' x_i, weighted by their norms: 1 if all are equal, 0 if they are
+  // orthogonal. ScaleCom (arXiv 2104.11125, theorem 1) assumes it to be positive.
   double correlation = 1;
-  // Where one rank selects for all: d / k, the part of what should have been selected from X that
-  // was not sent, and the contraction that the paper's lemma allows it, d/k + (1 - d/k) rho_0, with
-  // rho_0 that of the right selection. NaN elsewhere.
+  // Where one rank selects for all: d / k, the fraction of the best selection from X that was not
+  // sent, and the paper's upper bound of the contraction, d/k + (1 - d/k) rho_0, with rho_0 that of
+  // the best selection. NaN elsewhere.
   double mismatch, bound;
 };
 
@@ -39,10 +39,11 @@ class QualityMeter {
  public:
   explicit QualityMeter(CompressedReducer& reducer) : reducer_(reducer) {}
 
-  // Collective, as reduce() is; booked as control named "quality".
+  // Called directly before and after reduce(), on the same thread. Collective; booked as control
+  // named "quality".
   void before(const GradientBucket& bucket, Communicator& comm, Ledger& ledger);
   void after(Communicator& comm, Ledger& ledger, bool accepted);
-  // What was measured since the last call, in the order of the buckets.
+  // Returns the measurements since the last call, in the order of the buckets.
   std::vector<LayerQuality> take();
 
  private:

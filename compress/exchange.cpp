@@ -1,0 +1,106 @@
+#include "compress/exchange.h"
+
+#include <algorithm>
+
+#include "compress/codecs/magnitude.h"
+#include "compress/codecs/sparse_kernels.h"
+#include "core/kernels.h"
+#include "core/shared_kernel.h"
+#include "core/trace.h"
+
+namespace heddle {
+namespace {
+
+// Returns the lengths of all ranks' messages, by rank; waits for them.
+std::vector<int64_t> gather_lengths(Communicator& comm, int64_t mine, int64_t least, int64_t most,
+                                    const char* where) {
+  std::vector<int64_t> lengths;
+  for (const auto& length : gather_values(comm, std::vector{mine})) {
+    if (length[0] < least || length[0] > most)
+      throw Error(concat(where, ": rank ", lengths.size(), " announces ", length[0],
+                         " bytes, expected ", least, " to ", most));
+    lengths.push_back(length[0]);
+  }
+  return lengths;
+}
+
+}  // namespace
+
+void explain_selection(const Exchange::Item& item, const Tensor& values, const char* file,
+                       int line) {
+  const auto figures = [&] {
+    const double kept = squared_norm(values) / squared_norm(item.tensor);
+    return Figures{{"chosen", static_cast<double>(values.size()), Unit::count},
+                   {"elements", static_cast<double>(item.n()), Unit::count},
+                   {"energy kept", 100 * kept, Unit::percent}};
+  };
+  explain("select", item.name(), figures, file, line);
+}
+
+PayloadKind kind_of(const std::string& name) {
+  return name == kControlWords ? PayloadKind::control : PayloadKind::values;
+}
+
+bool all_reduce(Exchange& e, const NamedTensors& tensors) {
+  std::vector<PayloadPart> parts;
+  int64_t n = 0;
+  for (const auto& [name, x] : tensors) {
+    parts.push_back({name, kind_of(name), x.bytes()});
+    n += x.size();
+  }
+  parts.push_back({"flag", PayloadKind::control, 4});
+  const Tensor payload = Tensor::empty_on(e.device, {n + 1}), sums = payload.slice(0, n);
+  const Tensor flag = payload.slice(n, n + 1);
+  fill(flag, e.finite ? 0.0f : 1.0f);
+  const auto for_all = [&](const auto& each) {
+    int64_t at = 0;
+    for (const auto& [name, x] : tensors) {
+      each(x.reshape({x.size()}), sums.slice(at, at + x.size()));
+      at += x.size();
+    }
+  };
+  for_all([](const Tensor& x, const Tensor& part) { part.copy_from(x); });
+  e.ledger.book(e.comm, parts, [&] { e.comm.all_reduce(payload); });
+  if (flag.item() != 0 || largest_magnitude_of({sums}) > magnitude(kMaxSum)) return false;
+  for_all([](const Tensor& x, const Tensor& part) { x.copy_from(part); });
+  return true;
+}
+
+Messages gather_messages(Exchange& e, const std::vector<MessagePart>& parts, int64_t least,
+                         int64_t most, const char* where) {
+  const int ranks = e.comm.size();
+  const Tensor message = Tensor::empty_on(e.device, {most}, DType::u8);
+  std::vector<PayloadPart> booked;
+  int64_t length = 0;
+  const auto append = [&](const std::string& name, PayloadKind kind, const Tensor& data) {
+    const Tensor part = message.slice(length, length + data.bytes());
+    HEDDLE_DISPATCH(e.device, copy_bytes(data.to(e.device), part));
+    length += data.bytes();
+    booked.push_back({name, kind, data.bytes()});
+  };
+  {
+    const TraceRange range("compress", "join parts");
+    const Tensor flag = Tensor::empty_on(Device{}, {1}, DType::u8);
+    *flag.data<uint8_t>() = e.finite ? 0 : 1;
+    append("flag", PayloadKind::control, flag);
+    for (const MessagePart& part : parts) append(part.layer, part.kind, part.data);
+    message.slice(length, most).fill_zero();
+  }
+  Messages all{{}, std::vector<int64_t>(to_size(ranks), length), true};
+  // Booked together: waiting for the others' lengths is time of this exchange.
+  e.ledger.book(e.comm, booked, [&] {
+    if (least < most) {
+      all.lengths = gather_lengths(e.comm, length, least, most, where);
+      booked.push_back({"lengths", PayloadKind::control, 8});
+    }
+    const int64_t longest = std::ranges::max(all.lengths);
+    if (least < most) booked.push_back({"padding", PayloadKind::control, longest - length});
+    all.bytes = Tensor::empty_on(e.device, {ranks, longest}, DType::u8);
+    e.comm.all_gather(message.slice(0, longest), all.bytes);
+  });
+  for (int r = 0; r < ranks; ++r)
+    all.finite &= *all.row(r).slice(0, 1).to(Device{}).data<uint8_t>() == 0;
+  return all;
+}
+
+}  // namespace heddle

@@ -1,0 +1,86 @@
+// Exchange: one bucket on its way through CompressedReducer::reduce(), and the two collectives that
+// algorithms use.
+//
+//   NamedTensors sums = e.dense;                      // and what an algorithm sends of
+//   e.compressed if (!all_reduce(e, sums)) return false;           // some rank's gradients were
+//   non-finite const Messages all = gather_messages(e, pieces, least, most, "top-k");  // lengths
+//   by the data
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compress/layer_table.h"
+#include "compress/reducer.h"
+
+namespace heddle {
+
+// A bucket's layers in the order of memory, on one device. At least one layer is compressed.
+struct Exchange {
+  // A compressed layer of n elements. All tensors are on `device`. With error feedback `tensor` is
+  // the residual's memory and `sum` the gradient's (error_feedback.h has a picture); without, both
+  // are the gradient's.
+  struct Item {
+    CompressedLayer* layer;
+    Tensor tensor;         // (n) f32, what to send: gradient plus residual; then the new residual
+    Tensor sum;            // (n) f32, receives the sum over ranks
+    Tensor chunk_indices;  // (chunks) i32, index of the largest |x|; only if chunk() asked for it
+    Tensor magnitudes;     // (chunks) i32, the largest |x| (codecs/magnitude.h); with residual only
+    const std::string& name() const { return layer->name(); }
+    float* x() const { return tensor.data<float>(); }
+    int64_t n() const { return tensor.size(); }
+    // Returns the residual of the last step, which lies in the gradient's memory until the sum is
+    // written to it.
+    const Tensor& old_residual() const { return sum; }
+  };
+
+  Device device;
+  std::vector<Item> compressed;
+  NamedTensors dense;  // gradients, residuals added where there are any; they receive the sums
+  int64_t step, compressed_steps;
+  Communicator& comm;
+  Ledger& ledger;
+  bool finite = true;    // false: this rank's gradients were non-finite, and are zero now
+  uint64_t culprit = 0;  // 1 + index of the first non-finite layer in the order of memory; 0: none
+};
+
+// Notes for --explain-step which values (k) this rank sends of an item.
+void explain_selection(const Exchange::Item& item, const Tensor& values,
+                       const char* file = __builtin_FILE(), int line = __builtin_LINE());
+
+// Returns the ledger's kind of a tensor that is summed: control words, else values.
+PayloadKind kind_of(const std::string& name);
+
+// Sums tensors over the ranks, in place, by one all-reduce, together with a flag of the ranks whose
+// gradients were non-finite. The names are the ledger's. Returns false on all ranks, and leaves the
+// tensors as they were, if a flag was set or a sum is above kMaxSum.
+bool all_reduce(Exchange& e, const NamedTensors& tensors);
+
+// A part of a message: any type, on any device.
+struct MessagePart {
+  std::string layer;  // as in PayloadPart
+  PayloadKind kind;
+  Tensor data;
+};
+
+// The messages of all ranks.
+struct Messages {
+  Tensor bytes;  // u8 (ranks, longest), on the exchange's device; zero after each message's end
+  std::vector<int64_t> lengths;  // bytes, flag included
+  bool finite;                   // false: some rank's gradients were non-finite
+  // Returns a rank's parts, concatenated: u8 (length - 1), a view.
+  Tensor from(int rank) const { return row(rank).slice(1, lengths[static_cast<size_t>(rank)]); }
+  // Returns a rank's whole row: u8 (longest), a view.
+  Tensor row(int rank) const { return bytes.slice(rank, rank + 1).reshape({bytes.shape()[1]}); }
+};
+
+// Gathers one message from each rank: a flag (e.finite), then the parts. The length in bytes may
+// differ from rank to rank, and then lies between `least` and `most`, which are the same on all
+// ranks: lengths are gathered first, then messages padded to the longest. If least == most a single
+// collective is enough. Books everything in e.ledger. Throws Error, beginning with `where`, for a
+// length that another rank announces out of range.
+Messages gather_messages(Exchange& e, const std::vector<MessagePart>& parts, int64_t least,
+                         int64_t most, const char* where);
+
+}  // namespace heddle
