@@ -22,7 +22,8 @@ bool summable(const Tensor& x) { return largest_magnitude_of({x}) <= magnitude(k
 
 bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) {
   // A window sums on the host.
-  const Device device = works_on_devices() && !window_.is_open() ? bucket.flat.device() : Device{};
+  const Device device =
+      works_on_devices() && window_.window() == nullptr ? bucket.flat.device() : Device{};
   const Tensor flat = bucket.flat.to(device);
   Exchange e{device, {}, {}, bucket.step, bucket.compressed_steps, comm, ledger};
   window_.begin(ledger);

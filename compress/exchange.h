@@ -1,16 +1,16 @@
-// Exchange: one bucket on its way through CompressedReducer::reduce(), and the two collectives that
+// Exchange: one bucket on its way through CompressedReducer::reduce(), and the collectives that
 // algorithms use.
 //
-//   NamedTensors sums = e.dense;                      // and what an algorithm sends of
-//   e.compressed if (!all_reduce(e, sums)) return false;           // some rank's gradients were
-//   non-finite const Messages all = gather_messages(e, pieces, least, most, "top-k");  // lengths
-//   by the data
+//   if (!all_reduce(e, sums)) return false;                 // sums of tensors
+//   return sum_at_indices(e, *feedback_, indices);          // sums of selected elements
+//   const Messages all = gather_messages(e, parts, least, most, "top-k");   // messages to all
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "compress/error_feedback.h"
 #include "compress/layer_table.h"
 #include "compress/reducer.h"
 
@@ -57,6 +57,13 @@ PayloadKind kind_of(const std::string& name);
 // tensors as they were, if a flag was set or a sum is above kMaxSum.
 bool all_reduce(Exchange& e, const NamedTensors& tensors);
 
+// Sums the elements at indices that are the same on all ranks: gathers each item's values at
+// `indices` ((k) i32 for each compressed item, on its device), sums them and the dense tensors over
+// the ranks by one all-reduce, keeps what was not sent in the residuals, and scatters the sums into
+// item.sum. A learner's traffic does not grow with the number of learners. Returns false on all
+// ranks, having written nothing, as all_reduce() does.
+bool sum_at_indices(Exchange& e, ErrorFeedback& feedback, const std::vector<Tensor>& indices);
+
 // A part of a message: any type, on any device.
 struct MessagePart {
   std::string layer;  // as in PayloadPart
@@ -66,7 +73,7 @@ struct MessagePart {
 
 // The messages of all ranks.
 struct Messages {
-  Tensor bytes;  // u8 (ranks, longest), on the exchange's device; zero after each message's end
+  Tensor bytes;                  // u8 (ranks, longest), on the exchange's device; padded with zeros
   std::vector<int64_t> lengths;  // bytes, flag included
   bool finite;                   // false: some rank's gradients were non-finite
   // Returns a rank's parts, concatenated: u8 (length - 1), a view.

@@ -4,7 +4,6 @@
 
 #include "compress/codecs/sparse_kernels.h"
 #include "compress/compressed_reducer.h"
-#include "compress/shared_indices.h"
 #include "core/kernels.h"
 
 namespace heddle {

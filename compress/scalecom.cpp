@@ -13,7 +13,6 @@
 
 #include "compress/codecs/sparse_kernels.h"
 #include "compress/compressed_reducer.h"
-#include "compress/shared_indices.h"
 #include "core/shared_kernel.h"
 
 namespace heddle {

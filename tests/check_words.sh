@@ -12,7 +12,8 @@ enforced=(README.md cmake comm data docs/tools docs/glossary.md docs/readme_exam
   docs CHANGELOG.md tests
   apps/session apps/log apps/checkpoint apps/models apps/report
   apps/benchmarks apps/cli apps/*.cpp
-  core layers optim)
+  core layers optim
+  compress)
 
 # An extended regular expression per line, then a tab and what to write instead. Case matters.
 patterns='

@@ -14,7 +14,7 @@
 #include "apps/cli/program.h"
 #include "apps/log/summary.h"
 #include "comm/threads.h"
-#include "compress/codecs/cast.h"
+#include "compress/codecs/blocks.h"
 #include "compress/codecs/delta_code.h"
 #include "compress/codecs/low_rank.h"
 #include "compress/codecs/magnitude.h"

@@ -7,9 +7,17 @@
 #include <vector>
 
 #include "compress/codecs/quantize.h"
+#include "core/half.h"
 #include "core/tensor.h"
 
 namespace heddle {
+
+// Converts n elements of one floating type to another, rounding to nearest even.
+template <class From, class To>
+void cast_elements(const From* from, To* to, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
+}
 
 // How elements are encoded: cast to a type, or as levels of a number of bits (quantize.h).
 enum class Coding : uint8_t { fp32, bf16, fp16, levels };

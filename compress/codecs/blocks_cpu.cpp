@@ -2,7 +2,6 @@
 #include <optional>
 
 #include "compress/codecs/blocks.h"
-#include "compress/codecs/cast.h"
 #include "core/parallel.h"
 
 namespace heddle::cpu {

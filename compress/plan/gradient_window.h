@@ -41,7 +41,6 @@ class WindowRecorder {
  public:
   // Between steps. Starts an empty window; `gradients`: it also sums gradients without residuals.
   void open(bool gradients);
-  bool is_open() const { return window_.has_value(); }
   // Ends the window and returns it; returns an empty one where none is open.
   GradientWindow close();
   // The open window, for a checkpoint: its tensors are views that still grow. Null when none is
