@@ -1,43 +1,41 @@
 #!/usr/bin/env bash
-# Lines per folder, with the change against a commit if one is given. Warns of long files; fails when
-# the stack (core, layers, optim, comm, compress, data) has 16,000 lines of code or more: lines that
-# are neither empty nor only a comment, so that explanations cost nothing.
+# Lines per folder, with the change against a commit if one is given. Warns of long files; fails when a part of the tree
+# is over its budget. Budgets may only fall, except by a dated decision (docs/decisions.md). The stack's are in lines of
+# code, which are neither empty nor only a comment, so that nobody saves on explanations; that of apps is in lines.
 #   tests/check_lines.sh [COMMIT]
 set -u
 cd "$(dirname "$0")/.." || exit 1
 base=${1:-}
-limit=16000
 long=450
-stack='core layers data comm compress optim'
+budgets=(  # NUMBER lines|code FOLDER…
+  '12050 code core layers data comm optim'
+  '3790 code compress'
+  '13230 lines apps'
+)
 
-count_now() {
-  find "$1" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) \
-    -exec cat {} + 2>/dev/null | wc -l
-}
-code() {
-  find "$1" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) \
-    -exec cat {} + 2>/dev/null | awk 'NF && $1 !~ /^\/\// { n++ } END { print n + 0 }'
-}
+sources() { find "$1" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) "${@:2}"; }
+lines() { sources "$1" -exec cat {} + | wc -l; }
+code() { sources "$1" -exec cat {} + | awk 'NF && $1 !~ /^\/\// { n++ } END { print n + 0 }'; }
 count_then() {
   git grep -c '' "$base" -- "$1/*.h" "$1/*.cpp" "$1/*.cu" "$1/*.cuh" | awk -F: '{ n += $NF } END { print n + 0 }'
 }
 
-all=0 total=0
 printf '%-10s %7s %7s' folder lines code
 [ -n "$base" ] && printf ' %8s' change
 printf '\n'
-for folder in $stack apps tests; do
-  lines=0 coded=0
-  [ -d "$folder" ] && lines=$(count_now "$folder") && coded=$(code "$folder")
-  printf '%-10s %7d %7d' "$folder" "$lines" "$coded"
-  [ -n "$base" ] && printf ' %+8d' $((lines - $(count_then "$folder")))
+for folder in core layers data comm compress optim apps tests; do
+  printf '%-10s %7d %7d' "$folder" "$(lines "$folder")" "$(code "$folder")"
+  [ -n "$base" ] && printf ' %+8d' $(($(lines "$folder") - $(count_then "$folder")))
   printf '\n'
-  case " $stack " in *" $folder "*) all=$((all + lines)) total=$((total + coded)) ;; esac
+  sources "$folder" -exec wc -l {} \; | awk -v long=$long '$1 > long { print "warning: " $2 " has " $1 " lines, more than " long }'
 done
-printf '%-10s %7d %7d (core … optim; its code must stay under %d)\n' stack "$all" "$total" "$limit"
-for folder in $stack; do
-  [ -d "$folder" ] || continue
-  find "$folder" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) \
-    -exec wc -l {} \; | awk -v long=$long '$1 > long { print "warning: " $2 " has " $1 " lines, more than " long }'
+
+status=0
+for budget in "${budgets[@]}"; do
+  read -r most unit folders <<<"$budget"
+  found=0
+  for folder in $folders; do found=$((found + $("$unit" "$folder"))); done
+  printf '%s: %d of %d lines%s\n' "$folders" $found "$most" "$([ "$unit" = lines ] || echo ' of code')"
+  [ $found -le "$most" ] || { echo "error: $folders is over its budget"; status=1; }
 done
-[ "$total" -lt "$limit" ]
+exit $status
