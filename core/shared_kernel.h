@@ -53,7 +53,7 @@ void with_types(const Tensor& src, const Tensor& dst, F&& f) {
 // kernel has been started.
 template <class T>
 Tensor upload(Device device, const std::vector<T>& rows) {
-  const auto bytes = to_int64(rows.size() * sizeof(T));
+  const int64_t bytes = to_int64(rows.size() * sizeof(T));  // nvcc needs the type spelled out
   const Tensor host = Tensor::empty_on(Device{}, {bytes}, DType::u8);
   std::memcpy(host.raw(), rows.data(), to_size(bytes));
   return host.to(device);
