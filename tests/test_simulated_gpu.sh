@@ -128,7 +128,7 @@ refuse 2 '--graph on: is for one learner' "${few[@]}" --device cuda --graph on
 refuse 2 '--graph on: not with --accumulate' "${images[@]}" --device cuda --graph on --accumulate 2
 refuse 2 'no CUDA device' env SIMULATED_GPUS=0 "${images[@]}" --device cuda
 refuse 2 'have the same GPU' env SIMULATED_GPUS=1 "${few[@]}" --device cuda --comm nccl
-refuse 2 'timed on the CPU' "${few[@]/--deterministic/--no-deterministic}" --device cuda --compress topk --layerwise lgreco --lgreco objective=time
+refuse 2 'times the codecs on the CPU' "${few[@]/--deterministic/--no-deterministic}" --device cuda --compress topk --layerwise lgreco --lgreco objective=time
 refuse 1 'out of memory on cuda:0: asked for .* are free: lower --batch-size' env SIMULATED_GPU_MIB=40 "${images[@]}" --device cuda --batch-size 512
 
 [ $failures = 0 ] || { echo "$failures failures"; exit 1; }
