@@ -52,7 +52,7 @@ class LmTraining : public TrainingLoop {
         windows_(windows),
         state_(model.zero_state(o_.batch_size)) {
     if (session.checkpoint() == nullptr) return;
-    valid_ = parse_text_evaluation(session.checkpoint()->state.at("own"), "valid_loss");
+    valid_ = parse_text_evaluation(own_json(*session.checkpoint(), {"tokens"}), "valid_loss");
     if (keeps_best() && valid_.tokens > 0) keep_best();
   }
 

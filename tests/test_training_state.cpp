@@ -285,6 +285,22 @@ TEST_CASE("training state: invalid numbers are refused") {
   CHECK(refused("/planner/norms", {1, 2}));
 }
 
+TEST_CASE("training state: a validation that lacks a number is refused") {
+  const auto own = [](const char* json) {
+    return own_json({.path = "run/step-1", .state = nlohmann::json::parse(json)},
+                    {"acc1", "samples"});
+  };
+  CHECK(own(R"({"own": {"valid_loss": null}})").size() == 1);
+  CHECK(own(R"({"own": {"valid_loss": 1.5, "acc1": 9, "samples": 4}})").at("acc1") == 9);
+  for (const char* wrong :
+       {R"({})", R"({"own": 3})", R"({"own": {}})", R"({"own": {"valid_loss": "1.5"}})",
+        R"({"own": {"valid_loss": 1.5, "acc1": 9}})",
+        R"({"own": {"valid_loss": 1.5, "acc1": null, "samples": 4}})"}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_WITH_AS(own(wrong), doctest::Contains("run/step-1/state.json"), InputError);
+  }
+}
+
 TEST_CASE("training state: fewer or more learners keep the mean residual") {
   for (const char* compress : {"scalecom:rate=10,beta=0.5", "powersgd:rank=2"}) {
     CAPTURE(compress);

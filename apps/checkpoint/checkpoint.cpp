@@ -116,7 +116,7 @@ Checkpoint open_checkpoint(const std::string& path) {
   const std::string manifest_path = path + "/" + kManifest;
   check(type_of(manifest_path) != fs::file_type::not_found, path, ": is not complete: ", kManifest,
         " is missing");
-  try {
+  read_members(manifest_path + ": is no manifest of this program", [&] {
     const nlohmann::json manifest = read_json(manifest_path);
     check_version(manifest, manifest_path);
     for (const auto& [name, entry] : manifest.at("files").items()) {
@@ -125,25 +125,19 @@ Checkpoint open_checkpoint(const std::string& path) {
       check_file(concat(path, "/", name), entry);
     }
     check(manifest.at("files").contains(kState), manifest_path, ": does not list ", kState);
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(
-        concat(manifest_path, ": is no manifest of this program: ", printable(error.what(), 200)));
-  }
+  });
   return read_checkpoint(path);
 }
 
 Checkpoint read_checkpoint(const std::string& path) {
   Checkpoint out;
   out.path = path;
-  try {
+  read_members(out.file(kState) + ": is no state of this program", [&] {
     out.state = read_json(out.file(kState));
     check_version(out.state, out.file(kState));
     out.step = out.state.at("step").get<int64_t>();
     check(out.step >= 0, out.file(kState), ": step ", out.step);
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(
-        concat(out.file(kState), ": is no state of this program: ", printable(error.what(), 200)));
-  }
+  });
   return out;
 }
 

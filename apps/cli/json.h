@@ -25,16 +25,23 @@ std::string json_line(const nlohmann::ordered_json& value);
 // Throws InputError that begins with `where` for text with more brackets open at once.
 void check_json_depth(std::string_view text, const std::string& where);
 
+// Returns read(), which takes values out of JSON. Throws InputError that begins with `where` for
+// one that is missing or has another type.
+template <class Read>
+auto read_members(const std::string& where, const Read& read) {
+  try {
+    return read();
+  } catch (const nlohmann::json::exception& error) {
+    throw InputError(concat(where, ": ", printable(error.what(), 200)));
+  }
+}
+
 // Returns the value of the text. Throws InputError that begins with `where` for text that is no
 // JSON or is too deep.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& where) {
   check_json_depth(text, where);
-  try {
-    return Json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(where, ": is no JSON: ", printable(error.what(), 200)));
-  }
+  return read_members(where + ": is no JSON", [&] { return Json::parse(text); });
 }
 
 // Lenient access to members of an object that others wrote. Where there is none of that name, or of

@@ -143,13 +143,11 @@ Json step_json(const Events& events, double begin, double end) {
 
 Json timeline_json(const RunRecord& run) {
   if (run.trace.empty()) return nullptr;
-  try {
+  return read_members(run.trace + ": no trace", [&] {
     const Events events = read_events(parse_json(read_text_file(run.trace), run.trace));
     const auto step = last_step(events);
     return step ? step_json(events, step->first, step->second) : Json();
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(run.trace, ": no trace: ", printable(error.what(), 200)));
-  }
+  });
 }
 
 }  // namespace heddle

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "apps/cli/json.h"
 #include "core/error.h"
@@ -140,7 +139,7 @@ void apply_layer_plan(const CommonOptions& o, const ParameterStore& store, int l
                       CompressedReducer& reducer) {
   const std::string where = "--plan " + o.plan + ": ";
   std::map<std::string, double> settings;
-  try {
+  read_members(where + "is no plan", [&] {
     const auto plan = parse_json(read_text_file(o.plan), "--plan " + o.plan);
     const auto family = plan.at("family").get<std::string>();
     check(family == reducer.name(), where, "is for --compress ", printable(family), ", not ",
@@ -155,9 +154,7 @@ void apply_layer_plan(const CommonOptions& o, const ParameterStore& store, int l
             " has ", elements, " elements there, ", here, " here");
       settings[name] = layer.at("setting").get<double>();
     }
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(where, "is no plan: ", printable(error.what(), 200)));
-  }
+  });
   for (const LayerChoices& layer : reducer.candidates())
     check(settings.contains(layer.name), where, "has no setting for ", layer.name);
   for (const auto& [name, setting] : settings) reducer.set_choice(name, setting);

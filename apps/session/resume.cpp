@@ -116,27 +116,24 @@ std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::stri
 }
 
 Start find_start(const CommonOptions& o, const RunSpec& spec, Communicator& comm) {
-  const StepPlan& plan = spec.plan;
   Start start;
   const std::string path = path_for_all(o, comm);
   if (path.empty()) {
-    check_steps_to_show(o, plan.total_steps);
+    check_steps_to_show(o, spec.plan.total_steps);
     return start;
   }
   start.checkpoint = read_checkpoint(path);
-  try {
+  read_members(path + "/state.json", [&] {
     const nlohmann::json& state = start.checkpoint->state;
     check_same_run(o, spec.identity, *start.checkpoint);
     const auto epoch = state.at("epoch").get<int64_t>(), seen = state.at("units").get<int64_t>();
     check(epoch >= 0 && seen >= 0, path, ": epoch ", epoch, ", ", seen, " units seen in it");
     const int64_t update =
-        std::min(seen / spec.units_per_batch / o.accumulate, plan.steps_per_epoch - 1);
+        std::min(seen / spec.units_per_batch / o.accumulate, spec.plan.steps_per_epoch - 1);
     start.batch = update * o.accumulate;
-    start.ahead = start.step() - epoch * plan.steps_per_epoch - update;
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(path, "/state.json: ", printable(error.what(), 200)));
-  }
-  check_steps_to_show(o, plan.total_steps + start.ahead);
+    start.ahead = start.step() - epoch * spec.plan.steps_per_epoch - update;
+  });
+  check_steps_to_show(o, spec.plan.total_steps + start.ahead);
   if (comm.rank() == 0) say(o, "resumes from " + path);
   return start;
 }

@@ -1,9 +1,11 @@
 #include "apps/session/training_state.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "apps/checkpoint/exchange_state.h"
+#include "apps/cli/json.h"
 #include "apps/models/weights.h"
 #include "apps/session/compare_runs.h"
 #include "core/error.h"
@@ -196,7 +198,7 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
                       const Logger& note) {
   const nlohmann::json& state = checkpoint.state;
   const bool anyway = parts.o.resume_anyway;
-  try {
+  read_members(checkpoint.file("state.json"), [&] {
     const bool same_compression = compression_differs(state.at("compression"), parts.o).empty();
     load_weights(WeightsFile(checkpoint.file(kModel)), parts.spec.model);
     fill_from(SafetensorsFile::open(checkpoint.file(kOptimizer)),
@@ -216,9 +218,16 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
     restore_ranks(parts, checkpoint, own, exchange, same_compression, note);
     parts.log.restore(checkpoint.step, state.at("epoch").get<int64_t>(), state.at("log"));
     if (note) note_changes(state.at("config").get<std::string>(), parts.spec.config, note);
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(checkpoint.file("state.json"), ": ", printable(error.what(), 200)));
-  }
+  });
+}
+
+nlohmann::json own_json(const Checkpoint& checkpoint, std::initializer_list<const char*> keys) {
+  const nlohmann::json own = checkpoint.state.value("own", nlohmann::json());
+  const auto known = [&](const char* key) { return !std::isnan(number_at(own, key)); };
+  const bool none = own.contains("valid_loss") && own["valid_loss"].is_null();
+  check(none || (known("valid_loss") && std::ranges::all_of(keys, known)),
+        checkpoint.file("state.json"), ": no validation as this program saves it");
+  return own;
 }
 
 }  // namespace heddle

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -64,5 +65,10 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
 // InputError that names the first difference in the tensors of the saved run and this one.
 void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
                       const Logger& note);
+
+// Returns the json of the OwnState that a checkpoint was saved with. Throws InputError unless it
+// has a "valid_loss", a number and then each of `keys` as a number too, or null before the first
+// validation.
+nlohmann::json own_json(const Checkpoint& checkpoint, std::initializer_list<const char*> keys);
 
 }  // namespace heddle
