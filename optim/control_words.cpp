@@ -7,7 +7,7 @@
 namespace heddle {
 
 Tensor ControlWords::own_values() const {
-  const Tensor host = Tensor::empty_on(Device{}, {ParameterStore::kExtra});
+  Tensor host = Tensor::empty_on(Device{}, {ParameterStore::kExtra});
   std::copy(own_.begin(), own_.end(), host.data<float>());
   return host;
 }
