@@ -20,8 +20,7 @@ struct Device {
 // Returns "cpu" or "cuda:1".
 std::string to_string(Device device);
 
-// Returns the number of usable CUDA devices; 0 without a driver, without a GPU, or in a build
-// without CUDA.
+// Returns the number of usable CUDA devices; 0 without a driver, a GPU or a build with CUDA.
 int cuda_device_count();
 
 // Returns whether this build contains the CUDA backend.

@@ -1,5 +1,5 @@
-// Errors say what was expected, what was found, and where. main catches once, prints one line and
-// returns the exit code.
+// Errors say what was expected, what was found, and where. main() catches them in one place, prints
+// one line and returns the exit code.
 //
 //   check(n > 0, "batch size: expected a positive number, found ", n);
 #pragma once
@@ -13,8 +13,7 @@ namespace heddle {
 // The exit codes of the programs (README.md).
 enum class ExitCode { ok = 0, runtime = 1, usage = 2, diverged = 3, stopped = 75 };
 
-// A failure of the machine or of the program: disk full, out of memory, a library call. Exit
-// code 1.
+// A failure of the machine or the program: a full disk, no memory, a library call. Exit code 1.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& what, ExitCode code = ExitCode::runtime)
@@ -31,7 +30,7 @@ class InputError : public Error {
   explicit InputError(const std::string& what) : Error(what, ExitCode::usage) {}
 };
 
-// Joins its arguments to one string with operator<<.
+// Joins its arguments into one string with operator<<.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
@@ -39,7 +38,7 @@ std::string concat(const Parts&... parts) {
   return out.str();
 }
 
-// Throws InputError with the joined parts unless ok.
+// Throws InputError with the joined parts unless `ok`.
 template <class... Parts>
 void check(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]]

@@ -70,8 +70,7 @@ void write_file_atomically(const std::string& path, std::string_view content);
 // Makes a folder's entries durable. Throws Error.
 void sync_folder(const std::string& folder);
 
-// Makes text from a file fit for a one-line message: control characters become '?', long text is
-// truncated.
+// Makes file text fit for a one-line message: '?' for control characters, long text truncated.
 std::string printable(std::string_view text, size_t max_bytes = 80);
 
 }  // namespace heddle

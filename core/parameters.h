@@ -50,8 +50,7 @@ struct Parameter {
   // the gradient without next_beta (an exchange) must reset it.
   std::optional<std::vector<int32_t>> touched_rows;
 
-  // Returns the factor on the old gradient for the next contribution: 0 for the first of a step,
-  // then 1.
+  // Returns the next contribution's factor on the old gradient: 0 for the first of a step, then 1.
   float next_beta() {
     const float beta = written ? 1.0f : 0.0f;
     written = true;
@@ -106,8 +105,7 @@ class ParameterStore {
   // of tapes, so it may be called between forward and backward.
   void begin_step();
 
-  // Returns every tensor that a weights file holds, in order of creation: parameters and buffers as
-  // views.
+  // Returns views of all tensors of a weights file, parameters and buffers, in order of creation.
   std::vector<std::pair<std::string, Tensor>> named_tensors() const;
 
  private:

@@ -18,7 +18,7 @@ using nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
-constexpr size_t kMostNumbers = 5;                 // the extents of a shape
+constexpr size_t kMostNumbers = 5;                 // most extents of a shape
 constexpr const char* kMetadata = "__metadata__";
 
 struct FileType {
@@ -59,11 +59,11 @@ Shape checked_shape(const std::string& where, const std::vector<uint64_t>& exten
   return Shape(std::vector<int64_t>(extents.begin(), extents.end()));
 }
 
-// Parses the header. Throws InputError for what is not JSON and for a key that an object has twice,
-// and for nesting and arrays beyond those of a header before they take memory.
+// Parses the header. Throws InputError for text that is not JSON, for a key that occurs twice in an
+// object, and for nesting or arrays larger than a header's, before memory is allocated for them.
 json parse_header(const std::string& file, std::string_view text) {
   std::vector<std::set<std::string>> keys;  // of the open objects
-  std::string entry;                        // of the header
+  std::string entry;                        // the header's current entry
   size_t numbers = 0;                       // in the open array
   const auto watch = [&](int depth, json::parse_event_t event, const json& value) {
     if (event == json::parse_event_t::object_start) keys.emplace_back();
@@ -87,13 +87,13 @@ json parse_header(const std::string& file, std::string_view text) {
     return json::parse(text, watch);
   } catch (const json::parse_error& error) {
     position = error.byte;
-  } catch (const json::exception&) {  // a number that no double holds
+  } catch (const json::exception&) {  // a number too large for a double
   }
   throw InputError(concat(file, ": offset ", kLengthBytes + position - (position > 0),
                           ": expected JSON in the header, found something else"));
 }
 
-// Describes a value of the header for an error.
+// Describes a value of the header for an error message.
 std::string found(const json& value) {
   if (value.is_number() || value.is_boolean())
     return "the " + std::string(value.type_name()) + " " + value.dump();
@@ -141,8 +141,7 @@ SafetensorsInfo read_entry(const std::string& where, const json& entry,
   return info;
 }
 
-// Throws unless the tensors cover the data exactly: an overlap or a hole is a damaged or forged
-// file.
+// Throws unless the tensors cover the data exactly: a file with an overlap or a gap is damaged.
 void check_coverage(const std::string& file,
                     const std::map<std::string, SafetensorsInfo, std::less<>>& tensors,
                     std::span<const std::byte> data) {

@@ -1,6 +1,6 @@
 // Sixteen floats as one value, for the CPU's bandwidth-bound kernels: plain + - * / and ?: work on
 // it (GCC and Clang vector extensions). Kernels are templates over Lanes<16> and Lanes<1>, so that
-// the vector path and the path for odd channel counts are one text.
+// the vector path and the path for odd channel counts share one source.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct Lanes<16> {
     std::memcpy(static_cast<void*>(p), &half, sizeof half);
   }
   static Vec all(float value) { return value - Vec{}; }
-  // Returns value where the condition is above 0, else 0.
+  // Returns `value` where `condition` is above 0, and 0 elsewhere.
   static Vec positive(Vec condition, Vec value) { return condition > 0.0f ? value : Vec{}; }
   // Returns max(value, 0); NaN stays NaN.
   static Vec relu(Vec value) { return value < 0.0f ? Vec{} : value; }

@@ -132,8 +132,7 @@ class Tensor {
   // Returns a copy on the given device, or this tensor when it is there already.
   Tensor to(Device device) const;
   void fill_zero() const;
-  // Returns the values as float, in logical order (plain layout), on the host. For tests, logs,
-  // files.
+  // Returns the values as float, in logical order (plain), on the host. For tests, logs, files.
   std::vector<float> to_vector() const;
   // Returns the only element of a one-element f32 tensor; waits for a GPU.
   float item() const;

@@ -36,8 +36,7 @@ class BatchFeed {
  public:
   BatchFeed(Epoch epoch, const Augmentation& augmentation, Device device, DType dtype);
 
-  // Releases the current batch and waits for the next; false after the last. Rethrows errors of
-  // reading it.
+  // Releases the current batch and waits for the next; false after the last. Rethrows read errors.
   bool next();
   const FedBatch& batch() const { return batch_; }
   // Called after the step on the current batch was started: copies the next one to the GPU if the

@@ -4,7 +4,7 @@
 //   Image image;
 //   read_image_file("cat.jpg", image);   // 8-bit RGB, whatever the file holds
 //
-// All functions are thread-safe and throw InputError that begins with the file's name.
+// All functions are thread-safe and throw an InputError that begins with the file's name.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,13 @@ constexpr int64_t kMaxImageFile = int64_t{1} << 28;  // bytes
 
 // Decodes a JPEG or PNG file held in memory; grey becomes RGB, alpha is dropped, 16 bits become 8.
 // Does not change `out.label`. Throws for data that is not an image, has no pixels, exceeds the
-// limits above, is truncated or corrupt; `name` is the file's name in the error.
+// limits above, or is truncated or corrupt; `name` is the file's name in the error.
 void decode_image(std::span<const uint8_t> bytes, const std::string& name, Image& out);
 
 // Reads and decodes a file. Throws as decode_image does, and for a file that cannot be read.
 void read_image_file(const std::filesystem::path& path, Image& out);
 
-// Checks only a file's header; throws as decode_image would for errors that it shows.
+// Checks a file's header only; throws as decode_image() would for an error found there.
 void check_image_header(const std::filesystem::path& path);
 
 }  // namespace heddle

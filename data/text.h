@@ -52,23 +52,23 @@ struct Corpus {
 };
 
 // Opens a folder with train.txt, valid.txt, test.txt (or ptb.train.txt, … or wiki.train.tokens, …),
-// with the vocabulary of the training text; or one file (as split_text does). An empty path opens
-// the project's own sources (embedded_sources), each file in one of the parts, with the vocabulary
+// with the vocabulary of the training text; or one file, as split_text() does. An empty path opens
+// the project's own sources (embedded_sources()), each file in one of the parts, with a vocabulary
 // of all. `automatic` means word level for a folder, else character level. Word level requires
 // UTF-8; character level accepts any bytes. Throws InputError with file and line or offset for a
 // missing or empty file, bytes that are not UTF-8, a word or byte of valid or test that is not in
 // the vocabulary, an empty part, and fewer than two different tokens.
 Corpus open_corpus(const std::filesystem::path& path, TextLevel level);
 
-// Splits a text: the first 90 % for training, the next 5 % for validation, the rest for test, at
-// word level at the nearest line ends. The vocabulary is that of the whole text, so that no part
-// has an unknown token. Throws as open_corpus does; `name` is the file's name in errors.
+// Splits a text: the first 90 % for training, the next 5 % for validation, the rest for test; word
+// level moves each cut to the nearest line end. The vocabulary is that of the whole text, so that
+// no part has an unknown token. Throws as open_corpus does; `name` is the file's name in errors.
 Corpus split_text(std::string_view text, TextLevel level, const std::string& name);
 
 // Returns the ids of a text's tokens. At word level spaces, tabs and '\r' separate words, a byte
-// order mark at the beginning is skipped, and every line ends with <eos>, even a last one without
-// '\n'. An unknown word becomes <unk> if the vocabulary has it; otherwise it throws InputError, as
-// an unknown byte does. `name` is the file's name in errors.
+// order mark at the beginning is skipped, and every line ends with <eos>, even a last line
+// without '\n'. An unknown word becomes <unk> if the vocabulary has it; otherwise it throws
+// InputError, as an unknown byte does. `name` is the file's name in errors.
 std::vector<int32_t> encode_text(std::string_view text, TextLevel level,
                                  const Vocabulary& vocabulary, const std::string& name);
 // Returns tokens as text: words separated by spaces, with a line end for <eos>; or bytes. Throws
@@ -98,7 +98,7 @@ class TokenBatches {
   TokenBatches(const std::vector<int32_t>& tokens, const TokenBatchOptions& options);
 
   int64_t size() const { return windows_; }  // windows per epoch
-  int64_t tokens() const;                    // that this rank predicts per epoch
+  int64_t tokens() const;                    // tokens that this rank predicts per epoch
   TokenWindow window(int64_t index) const;
 
  private:
@@ -107,9 +107,8 @@ class TokenBatches {
   int64_t rows_ = 0, windows_ = 0;  // tokens per column; windows per epoch
 };
 
-// The project's own sources at the time of the build: path and content, sorted by path. These are
-// the *.h, *.cpp and *.cu files of the folders of code, with their sub-folders, and those directly
-// in tests/.
+// A source file of this project at build time: path and content. embedded_sources() are all *.h,
+// *.cpp and *.cu files of the code folders, and of tests/ without its subfolders, sorted by path.
 struct EmbeddedFile {
   std::string_view name, text;
 };

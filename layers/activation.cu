@@ -72,7 +72,7 @@ struct DropoutBlock {
   }
 };
 
-// The last elements of rows whose length is no multiple of four.
+// The last elements of rows whose length is not a multiple of four.
 template <class T>
 struct DropoutRest {
   const T* x;

@@ -92,8 +92,7 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
 void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
                            const Conv2dOptions& o);
 
-// The backward pass adds to weight.grad and keeps weight.written and weight.touched_rows up to
-// date.
+// The backward pass adds to weight.grad and updates weight.written and weight.touched_rows.
 void embedding_forward(const Tensor& tokens, const Tensor& weight, const Tensor& y);
 void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight);
 

@@ -1,4 +1,4 @@
-// Runs: how the CPU traverses a (N, C, H, W) tensor by channels, in every layout. A run is a piece
+// Runs: how the CPU traverses an (N, C, H, W) tensor by channel, in any layout. A run is a piece
 // of consecutive pixels with one or more groups of neighbouring channels (a group fits one Lanes
 // value). Batch norm, bias and their gradients are written once over runs. Internal to CPU kernels.
 #pragma once
@@ -11,8 +11,7 @@
 
 namespace heddle {
 
-// Group g of pixel i holds channels from channel + g * lanes on, at offset + i * stride + g *
-// lanes.
+// Group g of pixel i begins with channel + g * lanes, at offset + i * stride + g * lanes.
 struct Run {
   int64_t offset, pixels, stride, channel, groups;
 };
@@ -23,7 +22,7 @@ class Runs {
     auto [n, c, h, w] = dims<4>(x, "activations");
     channels_ = c;
     lanes_ = layout_ != Layout::plain && c % 16 == 0 ? 16 : 1;
-    if (layout_ == Layout::nhwc) {  // all channels of a pixel lie together
+    if (layout_ == Layout::nhwc) {  // all channels of a pixel are adjacent
       outer_ = 1;
       pixels_ = n * h * w;
       groups_ = c / lanes_;
@@ -73,7 +72,7 @@ void for_runs(const Runs& runs, F&& f) {
   });
 }
 
-// Calls body(position, constants) for every pixel and group of a run, in the order of memory, with
+// Calls body(position, constants) for every pixel and group of a run, in memory order, with
 // constants = load(channel). With a single group they stay in registers.
 template <int kLanes, class Load, class Body>
 void for_pixels(const Run& run, Load&& load, Body&& body) {
@@ -88,7 +87,7 @@ void for_pixels(const Run& run, Load&& load, Body&& body) {
 }
 
 // Computes two sums per channel over the pixels of a run: body(position, constants, s, t) adds to s
-// and t, whose totals go to sums[0 .. width) and sums[width .. 2 * width).
+// and t, whose totals are written to sums[0 .. width) and sums[width .. 2 * width).
 template <int kLanes, class Load, class Body>
 void sum_pixels(const Run& run, Load&& load, Body&& body, float* sums) {
   using L = Lanes<kLanes>;
@@ -118,7 +117,7 @@ void sum_pixels(const Run& run, Load&& load, Body&& body, float* sums) {
 
 // Adds bias (C), f32, to x (N, C, H, W), in place.
 void add_channel_bias(const Tensor& x, const Tensor& bias);
-// Sets out[c] = beta * out[c] + the sum of x over all axes but the channels; out (C), f32.
+// Sets out[c] = beta * out[c] + the sum of x over all axes but the channel; out (C), f32.
 void sum_channels(const Tensor& x, const Tensor& out, float beta);
 
 }  // namespace heddle

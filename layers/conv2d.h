@@ -1,6 +1,6 @@
 // 2-d convolution (cross-correlation, as everywhere in the field).
-//   y[n, o, p, q] = bias[o] + sum over c, i, j of x[n, c, p*stride + i - padding, ...] * w[o, c, i,
-//   j]
+//   y[n, o, p, q] = bias[o] + sum over c, i, j of
+//                   w[o, c, i, j] * x[n, c, p*stride + i - padding, q*stride + j - padding]
 // Weights stay OIHW f32; activations keep the layout that the network runs in.
 #pragma once
 

@@ -20,8 +20,7 @@ struct CrossEntropyOptions {
 Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                           const CrossEntropyOptions& options = {});
 
-// Returns the number of samples whose label is among the k largest logits; ties count against the
-// sample.
+// Returns how many samples have their label among the k largest logits; ties count against it.
 int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k);
 
 }  // namespace heddle

@@ -1,6 +1,6 @@
-// Pooling's CUDA kernels. Backward gathers: each input value adds the gradients of the windows that
-// hold it, in the order of the windows, so there are no atomics. A plain map is read as channels
-// last with one channel.
+// Pooling's CUDA kernels. Backward gathers: each input value sums the gradients of the windows that
+// contain it, in window order, so that no atomics are needed. A map in plain layout is read as
+// channels last with one channel.
 #include "core/pack.h"
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
@@ -16,8 +16,7 @@ struct Windows {
   HEDDLE_HD float count() const { return to_float(kernel_h * kernel_w); }
 };
 
-// Image, row, column and first channel of a pack, by 32-bit divisions where possible: they cost
-// less.
+// Image, row, column and first channel of a pack; 32-bit divisions, where possible, cost less.
 struct At {
   int64_t n, h, w, c;
   HEDDLE_HD At(int64_t pack, int64_t packs, int64_t height, int64_t width, int per_pack) {
@@ -40,7 +39,7 @@ struct At {
   }
 };
 
-// `chosen` receives the index, within the map, of the largest value: of equal ones the first; a NaN
+// `chosen` receives the index within the map of the largest value, the first of equal ones. A NaN
 // counts only as the first value of its window, as on the CPU.
 template <class T, int kPack>
 struct MaxForward {

@@ -2,7 +2,7 @@
 // stage halves the map and doubles the channels, the identity is subsampled and padded with zeros.
 //
 //   x (N, 16, 32, 32)   every second pixel of every second row, and channels
-//   y (N, 32, 16, 16)   [ 8 of zeros | the 16 of x | 8 of zeros ]
+//   y (N, 32, 16, 16)   [ 8 channels of zeros | the 16 of x | 8 of zeros ]
 #pragma once
 
 #include "core/tape.h"
