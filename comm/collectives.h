@@ -42,7 +42,7 @@ struct CollectiveOptions {
 
 class MessageCommunicator : public Communicator {
  public:
-  // Owns the transport. Throws InputError for a segment that is no multiple of 64 bytes.
+  // Owns the transport. Throws InputError for a segment that is not a multiple of 64 bytes.
   explicit MessageCommunicator(std::unique_ptr<Transport> transport,
                                const CollectiveOptions& options = {});
 

@@ -53,8 +53,7 @@ class Communicator {
   // Makes the other ranks throw CommError instead of waiting for this one; under MPI ends all
   // processes with the exit code. From any thread.
   virtual void abort(const std::string& why, int exit_code = 1) noexcept = 0;
-  // Returns this rank's clock in seconds: the network model's if there is one, else the steady
-  // clock.
+  // Returns this rank's clock in seconds: the network model's, if any, else the steady clock.
   virtual double now() const = 0;
   // Returns whether now() advances by the network model only.
   virtual bool virtual_time() const { return false; }
@@ -104,8 +103,7 @@ std::vector<std::vector<T>> gather_values(Communicator& comm, const std::vector<
   return out;
 }
 
-// Returns the mean over ranks, element by element, summed in rank order: equal bits on all ranks.
-// Collective.
+// Returns each element's mean over ranks, summed in rank order: equal bits on all. Collective.
 std::vector<double> mean_over_ranks(Communicator& comm, const std::vector<double>& mine);
 
 // Returns the text of rank `root` on all ranks; the others' may have any length. Collective.

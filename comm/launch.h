@@ -16,18 +16,16 @@ struct LaunchInfo {
 };
 
 // Returns this process's rank and the number of ranks. Thread-safe. Throws InputError, naming the
-// variable, for a value that is no number and for a rank that is not below the size.
+// variable, for a value that is not a number and for a rank that is not below the size.
 LaunchInfo detect_launch();
 
-// Returns how many ranks share the cores that this process may run on; the launcher may have bound
-// it to some of the machine's. 1 where the user has set OMP_NUM_THREADS, which holds for each
-// process.
+// Returns how many ranks share the cores that this process may run on, which the launcher may have
+// restricted; 1 if the user has set OMP_NUM_THREADS, which applies to each process.
 int ranks_sharing_cores();
 
 #ifdef HEDDLE_MPI
-// Initialises MPI, calls body with this process's communicator and returns its result. An exception
-// is reported and ends all processes. `timeout_s`: seconds without an answer before a rank gives
-// up.
+// Initialises MPI, calls `body` with this process's communicator and returns its result. Reports an
+// exception and ends all processes. A rank gives up after `timeout_s` seconds without an answer.
 int run_mpi(double timeout_s, const std::function<int(Communicator&)>& body);
 #endif
 

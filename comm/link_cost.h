@@ -23,16 +23,15 @@ struct LinkCost {
 double collective_seconds(const std::string& collective, double bytes, int ranks,
                           const LinkCost& link);
 
-// Returns how many consecutive latencies that time contains at least. For chunks longer than a
-// segment this is 1: whether later segments hide the other latencies depends on the bandwidth.
+// Returns the least number of consecutive latencies in that time. For chunks longer than a segment
+// this is 1: whether later segments hide the other latencies depends on the bandwidth.
 double latencies(const std::string& collective, double bytes, int ranks);
 
 // Returns the sum of latencies() over the calls that `comm` has made under its present tag since
 // traffic() returned `before`.
 double latencies_since(const CollectiveTraffic& before, const Communicator& comm);
 
-// Returns the payload of a call in bytes, from the mean over ranks of the bytes that they send in
-// it.
+// Returns a call's payload in bytes, given the bytes that a rank sends in it, averaged over ranks.
 double payload_of_sent(const std::string& collective, double sent, int ranks);
 
 // Measures alpha in seconds, from all-reduces of a few bytes. Collective; the same result on all
@@ -40,8 +39,8 @@ double payload_of_sent(const std::string& collective, double sent, int ranks);
 double measure_latency(Communicator& comm);
 
 // Measures alpha and beta from all-reduces of two sizes. Collective; the same result on all ranks,
-// both 0 for one rank. Takes 14 P latencies and the time of 14 P times 256 KiB: about a second on
-// four links of 100 Mbit/s.
+// both 0 for one rank. Takes 14 P latencies and the time to send 256 KiB 14 P times: about a second
+// on four links of 100 Mbit/s.
 LinkCost measure_link(Communicator& comm);
 
 }  // namespace heddle

@@ -55,7 +55,7 @@ class MpiTransport : public Transport {
     MPI_Comm_size(comm_, &size_);
   }
   ~MpiTransport() override {
-    if (requests_.empty()) MPI_Comm_free(&comm_);  // else it would wait for the open ones
+    if (requests_.empty()) MPI_Comm_free(&comm_);  // else it would wait for open requests
   }
 
   int rank() const override { return rank_; }
@@ -86,7 +86,7 @@ class MpiTransport : public Transport {
   // Open MPI cannot cancel a message in progress; the processes are about to end anyway.
   void withdraw() noexcept override {}
 
-  // Open MPI makes progress only inside its calls, so this polls: without pause at first, because
+  // Open MPI makes progress only inside its calls, so this polls: without pauses at first, because
   // most messages arrive soon, then with sleeps that leave the core to computation.
   void wait(uint64_t ticket) override {
     const auto found = requests_.find(ticket);
@@ -144,7 +144,7 @@ class MpiTransport : public Transport {
 
 MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s) {
   // Over TCP, Open MPI splits a long message into fragments that the receiver requests one by one;
-  // a ring over slow links is 4 to 5 % faster when it is sent whole (docs/benchmarks.md). A value
+  // a ring over slow links is 4 to 5 % faster with whole messages (docs/benchmarks.md). A value
   // that the user has set is kept.
   setenv("OMPI_MCA_btl_tcp_flags", "1", 0);
   int provided = 0;
