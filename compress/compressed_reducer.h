@@ -7,8 +7,8 @@
 //   finite check      a rejected bucket gets its residuals back
 //
 // An algorithm is a class that derives from it and writes exchange(); for a planner it also
-// overrides what it inherits from LayerCosts (plan/layer_costs.h). README.md says step by step what
-// an author writes.
+// overrides what it inherits from LayerCosts (plan/layer_costs.h). docs/new_reducer.md explains
+// step by step what an author writes.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,7 @@
 
 namespace heddle {
 
-// One object per rank. reduce() runs on the exchange's worker thread; all else is called between
-// steps.
+// One object per rank. reduce() runs on the worker thread; all else is called between steps.
 class CompressedReducer : public Reducer, public LayerCosts {
  public:
   explicit CompressedReducer(const ReducerSetup& setup) : LayerCosts(setup) {}
@@ -40,14 +39,13 @@ class CompressedReducer : public Reducer, public LayerCosts {
   bool uses_residual(const std::string& parameter) const override {
     return feedback_ && compresses(parameter);
   }
-  // Returns the residuals, (n) f32 on the host, as "residual.<parameter>"; zeros before the first
-  // step.
+  // Returns the residuals, (n) f32 on the host, as "residual.<parameter>"; zeros at first.
   NamedTensors named_state() const override;
 
   // Exchanges the layer dense, or compressed again, from the next step on; the same on all ranks.
   // Its residual is sent with the first dense gradient.
   void set_dense(const std::string& parameter, bool dense) { layers_.at(parameter).dense = dense; }
-  // Returns the compressed steps until every layer is compressed as far as its setting says.
+  // Returns the number of compressed steps until every layer is compressed as its setting says.
   int64_t ramp() const { return layers_.ramp(); }
   // Where one rank selects for all, returns the indices that it would select from x (n) f32 on the
   // host; elsewhere none.

@@ -34,8 +34,7 @@ struct Compensated {
   Tensor x;             // (n) f32, m + g, in the residual's memory
   Tensor old_residual;  // (n) f32, m, in the gradient's memory
   Tensor indices;       // (chunks) i32: index of the largest |x| of every chunk
-  Tensor
-      magnitudes;  // (chunks) i32: its magnitude, as in codecs/magnitude.h; above infinity for NaN
+  Tensor magnitudes;    // (chunks) i32: that |x| as in codecs/magnitude.h; above infinity for NaN
 };
 
 // The residuals of one rank, by parameter. Not thread-safe.
@@ -47,8 +46,7 @@ class ErrorFeedback {
 
   // Returns whether a residual is kept for the parameter.
   bool holds(const std::string& name) const { return residuals_.contains(name); }
-  // Returns the residual's own memory, (n) f32, zeros at first use, moved to `device` if it lies
-  // elsewhere.
+  // Returns the residual's own memory, (n) f32, moved to `device` if necessary; zeros at first use.
   Tensor residual(const std::string& name, int64_t n, Device device = {});
   // Adds the residual to x (n): x += m.
   void compensate(const std::string& name, const Tensor& x);

@@ -33,19 +33,19 @@ struct ReducerSetup {
 
 struct Family {
   std::string name;
-  std::vector<SpecKey>
-      keys;  // the first, if it takes numbers, is the setting that may differ from layer to layer
+  // The first key, if it takes numbers, is the setting that may differ from layer to layer.
+  std::vector<SpecKey> keys;
   std::unique_ptr<Reducer> (*make)(const ReducerSetup& setup);
 };
 
 const std::vector<Family>& families();
-// Returns a row of the table. Throws InputError that names the nearest family.
+// Returns a row of the table. Throws an InputError that names the nearest family.
 const Family& find_family(const std::string& name);
 
-// Returns the reducer of one rank. Always dense are parameters of one axis (batch norm, biases),
-// those below min_compress, those that dense_layers names, and the first convolution (of the
-// parameters with four axes the one that was added first; as in ScaleCom). Throws InputError for an
-// unknown family or a bad regular expression.
+// Returns the reducer of one rank. Parameters of one axis (batch norm, biases), those below
+// min_compress, those that dense_layers names, and the first convolution (the first parameter with
+// four axes that was added; as in ScaleCom) are always dense. Throws InputError for an unknown
+// family or a bad regular expression.
 std::unique_ptr<Reducer> make_reducer(const CompressSpec& spec, const ReducerOptions& options,
                                       const ParameterStore& store);
 

@@ -26,8 +26,8 @@ LayerTable::LayerTable(const ReducerSetup& setup) : family_(setup.family) {
   try {
     dense = std::regex(options.dense_layers);
   } catch (const std::regex_error& error) {
-    throw InputError(
-        concat("dense layers: \"", options.dense_layers, "\" is no expression: ", error.what()));
+    throw InputError(concat("dense layers: \"", options.dense_layers,
+                            "\" is not a regular expression: ", error.what()));
   }
   const double choice = has_settings() ? setup.spec.values.at(family_.keys[0].name) : 0;
   if (const auto ramp = setup.spec.values.find("ramp"); ramp != setup.spec.values.end())

@@ -44,8 +44,7 @@ class LayerTable {
   // Whether a setting stands for a rule that has not decided yet (rate=auto).
   bool undecided(double setting) const { return has_settings() && setting < family_.keys[0].low; }
 
-  // Returns the number of compressed steps until every layer is compressed as far as its setting
-  // says.
+  // Returns the number of compressed steps until every layer is compressed as its setting says.
   int64_t ramp() const { return ramp_; }
   // Returns the setting (a rate, or a density below 1) that is used in this compressed step: during
   // a ramp the rate grows from 4 by the same factor in every step. The schedule is this project's

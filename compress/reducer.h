@@ -58,8 +58,7 @@ class Reducer {
   virtual bool keeps_residuals() const { return false; }
   // Returns whether the layer sends its gradient by way of a residual at present.
   virtual bool uses_residual(const std::string& /*parameter*/) const { return false; }
-  // Returns this rank's state for a checkpoint, as views to copy from and into, keyed by kind and
-  // parameter.
+  // Returns this rank's state for a checkpoint: views to copy from and into, by kind and parameter.
   virtual std::vector<std::pair<std::string, Tensor>> named_state() const { return {}; }
 };
 

@@ -1,5 +1,5 @@
-// PowerSGD's steps, shared between CPU and CUDA: a team works on one factor or row, which is one
-// thread on the CPU and one block of threads on CUDA. Sums are in double.
+// PowerSGD's steps, shared between CPU and CUDA: each factor or row is computed by a team, which is
+// one thread on the CPU and one block of threads on CUDA. Sums are in double.
 #include "compress/codecs/low_rank.h"
 
 #include <algorithm>
@@ -46,7 +46,7 @@ void for_each_team(int64_t count, Work work) {
 }
 #endif
 
-// Each member of a team has every kTeam-th element.
+// Each member of a team adds every kTeam-th element.
 HEDDLE_TEAM double dot(Team team, const float* a, const float* b, int64_t n) {
   double sum = 0;
   for (int64_t i = team.first(); i < n; i += kTeam) sum += static_cast<double>(a[i]) * b[i];
@@ -72,7 +72,7 @@ struct Orthogonalize {
             row[i] = static_cast<float>(row[i] - share * other[i]);
         }
         const double norm = sqrt(dot(team, row, row, f.n));
-        const double least = round == 0 ? 0 : 0.5;  // less of a unit row: it had no direction left
+        const double least = round == 0 ? 0 : 0.5;  // less of a unit row: no direction was left
         const double factor = norm > least ? 1 / norm : 0;
         for (int64_t i = team.first(); i < f.n; i += kTeam)
           row[i] = static_cast<float>(row[i] * factor);
@@ -115,7 +115,7 @@ void multiply(const float* p, const float* q, float* out, int64_t rows, int64_t 
   for_each_in_grid(rows, columns, Product{p, q, out, rows, columns, r});
 }
 #else
-// Row by row, in the same order of sums: a loop over columns vectorises.
+// Row by row, adding in the same order: a loop over columns vectorises.
 void multiply(const float* p, const float* q, float* out, int64_t rows, int64_t columns,
               int64_t r) {
   parallel_for(rows, std::max<int64_t>(1, 8192 / columns), [=](int64_t begin, int64_t end) {

@@ -1,8 +1,7 @@
-// The steps of PowerSGD in which all ranks must come to the same bits: they add in a fixed order,
-// whatever the machine and the number of threads. Factors lie with one column of the mathematics in
-// a row of memory. Tensors are f32 and contiguous; the functions of cuda add in another order than
-// those of cpu, the same in every call. Arguments are not checked. Internal to compress and its
-// tests.
+// The steps of PowerSGD in which all ranks must compute the same bits: they add in a fixed order,
+// whatever the machine and the number of threads. Each column of a factor is stored as a row.
+// Tensors are f32 and contiguous; the functions of cuda add in another order than those of cpu, the
+// same in every call. Arguments are not checked. Internal to compress and its tests.
 //
 //   cpu::orthogonalize({p});           // p (r, n)
 //   cpu::multiply_factors(p, q, out);  // out = p^T q
@@ -16,15 +15,13 @@
 namespace heddle {
 
 // orthogonalize: makes the rows of each factor (r, n) orthonormal by Gram-Schmidt, each twice, with
-// sums in double. A
-//   row that depends on the ones before it becomes zero or a direction of its rounding errors,
-//   orthogonal to the others.
+//   sums in double. A row that depends on earlier ones becomes zero or a direction of its rounding
+//   errors, orthogonal to the others.
 // multiply_factors: out (rows * columns) = sum over i of p (r, rows)[i]^T q (r, columns)[i].
 // next_factor: writes the factor that the next step begins with: next (r, columns) = the mean over
-// ranks of q, of which
-//   `sum` is the sum, with each row scaled by a power of two so that its |x| add up to between 1
-//   and 2: the next step needs only a direction, and the product of two large factors could
-//   overflow. Leaves a row as it was if its sum is zero, a direction in which there was nothing, to
+//   ranks of q, whose sum is `sum`, each row scaled by a power of two so that its |x| add up to
+//   between 1 and 2: the next step needs only a direction, and the product of two large factors
+//   could overflow. A row whose sum is zero found nothing in its direction; it stays as it was, to
 //   be tried again.
 namespace cpu {
 void orthogonalize(const std::vector<Tensor>& factors);

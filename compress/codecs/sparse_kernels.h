@@ -14,17 +14,17 @@
 namespace heddle {
 
 // add_and_swap: m = m + g and g = the old m, (n) each. For every chunk, also writes the index of
-// the largest |m + g|
-//   (the lowest of equal ones) and its magnitude (magnitude.h), both (ceil(n / chunk)).
+//   the largest |m + g| (the first of equal ones) and its magnitude (magnitude.h), both
+//   (ceil(n / chunk)).
 // largest_of_chunks: writes the same for x; `numbers`: NaN counts as zero.
 // select_top: writes the indices (k) of the k largest |x|, ascending, as in select.h.
-// encode_indices, decode_indices: as in IndexCode. The CPU throws Error for an index beyond the
-// layer; CUDA returns it,
-//   and gather() turns it into NaN.
+// encode_indices, decode_indices: as in IndexCode. For an index beyond the layer the CPU throws
+//   Error; CUDA returns it, and gather() turns it into NaN.
 // gather: values[j] = x[indices[j]]; NaN for an index beyond x, which no intact message holds.
-// scatter: x[indices[j]] = values[j]; scatter_add: +=; scatter_value: = value. Indices beyond x are
-// skipped. low_pass: x = (1 - beta) m + beta x. copy_bytes: copies the bytes of `from` to `to`,
-// whatever their types.
+// scatter: x[indices[j]] = values[j]; scatter_add: +=; scatter_value: = value. All three skip
+//   indices beyond x.
+// low_pass: x = (1 - beta) m + beta x.
+// copy_bytes: copies the bytes of `from` to `to`, whatever their types.
 namespace cpu {
 void add_and_swap(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& indices,
                   const Tensor& magnitudes);

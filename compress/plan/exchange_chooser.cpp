@@ -9,8 +9,7 @@
 namespace heddle {
 namespace {
 
-// Rounds of both ways, so that other load of the machine slows both; more near a tie, where noise
-// would decide.
+// Rounds that try both ways, so that other load slows both; more near a tie, where noise decides.
 constexpr int kRounds = 2, kMaxRounds = 8;
 
 // Returns the lower median: disturbances only make times longer.
@@ -43,9 +42,9 @@ ExchangeTrial mixture(const ExchangeTrial& dense, const ExchangeTrial& coded,
   return out;
 }
 
-// Predicts a step with joined buckets: they are ready with the last of them, have the latencies of
-// one, and take at least as long as these or as one of them alone, since the measured times of
-// neighbours overlap.
+// Predicts a step with joined buckets: they are ready when the last one is, have the latencies of a
+// single one, and take no less time than these latencies or than any of the buckets alone, since
+// the measured times of neighbours overlap.
 ExchangeTrial merged(const ExchangeTrial& apart, const std::vector<bool>& joined,
                      double latency_s) {
   ExchangeTrial out{.backward_s = apart.backward_s, .rest_s = apart.rest_s};
@@ -65,7 +64,7 @@ ExchangeTrial merged(const ExchangeTrial& apart, const std::vector<bool>& joined
   return out;
 }
 
-// Makes the single change that saves most, as long as one saves. Returns the end of the step.
+// Repeats the single change that saves most time while one saves any. Returns the step's end.
 template <class End, class Allowed>
 double descend(std::vector<bool>& choice, const End& end_of, const Allowed& allowed) {
   double end = end_of(choice);
@@ -107,8 +106,8 @@ double ExchangeChoice::used_s() const {
 ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& coded,
                                double latency_s, double margin) {
   const size_t n = dense.buckets.size();
-  check(n > 0 && n == coded.buckets.size(), "exchange choice: expected both ways of ", n,
-        " buckets, found ", coded.buckets.size());
+  check(n > 0 && n == coded.buckets.size(), "exchange choice: expected the same buckets, found ", n,
+        " dense and ", coded.buckets.size(), " compressed ones");
   ExchangeChoice out;
   out.dense_trial = dense;
   out.compressed_trial = coded;
@@ -152,8 +151,9 @@ ExchangeChooser::ExchangeChooser(CompressedReducer& reducer,
       next_trial_(start),
       joined_(buckets_.size(), false),
       now_(buckets_.size()) {
-  check(options.every > 0 && options.trial >= 2 * kRounds, "exchange choice: every ", options.every,
-        " must be positive, trial ", options.trial, " at least ", 2 * kRounds);
+  check(options.every > 0 && options.trial >= 2 * kRounds,
+        "exchange choice: expected every above 0 and trial of at least ", 2 * kRounds, ", found ",
+        options.every, " and ", options.trial);
   resume(0);
 }
 
@@ -239,7 +239,7 @@ void ExchangeChooser::check_choice(double found_s) {
 void ExchangeChooser::adopt(int64_t step) {
   choice_.step = step;
   start(Phase::waiting, choice_.compressed, choice_.joined);
-  // A trial costs the excess of the way that is not used.
+  // A trial costs the additional time of the way that is not used.
   double excess = 0;
   for (const double tried_s : {choice_.dense_s, choice_.compressed_s})
     excess += std::max(0.0, tried_s / choice_.used_s() - 1);

@@ -1,11 +1,11 @@
 // ExchangeChooser (--compress auto): exchanges each bucket dense or compressed, and some
 // neighbouring buckets together, whichever makes the step shortest on this network. Both ways are
 // tried for a few steps each. The end of a step with any mixture then follows from when its buckets
-// become ready and how long the worker needs for each (the model of
-// --headroom, docs/benchmarks.md). A mixture or a choice with joined buckets is measured, too, and
-// dropped if it is no better than the faster of the two ways. The ranks decide from the same means.
-// Trials are longer if both ways take about the same time, when they cost little, and are repeated,
-// more rarely the more expensive the other way is.
+// become ready and how long the worker needs for each (the model of --headroom, see
+// docs/benchmarks.md). A mixture or a choice with joined buckets is measured, too, and dropped if
+// it is no better than the faster of the two ways. The ranks decide from the same means. Trials are
+// longer if both ways take about the same time, as they then cost little; they are repeated, and
+// the more the other way costs, the more rarely.
 //
 //   dense trial, compressed trial, dense trial, compressed trial -> choice -> check, if it is a
 //   mixture -> waiting -> ...
@@ -39,11 +39,10 @@ struct BucketTimes {
 struct ExchangeTrial {
   double backward_s = 0;  // from the beginning of the step to the end of backward
   std::vector<BucketTimes> buckets = {};
-  double rest_s = 0;  // all else, as updates and waiting for a processor
+  double rest_s = 0;  // all else, such as updates and waiting for a processor
 };
 
-// Returns the time at which the worker, which exchanges one bucket after another, has finished the
-// last.
+// Returns when the worker, which exchanges one bucket after another, has finished the last.
 double exchanges_end(const std::vector<BucketTimes>& buckets);
 // Returns the seconds of a step, which ends rest_s after both backward and the last bucket.
 double step_seconds(const ExchangeTrial& trial);
@@ -52,8 +51,7 @@ struct ExchangeChoice {
   int64_t step = 0;              // steps before it
   std::vector<bool> compressed;  // by bucket
   std::vector<bool> joined;      // by bucket: it is exchanged together with the one before it
-  // Predicted seconds of a step, from the beginning of backward: all buckets dense, all compressed,
-  // as chosen.
+  // Predicted seconds of a step from the start of backward: all dense, all compressed, as chosen.
   double dense_s = 0, compressed_s = 0, chosen_s = 0;
   double found_s = 0;    // measured seconds of the choice; 0 if it was one of the two trials
   bool dropped = false;  // it was no better than the faster of the two, which is used instead
@@ -88,8 +86,7 @@ class ExchangeChooser {
   ExchangeChooser(CompressedReducer& reducer, std::vector<std::vector<std::string>> buckets,
                   const ExchangeChooserOptions& options, int64_t start);
 
-  // Begins a trial if it is due after `step` steps, those of an earlier process included. Between
-  // steps.
+  // Begins a trial if one is due after `step` steps, an earlier process's included. Between steps.
   void resume(int64_t step);
   // Record the current step, from the main thread. Joined buckets count as one.
   void begin_step();

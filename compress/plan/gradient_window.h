@@ -43,8 +43,7 @@ class WindowRecorder {
   void open(bool gradients);
   // Ends the window and returns it; returns an empty one where none is open.
   GradientWindow close();
-  // The open window, for a checkpoint: its tensors are views that still grow. Null when none is
-  // open.
+  // The open window, for a checkpoint: its tensors are views that still change. Null: none is open.
   const GradientWindow* window() const { return window_ ? &*window_ : nullptr; }
   // Replaces the open window by what an earlier process had recorded of it.
   void restore(GradientWindow window) { window_ = std::move(window); }

@@ -9,7 +9,7 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kNone = std::numeric_limits<int64_t>::max() / 2;  // and sums above it
+constexpr int64_t kNone = std::numeric_limits<int64_t>::max() / 2;  // sums above it mean none, too
 
 void check_layers(const std::vector<LayerChoices>& layers) {
   for (const LayerChoices& layer : layers)
@@ -20,8 +20,7 @@ void check_layers(const std::vector<LayerChoices>& layers) {
           layer.bytes.size(), " sizes, ", layer.cost().size(), " costs, uniform ", layer.uniform);
 }
 
-// Returns errors in units of budget / buckets, rounded up; more than `buckets` for one that never
-// fits.
+// Returns errors in units of budget / buckets, rounded up; buckets + 1 for one that never fits.
 std::vector<std::vector<int>> rounded_errors(const std::vector<LayerChoices>& layers, double budget,
                                              int buckets) {
   std::vector<std::vector<int>> out;
@@ -35,8 +34,7 @@ std::vector<std::vector<int>> rounded_errors(const std::vector<LayerChoices>& la
   return out;
 }
 
-// Returns the plan of least cost whose rounded errors sum to at most `limit`; empty if there is
-// none.
+// Returns the cheapest plan whose rounded errors sum to at most `limit`; empty if there is none.
 std::vector<size_t> solve(const std::vector<LayerChoices>& layers,
                           const std::vector<std::vector<int>>& errors, int limit) {
   const auto states = static_cast<size_t>(limit) + 1;
@@ -110,7 +108,7 @@ LayerPlan plan_layers(const std::vector<LayerChoices>& layers, const LayerPlanOp
   }
   if (plan.chosen.empty() || plan.error > plan.budget) return fall_back("no plan keeps the budget");
   if (uniform.error <= plan.budget && plan.cost > uniform.cost)
-    return fall_back("rounded errors leave nothing smaller");
+    return fall_back("with rounded errors no plan is smaller");
   return plan;
 }
 

@@ -1,7 +1,6 @@
 // QualityMeter: measures what compression does to the gradients of a step. The ranks also sum their
-// gradients and residuals densely, and compare the compressed sum with that. Costs two dense
-// exchanges, so it runs in some steps only
-// (--shadow).
+// gradients and residuals densely, and compare the compressed sum with that. This costs two dense
+// exchanges, so it is done in some steps only (--shadow).
 //
 //   QualityMeter meter(reducer);
 //   meter.before(bucket, comm, ledger);
@@ -39,7 +38,7 @@ class QualityMeter {
  public:
   explicit QualityMeter(CompressedReducer& reducer) : reducer_(reducer) {}
 
-  // Called directly before and after reduce(), on the same thread. Collective; booked as control
+  // Call these directly before and after reduce(), on its thread. Collective; booked as control
   // named "quality".
   void before(const GradientBucket& bucket, Communicator& comm, Ledger& ledger);
   void after(Communicator& comm, Ledger& ledger, bool accepted);
