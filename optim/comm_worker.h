@@ -26,17 +26,17 @@ namespace heddle {
 class CommWorker {
  public:
   // Starts the thread, in this Context, which must outlive the worker. Jobs compute with one OpenMP
-  // thread, because the learner's others are busy with backward.
+  // thread, because the learner's other threads are busy with backward.
   explicit CommWorker(Context& context);
   // Finishes the queue, unless a job has failed, and joins the thread.
   ~CommWorker();
   CommWorker(const CommWorker&) = delete;
   CommWorker& operator=(const CommWorker&) = delete;
 
-  // Queues a job and returns at once. Rethrows what an earlier job has thrown. From one thread.
+  // Queues a job and returns at once. Rethrows what an earlier job has thrown. For one thread only.
   void post(std::function<void()> job);
   // Waits until the queue is empty and no job runs. Rethrows the first exception of a job, in every
-  // call from then on; jobs after it are dropped. From the thread that posts.
+  // call from then on; later jobs are dropped. For the thread that posts.
   void drain();
 
  private:

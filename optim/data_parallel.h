@@ -1,6 +1,6 @@
-// DataParallelOptimizer: P learners train as one. Backward makes the gradients of the last layers
-// first; as soon as those of a bucket are final, a second thread sums them over the ranks and
-// updates their weights, while backward computes the gradients of the layers before:
+// DataParallelOptimizer: P learners train as one. Backward computes the gradients of the last
+// layers first; as soon as those of a bucket are final, a second thread sums them over the ranks
+// and updates their weights, while backward computes the gradients of earlier layers:
 //
 //   time           ------------------------------------------------------------------>
 //   main thread    | backward: layer 3 | layer 2          | layer 1        | wait |
@@ -10,9 +10,9 @@
 //
 // Buckets (optim/buckets.h) are views of the flat gradient buffer and are exchanged in the same
 // order on every rank. An exchange is a dense all-reduce, or what a Reducer makes of it. A weight
-// is updated when its sum is there and the last closure that reads it has returned (optimizer.h).
-// All ranks get the same sums, so their replicas stay equal bit for bit; overlap changes no bit
-// either.
+// is updated when its sum has arrived and the last closure that reads it has returned
+// (optimizer.h). All ranks get the same sums, so their replicas stay equal bit for bit; overlap
+// changes no bit either.
 //
 //   DataParallelOptimizer optimizer(store, make_sgd({.momentum = 0.9}), comm, {},
 //                                   {.bucket_bytes = 4 << 20});
@@ -21,8 +21,8 @@
 //                 [&](Parameter& p) { optimizer.weights_free(p); });
 //   optimizer.finish_step();
 //
-// With one rank and no reducer nothing is exchanged, and no thread is started. All functions are
-// for one thread, the one that runs backward, except set_control().
+// With one rank and no reducer nothing is exchanged, and no thread is started. Call all functions
+// except set_control() on the thread that runs backward.
 #pragma once
 
 #include <cstdint>
@@ -50,24 +50,24 @@ namespace heddle {
 class ExchangeProbes;
 
 struct DataParallelOptions {
-  int64_t bucket_bytes = 4 << 20;  // a bucket is complete when it holds so many bytes
+  int64_t bucket_bytes = 4 << 20;  // a bucket ends once it holds this many bytes
   bool overlap = true;             // false: exchanges begin when backward has ended; same bits
   bool broadcast = true;           // initial values are rank 0's; false: they are equal already
   int64_t check_every = 100;       // steps between two comparisons of the replicas; 0: never
   int64_t compress_start = 0;      // steps that are summed densely before the reducer is used
   // Clips each rank's own gradient before it is compressed: the norm of its mean over micro-steps
   // is limited to this times sqrt(ranks). Exchanges then wait for the end of backward. 0: no
-  // clipping. Lin et al. 2018 (arXiv 1712.01887, section 3.2) clip gradients that are divided by
-  // the number of ranks already, at threshold / sqrt(ranks).
+  // clipping. Lin et al. 2018 (arXiv 1712.01887, section 3.2) clip gradients that are already
+  // divided by the number of ranks, at threshold / sqrt(ranks).
   double local_clip = 0;
-  // SGD applies a gradient that a residual held back without momentum (see UpdateInput); false:
-  // with momentum, as a dense one (ScaleCom's algorithm 1).
+  // If a residual held a gradient back, SGD applies it at once, without momentum (UpdateInput);
+  // false: with momentum, like a dense one (ScaleCom's algorithm 1).
   bool residual_momentum = true;
-  // Lets set_control() and control() work, for ControlWords::kCount * 4 bytes more per step.
+  // Enables set_control() and control(), which cost ControlWords::kCount * 4 bytes per step.
   bool control_words = false;
 
   // Observes the exchanges (exchange_probes.h). false: totals() are zero, and the options below
-  // must have their defaults.
+  // must keep their defaults.
   bool probes = true;
   // Steps between two measurements of the compression's quality; 0: none. Needs a
   // CompressedReducer.
@@ -78,8 +78,7 @@ struct DataParallelOptions {
   // Chooses which buckets are compressed and which are joined, where chooser.every > 0. Needs a
   // CompressedReducer and no planner.
   ExchangeChooserOptions chooser = {};
-  // For tests: called with "ready" (main thread), "exchange" and "reduced" (worker thread), and the
-  // bucket's index.
+  // For tests: called with a bucket and "ready" (main thread), "exchange" or "reduced" (worker).
   std::function<void(const char*, int)> on_event = {};
 };
 
@@ -102,7 +101,7 @@ class DataParallelOptimizer {
   // Signals that backward will not read p.value again.
   void weights_free(Parameter& p);
   // Waits until every bucket is exchanged, finishes the update, and throws what an exchange has
-  // thrown. Gradients that this rank did not form count as zero; other ranks may have formed them.
+  // thrown. Gradients that this rank has not computed count as zero; other ranks may have them.
   StepReport finish_step();
 
   // A few numbers that the ranks sum with the gradients of each update, without a collective of
@@ -115,20 +114,19 @@ class DataParallelOptimizer {
   // `what` names the collectives in errors and, as control, in the ledger. Every rank calls this at
   // the same point of its program.
   void collective(const std::string& what, const std::function<void(Communicator&)>& call);
-  // Throws Error that names the first parameter whose values differ between ranks. Collective.
+  // Throws an Error that names the first parameter whose values differ between ranks. Collective.
   void check_replicas();
 
   int learners() const { return comm_.size(); }
-  // Returns the bytes that a rank sends in a step without compression: its share of a ring
-  // all-reduce.
+  // Returns the bytes that a rank sends in a dense step: its share of a ring all-reduce.
   int64_t dense_bytes() const;
   const Optimizer& optimizer() const { return optimizer_; }
   size_t buckets() const { return buckets_.size(); }
   // Totals of this rank over the run. totals() and ledger(): between steps only.
   struct Totals {
-    Traffic traffic;          // everything that the ranks sent each other
+    Traffic traffic;          // everything that this rank sent and received
     double exchange_s = 0;    // seconds that exchanges took, without the quality meter
-    double collective_s = 0;  // of these, in collectives
+    double collective_s = 0;  // of which in collectives
     double exposed_s = 0;     // seconds that the main thread waited for exchanges
     int64_t dense_steps = 0, compressed_steps = 0;
     int64_t dense_sent = 0, compressed_sent = 0;  // bytes of gradients, in these steps
@@ -150,8 +148,7 @@ class DataParallelOptimizer {
   State state();
   void restore(const State& state);
   NamedTensors named_state() const;
-  // Returns the quality meter's measurements since the last call, the same on all ranks; between
-  // steps.
+  // Returns the quality meter's new measurements, the same on all ranks. Between steps only.
   std::vector<LayerQuality> take_quality();
 
  private:
@@ -175,7 +172,7 @@ class DataParallelOptimizer {
   int accumulate_;
   std::unique_ptr<Reducer> reducer_;
   Buckets buckets_;
-  size_t next_ = 0;  // the first bucket that was not posted in this step
+  size_t next_ = 0;  // the first bucket not posted yet in this step
   int micro_step_ = 0;
   int64_t step_ = 0;
   Ledger ledger_;

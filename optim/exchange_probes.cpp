@@ -64,7 +64,7 @@ void ExchangeProbes::backward_ended() {
 }
 
 void ExchangeProbes::waited(double seconds) {
-  // Without the time of the quality meter, which runs between the exchanges.
+  // Leaves out the time of the quality meter, which runs between the exchanges.
   const double exposed = std::max(0.0, seconds - std::exchange(metered_s_, 0.0));
   totals_.exposed_s += exposed;
   explain("wait", "exchanges", [&] { return Figures{{"waited", exposed, Unit::seconds}}; });
@@ -79,7 +79,7 @@ void ExchangeProbes::step_ended(double lr) {
 
 // ---------------------------------------------------------------------------- the worker thread
 
-// Runs the quality meter outside of the time that the exchange counts.
+// Runs the quality meter, whose time does not count as the exchange's.
 template <class Call>
 void ExchangeProbes::meter(const Call& call) {
   const double begin = steady_seconds();
@@ -120,7 +120,7 @@ void ExchangeProbes::after(size_t index, bool finite) {
                    {finite ? "over the ranks" : "rejected: not finite", 0, Unit::none},
                    {"sent", to_double(sent), Unit::bytes},
                    {"took", seconds, Unit::seconds},
-                   {"of it in collectives", comm_seconds, Unit::seconds}};
+                   {"of which in collectives", comm_seconds, Unit::seconds}};
   });
 }
 

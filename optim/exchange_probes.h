@@ -1,8 +1,8 @@
 // ExchangeProbes: everything that observes the exchange of gradients, in one object that
-// DataParallelOptimizer can do without: clocks and byte totals, the trace's arrows, the
-// lines of --explain-step, events for tests, and the parts that measure and decide (quality meter,
-// exchange chooser, layer planner). Probes change no gradient; chooser and planner change the
-// reducer's settings and which buckets are joined, between steps.
+// DataParallelOptimizer can do without: clocks and byte totals, the trace's arrows, the lines of
+// --explain-step, events for tests, and the parts that measure and decide (quality meter, exchange
+// chooser, layer planner). Probes change no gradient; chooser and planner change the reducer's
+// settings and which buckets are joined, between steps.
 //
 //   main thread     begin_step  ready ready  posted ...  backward_ended  waited  step_ended
 //   worker thread                               before(0) after(0)  before(1) after(1) ...
@@ -31,10 +31,9 @@ class ExchangeProbes {
   using Collective = LayerPlanner::Collective;
 
   // All arguments except the options must outlive the probes. `reducer` is null for dense sums,
-  // `buckets` empty for a single learner. `run` runs a collective of the main thread: with a
+  // `buckets` empty for a single learner. `run` runs a collective for the main thread: with a
   // chooser, the constructor measures the network's latency by it. Throws InputError for a planner,
-  // a chooser or a meter with a reducer that compresses nothing, and for a planner together with a
-  // chooser.
+  // chooser or meter without a reducer that compresses, and for a planner together with a chooser.
   ExchangeProbes(const DataParallelOptions& options, const Buckets& buckets, Communicator& comm,
                  Ledger& ledger, Reducer* reducer, const Collective& run);
 
