@@ -116,7 +116,7 @@ Checkpoint open_checkpoint(const std::string& path) {
   const std::string manifest_path = path + "/" + kManifest;
   check(type_of(manifest_path) != fs::file_type::not_found, path, ": is not complete: ", kManifest,
         " is missing");
-  read_members(manifest_path + ": is no manifest of this program", [&] {
+  read_members(manifest_path + ": is not a manifest of this program", [&] {
     const nlohmann::json manifest = read_json(manifest_path);
     check_version(manifest, manifest_path);
     for (const auto& [name, entry] : manifest.at("files").items()) {
@@ -132,7 +132,7 @@ Checkpoint open_checkpoint(const std::string& path) {
 Checkpoint read_checkpoint(const std::string& path) {
   Checkpoint out;
   out.path = path;
-  read_members(out.file(kState) + ": is no state of this program", [&] {
+  read_members(out.file(kState) + ": is not a state of this program", [&] {
     out.state = read_json(out.file(kState));
     check_version(out.state, out.file(kState));
     out.step = out.state.at("step").get<int64_t>();

@@ -40,9 +40,9 @@ struct Checkpoint {
   std::string file(const std::string& name) const { return path + "/" + name; }
 };
 
-// Reads a checkpoint after checking every file against the manifest. Throws InputError that names
-// the first bad file: missing, of another size or content, or of an unknown version; Error for one
-// that cannot be read now (permission, input/output error) but may be intact.
+// Reads a checkpoint after checking every file against the manifest. Throws an InputError that
+// names the first bad file: missing, of another size or content, or of an unknown version; Error
+// for one that cannot be read now (permission, input/output error) but may be intact.
 Checkpoint open_checkpoint(const std::string& path);
 // Reads state.json only: for the other ranks, after one has checked all files.
 Checkpoint read_checkpoint(const std::string& path);

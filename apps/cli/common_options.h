@@ -137,12 +137,12 @@ std::string find_data(const std::string& data, const std::string& embedded);
 
 // Sets o.batch_size: `by_rule` unless --batch-size or --global-batch-size is given. Of the two, the
 // stronger source decides; within a file the global one, because a dumped configuration has both.
-// Throws InputError for both from another source, and for a global batch that is no multiple of the
-// number of learners times --accumulate.
+// Throws InputError for both from another source, and for a global batch that is not a multiple of
+// the number of learners times --accumulate.
 void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule);
 
-// The last part of resolve(): makes paths absolute (`embedded` is the --data that is no path), sets
-// defaults that do not depend on the data set, and throws InputError for contradictory flags.
+// The last part of resolve(): makes paths absolute (`embedded` is the --data that is not a path),
+// sets defaults that do not depend on the data set, and throws InputError for contradictory flags.
 void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embedded);
 
 // Returns whether a run trains. `use`: the given flag that uses trained weights, predict or

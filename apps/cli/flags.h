@@ -87,7 +87,7 @@ class FlagTable {
     Flag& flag = append(name, target, value, help);
     (rules(flag), ...);
   }
-  // Collects the arguments that are no flags into *words; without this call they are an error.
+  // Collects the arguments that are not flags into *words; without this call they are an error.
   void collect_words(std::vector<std::string>* words) { words_ = words; }
   // Returns the row of that name, to change it before parse().
   Flag& at(const std::string& name) { return flags_.at(index(name)); }

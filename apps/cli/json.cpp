@@ -12,7 +12,7 @@ void check_json_depth(std::string_view text, const std::string& where) {
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (c == '"') quoted = !quoted;
-    if (quoted && c == '\\') ++i;  // an escaped character ends no string
+    if (quoted && c == '\\') ++i;  // an escaped quote does not end the string
     if (quoted) continue;
     if (c == '[' || c == '{') ++depth;
     if (c == ']' || c == '}') --depth;

@@ -22,10 +22,10 @@ constexpr int kMaxJsonDepth = 100;
 // infinity, which JSON lacks, become null; bytes that are not UTF-8 are replaced.
 std::string json_line(const nlohmann::ordered_json& value);
 
-// Throws InputError that begins with `where` for text with more brackets open at once.
+// Throws an InputError that begins with `where` for text with more brackets open at once.
 void check_json_depth(std::string_view text, const std::string& where);
 
-// Returns read(), which takes values out of JSON. Throws InputError that begins with `where` for
+// Returns read(), which takes values out of JSON. Throws an InputError that begins with `where` for
 // one that is missing or has another type.
 template <class Read>
 auto read_members(const std::string& where, const Read& read) {
@@ -36,8 +36,8 @@ auto read_members(const std::string& where, const Read& read) {
   }
 }
 
-// Returns the value of the text. Throws InputError that begins with `where` for text that is no
-// JSON or is too deep.
+// Returns the value of the text. Throws an InputError that begins with `where` for text that is not
+// JSON or is nested too deeply.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& where) {
   check_json_depth(text, where);

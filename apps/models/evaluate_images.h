@@ -40,7 +40,7 @@ struct Guess {
 };
 
 // Returns the `count` most probable classes of an image file, best first. `prepare` is the
-// validation transform. Throws InputError for a file that is no image, and if the output is not
+// validation transform. Throws InputError for a file that is not an image, and if the output is not
 // finite.
 std::vector<Guess> predict(const ResNet& model, const std::string& file,
                            const Augmentation& prepare, Device device, int count);

@@ -16,7 +16,7 @@ int64_t columns(const WeightsFile& file, const std::string& name) {
   return file.has(name) && file.info(name).shape.rank() == 2 ? file.info(name).shape[1] : 0;
 }
 
-// Returns a token for an error, in quotes; bytes that are no text as numbers.
+// Returns a token for an error, in quotes; bytes that are not text as numbers.
 std::string show(const std::string& token) {
   const auto byte = static_cast<uint8_t>(token.empty() ? 0 : token[0]);
   const bool text = token.size() != 1 || (byte >= 0x20 && byte < 0x7f);

@@ -27,7 +27,7 @@ struct LmCard {
 };
 
 // Reads the card. Throws InputError for an invalid card, for one that contradicts the tensors, and
-// for a file that is no language model.
+// for a file that is not a language model.
 LmCard read_lm_card(const WeightsFile& file);
 
 // Returns the metadata that hold the card.
@@ -41,11 +41,11 @@ void save_lm(const std::string& path, const LstmLm& model, TextLevel level,
 
 // Returns the vocabulary as the card holds it.
 std::string format_vocabulary(const Vocabulary& vocabulary, TextLevel level);
-// Parses such a vocabulary. Throws InputError that begins with `where` for any other text.
+// Parses such a vocabulary. Throws an InputError that begins with `where` for any other text.
 Vocabulary parse_vocabulary(const std::string& text, const std::string& where);
 
-// Throws InputError that names the first difference unless both have the same tokens with the same
-// numbers.
+// Throws an InputError that names the first difference unless both have the same tokens with the
+// same numbers.
 void check_same_vocabulary(const Vocabulary& corpus, const std::string& corpus_name,
                            const Vocabulary& file, const std::string& file_name);
 

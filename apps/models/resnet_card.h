@@ -29,7 +29,7 @@ struct ResnetCard {
 // Reads the card. If a file has no metadata (from PyTorch), the card is inferred: the architecture
 // from the blocks of its stages, the stem from conv1's kernel, and the image size from the stem:
 // the imagenet stem was published with 224 pixels, the other with 32. Throws InputError for a file
-// that is no residual network.
+// that is not a residual network.
 ResnetCard read_resnet_card(const WeightsFile& file);
 
 // torchvision's transform, with which files without metadata were trained, and which validates

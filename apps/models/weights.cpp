@@ -33,7 +33,7 @@ std::string hint_for(const std::string& name, const std::map<std::string, std::s
   return "";
 }
 
-// Describes a file that is no safetensors file, and says what to do; empty if it is unknown.
+// Describes a file that is not a safetensors file, and says what to do; empty if it is unknown.
 std::string describe_other(const std::string& path) {
   const InputFile file(path);
   std::string head(static_cast<size_t>(std::min<int64_t>(file.size(), 64)), '\0');

@@ -21,7 +21,7 @@ namespace heddle {
 class WeightsFile {
  public:
   // `path` is a file or a run folder; `head` the name of the last layer, empty: fc. Throws
-  // InputError, which says what the file is and what to do if it is no safetensors file.
+  // InputError, which says what the file is and what to do if it is not a safetensors file.
   explicit WeightsFile(const std::string& path, const std::string& head = "");
 
   const std::string& path() const { return file_.path(); }
@@ -43,8 +43,8 @@ class WeightsFile {
 // Fills tensors from a file, which must hold exactly these names; floating types become f32. A
 // tensor that is listed twice (tied weights) must be equal in the file. Batch counts that older
 // files lack keep their values. `hints`: by the beginning of a name, the probable reason for
-// another shape. Throws InputError that names the first tensor that is missing, unknown, of another
-// shape or unequal; nothing is changed then.
+// another shape. Throws an InputError that names the first tensor that is missing, unknown, of
+// another shape or unequal; nothing is changed then.
 void load_weights(const WeightsFile& file,
                   const std::vector<std::pair<std::string, Tensor>>& tensors,
                   const std::map<std::string, std::string>& hints = {});

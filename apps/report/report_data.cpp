@@ -41,7 +41,7 @@ Json score_of(const Json& line, const std::string& split) {
 
 // Returns the line. Throws Error unless its member `key` is an object of objects.
 const Json& object_with(const Json& line, const char* key) {
-  if (!line[key].is_object()) throw Error(concat("\"", key, "\" is no object"));
+  if (!line[key].is_object()) throw Error(concat("\"", key, "\" is not an object"));
   for (const Json& value : line[key])
     if (!value.is_object()) throw Error(concat("\"", key, "\" holds something other than objects"));
   return line;

@@ -15,12 +15,12 @@
 namespace heddle {
 
 // Returns the figures. `cells`: the most cells of a map, which has at least one column. Runs of the
-// same name are named by their folders. Throws InputError for a file that is no trace.
+// same name are named by their folders. Throws InputError for a file that is not a trace.
 RunRecord::Json report_json(std::vector<RunRecord> runs, int64_t cells);
 
 // Returns one whole step of the first rank from the trace of `run`: ranges by track and the arrows
-// that follow buckets of gradients, in seconds since the step began; null without a
-// trace. Throws InputError for a file that is no trace.
+// that follow buckets of gradients, in seconds since the step began; null without a trace. Throws
+// InputError for a file that is not a trace.
 RunRecord::Json timeline_json(const RunRecord& run);
 
 // Returns `value` with seven significant digits, or null if it is not finite.

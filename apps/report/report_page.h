@@ -17,7 +17,7 @@ namespace heddle {
 constexpr size_t kMaxReportRuns = 8;         // as many as there are colours
 constexpr size_t kMaxReportBytes = 1900000;  // for a larger page, maps get fewer columns
 
-// Returns the page. Throws InputError for no runs, for too many, and for a file that is no trace.
+// Returns the page. Throws InputError for no runs, too many, and a file that is not a trace.
 std::string report_page(const std::vector<RunRecord>& runs);
 
 // Returns a part of the page that the build has embedded: "report.html", "report.css", "report.js",

@@ -33,7 +33,7 @@ struct Events {
   std::map<std::string, std::vector<Point>> arrows;  // by id, each in the order of time
 };
 
-// Reads the events of the first rank. Throws nlohmann::json::exception for what is no trace.
+// Reads the events of the first rank. Throws nlohmann::json::exception for anything but a trace.
 Events read_events(const nlohmann::json& trace) {
   Events out;
   std::map<int64_t, std::string> names;

@@ -27,8 +27,8 @@ struct ExchangePlan {
 ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store);
 
 // Makes the optimizer of a learner. Logs what is compressed and from which step on, and writes
-// layer plans and choices to the folder. `others`: settings that are no options. The arguments must
-// outlive the optimizer. Throws as plan_exchange().
+// layer plans and choices to the folder. `others`: settings that are not options. The arguments
+// must outlive the optimizer. Throws as plan_exchange().
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
                                      Communicator& comm, const StepPlan& plan,
                                      const RunOutput& output = {},

@@ -139,7 +139,7 @@ void apply_layer_plan(const CommonOptions& o, const ParameterStore& store, int l
                       CompressedReducer& reducer) {
   const std::string where = "--plan " + o.plan + ": ";
   std::map<std::string, double> settings;
-  read_members(where + "is no plan", [&] {
+  read_members(where + "is not a plan", [&] {
     const auto plan = parse_json(read_text_file(o.plan), "--plan " + o.plan);
     const auto family = plan.at("family").get<std::string>();
     check(family == reducer.name(), where, "is for --compress ", printable(family), ", not ",

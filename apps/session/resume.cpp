@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns summary, validation and test of a complete run as JSON; "" for any other folder.
+// Returns a complete run's summary, validation and test as JSON; "" for any other folder.
 std::string finished_lines(const CommonOptions& o, const std::string& config, bool best) {
   std::error_code none;
   const std::string at = o.output_dir + "/";
@@ -63,12 +63,11 @@ std::string path_to_resume(const CommonOptions& o) {
         "/checkpoints away to train from the first step");
   check(automatic || found.newest, "--resume ", o.resume, ": no checkpoint there");
   if (!found.newest)
-    say(o, "--resume auto: no checkpoint in " + folder + ", starts from the first step");
+    say(o, "--resume auto: no checkpoint in " + folder + ", starting from the first step");
   return found.newest ? found.newest->path : "";
 }
 
-// Throws InputError for a flag that names a step after the last one: before a long run rather than
-// after it.
+// Throws InputError for a flag that names a step after the last: before a long run, not after it.
 void check_steps_to_show(const CommonOptions& o, int64_t last) {
   check(o.explain_step <= last, "--explain-step ", o.explain_step, ": this run ends with step ",
         last);
@@ -89,7 +88,7 @@ void check_same_run(const CommonOptions& o, const nlohmann::ordered_json& identi
         "; --resume-anyway drops the residuals");
 }
 
-// Returns the path of the checkpoint to resume from; "" for the first step.
+// Returns the path of the checkpoint to resume from; "" to start from the first step.
 std::string path_for_all(const CommonOptions& o, Communicator& comm) {
   if (o.resume.empty()) return "";
   comm.set_tag("resume");
