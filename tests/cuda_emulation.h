@@ -1,10 +1,10 @@
-// Runs CUDA kernels on the CPU, so that their code is tested without a GPU. Blocks run
-// one after the other; the threads of a block are fibers that switch at __syncthreads. Include
-// this first, then the .cu files: their functions come out in namespace heddle::emulated and work
-// on host tensors. Kernels may use what core/launch.h says and nothing else.
+// Runs CUDA kernels on the CPU, so that their code is tested without a GPU. Blocks run one after
+// the other; the threads of a block are fibers that switch at __syncthreads. Include this first,
+// then the .cu files: their functions end up in namespace heddle::emulated and work on host
+// tensors. Kernels may use what core/launch.h allows and nothing else.
 //
-// With HEDDLE_SIMULATED_GPU the functions come out in heddle::cuda instead, and a kernel is put on
-// the stream of a simulated GPU (tests/simulated_gpu), which runs it when it gets to it.
+// With HEDDLE_SIMULATED_GPU the functions end up in heddle::cuda instead, and a kernel is queued on
+// the stream of a simulated GPU (tests/simulated_gpu), which runs it when its turn comes.
 #pragma once
 
 #include <ucontext.h>

@@ -121,7 +121,7 @@ struct FakeRun {
   }
 
   // Two passes forward and backward of rank 0, each with an exchange whose compressor has two
-  // phases, and an arrow to one; memory and a note, which are no ranges.
+  // phases, and an arrow to one; memory and a note, which are not ranges.
   static std::string trace() {
     const auto range = [](int track, double begin, double length, const char* name) {
       return concat("{\"name\":\"", name, "\",\"ph\":\"X\",\"pid\":0,\"tid\":", track,

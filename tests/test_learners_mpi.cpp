@@ -1,5 +1,5 @@
 // Learners under mpirun and as threads of one process: the same weights, bit for bit, with every
-// algorithm of compression, overlapped with backward.
+// compression algorithm, overlapped with backward.
 //   mpirun -n 3 test_learners_mpi
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>

@@ -95,8 +95,8 @@ TEST_CASE("generation: repeats by seed, and continues from the whole prompt") {
   further.insert(further.end(), greedy.begin(), greedy.begin() + 8);
   const auto rest = continue_text(net.model, further, {.tokens = 12, .temperature = 0});
   CHECK(rest == std::vector<int32_t>(greedy.begin() + 8, greedy.end()));
-  // The first token follows the prompt as a whole, also if only one token of it remains
-  // for the last window.
+  // The first token follows the whole prompt, even if only one token of it remains for the last
+  // window.
   const std::vector<int32_t> text = some_text(66, 5), long_prompt(text.begin(), text.end() - 1);
   const TokenBatches whole(text, {.batch_size = 1, .bptt = 65});
   Tape tape({.training = false});

@@ -84,7 +84,7 @@ TEST_CASE("learners: a non-finite gradient on one rank is applied on none, compr
           if (step == 1 && way > 0 && net.store.values().to_vector() != all)
             throw Error("a part was applied");
           for (float v : net.store.values().to_vector())
-            if (!std::isfinite(v)) throw Error("weights that are no numbers");
+            if (!std::isfinite(v)) throw Error("weights that are not finite");
         }
         optimizer.check_replicas();
         values[static_cast<size_t>(comm.rank())] = net.store.values().to_vector();

@@ -20,8 +20,8 @@ using namespace heddle;
 TEST_CASE("training log: the gradients of one step are dumped as before the exchange") {
   Context context;
   const TempFolder temp;
-  std::map<std::string, std::vector<double>>
-      seen;  // of the first rank, when its second update's gradients were complete
+  // Gradients of the first rank, when those of its second update were complete.
+  std::map<std::string, std::vector<double>> seen;
   expect_none(run_ranks(2, [&](Communicator& comm) {
     CommonOptions o;
     o.quiet = true;

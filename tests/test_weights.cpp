@@ -1,4 +1,4 @@
-// Weights files of other programs, files that are none, and pictures, which --predict and
+// Weights files of other programs, files that hold no weights, and images, which --predict and
 // --evaluate prepare in the same way.
 #include <doctest/doctest.h>
 
@@ -104,7 +104,7 @@ TEST_CASE("weights: tensors determine architecture, stem and image size; metadat
                  "metadata resize: expected a number from 1 to 16"));
 }
 
-TEST_CASE("weights: an error says what a file is that has no weights of this program") {
+TEST_CASE("weights: an error describes a file that has no weights of this program") {
   const Context context({.threads = 1});
   const TempFolder temp;
   const auto said = [&](const std::string& name, const std::string& content) {
@@ -152,7 +152,7 @@ TEST_CASE("weights: evaluation uses the file's card, training the data's") {
   CHECK(evaluated.class_count == 1000);
   CHECK(evaluated.resize == kFolderResize);
   CHECK(evaluated.normalization.mean == loaded.normalization.mean);
-  loaded.classes = {"a", "b"};  // named: they would have to be the data's
+  loaded.classes = {"a", "b"};  // with names, the classes must be the data's
   CHECK(make_card(o, loaded, shapes.set.get(), false).class_count == 10);
   const ResnetCard alone = make_card(o, ResnetCard(), nullptr, false);
   CHECK(alone.normalization.mean == kImageNet.mean);

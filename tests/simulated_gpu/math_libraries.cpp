@@ -42,8 +42,7 @@ float weighted(float beta, const void* p, bool half, int64_t i) {
 
 }  // namespace
 
-// -------------------------------------------------------------------------------------------
-// cuBLAS
+// ----------------------------------------------------------------------------------------- cuBLAS
 struct cublasContext {
   cudaStream_t stream = nullptr;
   bool workspace = false;  // of the caller
@@ -123,8 +122,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transpose_a
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// --------------------------------------------------------------------------------------------
-// cuDNN
+// ------------------------------------------------------------------------------------------ cuDNN
 struct cudnnFilterStruct : Block {};
 struct cudnnConvolutionStruct {
   int64_t padding = 0, stride = 1, groups = 1;

@@ -163,8 +163,7 @@ void put_kernel(Stream* stream, std::function<void(bool)> run) {
 
 using namespace simulated;
 
-// ------------------------------------------------------------------------------------------
-// devices
+// ---------------------------------------------------------------------------------------- devices
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = devices();
   return say(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
@@ -241,8 +240,7 @@ const char* cudaGetErrorString(cudaError_t error) {
   }
 }
 
-// -------------------------------------------------------------------------------------------
-// memory
+// ----------------------------------------------------------------------------------------- memory
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   const auto held = lock();
   Machine& m = machine();
