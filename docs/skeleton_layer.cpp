@@ -1,7 +1,7 @@
 // A layer to copy: y = slope * x where x < 0, x elsewhere (PReLU, He et al. 2015), with one learned
 // slope. It shows what every layer of heddle has: a function that computes forward and records its
 // backward, a small class that owns the parameters, and a gradient check. A real layer's kernels
-// stand in a .cu file (layers/activation.cu) and run on both devices; the loops here are CPU only.
+// are in a .cu file (layers/activation.cu) and run on both devices; the loops here are CPU only.
 // Compiled and run by the tests.
 #include <doctest/doctest.h>
 
@@ -45,7 +45,7 @@ Var prelu(Tape& tape, const Var& x, Parameter& slope) {
     gradient = (beta == 0.0f ? 0.0f : gradient) + static_cast<float>(sum);
     pass.contributed(slope);
     if (!x.needs_grad()) return;
-    const Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy);  // in place only in memory of ours
+    const Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy);  // in place if nobody shares it
     const float a = slope.value.data<float>()[0];
     parallel_for(dx.size(), 8192, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) dx.data<float>()[i] = in[i] < 0.0f ? a * d[i] : d[i];
