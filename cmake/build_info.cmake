@@ -1,5 +1,5 @@
 # Writes OUTPUT, a source file with what run.json says about the build; runs at every build and
-# leaves the file alone when nothing changed. Results of ./run reproduce make no revision dirty.
+# leaves the file alone if nothing has changed. Results of ./run reproduce do not count as changes.
 execute_process(COMMAND git -C ${SOURCE_DIR} describe --always --abbrev=12 --exclude=*
   OUTPUT_VARIABLE REVISION OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
 execute_process(COMMAND git -C ${SOURCE_DIR} diff --quiet HEAD -- . :!docs/results.jsonl

@@ -1,6 +1,6 @@
-# Files within the program. The assembler reads their bytes (.incbin), since string literals of this
-# size are not promised to work. A change of one of them assembles them anew (ccache leaves files
-# with .incbin alone).
+# Embeds files in the program. The assembler reads their bytes (.incbin), since string literals of
+# this size are not guaranteed to work. If one of the files changes, all are assembled again (ccache
+# leaves sources with .incbin alone).
 
 # heddle_embed_files(OUTPUT FUNCTION NAMES… PATHS…): writes OUTPUT, a source file that defines
 # heddle::FUNCTION(), a list of EmbeddedFile (data/text.h), with a name for each path.
@@ -55,13 +55,13 @@ const std::vector<EmbeddedFile>& @function@() {
 
 }  // namespace heddle
 ]])
-  # By itself: what a file depends on is not asked of several that are compiled as one.
+  # Kept out of unity builds, which would lose track of the files that this source depends on.
   set_source_files_properties(${output} PROPERTIES OBJECT_DEPENDS "${ARG_PATHS}"
     SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
-# heddle_embed_sources(OUTPUT FOLDER…): embedded_sources(), the *.h, *.cpp and *.cu files in these
-# folders, without those deeper in tests/.
+# heddle_embed_sources(OUTPUT FOLDER…): writes OUTPUT, which defines embedded_sources(): the *.h,
+# *.cpp and *.cu files in these folders, except those in subfolders of tests/.
 function(heddle_embed_sources output)
   set(patterns "")
   foreach(folder ${ARGN})
@@ -71,7 +71,7 @@ function(heddle_embed_sources output)
   endforeach()
   file(GLOB_RECURSE files RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${patterns})
   list(FILTER files EXCLUDE REGEX "^tests/.*/")
-  list(FILTER files EXCLUDE REGEX "/\\.")  # locks and backups of editors
+  list(FILTER files EXCLUDE REGEX "/\\.")  # editors' locks and backups
   list(SORT files)
   set(paths ${files})
   list(TRANSFORM paths PREPEND ${PROJECT_SOURCE_DIR}/)
