@@ -11,6 +11,7 @@ void add(Ledger::Entry& into, const Ledger::Entry& from) {
   into.payload += from.payload;
   into.sent += from.sent;
   into.received += from.received;
+  into.counted += from.counted;
 }
 
 // Returns the share of `bytes` for the interval [begin, end) of `total`; the shares of intervals
@@ -43,9 +44,10 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
     if (even) total = std::ssize(parts);
     for (const PayloadPart& part : parts) {
       const int64_t end = begin + (even ? 1 : part.bytes);
+      const int64_t payload = again ? 0 : part.bytes;
       add(entries_[{part.layer, part.kind}],
-          {again ? 0 : part.bytes, share(sent, begin, end, total),
-           share(received, begin, end, total)});
+          {payload, share(sent, begin, end, total), share(received, begin, end, total),
+           part.counted < 0 ? payload : part.counted});
       begin = end;
     }
     const auto figures = [&] {

@@ -27,6 +27,8 @@ struct PayloadPart {
   std::string layer;  // a parameter's name; for control, its purpose
   PayloadKind kind;
   int64_t bytes;  // of the payload, which may travel several times
+  // Bytes of values as the algorithm's paper counts them, for ratio_layers; -1: as they are.
+  int64_t counted = -1;
 };
 
 class Ledger {
@@ -43,6 +45,7 @@ class Ledger {
   struct Entry {
     int64_t payload = 0;             // bytes, counted once per collective
     int64_t sent = 0, received = 0;  // bytes of this rank on the wire
+    int64_t counted = 0;             // the payload's, as in PayloadPart
   };
   const std::map<std::pair<std::string, PayloadKind>, Entry>& entries() const { return entries_; }
   // Returns the seconds spent in collectives that carried gradients, by the communicator's clock.

@@ -93,18 +93,18 @@ Messages gather_messages(Exchange& e, const std::vector<MessagePart>& parts, int
   const Tensor message = Tensor::empty_on(e.device, {most}, DType::u8);
   std::vector<PayloadPart> booked;
   int64_t length = 0;
-  const auto append = [&](const std::string& name, PayloadKind kind, const Tensor& data) {
-    const Tensor part = message.slice(length, length + data.bytes());
-    HEDDLE_DISPATCH(e.device, copy_bytes(data.to(e.device), part));
-    length += data.bytes();
-    booked.push_back({name, kind, data.bytes()});
+  const auto append = [&](const MessagePart& part) {
+    const Tensor to = message.slice(length, length + part.data.bytes());
+    HEDDLE_DISPATCH(e.device, copy_bytes(part.data.to(e.device), to));
+    length += part.data.bytes();
+    booked.push_back({part.layer, part.kind, part.data.bytes(), part.counted});
   };
   {
     const TraceRange range("compress", "join parts");
     const Tensor flag = Tensor::empty_on(Device{}, {1}, DType::u8);
     *flag.data<uint8_t>() = e.finite ? 0 : 1;
-    append("flag", PayloadKind::control, flag);
-    for (const MessagePart& part : parts) append(part.layer, part.kind, part.data);
+    append({"flag", PayloadKind::control, flag});
+    std::ranges::for_each(parts, append);
     message.slice(length, most).fill_zero();
   }
   Messages all{{}, std::vector<int64_t>(to_size(ranks), length), true};

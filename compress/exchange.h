@@ -69,6 +69,7 @@ struct MessagePart {
   std::string layer;  // as in PayloadPart
   PayloadKind kind;
   Tensor data;
+  int64_t counted = -1;  // as in PayloadPart
 };
 
 // The messages of all ranks.

@@ -7,6 +7,7 @@ namespace heddle {
 // One line for each algorithm, which its file defines.
 std::unique_ptr<Reducer> make_dense(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_cast(const ReducerSetup& setup);
+std::unique_ptr<Reducer> make_adacomp(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_top_k(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_random_k(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_scalecom(const ReducerSetup& setup);
@@ -25,6 +26,11 @@ const std::vector<Family>& families() {
        {kDensity, {.name = "indices", .initial = 0, .words = {"delta", "plain"}}, kRamp},
        make_top_k},
       {"randomk", {kDensity, kRamp}, make_random_k},
+      {"adacomp",
+       {{.name = "bin", .initial = 0, .low = 2, .high = 16384, .whole = true, .words = {"auto"}},
+        {.name = "factor", .initial = 2, .low = 1, .high = 8},
+        {.name = "scale", .initial = 0, .words = {"layer", "bin"}}},
+       make_adacomp},
       {"scalecom",
        {{.name = "rate", .initial = 100, .low = 1, .high = 1e6, .whole = true, .words = {"auto"}},
         {.name = "beta", .initial = 1, .low = 0.001, .high = 1},

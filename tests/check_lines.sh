@@ -9,7 +9,7 @@ base=${1:-}
 long=450
 budgets=(  # NUMBER lines|code FOLDER…
   '12050 code core layers data comm optim'
-  '3790 code compress'
+  '4120 code compress'
   '13230 lines apps'
 )
 

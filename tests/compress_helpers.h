@@ -109,6 +109,8 @@ inline const std::vector<std::string> kAllSpecs = {"none",
                                                    "randomk:density=0.02",
                                                    "scalecom:rate=50",
                                                    "scalecom:rate=30,beta=0.3,select=exact",
+                                                   "adacomp:bin=50",
+                                                   "adacomp:bin=30,scale=bin",
                                                    "qsgd:bits=4,bucket=64",
                                                    "qsgd:bits=3,rounding=nearest",
                                                    "powersgd:rank=2"};

@@ -38,6 +38,7 @@ KNOWN = {
     'compress': ['none', 'bf16', 'fp16', 'topk:density=0.1', 'topk:density=0.01,indices=delta',
                  'randomk:density=0.1', 'scalecom:rate=10', 'scalecom:rate=auto',
                  'scalecom:rate=4,beta=0.3,select=exact', 'qsgd:bits=4,bucket=64', 'powersgd:rank=2',
+                 'adacomp', 'adacomp:bin=20,scale=bin', 'adacomp:bin=1',
                  'auto', 'auto:topk', 'scalecom:rate=0', 'topk:density', 'qsgd:bits=40,', ':', 'topk:'],
     'lgreco': ['alpha=1', 'every=2', 'every=epoch,window=1', 'objective=time', 'every=0', 'window='],
     'net': ['1gbit,1ms', '100mbit,1ms,jitter=1ms', '1gbit', '-1gbit,1ms', 'gbit'],

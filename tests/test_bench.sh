@@ -43,6 +43,8 @@ topk:density=0.01,indices=delta,ramp=0         50   53     44   49     0.5    0.
 randomk:density=0.01,ramp=0                    50   53     50   53     0.95   1
 scalecom:rate=100,beta=1,select=chunk,ramp=0   50   53     45   49     0.5    0.99
 scalecom:rate=100,beta=1,select=exact,ramp=0   50   53     40   44     0.5    0.99
+adacomp:bin=auto,factor=2,scale=layer          5    45     5    60     0.3    0.99
+adacomp:bin=auto,factor=2,scale=bin            5    45     5    55     0.3    0.99
 qsgd:bits=2,bucket=512,rounding=stochastic  13 16   13   16     0.5    10
 qsgd:bits=4,bucket=512,rounding=stochastic  7  8    7    8      0.1    2
 qsgd:bits=8,bucket=512,rounding=stochastic  3.8 4   3.8  4      0.005  0.1

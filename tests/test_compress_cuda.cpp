@@ -103,6 +103,26 @@ TEST_CASE("CUDA codecs: the k largest of all") {
   for (int32_t i = 0; i < 70; ++i) CHECK(found.data<int32_t>()[i] == i);
 }
 
+TEST_CASE("CUDA codecs: AdaComp's selection") {
+  Context context;
+  for (const int64_t n : {1, 5, 4095, 4097, 30000})
+    for (const int64_t bin : {1, 3, 50, 4096, 40000})
+      for (const float ahead : {0.0f, 0.5f, 1.0f}) {
+        CAPTURE(n);
+        CAPTURE(bin);
+        const Tensor old = hard_values(n, false), x = old.clone();
+        for (int64_t i = 0; i < n; i += 2) x.data<float>()[i] += old.data<float>()[(i + 7) % n];
+        const Tensor largest = places_like((n + bin - 1) / bin);
+        cpu::largest_of_chunks(x, bin, true, places_like(largest.size()), largest);
+        const Tensor expected = cpu::select_active(x, old, ahead, bin, largest);
+        CHECK(same_bytes(emulated::select_active(x, old, ahead, bin, largest), expected));
+        if (bin < n) CHECK(expected.size() > 0);
+      }
+  const Tensor zeros = Tensor::zeros({5000}), none = Tensor::zeros({100}, DType::i32);
+  CHECK(emulated::select_active(zeros, zeros, 1, 50, none).size() == 0);
+  CHECK(cpu::select_active(zeros, zeros, 1, 50, none).size() == 0);
+}
+
 TEST_CASE("CUDA codecs: indices as bits, round trip") {
   Context context;
   struct Form {

@@ -31,6 +31,8 @@ constexpr const char* kSpecs[] = {"none",
                                   "scalecom:rate=3",
                                   "scalecom:rate=30,beta=0.3,select=exact",
                                   "scalecom:rate=auto",
+                                  "adacomp:bin=50",
+                                  "adacomp:bin=3,scale=bin",
                                   "qsgd:bits=4,bucket=64",
                                   "qsgd:bits=3,rounding=nearest"};
 

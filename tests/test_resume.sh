@@ -64,6 +64,7 @@ grep -q '"step":126,.*"lr":1[.,]' plateau126/metrics.jsonl && grep -q '"step":12
     sed 's/.*"loss":\([^,]*\).*/\1/')" ] || fail "plateau: $(cat plateau126.json)"
 continues powersgd 28 "${text[@]}" --save-every 7 "${three[@]}" powersgd:rank=2 "${planned[@]}" every=10,window=4,budget=accordion
 continues qsgd 28 "${text[@]}" --save-every 14 "${three[@]}" qsgd:bits=4
+continues adacomp 28 "${text[@]}" --save-every 7 "${three[@]}" adacomp:bin=50 "${planned[@]}" every=10,window=4
 continues topk 28 "${text[@]}" --save-every 14 "${three[@]}" topk:density=0.05 --optimizer adam --lr 0.01 --accumulate 2 --clip-grad-norm 1
 
 # ------------------------------------------------------------------------------------- signals

@@ -27,7 +27,7 @@ DataParallelOptimizer::State some_state() {
   state.totals = {.traffic = {1, 2, 3}, .exchange_s = 0.1, .collective_s = 1e-300, .exposed_s = 7};
   state.totals.dense_steps = 4;
   state.totals.rejected = 9;
-  state.ledger[{"a.weight", PayloadKind::indices}] = {5, 6, 7};
+  state.ledger[{"a.weight", PayloadKind::indices}] = {5, 6, 7, 8};
   state.settings = {{"a.weight", 0.1}};
   LayerPlannerState planner;
   planner.due = 50;
@@ -276,6 +276,10 @@ TEST_CASE("training state: invalid numbers are refused") {
   CHECK(refused("/steps", "many"));
   CHECK(refused("/totals", {1, 2}));
   CHECK(refused("/ledger/0/1", 4));
+  nlohmann::json older = good;  // without the count of the algorithm's paper
+  older["ledger"][0].erase(5);
+  CHECK(parse_exchange(older).ledger.at({"a.weight", PayloadKind::indices}).counted == 5);
+  CHECK(parse_exchange(good).ledger.at({"a.weight", PayloadKind::indices}).counted == 8);
   CHECK(refused("/ledger/0", {"a"}));
   CHECK(refused("/settings/a.weight", "fine"));
   CHECK(refused("/planner/current/0", 2));

@@ -35,6 +35,7 @@ constexpr size_t kWarmUp = 5;  // calls, during which PowerSGD's factors converg
 const std::vector<std::string> kSpecs = {"bf16",           "fp16",
                                          "topk",           "randomk",
                                          "scalecom",       "scalecom:select=exact",
+                                         "adacomp",        "adacomp:scale=bin",
                                          "qsgd:bits=2",    "qsgd:bits=4",
                                          "qsgd:bits=8",    "powersgd:rank=2",
                                          "powersgd:rank=4"};

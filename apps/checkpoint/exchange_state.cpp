@@ -117,8 +117,8 @@ void read_array(const nlohmann::json& array, const std::tuple<Fields&...>& field
 Json exchange_json(const DataParallelOptimizer::State& state) {
   Json ledger = Json::array();
   for (const auto& [key, entry] : state.ledger)
-    ledger.push_back(
-        {key.first, static_cast<int>(key.second), entry.payload, entry.sent, entry.received});
+    ledger.push_back({key.first, static_cast<int>(key.second), entry.payload, entry.sent,
+                      entry.received, entry.counted});
   Json json = {{"steps", state.steps},
                {"totals", counts_of(state.totals)},
                {"seconds", seconds_of(state.totals)},
@@ -137,7 +137,8 @@ DataParallelOptimizer::State parse_exchange(const nlohmann::json& json) {
     const int kind = entry.at(1).get<int>();
     check(kind >= 0 && kind <= static_cast<int>(PayloadKind::control), "ledger: kind ", kind);
     state.ledger[{entry.at(0).get<std::string>(), static_cast<PayloadKind>(kind)}] = {
-        entry.at(2).get<int64_t>(), entry.at(3).get<int64_t>(), entry.at(4).get<int64_t>()};
+        entry.at(2).get<int64_t>(), entry.at(3).get<int64_t>(), entry.at(4).get<int64_t>(),
+        entry.at(entry.size() > 5 ? 5 : 2).get<int64_t>()};  // 5 is younger than the format
   }
   state.settings = json.at("settings").get<std::map<std::string, double>>();
   if (json.contains("planner")) state.planner = parse_planner(json["planner"]);

@@ -40,7 +40,7 @@ Ratios ratios(const DataParallelOptimizer& optimizer, const ParameterStore& stor
     const auto entry = optimizer.ledger().entries().find({p.name, PayloadKind::values});
     if (entry == optimizer.ledger().entries().end()) continue;
     const double dense = static_cast<double>(p.size()) * 4;
-    const double sent = (static_cast<double>(entry->second.payload) -
+    const double sent = (static_cast<double>(entry->second.counted) -
                          dense * static_cast<double>(totals.dense_steps)) /
                         steps;
     dense_all += dense;

@@ -26,6 +26,12 @@ HEDDLE_HD constexpr uint32_t magnitude_of_key(uint64_t key) {
 }
 HEDDLE_HD constexpr uint32_t index_of_key(uint64_t key) { return ~static_cast<uint32_t>(key); }
 
+// Returns whether AdaComp sends an element of a bin whose largest magnitude is `largest`
+// (sparse_kernels.h). If the gradient x - old is zero, x is compared as it is, without rounding.
+HEDDLE_HD inline bool is_active(float x, float old, float ahead, uint32_t largest) {
+  return x != 0 && magnitude(x + ahead * (x - old)) >= largest;
+}
+
 // Returns the largest magnitude of n elements; 0 for none.
 inline uint32_t largest_magnitude(const float* x, int64_t n) {
   uint32_t largest = 0;

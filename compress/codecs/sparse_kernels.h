@@ -18,6 +18,10 @@ namespace heddle {
 //   (ceil(n / chunk)).
 // largest_of_chunks: writes the same for x; `numbers`: NaN counts as zero.
 // select_top: writes the indices (k) of the k largest |x|, ascending, as in select.h.
+// select_active: returns the indices (k) i32, ascending, of AdaComp's elements to send: those of x
+// (n)
+//   that are not zero and where |x + ahead * (x - old)| is at least the largest |x| of their bin,
+//   which `magnitudes` (bins) has; old (n) is the residual that x contains.
 // encode_indices, decode_indices: as in IndexCode. For an index beyond the layer the CPU throws
 //   Error; CUDA returns it, and gather() turns it into NaN.
 // gather: values[j] = x[indices[j]]; NaN for an index beyond x, which no intact message holds.
@@ -31,6 +35,8 @@ void add_and_swap(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor&
 void largest_of_chunks(const Tensor& x, int64_t chunk, bool numbers, const Tensor& indices,
                        const Tensor& magnitudes);
 void select_top(const Tensor& x, int64_t k, const Tensor& indices);
+Tensor select_active(const Tensor& x, const Tensor& old, float ahead, int64_t bin,
+                     const Tensor& magnitudes);
 void encode_indices(const IndexCode& code, const Tensor& indices, const Tensor& bytes);
 Tensor decode_indices(const IndexCode& code, const Tensor& bytes);
 void gather(const Tensor& x, const Tensor& indices, const Tensor& values);
@@ -47,6 +53,8 @@ void add_and_swap(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor&
 void largest_of_chunks(const Tensor& x, int64_t chunk, bool numbers, const Tensor& indices,
                        const Tensor& magnitudes);
 void select_top(const Tensor& x, int64_t k, const Tensor& indices);
+Tensor select_active(const Tensor& x, const Tensor& old, float ahead, int64_t bin,
+                     const Tensor& magnitudes);
 void encode_indices(const IndexCode& code, const Tensor& indices, const Tensor& bytes);
 Tensor decode_indices(const IndexCode& code, const Tensor& bytes);
 void gather(const Tensor& x, const Tensor& indices, const Tensor& values);

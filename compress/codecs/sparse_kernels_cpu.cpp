@@ -49,6 +49,23 @@ void select_top(const Tensor& x, int64_t k, const Tensor& indices) {
   copy_indices(heddle::select_top(elements(x), k), indices);
 }
 
+Tensor select_active(const Tensor& x, const Tensor& old, float ahead, int64_t bin,
+                     const Tensor& magnitudes) {
+  const int64_t n = x.size();
+  Indices active(to_size(n));
+  const float *values = x.data<float>(), *residual = old.data<float>();
+  size_t count = 0;
+  for (int64_t begin = 0; begin < n; begin += bin) {
+    const uint32_t largest = words(magnitudes)[begin / bin];
+    for (int64_t i = begin; i < std::min(n, begin + bin); ++i) {
+      active[count] = static_cast<uint32_t>(i);
+      count += is_active(values[i], residual[i], ahead, largest) ? 1 : 0;
+    }
+  }
+  active.resize(count);
+  return index_tensor(active);
+}
+
 void encode_indices(const IndexCode& code, const Tensor& indices, const Tensor& bytes) {
   code.encode(Indices(words(indices), words(indices) + indices.size()), bytes.data<uint8_t>());
 }

@@ -183,6 +183,17 @@ struct AboveThreshold {
   __device__ bool maybe(int64_t i) const { return rank_bits(x[i]) == threshold->value; }
   __device__ uint32_t equal() const { return k - threshold->above; }
 };
+struct Active {
+  const float *x, *old;
+  const uint32_t* magnitudes;
+  float ahead;
+  int64_t bin;
+  __device__ bool sure(int64_t i) const {
+    return is_active(x[i], old[i], ahead, magnitudes[i / bin]);
+  }
+  __device__ bool maybe(int64_t) const { return false; }
+  __device__ uint32_t equal() const { return 0; }
+};
 struct Marked {
   const uint32_t* marks;
   __device__ bool sure(int64_t i) const { return marks[i] != 0; }
@@ -232,7 +243,7 @@ __global__ void count_parts(Selection selection, int64_t n, Counts* parts) {
   if (threadIdx.x == 0) parts[blockIdx.x] = total;
 }
 
-// Replaces parts[p] by the sum of those before p. One block.
+// Replaces parts[p] by the sum of those before p, and parts[count] by the sum of all. One block.
 __global__ void add_parts(Counts* parts, int64_t count) {
   __shared__ Counts shared[kThreads];
   Counts before = {0, 0}, total;
@@ -243,6 +254,7 @@ __global__ void add_parts(Counts* parts, int64_t count) {
     if (p < count) parts[p] = before + here;
     before = before + total;
   }
+  if (threadIdx.x == 0) parts[count] = before;
 }
 
 template <class Selection>
@@ -264,16 +276,31 @@ __global__ void write_indices(Selection selection, int64_t n, const Counts* part
   }
 }
 
+// Returns how many elements are selected before each part and, in the last row, of all: Counts, as
+// (parts + 1) i64.
 template <class Selection>
-void select(const Selection& selection, int64_t n, int64_t k, const Tensor& indices) {
+Tensor counts_before(const Selection& selection, int64_t n, Device device) {
   const int64_t parts = (n + kPart - 1) / kPart;
-  const Tensor space = Tensor::empty_on(indices.device(), {parts}, DType::i64);
+  Tensor space = Tensor::empty_on(device, {parts + 1}, DType::i64);
   auto* counts = static_cast<Counts*>(space.raw());
-  const auto blocks = static_cast<unsigned>(parts);
-  launch("select: count", count_parts<Selection>, blocks, kThreads, selection, n, counts);
+  launch("select: count", count_parts<Selection>, static_cast<unsigned>(parts), kThreads, selection,
+         n, counts);
   launch("select: add", add_parts, 1, kThreads, counts, parts);
-  launch("select: write", write_indices<Selection>, blocks, kThreads, selection, n, counts, k,
+  return space;
+}
+
+template <class Selection>
+void write_selected(const Selection& selection, int64_t n, const Tensor& counts,
+                    const Tensor& indices) {
+  if (indices.size() == 0) return;
+  launch("select: write", write_indices<Selection>, static_cast<unsigned>(counts.size() - 1),
+         kThreads, selection, n, static_cast<const Counts*>(counts.raw()), indices.size(),
          words(indices));
+}
+
+template <class Selection>
+void select(const Selection& selection, int64_t n, const Tensor& indices) {
+  write_selected(selection, n, counts_before(selection, n, indices.device()), indices);
 }
 
 // ----------------------------------------------------------------------------- indices as bits
@@ -342,7 +369,18 @@ void select_top(const Tensor& x, int64_t k, const Tensor& indices) {
            width, count);
     launch("select: threshold", find_digit, 1, kThreads, count, shift, wanted, threshold);
   }
-  select(AboveThreshold{x.data<float>(), threshold, wanted}, n, k, indices);
+  select(AboveThreshold{x.data<float>(), threshold, wanted}, n, indices);
+}
+
+Tensor select_active(const Tensor& x, const Tensor& old, float ahead, int64_t bin,
+                     const Tensor& magnitudes) {
+  const Active active{x.data<float>(), old.data<float>(), words(magnitudes), ahead, bin};
+  const Tensor counts = counts_before(active, x.size(), x.device());
+  const Tensor all = counts.slice(counts.size() - 1, counts.size()).to(Device{});
+  Tensor indices =
+      Tensor::empty_on(x.device(), {static_cast<const Counts*>(all.raw())->sure}, DType::i32);
+  write_selected(active, x.size(), counts, indices);
+  return indices;
 }
 
 void encode_indices(const IndexCode& code, const Tensor& indices, const Tensor& bytes) {
@@ -361,7 +399,7 @@ Tensor decode_indices(const IndexCode& code, const Tensor& bytes) {
   }
   const Tensor marks = Tensor::empty_on(bytes.device(), {code.n}, DType::i32);
   unpack(bytes, 1, 0, marks);
-  if (code.k > 0) select(Marked{words(marks)}, code.n, code.k, indices);
+  if (code.k > 0) select(Marked{words(marks)}, code.n, indices);
   return indices;
 }
 

@@ -38,6 +38,7 @@ SCALECOM = " --compress scalecom:rate=100"
 MOMENTUM = " --compressed-momentum full"
 # Measured before --compressed-momentum existed, when "full" was the only rule: their recorded commands lack the flag.
 BEFORE = "ablation-", "pair-", "large-", "root-", "long-", "scaling-", "meter-"
+ADACOMP = " --compress adacomp"
 QSGD = " --compress qsgd:bits=4"
 NO_MOMENTUM = " --momentum 0 --no-nesterov"
 FULL = "full-"  # runs with this prefix take hours and run only when named; all except full-cpu-… need a GPU
@@ -50,13 +51,15 @@ def experiments():
         for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("lgreco-scalecom", SCALECOM + LGRECO),
                             ("scalecom-full", SCALECOM + MOMENTUM), ("lgreco-scalecom-full", SCALECOM + LGRECO + MOMENTUM),
                             ("scalecom-25", SCALECOM.replace("100", "25")), ("scalecom-400", SCALECOM.replace("100", "400")),
-                            ("topk", " --compress topk:density=0.01"), ("powersgd", " --compress powersgd:rank=2")):
+                            ("topk", " --compress topk:density=0.01"), ("powersgd", " --compress powersgd:rank=2"),
+                            ("adacomp", ADACOMP), ("adacomp-bin", ADACOMP + ":scale=bin")):
             runs[f"headline-{name}-{seed}"] = f"{RESNET} --epochs 16 --seed {seed}{flags}"
         # For fairness: what dense loses without momentum at the rate that moves as far, 0.2 / (1 - 0.9).
         runs[f"headline-dense-no-momentum-{seed}"] = (
             f"{RESNET.replace('--lr 0.2', '--lr 2')}{NO_MOMENTUM} --epochs 16 --seed {seed}")
     for seed in 1, 2:  # one change at a time to the default rule
         for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("ramp", SCALECOM + ",ramp=780"),
+                            ("adacomp", ADACOMP), ("adacomp-bin", ADACOMP + ":scale=bin"),
                             ("beta-0.3", SCALECOM + ",beta=0.3"), ("start", SCALECOM + " --compress-start 390")):
             runs[f"rule-{name}-{seed}"] = f"{RESNET} --epochs 8 --seed {seed}{flags}"
     runs["meter-scalecom"] = f"{RESNET} --epochs 16 --seed 1{SCALECOM} --shadow 50"  # the headline's first seed with the quality meter
@@ -110,13 +113,14 @@ def experiments():
         ("dense", ""),
         ("scalecom-100", SCALECOM),
         ("scalecom-400", " --compress scalecom:rate=400"),
+        ("adacomp", ADACOMP),
         ("scalecom-100-aggregate", SCALECOM + " --clip-mode aggregate"),
     ):
         runs[f"ptb-{name}"] = PTB + flags
         for seed in (2, 3) if "aggregate" not in name else ():
             runs[f"ptb-{name}-{seed}"] = f"{PTB} --seed {seed}{flags}"
     for learners in 4, 16, 64:
-        for name, flags in (("scalecom", SCALECOM), ("topk", " --compress topk:density=0.01")):
+        for name, flags in (("scalecom", SCALECOM), ("topk", " --compress topk:density=0.01"), ("adacomp", ADACOMP)):
             runs[f"scaling-{name}-{learners}"] = (
                 f"{RESNET.replace('--learners 4 --batch-size 32', f'--learners {learners} --batch-size 8')}"
                 f" --steps 100 --compress-start 0 --shadow 10{flags}")
