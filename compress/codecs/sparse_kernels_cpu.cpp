@@ -1,5 +1,6 @@
 // The functions of sparse_kernels_cuda.cu on the CPU, and those that call either device.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -51,18 +52,24 @@ void select_top(const Tensor& x, int64_t k, const Tensor& indices) {
 
 Tensor select_active(const Tensor& x, const Tensor& old, float ahead, int64_t bin,
                      const Tensor& magnitudes) {
-  const int64_t n = x.size();
-  Indices active(to_size(n));
   const float *values = x.data<float>(), *residual = old.data<float>();
+  std::array<uint32_t, 4096> found;  // filled without branches: an element that is not active is
+                                     // overwritten by the next
   size_t count = 0;
-  for (int64_t begin = 0; begin < n; begin += bin) {
+  Indices active;
+  for (int64_t begin = 0; begin < x.size();) {
     const uint32_t largest = words(magnitudes)[begin / bin];
-    for (int64_t i = begin; i < std::min(n, begin + bin); ++i) {
-      active[count] = static_cast<uint32_t>(i);
+    const auto room = static_cast<int64_t>(found.size() - count);
+    const int64_t end = std::min({x.size(), (begin / bin + 1) * bin, begin + room});
+    for (int64_t i = begin; i < end; ++i) {
+      found[count] = static_cast<uint32_t>(i);
       count += is_active(values[i], residual[i], ahead, largest) ? 1 : 0;
     }
+    begin = end;
+    if (count + 64 < found.size() && begin < x.size()) continue;
+    active.insert(active.end(), found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count));
+    count = 0;
   }
-  active.resize(count);
   return index_tensor(active);
 }
 
