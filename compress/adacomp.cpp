@@ -6,7 +6,7 @@
 //   bin sent where |G + (factor - 1) g| >= m       as sign(G) s; s is the mean of m over the bins
 //   R = G - sent                               also where something was sent: s is not |G|
 //
-// What all sent is gathered by all, so that traffic grows with the number of ranks, as top-k's. The
+// All messages are gathered by all, so that traffic grows with the number of ranks, as top-k's. The
 // rule and its constants are recalled from the paper and agree with the ratios of its abstract; the
 // encoding and scale=bin, a scale for each bin, are this project's own (docs/algorithms.md).
 //
@@ -115,7 +115,7 @@ class AdaComp : public CompressedReducer {
     return true;
   }
 
-  // Of as many elements as bins of this length have on average, by the activity so far.
+  // Expects as many elements per bin as were sent on average so far, whatever the bins' length.
   int64_t bytes(const Layer& layer, double setting) const override {
     const int64_t n = layer.size(), bins = ceil_div(n, bin(layer, setting));
     const double each = *activity_.at(layer.name()).data<float>();
@@ -144,12 +144,12 @@ class AdaComp : public CompressedReducer {
   static constexpr float kFirstActivity = 5;   // elements per bin
   static constexpr double kNewActivity = 0.1;  // weight of the newest step
 
-  // What one rank sends of a layer.
+  // Holds what one rank sends of a layer.
   struct Sent {
     Tensor indices;  // (k) i32
     Tensor values;   // (k) f32
   };
-  // The scale of a layer, or the largest of its bins' and a code for each bin.
+  // Holds the scale of a layer, or the largest of its bins' and a code for each bin.
   struct Scales {
     float largest = 0;
     std::vector<uint8_t> codes = {};

@@ -22,8 +22,9 @@ rows() {
           print "column " i " of: " $0; bad = 1
         }
       if (($5 - 100 * (1 - $4 ^ 2)) ^ 2 > 0.02 * (1 + $4) ^ 2) { print "not the energy: " $0; bad = 1 }
-      for (i = 6; i <= 11; ++i) if ($i !~ /^[0-9.]+$/) { print "column " i " of: " $0; bad = 1 }
-      if ($6 <= 0 || $8 <= 0 || $10 <= 0) { print "no time in: " $0; bad = 1 }
+      known = $1 !~ /^adacomp/  # whose codec is timed within the exchange only
+      for (i = 6; i <= 11; ++i) if ($i !~ (known || i > 9 ? "^[0-9.]+$" : "^-$")) { print "column " i " of: " $0; bad = 1 }
+      if (known && ($6 <= 0 || $8 <= 0) || $10 <= 0) { print "no time in: " $0; bad = 1 }
       if (($10 - $11) ^ 2 > 0.0002) { print "not a share of 100 ms: " $0; bad = 1 }
     }
     END { for (spec in low_high) { print "no row for " spec; bad = 1 } exit bad }' - "$1"

@@ -103,7 +103,7 @@ TEST_CASE("CUDA codecs: the k largest of all") {
   for (int32_t i = 0; i < 70; ++i) CHECK(found.data<int32_t>()[i] == i);
 }
 
-TEST_CASE("CUDA codecs: AdaComp's selection") {
+TEST_CASE("CUDA codecs: the selection of AdaComp") {
   Context context;
   for (const int64_t n : {1, 5, 4095, 4097, 30000})
     for (const int64_t bin : {1, 3, 50, 4096, 40000})

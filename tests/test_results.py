@@ -30,10 +30,11 @@ LARGE = {"dense": (76.0, 75.0), "beta-1": (56.0, 58.0), "beta-0.1": (66.0, 57.0)
          "beta-0.1-rate-25": (70.0,)}
 STEP_S = {"dense": 2.0, "qsgd": 1.0, "lgreco-qsgd": 0.5, "scalecom": 0.5, "lgreco-scalecom": 0.625}
 SENT = {"scalecom-4": 20000, "scalecom-16": 25000, "scalecom-64": 27000,  # 1.35 times; of a ring 1.3125
-        "topk-4": 100000, "topk-16": 500000, "topk-64": 2000000}  # 20 times; 63 / 3 is 21
-TEST_PPL = {"dense": 100.0, "scalecom-100": 101.5, "scalecom-400": 103.25, "scalecom-100-aggregate": 102.0,
-            "dense-2": 98.0, "scalecom-100-2": 97.02, "scalecom-400-2": 98.98,
-            "dense-3": 102.0, "scalecom-100-3": 102.0, "scalecom-400-3": 102.0}
+        "topk-4": 100000, "topk-16": 500000, "topk-64": 2000000,
+        "adacomp-4": 60000, "adacomp-16": 300000, "adacomp-64": 1260000}  # 20 times; 63 / 3 is 21
+TEST_PPL = {"dense": 100.0, "scalecom-100": 101.5, "scalecom-400": 103.25, "scalecom-100-aggregate": 102.0, "adacomp": 101.0,
+            "dense-2": 98.0, "adacomp-2": 98.0, "scalecom-100-2": 97.02, "scalecom-400-2": 98.98,
+            "dense-3": 102.0, "adacomp-3": 102.0, "scalecom-100-3": 102.0, "scalecom-400-3": 102.0}
 
 
 def made_up(name, typed):
@@ -158,7 +159,7 @@ class Page(unittest.TestCase):
             results["ptb-scalecom-400"]["resumed"] = True
 
         tables = self.made_up_page(change)
-        self.assertIn("\n`./run reproduce ptb-`; revision ba98765 (1), 0123456 (9); interrupted and resumed: "
+        self.assertIn("\n`./run reproduce ptb-`; revision 0123456 (12), ba98765 (1); interrupted and resumed: "
                       "`scalecom-400`. `dense` is\n`./run train_lm --data DATA/ptb ", tables["ptb"])
         self.assertIn("\n`./run reproduce headline-`; revision 0123456. `dense-1` is\n`./run train", tables["headline"])
         self.assertNotIn("reproduce", tables["composed"])

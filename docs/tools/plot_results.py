@@ -524,7 +524,8 @@ def provenance(prefix):
     resumed = [f"`{name}`" for name, r in runs.items() if r.get("resumed")]
     if resumed:
         out += f"; interrupted and resumed: {', '.join(resumed)}"
-    name, first = next(iter(runs.items()))
+    name = next((name for name in runs if name.startswith("dense")), next(iter(runs)))
+    first = runs[name]
     command = re.sub("^./run netlab (?!run )", "./run netlab run build/", first["command"])  # as early results have it
     return f"{out}. `{name}` is\n`{command}`\n"
 
