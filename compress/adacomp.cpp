@@ -193,21 +193,18 @@ class AdaComp : public CompressedReducer {
     return scales;
   }
 
-  // Appends the parts of a layer: header, signs, indices. Nothing is sent of non-finite gradients.
+  // Appends the parts of a layer: header, signs, indices.
   void encode(const Exchange& e, const Item& item, std::vector<MessagePart>& parts) const {
     const int64_t length = bin(*item.layer, item.layer->now);
-    Scales scales{0, std::vector<uint8_t>(by_bin_ ? to_size(bins_of(item)) : 0, kNothingSent)};
-    Tensor indices = Tensor::empty_on(Device{}, {0}, DType::i32), values = Tensor::zeros({0});
-    if (e.finite) {
-      scales = scales_of(item.magnitudes.to(Device{}));
-      const Tensor active = HEDDLE_DISPATCH(
-          e.device,
-          select_active(item.tensor, item.old_residual(), ahead_, length, item.magnitudes));
-      const Tensor found = Tensor::empty_on(e.device, active.shape());
-      HEDDLE_DISPATCH(e.device, gather(item.tensor, active, found));
-      indices = active.to(Device{});
-      values = found.to(Device{});
-    }
+    // Non-finite gradients have been replaced by zeros, after their maxima were found.
+    const Tensor magnitudes = e.finite ? item.magnitudes : Tensor::empty_like(item.magnitudes);
+    if (!e.finite) magnitudes.fill_zero();
+    const Scales scales = scales_of(magnitudes.to(Device{}));
+    const Tensor active = HEDDLE_DISPATCH(
+        e.device, select_active(item.tensor, item.old_residual(), ahead_, length, magnitudes));
+    const Tensor found = Tensor::empty_on(e.device, active.shape());
+    HEDDLE_DISPATCH(e.device, gather(item.tensor, active, found));
+    const Tensor indices = active.to(Device{}), values = found.to(Device{});
     Indices sent;
     std::vector<uint32_t> negative;
     for (int64_t j = 0; j < indices.size(); ++j) {

@@ -20,15 +20,14 @@ class Sgd : public UpdateRule {
 
  protected:
   void apply(const Slice& slice, const UpdateInput& input) const override {
-    const bool from_residual = input.from_residual && options_.momentum > 0;
     const double scale =
-        from_residual ? input.grad_scale / (1 - options_.momentum) : input.grad_scale;
+        input.from_residual ? input.grad_scale / (1 - options_.momentum) : input.grad_scale;
     const SgdStep step{.lr = to_float(input.lr),
                        .momentum = to_float(options_.momentum),
                        .weight_decay = to_float(slice.decay ? options_.weight_decay : 0),
                        .grad_scale = to_float(scale),
                        .nesterov = options_.nesterov,
-                       .from_residual = from_residual};
+                       .from_residual = input.from_residual};
     float* velocity = slice.state.empty() ? nullptr : slice.state[0];
     HEDDLE_DISPATCH(slice.device, sgd(slice.w, slice.g, velocity, slice.n, step));
   }

@@ -343,7 +343,9 @@ TEST_CASE("adacomp: an invalid message is refused, residuals are unchanged") {
   cut.pop_back();
   more.push_back(0);
   std::fill(zeros.begin() + 14, zeros.end(), uint8_t{0});
-  many[3] = 1;  // 65571 elements
+  many.insert(many.begin() + 9, 214, uint8_t{0});  // 219 bytes of signs
+  many[1] = 0xd7;                                  // 1751 elements
+  many[2] = 6;
   infinite[8] = 0x7f;
   const auto result = [](const std::vector<uint8_t>& message) {
     std::string complaint;
