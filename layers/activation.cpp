@@ -9,20 +9,38 @@
 
 namespace heddle {
 
-Var relu(Tape& tape, const Var& x) {
-  TraceRange range("forward", "relu");
+namespace {
+
+Var activate(Tape& tape, const char* name, const Activation& a, const Var& x) {
+  TraceRange range("forward", name);
+  check_floating(x.value(), name);
   const Device device = x.value().device();
   const Tensor output = Tensor::empty_like(x.value());
-  HEDDLE_DISPATCH(device, relu_forward(x.value(), output));
+  HEDDLE_DISPATCH(device, activation_forward(a, x.value(), output));
   Var y(output, true);
-  tape.record("relu", y, {}, [x, output, device](BackwardPass& pass) {
+  tape.record(name, y, {}, [x, output, a, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy);
-    HEDDLE_DISPATCH(device, relu_backward(output, dy, dx));
+    HEDDLE_DISPATCH(device, activation_backward(a, output, dy, dx));
     x.add_grad(dx);
   });
   return y;
 }
+
+}  // namespace
+
+Var relu(Tape& tape, const Var& x) { return activate(tape, "relu", {Activation::relu}, x); }
+
+Var leaky_relu(Tape& tape, const Var& x, float slope) {
+  check(slope >= 0.0f, "leaky relu: expected a slope of at least 0, found ", slope);
+  return activate(tape, "leaky relu", {Activation::leaky_relu, slope}, x);
+}
+
+Var sigmoid(Tape& tape, const Var& x) {
+  return activate(tape, "sigmoid", {Activation::sigmoid}, x);
+}
+
+Var tanh(Tape& tape, const Var& x) { return activate(tape, "tanh", {Activation::tanh}, x); }
 
 Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
   check(p >= 0.0f && p < 1.0f, "dropout: expected a probability in [0, 1), found ", p);

@@ -1,4 +1,5 @@
 // Kernels of the elementwise layers, shared between CPU and CUDA.
+#include "core/math.h"
 #include "core/random.h"
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
@@ -6,24 +7,52 @@
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
-template <class T>
+// Each activation has a gradient that follows from its output: dx = back(y, dy).
 struct Relu {
-  const T* x;
-  T* y;
-  HEDDLE_HD void operator()(int64_t i) const {
-    const float v = to_float(x[i]);
-    y[i] = T(v < 0.0f ? 0.0f : v);  // NaN stays NaN
-  }
+  HEDDLE_HD float operator()(float v) const { return v < 0.0f ? 0.0f : v; }  // NaN stays NaN
+  HEDDLE_HD float back(float y, float dy) const { return y > 0.0f ? dy : 0.0f; }
 };
 
-template <class T>
-struct ReluBackward {
+struct LeakyRelu {
+  float slope;
+  HEDDLE_HD float operator()(float v) const { return v < 0.0f ? slope * v : v; }
+  HEDDLE_HD float back(float y, float dy) const { return y > 0.0f ? dy : slope * dy; }
+};
+
+struct Sigmoid {
+  HEDDLE_HD float operator()(float v) const { return sigmoid_of(v); }
+  HEDDLE_HD float back(float y, float dy) const { return dy * y * (1.0f - y); }
+};
+
+struct Tanh {
+  HEDDLE_HD float operator()(float v) const { return tanh_of(v); }
+  HEDDLE_HD float back(float y, float dy) const { return dy * (1.0f - y * y); }
+};
+
+template <class T, class F>
+struct Activate {
+  const T* x;
+  T* y;
+  F f;
+  HEDDLE_HD void operator()(int64_t i) const { y[i] = T(f(to_float(x[i]))); }
+};
+
+template <class T, class F>
+struct ActivateBackward {
   const T *y, *dy;
   T* dx;
-  HEDDLE_HD void operator()(int64_t i) const {
-    dx[i] = T(to_float(y[i]) > 0.0f ? to_float(dy[i]) : 0.0f);
-  }
+  F f;
+  HEDDLE_HD void operator()(int64_t i) const { dx[i] = T(f.back(to_float(y[i]), to_float(dy[i]))); }
 };
+
+// Calls call(f) with the function object of an activation.
+template <class Call>
+void with_activation(const Activation& a, const Call& call) {
+  if (a.kind == Activation::relu) call(Relu{});
+  if (a.kind == Activation::leaky_relu) call(LeakyRelu{a.slope});
+  if (a.kind == Activation::sigmoid) call(Sigmoid{});
+  if (a.kind == Activation::tanh) call(Tanh{});
+}
 
 HEDDLE_HD inline uint64_t dropout_stream(uint64_t step, int operation) {
   return stream_id(Stream::dropout, step << 8 | static_cast<uint64_t>(operation));
@@ -87,13 +116,19 @@ struct DropoutRest {
 
 }  // namespace
 
-void relu_forward(const Tensor& x, const Tensor& y) {
-  with_type(x, [&]<class T>() { for_each(x.size(), Relu<T>{x.data<T>(), y.data<T>()}); });
+void activation_forward(const Activation& a, const Tensor& x, const Tensor& y) {
+  with_type(x, [&]<class T>() {
+    with_activation(a, [&]<class F>(F f) {
+      for_each(x.size(), Activate<T, F>{x.data<T>(), y.data<T>(), f});
+    });
+  });
 }
 
-void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
+void activation_backward(const Activation& a, const Tensor& y, const Tensor& dy, const Tensor& dx) {
   with_type(y, [&]<class T>() {
-    for_each(y.size(), ReluBackward<T>{y.data<T>(), dy.data<T>(), dx.data<T>()});
+    with_activation(a, [&]<class F>(F f) {
+      for_each(y.size(), ActivateBackward<T, F>{y.data<T>(), dy.data<T>(), dx.data<T>(), f});
+    });
   });
 }
 

@@ -1,4 +1,4 @@
-// Elementwise layers: ReLU and dropout.
+// Elementwise layers: ReLU, leaky ReLU, sigmoid, tanh and dropout.
 #pragma once
 
 #include "core/tape.h"
@@ -7,6 +7,13 @@ namespace heddle {
 
 // Returns max(x, 0), for any shape; f32 or bf16, NaN stays NaN.
 Var relu(Tape& tape, const Var& x);
+// Returns x where x > 0, else slope * x, as relu() does (Maas et al., 2013); the gradient at 0 is
+// slope. Throws InputError for a slope below 0.
+Var leaky_relu(Tape& tape, const Var& x, float slope = 0.01f);
+// Returns 1 / (1 + e^-x), as relu() does.
+Var sigmoid(Tape& tape, const Var& x);
+// Returns tanh x, as relu() does.
+Var tanh(Tape& tape, const Var& x);
 
 // Zeroes each element with probability p and scales the others by 1/(1-p) while training, else
 // returns x (Srivastava et al., 2014, inverted form). The mask is keyed by (seed, step, operation,

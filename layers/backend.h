@@ -2,7 +2,7 @@
 // the one of a device. Shapes and types have been checked by the layer; tensors are f32 or bf16
 // unless said otherwise, parameters and their gradients f32. Internal to layers.
 //
-//   HEDDLE_DISPATCH(device, relu_forward(x, y));
+//   HEDDLE_DISPATCH(device, activation_forward(a, x, y));
 #pragma once
 
 #include <cstdint>
@@ -61,6 +61,15 @@ struct BatchNormBackward {
   bool relu, residual;
 };
 
+struct Activation {
+  enum Kind : uint8_t { relu, leaky_relu, sigmoid, tanh } kind;
+  float slope = 0;  // of leaky_relu
+};
+
+// Elementwise losses of two tensors, a and b: (a - b)^2, or the binary cross-entropy of sigmoid(a)
+// against b.
+enum class PairLoss : uint8_t { squared_error, binary_cross_entropy };
+
 struct LstmCellBackward {
   const Tensor &gates, &c_before, &c;  // of forward: activated (B, 4H); (B, H)
   const Tensor& dy;                    // gradient of h from above (B, H), f32 or bf16
@@ -70,10 +79,9 @@ struct LstmCellBackward {
 };
 
 namespace cpu {
-// Compute y = max(x, 0); dx = dy where y > 0, else 0 (dx may be dy). dropout_apply is its own
-// backward: the mask is a function of the key (y may be x).
-void relu_forward(const Tensor& x, const Tensor& y);
-void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx);
+// dx may be dy. dropout_apply is its own backward: the mask is a function of the key (y may be x).
+void activation_forward(const Activation& a, const Tensor& x, const Tensor& y);
+void activation_backward(const Activation& a, const Tensor& y, const Tensor& dy, const Tensor& dx);
 void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 
 // batchnorm_apply computes y = [relu](x * scale + shift + residual); residual may be undefined.
@@ -105,6 +113,17 @@ void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
                                     const Tensor& log_sums, float smoothing, const Tensor& dmean,
                                     const Tensor& dlogits);
 
+// a, b, losses and da (n) f32; mean and dmean scalars. da is dmean / n times the loss's derivative
+// by a.
+void pair_losses(PairLoss loss, const Tensor& a, const Tensor& b, const Tensor& losses);
+void mean_of(const Tensor& losses, const Tensor& mean);
+void pair_loss_backward(PairLoss loss, const Tensor& a, const Tensor& b, const Tensor& dmean,
+                        const Tensor& da);
+
+// Copies `rows` pieces of `columns` elements, which lie from_stride and to_stride apart.
+void copy_pieces(int64_t rows, int64_t columns, const Tensor& from, int64_t from_stride,
+                 const Tensor& to, int64_t to_stride);
+
 // Compute one time step. gates (B, 4H): the sum of both products as input, the activated i, f, g, o
 // as output. bias (4H), c_before and c (B, H), h (B, H) f32 or bf16.
 void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_before,
@@ -122,8 +141,8 @@ void subsample_backward(const Tensor& dy, const Tensor& dx);
 }  // namespace cpu
 
 namespace cuda {
-void relu_forward(const Tensor& x, const Tensor& y);
-void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx);
+void activation_forward(const Activation& a, const Tensor& x, const Tensor& y);
+void activation_backward(const Activation& a, const Tensor& y, const Tensor& dy, const Tensor& dx);
 void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 
 void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance);
@@ -148,6 +167,14 @@ void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, f
 void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
                                     const Tensor& log_sums, float smoothing, const Tensor& dmean,
                                     const Tensor& dlogits);
+
+void pair_losses(PairLoss loss, const Tensor& a, const Tensor& b, const Tensor& losses);
+void mean_of(const Tensor& losses, const Tensor& mean);
+void pair_loss_backward(PairLoss loss, const Tensor& a, const Tensor& b, const Tensor& dmean,
+                        const Tensor& da);
+
+void copy_pieces(int64_t rows, int64_t columns, const Tensor& from, int64_t from_stride,
+                 const Tensor& to, int64_t to_stride);
 
 void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_before,
                        const Tensor& c, const Tensor& h);

@@ -56,6 +56,55 @@ Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const C
   return y;
 }
 
+// The roles of input and output are exchanged: `output` is the input of a convolution whose output
+// is x.
+Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias,
+                     const Conv2dOptions& o) {
+  TraceRange range("forward", weight.name);
+  const Shape &s = x.shape(), &w = weight.shape();
+  check(s.rank() == 4 && w.rank() == 4 && s[1] == w[0], weight.name, ": input ", to_string(s),
+        " does not fit weight ", to_string(w));
+  const auto size = [&](int64_t in, int64_t kernel) {
+    return (in - 1) * o.stride - 2 * o.padding + kernel;
+  };
+  const Shape shape{s[0], w[1] * o.groups, size(s[2], w[2]), size(s[3], w[3])};
+  check(s[2] > 0 && s[3] > 0 && shape[2] > 0 && shape[3] > 0, weight.name, ": no output of input ",
+        to_string(s), " with weight ", to_string(w));
+  (void)conv2d_shape(shape, w, o, weight.name);
+  check_floating(x.value(), weight.name);
+  const Device device = x.value().device();
+  const DType type = x.value().dtype();
+  const Layout wanted = x.value().layout();
+  const bool fits = wanted != Layout::c16 || shape[1] % 16 == 0;
+  Tensor output = Tensor::empty_on(device, shape, type, fits ? wanted : Layout::nhwc);
+  const ConvLayouts layouts = HEDDLE_DISPATCH(device, conv2d_layouts(output, s[1], o));
+  if (layouts.input != output.layout())
+    output = Tensor::empty_on(device, shape, type, layouts.input);
+  const Tensor input = converted(x.value(), type, layouts.output);
+  HEDDLE_DISPATCH(device, conv2d_backward_input(input, weight.value, output, o));
+  if (bias != nullptr) add_channel_bias(output, bias->value);
+  weight.uses_per_sample = to_double(s[2] * s[3]);
+
+  Var y(output, true);
+  std::vector<Parameter*> uses = {&weight};
+  if (bias != nullptr) uses.push_back(bias);
+  tape.record(weight.name, y, uses, [x, input, &weight, bias, o, device](BackwardPass& pass) {
+    const Tensor dy = std::move(pass.dy).sum();
+    const float beta = weight.next_beta();
+    HEDDLE_DISPATCH(device, conv2d_backward_weight(dy, input, weight.grad, beta, o));
+    pass.contributed(weight);
+    if (bias != nullptr) {
+      sum_channels(dy, bias->grad, bias->next_beta());
+      pass.contributed(*bias);
+    }
+    if (!x.needs_grad()) return;
+    Tensor dx = Tensor::empty_like(input);
+    HEDDLE_DISPATCH(device, conv2d_forward(dy, weight.value, dx, o));
+    x.add_grad(converted(dx, dx.dtype(), x.value().layout()));
+  });
+  return y;
+}
+
 Conv2d::Conv2d(ParameterStore& store, const std::string& name, const Options& o)
     : options{o.stride, o.padding, o.groups} {
   check(o.in > 0 && o.out > 0 && o.groups > 0 && o.in % o.groups == 0, name,

@@ -20,6 +20,13 @@ struct Conv2dOptions {
 Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias,
            const Conv2dOptions& options);
 
+// The adjoint of conv2d, which enlarges a map: x (N, I, H, W), weight (I, O/groups, K, L), bias (O)
+// or null -> (N, O, P, Q) with P = (H - 1)*stride - 2*padding + K. A sequence is a map of height 1
+// and a weight of height 1, without padding. Same type as x. Throws InputError as conv2d does.
+//   y[n, o, h*stride + i - padding, v*stride + j - padding] += w[c, o, i, j] * x[n, c, h, v]
+Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias,
+                     const Conv2dOptions& options);
+
 // Returns the shape of conv2d's output. Throws InputError as conv2d does.
 Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& options,
                    const std::string& name);

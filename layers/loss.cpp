@@ -64,6 +64,10 @@ void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
   });
 }
 
+void mean_of(const Tensor& losses, const Tensor& mean) {
+  *mean.data<float>() = to_float(sum(losses) / to_double(losses.size()));
+}
+
 }  // namespace cpu
 
 Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
@@ -100,6 +104,47 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                 logits.add_grad(dlogits.reshape(logits.shape()));
               });
   return loss;
+}
+
+namespace {
+
+// Returns the mean loss of a against b, both f32 of one shape, on one device. The gradient of b is
+// that of a with the other sign, if it is needed.
+Var pair_loss(Tape& tape, const char* name, PairLoss loss, const Var& a, const Var& b) {
+  TraceRange range("forward", name);
+  const Tensor &x = a.value(), target = converted(b.value(), b.value().dtype(), x.layout());
+  check_shape(target, x.shape(), concat(name, ": target"));
+  check(x.dtype() == DType::f32 && target.dtype() == DType::f32, name, ": expected f32, found ",
+        dtype_name(x.dtype()), " and ", dtype_name(target.dtype()));
+  check(x.size() > 0, name, ": empty input ", to_string(x.shape()));
+  const Device device = x.device();
+  const Tensor losses = Tensor::empty_like(x), mean = Tensor::empty_on(device, {});
+  HEDDLE_DISPATCH(device, pair_losses(loss, x, target, losses));
+  HEDDLE_DISPATCH(device, mean_of(losses, mean));
+  Var y(mean, true);
+  tape.record(name, y, {}, [a, b, target, loss, device](BackwardPass& pass) {
+    const Tensor dmean = std::move(pass.dy).sum();
+    const Tensor da = Tensor::empty_like(a.value());
+    HEDDLE_DISPATCH(device, pair_loss_backward(loss, a.value(), target, dmean, da));
+    if (b.needs_grad()) {
+      const Tensor db = da.clone();
+      scale(db, -1);
+      b.add_grad(converted(db, DType::f32, b.value().layout()));
+    }
+    a.add_grad(da);
+  });
+  return y;
+}
+
+}  // namespace
+
+Var mse_loss(Tape& tape, const Var& a, const Var& b) {
+  return pair_loss(tape, "squared error", PairLoss::squared_error, a, b);
+}
+
+Var bce_with_logits(Tape& tape, const Var& logits, const Tensor& targets) {
+  return pair_loss(tape, "binary cross-entropy", PairLoss::binary_cross_entropy, logits,
+                   Var(targets));
 }
 
 int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k) {

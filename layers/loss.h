@@ -1,4 +1,5 @@
-// Softmax cross-entropy on class logits, the mean over samples, in nats.
+// Losses: softmax cross-entropy on class logits, binary cross-entropy, squared error. Each is a
+// mean, in nats where it is an entropy.
 #pragma once
 
 #include "core/tape.h"
@@ -19,6 +20,15 @@ struct CrossEntropyOptions {
 // are copied there.
 Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                           const CrossEntropyOptions& options = {});
+
+// Returns the mean over elements of (a - b)^2; a and b of one shape, f32. Both receive gradients,
+// if they need any. Throws InputError for other shapes or types, and for empty ones.
+Var mse_loss(Tape& tape, const Var& a, const Var& b);
+
+// Returns the mean over elements of max(z, 0) - z t + log(1 + e^-|z|): the binary cross-entropy of
+// sigmoid(z) against t, which does not overflow. Logits z and targets t in [0, 1] of one shape,
+// f32, on one device. Throws InputError for other shapes or types, and for empty ones.
+Var bce_with_logits(Tape& tape, const Var& logits, const Tensor& targets);
 
 // Returns how many samples have their label among the k largest logits; ties count against it.
 int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k);

@@ -40,7 +40,8 @@ __global__ void loss_forward(const float* logits, const int32_t* labels, int64_t
 }
 
 // Averages the losses: in order within a thread, then as a tree over threads.
-__global__ void mean_loss(const double* losses, int64_t n, float* mean) {
+template <class T>
+__global__ void mean_loss(const T* losses, int64_t n, float* mean) {
   __shared__ double doubles[kLossThreads];
   double sum = 0;
   for (int64_t i = threadIdx.x; i < n; i += kLossThreads) sum += losses[i];
@@ -74,7 +75,12 @@ void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, f
   launch("cross-entropy", loss_forward, static_cast<unsigned>(n), kLossThreads,
          logits.data<float>(), labels.data<int32_t>(), classes, smoothing, log_sums.data<float>(),
          losses);
-  launch("cross-entropy: mean", mean_loss, 1, kLossThreads, losses, n, mean.data<float>());
+  launch("cross-entropy: mean", mean_loss<double>, 1, kLossThreads, losses, n, mean.data<float>());
+}
+
+void mean_of(const Tensor& losses, const Tensor& mean) {
+  launch("mean", mean_loss<float>, 1, kLossThreads, losses.data<float>(), losses.size(),
+         mean.data<float>());
 }
 
 void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,

@@ -374,6 +374,25 @@ BREAKS = [
     ("factors keep their size", "compress/codecs/low_rank.cu", "(share * sum[begin + i] * power)", "(share * sum[begin + i] + 0 * power)", "test_compress",
      "powersgd: ordinary gradients*"),
 
+    # Layers
+    ("leaky ReLU's gradient at zero is one", "layers/activation.cu", "y > 0.0f ? dy : slope * dy", "y >= 0.0f ? dy : slope * dy",
+     "test_layers", "leaky ReLU, sigmoid, tanh*"),
+    ("the sigmoid's gradient lacks a factor", "layers/activation.cu", "dy * y * (1.0f - y)", "dy * y", "test_layers",
+     "leaky ReLU, sigmoid, tanh*"),
+    ("half the gradient of a squared error", "layers/pair_loss.cu", "return 2.0f * (a - b);", "return a - b;", "test_layers",
+     "squared error and*"),
+    ("both sides of a squared error are pulled the same way", "layers/loss.cpp", "      scale(db, -1);\n", "", "test_layers",
+     "squared error and*"),
+    ("binary cross-entropy overflows", "layers/pair_loss.cu", "exp_of(a > 0.0f ? -a : a)", "exp_of(-a)", "test_layers",
+     "squared error and*"),
+    ("joined channels overwrite each other", "layers/concat.cpp", "copy(b, all - first, first);", "copy(b, all - first, 0 * first);",
+     "test_layers", "concatenated channels*"),
+    ("a transposed convolution is a row too large", "layers/conv2d.cpp", "return (in - 1) * o.stride - 2", "return in * o.stride - 2",
+     "test_golden", "golden: transposed convolution"),
+    ("a transposed convolution ignores its bias", "layers/conv2d.cpp",
+     "conv2d_backward_input(input, weight.value, output, o));\n  if (bias != nullptr) add_channel_bias(output, bias->value);",
+     "conv2d_backward_input(input, weight.value, output, o));", "test_golden", "golden: transposed convolution"),
+
     # Files that are not ours, or not what they seem
     ("any folder counts as a run's", "apps/log/run_folder.cpp", "if (!fs::exists(folder) || fs::is_empty(folder)) return;", "return;",
      "test_apps", "run folder: only a run's*"),

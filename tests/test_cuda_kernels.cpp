@@ -233,6 +233,13 @@ TEST_CASE("CUDA kernels: cross-entropy as on the CPU, extremes too") {
     emulated::softmax_cross_entropy_forward(z, labels, 0.0f, Tensor::empty({1, 2}), mean);
     return mean.item();
   };
+  for (const int64_t n : {1, 255, 256, 1000}) {
+    const Tensor losses = random_tensor({n}, 4);
+    Pair mean(Tensor::empty({}));
+    cpu::mean_of(losses, mean.cpu);
+    emulated::mean_of(losses, mean.gpu);
+    CHECK(mean.gpu.item() == doctest::Approx(mean.cpu.item()).epsilon(1e-6));
+  }
   CHECK(loss({1e4f, 0, 0}, 0) == 0.0);
   CHECK(loss({3e38f, -3e38f}, 0) == 0.0);
   CHECK(loss({0, -kInfinity}, 0) == 0.0);

@@ -47,6 +47,30 @@ void check_conv2d(const std::string& name, const Shape& x_shape, const Shape& w_
   }
 }
 
+void check_transposed(const std::string& name, const Shape& x_shape, const Shape& w_shape,
+                      const Conv2dOptions& options) {
+  for (Layout layout : layouts(x_shape)) {
+    CAPTURE(std::string(layout_name(layout)));
+    const Golden golden(name);
+    const Shape channels{w_shape[1] * options.groups};
+    ParameterStore store;
+    Parameter& weight = add_parameter(store, "weight", w_shape);
+    Parameter& bias = add_parameter(store, "bias", channels);
+    store.finalize(0);
+    spoil_gradients(store);
+    weight.value.copy_from(golden.value("weight", w_shape, he_scale(w_shape)));
+    bias.value.copy_from(golden.value("bias", channels, 0.1f));
+    const Var x(converted(golden.value("x", x_shape), DType::f32, layout), true);
+    Tape tape;
+    const Var y = conv_transpose2d(tape, x, weight, &bias, options);
+    backward(tape, y, golden.value("dy", y.shape()));
+    golden.expect("y", y.value());
+    golden.expect("dx", x.grad());
+    golden.expect("dweight", weight.grad);
+    golden.expect("dbias", bias.grad);
+  }
+}
+
 void check_batchnorm(const std::string& name, const Shape& shape, bool training, bool relu = false,
                      bool add = false) {
   const Shape c{shape[1]};
@@ -78,11 +102,11 @@ void check_batchnorm(const std::string& name, const Shape& shape, bool training,
 }
 
 void check_without_parameters(const std::string& name, const Shape& shape,
-                              const std::function<Var(Tape&, const Var&)>& layer) {
+                              const std::function<Var(Tape&, const Var&)>& layer, float scale = 1) {
   for (Layout layout : layouts(shape)) {
     CAPTURE(std::string(layout_name(layout)));
     const Golden golden(name);
-    const Var x(converted(golden.value("x", shape), DType::f32, layout), true);
+    const Var x(converted(golden.value("x", shape, scale), DType::f32, layout), true);
     Tape tape;
     const Var y = layer(tape, x);
     backward(tape, y, golden.value("dy", y.shape()));
@@ -122,6 +146,16 @@ TEST_CASE("golden: conv2d") {
   check_conv2d("conv2d_1x1_c32", {2, 32, 4, 4}, {64, 32, 1, 1}, {});
 }
 
+TEST_CASE("golden: transposed convolution") {
+  Context context(on_test_device());
+  check_transposed("conv_transpose2d_3x3_s2", {2, 8, 4, 5}, {8, 6, 3, 3},
+                   {.stride = 2, .padding = 1});
+  check_transposed("conv_transpose2d_4x4_c16", {2, 32, 4, 3}, {32, 16, 4, 4},
+                   {.stride = 2, .padding = 1});
+  check_transposed("conv_transpose2d_groups2", {2, 8, 4, 5}, {8, 3, 3, 3}, {.groups = 2});
+  check_transposed("conv_transpose1d", {3, 4, 1, 9}, {4, 32, 1, 3}, {.stride = 2});
+}
+
 TEST_CASE("golden: batch norm, alone and fused") {
   Context context(on_test_device());
   for (const auto& [suffix, shape] :
@@ -133,9 +167,13 @@ TEST_CASE("golden: batch norm, alone and fused") {
   }
 }
 
-TEST_CASE("golden: ReLU and pooling") {
+TEST_CASE("golden: activations and pooling") {
   Context context(on_test_device());
   check_without_parameters("relu", {2, 8, 5, 5}, relu);
+  check_without_parameters("leaky_relu", {2, 8, 5, 5},
+                           [](Tape& tape, const Var& x) { return leaky_relu(tape, x, 0.2f); });
+  check_without_parameters("sigmoid", {2, 8, 5, 5}, sigmoid, 4);
+  check_without_parameters("tanh", {2, 8, 5, 5}, heddle::tanh, 4);
   const PoolOptions max{.kernel = 3, .stride = 2, .padding = 1};
   auto max_pool = [&](Tape& tape, const Var& x) { return max_pool2d(tape, x, max); };
   check_without_parameters("max_pool_3x3_s2", {2, 5, 9, 8}, max_pool);
@@ -175,5 +213,20 @@ TEST_CASE("golden: softmax cross-entropy") {
     tape.backward(loss);
     golden.expect("loss", loss.value());
     golden.expect("dlogits", logits.grad());
+  }
+}
+
+TEST_CASE("golden: squared error and binary cross-entropy") {
+  Context context(on_test_device());
+  for (const bool squared : {true, false}) {
+    const Golden golden(squared ? "mse_loss" : "bce_with_logits");
+    const Shape shape{4, 3, 5};
+    const Var a(golden.value("a", shape, squared ? 1.0f : 8.0f), true);
+    const Tensor b = golden.value("b", shape, 0.5f, 0.5);
+    Tape tape;
+    const Var loss = squared ? mse_loss(tape, a, Var(b)) : bce_with_logits(tape, a, b);
+    tape.backward(loss);
+    golden.expect("loss", loss.value());
+    golden.expect("da", a.grad());
   }
 }

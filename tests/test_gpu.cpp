@@ -11,6 +11,7 @@
 #include "core/kernels.h"
 #include "data/augment.h"
 #include "layers/activation.h"
+#include "layers/concat.h"
 #include "layers/conv2d.h"
 #include "layers/embedding.h"
 #include "layers/loss.h"
@@ -127,6 +128,36 @@ TEST_CASE("kernels, compare: dropout, embedding and cross-entropy") {
                 out.push_back(logits.grad().to_vector());
                 return out;
               });
+}
+
+TEST_CASE("kernels, compare: activations, joined channels, losses of pairs") {
+  const auto run = [](const Tensor& x, const Network& network) {
+    ParameterStore store;
+    store.add("unused", {1}, constant_init(0));
+    store.finalize(1);
+    Results out = run_layer(store, x, network);
+    out.pop_back();
+    return out;
+  };
+  for (const Shape& shape : {Shape{5, 3}, Shape{2, 7, 5, 3}}) {
+    for (DType dtype : kTypes) {
+      const auto x = [&] { return random_tensor(shape, 5, Layout::plain, 3.0f, dtype); };
+      for (const auto& [name, layer] :
+           {std::pair<const char*, Network>{
+                "leaky relu", [](Tape&tape, const Var&v) { return leaky_relu(tape, v); }},
+            {"sigmoid", [](Tape&tape, const Var&v) { return sigmoid(tape, v); }},
+            {"tanh", [](Tape&tape, const Var&v) { return heddle::tanh(tape, v); }},
+            {"concat", [](Tape&tape, const Var&v) { return concat_channels(tape, v, v); }}})
+        compare(name, to_string(shape), dtype, [&] { return run(x(), layer); });
+    }
+    const auto losses = [&](Tape& tape, const Var& v) {
+      const Tensor targets = random_tensor(shape, 6, Layout::plain, 0.5f);
+      add_constant(targets, 0.5f);
+      return add(tape, mse_loss(tape, v, Var(targets)), bce_with_logits(tape, v, targets));
+    };
+    compare("losses of pairs", to_string(shape), DType::f32,
+            [&] { return run(random_tensor(shape, 5, Layout::plain, 3.0f), losses); });
+  }
 }
 
 TEST_CASE("kernels, compare: augmentation") {
@@ -251,6 +282,18 @@ TEST_CASE("compare: convolutions") {
                            });
         };
         compare("convolution", what, dtype, job, subject(tune));
+        const auto transposed = [&] {
+          ParameterStore store;
+          const Shape shape{f.x[1], f.out / f.options.groups, f.kernel, f.kernel};
+          Parameter& weight = store.add("weight", shape, normal_init(0.1f));
+          Parameter& bias = store.add("bias", {f.out}, normal_init(0.1f));
+          store.finalize(1);
+          return run_layer(store, random_tensor(f.x, 6, Layout::plain, 1.0f, dtype),
+                           [&](Tape& tape, const Var& v) {
+                             return conv_transpose2d(tape, v, weight, &bias, f.options);
+                           });
+        };
+        compare("transposed convolution", what, dtype, transposed, subject(tune));
       }
 }
 

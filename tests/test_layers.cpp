@@ -11,7 +11,7 @@
 #include "layers/loss.h"
 #include "layers/pooling.h"
 #include "tests/device.h"
-#include "tests/gradcheck.h"
+#include "tests/elementwise_checks.h"
 
 using namespace heddle;
 
@@ -19,30 +19,6 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-using Network = GradCheck::Network;
-
-// A layer without parameters.
-void check_layer(std::vector<Tensor> inputs, const Network& network,
-                 const GradCheckOptions& options = {}) {
-  ParameterStore store;
-  store.finalize(1);
-  GradCheck(store, std::move(inputs), network, options).run();
-}
-
-// Output and gradients in bf16 against fp32 on the same numbers.
-void check_half(const std::vector<Tensor>& half, const Network& network, double bound) {
-  ParameterStore store;
-  store.finalize(1);
-  std::vector<Tensor> full;
-  for (const Tensor& t : half) full.push_back(converted(t, DType::f32, t.layout()));
-  const auto a = GradCheck(store, half, network).analytic(DyMode::shared),
-             b = GradCheck(store, full, network).analytic(DyMode::shared);
-  for (size_t i = 0; i < a.size(); ++i) CHECK(relative_distance(a[i], b[i]) < bound);
-  const Tensor y = forward_value(network, half);
-  CHECK(y.dtype() == DType::bf16);
-  CHECK(relative_distance(y.to_vector(), forward_value(network, full).to_vector()) < 4e-3);
-}
 
 Tensor labels_of(const std::vector<int32_t>& values) {
   const Tensor out = Tensor::empty_on(Device{}, {static_cast<int64_t>(values.size())}, DType::i32);
@@ -59,29 +35,6 @@ Tensor distinct(const Shape& shape, Layout layout) {
 }
 
 }  // namespace
-
-TEST_CASE("relu: values and gradients") {
-  Context context(on_test_device());
-  for (Layout layout : input_layouts()) {
-    INFO(concat(layout_name(layout)));
-    const Shape shape = {2, 16, 3, 2};
-    const Network apply_relu = [](Tape& t, const std::vector<Var>& in) { return relu(t, in[0]); };
-    check_layer({random_tensor(shape, 1, layout)}, apply_relu, {.max_skipped = 0.05});
-    const Tensor half = random_tensor(shape, 1, layout, 1.0f, DType::bf16);
-    check_half({half}, apply_relu, 1e-2);  // the noise that the checker adds is rounded too
-  }
-  Tape tape;
-  const std::vector<float> y =
-      relu(tape, Var(here(Tensor::from({-1, 0, 2, kNaN, -kInfinity, kInfinity}))))
-          .value()
-          .to_vector();
-  CHECK(y[0] == 0);
-  CHECK(y[2] == 2);
-  CHECK(std::isnan(y[3]));
-  CHECK(y[4] == 0);
-  CHECK(y[5] == kInfinity);
-  CHECK_THROWS_AS(relu(tape, Var(Tensor::zeros({2}, DType::i32))), InputError);
-}
 
 TEST_CASE("max pooling: values against the definition, and gradients") {
   Context context(on_test_device());

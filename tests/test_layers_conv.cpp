@@ -1,6 +1,8 @@
 // Convolution: against a direct sum in every layout, and its gradients.
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "core/kernels.h"
 #include "layers/conv2d.h"
 #include "tests/device.h"
@@ -171,4 +173,62 @@ TEST_CASE("conv2d: mismatched shapes are refused, and both named") {
   Conv2d::Options bad = {.in = 5, .out = 4, .groups = 2};
   ParameterStore other;
   CHECK_THROWS_AS(Conv2d(other, "bad", bad), InputError);
+}
+
+TEST_CASE(
+    "transposed convolution: the adjoint of convolution, in every layout, and its gradients") {
+  Context context(on_test_device());
+  for (const ConvCase& c : kCases)
+    for (Layout layout : input_layouts()) {
+      if (layout == Layout::c16 && c.out % 16 != 0) continue;
+      CAPTURE(c);
+      CAPTURE(std::string(layout_name(layout)));
+      const Conv2dOptions o{c.stride, c.padding, c.groups};
+      ParameterStore store;
+      Parameter& weight =
+          store.add("weight", {c.out, c.in / c.groups, c.kernel, c.kernel}, normal_init(0.3f));
+      Parameter* bias = c.bias ? &store.add("bias", {c.in}, normal_init(0.3f)) : nullptr;
+      store.finalize(1);
+      // A map whose size is that of a convolution's output; what it enlarges to may be smaller than
+      // the convolution's input where a stride leaves pixels out.
+      const Shape like = conv2d_shape({2, c.in, c.height, c.width}, weight.shape(), o, "like");
+      const Tensor x = random_tensor(like, 3, layout);
+      if ((like[2] - 1) * c.stride - 2 * c.padding + c.kernel <= 0) continue;
+      const GradCheck::Network network = [&](Tape& t, const std::vector<Var>& in) {
+        return conv_transpose2d(t, in[0], weight, bias, o);
+      };
+      Tape tape({.training = false});
+      const Var y = network(tape, {Var(x)});
+      // <y, z> = <x, conv2d(z)> for any z.
+      const Tensor z = random_tensor(y.shape(), 4, y.value().layout());
+      const Var forward = conv2d(tape, Var(z), weight, nullptr, o);
+      REQUIRE(forward.shape() == like);
+      const auto inner = [](const std::vector<float>& a, const std::vector<float>& b) {
+        double sum = 0;
+        for (size_t i = 0; i < a.size(); ++i) sum += double{a[i]} * b[i];
+        return sum;
+      };
+      std::vector<float> without = y.value().to_vector();
+      const auto pixels = static_cast<size_t>(y.shape()[2] * y.shape()[3]);
+      for (size_t i = 0; c.bias && i < without.size(); ++i)
+        without[i] -= bias->value.to_vector()[i / pixels % static_cast<size_t>(c.in)];
+      const auto from = x.to_vector(), to = z.to_vector();
+      const double scale = std::sqrt(inner(without, without) * inner(to, to));
+      CHECK(std::abs(inner(without, to) - inner(from, forward.value().to_vector())) < 1e-5 * scale);
+      GradCheck(store, {x}, network, {.samples = 12}).run();
+    }
+  ParameterStore store;
+  Parameter& weight = store.add("weight", {4, 3, 2, 2}, constant_init(1));
+  store.finalize(1);
+  Tape tape;
+  const auto refused = [&](const Shape& shape, const Conv2dOptions& o) {
+    CHECK_THROWS_AS(conv_transpose2d(tape, Var(Tensor::zeros(shape)), weight, nullptr, o),
+                    InputError);
+  };
+  refused({1, 3, 4, 4}, {});
+  refused({1, 4, 4}, {});
+  refused({1, 4, 0, 4}, {});
+  refused({1, 4, 1, 4}, {.padding = 1});
+  refused({1, 4, 4, 4}, {.stride = 0});
+  refused({1, 4, 4, 4}, {.groups = 3});
 }

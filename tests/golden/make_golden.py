@@ -147,8 +147,16 @@ def batchnorm_case(case, shape, check, training=True, relu=False, add=False):
     layer_case(case, inputs, run, check, gradients=training)
 
 
-def pool_case(case, shape, f, check):
-    layer_case(case, {"x": (shape, 1, 0)}, lambda x: {"y": f(x)}, check)
+def transposed_case(case, x, w, check, **options):
+    def run(x, weight, bias):
+        return {"y": F.conv_transpose2d(x, weight, bias, **options)}
+
+    bias = (w[1] * options.get("groups", 1),)
+    layer_case(case, {"x": (x, 1, 0), "weight": (w, he_scale(w), 0), "bias": (bias, 0.1, 0)}, run, check)
+
+
+def pool_case(case, shape, f, check, scale=1):
+    layer_case(case, {"x": (shape, scale, 0)}, lambda x: {"y": f(x)}, check)
 
 
 def make_layers(check):
@@ -172,12 +180,28 @@ def make_layers(check):
         batchnorm_case("batchnorm_add_relu" + suffix, shape, check, relu=True, add=True)
 
     pool_case("relu", (2, 8, 5, 5), F.relu, check)
+    pool_case("leaky_relu", (2, 8, 5, 5), lambda x: F.leaky_relu(x, 0.2), check)
+    pool_case("sigmoid", (2, 8, 5, 5), torch.sigmoid, check, scale=4)
+    pool_case("tanh", (2, 8, 5, 5), torch.tanh, check, scale=4)
+    transposed_case("conv_transpose2d_3x3_s2", (2, 8, 4, 5), (8, 6, 3, 3), check, stride=2, padding=1)
+    transposed_case("conv_transpose2d_4x4_c16", (2, 32, 4, 3), (32, 16, 4, 4), check, stride=2, padding=1)
+    transposed_case("conv_transpose2d_groups2", (2, 8, 4, 5), (8, 3, 3, 3), check, groups=2)
+    transposed_case("conv_transpose1d", (3, 4, 1, 9), (4, 32, 1, 3), check, stride=2)
     pool_case("max_pool_3x3_s2", (2, 5, 9, 8), lambda x: F.max_pool2d(x, 3, 2, 1), check)
     pool_case("max_pool_3x3_s2_c16", (2, 16, 8, 8), lambda x: F.max_pool2d(x, 3, 2, 1), check)
     pool_case("global_avg_pool", (2, 16, 5, 7), lambda x: x.mean((2, 3)), check)
 
     linear = {"x": ((5, 24), 1, 0), "weight": ((10, 24), he_scale((10, 24)), 0), "bias": ((10,), 0.1, 0)}
     layer_case("linear", linear, lambda x, weight, bias: {"y": F.linear(x, weight, bias)}, check)
+
+    def pair_case(case, loss, scale):
+        def run(a):
+            return {"loss": loss(a, value(f"{case}.b", (4, 3, 5), 0.5, 0.5, a.dtype)).reshape(1)}
+
+        layer_case(case, {"a": ((4, 3, 5), scale, 0)}, run, check, dy=(0, 1))
+
+    pair_case("mse_loss", F.mse_loss, 1)
+    pair_case("bce_with_logits", F.binary_cross_entropy_with_logits, 8)
 
     for case, smoothing in (("cross_entropy", 0.0), ("cross_entropy_smoothed", 0.1)):
 
