@@ -3,7 +3,7 @@
 # a file of a checkpoint, at a random moment, one process of four or all of them; it always resumes, and ends
 # bit-identical to the run that was never killed. No incomplete checkpoint is ever chosen, and no process and no
 # temporary file remains.
-#   tests/test_resume_kills.sh build/train_resnet_hooked [mpirun]      KILLS=100 for the long form
+#   tests/test_resume_kills.sh build/train_resnet_hooked [mpirun]      KILLS=100 for the long form; SPEC=adacomp
 set -u
 program=$(realpath "$1") || exit 2
 mpirun=${2:-}
@@ -16,7 +16,7 @@ RANDOM=${SEED:-$$}
 echo "seed ${SEED:-$$}"
 
 flags=(--image-size 16 --batch-size 4 --threads 1 --print-freq 5 --deterministic --steps 61 --save-every 3 --comm-timeout 20
-  --compress scalecom:rate=50 --compress-start 2 --layerwise lgreco --lgreco every=8,window=4)
+  --compress "${SPEC:-scalecom:rate=50}" --compress-start 2 --layerwise lgreco --lgreco every=8,window=4)
 threads=("$work/rank" "${flags[@]}" --learners 4)
 processes=("$mpirun" -n 4 --allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 "$work/rank" "${flags[@]}")
 files_of_a_save=9  # of four ranks: theirs, model, optimizer, state, manifest, and the folder renamed
