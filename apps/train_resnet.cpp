@@ -186,7 +186,7 @@ Outcome train(const Job& job, Learner& learner, const ResNet& model) {
   return out;
 }
 
-// Returns the best classes of each image for the final object; prints them without --json.
+// Returns each image's best classes, for the final JSON object; prints them unless --json is given.
 nlohmann::ordered_json predict_all(const TrainResnetOptions& o, const ResNet& model,
                                    const ResnetCard& card, Device device) {
   const Augmentation prepare = evaluation_transform(card);

@@ -42,7 +42,7 @@ class Deadline {
 
  private:
   std::future<void> watch_;
-  std::promise<void> done_;  // destroyed first, which wakes the watch
+  std::promise<void> done_;  // destroyed before watch_, which ends its wait
 };
 
 class MpiTransport : public Transport {

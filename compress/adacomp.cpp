@@ -1,17 +1,19 @@
-// AdaComp (Chen et al. 2018, arXiv 1712.02679): every rank cuts a layer into bins of a fixed length
-// and sends of each bin what has become as large as its largest element, one where little happens
-// and several where much does:
+// AdaComp (Chen et al. 2018, arXiv 1712.02679): every rank divides a layer into bins of a fixed
+// length and sends the elements of each bin that have become as large as its largest, one where
+// little changes and several where much does:
 //
 //   G = R + g                                  gradient plus residual; m is the largest |G| of a
 //   bin sent where |G + (factor - 1) g| >= m       as sign(G) s; s is the mean of m over the bins
 //   R = G - sent                               also where something was sent: s is not |G|
 //
-// All messages are gathered by all, so that traffic grows with the number of ranks, as top-k's. The
-// rule and its constants are recalled from the paper and agree with the ratios of its abstract; the
-// encoding and scale=bin, a scale for each bin, are this project's own (docs/algorithms.md).
+// Every rank gathers all messages, so traffic grows with the number of ranks, as it does for top-k.
+// The rule and its constants are recalled, not read, and reproduce the ratios in the paper's
+// abstract; the encoding and scale=bin, one scale for each bin, are this project's own
+// (docs/algorithms.md).
 //
-// A message: of each layer the number of elements (u32) and the scale (f32), with scale=bin then a
-// byte for each bin; a sign bit for each element; their indices as differences.
+// A message has, for each layer: the number of elements (u32); the scale (f32), which with
+// scale=bin is the largest, followed by one code byte for each bin; one sign bit for each element;
+// the indices as differences.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -20,7 +22,6 @@
 
 #include "compress/codecs/bits.h"
 #include "compress/codecs/delta_code.h"
-#include "compress/codecs/magnitude.h"
 #include "compress/codecs/sparse_kernels.h"
 #include "compress/compressed_reducer.h"
 #include "core/kernels.h"
@@ -29,8 +30,10 @@
 namespace heddle {
 namespace {
 
-// A bin's scale is the layer's largest one times 2^(-code / 8).
+// A bin's scale is the layer's largest scale times 2^(-code / 8).
 constexpr uint8_t kNothingSent = 255;
+// Gradients with a larger element are refused before an algorithm sees them.
+constexpr float kMaxScale = 1e30f;
 
 uint8_t scale_code(float largest, float of_bin) {
   const long code = std::lround(8 * std::log2(double{largest} / of_bin));
@@ -64,7 +67,14 @@ class AdaComp : public CompressedReducer {
     }
   }
 
-  // Also the elements that were sent per bin, "activity.<parameter>", the same on all ranks.
+  // Resolves bin=auto, as the constructor does.
+  void set_choice(const std::string& parameter, double value) override {
+    CompressedReducer::set_choice(parameter, value);
+    Layer& layer = layers_.at(parameter);
+    layer.choice = static_cast<double>(bin(layer, value));
+  }
+  // Adds the mean number of elements sent per bin, "activity.<parameter>" (1) f32, the same on all
+  // ranks.
   NamedTensors named_state() const override {
     NamedTensors state = CompressedReducer::named_state();
     for (const auto& [name, x] : activity_) state.emplace_back("activity." + name, x);
@@ -115,14 +125,15 @@ class AdaComp : public CompressedReducer {
     return true;
   }
 
-  // Expects as many elements per bin as were sent on average so far, whatever the bins' length.
+  // Returns the expected bytes: from the running mean of the elements sent per bin, which is taken
+  // to be the same for every length of bins.
   int64_t bytes(const Layer& layer, double setting) const override {
     const int64_t n = layer.size(), bins = ceil_div(n, bin(layer, setting));
     const double each = *activity_.at(layer.name()).data<float>();
-    const int64_t k = std::min<int64_t>(n, std::llround(each * static_cast<double>(bins)));
+    const int64_t k = std::clamp<int64_t>(std::llround(each * static_cast<double>(bins)), 0, n);
     return header_bytes(bins) + packed_bytes(k, 1) + DeltaCode{n, k}.max_bytes();
   }
-  // As if the largest element of each bin were sent: a sum over steps has no newest gradient.
+  // Assumes that each bin sends its largest element only: a sum over steps has no newest gradient.
   std::vector<double> lost_norms(const Layer& layer, const Tensor& x,
                                  const std::vector<double>& bins) const override {
     return for_each_setting(bins, [&](double setting) {
@@ -149,7 +160,7 @@ class AdaComp : public CompressedReducer {
     Tensor indices;  // (k) i32
     Tensor values;   // (k) f32
   };
-  // Holds the scale of a layer, or the largest of its bins' and a code for each bin.
+  // Holds the scale of a layer, or, with scale=bin, the largest of its bins' and a code for each.
   struct Scales {
     float largest = 0;
     std::vector<uint8_t> codes = {};
@@ -158,8 +169,7 @@ class AdaComp : public CompressedReducer {
     }
   };
 
-  // Returns the length of bins that a setting stands for; 0 is a rule by the layer's shape: the
-  // paper's lengths for convolutions and for all others.
+  // Returns the length of bins for a setting; 0 chooses by the layer's shape.
   static int64_t bin(const Layer& layer, double setting) {
     if (setting > 0) return static_cast<int64_t>(setting);
     return layer.parameter->shape().rank() == 4 ? 50 : 500;
@@ -173,7 +183,8 @@ class AdaComp : public CompressedReducer {
     return std::bit_cast<float>(magnitudes.data<int32_t>()[b]);
   }
 
-  // Magnitudes (bins) i32, on the host. Bins of zeros do not count.
+  // Returns the scales for the bins' magnitudes, (bins) i32 on the host. Bins of zeros do not
+  // count.
   Scales scales_of(const Tensor& magnitudes) const {
     double sum = 0;
     int64_t bins = 0;
@@ -196,7 +207,8 @@ class AdaComp : public CompressedReducer {
   // Appends the parts of a layer: header, signs, indices.
   void encode(const Exchange& e, const Item& item, std::vector<MessagePart>& parts) const {
     const int64_t length = bin(*item.layer, item.layer->now);
-    // Non-finite gradients have been replaced by zeros, after their maxima were found.
+    // Non-finite gradients have been replaced by zeros, but their magnitudes were found before
+    // that.
     const Tensor magnitudes = e.finite ? item.magnitudes : Tensor::empty_like(item.magnitudes);
     if (!e.finite) magnitudes.fill_zero();
     const Scales scales = scales_of(magnitudes.to(Device{}));
@@ -224,16 +236,16 @@ class AdaComp : public CompressedReducer {
     const Tensor signs = bytes_of(packed_bytes(k, 1));
     pack_bits(negative.data(), k, 1, signs.data<uint8_t>());
     const std::vector<uint8_t> packed = DeltaCode{item.n(), k}.encode(sent);
-    const Tensor places = bytes_of(std::ssize(packed));
-    std::ranges::copy(packed, places.data<uint8_t>());
+    const Tensor packed_indices = bytes_of(std::ssize(packed));
+    std::ranges::copy(packed, packed_indices.data<uint8_t>());
     parts.push_back({item.name(), PayloadKind::scales, header});
-    // The paper counts 8 bits for an element, sign, level and place in the bin together, or 16
+    // As recalled, the paper counts 8 bits for each element (sign, level and index in the bin), 16
     // where bins are longer than 64, and nothing for scales.
     parts.push_back({item.name(), PayloadKind::values, signs, k * (length <= 64 ? 1 : 2)});
-    parts.push_back({item.name(), PayloadKind::indices, places});
+    parts.push_back({item.name(), PayloadKind::indices, packed_indices});
   }
 
-  // Appends what a rank has sent of each layer. Returns false for a scale that cannot be summed.
+  // Appends what a rank sent of each layer. Returns false for a scale that no rank of ours sends.
   // Throws Error for a message that does not fit the layers.
   bool decode(const Exchange& e, int rank, const Tensor& message,
               std::vector<Sent>& received) const {
@@ -256,14 +268,16 @@ class AdaComp : public CompressedReducer {
       std::memcpy(&k, header.data(), 4);
       std::memcpy(&scales.largest, header.data() + 4, 4);
       check_fits(k <= item.n());
-      if (magnitude(scales.largest) > magnitude(kMaxSum)) return false;
+      if (!(scales.largest >= 0 && scales.largest <= kMaxScale)) return false;
       std::vector<uint32_t> negative(k);
       unpack_bits(take(packed_bytes(k, 1)).data(), k, 1, negative.data());
       const Indices indices = DeltaCode{item.n(), k}.decode(rest);
       const Tensor values = Tensor::empty_on(Device{}, {int64_t{k}});
       const int64_t length = bin(*item.layer, item.layer->now);
       for (size_t j = 0; j < k; ++j) {
-        const float s = scales.at(indices[j] / length);
+        const int64_t b = indices[j] / length;
+        check_fits(!by_bin_ || scales.codes[static_cast<size_t>(b)] != kNothingSent);
+        const float s = scales.at(b);
         values.data<float>()[j] = negative[j] != 0 ? -s : s;
       }
       received.push_back({index_tensor(indices).to(e.device), values.to(e.device)});
@@ -274,14 +288,15 @@ class AdaComp : public CompressedReducer {
 
   static Tensor bytes_of(int64_t n) { return Tensor::empty_on(Device{}, {n}, DType::u8); }
 
-  // `sent` elements: the mean over ranks.
-  void update_activity(const Item& item, double sent) const {
+  // Updates the running mean; `sent` is the number of elements, averaged over the ranks. It counts
+  // what was sent even if the optimizer then skips the step.
+  void update_activity(const Item& item, double sent) {
     float& activity = *activity_.at(item.name()).data<float>();
     activity +=
         static_cast<float>(kNewActivity * (sent / static_cast<double>(bins_of(item)) - activity));
   }
 
-  // Notes for --explain-step what this rank sends of a layer.
+  // Records for --explain-step what this rank sends of a layer.
   static void explain_sent(const Item& item, const Indices& sent, const Scales& scales,
                            int64_t length) {
     explain("select", item.name(), [&] {
@@ -294,11 +309,12 @@ class AdaComp : public CompressedReducer {
         bins += i / length != last ? 1 : 0;
         last = i / length;
       }
-      return Figures{{"chosen", static_cast<double>(sent.size()), Unit::count},
-                     {"elements", static_cast<double>(item.n()), Unit::count},
-                     {"bins without", static_cast<double>(bins_of(item) - bins), Unit::count},
-                     {"scale", scales.largest},
-                     {"energy kept", 100 * kept / squared_norm(x), Unit::percent}};
+      return Figures{
+          {"chosen", static_cast<double>(sent.size()), Unit::count},
+          {"elements", static_cast<double>(item.n()), Unit::count},
+          {"bins with nothing sent", static_cast<double>(bins_of(item) - bins), Unit::count},
+          {"scale", scales.largest},
+          {"energy kept", kept > 0 ? 100 * kept / squared_norm(x) : 0, Unit::percent}};
     });
   }
 

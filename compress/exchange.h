@@ -45,7 +45,7 @@ struct Exchange {
   uint64_t culprit = 0;  // 1 + index of the first non-finite layer in the order of memory; 0: none
 };
 
-// Notes for --explain-step which values (k) this rank sends of an item.
+// Records for --explain-step which values (k) this rank sends of an item.
 void explain_selection(const Exchange::Item& item, const Tensor& values,
                        const char* file = __builtin_FILE(), int line = __builtin_LINE());
 

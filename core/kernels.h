@@ -29,13 +29,14 @@ void convert(const Tensor& src, const Tensor& dst);
 // Returns src in another type or layout; src itself when nothing changes.
 Tensor converted(const Tensor& src, DType dtype, Layout layout);
 
-// Return sums over all elements of an f32 tensor, accumulated in double over fixed chunks and so
-// independent of the number of threads. On a GPU they wait for the stream.
+// Reduce an f32 tensor to one number. Sums are accumulated in double over fixed chunks, and so do
+// not depend on the number of threads. On a GPU these wait for the stream.
 double sum(const Tensor& x);
 double squared_norm(const Tensor& x);
-double norm(const Tensor& x);      // its root
+double norm(const Tensor& x);      // its square root
 bool all_finite(const Tensor& x);  // no NaN, no infinity
-// Sets out[c] = beta * out[c] + sum over rows of x (N, C), f32 or bf16 -> (C) f32.
+// Sets out[c] = beta * out[c] + sum over rows of x (N, C), f32 or bf16 -> (C) f32. With beta 0 the
+// old values are not read.
 void sum_rows(const Tensor& x, const Tensor& out, float beta);
 
 // Sets every row of out (N, C) to row (C), f32.

@@ -65,7 +65,7 @@ std::string to_string(const Form& form) {
   return concat(dtype_name(form.dtype), " ", to_string(form.shape), " ", layout_name(form.layout));
 }
 
-// Memory of a pool. Holds the pool too, so that a tensor may outlive the Context it came from.
+// Memory from a pool. Keeps the pool alive, so that a tensor may outlive the Context it came from.
 class Storage {
  public:
   Storage(std::shared_ptr<Pool> pool, size_t bytes)
@@ -85,7 +85,7 @@ class Storage {
 
 namespace {
 
-// Copies between devices. `pinned`: the host's memory is pinned.
+// Copies within or between devices. `pinned`: the host memory is pinned.
 void copy_bytes(void* to, Device to_device, const void* from, Device from_device, bool pinned,
                 int64_t bytes) {
 #ifdef HEDDLE_CUDA
@@ -96,9 +96,9 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   if (to_device.is_cuda() || from_device.is_cuda()) {
     // A recorded step would copy from, or to, this address of the host in every later run.
     if (stream_is_recorded()) throw Error("a copy from or to the host cannot be recorded");
-    // In the order of the stream. A copy from the host has been staged when the call returns,
-    // except from pinned memory and on GPUs that read through the host's page tables: these are
-    // waited for.
+    // Enqueued on the stream. A copy from pageable host memory has been staged when the call
+    // returns, except on GPUs that read through the host's page tables. Those copies, copies from
+    // pinned memory and all copies to the host are waited for.
     int direct = 0;
     cudaError_t status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream());
     if (status == cudaSuccess && to_device.is_cuda())

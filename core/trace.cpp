@@ -110,7 +110,8 @@ std::string Trace::events(int rank, double shift) const {
   for (const Event& e : events_)
     if (e.kind == Event::Kind::range) begins[track_number(e)].push_back(e.begin);
   for (auto& times : begins) std::sort(times.begin(), times.end());
-  // A point lies just after the begin of its range: viewers bind it to the range that is open then.
+  // Moves a `pass` or `end` point to just after the start of its range: viewers bind a point to the
+  // range that is open then.
   const auto time_of = [&](const Event& point, size_t track) {
     constexpr double kInside = 0.001;
     const auto& times = begins[track];

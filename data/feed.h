@@ -36,12 +36,13 @@ class BatchFeed {
  public:
   BatchFeed(Epoch epoch, const Augmentation& augmentation, Device device, DType dtype);
 
-  // Releases the current batch and waits for the next; false after the last. Rethrows read errors.
+  // Releases the current batch and waits for the next; returns false after the last. Rethrows read
+  // errors. batch() is valid until the next call.
   bool next();
   const FedBatch& batch() const { return batch_; }
-  // Called after the step on the current batch was started: copies the next one to the GPU if the
-  // loader has it ready and memory suffices. Waits for the copy, not for the step. Returns whether
-  // the next batch, or its error, is available.
+  // Call it after the step on the current batch has been started. Copies the next one to the GPU if
+  // the loader has it ready and memory suffices; on a CPU does nothing and returns false. Waits for
+  // the copy, not for the step. Returns whether the next batch, or its error, is available.
   bool prefetch();
 
  private:

@@ -21,7 +21,7 @@ namespace heddle {
 
 enum class TextLevel : uint8_t { automatic, word, character };
 
-// Converts from and to "auto", "word", "char". Throws InputError for other text.
+// Converts from and to "auto", "word", "char". Throws InputError for any other string.
 TextLevel parse_text_level(const std::string& text);
 const char* text_level_name(TextLevel level);
 
@@ -53,11 +53,11 @@ struct Corpus {
 
 // Opens a folder with train.txt, valid.txt, test.txt (or ptb.train.txt, … or wiki.train.tokens, …),
 // with the vocabulary of the training text; or one file, as split_text() does. An empty path opens
-// the project's own sources (embedded_sources()), each file in one of the parts, with a vocabulary
-// of all. `automatic` means word level for a folder, else character level. Word level requires
-// UTF-8; character level accepts any bytes. Throws InputError with file and line or offset for a
-// missing or empty file, bytes that are not UTF-8, a word or byte of valid or test that is not in
-// the vocabulary, an empty part, and fewer than two different tokens.
+// the project's own sources (embedded_sources()), each file in one of the parts, with one
+// vocabulary for all of them. `automatic` means word level for a folder, else character level. Word
+// level requires UTF-8; character level accepts any bytes. Throws InputError with file and line or
+// offset for a missing or empty file, bytes that are not UTF-8, a word or byte of valid or test
+// that is not in the vocabulary, an empty part, and fewer than two different tokens.
 Corpus open_corpus(const std::filesystem::path& path, TextLevel level);
 
 // Splits a text: the first 90 % for training, the next 5 % for validation, the rest for test; word
@@ -99,6 +99,7 @@ class TokenBatches {
 
   int64_t size() const { return windows_; }  // windows per epoch
   int64_t tokens() const;                    // tokens that this rank predicts per epoch
+  // Returns a window, of [0, size()). Throws InputError for any other index.
   TokenWindow window(int64_t index) const;
 
  private:
@@ -107,7 +108,8 @@ class TokenBatches {
   int64_t rows_ = 0, windows_ = 0;  // tokens per column; windows per epoch
 };
 
-// A source file of this project at build time: path and content. embedded_sources() are all *.h,
+// A source file of this project at build time: path and content. embedded_sources() returns all
+// *.h,
 // *.cpp and *.cu files of the code folders, and of tests/ without its subfolders, sorted by path.
 struct EmbeddedFile {
   std::string_view name, text;

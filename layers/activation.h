@@ -7,18 +7,19 @@ namespace heddle {
 
 // Returns max(x, 0), for any shape; f32 or bf16, NaN stays NaN.
 Var relu(Tape& tape, const Var& x);
-// Returns x where x > 0, else slope * x, as relu() does (Maas et al., 2013); the gradient at 0 is
-// slope. Throws InputError for a slope below 0.
+// Returns x where x > 0, else slope * x (Maas et al., 2013); shapes and types as for relu(). The
+// gradient at 0 is slope. Throws InputError for a slope that is negative or NaN.
 Var leaky_relu(Tape& tape, const Var& x, float slope = 0.01f);
-// Returns 1 / (1 + e^-x), as relu() does.
+// Returns 1 / (1 + e^-x); shapes and types as for relu().
 Var sigmoid(Tape& tape, const Var& x);
-// Returns tanh x, as relu() does.
+// Returns tanh x; shapes and types as for relu().
 Var tanh(Tape& tape, const Var& x);
 
 // Zeroes each element with probability p and scales the others by 1/(1-p) while training, else
 // returns x (Srivastava et al., 2014, inverted form). The mask is keyed by (seed, step, operation,
-// sample in the global batch, index within the sample), so independent of threads and of how the
-// batch is split over learners. `batch_axis` is the axis that counts samples: 0, or 1 for (T, B,
+// sample in the global batch, index within the sample), so it does not depend on the number of
+// threads or on how the batch is split over learners. `batch_axis` is the axis that counts samples:
+// 0, or 1 for (T, B,
 // ...). Throws InputError for a probability outside [0, 1) and for an axis that x does not have.
 Var dropout(Tape& tape, const Var& x, float p, int batch_axis = 0);
 

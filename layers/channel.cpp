@@ -7,7 +7,8 @@
 namespace heddle {
 namespace {
 
-// Returns a map in channels last, the layout of convolutions on CUDA, as rows of pixels.
+// Returns a channels-last map (N, C, H, W), the layout of convolutions on CUDA, as rows of pixels
+// (N*H*W, C): a view.
 Tensor pixel_rows(const Tensor& x) {
   auto [n, c, h, w] = dims<4>(x, "activations");
   check(x.layout() == Layout::nhwc, "channels on CUDA: expected layout nhwc, found ",

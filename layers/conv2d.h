@@ -14,24 +14,28 @@ struct Conv2dOptions {
   int64_t stride = 1, padding = 0, groups = 1;
 };
 
-// x (N, C, H, W), weight (O, C/groups, K, L), bias (O) or null -> (N, O, P, Q) with
-// P = (H + 2*padding - K)/stride + 1. Same type as x. Throws InputError when shapes do not fit or
-// the output would be empty.
+// x (N, C, H, W), weight (O, C/groups, K, L), bias (O) or null -> (N, O, P, Q), in the type of x,
+// with P = (H + 2*padding - K)/stride + 1, rounded down, and Q likewise. Throws InputError when
+// shapes do not fit or the output would be empty.
 Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias,
            const Conv2dOptions& options);
 
-// The adjoint of conv2d, which enlarges a map: x (N, I, H, W), weight (I, O/groups, K, L), bias (O)
-// or null -> (N, O, P, Q) with P = (H - 1)*stride - 2*padding + K. A sequence is a map of height 1
-// and a weight of height 1, without padding. Same type as x. Throws InputError as conv2d does.
+// Returns the transposed convolution, the adjoint of conv2d: x (N, I, H, W), weight (I, O/groups,
+// K, L), bias (O) or null -> (N, O, P, Q), in the type of x, with P = (H - 1)*stride - 2*padding +
+// K and Q likewise. For a sequence, give x and the weight a height of 1 and use no padding. Throws
+// InputError as conv2d does.
+//   y begins with the bias or 0; then, for all n, o, h, v, i, j and all c of the group of o,
 //   y[n, o, h*stride + i - padding, v*stride + j - padding] += w[c, o, i, j] * x[n, c, h, v]
 Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias,
                      const Conv2dOptions& options);
 
-// Returns the shape of conv2d's output. Throws InputError as conv2d does.
+// Returns the shape of conv2d's output. `name` names the layer in errors: InputError as conv2d.
 Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& options,
                    const std::string& name);
 
-// A convolution that owns its parameters `name.weight` (and `name.bias`).
+// A convolution with parameters `name.weight` and, if asked, `name.bias`, in the store, which owns
+// them and must outlive it. Throws InputError for channels that are not positive or do not divide
+// into the groups.
 class Conv2d {
  public:
   struct Options {

@@ -60,7 +60,7 @@ struct DataParallelOptions {
   // clipping. Lin et al. 2018 (arXiv 1712.01887, section 3.2) clip gradients that are already
   // divided by the number of ranks, at threshold / sqrt(ranks).
   double local_clip = 0;
-  // If a residual held a gradient back, SGD applies it at once, without momentum (UpdateInput);
+  // true: SGD applies a gradient that a residual held back at once, without momentum (UpdateInput);
   // false: with momentum, like a dense one (ScaleCom's algorithm 1).
   bool residual_momentum = true;
   // Enables set_control() and control(), which cost ControlWords::kCount * 4 bytes per step.
@@ -95,8 +95,8 @@ class DataParallelOptimizer {
 
   // Begins a step as Optimizer does, with this learning rate.
   void begin_step(double lr);
-  // Signals that p.grad is final on this rank: its bucket is exchanged once it and those before are
-  // complete. Rethrows what an exchange has thrown, as finish_step does.
+  // Signals that p.grad is final on this rank: its bucket is exchanged once it and all buckets
+  // before it are complete. Rethrows what an exchange has thrown, as finish_step does.
   void ready(Parameter& p);
   // Signals that backward will not read p.value again.
   void weights_free(Parameter& p);
@@ -106,6 +106,7 @@ class DataParallelOptimizer {
 
   // A few numbers that the ranks sum with the gradients of each update, without a collective of
   // their own (control_words.h). set_control() may be called from any thread.
+  // `word` is below kWords.
   static constexpr size_t kWords = ControlWords::kCount;
   void set_control(size_t word, float value) { control_.set(word, value); }
   float control(size_t word) const { return control_.sum(word); }
@@ -130,7 +131,7 @@ class DataParallelOptimizer {
     double exposed_s = 0;     // seconds that the main thread waited for exchanges
     int64_t dense_steps = 0, compressed_steps = 0;
     int64_t dense_sent = 0, compressed_sent = 0;  // bytes of gradients, in these steps
-    int64_t rejected = 0;                         // compressed buckets with a NaN on some rank
+    int64_t rejected = 0;  // compressed buckets with a value or sum not finite
   };
   Totals totals() const;
   const Ledger& ledger() const { return ledger_; }

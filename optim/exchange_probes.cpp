@@ -25,7 +25,7 @@ ExchangeProbes::ExchangeProbes(const DataParallelOptions& options, const Buckets
   check(compressed != nullptr,
         "layer plans, exchange choices and the quality meter need a reducer that compresses");
   check(!plans || !chooses, "either layer plans or exchange choices, not both");
-  // Before that step a rate may still be rising.
+  // Plans and trials start once the rate has stopped rising.
   const int64_t steady = options.compress_start + compressed->ramp();
   if (options.shadow_every > 0) meter_ = std::make_unique<QualityMeter>(*compressed);
   if (plans) planner_ = std::make_unique<LayerPlanner>(*compressed, options.planner, steady);

@@ -94,7 +94,7 @@ void UpdateRule::attach(ParameterStore& store) {
 
 void UpdateRule::update(const Parameter& p, const UpdateInput& input) {
   const bool decay = decays(p);
-  // A GPU updates the whole matrix in less time than it starts a kernel for each row.
+  // A GPU updates the whole matrix in less time than it takes to start a kernel for each row.
   if (!p.touched_rows || !keeps_without_gradient(decay) || store_->values().device().is_cuda())
     return update_range(p.offset, p.offset + p.size(), decay, input);
   const int64_t row = p.size() / p.shape()[0];

@@ -148,7 +148,7 @@ TEST_CASE("kernels, compare: activations, joined channels, losses of pairs") {
             {"sigmoid", [](Tape&tape, const Var&v) { return sigmoid(tape, v); }},
             {"tanh", [](Tape&tape, const Var&v) { return heddle::tanh(tape, v); }},
             {"concat", [](Tape&tape, const Var&v) { return concat_channels(tape, v, v); }}})
-        compare(name, to_string(shape), dtype, [&] { return run(x(), layer); });
+        compare(name, to_string(shape), dtype, [&, layer = layer] { return run(x(), layer); });
     }
     const auto losses = [&](Tape& tape, const Var& v) {
       const Tensor targets = random_tensor(shape, 6, Layout::plain, 0.5f);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The logic of tests/gpu_check.sh without a GPU and without building anything: cmake, ninja, ctest
-# and nvidia-smi are scripts of ours, in a tree that holds nothing but gpu_check.sh.
+# Tests the logic of tests/gpu_check.sh without a GPU or a build: cmake, ninja, ctest, nvcc,
+# compute-sanitizer and nvidia-smi are stubs.
 #   tests/test_gpu_check.sh
 set -u
 here=$(cd "$(dirname "$0")" && pwd) || exit 2
@@ -22,7 +22,7 @@ check() {  # CODE ARGUMENT…
 tree=$work/tree
 mkdir -p "$tree/tests" "$tree/.carry" "$work/bin" "$work/cuda/bin" "$work/cuda/include" "$work/packed/include"
 cp "$here/gpu_check.sh" "$tree/tests"
-# Ninja "builds" programs that say what they were asked, and where headers were to be found.
+# Ninja "builds" copies of one stub program, which writes the losses of two steps, or a line for `compare`.
 script "$work/bin/cmake" <<'STUB'
 #!/bin/sh
 echo "cmake $*"
@@ -64,7 +64,7 @@ script "$work/nvidia-smi" <<'STUB'
 #!/bin/sh
 case $* in -L) echo 'GPU 0: Stub' ;; *compute_cap*noheader*) echo 9.0 ;; *) echo 'name, Stub GPU' ;; esac
 STUB
-# A Python with cuDNN, as wheels lay it down.
+# A Python path with cuDNN, laid out as pip installs its wheel.
 mkdir -p "$work/site/nvidia/cudnn/include" "$work/site/nvidia/cudnn/lib"
 : >"$work/site/nvidia/cudnn/include/cudnn.h"
 : >"$work/site/nvidia/cudnn/lib/libcudnn.so.9"
@@ -87,7 +87,7 @@ has 'not run: no GPU' 'no GPU'
 [ -e "$tree/build-cuda/deps/include/carried.h" ] || fail 'what was carried is not unpacked'
 
 cp "$work/nvidia-smi" "$work/bin/nvidia-smi"
-check 0 --part test  # with one: its section takes the place of the old, the others stay
+check 0 --part test  # with a GPU: its section replaces the old one, the others stay
 has 'test_core on cuda' 'tests on the GPU'
 has '| compile and link | passed' 'the section of an earlier run'
 [ "$(grep -c '^not run: no GPU$' "$tree/gpu-report.md")" = 3 ] || fail 'the other sections stay as they were'

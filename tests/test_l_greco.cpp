@@ -98,7 +98,7 @@ TEST_CASE("L-GreCo: a given budget, a strict one, and fallbacks with a reason") 
 
   auto broken = layers;
   broken[2].errors[1] = std::numeric_limits<double>::quiet_NaN();
-  CHECK(plan_layers(broken).fallback.find("not a number") != std::string::npos);
+  CHECK(plan_layers(broken).fallback.find("not finite") != std::string::npos);
   for (LayerChoices& layer : broken) layer.errors.assign(4, 0.0);
   CHECK(plan_layers(broken).fallback.find("zero") != std::string::npos);
   CHECK(plan_layers(layers, {.alpha = 1e-9}).fallback.find("no plan") != std::string::npos);

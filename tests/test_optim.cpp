@@ -19,7 +19,8 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Three parameters: one smaller than a vector, one that several threads share, one without decay.
+// Three parameters: one that does not fill whole vectors, one that several threads share, one
+// without decay.
 struct Toy {
   ParameterStore store;
   Parameter& small = store.add("small", {5, 7}, normal_init(1));
@@ -215,7 +216,7 @@ TEST_CASE("optimizer: parameters without a gradient get zero and are named once"
     optimizer.begin_step(1);
     Toy::set_gradient(toy.small, 2);
     Toy::set_gradient(toy.large, 2);
-    optimizer.ready(toy.norm);  // the tape says so too when no gradient reached it
+    optimizer.ready(toy.norm);  // the tape also calls it where no gradient arrived
     optimizer.weights_free(toy.norm);
     optimizer.finish_step();
   }
@@ -261,7 +262,7 @@ TEST_CASE("row-sparse gradients: the same bits as dense ones, no other row is re
         b.finish_step();
         REQUIRE(same_bits(sparse.store.values(), full.store.values()));
       }
-      // A row that is not listed is not read where its gradient counts for nothing anyway.
+      // Rules that leave rows without a gradient unchanged do not read a row that is not listed.
       const Tensor before = sparse.embedding.value.clone();
       a.begin_step(0.1);
       Toy::set_gradient(sparse.dense, 9);
@@ -375,7 +376,7 @@ TEST_CASE("non-finite gradients: a skipped step leaves weights and state unchang
     const StepReport report = optimizer.finish_step();
     CHECK(report.skipped);
     CHECK(report.skipped_parameters == 2);
-    CHECK(report.first_skipped == toy.large.name);  // as backward goes
+    CHECK(report.first_skipped == toy.large.name);  // first in the order of backward
     CHECK(optimizer.skipped_steps() == 1);
     CHECK(optimizer.steps() == 1);
     CHECK(same_bits(values, toy.store.values()));

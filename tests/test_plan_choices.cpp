@@ -187,7 +187,7 @@ TEST_CASE("planner: growing residuals make no layer critical, unknown norms do")
   const auto runs = train(2, o);
   for (const PlannedRun& run : runs) {
     REQUIRE(run.plans.size() == 3);
-    CHECK(run.plans[0].plan.fallback == "an error is not a number");
+    CHECK(run.plans[0].plan.fallback == "an error or the budget is negative or not finite");
     CHECK(run.plans[1].critical[2]);   // nothing to compare with
     CHECK(!run.plans[1].critical[5]);  // in a bucket that was fit
     CHECK(run.plans[2].critical == kNone);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Whole programs on the simulated GPU (tests/simulated_gpu): their losses equal those of the CPU, with any exchange,
-# and those of an uninterrupted run; mistakes of GPU users end with one line.
+# Runs whole programs on the simulated GPU (tests/simulated_gpu): their losses agree with the CPU's, whatever the
+# exchange; a resumed run equals an uninterrupted one; a user's mistake ends with one line.
 #   tests/test_simulated_gpu.sh build-simulated/train_resnet build-simulated/train_lm [mpirun]
 set -u
 resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
@@ -30,7 +30,7 @@ both() {  # NAME BOUND COMMAND…: on the CPU and on the simulated GPU
   run "$name" "$@" --device cuda
   close_to "$name-cpu" "$name" "$bound"
 }
-both_in_bf16() {  # NAME BOUND COMMAND…: the CPU has bf16 with AVX-512 only
+both_in_bf16() {  # NAME BOUND COMMAND…: the CPU has bf16 only with AVX-512
   grep -qw avx512f /proc/cpuinfo && { both "$@" --precision bf16; return; }
   echo 'skipped: bf16 on this processor, which has no AVX-512'
   run "$1" "${@:3}" --precision bf16 --device cuda
@@ -46,11 +46,11 @@ refuse() {  # CODE PATTERN COMMAND…: with one line
 
 images=("$resnet" --image-size 8 --steps 6 --threads 1 --print-freq 1 --deterministic --batch-size 8 --lr 0.02)
 both alone 2e-3 "${images[@]}" --augment standard
-# With a low rate: after six larger steps two processors' ways to sum in bf16 were 2 % of the loss apart.
+# A low learning rate: at the higher one, six steps of bf16 sums in each device's own order moved the losses 2 % apart.
 both_in_bf16 half 1e-2 "${images[@]}" --lr 0.002
 run tuned "${images[@]/--deterministic/--tune}" --augment standard --device cuda
 close_to alone tuned 2e-3
-# With memory for the algorithm that cuDNN ranks first, 64 MiB of it, and without.
+# With enough memory for the algorithm that cuDNN ranks first, which needs 64 MiB, and without.
 run enough "${images[@]}" --steps 2 --batch-size 64 --device cuda
 run short env SIMULATED_GPU_MIB=90 "${images[@]}" --steps 2 --batch-size 64 --device cuda
 same enough short
@@ -62,7 +62,7 @@ close_to text text-tuned 2e-3
 both_in_bf16 tied 2e-2 "${words[@]}" --tied
 both readers 2e-3 "${words[@]}" --learners 2 --compress scalecom:rate=20 --compress-start 1 --clip-grad-norm 1
 
-# Steps recorded as a graph: the bits of steps that are not. The last batch of an epoch is smaller for the text.
+# Steps recorded as a graph give the bits of steps that are not. In the text runs the last batch of an epoch is shorter.
 run eager "${images[@]}" --augment standard --device cuda --graph off
 same eager alone
 run recorded "${images[@]}" --augment standard --device cuda --graph on
@@ -85,7 +85,7 @@ run apart "${few[@]}" --overlap off --device cuda
 same dense apart
 run nccl "${few[@]}" --device cuda --comm nccl
 same dense nccl
-for spec in scalecom:rate=50 qsgd; do  # of the others test_gpu compares every step
+for spec in scalecom:rate=50 qsgd; do  # test_gpu compares every step of the others
   name=${spec%%:*}
   both "$name" 5e-2 "${few[@]}" "${packed[@]}" $spec
   run "$name-nccl" "${few[@]}" "${packed[@]}" $spec --device cuda --comm nccl
@@ -107,7 +107,7 @@ else
   echo 'skipped: ranks under mpirun (no mpirun here)'
 fi
 
-# A run that is taken up again.
+# A resumed run.
 run whole "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5
 run part "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5 --save-every 3
 [ -d part/checkpoints ] || fail 'no checkpoint'
@@ -115,7 +115,7 @@ run part "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5 --s
   --output-dir resumed >/dev/null 2>resumed.err || fail "resume: $(head -c 500 resumed.err)"
 [ -n "$(losses resumed)" ] && [ "$(losses whole | tail -2)" = "$(losses resumed | tail -2)" ] || fail "resumed: $(losses whole) and $(losses resumed)"
 
-# What else programs do with weights, and traces of several streams.
+# Evaluation and generation from saved weights, and traces with several streams.
 "$resnet" --evaluate --init alone/model.safetensors --device cuda --json >evaluated 2>/dev/null || fail 'evaluate'
 "$lm" --init text --generate 20 --prompt the --seed 1 --device cuda >generated 2>/dev/null && [ -s generated ] || fail 'generate'
 run traced "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --trace t.json --trace-steps 2:3 --explain-step 3

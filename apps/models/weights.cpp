@@ -33,7 +33,7 @@ std::string hint_for(const std::string& name, const std::map<std::string, std::s
   return "";
 }
 
-// Describes a file that is not a safetensors file, and says what to do; empty if it is unknown.
+// Describes a file in another format, and what to do about it; empty if the format is unknown.
 std::string describe_other(const std::string& path) {
   const InputFile file(path);
   std::string head(static_cast<size_t>(std::min<int64_t>(file.size(), 64)), '\0');
@@ -41,7 +41,7 @@ std::string describe_other(const std::string& path) {
   const bool pickle = head.size() > 1 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
   if (head.starts_with("PK\x03\x04") || pickle)
     return concat(
-        "a PyTorch pickle, which may run any code. Convert it once: python3 -c 'import torch, "
+        "a PyTorch pickle, which may run arbitrary code. Convert it: python3 -c 'import torch, "
         "safetensors.torch as s; s.save_file(torch.load(\"",
         path, "\", map_location=\"cpu\"), \"",
         std::filesystem::path(path).replace_extension(".safetensors").string(),

@@ -52,14 +52,14 @@ struct RunRecord {
 };
 
 // Reads `folder`. Lines of metrics.jsonl that do not parse are skipped and counted; a last line
-// without an end is still being written and is ignored. `trace` names the trace file; by default it
-// is trace.json in the folder, or the file that --trace names in run.json's arguments. Throws
+// without a newline is still being written and is ignored. `trace` names the trace file; by default
+// it is trace.json in the folder, or the file that --trace names in run.json's arguments. Throws
 // InputError if there is no metrics.jsonl, if none of its lines parses, for an unknown schema, and
-// for other files without the expected content.
+// for any other file whose content is not as expected.
 RunRecord read_run(const std::string& folder, const std::string& trace = "");
 
-// Returns the means over the second half of the steps, when caches and schedules have warmed up.
-// The rate is samples over seconds of all these steps; a measure that no line has is NaN.
+// Returns means over the second half of the steps, after caches and schedules have warmed up. The
+// rate is all their samples over all their seconds; a measure that no line has is NaN.
 StepRecord steady_step(const RunRecord& run);
 
 }  // namespace heddle

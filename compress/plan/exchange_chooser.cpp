@@ -9,7 +9,8 @@
 namespace heddle {
 namespace {
 
-// Rounds that try both ways, so that other load slows both; more near a tie, where noise decides.
+// Rounds in which both ways are tried, so that other load on the machine slows both; more of them
+// near a tie, where noise decides.
 constexpr int kRounds = 2, kMaxRounds = 8;
 
 // Returns the lower median: disturbances only make times longer.
@@ -64,7 +65,7 @@ ExchangeTrial merged(const ExchangeTrial& apart, const std::vector<bool>& joined
   return out;
 }
 
-// Repeats the single change that saves most time while one saves any. Returns the step's end.
+// Repeats the single change that saves the most time while one saves any. Returns the step's end.
 template <class End, class Allowed>
 double descend(std::vector<bool>& choice, const End& end_of, const Allowed& allowed) {
   double end = end_of(choice);

@@ -94,7 +94,7 @@ LayerPlan plan_layers(const std::vector<LayerChoices>& layers, const LayerPlanOp
   bool finite = std::isfinite(uniform.budget);
   for (const LayerChoices& layer : layers)
     for (const double error : layer.errors) finite = finite && std::isfinite(error) && error >= 0;
-  if (!finite) return fall_back("an error is not a number");
+  if (!finite) return fall_back("an error or the budget is negative or not finite");
   if (uniform.budget <= 0) return fall_back("the budget is zero");
 
   const auto errors = rounded_errors(layers, uniform.budget, options.buckets);
@@ -106,9 +106,10 @@ LayerPlan plan_layers(const std::vector<LayerChoices>& layers, const LayerPlanOp
     measure_plan(layers, plan);
     if (plan.error <= plan.budget) break;
   }
-  if (plan.chosen.empty() || plan.error > plan.budget) return fall_back("no plan keeps the budget");
+  if (plan.chosen.empty() || plan.error > plan.budget)
+    return fall_back("no plan stays within the budget");
   if (uniform.error <= plan.budget && plan.cost > uniform.cost)
-    return fall_back("with rounded errors no plan is smaller");
+    return fall_back("with errors rounded up, no plan costs less than the uniform one");
   return plan;
 }
 

@@ -23,10 +23,10 @@ class LayerCosts {
   virtual ~LayerCosts() = default;
 
   // Returns the layers that are compressed at present, each with its settings, ascending, and the
-  // bytes of its values, indices and scales at each, encoded once; an upper bound where the length
-  // depends on the data. The present setting is the uniform one. Errors are left empty. A layer for
-  // which a rule has yet to decide (rate=auto) has the single setting 0, with the bytes of the
-  // dense layer.
+  // bytes of its values, indices and scales at each, encoded once, the same on all ranks; where the
+  // length depends on the data, an upper bound or, for AdaComp, an expectation. The present setting
+  // is the uniform one. Errors are left empty. A layer for which a rule has yet to decide
+  // (rate=auto) has the single setting 0, with the bytes of the dense layer.
   std::vector<LayerChoices> candidates() const;
   // Returns ||x - decode(encode(x))|| at each setting of the layer, for x (n) f32 on the host, as
   // this rank would encode it; infinity for the setting 0. Any thread may call it, also while
@@ -37,8 +37,8 @@ class LayerCosts {
   // the layer first.
   std::vector<double> seconds(const LayerChoices& layer, const Tensor& x) const;
   // Returns the bytes that the parameter adds to a step's ledger at its present setting: values,
-  // indices and scales, encoded once; an upper bound where the length depends on the data. A dense
-  // or undecided layer has 4 bytes an element.
+  // indices and scales, encoded once; bound or expectation as in candidates(). A dense or undecided
+  // layer has 4 bytes an element.
   int64_t payload(const std::string& parameter) const;
   // Returns whether the layer is compressed at present.
   bool compresses(const std::string& parameter) const {
@@ -54,7 +54,8 @@ class LayerCosts {
   // layer's own to four times that, equally spaced in their logarithms, clipped to what the
   // family's first key allows.
   virtual std::vector<double> settings(const Layer& layer) const;
-  // Returns the bytes of the layer's payload at a setting. Default: those of the dense layer.
+  // Returns the bytes of the layer's payload at a setting, the same on all ranks. Default: those of
+  // the dense layer.
   virtual int64_t bytes(const Layer& layer, double /*setting*/) const { return layer.size() * 4; }
   // Computes errors(); settings are ascending. Default: throws InputError, so that no plan is made.
   virtual std::vector<double> lost_norms(const Layer& layer, const Tensor& x,

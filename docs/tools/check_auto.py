@@ -34,7 +34,7 @@ DECIDED = START + 8 * 6 + 6 + 2  # both ways have been tried, and the choice has
 
 
 class Run:
-    """A training run without an end, paused (SIGSTOP) once its exchange has been decided."""
+    """An open-ended training run, paused (SIGSTOP) once its exchange has been decided."""
 
     def __init__(self, command, way, o, folder):
         start = [] if way == "dense" else ["--compress-start", str(START)]
@@ -103,17 +103,18 @@ def start(command, o):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--build", default=os.path.join(ROOT, "build"))
-    arguments.add_argument("--learners", type=int, default=2)
-    arguments.add_argument("--starts", type=int, default=8)
+    arguments.add_argument("--build", default=os.path.join(ROOT, "build"), help="folder of the programs")
+    arguments.add_argument("--learners", type=int, default=2, help="learners of each run")
+    arguments.add_argument("--starts", type=int, default=8, help="times that all three runs are started")
     arguments.add_argument("--turns", type=int, default=7, help="turns of each run in each start")
     arguments.add_argument("--seconds", type=float, default=1, help="length of a turn; six steps if that is longer")
-    arguments.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
-    arguments.add_argument("--steal", type=float, default=0.3, help="largest share of processor time that other machines may steal")
-    arguments.add_argument("--net", nargs="+", default=["10gbit,20us", "1gbit,200us", "100mbit,1ms", "20mbit,5ms"])
+    arguments.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS), help="networks to train")
+    arguments.add_argument("--steal", type=float, default=0.3, help="largest share of processor time that other virtual machines may steal")
+    arguments.add_argument("--net", nargs="+", default=["10gbit,20us", "1gbit,200us", "100mbit,1ms", "20mbit,5ms"],
+                           help="modelled networks: bandwidth,latency")
     o = arguments.parse_args()
     if o.starts < 2 or o.turns < 1:
-        arguments.error("a standard error needs two starts, and a start a turn")
+        arguments.error("expected --starts of at least 2 (for a standard error) and --turns of at least 1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the runs too
     print("| model | network | dense ms | compressed ms | auto ms | auto compresses | auto / better |\n|---|---|---|---|---|---|---|")
     worst = 0
@@ -131,7 +132,7 @@ def main():
             worst = max(worst, ratio)
             print(f"| {name} | {net} | {1e3 * dense:.1f} | {1e3 * compressed:.1f} | {1e3 * auto:.1f} | "
                   f"{'; '.join(sorted(set(choices)))} | {ratio:.3f} ± {error:.3f} |", flush=True)
-    print(f"\nat worst {100 * (worst - 1):+.1f} % of a step")
+    print(f"\nat worst, auto's step takes {100 * (worst - 1):+.1f} % against the better of the two")
 
 
 main()
