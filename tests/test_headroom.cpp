@@ -17,6 +17,13 @@ ExchangeProfile two_buckets(const std::string& compress) {
 
 }  // namespace
 
+TEST_CASE("headroom: each exchange gets the same time, not the same number of steps") {
+  CHECK(counted_steps(1, 0.1) == 9);
+  CHECK(counted_steps(1, 0.2) == 4);
+  for (const double slow : {0.5, 0.9, 7.0}) CHECK(counted_steps(1, slow) == 1);
+  for (const double fast : {0.01, 1e-12, 0.0}) CHECK(counted_steps(1, fast) == 25);
+}
+
 TEST_CASE("step model: buckets wait for backward and for each other") {
   ExchangeTrial times = two_buckets("none").times;
   CHECK(step_seconds(times) == doctest::Approx(10 + 1 + 2 + 0.5));  // hidden: only the last

@@ -327,8 +327,7 @@ void print_heading(const Lab& lab, double copy, double step_ms) {
   print(concat(
       "# ", cpu_name(), ", ", o.threads, " threads; gradients: ",
       o.gradients.empty() ? concat(o.arch, ", seed ", o.seed) : o.gradients, ", ",
-      lab.store.count(), " elements in ", lab.store.parameters().size(),
-      " tensors\n"
+      lab.store.count(), " elements in ", lab.store.parameters().size(), " tensors\n",
       "# values, wire: 4 n / bytes of values, 4 n / bytes of values, indices and scales\n"
       "# error: |x - C(x)| / |x|; energy, %: 1 - error^2, of a selection what it keeps of |x|^2\n"
       "# encode, decode: GB/s of gradients, %: of copying, ",

@@ -24,7 +24,7 @@ namespace {
 // With many short rounds, other work on the machine disturbs all exchanges equally; each round
 // costs a step of every exchange that is not counted.
 constexpr int kLeastRounds = 2, kMostRounds = 8;
-constexpr int kFewSteps = 6, kMostSteps = 25;  // of an exchange in a round: desired, at most
+constexpr int kFewSteps = 6;  // desired, of an exchange in a round
 const std::vector<std::string> kCandidates = {"bf16", "qsgd:bits=4", "powersgd:rank=4",
                                               "scalecom:rate=100"};
 
@@ -145,8 +145,7 @@ class Measurement {
     steps_.clear();
     for (int round = 0; round < rounds; ++round)
       for (size_t i = 0; i < names.size(); ++i)
-        measure(out.profiles[i],
-                std::clamp(static_cast<int>(std::min(share / trials[i], 1e6)) - 1, 1, kMostSteps));
+        measure(out.profiles[i], counted_steps(share, trials[i]));
     for (ExchangeProfile& profile : out.profiles) finish(profile);
     const ProcessorTicks now = processor_ticks();
     if (now.wanted > before.wanted)

@@ -31,6 +31,10 @@ double rest_seconds(ExchangeTrial times, double step_s) {
   return std::max(0.0, step_s - step_seconds(times));
 }
 
+int counted_steps(double share_s, double step_s) {
+  return static_cast<int>(std::clamp(share_s / step_s - 1, 1.0, 25.0));
+}
+
 double middle_mean(std::vector<double> values) {
   std::ranges::sort(values);
   const auto quarter = std::ssize(values) / 4;

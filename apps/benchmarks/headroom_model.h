@@ -47,6 +47,9 @@ double waiting_seconds(double comm_s, const BucketCollectives& collectives, int 
 // updates between two exchanges and after the last.
 double rest_seconds(ExchangeTrial times, double step_s);
 
+// Returns how many steps of step_s, 1 to 25, to count in share_s, of which one is not counted.
+int counted_steps(double share_s, double step_s);
+
 // Returns the mean without the lowest and the highest quarter: a few disturbed steps do not count,
 // and steps that differ by turns (who leads an exchange) all do.
 double middle_mean(std::vector<double> values);

@@ -73,10 +73,7 @@ std::string verdict(const Headroom& h) {
   std::string out;
   // Learners that share processors also wait for each other while one of them computes.
   if (dense.exposed_s > 1.1 * h.share() * dense.step_s)
-    out =
-        "Of the waiting, only what an exchange adds to a step can be saved: the rest is time in "
-        "which "
-        "other learners compute.\n";
+    out = "Of the waiting, only what an exchange adds can be saved: in the rest, others compute.\n";
   out += concat("Communication is ", decimals(100 * h.share(), 0), " % of a step, ",
                 ms(h.share() * dense.step_s), " of ", ms(dense.step_s),
                 " ms: nothing can win more than ", times(std::max(1.0, h.most())), ".");

@@ -114,12 +114,10 @@ void parse_texts(CommonOptions& o);
 // Parts of the summary in each program's --help: where flags may be set, and its end.
 inline constexpr const char* kFlagSources =
     " Every flag can also be set in the environment (HEDDLE_BATCH_SIZE=64) or in a file "
-    "(--config); "
-    "the flag overrides the environment, the environment overrides the file.";
+    "(--config); the flag overrides the environment, the environment overrides the file.";
 inline constexpr const char* kExitCodes =
-    "Exit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged, 75 stopped by a "
-    "signal\n"
-    "after a checkpoint.";
+    "Exit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged, 75 stopped "
+    "by a signal\nafter a checkpoint.";
 
 // Adds the groups from "Data and machine" to "Weights, configuration, questions". The program
 // changes texts that depend on it afterwards, by FlagTable::at().
