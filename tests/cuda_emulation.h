@@ -38,7 +38,7 @@ namespace heddle::emulation {
 
 inline dim3 block_index, thread_index, grid_size, block_size;
 
-// Where a fiber, or who started it, goes on.
+// Where a fiber, or its scheduler, resumes.
 struct Place {
   ucontext_t context{};
 #ifdef HEDDLE_SIMULATED_GPU
