@@ -248,6 +248,11 @@ class Page(unittest.TestCase):
                          ("≥ 4", "4.00", "holds"))
         self.assertEqual(verdict["L-GreCo's plans send fewer bytes than its uniform default: ratio"],
                          ("≥ 1.8", "1.40 over 9 plans", "missed by 0.40"))
+        self.assertEqual(verdict["LSTM on Penn Treebank, AdaComp: test perplexity in % of dense"],
+                         ("≤ 102", "100.33 over 3 seeds", "holds"))  # 101, 100, 100
+        self.assertEqual(verdict["LSTM on Penn Treebank, rate 400: test perplexity in % of dense"],
+                         ("≤ 101", "101.42 over 3 seeds", "missed by 0.42"))
+        self.assertEqual(verdict["AdaComp's ratio on that LSTM, in its paper's count"], ("≥ 150", "100.00", "missed by 50.00"))
 
         rows = self.rows(self.page({"headline-dense-1": made_up("headline-dense-1", "train_resnet")})["claims"])
         self.assertEqual(len([row for row in rows if "**not measured yet**" in row]), len(rows))

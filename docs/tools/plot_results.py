@@ -478,6 +478,9 @@ def claims():
     plans = [p["uniform_bytes"] / p["bytes"] for r in lgreco for p in r.get("plans", {}).values()]
     claim("L-GreCo's plans send fewer bytes than its uniform default: ratio", mean(plans), least=1.8,
           over=plural(len(plans), "plan"))
+    against_dense("AdaComp loses no accuracy, ResNet-20 on CIFAR-10", "headline-", "adacomp", -0.5)
+    claim("AdaComp's ratio on the compressed tensors, in its paper's count",
+          mean(r["summary"]["ratio_layers"] for r in headline.get("adacomp", {}).values()), least=40)
     against_dense("Large batches, 16 learners of 64 images, equal epochs", "batch-", "scalecom", -1)
     against_dense("Large batches, 32 learners of 32 images, equal epochs", "grown-", "scalecom", -1)
     long = {name: r for prefix in ("full-", "full-cpu-") for name, r in group(prefix).items()}
@@ -487,13 +490,15 @@ def claims():
     for what, name in ("ScaleCom", "resnet20-scalecom"), ("L-GreCo over ScaleCom", "resnet20-lgreco-scalecom"):
         points = accuracy[name] - dense if dense is not None and name in accuracy else None
         claim(f"Full recipe, {what}: accuracy against dense, points", points, least=-0.5)
-    for rate in 100, 400:
-        pairs_of = [[group("ptb-").get(f"{method}{seed}") for method in (f"scalecom-{rate}", "dense")]
-                    for seed in ("", "-2", "-3")]
-        shares = [100 * runs[0]["summary"]["test_ppl"] / runs[1]["summary"]["test_ppl"]
-                  for runs in pairs_of if None not in runs]
-        claim(f"LSTM on Penn Treebank, rate {rate}: test perplexity in % of dense", mean(shares), most=101,
+    ptb_runs = group("ptb-")
+    for text, method, most in (("rate 100", "scalecom-100", 101), ("rate 400", "scalecom-400", 101),
+                               ("AdaComp", "adacomp", 102)):
+        shares = [100 * ptb_runs[name]["summary"]["test_ppl"] / ptb_runs[f"dense{seed}"]["summary"]["test_ppl"]
+                  for seed in ("", "-2", "-3") if {name := f"{method}{seed}", f"dense{seed}"} <= ptb_runs.keys()]
+        claim(f"LSTM on Penn Treebank, {text}: test perplexity in % of dense", mean(shares), most=most,
               over=plural(len(shares), "seed"))
+    claim("AdaComp's ratio on that LSTM, in its paper's count", mean(
+        r["summary"]["ratio_layers"] for name, r in ptb_runs.items() if re.fullmatch(r"adacomp(-\d)?", name)), least=150)
     curves = [{x["epoch"]: x["ppl"] for x in long.get(f"zaremba-medium-{method}", {"curve": []})["curve"]}
               for method in ("scalecom", "dense")]
     claim("Medium LSTM: validation perplexity in % of dense, worst epoch",
