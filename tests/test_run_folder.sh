@@ -11,7 +11,7 @@ text=(--data a.txt --emsize 12 --nhid 12 --nlayers 1 --dropout 0 --bptt 8 --opti
   --batch-size 4 --deterministic --json)
 
 # ------------------------------------------------------------- checkpoints that cannot be read
-"$lm" "${text[@]}" --steps 12 --save-every 4 --keep 9 --output-dir locked >/dev/null 2>err || fail "$(tail -1 err)"
+"$lm" "${text[@]}" --steps 11 --save-every 4 --keep 9 --output-dir locked >/dev/null 2>err || fail "$(tail -1 err)"
 cp -r locked before
 as_user=("$lm") again=()
 if [ "$(id -u)" = 0 ]; then  # for whom no file is locked
@@ -99,6 +99,7 @@ diff -rq wild/checkpoints good || fail 'a signal during divergence has changed t
 # ------------------------------------------------------------------- no result that was not found
 # No steps are left, and what was saved had not been validated: as the run that ended there.
 says 0 '' "$resnet" "${image[@]}" --steps 4 --save-every 2 --keep 9 --output-dir four
+[ -e four/checkpoints/step-4/state.json ] || fail 'a run that ends within an epoch is not saved at its last step'
 says 0 '' "$resnet" "${image[@]}" --steps 2 --lr-scheduler step --lr-step-size 1 --output-dir two && cp out two.json
 says 0 '' "$resnet" "${image[@]}" --steps 4 --lr-scheduler step --lr-step-size 1 --save-every 2 --keep 9 --output-dir more
 says 0 '' "$resnet" "${image[@]}" --steps 2 --lr-scheduler step --lr-step-size 1 --resume more/checkpoints/step-2 --output-dir none

@@ -82,8 +82,8 @@ void Session::run(TrainingLoop& loop) {
 bool Session::finish_step(const StepReport& report, const StepFacts& facts) {
   batch_ += o_.accumulate;
   if (!log_.finish_step(report, facts)) return false;
-  if (plan_done() || batch_ == spec_.plan.steps_per_epoch * o_.accumulate) return false;
-  return after_step();
+  if (batch_ == spec_.plan.steps_per_epoch * o_.accumulate) return false;
+  return after_step() && !plan_done();
 }
 
 // Saves between two updates, if due. Returns false if a signal ends the run here, or it has
