@@ -129,8 +129,8 @@ class MpiTransport : public Transport {
     int found = 0;
     MPI_Get_count(&status, MPI_BYTE, &found);
     if (to_size(found) != open.bytes)
-      throw CommError(concat("rank ", open.peer, " sent ", found, " bytes where ", open.bytes,
-                             " were expected"));
+      throw CommError(
+          concat("expected ", open.bytes, " bytes from rank ", open.peer, ", found ", found));
   }
 
   MPI_Comm comm_ = MPI_COMM_NULL;

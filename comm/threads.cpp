@@ -149,8 +149,8 @@ class ThreadsTransport : public Transport {
       message = queue.front();
       queue.pop_front();
       if (open.bytes != message.bytes)
-        throw CommError(concat("rank ", peer, " sent ", message.bytes, " bytes where ", open.bytes,
-                               " were expected"));
+        throw CommError(
+            concat("expected ", open.bytes, " bytes from rank ", peer, ", found ", message.bytes));
       if (message.bytes > 0) std::memcpy(open.data, message.data, message.bytes);
     }
     virtual_now_ = std::max(virtual_now_, message.arrival);

@@ -1,6 +1,5 @@
-// Every operation on two devices, compared (tests/compare.h); exchanges are in
-// test_gpu_exchange.cpp. Cases named "kernels" need no library and are small enough for
-// compute-sanitizer.
+// Every operation on two devices, compared (tests/compare.h); exchanges: test_gpu_exchange.cpp.
+// Cases named "kernels" need no library and are small enough for compute-sanitizer.
 #include <doctest/doctest.h>
 
 #include <cstring>

@@ -83,7 +83,7 @@ TEST_CASE("update rules: three steps match PyTorch") {
   }
 }
 
-TEST_CASE("update rules: the bits do not depend on how buffers are cut") {
+TEST_CASE("update rules: the same bits however buffers are divided") {
   for (const MakeRule make : kRules) {
     std::vector<Tensor> results;
     for (const int cut : {0, 1, 2}) {
@@ -173,7 +173,7 @@ TEST_CASE("optimizer: updates during backward, at its end or deferred give the s
   }
 }
 
-TEST_CASE("optimizer: with a tape, whose forward pass precedes begin_step") {
+TEST_CASE("optimizer: begin_step after the forward pass on a tape") {
   Context context;
   ParameterStore store;
   Parameter& w = store.add("w", {1}, constant_init(3));

@@ -9,14 +9,16 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kNone = std::numeric_limits<int64_t>::max() / 2;  // sums above it mean none, too
+// No choice; any larger sum means the same.
+constexpr int64_t kNone = std::numeric_limits<int64_t>::max() / 2;
 
 void check_layers(const std::vector<LayerChoices>& layers) {
   for (const LayerChoices& layer : layers)
     check(!layer.settings.empty() && layer.settings.size() == layer.errors.size() &&
               layer.settings.size() == layer.bytes.size() &&
               layer.settings.size() == layer.cost().size() && layer.uniform < layer.settings.size(),
-          layer.name, ": ", layer.settings.size(), " settings, ", layer.errors.size(), " errors, ",
+          layer.name, ": expected an error, a size and a cost for each setting, found ",
+          layer.settings.size(), " settings, ", layer.errors.size(), " errors, ",
           layer.bytes.size(), " sizes, ", layer.cost().size(), " costs, uniform ", layer.uniform);
 }
 
