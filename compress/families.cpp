@@ -11,6 +11,7 @@ std::unique_ptr<Reducer> make_adacomp(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_top_k(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_random_k(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_scalecom(const ReducerSetup& setup);
+std::unique_ptr<Reducer> make_lgc(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_qsgd(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_power_sgd(const ReducerSetup& setup);
 
@@ -37,6 +38,15 @@ const std::vector<Family>& families() {
         {.name = "select", .initial = 0, .words = {"chunk", "exact"}},
         kRamp},
        make_scalecom},
+      {"lgc",
+       {{.name = "density", .initial = 0.001, .low = 1e-6, .high = 1},
+        {.name = "train", .initial = 300, .low = 1, .high = 1e6, .whole = true},
+        {.name = "lr", .initial = 0, .low = 1e-6, .high = 1, .words = {"auto"}},
+        {.name = "order", .initial = 0, .words = {"value", "index"}},
+        {.name = "codec", .initial = 0, .words = {"linear", "paper"}},
+        {.name = "gate", .initial = 0.9, .low = 0, .high = 10},
+        {.name = "refresh", .initial = 0, .low = 0, .high = 1e6, .whole = true}},
+       make_lgc},
       {"qsgd",
        {{.name = "bits", .initial = 4, .low = 2, .high = 8, .whole = true},
         {.name = "bucket", .initial = 512, .low = 8, .high = 1 << 20, .whole = true},

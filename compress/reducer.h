@@ -58,6 +58,10 @@ class Reducer {
   virtual bool keeps_residuals() const { return false; }
   // Returns whether the layer sends its gradient by way of a residual at present.
   virtual bool uses_residual(const std::string& /*parameter*/) const { return false; }
+  // Returns what the algorithm measures of itself in a step, by name, for the log.
+  virtual std::map<std::string, double> figures() const { return {}; }
+  // Returns, once, what the algorithm has decided since the last call, in words; mostly nothing.
+  virtual std::string take_note() { return {}; }
   // Returns this rank's state for a checkpoint: views to copy from and into, by kind and parameter.
   virtual std::vector<std::pair<std::string, Tensor>> named_state() const { return {}; }
 };

@@ -229,6 +229,14 @@ std::vector<LayerQuality> DataParallelOptimizer::take_quality() {
   return probes_ == nullptr ? std::vector<LayerQuality>{} : probes_->take_quality();
 }
 
+std::map<std::string, double> DataParallelOptimizer::figures() const {
+  return reducer_ == nullptr ? std::map<std::string, double>{} : reducer_->figures();
+}
+
+std::string DataParallelOptimizer::take_note() {
+  return reducer_ == nullptr ? std::string{} : reducer_->take_note();
+}
+
 DataParallelOptimizer::State DataParallelOptimizer::state() {
   State state;
   state.steps = step_;

@@ -151,6 +151,9 @@ class DataParallelOptimizer {
   NamedTensors named_state() const;
   // Returns the quality meter's new measurements, the same on all ranks. Between steps only.
   std::vector<LayerQuality> take_quality();
+  // As in Reducer; nothing for a single learner without compression.
+  std::map<std::string, double> figures() const;
+  std::string take_note();
 
  private:
   bool alone() const { return worker_ == nullptr; }

@@ -10,7 +10,7 @@ core:     core
 layers:   core layers
 data:     core data
 comm:     core comm
-compress: core compress comm/communicator.h comm/ledger.h
+compress: core compress comm/communicator.h comm/ledger.h layers/activation.h layers/conv2d.h
 optim:    core comm compress optim
 apps:     core layers data comm compress optim apps
 apps/cli:        core layers data comm compress optim apps/cli

@@ -111,6 +111,9 @@ inline const std::vector<std::string> kAllSpecs = {"none",
                                                    "scalecom:rate=30,beta=0.3,select=exact",
                                                    "adacomp:bin=50",
                                                    "adacomp:bin=30,scale=bin",
+                                                   "lgc:density=0.02,train=2,gate=10",
+                                                   "lgc:density=0.02,train=2,order=index,"
+                                                   "codec=paper,gate=10,refresh=2",
                                                    "qsgd:bits=4,bucket=64",
                                                    "qsgd:bits=3,rounding=nearest",
                                                    "powersgd:rank=2"};

@@ -39,6 +39,7 @@ KNOWN = {
                  'randomk:density=0.1', 'scalecom:rate=10', 'scalecom:rate=auto',
                  'scalecom:rate=4,beta=0.3,select=exact', 'qsgd:bits=4,bucket=64', 'powersgd:rank=2',
                  'adacomp', 'adacomp:bin=20,scale=bin', 'adacomp:bin=1',
+                 'lgc:density=0.01,train=2,gate=10', 'lgc:train=1,codec=paper,order=index,refresh=1', 'lgc:lr=2',
                  'auto', 'auto:topk', 'scalecom:rate=0', 'topk:density', 'qsgd:bits=40,', ':', 'topk:'],
     'lgreco': ['alpha=1', 'every=2', 'every=epoch,window=1', 'objective=time', 'every=0', 'window='],
     'net': ['1gbit,1ms', '100mbit,1ms,jitter=1ms', '1gbit', '-1gbit,1ms', 'gbit'],

@@ -69,8 +69,9 @@ TEST_CASE("reducers: two runs, and buckets of one layer or of all, give the same
     const auto runs = reduce_ranks(2, spec), again = reduce_ranks(2, spec);
     CHECK(again[1].sums == runs[0].sums);
     CHECK(again[1].states == runs[1].states);
-    // Sums of two do not depend on the position in the bucket; the noise that rounds them does.
-    if (spec == "qsgd:bits=4,bucket=64") continue;
+    // Sums of two do not depend on the position in the bucket; the noise that rounds them does, and
+    // what LGC codes is the bucket.
+    if (spec == "qsgd:bits=4,bucket=64" || spec.starts_with("lgc")) continue;
     const auto single = reduce_ranks(2, spec, {.single_layers = true});
     CHECK(single[0].sums == runs[0].sums);
     CHECK(single[1].states == runs[1].states);

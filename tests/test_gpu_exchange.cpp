@@ -21,20 +21,23 @@ using namespace heddle;
 
 namespace {
 
-constexpr const char* kSpecs[] = {"none",
-                                  "bf16",
-                                  "fp16",
-                                  "topk:density=0.02",
-                                  "topk:density=0.3",
-                                  "randomk:density=0.02",
-                                  "scalecom:rate=50",
-                                  "scalecom:rate=3",
-                                  "scalecom:rate=30,beta=0.3,select=exact",
-                                  "scalecom:rate=auto",
-                                  "adacomp:bin=50",
-                                  "adacomp:bin=3,scale=bin",
-                                  "qsgd:bits=4,bucket=64",
-                                  "qsgd:bits=3,rounding=nearest"};
+constexpr const char* kSpecs[] = {
+    "none",
+    "bf16",
+    "fp16",
+    "topk:density=0.02",
+    "topk:density=0.3",
+    "randomk:density=0.02",
+    "scalecom:rate=50",
+    "scalecom:rate=3",
+    "scalecom:rate=30,beta=0.3,select=exact",
+    "scalecom:rate=auto",
+    "adacomp:bin=50",
+    "adacomp:bin=3,scale=bin",
+    "lgc:density=0.02,train=2,gate=10",
+    "lgc:density=0.02,train=2,order=index,gate=10,codec=paper,refresh=2",
+    "qsgd:bits=4,bucket=64",
+    "qsgd:bits=3,rounding=nearest"};
 
 // Sums and residuals of some steps of three ranks; in the third of them one has NaN.
 Results reduce_steps(const std::string& spec) {

@@ -65,6 +65,8 @@ grep -q '"step":126,.*"lr":1[.,]' plateau126/metrics.jsonl && grep -q '"step":12
 continues powersgd 28 "${text[@]}" --save-every 7 "${three[@]}" powersgd:rank=2 "${planned[@]}" every=10,window=4,budget=accordion
 continues qsgd 28 "${text[@]}" --save-every 14 "${three[@]}" qsgd:bits=4
 continues adacomp 28 "${text[@]}" --save-every 7 "${three[@]}" adacomp:bin=50 "${planned[@]}" every=10,window=4
+lgc=lgc:density=0.05,train=20,gate=10,codec=paper,refresh=4
+for step in 7 21 28; do continues lgc$step $step "${text[@]}" --save-every 7 "${three[@]}" $lgc; done  # stage 2, 3, retrained
 continues topk 28 "${text[@]}" --save-every 14 "${three[@]}" topk:density=0.05 --optimizer adam --lr 0.01 --accumulate 2 --clip-grad-norm 1
 
 # ------------------------------------------------------------------------------------- signals

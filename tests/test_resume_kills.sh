@@ -16,7 +16,8 @@ RANDOM=${SEED:-$$}
 echo "seed ${SEED:-$$}"
 
 flags=(--image-size 16 --batch-size 4 --threads 1 --print-freq 5 --deterministic --steps 61 --save-every 3 --comm-timeout 20
-  --compress "${SPEC:-scalecom:rate=50}" --compress-start 2 --layerwise lgreco --lgreco every=8,window=4)
+  --compress "${SPEC:-scalecom:rate=50}" --compress-start 2)
+[[ ${SPEC:-} == lgc* ]] || flags+=(--layerwise lgreco --lgreco every=8,window=4)
 threads=("$work/rank" "${flags[@]}" --learners 4)
 processes=("$mpirun" -n 4 --allow-run-as-root --oversubscribe --mca mpi_yield_when_idle 1 "$work/rank" "${flags[@]}")
 files_of_a_save=9  # of four ranks: theirs, model, optimizer, state, manifest, and the folder renamed

@@ -72,7 +72,7 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("compress", &o.compress, "SPEC",
             "gradient compression: none, bf16, fp16, topk:density=0.01,indices=delta, "
             "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk,ramp=0, "
-            "adacomp:bin=auto,factor=2,scale=layer, "
+            "adacomp:bin=auto,factor=2,scale=layer, lgc:density=0.001,train=300, "
             "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
             "each bucket dense or compressed, whichever is measured to be faster");
   flags.add("compress-start", &o.compress_start, "STEPS",
@@ -82,7 +82,7 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             "momentum of sgd for gradients delayed by a residual; residual: none, they move "
             "the weights at once, scaled by 1 / (1 - momentum); full: as for dense gradients",
             one_of({"", "residual", "full"}),
-            otherwise("residual for scalecom, topk, randomk and adacomp, full for powersgd"));
+            otherwise("residual for scalecom, topk, randomk, adacomp and lgc, full for powersgd"));
   flags.add("dense-layers", &o.dense_layers, "REGEX",
             "names of parameters that are never compressed");
   flags.add("min-compress", &o.min_compress, "N",

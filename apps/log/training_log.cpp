@@ -93,7 +93,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
     ++result_.clipped_steps;
     result_.clipped_norm += (1 - report.clip) * report.grad_norm;
   }
-  pending_.push_back({facts, exchange_since_last()});
+  pending_.push_back({facts, exchange_since_last(), optimizer_.figures()});
   if (trace_.explaining()) explain(pending_.back());
   if (dumping_) dump_gradients();
   if (result_.world_size == 1 || result_.step % o_.print_freq == 0 || optimizer_.control(kShow) > 0)
@@ -105,6 +105,8 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   prepare_step(result_.step + 1);
   if (quality_.add(result_.step, optimizer_.take_quality()) && folder_ != nullptr)
     folder_->metric(quality_.json());
+  if (const std::string note = optimizer_.take_note(); !note.empty() && progress_ != nullptr)
+    progress_->note(note);
 
   skipped_ = report.skipped_parameters > 0 ? skipped_ + 1 : 0;
   if (skipped_ > o_.max_skipped) {
@@ -211,7 +213,7 @@ bool TrainingLog::flush_losses() {
 
 // Writes a step's line of metrics and shows its progress.
 void TrainingLog::write_step(int64_t step, double loss, double units, const Pending& pending) {
-  const auto& [facts, exchange] = pending;
+  const auto& [facts, exchange, figures] = pending;
   const StepTimes& t = facts.times;
   nlohmann::ordered_json line = {{"step", step},
                                  {"epoch", result_.epoch + 1},
@@ -236,6 +238,7 @@ void TrainingLog::write_step(int64_t step, double loss, double units, const Pend
                  {"t_exposed", exchange.exposed_s}});
     progress_->exchanged(dense, exchange.sent, exchange.exposed_s, t.total());
   }
+  for (const auto& [name, value] : figures) line[name] = value;
   folder_->metric(line);
   progress_->step(step, result_.epoch + 1, loss, facts.lr, static_cast<int64_t>(units));
 }

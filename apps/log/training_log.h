@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -83,6 +84,7 @@ class TrainingLog {
   struct Pending {
     StepFacts facts;
     ExchangeFacts exchange;
+    std::map<std::string, double> figures;  // of the reducer
   };
   struct LossSum {
     double loss = 0, units = 0;

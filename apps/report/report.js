@@ -295,6 +295,8 @@ function curves() {
       note: `By one learner, everything included: indices, scales, checks. Grey: what a dense exchange sends${binned}`,
       series: [...series(run => column(run, 'step', 'sent')), {label: 'no compression', colour: 'c8', dashed: true,
         points: dense ? [dense.curves.step[0], dense.facts.steps].map(x => [x, dense.curves.dense]) : []}]}),
+    lineChart({...overRun, id: 'decoder-error', title: 'Decoder\'s error', zero: true, series: series(run => column(run, 'step', 'decoder_error')),
+      note: `Of LGC's autoencoder: the energy of the sums that decoding loses, as a share, while it is trained${binned}`}),
   ];
 }
 function tools() {

@@ -23,6 +23,7 @@ struct StepRecord {
   double data = NAN, forward = NAN, backward = NAN, update = NAN;
   double compress = NAN, comm = NAN, exposed = NAN;
   double sent = NAN, dense = NAN;
+  double decoder_error = NAN;  // of LGC
 
   double seconds() const { return data + forward + backward + update; }
 };

@@ -40,11 +40,12 @@ Json curves(const RunRecord& run, int64_t points) {
   const auto count = std::ssize(run.steps);
   const int64_t bins = std::min(count, points);
   Json out = {{"bins", bins < count}};
-  for (const char* column : {"step", "loss", "low", "high", "lr", "sent", "time", "bytes"})
+  for (const char* column :
+       {"step", "loss", "low", "high", "lr", "sent", "time", "bytes", "decoder_error"})
     out[column] = Json::array();
   double time = 0, bytes = 0;
   for (int64_t b = 0; b < bins; ++b) {
-    Bin step, loss, lr, sent, times, totals;
+    Bin step, loss, lr, sent, times, totals, error;
     for (int64_t i = b * count / bins; i < (b + 1) * count / bins; ++i) {
       const StepRecord& s = run.steps[static_cast<size_t>(i)];
       if (std::isfinite(s.seconds())) time += s.seconds();
@@ -53,6 +54,7 @@ Json curves(const RunRecord& run, int64_t points) {
       loss.add(s.loss);
       lr.add(s.lr);
       if (i > 0) sent.add(s.sent);  // the first step also sends the weights
+      error.add(s.decoder_error);
       times.add(time);
       totals.add(bytes);
     }
@@ -62,6 +64,7 @@ Json curves(const RunRecord& run, int64_t points) {
     out["high"].push_back(rounded(loss.high));
     out["lr"].push_back(lr.mean());
     out["sent"].push_back(sent.mean());
+    out["decoder_error"].push_back(error.mean());
     out["time"].push_back(times.mean());
     out["bytes"].push_back(totals.mean());
   }

@@ -62,6 +62,10 @@ def experiments():
                             ("adacomp", ADACOMP), ("adacomp-bin", ADACOMP + ":scale=bin"),
                             ("beta-0.3", SCALECOM + ",beta=0.3"), ("start", SCALECOM + " --compress-start 390")):
             runs[f"rule-{name}-{seed}"] = f"{RESNET} --epochs 8 --seed {seed}{flags}"
+        # LGC, and ScaleCom with as many values, of which it sends codes.
+        for name, flags in (("scalecom", " --compress scalecom:rate=1000,select=exact"), ("value", " --compress lgc"),
+                            ("index", " --compress lgc:order=index"), ("paper", " --compress lgc:codec=paper")):
+            runs[f"lgc-{name}-{seed}"] = f"{RESNET} --epochs 16 --seed {seed}{flags}"
     runs["meter-scalecom"] = f"{RESNET} --epochs 16 --seed 1{SCALECOM} --shadow 50"  # the headline's first seed with the quality meter
     for name, flags in (
         ("dense", ""),

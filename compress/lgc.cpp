@@ -1,0 +1,400 @@
+// LGC (Abrahamyan et al., learned gradient compression), its instance for rings, reconstructed from
+// the abstract and a public re-implementation (docs/algorithms.md says what is which): the leader
+// of a step, rank step mod P, selects the largest elements for all, as in ScaleCom, and an
+// autoencoder that the run trains on its own gradients codes their values, a quarter of them.
+//
+//   stage 2, `train` steps        rank 0           rank 1 (leader)   rank 2
+//   broadcast                     <-- places, rho  places, rho ----> places, rho
+//   all-gather                    v0 v1 v2         v0 v1 v2          v0 v1 v2
+//   sum in rank order             the same sums on all ranks
+//   train on v / rho              E, D
+//
+//   then rank 0 decides: if the decoder's error is below `gate`, E and D are broadcast
+//
+//   stage 3                       rank 0           rank 1 (leader)   rank 2
+//   broadcast                     <-- places, rho  places, rho ----> places, rho
+//   encode                        E(v0 / rho)      E(v1 / rho)       E(v2 / rho)
+//   all-reduce                    \_______________ mean code c _____________/
+//   sum                           P rho D(c), the same on all ranks
+//   residual                      each rank takes out rho D(its own code)
+//
+// Stage 1 is the dense start of the run. A bucket's selected values are one sequence: in the order
+// of the leader's values (order=value), in which its own part is a smooth curve, or of their places
+// (order=index). What is coded imperfectly stays in the residuals; see Fit::gap for codec=paper.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "compress/codecs/bits.h"
+#include "compress/codecs/delta_code.h"
+#include "compress/codecs/magnitude.h"
+#include "compress/codecs/sparse_kernels.h"
+#include "compress/compressed_reducer.h"
+#include "compress/lgc_autoencoder.h"
+#include "core/shared_kernel.h"
+
+namespace heddle {
+namespace {
+
+constexpr int kAttempts = 4;                              // decisions before the gate stays closed
+constexpr float kMaxGap = 0.1f;                           // above it the run says so
+constexpr int64_t kWindow = 4096;                         // values of a training step, at most
+constexpr double kLinearRate = 0.01, kPaperRate = 0.001;  // lr=auto
+constexpr double kErrorWeight = 0.05;                     // of a step in the means of error and gap
+
+Tensor host_zeros(const Shape& shape, DType type = DType::f32) {
+  const Tensor x = Tensor::empty_on(Device{}, shape, type);
+  x.fill_zero();
+  return x;
+}
+
+class Lgc : public CompressedReducer {
+ public:
+  explicit Lgc(const ReducerSetup& setup)
+      : CompressedReducer(setup),
+        train_(setup.spec.values.at("train")),
+        gate_(setup.spec.values.at("gate")),
+        refresh_(setup.spec.values.at("refresh")),
+        by_value_(setup.spec.values.at("order") == 0),
+        autoencoder_(setup.spec.values.at("codec") == 1 ? GradientAutoencoder::Kind::paper
+                                                        : GradientAutoencoder::Kind::linear,
+                     setup.options.seed),
+        state_(host_zeros({kStates})) {
+    feedback_.emplace();
+    const double lr = setup.spec.values.at("lr");
+    lr_ = lr > 0 ? lr : setup.spec.values.at("codec") == 1 ? kPaperRate : kLinearRate;
+  }
+
+  Indices selection(const std::string& parameter, const Tensor& x) const override {
+    return select_top(elements(x), kept_elements(layers_.at(parameter).now, x.size()));
+  }
+  NamedTensors named_state() const override {
+    NamedTensors state = CompressedReducer::named_state();
+    for (const auto& each : autoencoder_.named_state()) state.push_back(each);
+    state.emplace_back("autoencoder.progress", state_);
+    return state;
+  }
+  std::map<std::string, double> figures() const override {
+    if (state(kSteps) == 0) return {};
+    return {{"stage", state(kCoding) > 0 ? 3 : 2},
+            {"decoder_error", state(kError)},
+            {"decoder_gap", state(kGap)}};
+  }
+  std::string take_note() override { return std::exchange(note_, {}); }
+
+ protected:
+  bool works_on_devices() const override { return true; }
+  bool exchange(Exchange& e) override {
+    const Selected selected = select(e);
+    return trains(e) ? exchange_values(e, selected) : exchange_codes(e, selected);
+  }
+
+  // Of stage 3: a byte per value for its code, and its place.
+  int64_t bytes(const Layer& layer, double density) const override {
+    const int64_t n = layer.size(), k = kept_elements(density, n);
+    return k + (by_value_ ? packed_bytes(k, bits_below(n)) : DeltaCode{n, k}.max_bytes());
+  }
+
+ private:
+  // What the leader has selected of a bucket: k elements, in the order of the sequence.
+  struct Selected {
+    float rho = 0;  // root mean square of the leader's values
+    int64_t k = 0;
+    std::vector<Tensor> indices;             // of each layer, (k of the layer) i32, on the device
+    std::vector<std::vector<size_t>> where;  // of each of these: its position in the sequence
+  };
+  // What a checkpoint keeps, equal on all ranks but for rank 0's error and gap while it trains.
+  enum State : int64_t { kSteps, kCoding, kError, kGap, kStates };
+  float& state(State which) const { return state_.data<float>()[which]; }
+
+  // ------------------------------------------------------------------------------------- stages
+
+  // Returns whether this bucket's values travel as they are: in stage 2, and, with refresh=N, in
+  // the first bucket of every N-th step of stage 3.
+  bool trains(const Exchange& e) const {
+    if (state(kCoding) == 0) return true;
+    const double coded = state(kSteps) - state(kCoding);
+    return refresh_ > 0 && e.step != step_ && std::fmod(coded + 1, refresh_) == 0;
+  }
+
+  // Counts a step when its first bucket has been accepted; collective. Ends stage 2, and sends what
+  // a step of stage 3 has learned, before anything is decoded by it.
+  void accept(Exchange& e, bool trained) {
+    if (e.step == step_) return;
+    step_ = e.step;
+    const double steps = ++state(kSteps);
+    if (state(kCoding) == 0) {
+      if (std::fmod(steps, train_) == 0 && steps / train_ <= kAttempts) decide(e, steps);
+    } else if (trained) {
+      broadcast(e, autoencoder_.weights());
+    }
+  }
+
+  void decide(Exchange& e, double steps) {
+    const bool good = autoencoder_.sane() && state(kError) < gate_;
+    const Tensor verdict = Tensor::from({good ? 1.0f : 0.0f, state(kError), state(kGap)});
+    broadcast(e, verdict);
+    const float* from_first = verdict.data<float>();
+    state(kError) = from_first[1];
+    state(kGap) = from_first[2];
+    const auto percent = [](float part) { return concat(std::lround(100 * part), " %"); };
+    note_ = concat("lgc: after ", steps, " steps the autoencoder loses ", percent(state(kError)),
+                   " of the energy of the values");
+    if (from_first[0] == 0) {
+      note_ += steps / train_ < kAttempts ? "; it trains on" : "; the values travel as they are";
+      return;
+    }
+    note_ += "; codes travel from here on";
+    if (state(kGap) > kMaxGap)
+      note_ += concat(". Its decoder is so far from linear that ", percent(state(kGap)),
+                      " of what is sent is lost for good");
+    state(kCoding) = static_cast<float>(steps);
+    broadcast(e, autoencoder_.weights());
+  }
+
+  // Sends x (n) f32 on the host from rank 0 to all.
+  static void broadcast(Exchange& e, const Tensor& x) {
+    const Tensor moved = x.to(e.device);
+    e.ledger.book(e.comm, {{"autoencoder", PayloadKind::control, x.bytes()}},
+                  [&] { e.comm.broadcast(moved, 0); });
+    if (e.device.is_cuda()) x.copy_from(moved);
+  }
+
+  // ------------------------------------------------------------------------------------- places
+
+  static int64_t total(const Exchange& e) {
+    return std::accumulate(e.compressed.begin(), e.compressed.end(), int64_t{0},
+                           [](int64_t sum, const Item& item) { return sum + item.n(); });
+  }
+  static int64_t kept(const Item& item) { return kept_elements(item.layer->now, item.n()); }
+
+  // The leader selects, and tells all: rho, and the places in the bucket's layers, one behind the
+  // other.
+  Selected select(Exchange& e) const {
+    Selected out;
+    for (const Item& item : e.compressed) out.k += kept(item);
+    const int64_t n = total(e), k = out.k;
+    const int64_t bytes = by_value_ ? packed_bytes(k, bits_below(n)) : DeltaCode{n, k}.max_bytes();
+    Tensor message = host_zeros({4 + bytes}, DType::u8);
+    const auto leader = static_cast<int>(e.step % e.comm.size());
+    if (e.comm.rank() == leader) encode_places(e, n, message);
+    message = message.to(e.device);
+    std::vector<PayloadPart> parts = {{"rho", PayloadKind::control, 4}};
+    int64_t done = 0, booked = 0;
+    for (const Item& item : e.compressed) {
+      done += kept(item);
+      parts.push_back({item.name(), PayloadKind::indices, bytes * done / k - booked});
+      booked += parts.back().bytes;
+    }
+    e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
+    decode_places(e, n, message.to(Device{}), out);
+    return out;
+  }
+
+  void encode_places(const Exchange& e, int64_t n, const Tensor& message) const {
+    const TraceRange range("compress", "select, as the leader");
+    std::vector<std::pair<float, uint32_t>> chosen;  // value, place
+    uint32_t first = 0;
+    for (const Item& item : e.compressed) {
+      const Tensor indices = select_indices({item.n(), kept(item)}, item.tensor);
+      const Tensor values = Tensor::empty_on(e.device, indices.shape());
+      HEDDLE_DISPATCH(e.device, gather(item.tensor, indices, values));
+      const Tensor places = indices.to(Device{}), numbers = values.to(Device{});
+      for (int64_t j = 0; j < places.size(); ++j)
+        chosen.emplace_back(numbers.data<float>()[j],
+                            first + static_cast<uint32_t>(places.data<int32_t>()[j]));
+      first += static_cast<uint32_t>(item.n());
+    }
+    if (by_value_) std::ranges::sort(chosen);
+    double squares = 0;
+    Indices places;
+    for (const auto& [value, place] : chosen) {
+      squares += double{value} * value;
+      places.push_back(place);
+    }
+    const auto k = std::ssize(places);
+    const auto rho = static_cast<float>(std::sqrt(squares / static_cast<double>(k)));
+    std::memcpy(message.raw(), &rho, 4);
+    uint8_t* to = message.data<uint8_t>() + 4;
+    if (by_value_)
+      pack_bits(places.data(), k, bits_below(n), to);
+    else
+      std::ranges::copy(DeltaCode{n, k}.encode(places), to);
+  }
+
+  // Throws Error for places that do not fit the layers.
+  void decode_places(const Exchange& e, int64_t n, const Tensor& message, Selected& out) const {
+    const TraceRange range("compress", "decode places");
+    std::memcpy(&out.rho, message.raw(), 4);
+    Indices places(static_cast<size_t>(out.k));
+    if (by_value_) {
+      unpack_bits(message.data<uint8_t>() + 4, out.k, bits_below(n), places.data());
+    } else {
+      std::span<const uint8_t> rest{message.data<uint8_t>() + 4,
+                                    static_cast<size_t>(message.size() - 4)};
+      places = DeltaCode{n, out.k}.decode(rest);
+    }
+    std::vector<int64_t> ends;  // of the layers
+    for (const Item& item : e.compressed)
+      ends.push_back((ends.empty() ? 0 : ends.back()) + item.n());
+    std::vector<Indices> indices(ends.size());
+    out.where.resize(ends.size());
+    for (size_t j = 0; j < places.size(); ++j) {
+      const auto layer = static_cast<size_t>(
+          std::upper_bound(ends.begin(), ends.end(), int64_t{places[j]}) - ends.begin());
+      if (layer == ends.size()) continue;
+      indices[layer].push_back(
+          static_cast<uint32_t>(places[j] - (ends[layer] - e.compressed[layer].n())));
+      out.where[layer].push_back(j);
+    }
+    for (size_t i = 0; i < ends.size(); ++i) {
+      if (std::ssize(indices[i]) != kept(e.compressed[i]))
+        throw Error(concat("lgc: the leader selects ", indices[i].size(), " elements of ",
+                           e.compressed[i].name(), ", expected ", kept(e.compressed[i])));
+      out.indices.push_back(index_tensor(indices[i]).to(e.device));
+    }
+    if (!std::isfinite(out.rho)) throw Error("lgc: the leader's values are not finite");
+  }
+
+  // ------------------------------------------------------------------------------------- values
+
+  // Returns this rank's values (k) f32 at the places, on the host, in the order of the sequence.
+  static Tensor gather_values(const Exchange& e, const Selected& selected) {
+    const TraceRange range("compress", "gather values");
+    Tensor out = Tensor::empty_on(Device{}, {selected.k});
+    for (size_t i = 0; i < selected.indices.size(); ++i) {
+      const Tensor values = Tensor::empty_on(e.device, selected.indices[i].shape());
+      HEDDLE_DISPATCH(e.device, gather(e.compressed[i].tensor, selected.indices[i], values));
+      explain_selection(e.compressed[i], values);
+      const Tensor host = values.to(Device{});
+      for (size_t j = 0; j < selected.where[i].size(); ++j)
+        out.data<float>()[selected.where[i][j]] = host.data<float>()[j];
+    }
+    return out;
+  }
+  // Returns layer i's elements of a sequence, times a factor, on the device.
+  static Tensor of_layer(const Exchange& e, const Selected& selected, size_t i, const Tensor& x,
+                         float factor = 1) {
+    const Tensor out = Tensor::empty_on(Device{}, selected.indices[i].shape());
+    for (size_t j = 0; j < selected.where[i].size(); ++j)
+      out.data<float>()[j] = factor * x.data<float>()[selected.where[i][j]];
+    return out.to(e.device);
+  }
+  // Divides a tensor (n) among the layers, in proportion to what they have selected: the ledger's
+  // shares.
+  static NamedTensors shares(const Exchange& e, const Selected& selected, const Tensor& x) {
+    NamedTensors out;
+    int64_t done = 0, begin = 0;
+    for (const Item& item : e.compressed) {
+      done += kept(item);
+      const int64_t end = x.size() * done / selected.k;
+      out.emplace_back(item.name(), x.slice(std::exchange(begin, end), end));
+    }
+    return out;
+  }
+
+  // ------------------------------------------------------------------------------------ stage 2
+
+  bool exchange_values(Exchange& e, const Selected& selected) {
+    const int64_t k = selected.k, ranks = e.comm.size();
+    const Tensor mine = gather_values(e, selected);
+    std::vector<MessagePart> parts;
+    for (const auto& [name, x] : shares(e, selected, mine))
+      parts.push_back({name, PayloadKind::values, x});
+    const Messages all = gather_messages(e, parts, 1 + 4 * k, 1 + 4 * k, "lgc");
+    if (!all.finite) return false;
+    const Tensor bytes = all.bytes.to(Device{}), values = Tensor::empty_on(Device{}, {ranks, k});
+    const Tensor sums = host_zeros({k});
+    for (int64_t r = 0; r < ranks; ++r) {
+      float* row = values.data<float>() + r * k;
+      std::memcpy(row, bytes.data<uint8_t>() + r * (1 + 4 * k) + 1, static_cast<size_t>(4 * k));
+      for (int64_t j = 0; j < k; ++j) sums.data<float>()[j] += row[j];
+    }
+    if (largest_magnitude_of({values, sums}) > magnitude(kMaxSum)) return false;
+    if (!e.dense.empty() && !all_reduce(e, e.dense)) return false;
+    if (e.comm.rank() == 0 && selected.rho > 0) train(values, sums, selected.rho);
+    accept(e, true);
+    for (size_t i = 0; i < e.compressed.size(); ++i) {
+      const Item& item = e.compressed[i];
+      feedback_->keep_unsent(item.name(), item.old_residual(), selected.indices[i]);
+      const Tensor sum = of_layer(e, selected, i, sums);
+      HEDDLE_DISPATCH(e.device, scatter(sum, selected.indices[i], item.sum));
+    }
+    return true;
+  }
+
+  // One step of training on a window of the values (P, k), in units of rho.
+  void train(const Tensor& values, const Tensor& sums, float rho) {
+    const TraceRange range("compress", "train the autoencoder");
+    const int64_t ranks = values.shape()[0], k = values.shape()[1], length = std::min(k, kWindow);
+    const int64_t windows = ceil_div(k, kWindow);
+    const auto turn = static_cast<int64_t>(state(kSteps)) % windows;
+    const int64_t begin = std::min(turn * kWindow, k - length);
+    const Tensor x = Tensor::empty_on(Device{}, {ranks, length});
+    for (int64_t r = 0; r < ranks; ++r)
+      for (int64_t j = 0; j < length; ++j)
+        x.data<float>()[r * length + j] = values.data<float>()[r * k + begin + j] / rho;
+    if (largest_magnitude_of({sums.slice(begin, begin + length)}) == 0) return;
+    const GradientAutoencoder::Fit fit = autoencoder_.train(x, lr_);
+    const bool first = state(kError) == 0;
+    const auto follow = [&](State which, double now) {
+      state(which) += static_cast<float>((first ? 1 : kErrorWeight) * (now - state(which)));
+    };
+    follow(kGap, fit.gap);
+    follow(kError, fit.error);
+  }
+
+  // ------------------------------------------------------------------------------------ stage 3
+
+  bool exchange_codes(Exchange& e, const Selected& selected) {
+    const auto ranks = static_cast<float>(e.comm.size());
+    const float rho = selected.rho;
+    NamedTensors tensors = e.dense;
+    Tensor mine, code;
+    if (rho > 0) {
+      const TraceRange range("compress", "encode");
+      const Tensor x = gather_values(e, selected);
+      for (int64_t j = 0; j < x.size(); ++j) x.data<float>()[j] /= rho;
+      mine = autoencoder_.encode(x);
+      code = mine.clone().to(e.device);
+      for (const auto& share : shares(e, selected, code)) tensors.push_back(share);
+    }
+    if (!all_reduce(e, tensors)) return false;
+    const TraceRange range("compress", "decode, residuals");
+    Tensor own, sums;
+    if (rho > 0) {
+      const Tensor mean = code.to(Device{});
+      for (int64_t j = 0; j < mean.size(); ++j) mean.data<float>()[j] /= ranks;
+      own = autoencoder_.decode(mine);
+      sums = autoencoder_.decode(mean);
+      if (largest_magnitude_of({sums}) > magnitude(kMaxSum / (ranks * rho))) return false;
+    }
+    accept(e, false);
+    for (size_t i = 0; i < e.compressed.size(); ++i) {
+      const Item& item = e.compressed[i];
+      item.sum.fill_zero();
+      if (rho == 0) continue;
+      const Tensor sent = of_layer(e, selected, i, own, -rho);
+      HEDDLE_DISPATCH(e.device, scatter_add(sent, selected.indices[i], item.tensor));
+      const Tensor sum = of_layer(e, selected, i, sums, ranks * rho);
+      HEDDLE_DISPATCH(e.device, scatter(sum, selected.indices[i], item.sum));
+    }
+    return true;
+  }
+
+  double train_, lr_, gate_, refresh_;
+  bool by_value_;
+  GradientAutoencoder autoencoder_;
+  Tensor state_;  // (kStates), see State
+  std::string note_;
+  int64_t step_ = -1;  // the last that was counted
+};
+
+}  // namespace
+
+std::unique_ptr<Reducer> make_lgc(const ReducerSetup& setup) {
+  return std::make_unique<Lgc>(setup);
+}
+
+}  // namespace heddle
