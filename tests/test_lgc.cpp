@@ -290,7 +290,7 @@ TEST_CASE("lgc: the leader's order of values is easier to code than that of thei
 }
 
 TEST_CASE("lgc: an invalid message of the leader is refused, and the residuals are unchanged") {
-  // Of fc.weight: rho, then 35 places of eleven bits, below 1750.
+  // The message has rho and 35 places of eleven bits, which lie in fc.weight below 1750.
   std::vector<uint32_t> places(35);
   std::iota(places.begin(), places.end(), 1u);
   const auto result = [&](float rho) {
@@ -418,6 +418,7 @@ TEST_CASE("lgc: identical learners act as one, and the leader sends other places
     const Values before = part_of(one[0].sums[step - 1], "fc.weight");
     for (size_t i = 0; i < a.size(); ++i) both += a[i] != 0 && before[i] != 0 ? 1 : 0;
   }
-  // Of 9 x 35. A leader that keeps 1 - 1 / P of what it has selected selects it again.
+  // At most a twentieth of 9 x 35: a leader that keeps 1 - 1 / P of what it has selected selects it
+  // again.
   CHECK(both < 9 * 35 / 20);
 }

@@ -58,6 +58,10 @@ def made_up(name, typed):
     elif group in ("large", "root", "long"):
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = LARGE[method][int(seed) - 1]
+    elif group == "lgc":  # of 25,000 bytes, a hundredth of the 1,000,000 of dense, 10,000, belongs to layers sent dense
+        method, seed = rest.rsplit("-", 1)
+        summary["valid_acc1"] = {"scalecom": 86.0, "value": 85.75, "index": 85.0}.get(method, 86.25)
+        result["bytes_per_step"] = {"scalecom": 30000, "value": 20000}.get(method, 35000)
     elif group == "ablation":
         summary["valid_acc1"] = {"dense": 88.0, "scalecom": 87.25}.get(rest, 87.0)
     elif group == "ptb":
@@ -121,13 +125,13 @@ class Page(unittest.TestCase):
         counted = 0
         for name, prefix in (("headline", "headline-"), ("whole", "whole-model-"), ("ablation", "ablation-"),
                              ("large", "large-"), ("root", "root-"), ("long", "long-"), ("ptb", "ptb-"), ("scaling", "scaling-"),
-                             ("times", "time-"), ("rule", "rule-"), ("batch", "batch-"), ("grown", "grown-"),
+                             ("times", "time-"), ("rule", "rule-"), ("lgc", "lgc-"), ("batch", "batch-"), ("grown", "grown-"),
                              ("wide", "wide-"), ("usual", "usual-"), ("race", "race-"),
                              ("full", "full-")):
             runs = [x for x in reproduce.experiments() if x.startswith(prefix)]
             counted += len(runs)
             rows = len(self.rows(tables.pop(name)))
-            self.assertEqual(rows, len(runs) // {"headline": 3, "large": 2, "rule": 2}.get(name, 1), name)
+            self.assertEqual(rows, len(runs) // {"headline": 3, "large": 2, "rule": 2, "lgc": 2}.get(name, 1), name)
         self.assertEqual(self.rows(tables.pop("meter")), ["| 1 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |",
                                                                 "| 16 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |"])
         counted += 1
@@ -233,6 +237,15 @@ class Page(unittest.TestCase):
                       tables["ptb"])
         self.assertNotIn("scalecom-100-aggregate, mean", tables["ptb"])
 
+    def test_lgc(self):
+        text = self.made_up_page()["lgc"]
+        self.assertIn("- value, accuracy against the control, points: expected ≥ -0.50, found -0.25 over 2 seeds: holds", text)
+        self.assertIn("- index, accuracy against the control, points: expected ≥ -0.50, found -1.00 over 2 seeds: missed by 0.50",
+                      text)
+        self.assertIn("- value, bytes of the compressed tensors, control over LGC (rank 0): expected ≥ 1.80, found 2.00 over "
+                      "2 seeds: holds", text)  # 20,000 over 10,000
+        self.assertNotIn("scalecom, accuracy", text)
+
     def test_claims(self):
         rows = self.rows(self.made_up_page()["claims"])
         self.assertNotIn("not measured yet", "".join(rows))
@@ -317,7 +330,7 @@ class Page(unittest.TestCase):
 
     def test_without_runs(self):
         tables = self.page({})
-        self.assertEqual(len(tables), 20)
+        self.assertEqual(len(tables), 21)
         for name, out in tables.items():
             self.assertEqual(out, "No run has been kept yet.\n", name)
         self.assertEqual(self.pictures, set())

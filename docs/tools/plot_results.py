@@ -182,6 +182,22 @@ def headline():
     return out + over_budget((method, r) for method, seeds in by_method.items() for r in seeds.values())
 
 
+def lgc():
+    """Compares LGC with ScaleCom that sends as many values, the control."""
+    by_method = runs_by_seed("lgc-")
+    control, out = by_method.get("scalecom", {}), table_by_seed(by_method)
+    for method, seeds in by_method.items():
+        if both := sorted(seeds.keys() & control.keys() if method != "scalecom" else ()):
+            points, n = difference(seeds, control)
+            pairs_of = [runs[seed] for seed in both for runs in (control, seeds)]
+            figures, whose = sent(*pairs_of)
+            rest = [compressed_bytes(r, x) for r, x in zip(pairs_of, figures)]
+            out += "\n" + expected(f"{method}, accuracy against the control, points", points, least=-0.5, over=plural(n, "seed"))
+            out += expected(f"{method}, bytes of the compressed tensors, control over LGC{whose}",
+                            mean(a / b for a, b in zip(rest[::2], rest[1::2])), least=1.8, over=plural(n, "seed"))
+    return out
+
+
 def large(prefix):
     by_method = runs_by_seed(prefix)
     out = table_by_seed(by_method)
@@ -542,7 +558,7 @@ def main(docs=results.DOCS):
             "meter": (meter, "meter-"), "pairs": (pairs, "pair-"), "large": (lambda: large("large-"), "large-"),
             "root": (lambda: large("root-"), "root-"), "long": (lambda: large("long-"), "long-"), "ptb": (ptb, "ptb-"),
             **{name: (lambda name=name: table_by_seed(runs_by_seed(name + "-")), name + "-")
-               for name in ("rule", "batch", "grown", "wide", "usual")}, "race": (race, "race-"),
+               for name in ("rule", "batch", "grown", "wide", "usual")}, "lgc": (lgc, "lgc-"), "race": (race, "race-"),
             "scaling": (scaling, "scaling-"), "times": (times, "time-"), "whole": (whole, "whole-model-"), "full": (full, "full-")}
     file = docs / "results.md"
 
