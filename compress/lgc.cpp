@@ -90,21 +90,21 @@ class Lgc : public CompressedReducer {
     return trains(e) ? exchange_values(e, selected) : exchange_codes(e, selected);
   }
 
-  // Of stage 3: a byte per value for its code, and its place.
+  // Returns the bytes of stage 3: one per value for its code, and the places.
   int64_t bytes(const Layer& layer, double density) const override {
     const int64_t n = layer.size(), k = kept_elements(density, n);
     return k + (by_value_ ? packed_bytes(k, bits_below(n)) : DeltaCode{n, k}.max_bytes());
   }
 
  private:
-  // What the leader has selected of a bucket: k elements, in the order of the sequence.
+  // The k elements of a bucket that the leader has selected, in the order of the sequence.
   struct Selected {
     float rho = 0;  // root mean square of the leader's values
     int64_t k = 0;
     std::vector<Tensor> indices;             // of each layer, (k of the layer) i32, on the device
     std::vector<std::vector<size_t>> where;  // of each of these: its position in the sequence
   };
-  // What a checkpoint keeps, equal on all ranks but for rank 0's error and gap while it trains.
+  // Kept in a checkpoint. Equal on all ranks, except rank 0's error and gap while it trains.
   enum State : int64_t { kSteps, kCoding, kError, kGap, kStates };
   float& state(State which) const { return state_.data<float>()[which]; }
 
@@ -169,7 +169,7 @@ class Lgc : public CompressedReducer {
   }
   static int64_t kept(const Item& item) { return kept_elements(item.layer->now, item.n()); }
 
-  // The leader selects, and tells all: rho, and the places in the bucket's layers, one behind the
+  // The leader selects, and tells all: rho, and the places in the bucket's layers, one after the
   // other.
   Selected select(Exchange& e) const {
     Selected out;

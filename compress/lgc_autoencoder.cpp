@@ -18,7 +18,7 @@ constexpr float kSlope = 0.01f;                                  // of the leaky
 constexpr float kMaxWeight = 100;                                // beyond it training has diverged
 constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-8;  // Adam's usual constants
 
-// The network computes on the host, by one thread, beside the learner's own work.
+// The network computes on the host, by one thread, while the learner does its own work.
 constexpr ContextOptions kAlone{.threads = 1, .deterministic = true};
 
 struct LayerSpec {
