@@ -36,6 +36,7 @@ struct Family {
   // The first key, if it takes numbers, is the setting that may differ from layer to layer.
   std::vector<SpecKey> keys;
   std::unique_ptr<Reducer> (*make)(const ReducerSetup& setup);
+  bool planned = true;  // false: it cannot tell L-GreCo what a setting loses
 };
 
 const std::vector<Family>& families();

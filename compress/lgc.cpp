@@ -39,6 +39,7 @@ namespace {
 
 constexpr int kAttempts = 4;                              // decisions before the gate stays closed
 constexpr float kMaxGap = 0.1f;                           // above it the run says so
+constexpr double kLeastSquare = 1e-40;                    // less counts as zero
 constexpr int64_t kWindow = 4096;                         // values of a training step, at most
 constexpr double kLinearRate = 0.01, kPaperRate = 0.001;  // lr=auto
 constexpr double kErrorWeight = 0.05;                     // of a step in the means of error and gap
@@ -214,7 +215,8 @@ class Lgc : public CompressedReducer {
       places.push_back(place);
     }
     const auto k = std::ssize(places);
-    const auto rho = static_cast<float>(std::sqrt(squares / static_cast<double>(k)));
+    const double mean = squares / static_cast<double>(k);
+    const float rho = mean < kLeastSquare ? 0.0f : static_cast<float>(std::sqrt(mean));
     std::memcpy(message.raw(), &rho, 4);
     uint8_t* to = message.data<uint8_t>() + 4;
     if (by_value_)

@@ -266,7 +266,7 @@ refuse '--compress' "$resnet" --learners 2 --dense-layers fc
 refuse 'nosuchlayer' "$resnet" --learners 2 --compress topk --dense-layers nosuchlayer
 refuse '--compress' "$resnet" --learners 2 --shadow 5
 refuse 'dense.layers' "$resnet" --learners 2 --compress topk --dense-layers '('
-for spec in none bf16 fp16; do refuse "--layerwise.*$spec" "$resnet" --learners 2 --compress $spec --layerwise lgreco; done
+for spec in none bf16 fp16 lgc; do refuse "--layerwise.*$spec" "$resnet" --learners 2 --compress $spec --layerwise lgreco; done
 refuse 'bf16' "$resnet" --learners 2 --compress bf16 --plan planned/plan-12.json
 refuse '--plan' "$resnet" --learners 2 --compress topk --layerwise lgreco --plan planned/plan-12.json
 refuse 'alpha' "$resnet" --learners 2 --compress topk --layerwise lgreco --lgreco aplha=2

@@ -57,9 +57,9 @@ void check_layerwise(const CommonOptions& o) {
   const bool planned = o.layerwise == "lgreco";
   check(!planned || o.plan.empty(),
         "--layerwise lgreco makes plans and --plan uses one; give only one of them");
-  check((!planned && o.plan.empty()) || !family.keys.empty(),
-        planned ? "--layerwise lgreco" : "--plan", ": --compress ", family.name,
-        " has no setting that can vary by layer");
+  const bool free = !family.keys.empty() && (!planned || family.planned);
+  check((!planned && o.plan.empty()) || free, planned ? "--layerwise lgreco" : "--plan",
+        ": --compress ", family.name, " has no setting that a plan could choose");
   const bool timed = by_time(lgreco_values(o));
   check(!planned || !timed || !o.deterministic,
         "--lgreco objective=time plans by measured times, which --deterministic excludes");
