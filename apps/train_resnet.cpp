@@ -269,8 +269,8 @@ int run(const Arguments& arguments, const Arguments& environment) {
   Data data, valid;  // read by all learners
   if (o.training) {
     data = open_data(o, Split::train);
-    check(data.set->size() >= learners, "learners: ", learners, " are more than the ",
-          data.set->size(), " training images");
+    check(data.set->size() >= learners, "learners: expected at most ", data.set->size(),
+          ", the number of training images, found ", learners);
   }
   if (o.training || o.evaluate) valid = open_data(o, Split::valid);
   const ResnetCard card = make_card(o, loaded, valid.set.get(), o.training);

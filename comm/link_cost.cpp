@@ -70,7 +70,7 @@ double collective_seconds(const std::string& collective, double bytes, int ranks
   if (collective == "all_to_all") return pairwise_seconds(bytes / ranks, ranks - 1, link);
   if (collective == "barrier")
     return std::bit_width(static_cast<unsigned>(ranks - 1)) * link.latency_s;
-  throw InputError("no collective: " + collective);
+  throw InputError("unknown collective: " + collective);
 }
 
 double latencies(const std::string& collective, double bytes, int ranks) {

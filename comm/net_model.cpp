@@ -19,7 +19,7 @@ struct Unit {
 constexpr Unit kRates[] = {{"kbit", 1e3 / 8}, {"mbit", 1e6 / 8}, {"gbit", 1e9 / 8}};
 constexpr Unit kTimes[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1.0}};
 
-// Parses a number with one of the units, such as "20ms"; negative if it is neither.
+// Parses a number with one of the units, such as "20ms". Returns -1 for any other text.
 template <size_t kCount>
 double parse_quantity(const std::string& text, const Unit (&units)[kCount]) {
   double value = 0;

@@ -23,7 +23,7 @@ class Qsgd : public BlockExchange {
   std::vector<double> settings(const Layer& /*layer*/) const override {
     return {2, 3, 4, 5, 6, 7, 8};
   }
-  // The error of the rank's own encoding, without that of the sum's.
+  // Counts only the error of the rank's own encoding, not of encoding the sums.
   std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
                                  const std::vector<double>& bits) const override {
     return for_each_setting(bits, [&](double b) {
@@ -53,7 +53,7 @@ class Qsgd : public BlockExchange {
     const Tensor x = item.tensor.to(Device{});
     const double lost = lost_norms(*item.layer, x, {item.layer->choice})[0];
     return {{"elements", static_cast<double>(item.n()), Unit::count},
-            {"bits for each", item.layer->choice},
+            {"bits per element", item.layer->choice},
             {"rounding error over the norm", 100 * lost / norm(x), Unit::percent}};
   }
 };

@@ -18,7 +18,7 @@ using Matrix = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMat
 using Preference =
     std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, Destroy<cublasLtMatmulPreferenceDestroy>>;
 
-constexpr uint64_t kMostWorkspace = uint64_t{32} << 20;
+constexpr uint64_t kMaxWorkspace = uint64_t{32} << 20;
 
 struct Product {
   int64_t m, n, k;
@@ -83,7 +83,7 @@ std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
     check_cublas(cublasLtMatmulPreferenceSetAttribute(made, what, &value, sizeof value),
                  "cublasLtMatmulPreferenceSetAttribute");
   };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMostWorkspace);
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspace);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.align_b));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(p.align_a));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(p.align_c));

@@ -27,9 +27,8 @@ HEDDLE_HD void store_pack(T* p, const Pack<T, kPack>& pack) {
   *reinterpret_cast<Pack<T, kPack>*>(p) = pack;
 }
 
-// Calls f.template operator()<T, kPack>() for the type of the first map, with full packs when all
-// maps (undefined ones are ignored) begin at multiples of 16 bytes and have a fitting number of
-// neighbouring values.
+// Calls f.template operator()<T, kPack>() for the type of the first tensor: with full packs if all
+// tensors (undefined ones are ignored) are 16-byte aligned and `neighbours` is a multiple of kPack.
 template <class F>
 void with_packs(std::initializer_list<const Tensor*> maps, int64_t neighbours, F&& f) {
   const bool half = (*maps.begin())->dtype() == DType::bf16;

@@ -18,7 +18,7 @@ using nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
-constexpr size_t kMostNumbers = 5;                 // most extents of a shape
+constexpr size_t kMaxNumbers = 5;                  // axes of a shape
 constexpr const char* kMetadata = "__metadata__";
 
 struct FileType {
@@ -75,8 +75,8 @@ json parse_header(const std::string& file, std::string_view text) {
           "': expected an object, found an array");
     check(depth < 3 || event == json::parse_event_t::value, file, ": tensor '", entry,
           "': expected whole numbers in an array, found an array or an object");
-    check(event != json::parse_event_t::value || depth < 3 || ++numbers <= kMostNumbers, file,
-          ": header: expected at most ", kMostNumbers, " numbers in an array");
+    check(event != json::parse_event_t::value || depth < 3 || ++numbers <= kMaxNumbers, file,
+          ": header: expected at most ", kMaxNumbers, " numbers in an array");
     if (event == json::parse_event_t::key)
       check(keys.back().insert(value).second, file, keys.size() == 1 ? ": tensor '" : ": header: '",
             printable(value.get_ref<const std::string&>()), "': found twice");
@@ -124,7 +124,7 @@ SafetensorsInfo read_entry(const std::string& where, const json& entry,
   }
   check(entry.contains("dtype"), where, ": expected a dtype, found none");
   const std::string dtype = entry["dtype"];
-  const std::vector<uint64_t> shape = read_numbers(where, entry, "shape", kMostNumbers),
+  const std::vector<uint64_t> shape = read_numbers(where, entry, "shape", kMaxNumbers),
                               offsets = read_numbers(where, entry, "data_offsets", 2);
   check(offsets.size() == 2, where, ": expected two data_offsets, found ", offsets.size());
   const FileType* type = find_file_type(dtype);

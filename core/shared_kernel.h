@@ -1,4 +1,4 @@
-// For .cu files of shared kernels (tier 1): the same functor runs over [0, n) on the CPU (compiled
+// For .cu files of shared kernels: the same functor runs over [0, n) on the CPU (compiled
 // by the C++ compiler, vectorised) and on CUDA (compiled by nvcc, one grid-stride loop). The file's
 // functions live in namespace HEDDLE_BACKEND: cpu or cuda.
 #pragma once
@@ -14,7 +14,7 @@
 #ifdef __CUDACC__
 #include "core/launch.h"
 #define HEDDLE_BACKEND cuda
-#elif defined(HEDDLE_EMULATED)  // CUDA's text on the CPU, for tests: the namespace's name
+#elif defined(HEDDLE_EMULATED)  // CUDA source compiled for the CPU, for tests: its namespace
 #define HEDDLE_BACKEND HEDDLE_EMULATED
 #else
 #define HEDDLE_BACKEND cpu
@@ -23,7 +23,7 @@
 #define HEDDLE_GPU 1
 #endif
 
-// Calls the function of this name in cpu:: or cuda::, by the device of a tensor.
+// Calls the function in cpu:: or cuda::, depending on the device.
 #ifdef HEDDLE_CUDA
 #define HEDDLE_DISPATCH(device, call) ((device).is_cuda() ? cuda::call : cpu::call)
 #else
@@ -49,8 +49,8 @@ void with_types(const Tensor& src, const Tensor& dst, F&& f) {
   });
 }
 
-// Copies a table for a kernel to the device, as bytes. The caller may release it as soon as the
-// kernel has been started.
+// Copies a table for a kernel to the device, as bytes. The caller may release the result as soon as
+// the kernel has been launched.
 template <class T>
 Tensor upload(Device device, const std::vector<T>& rows) {
   const int64_t bytes = to_int64(rows.size() * sizeof(T));  // nvcc needs the type spelled out

@@ -21,10 +21,10 @@ struct Size {
 };
 
 // The most pixels that a byte of a file can encode: deflate reaches 1032:1 with 8 one-bit pixels
-// per byte, a grey JPEG of one colour 512. A header that promises more is refused before memory is
-// allocated.
+// per byte, a single-colour grey JPEG 512, doubled here. A header that promises more is refused
+// before memory is allocated.
 constexpr int64_t kPngPixelsPerByte = 8256, kJpegPixelsPerByte = 1024;
-constexpr int kMaxScans = 100;     // real files have about ten; each takes time in all pixels
+constexpr int kMaxScans = 100;     // real files have about ten; each one decodes every pixel again
 constexpr size_t kPngHead = 33;    // bytes of signature and header
 constexpr size_t kHead = 1 << 16;  // bytes within which the size is usually found
 
@@ -74,8 +74,8 @@ size_t png_limit(std::span<const uint8_t> bytes, Size size) {
   return std::max((bytes[28] != 0 ? 4 : 2) * raw, 2 * std::max<size_t>(bytes.size(), 4096));
 }
 
-// Prepends a palette of 256 black entries, of which the file's own palette overwrites the first
-// ones: for missing colours stb_image would use uninitialised stack memory.
+// Inserts a palette of 256 black entries after the header; the file's own palette overwrites the
+// first ones. For missing colours stb_image would use uninitialised stack memory.
 std::vector<uint8_t> with_whole_palette(std::span<const uint8_t> bytes) {
   constexpr std::array<uint8_t, 8> kPalette{0, 0, 3, 0, 'P', 'L', 'T', 'E'};
   std::vector<uint8_t> out(bytes.begin(), bytes.begin() + kPngHead);
@@ -181,10 +181,10 @@ bool check_header(std::span<const uint8_t> head, int64_t length, const std::stri
     return true;
   }
   if (head.size() < 4 || head[0] != 0xFF || head[1] != 0xD8)
-    throw_not_an_image(name, "another file");
+    throw_not_an_image(name, "another format");
   const bool whole = to_int64(head.size()) == length;
   const auto size = JpegScan(head, name).run(whole);
-  if (!size && whole) throw_not_an_image(name, "a JPEG file without a size that can be read");
+  if (!size && whole) throw_not_an_image(name, "a JPEG file without a readable size");
   if (size) check_size(*size, length, kJpegPixelsPerByte, name);
   return size.has_value();
 }

@@ -1,4 +1,4 @@
-// Shifts, flips, normalises and cuts out the images of a batch in one pass, on CPU and CUDA.
+// Shifts, flips, normalises and masks (cutout) the images of a batch in one pass, on CPU and CUDA.
 #include "core/shared_kernel.h"
 #include "data/augment.h"
 

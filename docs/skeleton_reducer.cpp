@@ -45,7 +45,7 @@ class RowMeans : public CompressedReducer {
   // Returns how many elements share a mean: those of as many rows as the layer's setting says.
   static int64_t chunk_of(const Item& item) {
     const int64_t width = item.n() / item.layer->parameter->shape()[0];
-    return width * static_cast<int64_t>(item.layer->choice);
+    return width * static_cast<int64_t>(item.layer->now);
   }
 };
 

@@ -81,9 +81,9 @@ Tensor pack_weight(const Tensor& w, const ConvPlan& plan, int64_t groups) {
 // Returns whether layers/winograd.h is used: up to 64 channels its kernels were faster than
 // oneDNN's in every direction.
 bool own_winograd(const Tensor& x, const Shape& w, const Conv2dOptions& o) {
-  constexpr int64_t kMostChannels = 64;
-  return o.stride == 1 && o.padding == 1 && o.groups == 1 && w[0] <= kMostChannels &&
-         w[1] <= kMostChannels && x.shape()[2] >= 4 && x.shape()[3] >= 4 && winograd_fits(x, w);
+  constexpr int64_t kMaxChannels = 64;
+  return o.stride == 1 && o.padding == 1 && o.groups == 1 && w[0] <= kMaxChannels &&
+         w[1] <= kMaxChannels && x.shape()[2] >= 4 && x.shape()[3] >= 4 && winograd_fits(x, w);
 }
 
 }  // namespace

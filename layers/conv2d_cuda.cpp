@@ -28,7 +28,7 @@ namespace {
 
 // The pool keeps the largest that was tried. A stem's three channels are padded there: 512 images
 // of 224 pixels in bf16 take 392 MiB.
-constexpr size_t kMostWorkspace = size_t{1} << 30;
+constexpr size_t kMaxWorkspace = size_t{1} << 30;
 
 using MapDescriptor = std::unique_ptr<cudnnTensorStruct, Destroy<cudnnDestroyTensorDescriptor>>;
 using FilterDescriptor = std::unique_ptr<cudnnFilterStruct, Destroy<cudnnDestroyFilterDescriptor>>;
@@ -162,7 +162,7 @@ std::vector<Candidate> find_candidates(const ConvPlan& plan, DType dtype) {
     if (Calls::kWorkspace(cudnn_handle(), left, right, plan.conv.get(), result, r.algo, &bytes) !=
         CUDNN_STATUS_SUCCESS)
       continue;
-    if (bytes <= kMostWorkspace) out.push_back({to_int(r.algo), math, bytes});
+    if (bytes <= kMaxWorkspace) out.push_back({to_int(r.algo), math, bytes});
   }
   (void)cudaGetLastError();  // of refused queries: the next kernel would report it
   return out;
@@ -261,7 +261,7 @@ Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape&
   check_cudnn(status, what.c_str());
   const bool deterministic = Context::current().options().deterministic;
   throw Error(concat("cuDNN: ", what, ": no ", deterministic ? "deterministic " : "",
-                     "algorithm with a workspace of at most ", kMostWorkspace >> 20, " MiB"));
+                     "algorithm with a workspace of at most ", kMaxWorkspace >> 20, " MiB"));
 }
 
 bool is_pointwise(const Shape& w, const Conv2dOptions& o) {

@@ -1,5 +1,5 @@
-// Softmax cross-entropy on CUDA: one block per sample, whose threads join as trees, and one block
-// for the mean. All on the GPU, so that a step can be recorded.
+// Softmax cross-entropy on CUDA: one block per sample, which reduces as a tree, and one block for
+// the mean. All on the GPU, so that a step can be recorded.
 #include <algorithm>
 #include <cmath>
 

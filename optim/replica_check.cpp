@@ -19,7 +19,7 @@ void check_replicas(const ParameterStore& store, int64_t step, Communicator& com
     for (size_t r = 1; r < all.size(); ++r)
       if (all[r][i] != all[0][i])
         throw Error(concat("step ", step, ": the replicas differ: ", parameters[i].name,
-                           " on rank ", r, " is not what it is on rank 0"));
+                           " on rank ", r, " is not equal to that on rank 0"));
 }
 
 }  // namespace heddle

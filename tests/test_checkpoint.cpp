@@ -275,7 +275,7 @@ TEST_CASE("checkpoint: a failed save is reported, leaves no files, and the next 
   std::ofstream(run.path + "/checkpoints") << "in the way";
   writer.begin(1, files_of(0, 1));
   CHECK(writer.wait() == Writing::failed);
-  CHECK(writer.error().find("cannot make the folder") != std::string::npos);
+  CHECK(writer.error().find("cannot create the folder") != std::string::npos);
   writer.abandon();
   CHECK(writer.progress() == Writing::nothing);
   fs::remove(run.path + "/checkpoints");

@@ -34,8 +34,8 @@ TEST_CASE("json: the depth is limited; brackets within strings do not count") {
   CHECK(contains(message_of([&] { parse_json("[" + deepest + "]", "x"); }),
                  "x: expected JSON of at most 100 levels, found more at offset 100"));
   CHECK(contains(message_of([&] { parse_json(nested(80000), "x"); }), "found more at offset"));
-  CHECK(contains(message_of([&] { parse_json("[\"a", "x"); }), "x: is no JSON: "));
-  CHECK(contains(message_of([&] { parse_json("]]", "x"); }), "x: is no JSON: "));
+  CHECK(contains(message_of([&] { parse_json("[\"a", "x"); }), "x: is not JSON: "));
+  CHECK(contains(message_of([&] { parse_json("]]", "x"); }), "x: is not JSON: "));
 }
 
 TEST_CASE("json: every reader refuses deep nesting and names the file") {

@@ -257,8 +257,9 @@ TEST_CASE("report: missing parts are left out, broken ones are named") {
   const RunRecord holed = read_run(young);
   CHECK(holed.broken_lines == 1);
   CHECK(holed.first_broken.starts_with("2: "));
-  CHECK(contains(watch_text(holed, 60, true),
-                 "lines of metrics.jsonl that do not parse and were skipped: 1; line 2: "));
+  CHECK(contains(
+      watch_text(holed, 60, true),
+      "lines of metrics.jsonl skipped because they do not parse: 1; the first is line 2: "));
   temp.write("young/metrics.jsonl", "<\n5\n");
   CHECK(contains(message_of([&] { read_run(young); }), "metrics.jsonl:1: "));
   for (const char* schema : {"99", "\"1\"", "null"}) {

@@ -204,13 +204,13 @@ TEST_CASE("training state: nothing is saved while updates are rejected") {
       }));
     }
     saver.finish();
-    // That of step 4 is made up for as soon as a step is accepted.
+    // The save due at step 4 is made after the next accepted step.
     CHECK(saved == std::vector<int64_t>{2, 7, 8});
     if (comm.rank() == 0) CHECK(saver.last() == temp.path + "/checkpoints/step-8");
   }));
 }
 
-// A checkpoint of an earlier version, saved while gradients were rejected, gets a new chance.
+// Earlier versions saved checkpoints while gradients were rejected: the count starts again at 0.
 TEST_CASE("training state: steps rejected before a resume do not count after it") {
   expect_none(run_ranks(1, [&](Communicator& comm) {
     Learner learner(comm, "none");
@@ -249,7 +249,7 @@ TEST_CASE("training state: the exchange's numbers are restored bit for bit") {
   DataParallelOptimizer::State other = state;
   other.planner->table = {1, 2};
   back = parse_exchange(json);
-  read_exchange_tensors({file, file_of(other, "/b")}, back);  // of two ranks, for any number
+  read_exchange_tensors({file, file_of(other, "/b")}, back);  // two ranks' files, any number reads
   CHECK(back.planner->table[0] == (1.0 / 3 + 1) / 2);
   CHECK(back.planner->window.sums.empty());
   other.planner->table = {1};
@@ -276,7 +276,7 @@ TEST_CASE("training state: invalid numbers are refused") {
   CHECK(refused("/steps", "many"));
   CHECK(refused("/totals", {1, 2}));
   CHECK(refused("/ledger/0/1", 4));
-  nlohmann::json older = good;  // without the count of the algorithm's paper
+  nlohmann::json older = good;  // without the bytes as the paper counts them
   older["ledger"][0].erase(5);
   CHECK(parse_exchange(older).ledger.at({"a.weight", PayloadKind::indices}).counted == 5);
   CHECK(parse_exchange(good).ledger.at({"a.weight", PayloadKind::indices}).counted == 8);

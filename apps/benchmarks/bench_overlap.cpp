@@ -38,11 +38,11 @@ Steps train(const Options& o, const std::string& arch, int64_t batch, int64_t le
   return medians;
 }
 
-// Compares one learner of the data-parallel optimizer with the plain optimizer, in turns.
+// Compares one learner of the data-parallel optimizer with the plain optimizer, alternating.
 void measure_frame(const Options& o) {
   Context context({.threads = static_cast<int>(o.threads)});
   const auto solo = make_solo();
-  print("\n# One learner, and no learners at all: medians of steps in turns\n");
+  print("\n# One learner, and no learners at all: medians of alternating steps\n");
   for (const char* name : {"resnet20", "lstm"}) {
     Trainer plain(find_case(name), DType::f32, Device{});
     Trainer learner(find_case(name), DType::f32, Device{}, solo.get());

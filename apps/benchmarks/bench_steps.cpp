@@ -1,4 +1,4 @@
-// Times whole training steps, ours and PyTorch's, in turns.
+// Times whole training steps, ours and PyTorch's, alternating.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -189,7 +189,7 @@ void compare_steps(const Options& o) {
   const nlohmann::json peak = run_for_json(child_command(o, "peak"));
   const double loop = peak.at("fma"), gemm = peak.at("gemm"), half = peak.at("gemm_bf16");
   std::string heading = concat("# ", cpu_name(), ", ", o.threads, " threads, ", o.clock, " time, ",
-                               o.rounds, " rounds in turns\n# peak GFLOP/s: fp32 ",
+                               o.rounds, " alternating rounds\n# peak GFLOP/s: fp32 ",
                                decimals(loop, 0), " (multiply-add loop), fp32 product of 2048 ",
                                decimals(gemm, 0), ", bf16 ", decimals(half, 0), "\n");
   if (gpu)

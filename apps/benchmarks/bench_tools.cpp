@@ -15,14 +15,14 @@
 namespace heddle::bench {
 namespace {
 
-// Returns the path of CIFAR-10 in the folder of --data, or in that of the data sets next to this
-// tree; "" means rendered shapes.
+// Returns the path of CIFAR-10 in the folder of --data, or in shared/data next to this tree; ""
+// means rendered shapes.
 std::string find_data(const Options& o) {
   const std::filesystem::path folder =
       o.data.empty() ? HEDDLE_SOURCE_DIR "/../shared/data" : o.data;
   for (const auto& path : {folder, folder / "cifar-10-batches-bin"})
     if (holds_cifar10(path)) return path.string();
-  check(o.data.empty(), "--data: ", o.data, " holds no CIFAR-10 in its binary version");
+  check(o.data.empty(), "--data: ", o.data, ": expected CIFAR-10's binary version, found none");
   return "";
 }
 

@@ -1,7 +1,7 @@
 // --headroom: measures what the exchange of gradients costs this command on these ranks, and what
 // compression can save. Times steps of the user's own network and batch without any exchange,
-// dense, with the compressor of --compress and with a few others, in turns. The learning rate is 0,
-// and nothing is saved.
+// dense, with the compressor of --compress and with a few others, alternating. The learning rate is
+// 0, and nothing is saved.
 //
 //   return run_headroom(o, store, comm, plan, [&](Tape& tape) { return loss(tape, images); });
 #pragma once

@@ -7,8 +7,8 @@ namespace heddle {
 
 double comm_seconds(const BucketCollectives& collectives, int measured_ranks, int ranks,
                     const LinkCost& link) {
-  // An all-gather after an all-to-all gathers a whole that was divided among the ranks, which stays
-  // the same with more of them; any other gathers a share of every rank.
+  // An all-gather after an all-to-all gathers a whole that was divided among the ranks, of the same
+  // size for any number of ranks; any other gathers one share per rank.
   const auto whole = collectives.find("all_to_all");
   const bool divided = whole != collectives.end() && whole->second.calls > 0;
   double seconds = 0;

@@ -168,7 +168,7 @@ def main():
     flags.add_argument("--dropout", type=float, default=0.5)
     flags.add_argument("--momentum", type=float, default=0)
     flags.add_argument("--weight-decay", type=float, default=0)
-    flags.add_argument("--clip", type=float, default=0, help="global norm of the gradients; 0: none")
+    flags.add_argument("--clip", type=float, default=0, help="maximum global norm of the gradients; 0: no clipping")
     flags.add_argument("--threads", type=int, default=1)
     flags.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     flags.add_argument("--compile", choices=("none", "default", "max-autotune"), default="none")
@@ -181,7 +181,7 @@ def main():
 
     torch.set_num_threads(o.threads)
     torch.manual_seed(1)
-    torch.backends.cudnn.allow_tf32 = False  # as torch's products and heddle's, without --tf32
+    torch.backends.cudnn.allow_tf32 = False  # like PyTorch's matrix products, and heddle without --tf32
     torch.backends.cudnn.benchmark = True
     model, forward = (make_text if o.arch == "lstm_lm" else make_images)(o)
     optimizer = make_optimizer(model.parameters(), o)

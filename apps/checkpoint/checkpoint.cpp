@@ -136,7 +136,7 @@ Checkpoint read_checkpoint(const std::string& path) {
     out.state = read_json(out.file(kState));
     check_version(out.state, out.file(kState));
     out.step = out.state.at("step").get<int64_t>();
-    check(out.step >= 0, out.file(kState), ": step ", out.step);
+    check(out.step >= 0, out.file(kState), ": step: expected at least 0, found ", out.step);
   });
   return out;
 }
@@ -203,7 +203,7 @@ void CheckpointWriter::write_files(int64_t step, const CheckpointFiles& files) {
   const std::string folder = part_folder(step);
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) throw Error(concat(folder, ": cannot make the folder: ", error.message()));
+  if (error) throw Error(concat(folder, ": cannot create the folder: ", error.message()));
   for (const auto& [name, tensors] : files.tensors) {
     const auto about = files.metadata.find(name);
     save_safetensors(
@@ -307,7 +307,7 @@ void CheckpointWriter::remove_old() const {
       if (loss <= least) least = loss, best = step;  // the oldest of equals
     }
   } catch (const Error&) {
-    return;  // all stay until it can be read which is the best
+    return;  // keep all until every loss can be read
   }
   for (size_t i = static_cast<size_t>(options_.keep); i < steps.size(); ++i) {
     if (steps[i] == best && std::isfinite(least)) continue;

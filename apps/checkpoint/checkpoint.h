@@ -66,7 +66,7 @@ std::string rank_file(int rank);  // "rank-3.safetensors"
 enum class Writing : uint8_t { nothing, busy, written, failed };
 
 struct CheckpointWriterOptions {
-  int64_t keep = 2;   // newest ones; the one with the least "valid_loss" in its state stays too
+  int64_t keep = 2;   // newest ones; the one with the lowest "valid_loss" in its state stays too
   int ranks = 1;      // each writes a file of its own
   int64_t begin = 0;  // the step at which the run starts or resumes
   // Called after each file with its name, and at the end with "renamed"; for tests. On the thread

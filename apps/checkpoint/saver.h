@@ -21,11 +21,11 @@
 namespace heddle {
 
 struct SaverOptions {
-  std::string folder;  // the run folder, which all ranks must see; of the first rank
+  std::string folder;  // the first rank's run folder; all ranks must see it
   int rank = 0;
   int64_t steps_per_epoch = 1;
   const Checkpoint* start = nullptr;  // the one that the run resumes from
-  int64_t ahead = 0;                  // as in Start: epochs end at this many steps more
+  int64_t ahead = 0;                  // as in Start: epochs end this many steps later
 };
 
 // Returns CheckpointWriterOptions::on_event. Only a test's program defines it
@@ -43,7 +43,7 @@ class Saver {
   // rank has to save, or returns nothing, on all ranks, if the state must not be saved; it may
   // communicate. The save is then made after the next step whose state is valid.
   // Returns false if a signal has asked the run to end: then everything is on disk. Throws Error if
-  // saving has failed three times in a row, or at a signal.
+  // saving has failed three times in a row, or once at a signal.
   bool after_step(int64_t step, const std::function<std::optional<CheckpointFiles>()>& files);
   // Waits until everything is on disk under its name. Called on all ranks.
   void finish();
@@ -65,7 +65,7 @@ class Saver {
   bool due_ = false;                   // a save was postponed, as its step was not valid
   int64_t sealing_ = -1;               // the step whose checkpoint is being sealed
   std::string folder_, again_, last_;  // again_: the flag that resumes the run
-  std::string why_;                    // the last save failed
+  std::string why_;                    // why the last save failed
   std::unique_ptr<CheckpointWriter> writer_;
 };
 

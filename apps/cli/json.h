@@ -1,6 +1,6 @@
 // JSON from files that other programs may have written. The library parses any depth, but copies
-// and writes values by recursion: a file of brackets would exhaust the stack. So all readers of the
-// programs call parse_json().
+// and writes values by recursion: a file of brackets would exhaust the stack. So readers of files
+// call parse_json() or check_json_depth() first.
 //
 //   const nlohmann::json state = parse_json(read_text_file(path), path);
 #pragma once
@@ -22,11 +22,11 @@ constexpr int kMaxJsonDepth = 100;
 // infinity, which JSON lacks, become null; bytes that are not UTF-8 are replaced.
 std::string json_line(const nlohmann::ordered_json& value);
 
-// Throws an InputError that begins with `where` for text with more brackets open at once.
+// Throws an InputError that begins with `where` for text nested deeper than kMaxJsonDepth.
 void check_json_depth(std::string_view text, const std::string& where);
 
-// Returns read(), which takes values out of JSON. Throws an InputError that begins with `where` for
-// one that is missing or has another type.
+// Returns read(), which extracts values from JSON. Throws an InputError that begins with `where`
+// for one that is missing or has another type.
 template <class Read>
 auto read_members(const std::string& where, const Read& read) {
   try {
@@ -41,11 +41,11 @@ auto read_members(const std::string& where, const Read& read) {
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& where) {
   check_json_depth(text, where);
-  return read_members(where + ": is no JSON", [&] { return Json::parse(text); });
+  return read_members(where + ": is not JSON", [&] { return Json::parse(text); });
 }
 
-// Lenient access to members of an object that others wrote. Where there is none of that name, or of
-// another type, a number is NaN, a whole number 0 and a text empty.
+// Reads members leniently from an object that others wrote. One that is missing or of another type
+// reads as NaN (a number), 0 (a whole number) or "" (a text).
 template <class Json>
 double number_at(const Json& object, const std::string& key) {
   const auto found = object.find(key);

@@ -55,8 +55,7 @@ nlohmann::ordered_json final_json(const TrainingResult& result, const nlohmann::
                                   const std::string& rate_key, int64_t seed,
                                   const std::string& run_folder);
 
-// Returns {"summary": status, …, "layers": {name: elements}}: the last line but one of
-// metrics.jsonl.
+// Returns {"summary": status, …, "layers": {name: elements}}, a line of metrics.jsonl.
 nlohmann::ordered_json summary_line(const TrainingResult& result, const ParameterStore& store);
 // Reads such a line back; what it lacks is 0, or NaN for a measurement.
 TrainingResult parse_summary_line(const nlohmann::json& line);

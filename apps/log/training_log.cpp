@@ -16,7 +16,7 @@ namespace heddle {
 namespace {
 
 constexpr auto kShow = static_cast<size_t>(ControlWord::show);
-// Seconds after which several learners average losses before --print-freq steps are complete.
+// Seconds after which several learners average losses even before --print-freq steps are complete.
 constexpr double kMaxFlushInterval = 5;
 
 }  // namespace
@@ -84,7 +84,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   ++result_.step;
   lr_ = facts.lr;
   if (++steps_here_ == 1) result_.first_step_s = seconds_since_process_start();
-  // The first step also makes the kernels' plans, so the rate counts from the second one on.
+  // The first step also creates the kernels' plans, so the rate counts from the second one on.
   if (steps_here_ <= 2) units_ = 0, seconds_ = 0;
   units_ += facts.units * result_.world_size;
   seconds_ += t.total();
@@ -113,7 +113,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
     flush_losses();  // all ranks count the same steps
     diverge(result_.step, facts.lr,
             concat("gradients were not finite in ", skipped_,
-                   " consecutive steps, in this one first that of ", report.first_skipped));
+                   " consecutive steps; the first in this step is that of ", report.first_skipped));
   }
   return running();
 }
@@ -304,7 +304,7 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
   result_.ratios = ratios(optimizer_, store_);
   if (folder_ == nullptr) return;
   if (result_.status == "diverged" && !last_checkpoint.empty())
-    std::fprintf(stderr, "%s: the last checkpoint before: %s\n", options_.program.c_str(),
+    std::fprintf(stderr, "%s: the last checkpoint before that: %s\n", options_.program.c_str(),
                  last_checkpoint.c_str());
   print_table(quality_.table());
   note_missed_steps();

@@ -26,11 +26,11 @@ struct Evaluation {
 
 // Evaluates one pass over the loader's epoch 0. Throws InputError for a label that the network
 // lacks. With several learners, whose loaders share the set, each evaluates its part and all get
-// the whole result; collective then.
+// the whole result; the call is then collective.
 Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
                     DataParallelOptimizer* learners = nullptr);
 
-// Replaces batch norm's running statistics, which every learner gathers on its own batches, by
+// Replaces batch norm's running statistics, which every learner accumulates on its own batches, by
 // their mean. Collective.
 void average_buffers(ParameterStore& store, DataParallelOptimizer& learners);
 

@@ -1,7 +1,7 @@
 // Reads and writes the metadata of a language model's weights file, a safetensors file with the
 // names of PyTorch's word_language_model example: level and vocabulary, and for people and other
 // programs the sizes too. The vocabulary is a JSON array: of strings at word level, of bytes as
-// numbers at character level, because a byte alone need not be text.
+// numbers at character level, because a single byte need not be UTF-8.
 //
 //   save_lm("runs/a/model.safetensors", model, corpus.level, corpus.vocabulary);
 //   LmCard card = read_lm_card(WeightsFile("runs/a"));
@@ -34,8 +34,8 @@ LmCard read_lm_card(const WeightsFile& file);
 std::map<std::string, std::string> lm_metadata(const LstmLm& model, TextLevel level,
                                                const Vocabulary& vocabulary);
 
-// Writes the weights with their card. Throws Error if the file cannot be written; nothing is left
-// under its name then.
+// Writes the weights with their card. Throws Error if it cannot be written; in that case no file is
+// left under its name.
 void save_lm(const std::string& path, const LstmLm& model, TextLevel level,
              const Vocabulary& vocabulary);
 

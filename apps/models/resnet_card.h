@@ -40,8 +40,8 @@ constexpr float kFolderResize = 256.0f / 224.0f;
 // Returns the metadata that hold the card.
 std::map<std::string, std::string> resnet_metadata(const ResnetCard& card);
 
-// Writes the weights with their card. Throws Error if the file cannot be written; nothing is left
-// under its name then.
+// Writes the weights with their card. Throws Error if it cannot be written; in that case no file is
+// left under its name.
 void save_resnet(const std::string& path, const ParameterStore& store, const ResnetCard& card);
 
 }  // namespace heddle

@@ -15,13 +15,13 @@
 
 namespace heddle {
 
-// A weights file with this project's names for its tensors, also if another program wrote it:
-// without the "module." that PyTorch's DataParallel puts before every name, and with the last layer
-// of a residual network as "fc", whatever its name there.
+// A weights file with this project's names for its tensors, even if another program wrote it:
+// without the "module." prefix of PyTorch's DataParallel, and with the last layer of a residual
+// network as "fc", whatever its name there.
 class WeightsFile {
  public:
   // `path` is a file or a run folder; `head` the name of the last layer, empty: fc. Throws
-  // InputError, which says what the file is and what to do if it is not a safetensors file.
+  // InputError that says what the file is and what to do, if it is not a safetensors file.
   explicit WeightsFile(const std::string& path, const std::string& head = "");
 
   const std::string& path() const { return file_.path(); }
@@ -44,7 +44,7 @@ class WeightsFile {
 // tensor that is listed twice (tied weights) must be equal in the file. Batch counts that older
 // files lack keep their values. `hints`: by the beginning of a name, the probable reason for
 // another shape. Throws an InputError that names the first tensor that is missing, unknown, of
-// another shape or unequal; nothing is changed then.
+// another shape or unequal; in that case nothing is changed.
 void load_weights(const WeightsFile& file,
                   const std::vector<std::pair<std::string, Tensor>>& tensors,
                   const std::map<std::string, std::string>& hints = {});

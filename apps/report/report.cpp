@@ -18,15 +18,15 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
   std::string output, trace;
   bool watch = false, once = false, help = false;
   FlagTable flags("./run report DIR...",
-                  "Makes report.html of a run folder, or one page that compares several runs.");
+                  "Writes report.html for a run folder, or one page that compares several runs.");
   flags.group("Flags");
   flags.collect_words(&folders);
   flags.add("output", &output, "FILE", "the page to write",
-            otherwise("report.html in the run folder; for several runs, in this one"));
+            otherwise("report.html in the run folder; for several runs, in the current folder"));
   flags.add("trace", &trace, "FILE", "the trace that --trace wrote; for a single run");
   flags.add("watch", &watch, "", "follow the run in the terminal instead, until it ends",
             not_saved);
-  flags.add("once", &once, "", "with --watch: print once and end", not_saved);
+  flags.add("once", &once, "", "with --watch: print once and exit", not_saved);
   flags.add("help", &help, "", "print this text", not_saved);
   flags.parse({arguments.begin() + 1, arguments.end()}, {});
   if (help) return print(flags.help()), 0;
@@ -41,7 +41,8 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
   for (const std::string& folder : folders) {
     runs.push_back(read_run(folder, trace));
     if (runs.back().broken_lines > 0)
-      std::fprintf(stderr, "report: warning: %s/metrics.jsonl: skipped lines: %lld; line %s\n",
+      std::fprintf(stderr,
+                   "report: warning: %s/metrics.jsonl: skipped lines: %lld; the first is line %s\n",
                    folder.c_str(), static_cast<long long>(runs.back().broken_lines),
                    runs.back().first_broken.c_str());
   }

@@ -88,8 +88,8 @@ double idle_seconds(const std::string& folder) {
   return std::chrono::duration<double>(now - written).count();
 }
 
-// Returns a remark on a run that has been silent for long: it may have been killed, or be
-// evaluating.
+// Returns a remark on a run that has written nothing for a long time: it may have been killed, or
+// be evaluating.
 std::string idle_text(const RunRecord& run, double step_s, double idle_s) {
   if (!run.summary.empty() || idle_s < std::max(kLongSeconds, kLongSteps * step_s)) return "";
   return "  nothing written for " + format_duration(idle_s) + ": evaluating, waiting or killed\n";
@@ -159,8 +159,8 @@ std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle
   const std::string skipped =
       run.broken_lines == 0
           ? ""
-          : concat("  lines of metrics.jsonl that do not parse and were skipped: ",
-                   run.broken_lines, "; line ", run.first_broken, '\n');
+          : concat("  lines of metrics.jsonl skipped because they do not parse: ", run.broken_lines,
+                   "; the first is line ", run.first_broken, '\n');
   if (run.steps.empty()) return out + "\n  no step yet\n" + skipped + idle_text(run, 0, idle_s);
   const StepRecord& last = run.steps.back();
   out += concat("  epoch ", last.epoch, "  step ", last.step);

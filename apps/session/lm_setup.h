@@ -1,4 +1,4 @@
-// Makes from the options of train_lm the text, its batches and the network, describes them for the
+// Builds from train_lm's options the text, its batches and the network, describes them for the
 // first line, --dry-run and checkpoints, and reports results in the level's measure.
 //
 //   const Corpus corpus = open_text(o, card, flags);
@@ -26,7 +26,7 @@ namespace heddle {
 // repeated; an empty card without --init. Throws InputError if it is of another --level.
 LmCard read_card(TrainLmOptions& o, FlagTable& flags);
 // Reads the text, unless --generate needs no more than the vocabulary of --init's `card`. Throws
-// InputError for a text too short to predict anything, for another vocabulary than the card's, and
+// InputError for a text too short to predict anything, for a vocabulary unlike the card's, and
 // if neither text nor card gives one.
 Corpus open_text(const TrainLmOptions& o, const LmCard& card, const FlagTable& flags);
 LstmLmOptions network_options(const TrainLmOptions& o, int64_t vocabulary);

@@ -35,7 +35,7 @@ struct RunSpec {
   std::map<std::string, std::string> metadata = {};
 };
 
-// The parts of a training on one rank.
+// The parts of a training run on one rank.
 struct TrainingParts {
   const CommonOptions& o;
   const RunSpec& spec;
@@ -66,9 +66,9 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
 void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
                       const Logger& note);
 
-// Returns the json of the OwnState that a checkpoint was saved with. Throws InputError unless it
-// has a "valid_loss", a number and then each of `keys` as a number too, or null before the first
-// validation.
+// Returns the json of the OwnState that a checkpoint was saved with. Throws InputError unless
+// its "valid_loss" is a number and so is each of `keys`, or "valid_loss" is null, as before the
+// first validation.
 nlohmann::json own_json(const Checkpoint& checkpoint, std::initializer_list<const char*> keys);
 
 }  // namespace heddle

@@ -132,7 +132,7 @@ def main():
             worst = max(worst, ratio)
             print(f"| {name} | {net} | {1e3 * dense:.1f} | {1e3 * compressed:.1f} | {1e3 * auto:.1f} | "
                   f"{'; '.join(sorted(set(choices)))} | {ratio:.3f} ± {error:.3f} |", flush=True)
-    print(f"\nat worst, auto's step takes {100 * (worst - 1):+.1f} % against the better of the two")
+    print(f"\nat worst, auto's step takes {100 * (worst - 1):+.1f} % compared with the better of the two")
 
 
 main()

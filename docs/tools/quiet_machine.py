@@ -40,5 +40,5 @@ def undisturbed(measure, most, wait_s=20, tries=60):
             stolen, wanted = (now - before for now, before in zip(processor_seconds(), (stolen, wanted)))
         if stolen <= most * wanted:
             return result
-        print(f"others took {100 * stolen / wanted:.0f} % of the time; once more", file=sys.stderr, flush=True)
+        print(f"others took {100 * stolen / wanted:.0f} % of the time; measuring again", file=sys.stderr, flush=True)
     sys.exit(f"others took more than {100 * most:.0f} % in each of {tries} tries")
