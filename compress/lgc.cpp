@@ -1,7 +1,8 @@
 // LGC (Abrahamyan et al., learned gradient compression), its instance for rings, reconstructed from
 // the abstract and a public re-implementation (docs/algorithms.md says what is which): the leader
 // of a step, rank step mod P, selects the largest elements for all, as in ScaleCom, and an
-// autoencoder that the run trains on its own gradients codes their values, a quarter of them.
+// autoencoder that the run trains on its own gradients codes their values in a quarter of the
+// numbers.
 //
 //   stage 2, `train` steps        rank 0           rank 1 (leader)   rank 2
 //   broadcast                     <-- places, rho  places, rho ----> places, rho
@@ -24,6 +25,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "compress/codecs/bits.h"
@@ -39,6 +41,7 @@ namespace {
 
 constexpr int kAttempts = 4;                              // decisions before the gate stays closed
 constexpr float kMaxGap = 0.1f;                           // above it the run says so
+constexpr float kMaxValue = 100;                          // in units of rho; no training above
 constexpr double kLeastSquare = 1e-40;                    // less counts as zero
 constexpr int64_t kWindow = 4096;                         // values of a training step, at most
 constexpr double kLinearRate = 0.01, kPaperRate = 0.001;  // lr=auto
@@ -132,21 +135,27 @@ class Lgc : public CompressedReducer {
     }
   }
 
+  // Returns whether the last attempt has failed.
+  bool closed() const { return state(kCoding) == 0 && state(kSteps) >= kAttempts * train_; }
+
   void decide(Exchange& e, double steps) {
-    const bool good = autoencoder_.sane() && state(kError) < gate_;
+    const bool good = autoencoder_.trained() && state(kError) < gate_;
     const Tensor verdict = Tensor::from({good ? 1.0f : 0.0f, state(kError), state(kGap)});
     broadcast(e, verdict);
     const float* from_first = verdict.data<float>();
     state(kError) = from_first[1];
     state(kGap) = from_first[2];
-    const auto percent = [](float part) { return concat(std::lround(100 * part), " %"); };
+    const auto percent = [](float part) {
+      return concat(std::lround(100 * std::min(part, 10.0f)), " %");
+    };
     note_ = concat("lgc: after ", steps, " steps the autoencoder loses ", percent(state(kError)),
                    " of the energy of the values");
     if (from_first[0] == 0) {
-      note_ += steps / train_ < kAttempts ? "; it trains on" : "; the values travel as they are";
+      note_ += steps / train_ < kAttempts ? "; the training continues"
+                                          : "; values are sent as they are, for good";
       return;
     }
-    note_ += "; codes travel from here on";
+    note_ += "; from now on codes are sent";
     if (state(kGap) > kMaxGap)
       note_ += concat(". Its decoder is so far from linear that ", percent(state(kGap)),
                       " of what is sent is lost for good");
@@ -256,7 +265,11 @@ class Lgc : public CompressedReducer {
                            e.compressed[i].name(), ", expected ", kept(e.compressed[i])));
       out.indices.push_back(index_tensor(indices[i]).to(e.device));
     }
-    if (!std::isfinite(out.rho)) throw Error("lgc: the leader's values are not finite");
+    if (!(out.rho >= 0 && std::isfinite(out.rho)))
+      throw Error(concat("lgc: expected a root mean square, found ", out.rho));
+    std::ranges::sort(places);
+    if (std::ranges::adjacent_find(places) != places.end())
+      throw Error("lgc: the leader selects an element twice");
   }
 
   // ------------------------------------------------------------------------------------- values
@@ -315,7 +328,7 @@ class Lgc : public CompressedReducer {
     }
     if (largest_magnitude_of({values, sums}) > magnitude(kMaxSum)) return false;
     if (!e.dense.empty() && !all_reduce(e, e.dense)) return false;
-    if (e.comm.rank() == 0 && selected.rho > 0) train(values, sums, selected.rho);
+    if (e.comm.rank() == 0 && selected.rho > 0 && !closed()) train(values, sums, selected.rho);
     accept(e, true);
     for (size_t i = 0; i < e.compressed.size(); ++i) {
       const Item& item = e.compressed[i];
@@ -338,8 +351,10 @@ class Lgc : public CompressedReducer {
       for (int64_t j = 0; j < length; ++j)
         x.data<float>()[r * length + j] = values.data<float>()[r * k + begin + j] / rho;
     if (largest_magnitude_of({sums.slice(begin, begin + length)}) == 0) return;
+    if (largest_magnitude_of({x.reshape({x.size()})}) > magnitude(kMaxValue)) return;
+    const bool first = !autoencoder_.trained();
     const GradientAutoencoder::Fit fit = autoencoder_.train(x, lr_);
-    const bool first = state(kError) == 0;
+    if (!std::isfinite(fit.error) || !std::isfinite(fit.gap)) return;
     const auto follow = [&](State which, double now) {
       state(which) += static_cast<float>((first ? 1 : kErrorWeight) * (now - state(which)));
     };
@@ -370,7 +385,9 @@ class Lgc : public CompressedReducer {
       for (int64_t j = 0; j < mean.size(); ++j) mean.data<float>()[j] /= ranks;
       own = autoencoder_.decode(mine);
       sums = autoencoder_.decode(mean);
-      if (largest_magnitude_of({sums}) > magnitude(kMaxSum / (ranks * rho))) return false;
+      if (largest_magnitude_of({sums}) >
+          magnitude(std::min(kMaxSum / (ranks * rho), std::numeric_limits<float>::max())))
+        return false;
     }
     accept(e, false);
     for (size_t i = 0; i < e.compressed.size(); ++i) {

@@ -117,6 +117,7 @@ struct GradientAutoencoder::Sequence {
 };
 
 GradientAutoencoder::GradientAutoencoder(Kind kind, uint64_t seed) {
+  const bool linear = kind == Kind::linear;
   const auto add = [&](const Specs& specs, const std::string& part, std::vector<Layer>& layers) {
     for (const LayerSpec& spec : specs) {
       const std::string name = concat(part, ".", layers.size());
@@ -124,12 +125,12 @@ GradientAutoencoder::GradientAutoencoder(Kind kind, uint64_t seed) {
       const auto bound = static_cast<float>(std::sqrt(3.0 / static_cast<double>(uses)));
       const Shape shape = spec.transposed ? Shape{spec.in, spec.out, 1, spec.kernel}
                                           : Shape{spec.out, spec.in, 1, spec.kernel};
-      layers.push_back({&store_.add(name + ".weight", shape, uniform_init(bound)),
-                        &store_.add(name + ".bias", {spec.out}, constant_init(0)), spec.stride,
-                        spec.transposed, spec.activated});
+      layers.push_back(
+          {&store_.add(name + ".weight", shape, uniform_init(bound)),
+           linear ? nullptr : &store_.add(name + ".bias", {spec.out}, constant_init(0)),
+           spec.stride, spec.transposed, spec.activated});
     }
   };
-  const bool linear = kind == Kind::linear;
   add(linear ? kLinearEncoder : kPaperEncoder, "encoder", encoder_);
   add(linear ? kLinearDecoder : kPaperDecoder, "decoder", decoder_);
   const Context alone(kAlone);
@@ -145,7 +146,8 @@ GradientAutoencoder::Sequence GradientAutoencoder::apply(const std::vector<Layer
                                                          Sequence x) const {
   for (const Layer& layer : layers) {
     const Shape& shape = layer.weight->shape();
-    const int64_t in = x.channels, out = layer.bias->size(), kernel = shape[3], s = layer.stride;
+    const int64_t in = x.channels, out = shape[layer.transposed ? 1 : 0], kernel = shape[3];
+    const int64_t s = layer.stride;
     std::vector<float> w(to_size(layer.weight->size()));  // (kernel, in, out)
     const float* weight = layer.weight->value.data<float>();
     for (int64_t k = 0; k < kernel; ++k)
@@ -155,8 +157,10 @@ GradientAutoencoder::Sequence GradientAutoencoder::apply(const std::vector<Layer
               weight[(layer.transposed ? c * out + o : o * in + c) * kernel + k];
     Sequence y{
         layer.transposed ? (x.length - 1) * s + kernel : (x.length - kernel) / s + 1, out, {}};
-    const float* bias = layer.bias->value.data<float>();
-    for (int64_t p = 0; p < y.length; ++p) y.values.insert(y.values.end(), bias, bias + out);
+    std::vector<float> bias(to_size(out));
+    if (layer.bias != nullptr) bias = layer.bias->value.to_vector();
+    for (int64_t p = 0; p < y.length; ++p)
+      y.values.insert(y.values.end(), bias.begin(), bias.end());
     // Every sum is in the order of (input position, k, channel); channels of the output are apart.
     for (int64_t p = 0; p < std::min(x.length, y.length); ++p)
       for (int64_t k = 0; k < kernel; ++k) {
@@ -227,7 +231,12 @@ GradientAutoencoder::Fit GradientAutoencoder::train(const Tensor& x, double lr) 
                  padded_rows);
     tape.backward(weighted_loss(tape, out, padded_rows));
   }
+  const Tensor before = weights().clone();
   update(lr);
+  if (!sane()) {
+    weights().copy_from(before);
+    for (const Tensor& x : {first_, second_, steps_}) x.fill_zero();
+  }
   return fit;
 }
 

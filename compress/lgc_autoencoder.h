@@ -24,8 +24,9 @@ namespace heddle {
 // whatever the device of the thread's Context.
 class GradientAutoencoder {
  public:
-  // paper: five layers each way, 216,677 weights. linear: one layer each way, 253 weights, without
-  // activations, so that the mean of codes decodes to the mean of what they decode to.
+  // paper: five layers each way, 216,677 weights. linear: one layer each way, 248 weights, without
+  // activations, so that the mean of codes decodes to the mean of what they decode to, and without
+  // biases, which would be taken out of a residual again and again.
   enum class Kind : uint8_t { paper, linear };
 
   // Weights begin at random, the same for the same seed.
@@ -46,12 +47,13 @@ class GradientAutoencoder {
     double gap;    // ||P D(mean of codes) - sum of D(code)|| / ||P D(mean of codes)||
   };
   // Makes one step of Adam on x (P, k), the values of all ranks, whose mean is not zero, and
-  // returns the fit before it. The loss is the squared error of the decoded mean plus the mean of
-  // the squared errors of the single rows.
+  // returns the fit before it. If it leaves a weight that is not finite or above 100, the weights
+  // are what they were before, and Adam begins anew. The loss is the squared error of the decoded
+  // mean plus the mean of the squared errors of the single rows.
   Fit train(const Tensor& x, double lr);
 
-  // Returns whether all weights are finite and within 100.
-  bool sane() const;
+  // Returns whether a step of training has been made since Adam began.
+  bool trained() const { return *steps_.data<float>() > 0; }
   // Returns the weights (n), to copy from and into.
   const Tensor& weights() const { return store_.values(); }
   // Returns weights, Adam's moments and its number of steps, for a checkpoint: views.
@@ -59,13 +61,15 @@ class GradientAutoencoder {
 
  private:
   struct Layer {
-    Parameter *weight, *bias;  // (out, in, 1, kernel), transposed (in, out, 1, kernel); (out)
+    Parameter *weight,
+        *bias;  // (out, in, 1, kernel), transposed (in, out, 1, kernel); (out), or null
     int64_t stride;
     bool transposed, activated;
   };
   struct Sequence;
   Sequence apply(const std::vector<Layer>& layers, Sequence x) const;
   Var record(Tape& tape, const std::vector<Layer>& layers, Var x) const;
+  bool sane() const;
   void update(double lr);
 
   ParameterStore store_;
