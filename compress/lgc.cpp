@@ -20,8 +20,9 @@
 //   residual                      each rank takes out rho D(its own code)
 //
 // Stage 1 is the dense start of the run. A bucket's selected values are one sequence: in the order
-// of the leader's values (order=value), in which its own part is a smooth curve, or of their places
-// (order=index). What is coded imperfectly stays in the residuals; see Fit::gap for codec=paper.
+// of the leader's values, each in units of its layer's rho (order=value), in which its own part is
+// a smooth curve, or of their places (order=index). What is coded imperfectly stays in the
+// residuals; see Fit::gap for codec=paper.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -34,6 +35,7 @@
 #include "compress/codecs/sparse_kernels.h"
 #include "compress/compressed_reducer.h"
 #include "compress/lgc_autoencoder.h"
+#include "core/kernels.h"
 #include "core/shared_kernel.h"
 
 namespace heddle {
@@ -103,8 +105,9 @@ class Lgc : public CompressedReducer {
  private:
   // The k elements of a bucket that the leader has selected, in the order of the sequence.
   struct Selected {
-    float rho = 0;  // root mean square of the leader's values
     int64_t k = 0;
+    std::vector<float> rho;                  // by layer: root mean square of the leader's values
+    std::vector<float> units;                // (k): rho of each element's layer
     std::vector<Tensor> indices;             // of each layer, (k of the layer) i32, on the device
     std::vector<std::vector<size_t>> where;  // of each of these: its position in the sequence
   };
@@ -179,18 +182,19 @@ class Lgc : public CompressedReducer {
   }
   static int64_t kept(const Item& item) { return kept_elements(item.layer->now, item.n()); }
 
-  // The leader selects, and tells all: rho, and the places in the bucket's layers, one after the
-  // other.
+  // The leader selects, and tells all: rho of each layer, and the places in the bucket's layers,
+  // one after the other.
   Selected select(Exchange& e) const {
     Selected out;
     for (const Item& item : e.compressed) out.k += kept(item);
     const int64_t n = total(e), k = out.k;
     const int64_t bytes = by_value_ ? packed_bytes(k, bits_below(n)) : DeltaCode{n, k}.max_bytes();
-    Tensor message = host_zeros({4 + bytes}, DType::u8);
+    const int64_t head = 4 * std::ssize(e.compressed);
+    Tensor message = host_zeros({head + bytes}, DType::u8);
     const auto leader = static_cast<int>(e.step % e.comm.size());
     if (e.comm.rank() == leader) encode_places(e, n, message);
     message = message.to(e.device);
-    std::vector<PayloadPart> parts = {{"rho", PayloadKind::control, 4}};
+    std::vector<PayloadPart> parts = {{"rho", PayloadKind::control, head}};
     int64_t done = 0, booked = 0;
     for (const Item& item : e.compressed) {
       done += kept(item);
@@ -204,46 +208,50 @@ class Lgc : public CompressedReducer {
 
   void encode_places(const Exchange& e, int64_t n, const Tensor& message) const {
     const TraceRange range("compress", "select, as the leader");
-    std::vector<std::pair<float, uint32_t>> chosen;  // value, place
+    std::vector<std::pair<float, uint32_t>> chosen;  // value in units of rho, place
+    std::vector<float> rho;
     uint32_t first = 0;
     for (const Item& item : e.compressed) {
       const Tensor indices = select_indices({item.n(), kept(item)}, item.tensor);
       const Tensor values = Tensor::empty_on(e.device, indices.shape());
       HEDDLE_DISPATCH(e.device, gather(item.tensor, indices, values));
       const Tensor places = indices.to(Device{}), numbers = values.to(Device{});
+      const double mean = squared_norm(numbers) / static_cast<double>(numbers.size());
+      rho.push_back(mean < kLeastSquare ? 0.0f : static_cast<float>(std::sqrt(mean)));
       for (int64_t j = 0; j < places.size(); ++j)
-        chosen.emplace_back(numbers.data<float>()[j],
+        chosen.emplace_back(in_units(numbers.data<float>()[j], rho.back()),
                             first + static_cast<uint32_t>(places.data<int32_t>()[j]));
       first += static_cast<uint32_t>(item.n());
     }
     if (by_value_) std::ranges::sort(chosen);
-    double squares = 0;
     Indices places;
-    for (const auto& [value, place] : chosen) {
-      squares += double{value} * value;
-      places.push_back(place);
-    }
+    for (const auto& [value, place] : chosen) places.push_back(place);
+    std::memcpy(message.raw(), rho.data(), 4 * rho.size());
+    uint8_t* to = message.data<uint8_t>() + 4 * rho.size();
     const auto k = std::ssize(places);
-    const double mean = squares / static_cast<double>(k);
-    const float rho = mean < kLeastSquare ? 0.0f : static_cast<float>(std::sqrt(mean));
-    std::memcpy(message.raw(), &rho, 4);
-    uint8_t* to = message.data<uint8_t>() + 4;
     if (by_value_)
       pack_bits(places.data(), k, bits_below(n), to);
     else
       std::ranges::copy(DeltaCode{n, k}.encode(places), to);
   }
+  static float in_units(float value, float rho) { return rho > 0 ? value / rho : 0.0f; }
 
   // Throws Error for places that do not fit the layers.
   void decode_places(const Exchange& e, int64_t n, const Tensor& message, Selected& out) const {
     const TraceRange range("compress", "decode places");
-    std::memcpy(&out.rho, message.raw(), 4);
+    const size_t head = 4 * e.compressed.size();
+    out.rho.resize(e.compressed.size());
+    out.units.resize(static_cast<size_t>(out.k));
+    std::memcpy(out.rho.data(), message.raw(), head);
+    for (const float rho : out.rho)
+      if (!(rho >= 0 && std::isfinite(rho)))
+        throw Error(concat("lgc: expected a root mean square, found ", rho));
     Indices places(static_cast<size_t>(out.k));
     if (by_value_) {
-      unpack_bits(message.data<uint8_t>() + 4, out.k, bits_below(n), places.data());
+      unpack_bits(message.data<uint8_t>() + head, out.k, bits_below(n), places.data());
     } else {
-      std::span<const uint8_t> rest{message.data<uint8_t>() + 4,
-                                    static_cast<size_t>(message.size() - 4)};
+      std::span<const uint8_t> rest{message.data<uint8_t>() + head,
+                                    static_cast<size_t>(message.size()) - head};
       places = DeltaCode{n, out.k}.decode(rest);
     }
     std::vector<int64_t> ends;  // of the layers
@@ -258,6 +266,7 @@ class Lgc : public CompressedReducer {
       indices[layer].push_back(
           static_cast<uint32_t>(places[j] - (ends[layer] - e.compressed[layer].n())));
       out.where[layer].push_back(j);
+      out.units[j] = out.rho[layer];
     }
     for (size_t i = 0; i < ends.size(); ++i) {
       if (std::ssize(indices[i]) != kept(e.compressed[i]))
@@ -265,8 +274,6 @@ class Lgc : public CompressedReducer {
                            e.compressed[i].name(), ", expected ", kept(e.compressed[i])));
       out.indices.push_back(index_tensor(indices[i]).to(e.device));
     }
-    if (!(out.rho >= 0 && std::isfinite(out.rho)))
-      throw Error(concat("lgc: expected a root mean square, found ", out.rho));
     std::ranges::sort(places);
     if (std::ranges::adjacent_find(places) != places.end())
       throw Error("lgc: the leader selects an element twice");
@@ -288,12 +295,11 @@ class Lgc : public CompressedReducer {
     }
     return out;
   }
-  // Returns layer i's elements of a sequence, times a factor, on the device.
-  static Tensor of_layer(const Exchange& e, const Selected& selected, size_t i, const Tensor& x,
-                         float factor = 1) {
+  // Returns layer i's elements of a sequence, on the device.
+  static Tensor of_layer(const Exchange& e, const Selected& selected, size_t i, const Tensor& x) {
     const Tensor out = Tensor::empty_on(Device{}, selected.indices[i].shape());
     for (size_t j = 0; j < selected.where[i].size(); ++j)
-      out.data<float>()[j] = factor * x.data<float>()[selected.where[i][j]];
+      out.data<float>()[j] = x.data<float>()[selected.where[i][j]];
     return out.to(e.device);
   }
   // Divides a tensor (n) among the layers, in proportion to what they have selected: the ledger's
@@ -328,7 +334,7 @@ class Lgc : public CompressedReducer {
     }
     if (largest_magnitude_of({values, sums}) > magnitude(kMaxSum)) return false;
     if (!e.dense.empty() && !all_reduce(e, e.dense)) return false;
-    if (e.comm.rank() == 0 && selected.rho > 0 && !closed()) train(values, sums, selected.rho);
+    if (e.comm.rank() == 0 && sends(selected) && !closed()) train(values, selected.units);
     accept(e, true);
     for (size_t i = 0; i < e.compressed.size(); ++i) {
       const Item& item = e.compressed[i];
@@ -339,8 +345,8 @@ class Lgc : public CompressedReducer {
     return true;
   }
 
-  // One step of training on a window of the values (P, k), in units of rho.
-  void train(const Tensor& values, const Tensor& sums, float rho) {
+  // One step of training on a window of the values (P, k), each in its unit.
+  void train(const Tensor& values, const std::vector<float>& units) {
     const TraceRange range("compress", "train the autoencoder");
     const int64_t ranks = values.shape()[0], k = values.shape()[1], length = std::min(k, kWindow);
     const int64_t windows = ceil_div(k, kWindow);
@@ -349,8 +355,8 @@ class Lgc : public CompressedReducer {
     const Tensor x = Tensor::empty_on(Device{}, {ranks, length});
     for (int64_t r = 0; r < ranks; ++r)
       for (int64_t j = 0; j < length; ++j)
-        x.data<float>()[r * length + j] = values.data<float>()[r * k + begin + j] / rho;
-    if (largest_magnitude_of({sums.slice(begin, begin + length)}) == 0) return;
+        x.data<float>()[r * length + j] = in_units(values.data<float>()[r * k + begin + j],
+                                                   units[static_cast<size_t>(begin + j)]);
     if (largest_magnitude_of({x.reshape({x.size()})}) > magnitude(kMaxValue)) return;
     const bool first = !autoencoder_.trained();
     const GradientAutoencoder::Fit fit = autoencoder_.train(x, lr_);
@@ -366,13 +372,14 @@ class Lgc : public CompressedReducer {
 
   bool exchange_codes(Exchange& e, const Selected& selected) {
     const auto ranks = static_cast<float>(e.comm.size());
-    const float rho = selected.rho;
+    const bool sending = sends(selected);
     NamedTensors tensors = e.dense;
     Tensor mine, code;
-    if (rho > 0) {
+    if (sending) {
       const TraceRange range("compress", "encode");
       const Tensor x = gather_values(e, selected);
-      for (int64_t j = 0; j < x.size(); ++j) x.data<float>()[j] /= rho;
+      for (size_t j = 0; j < selected.units.size(); ++j)
+        x.data<float>()[j] = in_units(x.data<float>()[j], selected.units[j]);
       mine = autoencoder_.encode(x);
       code = mine.clone().to(e.device);
       for (const auto& share : shares(e, selected, code)) tensors.push_back(share);
@@ -380,27 +387,33 @@ class Lgc : public CompressedReducer {
     if (!all_reduce(e, tensors)) return false;
     const TraceRange range("compress", "decode, residuals");
     Tensor own, sums;
-    if (rho > 0) {
+    if (sending) {
       const Tensor mean = code.to(Device{});
       for (int64_t j = 0; j < mean.size(); ++j) mean.data<float>()[j] /= ranks;
-      own = autoencoder_.decode(mine);
-      sums = autoencoder_.decode(mean);
-      if (largest_magnitude_of({sums}) >
-          magnitude(std::min(kMaxSum / (ranks * rho), std::numeric_limits<float>::max())))
-        return false;
+      own = decoded(selected, mine, -1);
+      sums = decoded(selected, mean, ranks);
+      if (largest_magnitude_of({sums}) > magnitude(kMaxSum)) return false;
     }
     accept(e, false);
     for (size_t i = 0; i < e.compressed.size(); ++i) {
       const Item& item = e.compressed[i];
       item.sum.fill_zero();
-      if (rho == 0) continue;
-      const Tensor sent = of_layer(e, selected, i, own, -rho);
+      if (!sending) continue;
+      const Tensor sent = of_layer(e, selected, i, own), sum = of_layer(e, selected, i, sums);
       HEDDLE_DISPATCH(e.device, scatter_add(sent, selected.indices[i], item.tensor));
-      const Tensor sum = of_layer(e, selected, i, sums, ranks * rho);
       HEDDLE_DISPATCH(e.device, scatter(sum, selected.indices[i], item.sum));
     }
     return true;
   }
+  // Returns what a code decodes to, times a factor, in the gradients' own unit: (k).
+  Tensor decoded(const Selected& selected, const Tensor& code, float factor) const {
+    const Tensor x = autoencoder_.decode(code).slice(0, selected.k);
+    for (size_t j = 0; j < selected.units.size(); ++j)
+      x.data<float>()[j] *= factor * selected.units[j];
+    return x;
+  }
+  // Returns whether the leader has selected anything but zeros.
+  static bool sends(const Selected& selected) { return std::ranges::max(selected.rho) > 0; }
 
   double train_, lr_, gate_, refresh_;
   bool by_value_;

@@ -164,6 +164,8 @@ BREAKS = [
      "test_compress", "lgc: refreshed*"),
     ("a rejected step counts as a step of LGC's training", "compress/lgc.cpp", "    if (!all.finite) return false;",
      "    if (!all.finite) { ++state(kSteps); return false; }", "test_compress", "not finite on one rank*"),
+    ("LGC's layers share the unit of the first", "compress/lgc.cpp", "out.units[j] = out.rho[layer];", "out.units[j] = out.rho[0];",
+     "test_compress", "lgc: a layer of small*"),
     ("LGC believes any place", "compress/lgc.cpp", "if (std::ssize(indices[i]) != kept(e.compressed[i]))", "if (false)",
      "test_compress", "lgc: an invalid message*"),
     ("gradients are clipped after compression", "optim/data_parallel.cpp",

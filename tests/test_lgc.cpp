@@ -8,6 +8,7 @@
 
 #include "compress/codecs/bits.h"
 #include "compress/lgc_autoencoder.h"
+#include "core/kernels.h"
 #include "core/random.h"
 #include "tests/compress_helpers.h"
 
@@ -355,10 +356,26 @@ TEST_CASE("lgc: in its third stage the wire has a quarter of the values") {
   };
   const int64_t k = 875 + 576;
   CHECK(payload(PayloadKind::values) == 2 * 4 * k + 4 * GradientAutoencoder::code_size(k));
-  CHECK(entries.at({"rho", PayloadKind::control}).payload == 3 * 4);
+  CHECK(entries.at({"rho", PayloadKind::control}).payload == 3 * 2 * 4);  // of two layers
   const int64_t weights = entries.at({"autoencoder", PayloadKind::control}).payload;
   CHECK(weights >= 4 * 248);
   CHECK(weights < 4 * 248 + 4 * 256);
+}
+
+TEST_CASE("lgc: a layer of small gradients is coded as well as one of large gradients") {
+  ReduceOptions o{.steps = 20};
+  const auto even = reduce_ranks(3, "lgc:density=0.02,train=10,gate=10", o);
+  o.fill = [](CompressModel& m, int rank, int64_t step) {
+    m.fill_random(rank, step);
+    scale(m.store.find("conv2.weight")->grad, 1.0f / 64);
+  };
+  const auto uneven = reduce_ranks(3, "lgc:density=0.02,train=10,gate=10", o);
+  for (size_t step = 0; step < 20; ++step) {
+    CHECK(part_of(uneven[0].sums[step], "fc.weight") == part_of(even[0].sums[step], "fc.weight"));
+    Values small = part_of(uneven[0].sums[step], "conv2.weight");
+    for (float& x : small) x *= 64;
+    CHECK(small == part_of(even[0].sums[step], "conv2.weight"));
+  }
 }
 
 TEST_CASE("lgc: refreshed, the weights of all ranks move on together") {
