@@ -179,8 +179,9 @@ TEST_CASE("lgc: a curve is learned, noise is not") {
       return Tensor::from(values, {4, 200});
     };
   };
-  for (const auto& [kind, lr] : {std::pair{Kind::linear, 0.01}, {Kind::paper, 0.001}}) {
+  for (const Kind kind : {Kind::linear, Kind::paper}) {
     CAPTURE(static_cast<int>(kind));
+    const double lr = kind == Kind::linear ? 0.01 : 0.001;
     GradientAutoencoder smooth(kind, 1), noisy(kind, 1);
     CHECK(trained(smooth, 300, lr, curve(0.1f)).error < 0.1);
     CHECK(trained(noisy, 300, lr, curve(1)).error > 0.5);
