@@ -50,7 +50,7 @@ constexpr double kLinearRate = 0.01, kPaperRate = 0.001;  // lr=auto
 constexpr double kErrorWeight = 0.05;                     // of a step in the means of error and gap
 
 Tensor host_zeros(const Shape& shape, DType type = DType::f32) {
-  const Tensor x = Tensor::empty_on(Device{}, shape, type);
+  Tensor x = Tensor::empty_on(Device{}, shape, type);
   x.fill_zero();
   return x;
 }
@@ -407,7 +407,7 @@ class Lgc : public CompressedReducer {
   }
   // Returns what a code decodes to, times a factor, in the gradients' own unit: (k).
   Tensor decoded(const Selected& selected, const Tensor& code, float factor) const {
-    const Tensor x = autoencoder_.decode(code).slice(0, selected.k);
+    Tensor x = autoencoder_.decode(code).slice(0, selected.k);
     for (size_t j = 0; j < selected.units.size(); ++j)
       x.data<float>()[j] *= factor * selected.units[j];
     return x;

@@ -183,7 +183,7 @@ Tensor GradientAutoencoder::encode(const Tensor& x) const {
   Sequence in{padded(k), 1, std::vector<float>(to_size(padded(k)))};
   std::copy_n(x.data<float>(), k, in.values.begin());
   const Sequence code = apply(encoder_, std::move(in));
-  const Tensor out = Tensor::empty_on(Device{}, {code.length * code.channels});
+  Tensor out = Tensor::empty_on(Device{}, {code.length * code.channels});
   for (int64_t p = 0; p < code.length; ++p)
     for (int64_t c = 0; c < code.channels; ++c)
       out.data<float>()[c * code.length + p] = code.values[to_size(p * code.channels + c)];
@@ -197,7 +197,7 @@ Tensor GradientAutoencoder::decode(const Tensor& code) const {
     for (int64_t c = 0; c < channels; ++c)
       in.values[to_size(p * channels + c)] = code.data<float>()[c * m + p];
   const Sequence values = apply(decoder_, std::move(in));
-  const Tensor out = Tensor::empty_on(Device{}, {values.length});
+  Tensor out = Tensor::empty_on(Device{}, {values.length});
   std::ranges::copy(values.values, out.data<float>());
   return out;
 }
