@@ -46,7 +46,7 @@ class CompressedReducer : public Reducer, public LayerCosts {
   // Its residual is sent with the first dense gradient.
   void set_dense(const std::string& parameter, bool dense) { layers_.at(parameter).dense = dense; }
   // Returns the number of compressed steps until every layer is compressed as its setting says.
-  int64_t ramp() const { return layers_.ramp(); }
+  virtual int64_t ramp() const { return layers_.ramp(); }
   // Where one rank selects for all, returns the indices that it would select from x (n) f32 on the
   // host; elsewhere none.
   virtual Indices selection(const std::string& /*parameter*/, const Tensor& /*x*/) const {

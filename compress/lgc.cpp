@@ -5,7 +5,7 @@
 // numbers.
 //
 //   stage 2, `train` steps        rank 0           rank 1 (leader)   rank 2
-//   broadcast                     <-- places, rho  places, rho ----> places, rho
+//   broadcast                     <- indices, rho  indices, rho ---> indices, rho
 //   all-gather                    v0 v1 v2         v0 v1 v2          v0 v1 v2
 //   sum in rank order             the same sums on all ranks
 //   train on v / rho              E, D
@@ -13,7 +13,7 @@
 //   then rank 0 decides: if the decoder's error is below `gate`, E and D are broadcast
 //
 //   stage 3                       rank 0           rank 1 (leader)   rank 2
-//   broadcast                     <-- places, rho  places, rho ----> places, rho
+//   broadcast                     <- indices, rho  indices, rho ---> indices, rho
 //   encode                        E(v0 / rho)      E(v1 / rho)       E(v2 / rho)
 //   all-reduce                    \_______________ mean code c _____________/
 //   sum                           P rho D(c), the same on all ranks
@@ -21,7 +21,7 @@
 //
 // Stage 1 is the dense start of the run. A bucket's selected values are one sequence: in the order
 // of the leader's values, each in units of its layer's rho (order=value), in which its own part is
-// a smooth curve, or of their places (order=index). What is coded imperfectly stays in the
+// a smooth curve, or of their indices (order=index). What is coded imperfectly stays in the
 // residuals; see Fit::gap for codec=paper.
 #include <algorithm>
 #include <cmath>
@@ -83,11 +83,15 @@ class Lgc : public CompressedReducer {
   }
   std::map<std::string, double> figures() const override {
     if (state(kSteps) == 0) return {};
-    return {{"stage", state(kCoding) > 0 ? 3 : 2},
-            {"decoder_error", state(kError)},
-            {"decoder_gap", state(kGap)}};
+    const bool coding = state(kCoding) > 0, measured = coding ? refresh_ > 0 : !closed();
+    std::map<std::string, double> out = {{"stage", coding ? 3 : 2}};
+    if (measured && state(kError) > 0)
+      out.insert({{"decoder_error", state(kError)}, {"decoder_gap", state(kGap)}});
+    return out;
   }
   std::string take_note() override { return std::exchange(note_, {}); }
+  // Codes may be sent when the first attempt of the training ends.
+  int64_t ramp() const override { return static_cast<int64_t>(train_); }
 
  protected:
   bool works_on_devices() const override { return true; }
@@ -96,7 +100,7 @@ class Lgc : public CompressedReducer {
     return trains(e) ? exchange_values(e, selected) : exchange_codes(e, selected);
   }
 
-  // Returns the bytes of stage 3: one per value for its code, and the places.
+  // Returns the bytes of stage 3: one per value for its code, and the indices.
   int64_t bytes(const Layer& layer, double density) const override {
     const int64_t n = layer.size(), k = kept_elements(density, n);
     return k + (by_value_ ? packed_bytes(k, bits_below(n)) : DeltaCode{n, k}.max_bytes());
@@ -174,7 +178,7 @@ class Lgc : public CompressedReducer {
     if (e.device.is_cuda()) x.copy_from(moved);
   }
 
-  // ------------------------------------------------------------------------------------- places
+  // ------------------------------------------------------------------------------------ indices
 
   static int64_t total(const Exchange& e) {
     return std::accumulate(e.compressed.begin(), e.compressed.end(), int64_t{0},
@@ -182,8 +186,8 @@ class Lgc : public CompressedReducer {
   }
   static int64_t kept(const Item& item) { return kept_elements(item.layer->now, item.n()); }
 
-  // The leader selects, and tells all: rho of each layer, and the places in the bucket's layers,
-  // one after the other.
+  // The leader selects, and tells all: rho of each layer, and indices into the bucket's layers, one
+  // after the other.
   Selected select(Exchange& e) const {
     Selected out;
     for (const Item& item : e.compressed) out.k += kept(item);
@@ -192,7 +196,7 @@ class Lgc : public CompressedReducer {
     const int64_t head = 4 * std::ssize(e.compressed);
     Tensor message = host_zeros({head + bytes}, DType::u8);
     const auto leader = static_cast<int>(e.step % e.comm.size());
-    if (e.comm.rank() == leader) encode_places(e, n, message);
+    if (e.comm.rank() == leader) encode_indices(e, n, message);
     message = message.to(e.device);
     std::vector<PayloadPart> parts = {{"rho", PayloadKind::control, head}};
     int64_t done = 0, booked = 0;
@@ -202,43 +206,43 @@ class Lgc : public CompressedReducer {
       booked += parts.back().bytes;
     }
     e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
-    decode_places(e, n, message.to(Device{}), out);
+    decode_indices(e, n, message.to(Device{}), out);
     return out;
   }
 
-  void encode_places(const Exchange& e, int64_t n, const Tensor& message) const {
+  void encode_indices(const Exchange& e, int64_t n, const Tensor& message) const {
     const TraceRange range("compress", "select, as the leader");
-    std::vector<std::pair<float, uint32_t>> chosen;  // value in units of rho, place
+    std::vector<std::pair<float, uint32_t>> chosen;  // value in units of rho, index
     std::vector<float> rho;
     uint32_t first = 0;
     for (const Item& item : e.compressed) {
       const Tensor indices = select_indices({item.n(), kept(item)}, item.tensor);
       const Tensor values = Tensor::empty_on(e.device, indices.shape());
       HEDDLE_DISPATCH(e.device, gather(item.tensor, indices, values));
-      const Tensor places = indices.to(Device{}), numbers = values.to(Device{});
+      const Tensor of_item = indices.to(Device{}), numbers = values.to(Device{});
       const double mean = squared_norm(numbers) / static_cast<double>(numbers.size());
       rho.push_back(mean < kLeastSquare ? 0.0f : static_cast<float>(std::sqrt(mean)));
-      for (int64_t j = 0; j < places.size(); ++j)
+      for (int64_t j = 0; j < of_item.size(); ++j)
         chosen.emplace_back(in_units(numbers.data<float>()[j], rho.back()),
-                            first + static_cast<uint32_t>(places.data<int32_t>()[j]));
+                            first + static_cast<uint32_t>(of_item.data<int32_t>()[j]));
       first += static_cast<uint32_t>(item.n());
     }
     if (by_value_) std::ranges::sort(chosen);
-    Indices places;
-    for (const auto& [value, place] : chosen) places.push_back(place);
+    Indices all;
+    for (const auto& [value, index] : chosen) all.push_back(index);
     std::memcpy(message.raw(), rho.data(), 4 * rho.size());
     uint8_t* to = message.data<uint8_t>() + 4 * rho.size();
-    const auto k = std::ssize(places);
+    const auto k = std::ssize(all);
     if (by_value_)
-      pack_bits(places.data(), k, bits_below(n), to);
+      pack_bits(all.data(), k, bits_below(n), to);
     else
-      std::ranges::copy(DeltaCode{n, k}.encode(places), to);
+      std::ranges::copy(DeltaCode{n, k}.encode(all), to);
   }
   static float in_units(float value, float rho) { return rho > 0 ? value / rho : 0.0f; }
 
-  // Throws Error for places that do not fit the layers.
-  void decode_places(const Exchange& e, int64_t n, const Tensor& message, Selected& out) const {
-    const TraceRange range("compress", "decode places");
+  // Throws Error for indices that do not fit the layers.
+  void decode_indices(const Exchange& e, int64_t n, const Tensor& message, Selected& out) const {
+    const TraceRange range("compress", "decode indices");
     const size_t head = 4 * e.compressed.size();
     out.rho.resize(e.compressed.size());
     out.units.resize(static_cast<size_t>(out.k));
@@ -246,25 +250,25 @@ class Lgc : public CompressedReducer {
     for (const float rho : out.rho)
       if (!(rho >= 0 && std::isfinite(rho)))
         throw Error(concat("lgc: expected a root mean square, found ", rho));
-    Indices places(static_cast<size_t>(out.k));
+    Indices all(static_cast<size_t>(out.k));
     if (by_value_) {
-      unpack_bits(message.data<uint8_t>() + head, out.k, bits_below(n), places.data());
+      unpack_bits(message.data<uint8_t>() + head, out.k, bits_below(n), all.data());
     } else {
       std::span<const uint8_t> rest{message.data<uint8_t>() + head,
                                     static_cast<size_t>(message.size()) - head};
-      places = DeltaCode{n, out.k}.decode(rest);
+      all = DeltaCode{n, out.k}.decode(rest);
     }
     std::vector<int64_t> ends;  // of the layers
     for (const Item& item : e.compressed)
       ends.push_back((ends.empty() ? 0 : ends.back()) + item.n());
     std::vector<Indices> indices(ends.size());
     out.where.resize(ends.size());
-    for (size_t j = 0; j < places.size(); ++j) {
+    for (size_t j = 0; j < all.size(); ++j) {
       const auto layer = static_cast<size_t>(
-          std::upper_bound(ends.begin(), ends.end(), int64_t{places[j]}) - ends.begin());
+          std::upper_bound(ends.begin(), ends.end(), int64_t{all[j]}) - ends.begin());
       if (layer == ends.size()) continue;
       indices[layer].push_back(
-          static_cast<uint32_t>(places[j] - (ends[layer] - e.compressed[layer].n())));
+          static_cast<uint32_t>(all[j] - (ends[layer] - e.compressed[layer].n())));
       out.where[layer].push_back(j);
       out.units[j] = out.rho[layer];
     }
@@ -274,14 +278,14 @@ class Lgc : public CompressedReducer {
                            e.compressed[i].name(), ", expected ", kept(e.compressed[i])));
       out.indices.push_back(index_tensor(indices[i]).to(e.device));
     }
-    std::ranges::sort(places);
-    if (std::ranges::adjacent_find(places) != places.end())
+    std::ranges::sort(all);
+    if (std::ranges::adjacent_find(all) != all.end())
       throw Error("lgc: the leader selects an element twice");
   }
 
   // ------------------------------------------------------------------------------------- values
 
-  // Returns this rank's values (k) f32 at the places, on the host, in the order of the sequence.
+  // Returns this rank's values (k) f32 at the indices, on the host, in the order of the sequence.
   static Tensor gather_values(const Exchange& e, const Selected& selected) {
     const TraceRange range("compress", "gather values");
     Tensor out = Tensor::empty_on(Device{}, {selected.k});

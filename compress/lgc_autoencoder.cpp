@@ -88,24 +88,22 @@ Var weighted_loss(Tape& tape, const Var& y, const Tensor& x) {
   return result;
 }
 
-double squared_difference(const float* a, const float* b, int64_t n) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-  return sum;
-}
-
-// y (P + 1, L) is what the rows of x (P + 1, L) decode to, the mean's code last.
+// y (P + 1, L) is what the rows of x (P + 1, L) decode to, the mean last.
 GradientAutoencoder::Fit fit_of(const Tensor& y, const Tensor& x) {
   const int64_t rows = x.shape()[0] - 1, n = x.shape()[1];
-  const float *decoded = y.data<float>(), *mean = decoded + rows * n;
-  const float* expected = x.data<float>() + rows * n;
-  std::vector<float> sum(to_size(n)), whole(to_size(n));
-  const std::vector<float> zero(to_size(n));
-  for (int64_t i = 0; i < rows * n; ++i) sum[to_size(i % n)] += decoded[i];
-  for (int64_t i = 0; i < n; ++i) whole[to_size(i)] = static_cast<float>(rows) * mean[i];
-  return {squared_difference(mean, expected, n) / squared_difference(expected, zero.data(), n),
-          std::sqrt(squared_difference(whole.data(), sum.data(), n) /
-                    std::max(1e-30, squared_difference(whole.data(), zero.data(), n)))};
+  const float *decoded = y.data<float>(), *values = x.data<float>();
+  double wrong = 0, energy = 0, gap = 0, delivered = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    double sum = 0;
+    for (int64_t r = 0; r < rows; ++r) sum += decoded[r * n + i];
+    const double mean = decoded[rows * n + i], expected = values[rows * n + i];
+    const double whole = static_cast<double>(rows) * mean;
+    wrong += (mean - expected) * (mean - expected);
+    energy += expected * expected;
+    gap += (whole - sum) * (whole - sum);
+    delivered += whole * whole;
+  }
+  return {wrong / energy, std::sqrt(gap / std::max(1e-30, delivered))};
 }
 
 }  // namespace

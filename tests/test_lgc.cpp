@@ -1,6 +1,4 @@
-// LGC: its autoencoder (lengths, gradients, loops against the tape, what it learns), conservation
-// in both stages, the gate, and the same bits on all ranks.
-#include <algorithm>
+// LGC: conservation in both stages, the gate, what ranks send each other, and the same bits on all.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,200 +7,9 @@
 #include "compress/codecs/bits.h"
 #include "compress/lgc_autoencoder.h"
 #include "core/kernels.h"
-#include "core/random.h"
 #include "tests/compress_helpers.h"
 
 using namespace heddle;
-
-namespace {
-
-using Kind = GradientAutoencoder::Kind;
-
-// Returns normal numbers whose magnitude is above `least` (Robert 1995: by rejection).
-class Tail {
- public:
-  Tail(double least, const Philox& rng) : least_(least), rng_(rng) {}
-  double next() {
-    for (;;) {
-      const double x = std::sqrt(least_ * least_ - 2 * std::log(1 - uniform()));
-      if (uniform() * x <= least_) return uniform() < 0.5 ? -x : x;
-    }
-  }
-
- private:
-  double uniform() { return rng_.uniform(at_++); }
-  double least_;
-  Philox rng_;
-  uint64_t at_ = 0;
-};
-
-// Returns the values (P, k) that four ranks with independent normal gradients have at the leader's
-// largest 0.1 %, in units of their root mean square.
-Tensor selected_values(int64_t k, uint64_t step, bool by_value) {
-  const int64_t ranks = 4;
-  Tail tail(3.2905, Philox(7, step));
-  const Philox others(8, step);
-  std::vector<float> values(static_cast<size_t>(ranks * k));
-  const auto own = values.begin() + k * static_cast<int64_t>(step % 4);
-  for (int64_t i = 0; i < ranks * k; ++i)
-    values[static_cast<size_t>(i)] = others.normal(static_cast<uint64_t>(i));
-  double squares = 0;
-  std::generate_n(own, k, [&] { return static_cast<float>(tail.next()); });
-  if (by_value) std::sort(own, own + k);
-  std::for_each(own, own + k, [&](float x) { squares += double{x} * x; });
-  const auto rho = static_cast<float>(std::sqrt(squares / static_cast<double>(k)));
-  for (float& x : values) x /= rho;
-  return Tensor::from(values, {ranks, k});
-}
-
-// Trains for some steps on make(step), and returns the mean error and gap of the last fifty.
-GradientAutoencoder::Fit trained(GradientAutoencoder& autoencoder, int steps, double lr,
-                                 const std::function<Tensor(uint64_t step)>& make) {
-  GradientAutoencoder::Fit mean{0, 0};
-  for (int step = 0; step < steps; ++step) {
-    const auto fit = autoencoder.train(make(static_cast<uint64_t>(step)), lr);
-    if (step < steps - 50) continue;
-    mean.error += fit.error / 50;
-    mean.gap += fit.gap / 50;
-  }
-  return mean;
-}
-
-}  // namespace
-
-TEST_CASE("lgc: lengths of codes") {
-  const std::vector<std::pair<int64_t, int64_t>> codes = {
-      {1, 4}, {15, 4}, {16, 4}, {31, 4}, {32, 8}, {100, 24}, {268, 64}, {1000, 248}};
-  for (const auto& [k, size] : codes) {
-    CHECK(GradientAutoencoder::code_size(k) == size);
-    CHECK(GradientAutoencoder::padded(k) == 4 * size + 15);
-    CHECK(GradientAutoencoder::padded(k) >= k);
-  }
-  Context context({.threads = 1});
-  for (const Kind kind : {Kind::linear, Kind::paper}) {
-    const GradientAutoencoder autoencoder(kind, 1);
-    CHECK(std::ssize(autoencoder.weights().to_vector()) >= (kind == Kind::paper ? 216677 : 248));
-    for (const auto& [k, size] : codes) {
-      const Tensor code = autoencoder.encode(Tensor::from(std::vector<float>(to_size(k), 1)));
-      CHECK(code.size() == size);
-      CHECK(autoencoder.decode(code).size() == GradientAutoencoder::padded(k));
-    }
-  }
-}
-
-namespace {
-
-// The loss that the autoencoder trains on, its error and its gap, by its plain loops.
-struct ByLoops {
-  double loss = 0, error = 0, gap = 0;
-  ByLoops(const GradientAutoencoder& a, const Tensor& x) {
-    const int64_t ranks = x.shape()[0], k = x.shape()[1], n = GradientAutoencoder::padded(k);
-    std::vector<double> mean(to_size(n)), code(to_size(GradientAutoencoder::code_size(k))),
-        sum(to_size(n));
-    for (int64_t r = 0; r < ranks; ++r) {
-      const Tensor row = x.slice(r, r + 1).reshape({k}), c = a.encode(row), y = a.decode(c);
-      for (int64_t i = 0; i < n; ++i) {
-        const double value = i < k ? row.data<float>()[i] : 0, decoded = y.data<float>()[i];
-        loss += (decoded - value) * (decoded - value) / static_cast<double>(n * ranks);
-        mean[to_size(i)] += value / static_cast<double>(ranks);
-        sum[to_size(i)] += decoded;
-      }
-      for (int64_t i = 0; i < c.size(); ++i)
-        code[to_size(i)] += double{c.data<float>()[i]} / static_cast<double>(ranks);
-    }
-    const Tensor y = a.decode(Tensor::from({code.begin(), code.end()}));
-    double wrong = 0, all = 0, gaps = 0, delivered = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const double decoded = y.data<float>()[i], whole = static_cast<double>(ranks) * decoded;
-      wrong += (decoded - mean[to_size(i)]) * (decoded - mean[to_size(i)]);
-      all += mean[to_size(i)] * mean[to_size(i)];
-      gaps += (whole - sum[to_size(i)]) * (whole - sum[to_size(i)]);
-      delivered += whole * whole;
-    }
-    loss += wrong / static_cast<double>(n);
-    error = wrong / all;
-    gap = std::sqrt(gaps / delivered);
-  }
-};
-
-}  // namespace
-
-TEST_CASE("lgc: the tape computes what the loops compute, and its gradient") {
-  Context context({.threads = 1});
-  std::vector<float> values(3 * 47);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = Philox(3, 4).normal(i);
-  const Tensor x = Tensor::from(values, {3, 47});
-  for (const Kind kind : {Kind::linear, Kind::paper}) {
-    CAPTURE(static_cast<int>(kind));
-    GradientAutoencoder a(kind, 5);
-    const ByLoops before(a, x);
-    const Tensor start = a.weights().clone();
-    const GradientAutoencoder::Fit fit = a.train(x, 1e-3);
-    CHECK(fit.error == doctest::Approx(before.error).epsilon(1e-5));
-    CHECK(fit.gap == doctest::Approx(before.gap).epsilon(1e-4));
-    CHECK((fit.gap > 1e-3) == (kind == Kind::paper));
-    CHECK(ByLoops(a, x).loss < before.loss);
-    // Adam's first moments are a tenth of the first gradient. Along a direction, because single
-    // weights of many change the loss by less than its last bits.
-    const Tensor moments = a.named_state()[1].second;
-    REQUIRE(a.named_state()[1].first == "autoencoder.first_moments");
-    for (uint64_t direction = 0; direction < 4; ++direction) {
-      std::vector<float> along(to_size(start.size()));
-      double slope = 0, squares = 0;
-      for (size_t i = 0; i < along.size(); ++i) {
-        // Half of them along the gradient itself, so that the slope is far from zero.
-        along[i] = moments.data<float>()[i] == 0
-                       ? 0
-                       : std::copysign(Philox(6, direction).uniform(i), moments.data<float>()[i]);
-        slope += 10 * double{moments.data<float>()[i]} * along[i];
-        squares += double{along[i]} * along[i];
-      }
-      const double h = 3e-3 / std::sqrt(squares);
-      const auto loss_at = [&](double t) {
-        for (size_t i = 0; i < along.size(); ++i)
-          a.weights().data<float>()[i] = start.data<float>()[i] + static_cast<float>(t * along[i]);
-        return ByLoops(a, x).loss;
-      };
-      CHECK((loss_at(h) - loss_at(-h)) / (2 * h) == doctest::Approx(slope).epsilon(3e-3));
-    }
-  }
-}
-
-TEST_CASE("lgc: a curve is learned, noise is not") {
-  Context context({.threads = 1});
-  const auto curve = [](float noise) {
-    return [noise](uint64_t step) {
-      std::vector<float> values(4 * 200);
-      for (size_t i = 0; i < values.size(); ++i)
-        values[i] = (noise < 1 ? static_cast<float>(i % 200) / 100 - 1 : 0) +
-                    noise * Philox(9, step).normal(i);
-      return Tensor::from(values, {4, 200});
-    };
-  };
-  for (const Kind kind : {Kind::linear, Kind::paper}) {
-    CAPTURE(static_cast<int>(kind));
-    const double lr = kind == Kind::linear ? 0.01 : 0.001;
-    GradientAutoencoder smooth(kind, 1), noisy(kind, 1);
-    CHECK(trained(smooth, 300, lr, curve(0.1f)).error < 0.1);
-    CHECK(trained(noisy, 300, lr, curve(1)).error > 0.5);
-    CHECK(smooth.trained());
-  }
-}
-
-TEST_CASE("lgc: what the linear code loses of independent gradients, by order") {
-  Context context({.threads = 1});
-  for (const bool by_value : {true, false}) {
-    GradientAutoencoder a(Kind::linear, 1);
-    const auto fit =
-        trained(a, 300, 0.01, [&](uint64_t step) { return selected_values(1000, step, by_value); });
-    MESSAGE("error of the linear code, by ", by_value ? "value: " : "index: ", fit.error);
-    if (by_value)  // the best linear code of windows of 16: 0.16
-      CHECK(fit.error <= 0.25);
-    else
-      CHECK(fit.error >= 0.7);
-    CHECK(fit.gap < 1e-5);
-  }
-}
 
 namespace {
 
@@ -278,7 +85,7 @@ TEST_CASE("lgc: elements of stage 2 are the sums at the leader's largest") {
   }
 }
 
-TEST_CASE("lgc: the leader's order of values is easier to code than that of their places") {
+TEST_CASE("lgc: the leader's order of values is easier to code than that of their indices") {
   const auto error = [](const std::string& order) {
     const auto runs = reduce_ranks(4, "lgc:density=0.02,train=1000,order=" + order, {.steps = 150});
     return runs[0].states[149].at("autoencoder.progress")[2];
@@ -289,18 +96,18 @@ TEST_CASE("lgc: the leader's order of values is easier to code than that of thei
 }
 
 TEST_CASE("lgc: an invalid message of the leader is refused, and the residuals are unchanged") {
-  // The message has rho and 35 places of eleven bits, which lie in fc.weight below 1750.
-  std::vector<uint32_t> places(35);
-  std::iota(places.begin(), places.end(), 1u);
+  // The message has rho and 35 indices of eleven bits, which lie in fc.weight below 1750.
+  std::vector<uint32_t> indices(35);
+  std::iota(indices.begin(), indices.end(), 1u);
   const auto result = [&](float rho) {
     std::string complaint;
     expect_none(run_ranks(2, [&](Communicator& comm) {
       if (comm.rank() == 1) {
         const Tensor sent = Tensor::zeros({4 + packed_bytes(35, 11)}, DType::u8);
         std::memcpy(sent.raw(), &rho, 4);
-        pack_bits(places.data(), 35, 11, sent.data<uint8_t>() + 4);
+        pack_bits(indices.data(), 35, 11, sent.data<uint8_t>() + 4);
         comm.broadcast(sent, 1);
-        if (rho >= 0 && places[7] < 1750 && places[6] != places[7])
+        if (rho >= 0 && indices[7] < 1750 && indices[6] != indices[7])
           comm.all_gather(Tensor::zeros({1 + 4 * 35}, DType::u8),
                           Tensor::empty_on(Device{}, {2, 1 + 4 * 35}, DType::u8));
         return;
@@ -322,20 +129,20 @@ TEST_CASE("lgc: an invalid message of the leader is refused, and the residuals a
   CHECK(result(1) == "accepted");
   CHECK(result(-1) == "lgc: expected a root mean square, found -1");
   CHECK(result(std::numeric_limits<float>::quiet_NaN()).starts_with("lgc: expected a root"));
-  places[6] = places[7];
+  indices[6] = indices[7];
   CHECK(result(1) == "lgc: the leader selects an element twice");
-  places[6] = 7;
-  places[7] = 1750;
+  indices[6] = 7;
+  indices[7] = 1750;
   CHECK(result(1) == "lgc: the leader selects 34 elements of fc.weight, expected 35");
 }
 
 TEST_CASE("lgc: the gate stays closed for an error above it") {
   std::vector<std::map<std::string, double>> figures;
   std::mutex mutex;
-  ReduceOptions o{.steps = 40};
+  ReduceOptions o{.steps = 20};
   o.before = [&](Reducer& reducer, int64_t step) {
     const std::lock_guard lock(mutex);
-    if (step == 39) figures.push_back(reducer.figures());
+    if (step == 19) figures.push_back(reducer.figures());
   };
   (void)reduce_ranks(2, "lgc:density=0.02,train=5,gate=0.01", o);
   REQUIRE(figures.size() == 2);
@@ -344,9 +151,12 @@ TEST_CASE("lgc: the gate stays closed for an error above it") {
     CHECK(each["decoder_error"] > 0.01);
   }
   figures.clear();
-  (void)reduce_ranks(2, "lgc:density=0.02,train=5,gate=10", o);
-  for (auto& each : figures) CHECK(each["stage"] == 3);
-  CHECK(figures[0]["decoder_error"] == figures[1]["decoder_error"]);
+  const auto runs = reduce_ranks(2, "lgc:density=0.02,train=5,gate=10", o);
+  for (const auto& each : figures)  // nothing is measured any more
+    CHECK(each == std::map<std::string, double>{{"stage", 3}});
+  const Values& progress = runs[0].states[19].at("autoencoder.progress");
+  CHECK(progress[2] > 0);
+  CHECK(progress == runs[1].states[19].at("autoencoder.progress"));
 }
 
 TEST_CASE("lgc: in its third stage the wire has a quarter of the values") {
@@ -434,7 +244,7 @@ TEST_CASE("lgc: identical learners act as one") {
   }
 }
 
-TEST_CASE("lgc: a leader whose gradients are constant selects other places when its turn returns") {
+TEST_CASE("lgc: a leader whose gradients are constant selects others when its turn returns") {
   ReduceOptions o{.steps = 180};
   o.fill = [](CompressModel& m, int rank, int64_t) { m.fill_random(rank, 0); };
   const auto runs = reduce_ranks(4, "lgc:density=0.02,train=160,gate=10", o);
@@ -473,4 +283,72 @@ TEST_CASE("lgc: residuals stay bounded over many coded steps, in both orders") {
     MESSAGE("squares of the residuals after 600 and 1800 steps: ", early, ", ", late);
     CHECK(late < 4 * early);
   }
+}
+
+TEST_CASE("lgc: after four attempts the gate stays closed, and every rank is told") {
+  std::mutex mutex;
+  std::map<std::pair<int64_t, std::string>, int> notes;  // by step, its ranks
+  std::map<int64_t, std::map<std::string, double>> figures;
+  ReduceOptions o{.steps = 31};
+  o.before = [&](Reducer& reducer, int64_t step) {
+    const std::lock_guard lock(mutex);
+    if (const std::string note = reducer.take_note(); !note.empty()) ++notes[{step, note}];
+    if (const auto now = reducer.figures(); now.contains("decoder_error")) figures[step] = now;
+  };
+  const auto runs = reduce_ranks(2, "lgc:density=0.02,train=5,gate=0.01", o);
+  REQUIRE(notes.size() == 4);
+  int64_t attempt = 0;
+  for (const auto& [note, ranks] : notes) {
+    ++attempt;
+    CHECK(note.first == 5 * attempt);
+    CHECK(ranks == 2);
+    CHECK(note.second.starts_with(
+        concat("lgc: after ", 5 * attempt, " steps the autoencoder loses")));
+    CHECK(note.second.ends_with("for good") == (attempt == 4));
+  }
+  CHECK(figures.begin()->first == 1);
+  CHECK(figures.rbegin()->first == 19);  // nothing is measured afterwards
+  const auto weights = [&](size_t step) { return runs[0].states[step].at("autoencoder.weights"); };
+  CHECK(weights(18) != weights(19));
+  CHECK(weights(30) == weights(19));
+  for (size_t step = 20; step < 31; ++step) CHECK(lost(runs, step) < 5e-6);
+}
+
+TEST_CASE("lgc: a step of several buckets counts once, and each bucket is a sequence of its own") {
+  ReduceOptions o{.steps = 8, .single_layers = true};
+  for (const std::string refresh : {"", ",refresh=2"}) {
+    const auto runs = reduce_ranks(3, "lgc:density=0.02,train=4,gate=10" + refresh, o);
+    for (size_t step = 0; step < 8; ++step) {
+      CAPTURE(step);
+      const Values& progress = runs[0].states[step].at("autoencoder.progress");
+      CHECK(progress[0] == static_cast<float>(step + 1));
+      CHECK(progress[1] == (step < 3 ? 0 : 4));
+      CHECK(lost(runs, step) < 5e-6);
+      for (const RankRun& run : runs) {
+        CHECK(run.accepted[step]);
+        CHECK(run.sums[step] == runs[0].sums[step]);
+      }
+    }
+    const auto& entries = runs[0].ledger.entries();
+    const int64_t conv = GradientAutoencoder::code_size(23),
+                  fc = GradientAutoencoder::code_size(35);
+    // Two of the four steps retrain: in the first bucket, fc.weight's, values travel.
+    const int64_t retrained = refresh.empty() ? 0 : 2;
+    CHECK(entries.at({"fc.weight", PayloadKind::values}).payload ==
+          4 * ((4 + retrained) * 35 + (4 - retrained) * fc));
+    // The decision falls between the two buckets of the fourth step.
+    CHECK(entries.at({"conv2.weight", PayloadKind::values}).payload == 4 * (3 * 23 + 5 * conv));
+  }
+}
+
+TEST_CASE("lgc: nothing but zeros trains nothing, and opens no gate") {
+  ReduceOptions o{.steps = 9};
+  o.fill = [](CompressModel& m, int, int64_t) { m.fill([](uint64_t) { return 0.0f; }); };
+  std::mutex mutex;
+  o.before = [&](Reducer& reducer, int64_t step) {
+    const std::lock_guard lock(mutex);
+    if (step == 8) CHECK(reducer.figures() == std::map<std::string, double>{{"stage", 2}});
+  };
+  for (const RankRun& run : reduce_ranks(2, "lgc:density=0.02,train=3,gate=10", o))
+    CHECK(run.states[8].at("autoencoder.steps") == Values(1));
 }
