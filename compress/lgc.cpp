@@ -22,7 +22,8 @@
 // Stage 1 is the dense start of the run. A bucket's selected values are one sequence: in the order
 // of the leader's values, each in units of its layer's rho (order=value), in which its own part is
 // a smooth curve, or of their indices (order=index). What is coded imperfectly stays in the
-// residuals; see Fit::gap for codec=paper.
+// residuals; see Fit::gap for codec=paper. Once the gate is closed for good, v / rho takes the
+// place of the code: then this is ScaleCom with exact selection.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -121,10 +122,10 @@ class Lgc : public CompressedReducer {
 
   // ------------------------------------------------------------------------------------- stages
 
-  // Returns whether this bucket's values travel as they are: in stage 2, and, with refresh=N, in
-  // the first bucket of every N-th step of stage 3.
+  // Returns whether the autoencoder trains on this bucket's values: in stage 2, and, with
+  // refresh=N, in the first bucket of every N-th step of stage 3.
   bool trains(const Exchange& e) const {
-    if (state(kCoding) == 0) return true;
+    if (state(kCoding) == 0) return !closed();
     const double coded = state(kSteps) - state(kCoding);
     return refresh_ > 0 && e.step != step_ && std::fmod(coded + 1, refresh_) == 0;
   }
@@ -146,7 +147,7 @@ class Lgc : public CompressedReducer {
   bool closed() const { return state(kCoding) == 0 && state(kSteps) >= kAttempts * train_; }
 
   void decide(Exchange& e, double steps) {
-    const bool good = autoencoder_.trained() && state(kError) < gate_;
+    const bool good = autoencoder_.steps() > 0 && state(kError) < gate_;
     const Tensor verdict = Tensor::from({good ? 1.0f : 0.0f, state(kError), state(kGap)});
     broadcast(e, verdict);
     const float* from_first = verdict.data<float>();
@@ -338,7 +339,7 @@ class Lgc : public CompressedReducer {
     }
     if (largest_magnitude_of({values, sums}) > magnitude(kMaxSum)) return false;
     if (!e.dense.empty() && !all_reduce(e, e.dense)) return false;
-    if (e.comm.rank() == 0 && sends(selected) && !closed()) train(values, selected.units);
+    if (e.comm.rank() == 0 && sends(selected)) train(values, selected.units);
     accept(e, true);
     for (size_t i = 0; i < e.compressed.size(); ++i) {
       const Item& item = e.compressed[i];
@@ -354,7 +355,7 @@ class Lgc : public CompressedReducer {
     const TraceRange range("compress", "train the autoencoder");
     const int64_t ranks = values.shape()[0], k = values.shape()[1], length = std::min(k, kWindow);
     const int64_t windows = ceil_div(k, kWindow);
-    const auto turn = static_cast<int64_t>(state(kSteps)) % windows;
+    const int64_t turn = autoencoder_.steps() % windows;
     const int64_t begin = std::min(turn * kWindow, k - length);
     const Tensor x = Tensor::empty_on(Device{}, {ranks, length});
     for (int64_t r = 0; r < ranks; ++r)
@@ -362,7 +363,7 @@ class Lgc : public CompressedReducer {
         x.data<float>()[r * length + j] = in_units(values.data<float>()[r * k + begin + j],
                                                    units[static_cast<size_t>(begin + j)]);
     if (largest_magnitude_of({x.reshape({x.size()})}) > magnitude(kMaxValue)) return;
-    const bool first = !autoencoder_.trained();
+    const bool first = autoencoder_.steps() == 0;
     const GradientAutoencoder::Fit fit = autoencoder_.train(x, lr_);
     if (!std::isfinite(fit.error) || !std::isfinite(fit.gap)) return;
     const auto follow = [&](State which, double now) {
@@ -384,7 +385,7 @@ class Lgc : public CompressedReducer {
       const Tensor x = gather_values(e, selected);
       for (size_t j = 0; j < selected.units.size(); ++j)
         x.data<float>()[j] = in_units(x.data<float>()[j], selected.units[j]);
-      mine = autoencoder_.encode(x);
+      mine = closed() ? x : autoencoder_.encode(x);
       code = mine.clone().to(e.device);
       for (const auto& share : shares(e, selected, code)) tensors.push_back(share);
     }
@@ -409,9 +410,10 @@ class Lgc : public CompressedReducer {
     }
     return true;
   }
-  // Returns what a code decodes to, times a factor, in the gradients' own unit: (k).
+  // Returns what a code decodes to (once the gate is closed, itself), times a factor, in the
+  // gradients' own unit: (k).
   Tensor decoded(const Selected& selected, const Tensor& code, float factor) const {
-    Tensor x = autoencoder_.decode(code).slice(0, selected.k);
+    const Tensor x = closed() ? code.clone() : autoencoder_.decode(code).slice(0, selected.k);
     for (size_t j = 0; j < selected.units.size(); ++j)
       x.data<float>()[j] *= factor * selected.units[j];
     return x;

@@ -52,8 +52,8 @@ class GradientAutoencoder {
   // mean plus the mean of the squared errors of the single rows.
   Fit train(const Tensor& x, double lr);
 
-  // Returns whether a step of training has been made since Adam began.
-  bool trained() const { return *steps_.data<float>() > 0; }
+  // Returns the number of Adam's steps since it began.
+  int64_t steps() const { return static_cast<int64_t>(*steps_.data<float>()); }
   // Returns the weights (n), to copy from and into.
   const Tensor& weights() const { return store_.values(); }
   // Returns weights, Adam's moments and its number of steps, for a checkpoint: views.

@@ -311,7 +311,16 @@ TEST_CASE("lgc: after four attempts the gate stays closed, and every rank is tol
   const auto weights = [&](size_t step) { return runs[0].states[step].at("autoencoder.weights"); };
   CHECK(weights(18) != weights(19));
   CHECK(weights(30) == weights(19));
-  for (size_t step = 20; step < 31; ++step) CHECK(lost(runs, step) < 5e-6);
+  for (size_t step = 20; step < 31; ++step) {
+    CHECK(lost(runs, step) < 5e-6);
+    CHECK(runs[1].sums[step] == runs[0].sums[step]);
+    // The values as they are, in an all-reduce: nothing selected stays in a residual.
+    const Values sum = part_of(runs[0].sums[step], "fc.weight");
+    const Values& rest = runs[0].states[step].at("residual.fc.weight");
+    CHECK(std::ranges::count_if(sum, [](float x) { return x != 0; }) == 35);
+    for (size_t i = 0; i < sum.size(); ++i)
+      if (sum[i] != 0) CHECK(std::abs(rest[i]) < 1e-5);
+  }
 }
 
 TEST_CASE("lgc: a step of several buckets counts once, and each bucket is a sequence of its own") {

@@ -158,6 +158,9 @@ continues_with 5 28 '"epoch":3' "${loud_text[@]}" --save-every 14 "${three[@]:2}
   >again.json 2>other.err || fail "again: $(tail -1 other.err)"
 grep -q 'epochs.* 3.* 4' other.err || fail "nothing said of epochs: $(cat other.err)"
 [ "$(json again.json step)" -gt "$(json other.json step)" ] || fail "one more epoch: $(cat again.json)"
+base=lgc28
+continues_with 2 28 '"epoch":3' "${loud_text[@]}" --save-every 7 "${three[@]:2}" $lgc
+grep -q '"step":29,.*"stage":3' other/metrics.jsonl || fail "LGC begins anew: $(grep '"step":29,' other/metrics.jsonl)"
 
 # ------------------------------------------------------------------------------- what is refused
 at=scalecom/checkpoints/step-8
