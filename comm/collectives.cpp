@@ -1,6 +1,7 @@
 #include "comm/collectives.h"
 
 #include <algorithm>
+#include <deque>
 #include <exception>
 #include <type_traits>
 
@@ -232,23 +233,55 @@ void MessageCommunicator::broadcast_chain(char* data, int64_t bytes, int root) {
 void MessageCommunicator::do_all_to_all(const Tensor& sent, const Tensor& received) {
   const Tensor from = sent.to(Device{});
   const Staged to(received, false);
-  const Withdrawal withdrawal(*transport_);
   const int64_t share = sent.bytes() / size();
-  std::copy_n(bytes_of(from) + rank() * share, share, bytes_of(to.host()) + rank() * share);
-  // Several at a time: while one peer is late, messages of others use the link.
-  const int count = share > 0 ? size() - 1 : 0, ahead = options_.pairs_ahead;
-  std::vector<uint64_t> in, out;
-  for (int done = 0; done < count; ++done) {
-    while (std::ssize(in) < std::min(count, done + ahead)) {
-      const int s = to_int(in.size()) + 1;
-      const int target = wrap(rank() + s), source = wrap(rank() - s);
-      in.push_back(receive(source, bytes_of(to.host()) + source * share, share));
-      out.push_back(send(target, bytes_of(from) + target * share, share));
-    }
-    transport_->wait(in[to_size(done)]);
-    transport_->wait(out[to_size(done)]);
+  if (share > 0)
+    std::copy_n(bytes_of(from) + rank() * share, share, bytes_of(to.host()) + rank() * share);
+  std::vector<Parcel> out, in;
+  for (int peer = 0; peer < size() && share > 0; ++peer) {
+    if (peer == rank()) continue;
+    out.push_back({peer, from.slice(peer, peer + 1)});
+    in.push_back({peer, to.host().slice(peer, peer + 1)});
   }
+  do_exchange(out, in);
   to.finish();
+}
+
+// In the s-th of P - 1 rounds rank r sends to r + s and receives from r - s, if there is anything.
+// A few rounds run at once: while one peer is late, messages of others use the link. No cycle of
+// ranks can wait for each other, because each waits for its lowest open round, which it and the
+// peers that it waits for have begun unless they wait in a lower one.
+void MessageCommunicator::do_exchange(const std::vector<Parcel>& out,
+                                      const std::vector<Parcel>& in) {
+  struct Round {
+    const Tensor *out = nullptr, *in = nullptr;
+  };
+  std::vector<Tensor> from;
+  std::vector<Staged> to;
+  for (const Parcel& parcel : out) from.push_back(parcel.data.to(Device{}));
+  for (const Parcel& parcel : in) to.emplace_back(parcel.data, false);
+  std::vector<Round> rounds(to_size(size()));
+  for (size_t i = 0; i < out.size(); ++i)
+    rounds[to_size(wrap(out[i].peer - rank()))].out = &from[i];
+  for (size_t i = 0; i < in.size(); ++i)
+    rounds[to_size(wrap(rank() - in[i].peer))].in = &to[i].host();
+  const Withdrawal withdrawal(*transport_);
+  std::deque<std::vector<uint64_t>> open;  // tickets by round
+  const auto finish_oldest = [&] {
+    for (const uint64_t ticket : open.front()) transport_->wait(ticket);
+    open.pop_front();
+  };
+  for (int s = 1; s < size(); ++s) {
+    const Round& round = rounds[to_size(s)];
+    if (round.out == nullptr && round.in == nullptr) continue;
+    if (std::ssize(open) == options_.pairs_ahead) finish_oldest();
+    std::vector<uint64_t>& tickets = open.emplace_back();
+    if (round.in != nullptr)
+      tickets.push_back(receive(wrap(rank() - s), bytes_of(*round.in), round.in->bytes()));
+    if (round.out != nullptr)
+      tickets.push_back(send(wrap(rank() + s), bytes_of(*round.out), round.out->bytes()));
+  }
+  while (!open.empty()) finish_oldest();
+  for (const Staged& each : to) each.finish();
 }
 
 void MessageCommunicator::do_barrier() {

@@ -7,6 +7,7 @@
 //   all_gather       ring; n counts all P shares             n (P - 1) / P
 //   broadcast        chain, or a binomial tree when small    n; chain's end: 0; tree: n per child
 //   all_to_all       pairwise exchanges                      n (P - 1) / P
+//   exchange         the same, with some ranks only          n, the sum of what it sends
 //   barrier          dissemination, empty messages           0
 //
 // The ring of all_reduce on P = 3 ranks. The tensor is cut into chunks 0, 1, 2; rank r starts with
@@ -37,7 +38,7 @@ namespace heddle {
 struct CollectiveOptions {
   int64_t segment_bytes = 256 * 1024;
   int64_t tree_bytes = 32 * 1024;  // largest broadcast that takes the tree
-  int pairs_ahead = 4;  // exchanges of an all_to_all under way at once; more may flood a receiver
+  int pairs_ahead = 4;  // pairwise exchanges under way at once; more may flood a receiver
 };
 
 class MessageCommunicator : public Communicator {
@@ -62,6 +63,7 @@ class MessageCommunicator : public Communicator {
   void do_all_gather(const Tensor& mine, const Tensor& all) override;
   void do_reduce_scatter(const Tensor& all, const Tensor& mine) override;
   void do_all_to_all(const Tensor& sent, const Tensor& received) override;
+  void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) override;
   void do_barrier() override;
   void withdraw() noexcept override { transport_->withdraw(); }
 

@@ -75,6 +75,20 @@ void Communicator::all_to_all(const Tensor& sent, const Tensor& received) {
   run("all_to_all", [&] { do_all_to_all(sent, received); });
 }
 
+void Communicator::exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) {
+  for (const std::vector<Parcel>* parcels : {&out, &in}) {
+    std::vector<bool> seen(to_size(size()));
+    for (const auto& [peer, data] : *parcels) {
+      check(peer >= 0 && peer < size() && peer != rank(), "exchange: expected another rank below ",
+            size(), ", found ", peer);
+      check(!seen[to_size(peer)], "exchange: expected one parcel for each peer, found two for ",
+            peer);
+      seen[to_size(peer)] = true;
+    }
+  }
+  run("exchange", [&] { do_exchange(out, in); });
+}
+
 void Communicator::barrier() {
   run("barrier", [&] { do_barrier(); });
 }

@@ -31,6 +31,12 @@ struct Traffic {
 // Keyed by collective ("all_reduce") and tag.
 using CollectiveTraffic = std::map<std::pair<std::string, std::string>, Traffic>;
 
+// Bytes for another rank, or the memory for those from it. Any type, on any device.
+struct Parcel {
+  int peer;
+  Tensor data;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -48,6 +54,10 @@ class Communicator {
   void reduce_scatter(const Tensor& all, const Tensor& mine);
   // Sets received[s] to sent[rank()] of rank s: (P, …) -> (P, …). Any type.
   void all_to_all(const Tensor& sent, const Tensor& received);
+  // Sends each parcel of `out` to its peer and receives each of `in` from its peer: at most one
+  // each way between two ranks, which both know its number of bytes. Unlike the other collectives,
+  // it waits for this rank's peers only; a rank without any calls it too.
+  void exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in);
   // Returns when every rank has called it.
   void barrier();
   // Makes the other ranks throw CommError instead of waiting for this one; under MPI ends all
@@ -73,6 +83,7 @@ class Communicator {
   virtual void do_all_gather(const Tensor& mine, const Tensor& all) = 0;
   virtual void do_reduce_scatter(const Tensor& all, const Tensor& mine) = 0;
   virtual void do_all_to_all(const Tensor& sent, const Tensor& received) = 0;
+  virtual void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) = 0;
   virtual void do_barrier() = 0;
 
   virtual void withdraw() noexcept {}         // cancels the open messages of a call that failed

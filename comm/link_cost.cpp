@@ -68,6 +68,7 @@ double collective_seconds(const std::string& collective, double bytes, int ranks
     return ring_seconds(bytes, ranks, ranks - 1, link);
   if (collective == "broadcast") return broadcast_seconds(bytes, ranks, link);
   if (collective == "all_to_all") return pairwise_seconds(bytes / ranks, ranks - 1, link);
+  if (collective == "exchange") return bytes * link.seconds_per_byte + link.latency_s;
   if (collective == "barrier")
     return std::bit_width(static_cast<unsigned>(ranks - 1)) * link.latency_s;
   throw InputError("unknown collective: " + collective);
@@ -75,7 +76,8 @@ double collective_seconds(const std::string& collective, double bytes, int ranks
 
 double latencies(const std::string& collective, double bytes, int ranks) {
   const LinkCost link{.latency_s = 1};
-  const bool divided = collective != "broadcast" && collective != "barrier";
+  const bool divided =
+      collective != "broadcast" && collective != "exchange" && collective != "barrier";
   if (divided && bytes / ranks > to_double(link.collectives.segment_bytes)) return 1;
   return collective_seconds(collective, bytes, ranks, link);
 }
@@ -98,6 +100,7 @@ double latencies_since(const CollectiveTraffic& before, const Communicator& comm
 }
 
 double payload_of_sent(const std::string& collective, double sent, int ranks) {
+  if (collective == "exchange") return sent;
   const double payload = ranks < 2 ? 0.0 : sent * ranks / (ranks - 1);
   return collective == "all_reduce" ? payload / 2 : payload;
 }

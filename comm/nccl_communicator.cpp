@@ -144,6 +144,37 @@ class NcclCommunicator : public Communicator {
       return status == ncclSuccess ? end : status;
     });
   }
+  void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) override {
+    std::vector<Tensor> from, to;
+    for (const Parcel& parcel : out) from.push_back(parcel.data.to(gpu()));
+    for (const Parcel& parcel : in)
+      to.push_back(parcel.data.device().is_cuda()
+                       ? parcel.data
+                       : Tensor::empty_on(gpu(), parcel.data.shape(), parcel.data.dtype()));
+    const auto nothing = [](const Tensor& x) { return x.bytes() == 0; };
+    if (std::ranges::all_of(from, nothing) && std::ranges::all_of(to, nothing)) return;
+    launch([&] {
+      ncclResult_t status = ncclGroupStart();
+      const auto post = [&](const std::vector<Parcel>& parcels, const std::vector<Tensor>& tensors,
+                            const auto& call) {
+        for (size_t i = 0; i < parcels.size() && status == ncclSuccess; ++i) {
+          if (tensors[i].bytes() == 0) continue;
+          status = call(tensors[i].raw(), to_size(tensors[i].bytes()), ncclUint8, parcels[i].peer,
+                        comm_, cuda_stream());
+          if (status == ncclInProgress) status = ncclSuccess;
+        }
+      };
+      post(out, from, ncclSend);
+      post(in, to, ncclRecv);
+      const ncclResult_t end = ncclGroupEnd();
+      return status == ncclSuccess ? end : status;
+    });
+    for (const Tensor& x : from) counting().sent += x.bytes();
+    for (size_t i = 0; i < in.size(); ++i) {
+      counting().received += to[i].bytes();
+      if (!in[i].data.device().is_cuda()) in[i].data.copy_from(to[i]);
+    }
+  }
   void do_barrier() override { do_all_reduce(Tensor::empty_on(gpu(), {1}, DType::i32)); }
 
   // Kernels that wait for a failed rank would block the GPU, and the Context's destructor.
@@ -181,13 +212,20 @@ class NcclCommunicator : public Communicator {
     throw CommError(concat("NCCL: ", what, ": ", ncclGetErrorString(status), " ", detail));
   }
 
-  // Runs a call on `x`, through a copy if it is on the host, and waits for the stream.
+  // Runs a call on `x`, through a copy if it is on the host.
   template <class Call>
   void run(const Tensor& x, const Call& call) {
     if (x.size() == 0) return;
-    if (failed_) throw CommError("this rank has failed");  // the communicator may be gone
     const Tensor work = x.to(gpu());
-    check_nccl(call(work), "call");
+    launch([&] { return call(work); });
+    if (!x.device().is_cuda()) x.copy_from(work);
+  }
+
+  // Runs a call, and waits for the stream.
+  template <class Call>
+  void launch(const Call& call) {
+    if (failed_) throw CommError("this rank has failed");  // the communicator may be gone
+    check_nccl(call(), "call");
     await_call("call");
     // If another rank has failed, the stream never finishes: poll instead of synchronising.
     ProgressTimeout timeout(options_.timeout_s);
@@ -201,7 +239,6 @@ class NcclCommunicator : public Communicator {
       check_nccl(background, "background");
       if (state != cudaSuccess) pause(timeout, polls);
     }
-    if (!x.device().is_cuda()) x.copy_from(work);
   }
 
   // Waits until a call of the non-blocking communicator has been enqueued.

@@ -1,5 +1,7 @@
 #include "tests/comm_suite.h"
 
+#include <algorithm>
+
 #include "core/kernels.h"
 
 namespace heddle {
@@ -19,6 +21,26 @@ class Suite {
     all_to_all<T>(n);
   }
 
+  // Parcels between random pairs, and some of no bytes; several graphs without a barrier between
+  // them, so that parcels of two exchanges could mix. `large`: the longest, in bytes.
+  void run_exchanges(int64_t large) {
+    exchange<uint8_t>("ring", [&](int64_t from, int64_t to) {
+      const int64_t length[] = {1, large, 0, 13};
+      return to == (from + 1) % p_ || from == (to + 1) % p_ ? length[from % 4] : -1;
+    });
+    for (int64_t graph = 0; graph < 6; ++graph)
+      exchange<float>("random", [&](int64_t from, int64_t to) {
+        const int64_t chance = (from * 7919 + to * 104729 + graph * 1299709) % 1000;
+        return chance < 400 ? chance * large / 1600 : -1;
+      });
+    exchange<int64_t>("everyone", [&](int64_t from, int64_t to) { return from + 2 * to; });
+    exchange<int32_t>("nobody", [&](int64_t, int64_t) { return -1; });
+    // All but the last rank, which has no peers.
+    exchange<float>("alone", [&](int64_t from, int64_t to) {
+      return from == p_ - 1 || to == p_ - 1 ? -1 : 100;
+    });
+  }
+
  private:
   // Values that differ by rank, place and use, small enough for exact sums in every type but bf16.
   static int64_t value(int64_t rank, int64_t i, int64_t use) {
@@ -35,7 +57,7 @@ class Suite {
   void expect(const Tensor& x, const std::string& what, auto&& expected) {
     const T* found = x.data<T>();
     for (int64_t i = 0, n = x.size(); i < n; ++i)
-      if (static_cast<int64_t>(found[i]) != expected(i)) {
+      if (found[i] != static_cast<T>(expected(i))) {
         failures_.push_back(concat("rank ", r_, " of ", p_, ", ", what, ", ", n,
                                    " elements: element ", i, ": expected ", expected(i), ", found ",
                                    static_cast<double>(found[i])));
@@ -103,6 +125,31 @@ class Suite {
     expect_bytes("all_to_all", n * static_cast<int64_t>(sizeof(T)) * (p_ - 1), 0);
   }
 
+  // `elements` returns how many a rank sends to another; -1: no parcel.
+  template <class T>
+  void exchange(const std::string& graph, auto&& elements) {
+    tag(graph.c_str(), 0);
+    std::vector<Parcel> out, in;
+    int64_t sent = 0, received = 0;
+    for (int64_t q = 0; q < p_; ++q) {
+      if (q == r_) continue;
+      const int64_t to = elements(r_, q), from = elements(q, r_);
+      if (to >= 0) out.push_back({static_cast<int>(q), make<T>({to}, r_, q)});
+      if (from >= 0) in.push_back({static_cast<int>(q), make<T>({from}, 0, 6)});
+      sent += std::max<int64_t>(0, to) * static_cast<int64_t>(sizeof(T));
+      received += std::max<int64_t>(0, from) * static_cast<int64_t>(sizeof(T));
+    }
+    std::ranges::reverse(in);  // the order of parcels does not matter
+    comm_.exchange(out, in);
+    for (const auto& [peer, data] : in)
+      expect<T>(data, concat("exchange, ", graph, ", from ", peer),
+                [&](int64_t i) { return value(peer, i, r_); });
+    expect_bytes("exchange", sent, 0);
+    if (const Traffic t = comm_.traffic().at({"exchange", comm_.tag()}); t.received != received)
+      failures_.push_back(concat("rank ", r_, ", ", graph, ": expected ", received,
+                                 " bytes received, counted ", t.received));
+  }
+
   Communicator& comm_;
   std::vector<std::string>& failures_;
   int64_t p_, r_;
@@ -121,6 +168,7 @@ std::vector<std::string> check_collectives(Communicator& comm, int64_t large) {
     suite.run_type<int64_t>(n);
     comm.barrier();
   }
+  suite.run_exchanges(large);
   comm.set_tag("");
   return failures;
 }

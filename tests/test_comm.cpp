@@ -2,6 +2,7 @@
 // failures of a rank.
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <mutex>
@@ -195,6 +196,35 @@ TEST_CASE("failures: a rank throws, does not arrive, or has another shape") {
   }
 }
 
+TEST_CASE("exchange: ranks wait for their own peers only, and unequal lengths name the peer") {
+  std::atomic<bool> alone_returned = false;
+  expect_none(run_ranks(3,
+                        [&](Communicator& comm) {
+                          if (comm.rank() == 2) {
+                            comm.exchange({}, {});
+                            alone_returned = true;
+                            return;
+                          }
+                          for (const double begin = steady_seconds(); !alone_returned;)
+                            if (steady_seconds() > begin + 10)
+                              throw Error("a rank without peers waits for others");
+                          const Tensor x = Tensor::zeros({3});
+                          comm.exchange({{1 - comm.rank(), ramp(3, 1.0f)}}, {{1 - comm.rank(), x}});
+                          CHECK(x.to_vector() == ramp(3, 1.0f).to_vector());
+                        },
+                        {.timeout_s = 20}));
+  const auto errors = run_ranks(3,
+                                [](Communicator& comm) {
+                                  const Tensor x = Tensor::zeros({comm.rank() == 0 ? 10 : 11}),
+                                               y = x.clone();
+                                  if (comm.rank() < 2)
+                                    comm.exchange({{1 - comm.rank(), x}}, {{1 - comm.rank(), y}});
+                                },
+                                {.timeout_s = 5});
+  CHECK((errors[0] + errors[1]).find(" bytes from rank ") != std::string::npos);
+  CHECK(errors[2] == "");
+}
+
 TEST_CASE("communicators: impossible calls are refused") {
   Context context;
   const auto solo = make_solo();
@@ -205,6 +235,10 @@ TEST_CASE("communicators: impossible calls are refused") {
   CHECK_THROWS_AS(solo->all_gather(x, Tensor::zeros({1, 4}, DType::i32)), InputError);
   CHECK_THROWS_AS(solo->reduce_scatter(Tensor::zeros({2, 4}), x), InputError);
   CHECK_THROWS_AS(solo->all_to_all(x, x), InputError);
+  CHECK_THROWS_AS(solo->exchange({{0, x}}, {}), InputError);
+  CHECK_THROWS_AS(solo->exchange({}, {{1, x}}), InputError);
+  CHECK_THROWS_AS(solo->exchange({}, {{-1, x}}), InputError);
+  CHECK_THROWS_AS(make_threads(3)[0]->exchange({{1, x}, {2, x}, {1, x}}, {}), InputError);
   CHECK_THROWS_AS(solo->all_reduce(Tensor::zeros({4}, DType::u8)), InputError);
   CHECK_THROWS_AS(make_threads(0), InputError);
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <set>
 
 #include "comm/link_cost.h"
 #include "core/error.h"
@@ -28,6 +29,14 @@ void call(Communicator& comm, const std::string& collective, int64_t share) {
   if (collective == "all_gather") comm.all_gather(mine, all);
   if (collective == "broadcast") comm.broadcast(all, 0);
   if (collective == "all_to_all") comm.all_to_all(all, other);
+  if (collective == "exchange") {  // with both neighbours of a ring
+    std::vector<Parcel> out, in;
+    for (const int64_t peer : std::set<int64_t>{(comm.rank() + 1) % p, (comm.rank() + p - 1) % p}) {
+      out.push_back({static_cast<int>(peer), all});
+      in.push_back({static_cast<int>(peer), other.clone()});
+    }
+    comm.exchange(out, in);
+  }
   if (collective == "barrier") comm.barrier();
 }
 
@@ -55,8 +64,8 @@ Seen run_collective(const std::string& collective, int p, int64_t share) {
 }  // namespace
 
 TEST_CASE("link cost: short messages cost only latencies") {
-  for (const std::string collective :
-       {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"})
+  for (const std::string collective : {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                       "all_to_all", "exchange", "barrier"})
     for (const int p : {2, 3, 4, 8}) {
       CAPTURE(collective);
       CAPTURE(p);
@@ -78,15 +87,16 @@ TEST_CASE("link cost: short messages cost only latencies") {
 
 TEST_CASE("link cost: every collective matches the model, and its payload is recovered") {
   const LinkCost link{.latency_s = kLatency, .seconds_per_byte = 1 / kRate};
-  for (const std::string collective :
-       {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"})
+  for (const std::string collective : {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                       "all_to_all", "exchange", "barrier"})
     for (const int p : {2, 4, 8, 16})
       for (const int64_t share : {1, 1000, 50000, 300000}) {
         CAPTURE(collective);
         CAPTURE(p);
         CAPTURE(share);
         Seen seen = run_collective(collective, p, share);
-        const double payload = collective == "barrier" ? 0.0 : 4.0 * share * p;
+        const int parcels = collective == "exchange" && p > 2 ? 2 : 1;  // each with all values
+        const double payload = collective == "barrier" ? 0.0 : 4.0 * share * p * parcels;
         const double said = collective_seconds(collective, payload, p, link);
         CHECK(seen.seconds > 0.9 * said);
         // Where several send to one rank, one of them has to wait.
