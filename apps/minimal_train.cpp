@@ -68,7 +68,7 @@ constexpr int kEpochs = 4;
 constexpr double kLearningRate = 0.05;
 
 // Trains one replica. Every rank calls this at the same time, each on a thread of its own.
-// `compress` names the algorithm that the learners exchange gradients by; "" sums them densely.
+// `compress` names the algorithm by which the learners exchange gradients; "" sums them densely.
 Result train(Communicator& comm, const std::string& compress) {
   Context context({.threads = 1});  // this learner's memory pool and library handles
   ParameterStore store;
@@ -87,7 +87,7 @@ Result train(Communicator& comm, const std::string& compress) {
                        .world_size = comm.size()});
 
   // A reducer sums gradients over the ranks by a compression algorithm and keeps, in a residual,
-  // what it did not send. Without one the optimizer sums all of every gradient.
+  // what it did not send. Without one the optimizer sums every gradient in full.
   std::unique_ptr<Reducer> reducer;
   if (!compress.empty()) reducer = make_reducer(parse_compress(compress), {}, store);
   DataParallelOptimizer optimizer(store, make_sgd({.momentum = 0.9}), comm, {},
@@ -107,7 +107,7 @@ Result train(Communicator& comm, const std::string& compress) {
           loss,
           // p.grad is final. When its bucket is complete, the exchange starts on another thread.
           [&](Parameter& p) { optimizer.ready(p); },
-          // Backward has read p.value for the last time. It is updated when its sum has come back.
+          // Backward has read p.value for the last time. It is updated once p.grad has been summed.
           [&](Parameter& p) { optimizer.weights_free(p); });
       optimizer.finish_step();  // waits for what is still being exchanged
 
@@ -123,7 +123,7 @@ Result train(Communicator& comm, const std::string& compress) {
         mean_over_ranks(c, {result.first_loss, result.last_loss, result.bytes_per_step});
     result = {mean[0], mean[1], mean[2]};
   });
-  optimizer.check_replicas();  // throws if any two learners' weights differ in a bit
+  optimizer.check_replicas();  // throws if any two learners' weights differ in any bit
   return result;
 }
 
@@ -144,7 +144,7 @@ int main() {
   // 1. The tape announces each final gradient, the optimizer updates at once. Nothing is sent.
   run("one learner", 1, "");
 
-  // 2. Four quarters of the same batches have the same mean gradient, to rounding: the losses start
+  // 2. Four quarters of the same batches have the same mean gradient up to rounding: losses start
   //    out equal. A ring all-reduce sends 2 * 3/4 of the 43,370 gradients, 4 bytes each.
   run("four learners", 4, "");
 

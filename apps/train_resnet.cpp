@@ -121,7 +121,7 @@ class ResNetTraining : public TrainingLoop {
  private:
   // Runs forward and backward as a CUDA graph, which is recorded after a few steps, and returns the
   // loss. Only the batch varies from step to step: no layer of a residual network draws random
-  // numbers. All its time counts as backward's.
+  // numbers. All its time is counted as backward time.
   double recorded_pass(const FedBatch& batch, double lr) {
     check_indices(batch.labels, class_count_, "labels");
     optimizer_.begin_step(lr);
@@ -219,7 +219,7 @@ int run_rank(const Job& job, Communicator& started) {
   learner.store.finalize(static_cast<uint64_t>(o.seed));
   if (!o.init.empty())
     load_weights(WeightsFile(o.init, o.head), learner.store.named_tensors(),
-                 {{"fc.", "another number of classes"}});
+                 {{"fc.", "a different number of classes"}});
   learner.announce(describe(o, learner.store, job.data, job.valid, learner.comm));
   if (o.dry_run) {
     if (learner.is_first())

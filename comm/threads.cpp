@@ -167,7 +167,7 @@ class ThreadsTransport : public Transport {
   void wait_taken(const Request& request) {
     World::Mailbox& box = world_->box(rank_);
     std::unique_lock lock(box.mutex);
-    // The receiver sleeps until the modelled arrival; that time must not count as a timeout.
+    // The receiver sleeps until the modelled arrival; that time must not count towards the timeout.
     if (!world_->options_.net.virtual_time)
       sleep_until(box, lock, request.arrival, [&] { return request.taken->load(); });
     await(box, lock, request.peer, [&] { return request.taken->load(); });

@@ -108,7 +108,7 @@ Messages gather_messages(Exchange& e, const std::vector<MessagePart>& parts, int
     message.slice(length, most).fill_zero();
   }
   Messages all{{}, std::vector<int64_t>(to_size(ranks), length), true};
-  // Booked together: waiting for the others' lengths is time of this exchange.
+  // Booked together: waiting for the others' lengths counts as time of this exchange.
   e.ledger.book(e.comm, booked, [&] {
     if (least < most) {
       all.lengths = gather_lengths(e.comm, length, least, most, where);

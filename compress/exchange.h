@@ -45,16 +45,16 @@ struct Exchange {
   uint64_t culprit = 0;  // 1 + index of the first non-finite layer in the order of memory; 0: none
 };
 
-// Records for --explain-step which values (k) this rank sends of an item.
+// Records for --explain-step how many values (k) of an item this rank sends, and their energy.
 void explain_selection(const Exchange::Item& item, const Tensor& values,
                        const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
 // Returns the ledger's kind of a tensor that is summed: control words, else values.
 PayloadKind kind_of(const std::string& name);
 
-// Sums tensors over the ranks, in place, by one all-reduce, together with a flag of the ranks whose
-// gradients were non-finite. The names are the ledger's. Returns false on all ranks, and leaves the
-// tensors as they were, if a flag was set or a sum is above kMaxSum.
+// Sums tensors over the ranks, in place, by one all-reduce, together with a flag that a rank sets
+// if its gradients were non-finite. The names are the ledger's. Returns false on all ranks, and
+// leaves the tensors as they were, if a flag was set or a sum is above kMaxSum.
 bool all_reduce(Exchange& e, const NamedTensors& tensors);
 
 // Sums the elements at indices that are the same on all ranks: gathers each item's values at
@@ -86,8 +86,8 @@ struct Messages {
 // Gathers one message from each rank: a flag (e.finite), then the parts. The length in bytes may
 // differ from rank to rank, and then lies between `least` and `most`, which are the same on all
 // ranks: lengths are gathered first, then messages padded to the longest. If least == most a single
-// collective is enough. Books everything in e.ledger. Throws Error, beginning with `where`, for a
-// length that another rank announces out of range.
+// collective is enough. Books everything in e.ledger. Throws Error, beginning with `where`, if a
+// rank announces a length out of range.
 Messages gather_messages(Exchange& e, const std::vector<MessagePart>& parts, int64_t least,
                          int64_t most, const char* where);
 

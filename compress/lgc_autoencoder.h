@@ -26,10 +26,10 @@ class GradientAutoencoder {
  public:
   // paper: five layers each way, 216,677 weights. linear: one layer each way, 248 weights, without
   // activations, so that the mean of codes decodes to the mean of what they decode to, and without
-  // biases, which would be taken out of a residual again and again.
+  // biases, which would be subtracted from a residual again and again.
   enum class Kind : uint8_t { paper, linear };
 
-  // Weights begin at random, the same for the same seed.
+  // Initialises the weights at random, the same for the same seed.
   GradientAutoencoder(Kind kind, uint64_t seed);
 
   // Returns m for k >= 1 values: the smallest that covers them.
@@ -37,7 +37,8 @@ class GradientAutoencoder {
   static int64_t code_size(int64_t k) { return 4 * positions(k); }
   static int64_t padded(int64_t k) { return 16 * positions(k) + 15; }
 
-  // Returns the code (code_size(k)) of x (k), k >= 1, by channel: all positions of the first first.
+  // Returns the code (code_size(k)) of x (k), k >= 1, channel by channel: all positions of the
+  // first channel, then those of the second, ...
   Tensor encode(const Tensor& x) const;
   // Returns the values (16 m + 15) that a code (4 m) stands for.
   Tensor decode(const Tensor& code) const;
@@ -46,10 +47,10 @@ class GradientAutoencoder {
     double error;  // of the decoded mean: ||D(mean of codes) - mean||^2 / ||mean||^2
     double gap;    // ||P D(mean of codes) - sum of D(code)|| / ||P D(mean of codes)||
   };
-  // Makes one step of Adam on x (P, k), the values of all ranks, whose mean is not zero, and
-  // returns the fit before it. If it leaves a weight that is not finite or above 100, the weights
-  // are what they were before, and Adam begins anew. The loss is the squared error of the decoded
-  // mean plus the mean of the squared errors of the single rows.
+  // Performs one Adam step on x (P, k), the values of all ranks, whose mean is not zero, and
+  // returns the fit before it. If a weight is then non-finite or larger than 100 in magnitude,
+  // restores the weights and resets Adam. The loss is the squared error of the decoded mean plus
+  // the mean of the squared errors of the individual rows.
   Fit train(const Tensor& x, double lr);
 
   // Returns the number of Adam's steps since it began.
@@ -74,7 +75,7 @@ class GradientAutoencoder {
 
   ParameterStore store_;
   std::vector<Layer> encoder_, decoder_;
-  Tensor first_, second_;  // Adam's moments, as the weights
+  Tensor first_, second_;  // Adam's moments, shaped like the weights
   Tensor steps_;           // (1): Adam's steps
 };
 

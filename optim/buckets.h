@@ -48,11 +48,11 @@ class Buckets {
   // Marks the gradient of p as final. Returns false if it already was in this step.
   bool mark_ready(const Parameter& p);
 
-  // From now on exchanges bucket i, as it was cut, together with the one before it where joined[i];
-  // joined[0] is false. Between steps only.
+  // Joins bucket i, as it was cut, with the one before it where joined[i], from now on; joined[0]
+  // is false. To be called between steps only.
   void join(const std::vector<bool>& joined);
   size_t cuts() const { return cuts_.size(); }  // buckets when none are joined
-  // Returns the names of the parameters in each of those.
+  // Returns the names of the parameters in each bucket as it was cut.
   std::vector<std::vector<std::string>> names() const;
 
  private:

@@ -34,7 +34,7 @@ Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
         "clip-grad-norm: expected a number of at least 0, found ", options.clip_grad_norm);
   averaged_ = to_double(options.accumulate) * options.learners;
   rule_->attach(store);
-  // On CUDA checking each gradient would make the host wait once per parameter; the norm does once.
+  // On CUDA a check of each gradient makes the host wait once per parameter, the norm only once.
   deferred_ = options.clip_grad_norm > 0 || options.on_nonfinite == OnNonfinite::step ||
               store.values().device().is_cuda();
   counters_ = Tensor::empty_on(Device{}, {2}, DType::i64);
@@ -110,7 +110,7 @@ void Optimizer::update_one(Parameter& p, bool from_residual) {
   explain("update", p.name, [&] {
     if (!finite) return not_applied();
     Figures figures = describe_update(lr_, p.value, before);
-    if (from_residual) figures.push_back({"its gradient left a residual", 0, Unit::none});
+    if (from_residual) figures.push_back({"its gradient came from a residual", 0, Unit::none});
     return figures;
   });
   std::lock_guard lock(mutex_);
@@ -179,7 +179,7 @@ void Optimizer::finish_deferred(StepReport& report) {
       figures.push_back({"scaled to", 100 * clip, Unit::percent});
       const auto held = std::ranges::count_if(
           progress_, [](const auto& entry) { return entry.second.from_residual; });
-      figures.push_back({"gradients that left a residual", to_double(held), Unit::count});
+      figures.push_back({"gradients from a residual", to_double(held), Unit::count});
       return figures;
     });
   } else if (options_.on_nonfinite == OnNonfinite::bucket && options_.clip_grad_norm == 0) {

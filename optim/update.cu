@@ -43,7 +43,7 @@ struct MomentumSgd {
   }
 };
 
-// For a gradient that left a residual, which has summed it over steps already: it moves the weights
+// For a gradient from a residual, which has summed it over steps already: it moves the weights
 // at once by all that momentum would move them in the following steps, and adds no velocity that
 // later gradients could not reverse. Our own rule (docs/algorithms.md).
 template <bool kNesterov>

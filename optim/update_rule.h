@@ -20,7 +20,7 @@ namespace heddle {
 
 struct UpdateInput {
   double lr = 0;
-  double grad_scale = 1;  // factor of the gradient: clipping's, over micro-steps * learners
+  double grad_scale = 1;  // factor for the gradient: clip factor / (micro-steps * learners)
   int64_t step = 1;       // number of this update, from 1 (Adam's bias correction)
   // A residual held the gradient back, which delays it as momentum would: SGD applies it at once
   // with the factor 1 / (1 - momentum) and does not add it to the velocity, which keeps weight

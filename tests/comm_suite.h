@@ -1,6 +1,6 @@
-// Tests that every communicator must pass, on tensors whose sums are exact. Each rank calls it;
-// rank 0 need not be special. Failures are returned as text, because ranks are threads or processes
-// of their own.
+// Tests that every communicator must pass, on tensors whose sums are exact. Each rank calls
+// check_collectives(); rank 0 need not be special. Failures are returned as text, because ranks are
+// threads or processes of their own.
 #pragma once
 
 #include <string>

@@ -30,7 +30,7 @@ std::vector<std::string> words(const std::vector<int32_t>& tokens, const Vocabul
 
 using Words = std::vector<std::string>;
 
-// The words of a text of which nothing is unknown.
+// The words of a text, none of them unknown.
 Words split(const std::string& text) {
   TempFolder folder;
   write_corpus(folder, text, text, text);

@@ -20,7 +20,8 @@
 namespace heddle::bench {
 namespace {
 
-// Returns the best GFLOP/s of a second of calls with `gflop` each.
+// Returns the highest rate over one second of calls: GFLOP/s if each does `gflop` GFLOP, and GB/s
+// for copies, which pass gigabytes instead.
 template <class Call>
 double best_rate(Clock clock, double gflop, Call&& call) {
   call();
@@ -36,7 +37,7 @@ constexpr int kVectorBytes = 32;
 typedef float Vector __attribute__((vector_size(kVectorBytes)));
 
 double multiply_add_rate(Clock clock) {
-  constexpr int kChains = 12, kRounds = 1 << 20;  // two units of latency four want eight chains
+  constexpr int kChains = 12, kRounds = 1 << 20;  // two units of latency four need at least eight
   const int threads = Context::current().threads();
   std::vector<float> out(static_cast<size_t>(threads));
   const double each = 2e-9 * kChains * kRounds * (kVectorBytes / 4.0);
@@ -111,8 +112,8 @@ void child_step(const Options& o) {
 
 namespace {
 
-// Measures products, copies and ScaleCom's selection on a GPU, as the layers start them. Bytes read
-// and bytes written both count.
+// Measures matrix products, copies and ScaleCom's selection on a GPU, launched as the layers launch
+// them. Bytes read and bytes written both count.
 void gpu_peak(Clock clock, Device device) {
   constexpr int64_t kSide = 8192, kTimes = 8;
   const auto wait_for = [](const Tensor& x) { (void)x.reshape({x.size()}).slice(0, 1).item(); };

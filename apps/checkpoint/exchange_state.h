@@ -1,6 +1,6 @@
 // Saves and restores the state of the gradient exchange (DataParallelOptimizer::State) in a
-// checkpoint: what all ranks share is JSON in state.json, what differs between ranks is tensors of
-// each rank's file.
+// checkpoint: what all ranks share is JSON in state.json, what differs between ranks is stored as
+// tensors in each rank's file.
 //
 //   state["exchange"] = exchange_json(optimizer.state());
 //   DataParallelOptimizer::State s = parse_exchange(state.at("exchange"));

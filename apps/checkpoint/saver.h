@@ -43,7 +43,7 @@ class Saver {
   // rank has to save, or returns nothing, on all ranks, if the state must not be saved; it may
   // communicate. The save is then made after the next step whose state is valid.
   // Returns false if a signal has asked the run to end: then everything is on disk. Throws Error if
-  // saving has failed three times in a row, or once at a signal.
+  // saving has failed three times in a row, or once after a signal.
   bool after_step(int64_t step, const std::function<std::optional<CheckpointFiles>()>& files);
   // Waits until everything is on disk under its name. Called on all ranks.
   void finish();

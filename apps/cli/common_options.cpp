@@ -294,7 +294,7 @@ void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule) {
   }
   // A dumped configuration has both: with another number of learners the global batch stays.
   check(each < all || each == FlagSource::config,
-        "--batch-size and --global-batch-size: expected one of them");
+        "--batch-size and --global-batch-size: expected at most one of them");
   const int64_t batches = o.parsed.learners.size * o.accumulate;
   check(o.global_batch_size % batches == 0, "--global-batch-size: expected a multiple of ", batches,
         " (learners times --accumulate), found ", o.global_batch_size);

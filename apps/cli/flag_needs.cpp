@@ -1,11 +1,11 @@
-// Decides whether a run trains, and which flags need another one.
+// Decides whether a run trains, and lists what each flag needs to have an effect.
 #include "apps/cli/common_options.h"
 #include "core/error.h"
 
 namespace heddle {
 
 bool decide_training(const CommonOptions& o, const std::string& use) {
-  check(!o.train || !o.evaluate, "--train and --evaluate: expected one of them");
+  check(!o.train || !o.evaluate, "--train and --evaluate: expected at most one of them");
   if (o.evaluate) return false;
   if (use.empty() || o.train || !o.resume.empty()) return true;
   check(!o.init.empty(), "--", use,
@@ -35,7 +35,7 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
       {"lr-step-size", o.lr_scheduler == "step", schedule("step")},
       {"lr-gamma", gammas, schedule("step, multistep or plateau")},
       {"train", !o.dry_run && o.headroom == 0, "has no effect with --dry-run or --headroom"},
-      {"tune", !o.tune || !o.deterministic, "and --deterministic: expected one of them"}};
+      {"tune", !o.tune || !o.deterministic, "and --deterministic: expected at most one of them"}};
   needs.push_back({"min-compress", o.compress != "none", "needs --compress", true});
   for (const char* flag : {"compress-start", "compressed-momentum", "dense-layers", "shadow"})
     needs.push_back({flag, o.compress != "none", "needs --compress"});

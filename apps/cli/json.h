@@ -45,7 +45,7 @@ Json parse_json(std::string_view text, const std::string& where) {
 }
 
 // Reads members leniently from an object that others wrote. One that is missing or of another type
-// reads as NaN (a number), 0 (a whole number) or "" (a text).
+// reads as NaN (a number), 0 (an integer) or "" (a string).
 template <class Json>
 double number_at(const Json& object, const std::string& key) {
   const auto found = object.find(key);

@@ -34,7 +34,7 @@ std::string format_time(const char* format) {
   return {text, std::strftime(text, sizeof text, format, &local)};
 }
 
-// Returns the value of "key : value" in /proc/cpuinfo or /proc/meminfo; "" without it.
+// Returns the value of the first "key : value" in a file such as /proc/cpuinfo; "" if none.
 std::string proc_value(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -167,8 +167,8 @@ RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
     for (const fs::path& path : left) fs::remove(path, ignored);
     const std::string text = read_text_file(found.file("metrics.jsonl"));
     // The file is shorter than `bytes` if the machine crashed before all of it was on disk. The
-    // first line stays: without it, a run that is killed now would leave a folder that looks like
-    // no run.
+    // first line stays: without it, a run that is killed now would leave a folder that does not
+    // look like a run.
     const size_t kept = bytes > 0          ? text.substr(0, static_cast<size_t>(bytes)).rfind('\n')
                         : is_metrics(text) ? text.find('\n')
                                            : std::string::npos;

@@ -27,8 +27,8 @@ uint32_t masked_crc32c(const std::string& bytes);
 class EventFile {
  public:
   // Creates events.out.tfevents.<time>.<host>.<process> in the folder. If there are such files
-  // already, the run resumes an earlier one: from the first step of the new file on, viewers then
-  // ignore the earlier ones. Throws Error if it cannot be made.
+  // already, the run resumes an earlier one: viewers then ignore the earlier files' events from the
+  // first step of the new file on. Throws Error if the file cannot be made.
   explicit EventFile(const std::string& folder);
 
   // Writes a line's events. Tags: loss/train, acc1/valid, lr, time/forward, bytes/sent, ratio/wire,
@@ -56,8 +56,8 @@ class EventFile {
   double flushed_at_ = 0;
 };
 
-// Writes every later line of the folder's metrics.jsonl to an event file in it, too. If that fails,
-// the folder warns. The folder must not move in memory from now on.
+// Also writes every later line of the folder's metrics.jsonl to an event file in the folder. If
+// that fails, the folder warns. The RunFolder object must not be moved from now on.
 void begin_events(RunFolder& folder);
 
 }  // namespace heddle

@@ -12,7 +12,7 @@ namespace heddle {
 
 namespace {
 
-// Tokens that are read at once. The result does not depend on it: windows pass on their state.
+// Number of tokens read at once. The result does not depend on it: windows pass on their state.
 constexpr int64_t kWindow = 64;
 constexpr int64_t kWindowsPerBarrier = 16;
 
@@ -62,7 +62,7 @@ TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& te
 TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>& text,
                                  DataParallelOptimizer& learners) {
   if (learners.learners() == 1) return evaluate_text(model, text);
-  // A barrier now and then keeps ranks that wait from timing out.
+  // Periodic barriers keep the waiting ranks from timing out.
   const auto meet = [&](int64_t window) {
     if (window % kWindowsPerBarrier == 0)
       learners.collective("evaluation", [](Communicator& comm) { comm.barrier(); });
@@ -104,7 +104,7 @@ int32_t sample_token(const std::vector<float>& logits, double temperature, doubl
     sums[i] = total;
   }
   const auto token = std::upper_bound(sums.begin(), sums.end(), u * total);
-  // Rounding may leave u * total at the very end, where tokens of weight zero may follow.
+  // Rounding may make u * total equal total: then the last token of nonzero weight is drawn.
   const auto last = std::lower_bound(sums.begin(), sums.end(), total);
   return static_cast<int32_t>(std::min(token, last) - sums.begin());
 }

@@ -50,8 +50,8 @@ void check_residual(const WeightsFile& file) {
       others.empty() ? "" : concat("; if ", others, " is the last layer, give --head ", others)));
 }
 
-// Returns the architecture with that number of layers: two or three convolutions in each block, the
-// stem and the last layer. Empty if there is none.
+// Returns the architecture with as many layers as the file: two or three convolutions in each
+// block, the stem and the last layer. Empty if there is none.
 std::string find_arch(const WeightsFile& file) {
   int64_t blocks = 0;
   const auto has = [&](int stage, int64_t block, const char* name) {

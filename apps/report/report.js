@@ -371,7 +371,7 @@ function choices(run, id) {
   const note = `After step ${last.step}: ${last.compressed} of ${last.buckets} buckets are compressed` +
     (joined ? `, sent as ${last.buckets - joined} messages` : '') + `. Until the last exchange a step takes ` +
     `${duration(last.dense_s)} if all are dense, ${duration(last.compressed_s)} if all are compressed` + (last.dropped ?
-    `; ${duration(last.chosen_s)} were expected of another choice, which took ${duration(last.found_s)} and was dropped` :
+    `; another choice was expected to take ${duration(last.chosen_s)}, took ${duration(last.found_s)} and was dropped` :
     `, and ${duration(last.chosen_s)} as chosen, predicted from measurements of each bucket` +
     (last.found_s === null ? '' : `; then measured: ${duration(last.found_s)}`)) +
     (buckets.length > kMost ? `. Drawn are the first ${kMost} buckets; the table has all` : '');

@@ -14,8 +14,8 @@
 
 namespace heddle {
 
-// Returns the figures. `cells`: the most cells of a map, which has at least one column. Runs of the
-// same name are named by their folders. Throws InputError for a file that is not a trace.
+// Returns the figures. `cells`: at most so many cells in a map, which has at least one column. Runs
+// of the same name are named by their folders. Throws InputError for a file that is not a trace.
 RunRecord::Json report_json(std::vector<RunRecord> runs, int64_t cells);
 
 // Returns one whole step of the first rank from the trace of `run`: ranges by track and the arrows

@@ -30,10 +30,10 @@ std::string describe_choice(const ExchangeChoice& choice) {
   return concat("step ", choice.step, ": ", std::ranges::count(choice.compressed, true), " of ",
                 buckets, " buckets compressed",
                 messages == buckets ? "" : concat(", sent as ", messages, " messages"),
-                "; a step after its forward pass takes ", ms(choice.used_s()), ", all dense ",
+                "; backward pass and exchange take ", ms(choice.used_s()), ", all dense ",
                 ms(choice.dense_s), ", all compressed ", ms(choice.compressed_s),
-                choice.dropped ? concat("; another choice, of which ", ms(choice.chosen_s),
-                                        " were expected, took ", ms(choice.found_s))
+                choice.dropped ? concat("; another choice, expected to take ", ms(choice.chosen_s),
+                                        ", took ", ms(choice.found_s))
                                : "");
 }
 
@@ -63,7 +63,7 @@ void log_choice(const ExchangeChoice& choice, const RunOutput& output) {
   output.folder->write_optional(concat("exchange-", choice.step, ".json"), json_line(json));
 }
 
-// Makes the reducer of a family that compresses, all of which are CompressedReducers.
+// Makes the reducer of a family that compresses; every such reducer is a CompressedReducer.
 std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
                                                const ParameterStore& store) {
   std::unique_ptr<Reducer> reducer = make_reducer(o.parsed.compress.spec,
@@ -81,7 +81,7 @@ std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
   return std::unique_ptr<CompressedReducer>(&compressed);
 }
 
-// Returns whether momentum is applied before compression, to the residual.
+// Returns whether SGD skips momentum for gradients that a residual held back.
 bool residual_momentum(const CommonOptions& o, const CompressedReducer& reducer) {
   if (o.optimizer != "sgd" || o.momentum == 0) return false;
   const std::string& mode = o.compressed_momentum;

@@ -16,8 +16,8 @@
 namespace heddle {
 namespace {
 
-// Returns the device of one learner: under MPI, and with NCCL, the GPU with the learner's number on
-// this machine, unless --device names one.
+// Returns the device of one learner: under MPI, and with NCCL, the GPU whose index is the learner's
+// local rank, modulo the number of GPUs, unless --device names one.
 Device learner_device(const CommonOptions& o, const Communicator& comm) {
   Device device = o.parsed.device;
   const bool nccl = o.comm == "nccl", processes = comm.name() == std::string("mpi");
@@ -33,8 +33,8 @@ Device learner_device(const CommonOptions& o, const Communicator& comm) {
   return device;
 }
 
-// Throws InputError if some ranks compute on a CPU and others on a GPU, then returns NCCL's
-// communicator for the current Context; null without --comm nccl. Collective.
+// Returns NCCL's communicator for the current Context; null without --comm nccl. Throws InputError
+// if some ranks compute on a CPU and others on a GPU. Collective.
 std::unique_ptr<Communicator> join_gpus(const CommonOptions& o, Communicator& comm) {
   const int64_t mine = Context::current().device().is_cuda() ? 1 : 0;
   const auto all = gather_values(comm, std::vector<int64_t>{mine});
@@ -52,7 +52,7 @@ std::unique_ptr<Communicator> join_gpus(const CommonOptions& o, Communicator& co
 }  // namespace
 
 int start_learners(const CommonOptions& o, const std::function<int(Communicator&)>& run_rank) {
-  if (o.training && !o.dry_run && o.headroom == 0) catch_signals();  // only a training can save
+  if (o.training && !o.dry_run && o.headroom == 0) catch_signals();  // only training runs save
   const LearnerPlan& plan = o.parsed.learners;
 #ifdef HEDDLE_MPI
   if (plan.kind == "mpi") return run_mpi(o.comm_timeout, run_rank);

@@ -21,8 +21,8 @@ namespace heddle {
 struct Start {
   std::optional<Checkpoint> checkpoint = {};
   int64_t batch = 0;  // the next batch of the epoch
-  // Updates made beyond those that this run's plan counts: with another number of learners an epoch
-  // has another number of steps. Steps continue to be counted, the plan follows the data seen.
+  // Updates made beyond those that this run's plan counts: with a different number of learners an
+  // epoch has a different number of steps. Steps count on; the plan follows the data seen.
   int64_t ahead = 0;
   int64_t step() const { return checkpoint ? checkpoint->step : 0; }
 };
@@ -34,7 +34,7 @@ struct Start {
 Start find_start(const CommonOptions& o, const RunSpec& spec, Communicator& comm);
 
 // A complete run that --resume auto finds: its result, and its lines of metrics on the validation
-// and the test set, null without.
+// and the test set, each null if there is none.
 struct FinishedRun {
   TrainingResult result;
   nlohmann::json valid, test;

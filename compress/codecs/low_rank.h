@@ -1,7 +1,7 @@
 // The steps of PowerSGD in which all ranks must compute the same bits: they add in a fixed order,
 // whatever the machine and the number of threads. Each column of a factor is stored as a row.
-// Tensors are f32 and contiguous; the functions of cuda add in another order than those of cpu, the
-// same in every call. Arguments are not checked. Internal to compress and its tests.
+// Tensors are f32 and contiguous; the functions of cuda add in a different order from those of cpu,
+// the same in every call. Arguments are not checked. Internal to compress and its tests.
 //
 //   cpu::orthogonalize({p});           // p (r, n)
 //   cpu::multiply_factors(p, q, out);  // out = p^T q

@@ -2,7 +2,7 @@
 // of the 2-norm, as its section 4 does in practice: a block is encoded as one fp32 scale, its
 // largest |x|, and for each element a sign and a level from 0 to s = 2^(bits - 1) - 1, packed.
 // Stochastic rounding is unbiased, with a variance of at most (scale / s)^2 / 4 per element;
-// nearest rounding is at most scale / s / 2 away. A block with NaN or Inf decodes to NaN.
+// rounding to nearest is off by at most scale / s / 2. A block with NaN or Inf decodes to NaN.
 //
 //   quantize(x, 512, 4, rng, 0, bytes);   // quantized_bytes(512, 4) == 260
 #pragma once
@@ -22,8 +22,8 @@ HEDDLE_HD constexpr int64_t quantized_bytes(int64_t n, int bits) {
 // Returns s, the number of levels of each sign.
 HEDDLE_HD constexpr int level_count(int bits) { return (1 << (bits - 1)) - 1; }
 
-// Returns sign and level of x, 0 < scale < infinity, as a code from 0 to 2 s. The level is rounded
-// up if its fraction is above the threshold.
+// Returns the sign and level of x as a code from 0 to 2 s; scale is finite and above 0. The level
+// is rounded up if its fraction is above the threshold.
 HEDDLE_HD inline uint32_t level_code(float x, float scale, int s, float threshold) {
   const float exact = std::bit_cast<float>(magnitude(x)) / scale * static_cast<float>(s);
   const int below = static_cast<int>(exact);
@@ -35,8 +35,8 @@ HEDDLE_HD inline float level_value(uint32_t code, float scale, int s) {
   return static_cast<float>(static_cast<int>(code) - s) / static_cast<float>(s) * scale;
 }
 
-// Encodes x (n) as quantized_bytes(n, bits), bits from 2 to 8. Noise comes in blocks of four random
-// numbers from block `first` on; without it values are rounded to the nearest level.
+// Encodes x (n) in quantized_bytes(n, bits) bytes, bits from 2 to 8. Noise comes in blocks of four
+// random numbers from block `first` on; without it values are rounded to the nearest level.
 void quantize(const float* x, int64_t n, int bits, const std::optional<Philox>& noise,
               int64_t first, uint8_t* bytes);
 void dequantize(const uint8_t* bytes, int64_t n, int bits, float* x);

@@ -1,4 +1,4 @@
-// The functions of sparse_kernels_cuda.cu on the CPU, and those that call either device.
+// The functions of sparse_kernels_cuda.cu on the CPU, and those that dispatch by device.
 #include <algorithm>
 #include <array>
 #include <cstring>

@@ -8,7 +8,7 @@
 namespace heddle {
 namespace {
 
-constexpr double kEta = 0.5;    // relative change of a norm from which a layer is critical
+constexpr double kEta = 0.5;    // relative change of a norm that makes a layer critical
 constexpr double kDecay = 0.5;  // a learning rate that has fallen to this fraction has decayed
 
 size_t half_of_uniform(const LayerChoices& layer) {

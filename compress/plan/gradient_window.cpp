@@ -23,7 +23,7 @@ double seconds_per_byte(const std::vector<TimedExchange>& exchanges) {
     seconds += e.seconds;
   }
   if (bytes <= 0) return 0;
-  double spread = 0, slope = 0;  // sums of x^2 and x y, x from the mean
+  double spread = 0, slope = 0;  // sums of x^2 and x y, x relative to its mean
   for (const TimedExchange& e : exchanges) {
     const double x = static_cast<double>(e.bytes) - bytes / n;
     spread += x * x;

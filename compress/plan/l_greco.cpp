@@ -9,7 +9,7 @@
 namespace heddle {
 namespace {
 
-// No choice; any larger sum means the same.
+// The cost of what no plan reaches; any larger sum means the same.
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max() / 2;
 
 void check_layers(const std::vector<LayerChoices>& layers) {

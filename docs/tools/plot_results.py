@@ -467,7 +467,7 @@ def plots(docs):
 
 
 def claims():
-    """Returns the first table of the page: one claim per row, with the bound from which on it counts as shown."""
+    """Returns the first table of the page: one claim per row, with the bound at which it counts as shown."""
     rows = []
 
     def claim(text, found, least=None, most=None, over=""):
@@ -529,7 +529,7 @@ def claims():
                   sooner_than_dense(group(f"race-{net}-"), "scalecom"), least=sooner)
         pair = [group(f"time-hosts-{net}-").get(f"{method}-on") for method in ("dense", "scalecom")]
         if faster:
-            claim(f"At 100 Mbit/s {net} takes a step sooner: ratio of times",
+            claim(f"At 100 Mbit/s {net} needs less time per step: ratio of times",
                   pair[0]["step_s"] / pair[1]["step_s"] if None not in pair else None, least=faster)
     return table(["claim", "counts as shown if", "found", "verdict"], rows if RESULTS else [])
 

@@ -9,8 +9,8 @@ import time
 
 @contextlib.contextmanager
 def awake():
-    """Keeps every processor busy with an idle-priority loop. The hypervisor hands out a processor that sleeps between two
-    messages, and returns it late: a delay that the measured program did not cause."""
+    """Keeps every processor busy with an idle-priority loop. The hypervisor lends a processor that sleeps between two
+    messages to others, and returns it late: a delay that the measured program did not cause."""
     loop = ("import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
             f"while os.getppid() == {os.getpid()}: sum(range(10000))")  # ends with this process
     loops = [subprocess.Popen([sys.executable, "-c", loop]) for _ in os.sched_getaffinity(0)]
