@@ -1,0 +1,198 @@
+#include "compress/innovation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "compress/codecs/bits.h"
+#include "compress/codecs/quantize.h"
+#include "compress/codecs/select.h"
+#include "core/error.h"
+#include "core/names.h"
+#include "core/random.h"
+
+namespace heddle {
+namespace {
+
+constexpr int64_t kLeastCoded = 64;  // elements; smaller layers are sent as fp32
+
+struct Code {
+  std::string name;
+  std::vector<SpecKey> keys;
+};
+
+const std::vector<Code>& codes() {
+  static const std::vector<Code> kCodes = {
+      {"none", {}},
+      {"qsgd",
+       {{.name = "bits", .initial = 4, .low = 2, .high = 8, .whole = true},
+        {.name = "bucket", .initial = 512, .low = 8, .high = 1 << 20, .whole = true},
+        {.name = "rounding", .initial = 1, .words = {"stochastic", "nearest"}}}},
+      {"topk", {{.name = "density", .initial = 0.1, .low = 1e-6, .high = 1}}},
+      {"sign", {}},
+      {"dyna",
+       {{.name = "bits", .initial = 1, .low = 1, .high = 8, .whole = true},
+        {.name = "scale", .initial = 0, .words = {"adaptive", "geometric"}},
+        {.name = "first", .initial = 1, .low = 1e-30, .high = 1e30},
+        {.name = "ratio", .initial = 0.99, .low = 0.01, .high = 1}}},
+  };
+  return kCodes;
+}
+
+float read_float(const uint8_t* bytes) {
+  float x;
+  std::memcpy(&x, bytes, 4);
+  return x;
+}
+
+}  // namespace
+
+CompressSpec parse_innovation(const std::string& text) {
+  const size_t colon = std::min(text.find(':'), text.size());
+  const std::string name = text.substr(0, colon);
+  const auto code = std::ranges::find(codes(), name, &Code::name);
+  if (code == codes().end()) {
+    std::vector<std::string> known;
+    for (const Code& each : codes()) known.push_back(each.name);
+    throw InputError(concat("innovation: \"", name, "\" is not known; the nearest is ",
+                            nearest_name(name, known)));
+  }
+  CompressSpec spec{name};
+  if (colon == text.size())
+    for (const SpecKey& key : code->keys) spec.values[key.name] = key.initial;
+  else
+    spec.values = parse_settings(text.substr(colon + 1), code->keys, "innovation " + name);
+  check(name != "qsgd" || spec.values["rounding"] == 1 || spec.values["bits"] >= 4, "innovation ",
+        text, ": stochastic rounding is no contraction below 4 bits; expected rounding=nearest");
+  return spec;
+}
+
+double default_mixing(const CompressSpec& innovation) {
+  const auto value = [&](const char* key) { return innovation.values.at(key); };
+  if (innovation.family == "qsgd") return value("bits") < 3 ? 0.5 : 1;
+  if (innovation.family == "topk") return std::min(0.5, value("density"));
+  if (innovation.family == "sign") return 0.1;
+  if (innovation.family == "dyna") return value("bits") < 2 ? 0.5 : 1;
+  return 1;
+}
+
+InnovationCoder::InnovationCoder(CompressSpec spec, std::vector<int64_t> sizes, uint64_t seed)
+    : spec_(std::move(spec)),
+      sizes_(std::move(sizes)),
+      seed_(seed),
+      scales_(Tensor::empty_on(Device{}, {std::ssize(sizes_)})) {
+  const auto value = [&](const char* key, double otherwise) {
+    const auto found = spec_.values.find(key);
+    return found == spec_.values.end() ? otherwise : found->second;
+  };
+  bits_ = static_cast<int>(value("bits", 1));
+  bucket_ = static_cast<int64_t>(value("bucket", 512));
+  density_ = value("density", 1);
+  scales_.fill_zero();
+}
+
+bool InnovationCoder::coded(size_t layer) const {
+  return spec_.family != "none" && sizes_[layer] >= kLeastCoded;
+}
+
+int64_t InnovationCoder::bytes(size_t layer) const {
+  const int64_t n = sizes_[layer];
+  if (!coded(layer)) return 4 * n;
+  if (spec_.family == "topk") {
+    const int64_t k = kept_elements(density_, n);
+    return 4 * k + IndexCode{n, k}.bytes();
+  }
+  if (spec_.family != "qsgd") return 4 + packed_bytes(n, bits_);  // sign, dyna
+  const int64_t rest = n % bucket_;
+  return n / bucket_ * quantized_bytes(bucket_, bits_) +
+         (rest > 0 ? quantized_bytes(rest, bits_) : 0);
+}
+
+void InnovationCoder::encode(size_t layer, const float* v, int64_t step, uint8_t* bytes) {
+  const int64_t n = sizes_[layer];
+  if (!coded(layer)) {
+    std::memcpy(bytes, v, static_cast<size_t>(4 * n));
+  } else if (spec_.family == "topk") {
+    const int64_t k = kept_elements(density_, n);
+    const Indices indices = select_top({v, static_cast<size_t>(n)}, k);
+    for (int64_t i = 0; i < k; ++i)
+      std::memcpy(bytes + 4 * i, &v[indices[static_cast<size_t>(i)]], 4);
+    IndexCode{n, k}.encode(indices, bytes + 4 * k);
+  } else if (spec_.family == "qsgd") {
+    std::optional<Philox> noise;
+    if (spec_.values.at("rounding") == 0)
+      noise.emplace(seed_, stream_id(Stream::codec, static_cast<uint64_t>(step) << 20 | layer));
+    for (int64_t i = 0; i < n; i += bucket_) {
+      const int64_t length = std::min(bucket_, n - i);
+      quantize(v + i, length, bits_, noise, i / 4 + i / bucket_, bytes);
+      bytes += quantized_bytes(length, bits_);
+    }
+  } else {
+    std::vector<uint32_t> levels(static_cast<size_t>(n));
+    float scale = 0;
+    if (spec_.family == "sign") {
+      double sum = 0;
+      for (int64_t i = 0; i < n; ++i) sum += std::abs(v[i]);
+      scale = static_cast<float>(sum / static_cast<double>(n));
+      for (int64_t i = 0; i < n; ++i) levels[static_cast<size_t>(i)] = v[i] >= 0 ? 1 : 0;
+    } else {
+      scale = dyna_scale(layer, v, step);
+      const auto parts = static_cast<float>(1 << bits_);
+      for (int64_t i = 0; i < n && scale > 0; ++i)
+        levels[static_cast<size_t>(i)] =
+            static_cast<uint32_t>(std::clamp((v[i] / scale + 1) / 2 * parts, 0.0f, parts - 1));
+    }
+    std::memcpy(bytes, &scale, 4);
+    pack_bits(levels.data(), n, bits_, bytes + 4);
+  }
+}
+
+// Returns the scale of this step, and keeps it for the next.
+float InnovationCoder::dyna_scale(size_t layer, const float* v, int64_t step) {
+  float& scale = scales_.data<float>()[layer];
+  const int64_t n = sizes_[layer];
+  if (spec_.values.at("scale") == 1)
+    return scale =
+               static_cast<float>(spec_.values.at("first") *
+                                  std::pow(spec_.values.at("ratio"), static_cast<double>(step)));
+  const float largest = std::bit_cast<float>(largest_magnitude(v, n));
+  if (scale == 0) return scale = largest;
+  if (bits_ == 1) {
+    if (largest > 1.5f * scale) return scale *= 2;
+    return largest < 0.9f * scale ? scale *= 0.9f : scale;
+  }
+  const int64_t beyond = std::count_if(v, v + n, [&](float x) { return std::abs(x) > scale; });
+  if (100 * beyond > n) return scale *= 2;
+  return largest < scale / 2 ? scale /= 2 : scale;
+}
+
+void InnovationCoder::decode(size_t layer, const uint8_t* bytes, float* q) const {
+  const int64_t n = sizes_[layer];
+  if (!coded(layer)) {
+    std::memcpy(q, bytes, static_cast<size_t>(4 * n));
+  } else if (spec_.family == "topk") {
+    const int64_t k = kept_elements(density_, n);
+    const Indices indices = IndexCode{n, k}.decode(bytes + 4 * k);
+    std::fill_n(q, n, 0.0f);
+    for (int64_t i = 0; i < k; ++i) q[indices[static_cast<size_t>(i)]] = read_float(bytes + 4 * i);
+  } else if (spec_.family == "qsgd") {
+    for (int64_t i = 0; i < n; i += bucket_) {
+      const int64_t length = std::min(bucket_, n - i);
+      dequantize(bytes, length, bits_, q + i);
+      bytes += quantized_bytes(length, bits_);
+    }
+  } else {
+    std::vector<uint32_t> levels(static_cast<size_t>(n));
+    unpack_bits(bytes + 4, n, bits_, levels.data());
+    const float scale = read_float(bytes);
+    // Of sign, -scale or scale; of dyna, the middle of a part.
+    const float width = spec_.family == "sign" ? 2 : 2 / static_cast<float>(1 << bits_),
+                first = spec_.family == "sign" ? -1 : width / 2 - 1;
+    for (int64_t i = 0; i < n; ++i)
+      q[i] = scale * (first + width * static_cast<float>(levels[static_cast<size_t>(i)]));
+  }
+}
+
+}  // namespace heddle

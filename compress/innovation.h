@@ -1,0 +1,62 @@
+// Innovations: what a learner's neighbours do not know yet of its weights, coded for the way to
+// them (optim/decentralized.h). An innovation v shrinks as learners agree, so a coarse code of it
+// costs nothing in the end, if it is a contraction: ||v - C(v)||^2 <= (1 - delta) ||v||^2.
+//
+//   none                          fp32
+//   qsgd:bits=4,bucket=512,rounding=nearest    a scale for each bucket, and a few bits per value
+//   topk:density=0.1              the largest values, and which they are
+//   sign                          one bit per value, and their mean magnitude
+//   dyna:bits=1,scale=adaptive    the middle of one of 2^bits parts of [-s, s], clipped
+//
+// dyna is Dyna-COLD's quantiser (Zhang, You and Xie 2021, arXiv 2105.06697, known from its
+// abstract). The paper scales by s = first * ratio^step (scale=geometric). scale=adaptive is this
+// project's: s doubles when values exceed it, and shrinks when they no longer reach it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compress/spec.h"
+#include "core/tensor.h"
+
+namespace heddle {
+
+// Parses one of the above; keys left out have the values above. Throws InputError.
+CompressSpec parse_innovation(const std::string& text);
+// Returns the largest step of mixing that is stable with a code, found by simulation (decentralised
+// optimisation of quadratics).
+double default_mixing(const CompressSpec& innovation);
+
+// Codes the layers of one rank. One object per rank, for one thread; host memory only.
+class InnovationCoder {
+ public:
+  // `sizes`: elements of each layer; those below 64 are always sent as fp32. Ranks may differ in
+  // their seeds: decoding needs none.
+  InnovationCoder(CompressSpec spec, std::vector<int64_t> sizes, uint64_t seed);
+
+  // Returns the length of a layer's code, which follows from its size.
+  int64_t bytes(size_t layer) const;
+  // Encodes v (n), finite, as bytes(layer) bytes.
+  void encode(size_t layer, const float* v, int64_t step, uint8_t* bytes);
+  // Decodes a code of any rank to q (n): the same bits on every rank. Throws Error for indices that
+  // are out of range.
+  void decode(size_t layer, const uint8_t* bytes, float* q) const;
+
+  // Returns the scales of dyna by layer, f32: its state, to copy from and into.
+  const Tensor& scales() const { return scales_; }
+
+ private:
+  bool coded(size_t layer) const;
+  float dyna_scale(size_t layer, const float* v, int64_t step);
+
+  CompressSpec spec_;
+  std::vector<int64_t> sizes_;
+  uint64_t seed_;
+  int bits_ = 0;
+  int64_t bucket_ = 0;
+  double density_ = 1;
+  Tensor scales_;
+};
+
+}  // namespace heddle

@@ -1,0 +1,257 @@
+#include "optim/decentralized.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "compress/codecs/magnitude.h"
+#include "core/kernels.h"
+#include "core/streams.h"
+#include "core/trace.h"
+
+namespace heddle {
+namespace {
+
+constexpr double kLeastRate = 1e-12;  // a learning rate below it does nothing
+constexpr int kMostNonFinite = 3;     // steps in a row
+constexpr double kMostDrift = 1e-3;
+
+std::vector<const Parameter*> in_memory_order(const ParameterStore& store) {
+  std::vector<const Parameter*> out;
+  for (const Parameter& p : store.parameters()) out.push_back(&p);
+  std::ranges::sort(out, {}, &Parameter::offset);
+  return out;
+}
+
+std::vector<int64_t> sizes_of(const std::vector<const Parameter*>& parameters) {
+  std::vector<int64_t> sizes;
+  for (const Parameter* p : parameters) sizes.push_back(p->size());
+  return sizes;
+}
+
+void check_same_graph(const Topology& topology, Communicator& comm) {
+  const auto hashes = gather_values(comm, std::vector<uint64_t>{topology.hash()});
+  for (size_t r = 1; r < hashes.size(); ++r)
+    check(hashes[r] == hashes[0], "peers: rank ", r, " has read another graph than rank 0");
+}
+
+// a += weight * (theirs - own), n elements.
+void add_difference(float* a, double weight, const float* theirs, const float* own, int64_t n) {
+  const auto w = to_float(weight);
+  for (int64_t i = 0; i < n; ++i) a[i] += w * (theirs[i] - own[i]);
+}
+
+}  // namespace
+
+DecentralizedOptimizer::DecentralizedOptimizer(ParameterStore& store,
+                                               std::unique_ptr<UpdateRule> rule, Communicator& comm,
+                                               const OptimizerOptions& options,
+                                               const PeerOptions& peers)
+    : store_(store),
+      comm_(comm),
+      peers_(peers),
+      optimizer_(store, std::move(rule), options),
+      topology_(Topology::parse(peers.peers, comm.size())),
+      neighbours_(topology_.neighbours(comm.rank())),
+      mixing_(peers.mixing > 0 ? peers.mixing : default_mixing(parse_innovation(peers.innovation))),
+      parameters_(in_memory_order(store)),
+      coder_(parse_innovation(peers.innovation), sizes_of(parameters_),
+             peers.seed + static_cast<uint64_t>(comm.rank())),
+      buckets_(store, peers.bucket_bytes),
+      worker_(Context::current()) {
+  check(peers.mixing >= 0 && peers.mixing <= 1,
+        "peer mixing: expected a number from 0 to 1, found ", peers.mixing);
+  check(peers.resync >= 0, "resync: expected a number of steps, found ", peers.resync);
+  check(options.learners == 1, "peers: expected an optimizer of one learner, found ",
+        options.learners);
+  if (alone()) return;
+  check_same_graph(topology_, comm);
+  if (peers.broadcast)
+    collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
+  estimate_ = Tensor::empty_on(Device{}, store.values().shape());
+  estimate_.copy_from(store.values());
+  for (Tensor* x : {&dual_, &apart_}) {
+    *x = Tensor::empty_on(Device{}, estimate_.shape());
+    x->fill_zero();
+  }
+  optimizer_.on_update([this](const Parameter& p) { updated(p); });
+}
+
+// ------------------------------------------------------------------------------ the main thread
+
+void DecentralizedOptimizer::begin_step(double lr) {
+  optimizer_.begin_step(lr);
+  buckets_.begin_step();
+  next_ = 0;
+}
+
+// Called when p.value is x', unless the updates wait for the end of the step.
+void DecentralizedOptimizer::updated(const Parameter& p) {
+  (void)buckets_.mark_ready(p);
+  if (peers_.overlap) post_complete_buckets();
+}
+
+// Posts complete buckets in memory order, which is the same on every rank.
+void DecentralizedOptimizer::post_complete_buckets() {
+  if (optimizer_.lr() < kLeastRate) return;
+  for (; next_ < buckets_.size() && buckets_[next_].complete(); ++next_)
+    worker_.post([this, index = next_] { exchange(index); });
+}
+
+StepReport DecentralizedOptimizer::finish_step() {
+  const StepReport report = optimizer_.finish_step();
+  if (!report.due) return report;
+  if (!alone()) {
+    for (const Parameter* p : parameters_) (void)buckets_.mark_ready(*p);
+    post_complete_buckets();
+    const TraceRange range("wait", "exchanges");
+    worker_.drain();
+  }
+  ++step_;
+  if (!alone() && peers_.resync > 0 && step_ % peers_.resync == 0) resync();
+  return report;
+}
+
+// ------------------------------------------------------------------------ on the worker's thread
+
+void DecentralizedOptimizer::exchange(size_t index) {
+  const Bucket& bucket = buckets_[index];
+  comm_.set_tag(concat("bucket ", index));
+  comm_.set_step(step_);
+  wait_for_stream();  // until a GPU has made x'
+  const int64_t n = bucket.end - bucket.begin;
+  const auto lr = to_float(optimizer_.lr());
+  const auto slice = [&](const Tensor& x) { return x.slice(bucket.begin, bucket.end); };
+  const Tensor weights = slice(store_.values()), host = weights.to(Device{});
+  float *x = host.data<float>(), *d = slice(dual_).data<float>(),
+        *e = slice(estimate_).data<float>(), *a = slice(apart_).data<float>();
+
+  const Tensor innovation = Tensor::empty_on(Device{}, {n});
+  float* v = innovation.data<float>();
+  for (int64_t i = 0; i < n; ++i) v[i] = x[i] - lr * d[i] - e[i];
+  const bool finite = largest_magnitude(v, n) < kInfinite;
+  if (index == 0) non_finite_ = finite ? 0 : non_finite_ + 1;
+
+  // A message is one byte, 0 if it counts, and the codes of the layers in memory order.
+  std::vector<PayloadPart> parts = {{"peers", PayloadKind::control, 1}};
+  const auto first = static_cast<size_t>(std::ranges::find(parameters_, bucket.parameters.front()) -
+                                         parameters_.begin());
+  int64_t bytes = 1;
+  for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+    parts.push_back({parameters_[first + i]->name, PayloadKind::values, coder_.bytes(first + i)});
+    bytes += parts.back().bytes;
+  }
+  // Calls code(layer, its bytes in the message, its first element in the bucket).
+  const auto for_layers = [&](const Tensor& message, const auto& code) {
+    uint8_t* at = message.data<uint8_t>() + 1;
+    for (size_t i = first; i < first + bucket.parameters.size(); ++i, at += coder_.bytes(i - 1))
+      code(i, at, parameters_[i]->offset - bucket.begin);
+  };
+  const Tensor own = Tensor::empty_on(Device{}, {bytes}, DType::u8);
+  own.fill_zero();
+  own.data<uint8_t>()[0] = finite ? 0 : 1;
+  if (finite) {
+    const TraceRange range("compress", "encode");
+    for_layers(own, [&](size_t layer, uint8_t* at, int64_t begin) {
+      coder_.encode(layer, v + begin, step_, at);
+    });
+  }
+  std::vector<Parcel> out, in;
+  for (const auto& [rank, weight] : neighbours_) {
+    out.push_back({rank, own});
+    in.push_back({rank, Tensor::empty_on(Device{}, {bytes}, DType::u8)});
+  }
+  ledger_.book(comm_, parts, [&] { comm_.exchange(out, in); });
+
+  const TraceRange range("compress", "decode, mix");
+  const auto decode = [&](const Tensor& message, const Tensor& q) {
+    q.fill_zero();
+    if (message.data<uint8_t>()[0] != 0) return;
+    for_layers(message, [&](size_t layer, const uint8_t* at, int64_t begin) {
+      coder_.decode(layer, at, q.data<float>() + begin);
+    });
+  };
+  const Tensor mine = innovation, theirs = Tensor::empty_on(Device{}, {n});
+  decode(own, mine);
+  for (int64_t i = 0; i < n; ++i) e[i] += mine.data<float>()[i];
+  for (size_t i = 0; i < in.size(); ++i) {
+    decode(in[i].data, theirs);
+    add_difference(a, neighbours_[i].weight, theirs.data<float>(), mine.data<float>(), n);
+  }
+  const float mixing = to_float(mixing_ / (2 * optimizer_.lr()));
+  for (int64_t i = 0; i < n; ++i) {
+    d[i] -= mixing * a[i];
+    x[i] -= lr * d[i];
+  }
+  if (weights.device().is_cuda()) weights.copy_from(host);
+  if (non_finite_ >= kMostNonFinite)
+    throw Error(concat("the weights of rank ", comm_.rank(), " have not been finite for ",
+                       kMostNonFinite, " steps"));
+}
+
+// Forms a anew: it is a sum of many decoded pieces, which are rounded.
+void DecentralizedOptimizer::resync() {
+  collective("resync", [this](Communicator& comm) {
+    std::vector<Parcel> out, in;
+    for (const auto& [rank, weight] : neighbours_) {
+      out.push_back({rank, estimate_});
+      in.push_back({rank, Tensor::empty_on(Device{}, estimate_.shape())});
+    }
+    comm.exchange(out, in);
+    const Tensor before = apart_.clone();
+    apart_.fill_zero();
+    for (size_t i = 0; i < in.size(); ++i)
+      add_difference(apart_.data<float>(), neighbours_[i].weight, in[i].data.data<float>(),
+                     estimate_.data<float>(), estimate_.size());
+    axpy(-1, apart_, before);
+    const auto largest = [](const Tensor& x) {
+      return std::bit_cast<float>(largest_magnitude(x.data<float>(), x.size()));
+    };
+    drift_ = std::max<double>(drift_, largest(before) / std::max(1e-30f, largest(estimate_)));
+    if (drift_ > kMostDrift)
+      throw Error(concat("peers: rank ", comm.rank(), " and its neighbours have decoded different ",
+                         "values: their differences are off by ", drift_));
+  });
+}
+
+void DecentralizedOptimizer::collective(const std::string& what,
+                                        const std::function<void(Communicator&)>& call) {
+  worker_.post([this, &what, &call] {
+    comm_.set_tag(what);
+    ledger_.book(comm_, {{what, PayloadKind::control, 0}}, [&] { call(comm_); });
+  });
+  worker_.drain();
+}
+
+// ------------------------------------------------------------------------------- between the steps
+
+Consensus DecentralizedOptimizer::consensus() {
+  Consensus out{Tensor::empty_on(Device{}, store_.values().shape())};
+  out.mean.copy_from(store_.values());
+  if (alone()) return out;
+  const Tensor own = out.mean.clone();
+  collective("consensus", [&](Communicator& comm) {
+    comm.all_reduce(out.mean);
+    scale(out.mean, 1 / to_float(comm.size()));
+    axpy(-1, out.mean, own);
+    const double away = std::pow(norm(own), 2), length = std::pow(norm(out.mean), 2);
+    const double squares = mean_over_ranks(comm, {away})[0];
+    out.error = std::sqrt(squares / std::max(1e-30, length));
+  });
+  return out;
+}
+
+NamedTensors DecentralizedOptimizer::named_state() const {
+  NamedTensors state;
+  if (alone()) return state;
+  const std::pair<const char*, const Tensor*> all[] = {
+      {"dual", &dual_}, {"estimate", &estimate_}, {"apart", &apart_}};
+  for (const auto& [kind, x] : all)
+    for (const Parameter* p : parameters_)
+      state.emplace_back(concat(kind, ".", p->name),
+                         Tensor::view_as(x->slice(p->offset, p->offset + p->size()), p->shape()));
+  state.emplace_back("innovation.scales", coder_.scales());
+  return state;
+}
+
+}  // namespace heddle

@@ -1,0 +1,128 @@
+// DecentralizedOptimizer: learners that exchange coded innovations with their neighbours in a graph
+// and nothing else; no sum over all ranks is ever formed. Each has weights x of its own, which
+// agree in the limit. COLD and Dyna-COLD (Zhang, You and Xie 2021, arXiv 2105.06697) are known to
+// us from their abstract; this is a construction with the properties that it claims: NIDS (Li, Shi
+// and Yan 2019, arXiv 1704.07807) with difference coding, LEAD (Liu et al. 2021, arXiv 2007.00232)
+// with its estimate updated in full.
+//
+//   of rank i:  x weights   d dual   e what its neighbours believe x to be   a = sum_j w_ij (e_j -
+//   e_i)
+//
+//   time              ------------------------------------------------------------------->
+//   main thread       | backward: layer 3 | update 3 | backward: layer 2 | update 2 | ...
+//                       x' = x - lr * u (SGD, Adam)    |                    |
+//   worker thread                                       | exchange, mix 3    | exchange, mix 2
+//
+//   exchange   q = C(x' - lr d - e)         to every neighbour, and theirs from them
+//   mix        e += q,  a += sum_j w_ij (q_j - q),  d -= mixing / (2 lr) a,  x = x' - lr d
+//
+// Two laws hold exactly for any code C, however poor: the duals of all ranks sum to zero, and the
+// mean of the weights moves by -lr times the mean of the directions u, as plain descent would. (For
+// their sake a is a sum of differences: two neighbours add opposite numbers, rounded alike. The sum
+// of w_ij e_j would differ from e by a rounding error that d adds up without end.)
+// Memory: three more values per weight. On a GPU the exchange works on host copies.
+//
+//   DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
+//                                    {.peers = "ring", .innovation = "qsgd:bits=4"});
+//   optimizer.begin_step(lr); ... as DataParallelOptimizer ... optimizer.finish_step();
+//   Consensus now = optimizer.consensus();    // the mean of the weights: evaluate and save that
+//
+// All functions are for the thread that runs backward. Momentum, Adam and the clipping of a rank's
+// own gradient work as usual, but no theory that we know covers them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/communicator.h"
+#include "comm/ledger.h"
+#include "compress/innovation.h"
+#include "compress/reducer.h"
+#include "optim/buckets.h"
+#include "optim/comm_worker.h"
+#include "optim/optimizer.h"
+#include "optim/topology.h"
+
+namespace heddle {
+
+struct PeerOptions {
+  std::string peers = "ring";       // the graph; see Topology::parse()
+  std::string innovation = "none";  // the code; see parse_innovation()
+  double mixing = 0;                // step of mixing, at most 1; 0: default_mixing()
+  int64_t resync = 1000;            // steps after which a is formed anew; 0: never
+  int64_t bucket_bytes = 4 << 20;   // as in DataParallelOptions
+  bool overlap = true;              // false: exchanges begin when backward has ended; same bits
+  bool broadcast = true;            // initial values are rank 0's; false: they are equal already
+  uint64_t seed = 0;                // of stochastic rounding
+};
+
+struct Consensus {
+  Tensor mean;       // of the ranks' weights, f32 on the host, laid out as ParameterStore::values()
+  double error = 0;  // sqrt(mean of ||x - mean||^2 over the ranks) / ||mean||
+};
+
+class DecentralizedOptimizer {
+ public:
+  // Collective; store, communicator and Context as for DataParallelOptimizer. Throws InputError for
+  // impossible options, and if the ranks' graphs differ.
+  DecentralizedOptimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
+                         Communicator& comm, const OptimizerOptions& options = {},
+                         const PeerOptions& peers = {});
+
+  void begin_step(double lr);
+  void ready(Parameter& p) { optimizer_.ready(p); }
+  void weights_free(Parameter& p) { optimizer_.weights_free(p); }
+  // Ends the step as Optimizer does, and waits for the exchanges. A learner whose gradient was not
+  // finite mixes all the same. With a learning rate of 0 nothing is exchanged. Throws Error when
+  // this rank's weights were not finite for three steps in a row.
+  StepReport finish_step();
+
+  // Runs `call` on the worker thread after the exchanges, as DataParallelOptimizer does.
+  // Collective.
+  void collective(const std::string& what, const std::function<void(Communicator&)>& call);
+  // Collective.
+  Consensus consensus();
+
+  int learners() const { return comm_.size(); }
+  const Optimizer& optimizer() const { return optimizer_; }
+  const Topology& topology() const { return topology_; }
+  const Ledger& ledger() const { return ledger_; }
+  double mixing() const { return mixing_; }
+  int64_t steps() const { return step_; }
+  // Returns the largest change that forming a anew has found, relative to the largest weight:
+  // rounding, about 1e-6.
+  double drift() const { return drift_; }
+  // Returns d, e, a and the codes' scales for a checkpoint: views of host memory to copy from and
+  // into, between steps. The same number of ranks continues bit for bit.
+  NamedTensors named_state() const;
+  void restore_steps(int64_t steps) { step_ = steps; }
+
+ private:
+  bool alone() const { return comm_.size() == 1; }
+  void updated(const Parameter& p);
+  void post_complete_buckets();
+  void exchange(size_t index);
+  void resync();
+
+  ParameterStore& store_;
+  Communicator& comm_;
+  PeerOptions peers_;
+  Optimizer optimizer_;
+  Topology topology_;
+  std::vector<Topology::Neighbour> neighbours_;
+  double mixing_;
+  std::vector<const Parameter*> parameters_;  // by memory order: the layers of the coder
+  InnovationCoder coder_;
+  Tensor dual_, estimate_, apart_;  // d, e, a: laid out as the weights
+  Buckets buckets_;
+  size_t next_ = 0;  // the first bucket not posted yet in this step
+  int64_t step_ = 0;
+  int non_finite_ = 0;  // steps in a row
+  double drift_ = 0;
+  Ledger ledger_;
+  CommWorker worker_;  // last: its jobs use all of the above
+};
+
+}  // namespace heddle
