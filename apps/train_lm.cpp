@@ -105,8 +105,8 @@ class LmTraining : public TrainingLoop {
                   score_text(o_, log_.result().train_loss).c_str(),
                   score_text(o_, valid.loss).c_str(), session_.lr(1));
     record("valid", valid, text);
-    // The plateau schedule returns to smaller steps when the loss rises, so its run counts as its
-    // best epoch does. With other schedules the last epoch counts.
+    // The plateau schedule lowers the rate when the loss does not improve, so the best epoch of its
+    // run counts. With other schedules the last epoch counts.
     if (!keeps_best() || valid.loss < best_loss_) valid_ = valid;
     if (keeps_best() && valid.loss < best_loss_) keep_best();
     return valid.loss;
@@ -121,7 +121,7 @@ class LmTraining : public TrainingLoop {
     return own;
   }
 
-  // Puts the best weights back under the plateau schedule, after the run.
+  // Restores the best weights after a run with the plateau schedule.
   void use_best() {
     if (best_.defined()) store_.values().copy_from(best_);
   }
@@ -234,7 +234,7 @@ int run_rank(const Job& job, Communicator& started) {
   learner.store.finalize(static_cast<uint64_t>(o.seed));
   if (!o.init.empty())
     load_weights(WeightsFile(o.init), model.named_tensors(),
-                 {{"encoder.", "another vocabulary or --emsize"}});
+                 {{"encoder.", "a different vocabulary or --emsize"}});
   learner.announce(describe(o, learner.store, job.corpus.vocabulary.size(), corpus, learner.comm));
   if (o.dry_run) {
     if (learner.is_first())

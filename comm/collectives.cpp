@@ -247,9 +247,9 @@ void MessageCommunicator::do_all_to_all(const Tensor& sent, const Tensor& receiv
 }
 
 // In the s-th of P - 1 rounds rank r sends to r + s and receives from r - s, if there is anything.
-// A few rounds run at once: while one peer is late, messages of others use the link. No cycle of
-// ranks can wait for each other, because each waits for its lowest open round, which it and the
-// peers that it waits for have begun unless they wait in a lower one.
+// A few rounds run at once: while one peer is late, messages of others use the link. Ranks cannot
+// wait for each other in a cycle: each waits for its lowest open round, and a peer that has not yet
+// begun that round is itself waiting in a lower one.
 void MessageCommunicator::do_exchange(const std::vector<Parcel>& out,
                                       const std::vector<Parcel>& in) {
   struct Round {

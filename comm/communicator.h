@@ -31,7 +31,7 @@ struct Traffic {
 // Keyed by collective ("all_reduce") and tag.
 using CollectiveTraffic = std::map<std::pair<std::string, std::string>, Traffic>;
 
-// Bytes for another rank, or the memory for those from it. Any type, on any device.
+// Bytes to send to another rank, or memory for bytes from it. Any type, on any device.
 struct Parcel {
   int peer;
   Tensor data;
@@ -56,19 +56,19 @@ class Communicator {
   void all_to_all(const Tensor& sent, const Tensor& received);
   // Sends each parcel of `out` to its peer and receives each of `in` from its peer: at most one
   // each way between two ranks, which both know its number of bytes. Unlike the other collectives,
-  // it waits for this rank's peers only; a rank without any calls it too.
+  // it waits for this rank's peers only; a rank that has none calls it too.
   void exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in);
   // Returns when every rank has called it.
   void barrier();
   // Makes the other ranks throw CommError instead of waiting for this one; under MPI ends all
-  // processes with the exit code. From any thread.
+  // processes with the exit code. May be called from any thread.
   virtual void abort(const std::string& why, int exit_code = 1) noexcept = 0;
   // Returns this rank's clock in seconds: the network model's, if any, else the steady clock.
   virtual double now() const = 0;
   // Returns whether now() advances by the network model only.
   virtual bool virtual_time() const { return false; }
 
-  // Names the purpose of the following calls, in errors and as key of traffic(); and their step.
+  // Set the purpose of the following calls, for errors and the keys of traffic(), and their step.
   void set_tag(const std::string& tag) { tag_ = tag; }
   void set_step(int64_t step) { step_ = step; }
   const std::string& tag() const { return tag_; }
@@ -99,7 +99,7 @@ class Communicator {
   Traffic* counting_ = nullptr;
 };
 
-// Returns the values of all ranks, indexed by rank; all ranks pass the same number. Collective.
+// Returns the values of all ranks, indexed by rank; all ranks pass equally many. Collective.
 template <class T>
 std::vector<std::vector<T>> gather_values(Communicator& comm, const std::vector<T>& mine) {
   static_assert(std::is_trivially_copyable_v<T>);

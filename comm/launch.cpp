@@ -54,8 +54,8 @@ int run_mpi(double timeout_s, const std::function<int(Communicator&)>& body) {
   const LaunchInfo launch = detect_launch();
   check(mpi.size() == launch.size && mpi.rank() == launch.rank, launch.launcher, " says rank ",
         launch.rank, " of ", launch.size, ", MPI says rank ", mpi.rank(), " of ", mpi.size(),
-        ": the launcher belongs to another MPI than this program (Open MPI's mpirun, or srun "
-        "--mpi=pmix)");
+        ": the launcher belongs to a different MPI from this program's; use Open MPI's mpirun, or "
+        "srun --mpi=pmix");
   const auto comm = mpi.make_communicator({.timeout_s = timeout_s});
   std::string failure;
   ExitCode code = ExitCode::runtime;

@@ -19,7 +19,7 @@ struct LinkCost {
 };
 
 // Returns the seconds of one call on a payload of `bytes`, counted as n in comm/collectives.h; 0
-// for one rank. `collective` is a name of Communicator::traffic(); throws InputError for another.
+// for one rank. `collective` is a name of Communicator::traffic(); throws InputError for any other.
 double collective_seconds(const std::string& collective, double bytes, int ranks,
                           const LinkCost& link);
 
@@ -39,7 +39,7 @@ double payload_of_sent(const std::string& collective, double sent, int ranks);
 double measure_latency(Communicator& comm);
 
 // Measures alpha and beta from all-reduces of two sizes. Collective; the same result on all ranks,
-// both 0 for one rank. Takes 14 P latencies and the time to send 256 KiB 14 P times: about a second
+// both 0 for one rank. Takes 28 P latencies and the time to send 256 KiB 14 P times: about a second
 // on four links of 100 Mbit/s.
 LinkCost measure_link(Communicator& comm);
 

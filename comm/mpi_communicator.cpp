@@ -42,7 +42,7 @@ class Deadline {
 
  private:
   std::future<void> watch_;
-  std::promise<void> done_;  // destroyed before watch_, which ends its wait
+  std::promise<void> done_;  // destroyed before watch_, whose wait this ends
 };
 
 class MpiTransport : public Transport {

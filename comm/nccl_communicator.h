@@ -1,6 +1,6 @@
 // Ranks with one GPU each, over NCCL's own collectives. Only built with CUDA. Sums are equal on all
 // ranks, but not bit for bit those of the other communicators. NCCL does not report bytes, so
-// traffic() holds the ring formulas of comm/collectives.h.
+// traffic() computes them with the ring formulas of comm/collectives.h.
 //
 //   auto control = mpi.make_communicator();                 // or threads: distributes NCCL's id
 //   auto comm = make_nccl(*control, {.timeout_s = 60});
@@ -20,7 +20,7 @@ struct NcclOptions {
 };
 
 // Returns a communicator on the GPU of the calling thread's Context. Collective over `control`,
-// which must outlive the result and serves its abort(). Throws InputError when two ranks share a
+// which must outlive the result and performs its abort(). Throws InputError when two ranks share a
 // GPU (which NCCL refuses), CommError when NCCL does not start.
 std::unique_ptr<Communicator> make_nccl(Communicator& control, const NcclOptions& options = {});
 

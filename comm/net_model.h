@@ -50,7 +50,7 @@ class LinkTime {
 class NetClock {
  public:
   NetClock(const NetModel& model, int ranks);
-  // Returns when the last byte arrives of a message that is sent at `now`. Seconds.
+  // Returns when the last byte of a message that is sent at `now` arrives. Seconds.
   double arrival(int from, int to, size_t bytes, double now);
 
  private:

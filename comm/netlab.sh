@@ -2,7 +2,7 @@
 # Several hosts on one machine with links as slow as you like: network namespaces on a bridge, every
 # link shaped both ways, real MPI over real TCP between them.
 #   ./run netlab up 4 100mbit           four hosts, 10.77.0.1 …; a rate as tc takes it, or none
-#   ./run netlab rate 10mbit            shapes the links that are up anew
+#   ./run netlab rate 10mbit            changes the rate of the links that are up
 #   ./run netlab run build/train_resnet …   mpirun with one rank on each host
 #   ./run netlab bytes                  what each host's interface has sent and received
 #   ./run netlab down
@@ -19,9 +19,9 @@ need_hosts() { [ "$(hosts)" -gt 0 ] || fail 'no hosts are up: ./run netlab up 4 
 
 # A token bucket on both ends of every link. Super-packets of up to 64 KiB and a burst of about one of
 # them keep the shaping's own load at a few percent of the machine; headers are charged all the same.
-# The burst is what an idle link may send at once, for nothing: 20 kB, 1.6 ms at 100 Mbit/s, and less
-# on slower links, where as many bytes would be a whole exchange. What waits there is as on the link
-# of 100 Mbit/s: a switch's memory does not shrink.
+# The burst is what an idle link may send at once, free of charge: 20 kB, 1.6 ms at 100 Mbit/s, and
+# less on slower links, where that many bytes would be a whole exchange. Slower links have the same
+# queue as one of 100 Mbit/s: a switch's memory does not shrink.
 shape() {  # RATE
   local i end host device gso=16384 burst=20000 whole=${1%%[^0-9]*} mbit=100
   local -a queue=(latency 20ms)

@@ -1,4 +1,4 @@
-// Transport: point-to-point messages between ranks, over which every collective is written
+// Transport: point-to-point messages between ranks, on which every collective is built
 // (comm/collectives.h). Threads of one process and processes under MPI differ only here.
 //
 //   const uint64_t in = transport.post_receive(previous, buffer, n);
@@ -36,10 +36,10 @@ class Transport {
   // two ranks, receives match sends in the order of posting, with equal lengths.
   virtual uint64_t post_send(int peer, const void* data, size_t bytes) = 0;
   virtual uint64_t post_receive(int peer, void* data, size_t bytes) = 0;
-  // Waits for a posted message, once. Throws CommError after the timeout, for a message of another
-  // length, and when a rank has called abort().
+  // Waits for a posted message, once. Throws CommError after the timeout, for a message of a
+  // different length, and when a rank has called abort().
   virtual void wait(uint64_t ticket) = 0;
-  // Cancels this rank's open messages after a failure, before their memory is freed.
+  // Cancels this rank's pending messages after a failure, before their memory is freed.
   virtual void withdraw() noexcept = 0;
   // Makes every wait of every rank throw from now on, or ends the processes with the exit code.
   virtual void abort(const std::string& why, int exit_code) noexcept = 0;

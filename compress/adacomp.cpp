@@ -125,8 +125,8 @@ class AdaComp : public CompressedReducer {
     return true;
   }
 
-  // Returns the expected bytes: from the running mean of the elements sent per bin, which is taken
-  // to be the same for every length of bins.
+  // Returns the bytes to be expected from the running mean of the elements sent per bin, which is
+  // taken to be the same for every bin length.
   int64_t bytes(const Layer& layer, double setting) const override {
     const int64_t n = layer.size(), bins = ceil_div(n, bin(layer, setting));
     const double each = *activity_.at(layer.name()).data<float>();
@@ -160,7 +160,7 @@ class AdaComp : public CompressedReducer {
     Tensor indices;  // (k) i32
     Tensor values;   // (k) f32
   };
-  // Holds the scale of a layer, or, with scale=bin, the largest of its bins' and a code for each.
+  // Holds the scale of a layer or, with scale=bin, its bins' largest scale and a code for each bin.
   struct Scales {
     float largest = 0;
     std::vector<uint8_t> codes = {};
@@ -245,7 +245,7 @@ class AdaComp : public CompressedReducer {
     parts.push_back({item.name(), PayloadKind::indices, packed_indices});
   }
 
-  // Appends what a rank sent of each layer. Returns false for a scale that no rank of ours sends.
+  // Appends what a rank sent of each layer. Returns false for a scale that encode() never sends.
   // Throws Error for a message that does not fit the layers.
   bool decode(const Exchange& e, int rank, const Tensor& message,
               std::vector<Sent>& received) const {

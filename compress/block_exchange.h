@@ -17,10 +17,10 @@ namespace heddle {
 
 class BlockExchange : public CompressedReducer {
  public:
-  static constexpr int64_t kBlock = 4096;  // elements; without scales
+  static constexpr int64_t kBlock = 4096;  // elements, for codings without scales
 
-  // Encodes blocks of `block` elements; for codings without scales fewer in small buckets.
-  // `stochastic`: levels are rounded by random numbers.
+  // Encodes blocks of `block` elements, or of fewer in small buckets for codings without scales.
+  // `stochastic`: random numbers decide how levels are rounded.
   BlockExchange(const ReducerSetup& setup, Coding coding, int64_t block, bool stochastic)
       : CompressedReducer(setup),
         coding_(coding),

@@ -1,5 +1,5 @@
 // Casts: every value as bfloat16 or as IEEE half precision, exchanged block by block
-// (block_exchange.h). In fp16 values from 65520 on become infinite, and the bucket is rejected.
+// (block_exchange.h). In fp16 values of 65520 or more become infinite, and the bucket is rejected.
 #include "compress/block_exchange.h"
 
 namespace heddle {

@@ -42,8 +42,8 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
   return accepted;
 }
 
-// Sorts a bucket's layers into compressed and dense ones, and adds residuals: to a compressed layer
-// by swapping memory, to a dense one that still has a residual in place.
+// Sorts a bucket's layers into compressed and dense ones and adds residuals: by swapping memory to
+// a compressed layer, in place to a dense one that still has a residual.
 void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor& flat,
                                       Exchange& e) {
   const TraceRange range("compress", "compensate");
@@ -137,7 +137,7 @@ void CompressedReducer::finish_residuals(const Exchange& e, bool accepted) {
     });
 }
 
-// Fills the first of all ranks' culprits in the order of memory with NaN, on all ranks, for whoever
+// Fills with NaN, on all ranks, whichever of the ranks' culprits comes first in memory, for whoever
 // reports it. Layers lie in memory in the reverse order of their creation.
 void CompressedReducer::mark_culprit(const GradientBucket& bucket, Exchange& e) const {
   std::vector<std::vector<uint64_t>> culprits;

@@ -1,8 +1,8 @@
-// CompressedReducer: the way of one bucket that all compressing algorithms share. reduce() reads
+// CompressedReducer: the path of one bucket, which all compressing algorithms share. reduce() reads
 // from top to bottom:
 //
 //   residual in       x = gradient + residual, for each compressed layer (error_feedback.h)
-//   check             non-finite values become zeros and a flag
+//   check             a bucket with a non-finite value becomes zeros and a flag
 //   exchange()        the algorithm: encode, collectives, decode, residual out
 //   finite check      a rejected bucket gets its residuals back
 //
@@ -52,7 +52,7 @@ class CompressedReducer : public Reducer, public LayerCosts {
   virtual Indices selection(const std::string& /*parameter*/, const Tensor& /*x*/) const {
     return {};
   }
-  // Returns the residuals of this rank; null for an algorithm without.
+  // Returns the residuals of this rank; null for an algorithm that keeps none.
   ErrorFeedback* feedback() { return feedback_ ? &*feedback_ : nullptr; }
   // Records gradients and times for a planner while it is open.
   WindowRecorder& window() { return window_; }
@@ -62,8 +62,8 @@ class CompressedReducer : public Reducer, public LayerCosts {
 
   // Encodes the items, runs the collectives, and decodes: puts the sums over ranks into item.sum
   // and into the dense tensors, leaves the new residuals in item.tensor, and returns true. Returns
-  // false on all ranks, having written to none of them, if some rank's gradients or a sum are
-  // non-finite.
+  // false on all ranks if some rank's gradients or a sum are non-finite; with error feedback it has
+  // then not written to item.sum, which holds the old residual.
   virtual bool exchange(Exchange& e) = 0;
   // Returns the length of the chunks whose largest elements this rank wants in item.chunk_indices,
   // found during the pass that adds the residual; 0: none.

@@ -50,7 +50,7 @@ void ErrorFeedback::return_unapplied(const std::string& name, const Tensor& x, d
 }
 
 void ErrorFeedback::mark_sent_whole(const std::string& name) {
-  // Well above the denormal numbers, with which processors are slow.
+  // Well above denormal numbers, which slow processors down.
   constexpr float kNegligible = 1e-20f;
   if (!holds(name)) return;
   const Tensor& m = residuals_.at(name);

@@ -17,7 +17,7 @@ namespace heddle {
 
 struct ReducerOptions {
   uint64_t seed = 0;              // of noise, random selection and first factors
-  std::string dense_layers = {};  // regular expression; parameters whose names it finds stay dense
+  std::string dense_layers = {};  // regular expression; parameters with a matching name stay dense
   int64_t min_compress = 1024;    // elements; smaller layers stay dense
 };
 

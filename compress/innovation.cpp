@@ -187,7 +187,7 @@ void InnovationCoder::decode(size_t layer, const uint8_t* bytes, float* q) const
     std::vector<uint32_t> levels(static_cast<size_t>(n));
     unpack_bits(bytes + 4, n, bits_, levels.data());
     const float scale = read_float(bytes);
-    // Of sign, -scale or scale; of dyna, the middle of a part.
+    // For sign, -scale or scale; for dyna, the middle of a part.
     const float width = spec_.family == "sign" ? 2 : 2 / static_cast<float>(1 << bits_),
                 first = spec_.family == "sign" ? -1 : width / 2 - 1;
     for (int64_t i = 0; i < n; ++i)

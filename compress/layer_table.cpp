@@ -10,8 +10,8 @@ namespace {
 
 constexpr double kFirstRate = 4;  // of a ramp
 
-// Returns the parameter with four axes that was added first, and so lies last in memory; null
-// without one.
+// Returns the parameter with four axes that was added first, and so lies last in memory; null if
+// there is none.
 const Parameter* first_convolution(const ParameterStore& store) {
   for (const Parameter& p : store.parameters())
     if (p.shape().rank() == 4) return &p;

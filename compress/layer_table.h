@@ -20,7 +20,7 @@ struct CompressedLayer {
   bool compressed;     // false: always dense (make_reducer() in families.h says which)
   double choice;       // the setting; 0 before a rule has decided (rate=auto)
   bool dense = false;  // exchanged dense for now
-  double now = 0;      // the setting in the current step: `choice`, or less while a ramp rises
+  double now = 0;      // the setting in the current step: `choice`, or a milder one during a ramp
 
   const std::string& name() const { return parameter->name; }
   int64_t size() const { return parameter->size(); }

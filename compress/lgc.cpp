@@ -1,7 +1,7 @@
 // LGC (Abrahamyan et al., learned gradient compression), its instance for rings, reconstructed from
-// the abstract and a public re-implementation (docs/algorithms.md says what is which): the leader
+// the abstract and a public re-implementation (docs/algorithms.md says which is which): the leader
 // of a step, rank step mod P, selects the largest elements for all, as in ScaleCom, and an
-// autoencoder that the run trains on its own gradients codes their values in a quarter of the
+// autoencoder that the run trains on its own gradients codes their values in a quarter as many
 // numbers.
 //
 //   stage 2, `train` steps        rank 0           rank 1 (leader)   rank 2
@@ -17,13 +17,13 @@
 //   encode                        E(v0 / rho)      E(v1 / rho)       E(v2 / rho)
 //   all-reduce                    \_______________ mean code c _____________/
 //   sum                           P rho D(c), the same on all ranks
-//   residual                      each rank takes out rho D(its own code)
+//   residual                      each rank subtracts rho D(its own code)
 //
 // Stage 1 is the dense start of the run. A bucket's selected values are one sequence: in the order
-// of the leader's values, each in units of its layer's rho (order=value), in which its own part is
-// a smooth curve, or of their indices (order=index). What is coded imperfectly stays in the
-// residuals; see Fit::gap for codec=paper. Once the gate is closed for good, v / rho takes the
-// place of the code: then this is ScaleCom with exact selection.
+// of the leader's values, each in units of its layer's rho, so that the leader's own sequence is a
+// smooth curve (order=value), or in the order of their indices (order=index). What is coded
+// imperfectly stays in the residuals; see Fit::gap for codec=paper. Once the gate is closed for
+// good, v / rho replaces the code: then this is ScaleCom with exact selection.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -187,8 +187,8 @@ class Lgc : public CompressedReducer {
   }
   static int64_t kept(const Item& item) { return kept_elements(item.layer->now, item.n()); }
 
-  // The leader selects, and tells all: rho of each layer, and indices into the bucket's layers, one
-  // after the other.
+  // Broadcasts what the leader selects: rho of each layer, and indices into the bucket's layers
+  // laid end to end.
   Selected select(Exchange& e) const {
     Selected out;
     for (const Item& item : e.compressed) out.k += kept(item);
@@ -307,8 +307,7 @@ class Lgc : public CompressedReducer {
       out.data<float>()[j] = x.data<float>()[selected.where[i][j]];
     return out.to(e.device);
   }
-  // Divides a tensor (n) among the layers, in proportion to what they have selected: the ledger's
-  // shares.
+  // Divides a tensor (n) among the layers in proportion to their selected elements, for the ledger.
   static NamedTensors shares(const Exchange& e, const Selected& selected, const Tensor& x) {
     NamedTensors out;
     int64_t done = 0, begin = 0;
@@ -350,7 +349,7 @@ class Lgc : public CompressedReducer {
     return true;
   }
 
-  // One step of training on a window of the values (P, k), each in its unit.
+  // Trains for one step on a window of the values (P, k), each divided by its unit.
   void train(const Tensor& values, const std::vector<float>& units) {
     const TraceRange range("compress", "train the autoencoder");
     const int64_t ranks = values.shape()[0], k = values.shape()[1], length = std::min(k, kWindow);
@@ -410,8 +409,8 @@ class Lgc : public CompressedReducer {
     }
     return true;
   }
-  // Returns what a code decodes to (once the gate is closed, itself), times a factor, in the
-  // gradients' own unit: (k).
+  // Returns what a code decodes to (the code itself once the gate is closed), times a factor, in
+  // the gradients' own unit: (k).
   Tensor decoded(const Selected& selected, const Tensor& code, float factor) const {
     const Tensor x = closed() ? code.clone() : autoencoder_.decode(code).slice(0, selected.k);
     for (size_t j = 0; j < selected.units.size(); ++j)

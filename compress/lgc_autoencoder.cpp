@@ -18,7 +18,7 @@ constexpr float kSlope = 0.01f;                                  // of the leaky
 constexpr float kMaxWeight = 100;                                // beyond it training has diverged
 constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-8;  // Adam's usual constants
 
-// The network computes on the host, by one thread, while the learner does its own work.
+// The network computes on the host, on one thread, while the learner does its own work.
 constexpr ContextOptions kAlone{.threads = 1, .deterministic = true};
 
 struct LayerSpec {
@@ -27,8 +27,8 @@ struct LayerSpec {
 };
 using Specs = std::vector<LayerSpec>;
 
-// The layers of a public re-implementation of LGC (docs/algorithms.md), whose ring instance ends in
-// one convolution of width 1, reconstructed.
+// The layers of a public re-implementation of LGC (docs/algorithms.md); the last one, a convolution
+// of width 1 for rings, is reconstructed.
 const Specs kPaperEncoder = {{1, 64, 3, 2, false, true},
                              {64, 128, 3, 2, false, true},
                              {128, 256, 3, 2, false, true},
@@ -88,7 +88,7 @@ Var weighted_loss(Tape& tape, const Var& y, const Tensor& x) {
   return result;
 }
 
-// y (P + 1, L) is what the rows of x (P + 1, L) decode to, the mean last.
+// Returns the fit of y (P + 1, L), decoded from the codes of x (P + 1, L), to x; the mean is last.
 GradientAutoencoder::Fit fit_of(const Tensor& y, const Tensor& x) {
   const int64_t rows = x.shape()[0] - 1, n = x.shape()[1];
   const float *decoded = y.data<float>(), *values = x.data<float>();
@@ -159,7 +159,7 @@ GradientAutoencoder::Sequence GradientAutoencoder::apply(const std::vector<Layer
     if (layer.bias != nullptr) bias = layer.bias->value.to_vector();
     for (int64_t p = 0; p < y.length; ++p)
       y.values.insert(y.values.end(), bias.begin(), bias.end());
-    // Every sum is in the order of (input position, k, channel); channels of the output are apart.
+    // Every sum is in the order (input position, k, channel), separately for each output channel.
     for (int64_t p = 0; p < std::min(x.length, y.length); ++p)
       for (int64_t k = 0; k < kernel; ++k) {
         const int64_t far = p * s + k;

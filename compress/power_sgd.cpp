@@ -37,7 +37,7 @@ class PowerSgd : public CompressedReducer {
     return bytes(layer, layer.choice) * 2 < m.rows * m.columns * 4;
   }
 
-  // From half the low rank to twice that, as long as the factors are smaller than the layer.
+  // From half the low rank to twice that, as long as the factors are smaller than half the layer.
   std::vector<double> settings(const Layer& layer) const override {
     std::vector<double> ranks;
     Layer other = layer;
@@ -50,7 +50,7 @@ class PowerSgd : public CompressedReducer {
     const Matrix m = matrix(layer);
     return static_cast<int64_t>(rank) * (m.rows + m.columns) * 4;
   }
-  // By a few steps of power iteration from the first factor. The leading rows of orthonormal
+  // Takes a few steps of power iteration from the first factor. The leading rows of orthonormal
   // factors are those of an iteration with fewer rows, so one iteration serves all low ranks.
   std::vector<double> lost_norms(const Layer& layer, const Tensor& x,
                                  const std::vector<double>& ranks) const override {

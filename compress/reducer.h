@@ -31,7 +31,7 @@ struct GradientBucket {
   int64_t compressed_steps = std::numeric_limits<int64_t>::max();
 };
 
-// The ledger's name of those elements.
+// The ledger's name for the `control` elements of a bucket.
 inline constexpr const char* kControlWords = "control words";
 
 class Reducer {
@@ -60,7 +60,7 @@ class Reducer {
   virtual bool uses_residual(const std::string& /*parameter*/) const { return false; }
   // Returns what the algorithm measures of itself in a step, by name, for the log.
   virtual std::map<std::string, double> figures() const { return {}; }
-  // Returns, once, what the algorithm has decided since the last call, in words; mostly nothing.
+  // Returns, once, what the algorithm has decided since the last call, in words; usually nothing.
   virtual std::string take_note() { return {}; }
   // Returns this rank's state for a checkpoint: views to copy from and into, by kind and parameter.
   virtual std::vector<std::pair<std::string, Tensor>> named_state() const { return {}; }

@@ -90,8 +90,8 @@ class ScaleCom : public CompressedReducer {
     const IndexCode indices = code(layer.size(), rate);
     return indices.k * 4 + indices.bytes();
   }
-  // By the rank's own selection: its loss as the leader. Under another leader it loses more, the
-  // less the ranks' gradients are correlated.
+  // Computes the loss of the rank's own selection, as the leader. Under another leader it loses
+  // more, especially if the ranks' gradients are weakly correlated.
   std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
                                  const std::vector<double>& rates) const override {
     return for_each_setting(

@@ -21,7 +21,7 @@ constexpr const char* kMemoryOf[kStreamUses] = {"device memory", "device memory,
 void use_device(Device device) {
   int major = 0;
   cudaError_t status = cudaSetDevice(device.index);
-  if (status == cudaSuccess) status = cudaFree(nullptr);  // the first call that a bad card fails
+  if (status == cudaSuccess) status = cudaFree(nullptr);  // the first call that fails on a bad card
   if (status == cudaSuccess)
     status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index);
   if (status != cudaSuccess)

@@ -43,7 +43,7 @@ class Context {
   int threads() const { return options_.threads; }
   const ContextOptions& options() const { return options_; }
   // Returns the pool of the host, or of this Context's GPU for the calling thread's stream. Throws
-  // Error for another device.
+  // Error for any other device.
   std::shared_ptr<Pool> pool(Device device);
   // Host memory; pinned if this Context has a GPU.
   std::shared_ptr<Pool> pinned_pool() {
@@ -58,7 +58,7 @@ class Context {
   void trace_memory();  // records what the pools hold now
 
   // Returns the state of a backend or a layer (library handles, plan caches), made at first use and
-  // destroyed with the Context, in reverse order of making. Thread-safe.
+  // destroyed with the Context, in reverse order of creation. Thread-safe.
   template <class T>
   T& state() {
     std::lock_guard lock(mutex_);

@@ -54,7 +54,7 @@ void make_cublas(Handles& h) {
   check_cublas(cublasSetStream(made, h.stream), "cublasSetStream");
   check_cublas(cublasSetWorkspace(made, h.workspace.raw(), kCublasWorkspace), "cublasSetWorkspace");
   const bool tf32 = Context::current().options().tf32;
-  // Sums that are cut into parts are fp32 too, where the result is bf16.
+  // Partial sums stay fp32 even where the result is bf16.
   const int mode = (tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH) |
                    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
   check_cublas(cublasSetMathMode(made, static_cast<cublasMath_t>(mode)), "cublasSetMathMode");

@@ -43,9 +43,9 @@ Pointer make_descriptor(Create create) {
   return Pointer(made);
 }
 
-// Return the stream of the calling thread and its library handles, made at first use and owned by
-// the Context. All work on a stream runs in order, so memory that returns to the stream's pool may
-// be handed out again at once.
+// Return the calling thread's stream, its cuBLAS handle, and cuDNN's handle, which works on the
+// main stream; made at first use and owned by the Context. All work on a stream runs in order, so
+// memory that returns to the stream's pool may be handed out again at once.
 cudaStream_t cuda_stream();
 cublasHandle_t cublas_handle();
 cudnnHandle_t cudnn_handle();

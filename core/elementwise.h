@@ -1,5 +1,5 @@
-// The kernels of core/kernels.h on each backend, whose contracts they share; arguments are not
-// checked here. Internal to core and to the backends of layers.
+// The kernels of core/kernels.h on each backend, with the same contracts; arguments are not checked
+// here. Internal to core and to the backends of layers.
 #pragma once
 
 #include "core/tensor.h"

@@ -36,8 +36,8 @@ int open_retrying(const char* path, int flags, mode_t mode = 0) {
   return retrying([&] { return ::open(path, flags | O_CLOEXEC, mode); });
 }
 
-// Returns whether a file is on the disk. Some file systems cannot sync (EINVAL, ENOTSUP): nothing
-// more can be asked of them.
+// Syncs a file and returns whether it is on the disk. Some file systems cannot sync (EINVAL,
+// ENOTSUP): nothing more can be asked of them.
 bool sync_descriptor(int fd) {
   return retrying([&] { return ::fsync(fd); }) == 0 || errno == EINVAL || errno == ENOTSUP;
 }

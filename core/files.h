@@ -27,8 +27,8 @@ class InputFile {
   InputFile(InputFile&& other) noexcept;
   InputFile& operator=(InputFile&&) = delete;
 
-  // Fills `out` with the bytes from an offset on. Thread-safe. Throws InputError when the file ends
-  // earlier, because it was truncated, Error when it cannot be read.
+  // Fills `out` with the bytes starting at `offset`. Thread-safe. Throws InputError when the file
+  // ends earlier, because it was truncated, Error when it cannot be read.
   void read(int64_t offset, std::span<std::byte> out) const;
 
   int64_t size() const { return size_; }  // bytes, when it was opened

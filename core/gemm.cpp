@@ -89,7 +89,7 @@ cudaDataType_t type_of(const Tensor& x) {
   return x.dtype() == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-// Computes the product by cuBLAS, which counts columns first: there it is op(b)ᵀ op(a)ᵀ.
+// Computes the product by cuBLAS, which is column-major: there it is op(b)ᵀ op(a)ᵀ.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o, int64_t k) {
   const auto rows = to_int(c.shape()[0]), columns = to_int(c.shape()[1]);
   const auto stride = [](const Tensor& x) { return to_int(x.shape()[1]); };
@@ -111,7 +111,7 @@ struct Extents {
   int64_t m, n, k;
 };
 
-// Returns the extents of op(a) op(b); throws InputError unless it exists and has the shape of c.
+// Returns the extents of op(a) op(b). Throws InputError unless that product has the shape of c.
 Extents check_product(const Tensor& a, const Tensor& b, const Tensor& c, bool transpose_a,
                       bool transpose_b) {
   auto [a0, a1] = dims<2>(a, "gemm a");

@@ -22,7 +22,7 @@ void gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Te
 
 #ifdef HEDDLE_CUDA
 namespace cuda {
-// Does the same by cuBLASLt; false where it does not offer the product.
+// Does the same by cuBLASLt; returns false where that does not support the product.
 bool gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
                     const Tensor& c);
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// Products whose bias cuBLASLt adds on the way out, instead of a pass of its own over the result.
+// Products whose bias cuBLASLt adds in its epilogue, not in a separate pass over the result.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -55,9 +55,9 @@ Matrix describe(cudaDataType_t type, int64_t rows, int64_t columns) {
   return Matrix(made);
 }
 
-// Makes the plan of a product; none where cuBLASLt does not offer it. cuBLAS counts columns first:
-// the row-major product is op(b)ᵀ aᵀ there, and a bias that it adds to each column is added to each
-// of our rows.
+// Makes the plan of a product; none where cuBLASLt does not support it. cuBLAS is column-major: the
+// row-major product is op(b)ᵀ aᵀ there, and a bias that it adds to each column is added to each of
+// our rows.
 std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
   const bool half = p.in == DType::bf16, tf32 = Context::current().options().tf32;
   const cudaDataType_t type = half ? CUDA_R_16BF : CUDA_R_32F;

@@ -1,5 +1,5 @@
 // IEEE half precision (1 sign, 5 exponent, 10 fraction bits) as 16 bits in memory. Conversion
-// rounds to nearest even; from 65520 on the result is infinite; NaN stays NaN; subnormals are kept.
+// rounds to nearest even; 65520 and above become infinite; NaN stays NaN; subnormals are kept.
 //
 //   Half h(0.1f);   float f = static_cast<float>(h);
 #pragma once

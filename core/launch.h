@@ -1,6 +1,6 @@
-// Starts CUDA kernels and fetches their results. Kernels use only thread and block numbers, shared
+// Starts CUDA kernels and fetches their results. Kernels use only thread and block indices, shared
 // memory, __syncthreads and atomicAdd of integers, so that tests/cuda_emulation.h, which defines
-// HEDDLE_EMULATED and its own versions of these functions, can run the same text on a machine
+// HEDDLE_EMULATED and its own versions of these functions, can run the same source on a machine
 // without a GPU.
 #pragma once
 

@@ -9,11 +9,11 @@
 
 namespace heddle {
 
-// Returns e^x: 2^n times a polynomial in the rest (coefficients of Cephes expf). 0 below -87.33,
-// infinity above 88.37.
+// Returns e^x: 2^n times a polynomial in the remainder (coefficients of Cephes expf). 0 below
+// -87.33, infinity above 88.37.
 HEDDLE_HD inline float exp_of(float x) {
   const float low = x < -87.33f ? -87.33f : x, inside = low > 88.37f ? 88.37f : low;
-  const float shifted = inside * 1.44269504f + 12582912.0f;  // rounds to an integer, kept low
+  const float shifted = inside * 1.44269504f + 12582912.0f;  // an integer in its low bits
   const float n = shifted - 12582912.0f;
   const float r = (inside - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;

@@ -25,7 +25,7 @@ dnnl::memory memory_at(const dnnl::memory::desc& desc, void* data);
 // Returns uninitialised memory of the size that a descriptor needs, u8 (bytes); undefined if 0.
 Tensor memory_for(const dnnl::memory::desc& desc);
 
-// Returns the attributes that every primitive is made with.
+// Returns the attributes with which every primitive is made.
 dnnl::primitive_attr user_scratchpad();
 // Returns the same for a primitive that computes dst = result + beta * dst.
 dnnl::primitive_attr attributes_adding(float beta);

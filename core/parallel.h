@@ -14,8 +14,8 @@
 
 namespace heddle {
 
-// Calls body(begin, end) for pieces of [0, n) on several threads. Pieces begin at multiples of 64
-// and hold at least `grain` elements.
+// Calls body(begin, end) for pieces of [0, n) on several threads: at most ceil(n / grain) pieces,
+// which begin at multiples of 64 if grain >= 64.
 template <class Body>
 void parallel_for(int64_t n, int64_t grain, Body&& body) {
   if (n <= 0) return;

@@ -18,7 +18,7 @@ namespace heddle {
 
 using PlanKey = std::array<int64_t, 16>;
 
-// Joins integers, enumerators and shapes, at most 16 numbers, to a key.
+// Joins integers, enumerators and shapes, at most 16 numbers, into a key.
 template <class... Parts>
 PlanKey plan_key(const Parts&... parts) {
   PlanKey key{};
@@ -34,7 +34,7 @@ PlanKey plan_key(const Parts&... parts) {
 }
 
 // Returns the current Context's plan for a key, from make() at its first use. The reference stays
-// valid as long as the Context. Keys of different Plan types are independent.
+// valid for the life of the Context. Keys of different Plan types are independent.
 template <class Plan, class Make>
 Plan& cached_plan(const PlanKey& key, const Make& make) {
   auto& plans = Context::current().state<std::map<PlanKey, Plan>>();

@@ -22,7 +22,7 @@ constexpr size_t kMinSegment = size_t{32} << 20;
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 #ifdef HEDDLE_CUDA
-// Allocates memory of the device or pinned memory of the host. Returns null when there is none.
+// Allocates device memory or pinned host memory. Returns null when there is none left.
 void* cuda_allocate(bool on_device, size_t bytes) {
   void* p = nullptr;
   const cudaError_t status = on_device ? cudaMalloc(&p, bytes) : cudaMallocHost(&p, bytes);
@@ -56,7 +56,7 @@ std::string advice(Device device) {
   size_t left = 0, all = 0;
   if (device.is_cuda() && cudaMemGetInfo(&left, &all) == cudaSuccess)
     return concat("; ", left >> 20, " of the card's ", all >> 20,
-                  " MiB are free: lower --batch-size, or take --precision bf16");
+                  " MiB are free: lower --batch-size, or use --precision bf16");
 #endif
   (void)device;
   return "";
@@ -76,7 +76,7 @@ Pool::~Pool() {
   for (auto [p, bytes] : segments_) give_back(p, bytes);
 }
 
-// Allocates a segment, or without caching a block. Returns null when there is no memory.
+// Allocates a segment or, without caching, a block. Returns null when there is no memory.
 void* Pool::take(size_t bytes) const {
 #ifdef HEDDLE_CUDA
   if (device_.is_cuda() || pinned_) return cuda_allocate(device_.is_cuda(), bytes);

@@ -51,12 +51,12 @@ struct Philox {
   HEDDLE_HD uint32_t bits(uint64_t index) const { return block(index >> 2).word[index & 3]; }
   // Uniform in [0, 1), 24 bits.
   HEDDLE_HD float uniform(uint64_t index) const { return unit(bits(index)); }
-  // Uniform integer in [0, bound), bound > 0, without bias that matters (bound far below 2^32).
+  // Uniform integer in [0, bound), bound > 0, with negligible bias (bound far below 2^32).
   HEDDLE_HD uint32_t below(uint64_t index, uint32_t bound) const {
     return static_cast<uint32_t>((uint64_t{bits(index)} * bound) >> 32);
   }
-  // Standard normal (Box and Muller), in double so that libm's differences stay below one float
-  // ulp.
+  // Standard normal (Box and Muller), in double so that differences between implementations of
+  // libm stay below one float ulp.
   HEDDLE_HD float normal(uint64_t index) const {
     const Block b = block(index >> 1);
     const uint32_t u = b.word[(index & 1) * 2], v = b.word[(index & 1) * 2 + 1];

@@ -60,7 +60,7 @@ Shape checked_shape(const std::string& where, const std::vector<uint64_t>& exten
 }
 
 // Parses the header. Throws InputError for text that is not JSON, for a key that occurs twice in an
-// object, and for nesting or arrays larger than a header's, before memory is allocated for them.
+// object, and for deeper nesting or longer arrays than a header has, before they are allocated.
 json parse_header(const std::string& file, std::string_view text) {
   std::vector<std::set<std::string>> keys;  // of the open objects
   std::string entry;                        // the header's current entry

@@ -35,9 +35,9 @@ struct SafetensorsInfo {
 
 class SafetensorsFile {
  public:
-  // Reads and checks a file. Throws InputError with the path, the tensor or offset, what was
-  // expected and what was found: length of the header, JSON, duplicate names, dtype, shape (at most
-  // five axes), offsets that overlap, leave holes, lie outside or do not match dtype and shape.
+  // Reads a file and checks the header's length, its JSON, duplicate names, dtype, shape (at most
+  // five axes), and offsets, which must not overlap, leave holes, lie outside or contradict dtype
+  // and shape. Throws InputError with path, tensor or offset, and what was expected and found.
   static SafetensorsFile open(const std::string& path);
   // Does the same for bytes in memory, which must outlive the result; `name` replaces the path in
   // errors.
@@ -48,7 +48,7 @@ class SafetensorsFile {
   bool has(std::string_view name) const { return tensors_.contains(name); }
   // Both throw InputError when there is no such tensor.
   const SafetensorsInfo& info(std::string_view name) const;
-  Tensor load(std::string_view name) const;  // a CPU tensor of its own memory, plain layout
+  Tensor load(std::string_view name) const;  // a CPU tensor with its own memory, plain layout
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
@@ -58,9 +58,9 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// Writes tensors of any device, in plain layout, as AtomicFile does. Order in the file: wide types
-// first, then by name, as the reference implementation writes. Throws InputError for two equal
-// names and for text that is not UTF-8, Error (path, reason) when the file cannot be written.
+// Writes tensors of any device, in plain layout, atomically (AtomicFile). Order in the file: wide
+// types first, then by name, as the reference implementation writes. Throws InputError for two
+// equal names and for text that is not UTF-8, Error (path, reason) when it cannot be written.
 void save_safetensors(const std::string& path,
                       const std::vector<std::pair<std::string, Tensor>>& tensors,
                       const std::map<std::string, std::string>& metadata = {});

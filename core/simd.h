@@ -1,6 +1,6 @@
 // Sixteen floats as one value, for the CPU's bandwidth-bound kernels: plain + - * / and ?: work on
 // it (GCC and Clang vector extensions). Kernels are templates over Lanes<16> and Lanes<1>, so that
-// the vector path and the path for odd channel counts share one source.
+// the vector path and the path for other channel counts share one source.
 #pragma once
 
 #include <cstdint>

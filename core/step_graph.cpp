@@ -53,7 +53,7 @@ class Capture {
     cudaGraph_t graph = nullptr;
     (void)cudaStreamEndCapture(stream_, &graph);
     if (graph != nullptr) (void)cudaGraphDestroy(graph);
-    (void)cudaGetLastError();  // of the work that has failed, or of the capture that it has ended
+    (void)cudaGetLastError();  // clears the error of the failed work, or of the capture it ended
   }
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;

@@ -40,9 +40,9 @@ class StepGraph {
   StepGraph& operator=(const StepGraph&) = delete;
 
   // Calls the work until inputs have had the same shapes, types and layouts three times in a row,
-  // since plans are made at their first use; the third time it is recorded. Inputs of other shapes
-  // call it later, too, with memory of their own. Inputs may lie on the host. Returned tensors stay
-  // valid until the next run, which overwrites them; they may be its inputs.
+  // since plans are made at their first use; the third time it is recorded. Later runs with inputs
+  // of other shapes call it again, with memory of their own. Inputs may lie on the host. Returned
+  // tensors stay valid until the next run, which overwrites them; they may be its inputs.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, const Work& work);
 
   bool recorded() const { return executable_ != nullptr; }
@@ -59,7 +59,7 @@ class StepGraph {
 
   ParameterStore& store_;
   std::function<void(const std::string&)> on_failure_;
-  std::vector<Form> forms_;  // of the last inputs; once recorded, of those
+  std::vector<Form> forms_;  // of the last inputs; once recorded, of inputs_
   int repeated_ = -1;        // runs with these before the last
   std::string failure_;
   std::vector<Tensor> inputs_, outputs_;  // where the recorded work reads and writes

@@ -95,7 +95,7 @@ class Tensor {
   static Tensor empty_pinned(const Shape& shape, DType dtype = DType::f32);
   // Returns uninitialised memory with shape, type, layout and device of another tensor.
   static Tensor empty_like(const Tensor& other);
-  // Returns a CPU tensor with these values, one-dimensional or of a shape.
+  // Returns a CPU tensor with these values, one-dimensional or of the given shape.
   static Tensor from(const std::vector<float>& values);
   static Tensor from(const std::vector<float>& values, const Shape& shape);
 

@@ -1,6 +1,6 @@
 // Trace ranges: what ran when, on which track, written as Chrome/Perfetto JSON, and arrows that
 // follow one thing from range to range (a bucket of gradients from backward to its exchange to its
-// update). Changes of the pools' memory in use are recorded at both ends of a range. While the
+// update). Changes in the pools' memory use are recorded at both ends of a range. While the
 // trace is off, a range costs one load and a branch.
 //
 //   backward  |fc|layer3.2.conv2|layer3.2.conv1|layer3.1.conv2|      time ──▶
@@ -48,7 +48,7 @@ struct Note {
   const char* stage;  // final, bucket, compensate, select, exchange, residual, summed, update, …
   std::string subject;  // a parameter, a bucket
   Figures figures;
-  std::string place;  // "core/tape.cpp:66"
+  std::string place;  // "core/tape.cpp:56"
   double time = 0;    // microseconds of the steady clock
   std::thread::id thread = std::this_thread::get_id();
 };
@@ -94,7 +94,7 @@ class Trace {
     Kind kind;
     std::string name;
     const char* track;      // null: the process itself
-    double begin, end = 0;  // all but ranges have no length
+    double begin, end = 0;  // only ranges have a length
     int64_t flow = -1;      // of a point of an arrow
     Flow point = Flow::begin;
     std::string arguments = {};  // of a mark and of memory, JSON
@@ -110,9 +110,9 @@ class Trace {
   std::map<std::string, std::pair<size_t, size_t>> memory_;  // as last recorded
 };
 
-// Records its own lifetime in the trace of the thread's Context. Tracks: data, forward, backward,
-// compress, comm, update; wait: for exchanges that backward did not hide. In a CUDA build it is
-// also an NVTX range, "forward: conv1.weight", for NVIDIA's profilers.
+// Records its own lifetime in the trace of the thread's Context. Tracks: forward, backward,
+// compress, comm, plan, update; wait: for exchanges that backward did not hide. In a CUDA build it
+// is also an NVTX range, "forward: conv1.weight", for NVIDIA's profilers.
 class TraceRange {
  public:
   TraceRange(const char* track, std::string_view name);
@@ -129,12 +129,12 @@ class TraceRange {
 
 // Returns whether the current Context's trace takes notes.
 bool explaining();
-// Returns "core/tape.cpp:66": the last folder and the name of a file, and the line.
+// Returns "core/tape.cpp:56": the last folder and the name of a file, and the line.
 std::string source_place(const char* file, int line);
 
 void take_note(Note note);  // in the current Context's trace
 
-// Takes a note if the step is being explained; only then figures() is called, which must change
+// Takes a note if the step is being explained; only then is figures() called, which must change
 // nothing. The recorded source line is that of the call.
 template <class Call>
 void explain(const char* stage, std::string_view subject, const Call& figures,

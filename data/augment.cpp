@@ -104,7 +104,7 @@ void normalize(const Normalization& normalization, int64_t plane, float* rgb) {
   }
 }
 
-// Sets a square to 0, as far as it lies in the image.
+// Sets the part of a square that lies in the image to 0.
 void cut_out(int side, int size, int left, int top, float* out) {
   const int begin = std::max(0, left), end = std::min(size, left + side);
   for (int c = 0; c < 3; ++c)
@@ -121,8 +121,8 @@ void crop_fixed(const Augmentation& augmentation, const Image& image, const Plac
              out);
 }
 
-// Returns the window of torchvision's Resize and CenterCrop, which round the longer side down and
-// half a pixel of the offset to even.
+// Returns the window of torchvision's Resize and CenterCrop, which round the longer side down, and
+// offsets that end in .5 to even.
 PixelWindow eval_window(const Augmentation& augmentation, const Image& image) {
   const int shorter = std::min(image.width, image.height), size = augmentation.size;
   const int64_t target = std::lround(to_float(size) * augmentation.resize);

@@ -159,7 +159,7 @@ class Cifar final : public ImageDataset {
 
   const Format& format_;
   std::vector<Records> files_;
-  std::vector<int64_t> ends_;  // images up to and with each file
+  std::vector<int64_t> ends_;  // images up to and including each file
 };
 
 }  // namespace

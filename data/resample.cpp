@@ -44,7 +44,7 @@ void make_filter(float start, float length, int source, int size, Filter& filter
 }
 
 // The same in the arithmetic of Pillow (src/libImaging/Resample.c): weights in double, then as
-// integers of kBits fractional bits.
+// integers with kBits fractional bits.
 constexpr int kBits = 22;
 
 struct ByteFilter {
@@ -72,7 +72,7 @@ void make_filter(int source, int64_t resized, int64_t begin, int size, ByteFilte
   }
 }
 
-// Returns the weighted sum of the taps' pixels, `stride` bytes apart from `source` on.
+// Returns the weighted sum of the taps' pixels, which start at `source`, `stride` bytes apart.
 uint8_t weigh(const uint8_t* source, int64_t stride, const Taps& taps, const ByteFilter& filter) {
   const int* weights = filter.weights.data() + taps.weights;
   int sum = 1 << (kBits - 1);

@@ -11,8 +11,8 @@ namespace heddle {
 namespace {
 
 constexpr float kPi = 3.14159265f;
-constexpr float kNoise = 24.0f;          // largest deviation of a noisy pixel, of 255
-constexpr float kLeastContrast = 40.0f;  // of a figure to its background, of 255
+constexpr float kNoise = 24.0f;          // largest deviation of a noisy pixel, out of 255
+constexpr float kLeastContrast = 40.0f;  // of a figure with its background, out of 255
 
 struct Point {
   float x, y;
@@ -136,7 +136,7 @@ void paint(const Scene& scene, int label, int size, std::vector<float>& pixels) 
     }
 }
 
-// Adds a byte of random numbers to each value and rounds.
+// Adds noise up to `amplitude`, one random byte for each value, and rounds.
 void add_noise(const Philox& rng, float amplitude, const std::vector<float>& pixels, Image& out) {
   for (size_t i = 0; i < pixels.size(); i += 16) {
     const Philox::Block block = rng.block(i / 16);

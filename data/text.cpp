@@ -43,12 +43,12 @@ void check_utf8(std::string_view text, const std::string& name) {
     const std::string found =
         text[i] == 0 ? "a NUL byte" : concat("byte ", int{static_cast<uint8_t>(text[i])});
     throw InputError(concat(name, ": line ", lines + 1, ": expected UTF-8 text, found ", found,
-                            " at offset ", i, " (character level takes any bytes)"));
+                            " at offset ", i, " (character level accepts any bytes)"));
   }
 }
 
-// Calls f(token, line) for every word, and <eos> for every line. '\r' separates words like a space,
-// so that lines may end with "\r\n".
+// Calls f(token, line) for every word, and with <eos> for every line. '\r' separates words like a
+// space, so that lines may end with "\r\n".
 template <class F>
 void for_each_word(std::string_view text, const std::string& name, F&& f) {
   check_utf8(text, name);

@@ -67,8 +67,8 @@ Corpus split_text(std::string_view text, TextLevel level, const std::string& nam
 
 // Returns the ids of a text's tokens. At word level spaces, tabs and '\r' separate words, a byte
 // order mark at the beginning is skipped, and every line ends with <eos>, even a last line
-// without '\n'. An unknown word becomes <unk> if the vocabulary has it; otherwise it throws
-// InputError, as an unknown byte does. `name` is the file's name in errors.
+// without '\n'. An unknown word becomes <unk> if the vocabulary has it; otherwise InputError
+// is thrown, as for an unknown byte. `name` is the file's name in errors.
 std::vector<int32_t> encode_text(std::string_view text, TextLevel level,
                                  const Vocabulary& vocabulary, const std::string& name);
 // Returns tokens as text: words separated by spaces, with a line end for <eos>; or bytes. Throws
@@ -99,7 +99,7 @@ class TokenBatches {
 
   int64_t size() const { return windows_; }  // windows per epoch
   int64_t tokens() const;                    // tokens that this rank predicts per epoch
-  // Returns a window, of [0, size()). Throws InputError for any other index.
+  // Returns a window; index in [0, size()). Throws InputError for any other index.
   TokenWindow window(int64_t index) const;
 
  private:
@@ -109,8 +109,8 @@ class TokenBatches {
 };
 
 // A source file of this project at build time: path and content. embedded_sources() returns all
-// *.h,
-// *.cpp and *.cu files of the code folders, and of tests/ without its subfolders, sorted by path.
+// *.h, *.cpp and *.cu files of the code folders, and of tests/ without its subfolders, sorted by
+// path.
 struct EmbeddedFile {
   std::string_view name, text;
 };

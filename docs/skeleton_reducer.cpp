@@ -1,7 +1,9 @@
-// A compression algorithm to copy: a number of the O rows of a layer (O, ...) at a time are sent as
-// the mean of their elements, and what the means leave out stays in a residual. It shows what every
+// A compression algorithm to copy: groups of rows of a layer (O, ...) are each sent as the mean of
+// their elements, and what the means leave out stays in a residual. It shows what every
 // algorithm of heddle has: a class with exchange(), a function that makes it, and a row in the
 // table of families. docs/new_reducer.md explains it. Compiled and run by the tests.
+#include <algorithm>
+
 #include "compress/compressed_reducer.h"
 #include "tests/compress_helpers.h"
 
@@ -23,7 +25,8 @@ class RowMeans : public CompressedReducer {
       const int64_t chunk = chunk_of(item);
       const Tensor mean = Tensor::zeros({(item.n() + chunk - 1) / chunk});
       for (int64_t i = 0; i < item.n(); ++i)
-        mean.data<float>()[i / chunk] += item.x()[i] / static_cast<float>(chunk);
+        mean.data<float>()[i / chunk] +=
+            item.x()[i] / static_cast<float>(std::min(chunk, item.n() - i / chunk * chunk));
       means.push_back(mean);
       sums.emplace_back(item.name(), mean.clone());
     }

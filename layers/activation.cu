@@ -59,8 +59,8 @@ HEDDLE_HD inline uint64_t dropout_stream(uint64_t step, int operation) {
 }
 
 // The mask of a batch: rows are (o, b), with o before and b along the batch axis; the key is the
-// sample's number in the global batch, and one block of random numbers serves four neighbours of a
-// row.
+// sample's index in the global batch, and one block of random numbers serves four consecutive
+// elements of a row.
 struct DropoutMask {
   float p, keep_scale;
   Philox rng;

@@ -1,5 +1,5 @@
 // The kernels of the layers, one function per backend: HEDDLE_DISPATCH (core/shared_kernel.h) calls
-// the one of a device. Shapes and types have been checked by the layer; tensors are f32 or bf16
+// the one for a device. Shapes and types have been checked by the layer; tensors are f32 or bf16
 // unless said otherwise, parameters and their gradients f32. Internal to layers.
 //
 //   HEDDLE_DISPATCH(device, activation_forward(a, x, y));
@@ -43,7 +43,7 @@ struct BatchNormAffine {
 };
 
 // running = (1 - momentum) * running + momentum * new, unless any new value is non-finite. All (C),
-// f32, but the counter `batches`, an i64 scalar.
+// f32, except the counter `batches`, an i64 scalar.
 struct BatchNormRunning {
   const Tensor &mean, &variance;
   float momentum, unbiased;  // unbiased: factor of the variance
@@ -75,7 +75,7 @@ struct LstmCellBackward {
   const Tensor& dy;                    // gradient of h from above (B, H), f32 or bf16
   const Tensor& dh;                    // from the next time step (B, H)
   const Tensor& dc;                    // in and out: from the next, for the previous step (B, H)
-  const Tensor& dgates;                // out (B, 4H), the type of dy; may be the memory of gates
+  const Tensor& dgates;                // out (B, 4H), in the type of dy; may alias gates
 };
 
 namespace cpu {
@@ -105,16 +105,16 @@ void embedding_forward(const Tensor& tokens, const Tensor& weight, const Tensor&
 void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weight);
 
 // logits (N, C), labels (N), mean and dmean scalars. log_sums (N, 2): the largest logit m of a row
-// and log sum_c exp(logits[n, c] - m); in one float, large logits would cost the digits of the
-// second. dlogits may be the memory of the logits.
+// and log sum_c exp(logits[n, c] - m); in one float, large logits would cost the second its
+// digits. dlogits may alias logits.
 void softmax_cross_entropy_forward(const Tensor& logits, const Tensor& labels, float smoothing,
                                    const Tensor& log_sums, const Tensor& mean);
 void softmax_cross_entropy_backward(const Tensor& logits, const Tensor& labels,
                                     const Tensor& log_sums, float smoothing, const Tensor& dmean,
                                     const Tensor& dlogits);
 
-// a, b, losses and da (n) f32; mean and dmean scalars. da is dmean / n times the loss's derivative
-// by a.
+// a, b, losses and da (n) f32; mean and dmean scalars. da is dmean / n times the derivative of
+// the loss with respect to a.
 void pair_losses(PairLoss loss, const Tensor& a, const Tensor& b, const Tensor& losses);
 void mean_of(const Tensor& losses, const Tensor& mean);
 void pair_loss_backward(PairLoss loss, const Tensor& a, const Tensor& b, const Tensor& dmean,

@@ -56,8 +56,8 @@ __device__ Place place_of(const Cut& cut) {
           end < cut.pixels ? end : cut.pixels, row};
 }
 
-// Adds the threads of a block that share channels, as a tree; the first row writes the sums to
-// sums[0 .. channels) and squares to sums[channels .. 2 * channels) of the block's part.
+// Sums s and t over the threads of a block that share channels, as a tree; the first row writes s
+// to sums[0 .. channels) and t to sums[channels .. 2 * channels) of the block's part.
 template <int kPack>
 __device__ void join_threads(const Cut& cut, const Place& at, float (&s)[kPack], float (&t)[kPack],
                              float* partial) {
@@ -178,7 +178,7 @@ struct ChannelConstants {
   }
 };
 
-// Computes the gradient before ReLU of a pack at `place`, with forward's formula for the sign.
+// Computes the gradient before ReLU of a pack at `place`, with the sign of y or of its formula.
 template <class T, int kPack>
 __device__ void masked_gradient(const Operands<T>& a, int64_t place, const Pack<T, kPack>& x,
                                 const ChannelConstants<kPack>& c, float (&g)[kPack]) {

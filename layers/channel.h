@@ -1,6 +1,6 @@
 // Runs: how the CPU traverses an (N, C, H, W) tensor by channel, in any layout. A run is a piece
 // of consecutive pixels with one or more groups of neighbouring channels (a group fits one Lanes
-// value). Batch norm, bias and their gradients are written once over runs. Internal to CPU kernels.
+// value). Batch norm, bias and their gradients are written once over runs. Internal to layers.
 #pragma once
 
 #include <algorithm>

@@ -21,12 +21,12 @@ Var concat_channels(Tape& tape, const Var& a, const Var& b) {
   check(fits, "concat: ", to_string(s), " and ", to_string(t), " differ in more than channels");
   const DType type = a.value().dtype();
   check_floating(a.value(), "concat");
-  check(b.value().dtype() == type, "concat: ", dtype_name(type), " and ",
+  check(b.value().dtype() == type, "concat: expected one type, found ", dtype_name(type), " and ",
         dtype_name(b.value().dtype()));
   const Device device = a.value().device();
   const Tensor output = Tensor::empty_on(device, Shape(joined), type);
   const int64_t n = s[0], all = n > 0 ? output.size() / n : 0;
-  // Calls copy(input, its elements in a sample, its place in a sample of the output) for both.
+  // Calls copy(input, its elements per sample, its offset in a sample of the output) for both.
   const auto for_both = [=](const auto& copy) {
     const int64_t first = n > 0 ? a.value().size() / n : 0;
     copy(a, first, int64_t{0});

@@ -68,8 +68,8 @@ Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bia
     return (in - 1) * o.stride - 2 * o.padding + kernel;
   };
   const Shape shape{s[0], w[1] * o.groups, size(s[2], w[2]), size(s[3], w[3])};
-  check(s[2] > 0 && s[3] > 0 && shape[2] > 0 && shape[3] > 0, weight.name, ": no output of input ",
-        to_string(s), " with weight ", to_string(w));
+  check(s[2] > 0 && s[3] > 0 && shape[2] > 0 && shape[3] > 0, weight.name,
+        ": empty output for input ", to_string(s), " with weight ", to_string(w));
   (void)conv2d_shape(shape, w, o, weight.name);
   check_floating(x.value(), weight.name);
   const Device device = x.value().device();

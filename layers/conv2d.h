@@ -1,7 +1,7 @@
 // 2-d convolution (cross-correlation, as everywhere in the field).
 //   y[n, o, p, q] = bias[o] + sum over c, i, j of
 //                   w[o, c, i, j] * x[n, c, p*stride + i - padding, q*stride + j - padding]
-// Weights stay OIHW f32; activations keep the layout that the network runs in.
+// Weights stay OIHW f32; activations keep the layout in which the network runs.
 #pragma once
 
 #include <string>
@@ -24,7 +24,7 @@ Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias,
 // K, L), bias (O) or null -> (N, O, P, Q), in the type of x, with P = (H - 1)*stride - 2*padding +
 // K and Q likewise. For a sequence, give x and the weight a height of 1 and use no padding. Throws
 // InputError as conv2d does.
-//   y begins with the bias or 0; then, for all n, o, h, v, i, j and all c of the group of o,
+//   y starts out as the bias or 0; then, for all n, o, h, v, i, j and all c of the group of o,
 //   y[n, o, h*stride + i - padding, v*stride + j - padding] += w[c, o, i, j] * x[n, c, h, v]
 Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias,
                      const Conv2dOptions& options);
@@ -33,9 +33,9 @@ Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bia
 Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& options,
                    const std::string& name);
 
-// A convolution with parameters `name.weight` and, if asked, `name.bias`, in the store, which owns
-// them and must outlive it. Throws InputError for channels that are not positive or do not divide
-// into the groups.
+// A convolution with parameters `name.weight` and, if requested, `name.bias`, in the store, which
+// owns them and must outlive it. Throws InputError for channels that are not positive or do not
+// divide into the groups.
 class Conv2d {
  public:
   struct Options {

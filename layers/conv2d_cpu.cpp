@@ -1,5 +1,5 @@
 // Convolution on the CPU. 3x3 convolutions of few channels run on the kernels of layers/winograd.h,
-// all others on oneDNN: per shape and direction one primitive, direct or Winograd, by a rule drawn
+// all others on oneDNN: one primitive per shape and direction, direct or Winograd, by a rule drawn
 // from measurements (docs/benchmarks.md). oneDNN's weights are reordered from OIHW at each use; its
 // weight gradients are reordered back on the way into the flat buffer, and add up there.
 #include "layers/conv2d_plan.h"
@@ -13,9 +13,9 @@ namespace {
 
 using dnnl::memory;
 
-// Returns whether oneDNN's Winograd F(4x4, 3x3) pays: it multiplies 4 times less and was faster for
-// every 3x3 stride-1 layer from 32 channels on; at 16 channels for the weight gradient only. It
-// needs fp32.
+// Returns whether oneDNN's Winograd F(4x4, 3x3) pays: it needs a quarter of the multiplications and
+// was faster for every 3x3 stride-1 layer of at least 32 channels; with 16 channels, for the weight
+// gradient only. It needs fp32.
 bool prefer_winograd(const ConvProblem& p) {
   const memory::dims w = p.w.dims(), y = p.y.dims();
   if (w.size() != 4 || w[2] != 3 || w[3] != 3 || p.stride[0] != 1 || p.padding[0] != 1)
@@ -26,7 +26,7 @@ bool prefer_winograd(const ConvProblem& p) {
   return p.pass == ConvPass::backward_weight ? channels >= 16 : channels >= 32;
 }
 
-// Returns the extents of OIHW weights for oneDNN: with groups a fifth axis in front.
+// Returns the extents of OIHW weights for oneDNN, with a fifth axis in front if there are groups.
 memory::dims weight_dims(const Shape& w, int64_t groups) {
   if (groups == 1) return {w[0], w[1], w[2], w[3]};
   return {groups, w[0] / groups, w[1], w[2], w[3]};
@@ -57,8 +57,8 @@ ConvPlan choose_plan(ConvPass pass, const Tensor& x, const Shape& w, const Tenso
     return make_conv_plan(problem, dnnl::algorithm::convolution_direct);
   } catch (const dnnl::error& e) {
     throw InputError(concat("convolution of ", dtype_name(x.dtype()), " ", to_string(x.shape()),
-                            " with ", to_string(w), ": this processor or oneDNN cannot (", e.what(),
-                            ")"));
+                            " with ", to_string(w), ": not supported by this processor or oneDNN (",
+                            e.what(), ")"));
   }
 }
 

@@ -1,4 +1,4 @@
-// Convolution on CUDA: activations channels last, pointwise convolutions as one product (cuBLAS),
+// Convolution on CUDA: activations channels last, pointwise convolutions as one GEMM (cuBLAS),
 // all others by cuDNN. The fp32 weights (OIHW) are laid out channels last, in the activations'
 // type, at each use: that is cheap compared with the product, and there is no copy that could
 // become stale. cuDNN computes weight gradients in the activations' type; they are added in fp32 on
@@ -138,8 +138,8 @@ struct BackwardWeight {  // x, dy -> dw
   static auto operands(const ConvPlan& p) { return std::tuple(p.x.get(), p.y.get(), p.w.get()); }
 };
 
-// Returns the algorithms that can do it, as the heuristics rank them. Only the workspace query
-// tells whether a combination is supported at all.
+// Returns the algorithms that support the convolution, as the heuristics rank them. Only the
+// workspace query tells whether a combination is supported at all.
 template <class Calls>
 std::vector<Candidate> find_candidates(const ConvPlan& plan, DType dtype) {
   constexpr int kMost = 16;
@@ -204,9 +204,9 @@ cudnnStatus_t attempt(const ConvPlan& plan, const Candidate& c, const Tensor& a,
   return status;
 }
 
-// Orders the candidates by the shortest of three runs after a first; those that fail come last, and
-// convolve() reports why if it reaches them. The largest workspace goes first, so that the
-// others find its memory in the pool.
+// Orders the candidates by the shortest of three runs after a warm-up run; those that fail come
+// last, and convolve() reports why if it reaches them. The largest workspace goes first, so that
+// the others find its memory in the pool.
 template <class Calls>
 void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor& out) {
   std::stable_sort(plan.candidates.begin(), plan.candidates.end(),
@@ -248,10 +248,10 @@ Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape&
     for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
       status = attempt<Calls>(plan, *c, left, right, out, shortage);
       if (status == CUDNN_STATUS_SUCCESS) return out;
-      // A recorded step must use the algorithm of the steps before, and excludes none for later
+      // A recorded step must use the algorithm of the previous steps, and excludes none for later
       // ones.
       if (stream_is_recorded()) check_cudnn(status, "recorded convolution");
-      // A shortage of memory is temporary; what is not supported stays so.
+      // A shortage of memory is temporary; an unsupported algorithm remains unsupported.
       c = status == CUDNN_STATUS_ALLOC_FAILED ? std::next(c) : plan.candidates.erase(c);
     }
   }
@@ -288,7 +288,7 @@ ConvLayouts conv2d_layouts(const Tensor&, int64_t, const Conv2dOptions&) {
 }
 
 void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
-  if (y.size() == 0) return;  // cuDNN describes no empty maps
+  if (y.size() == 0) return;  // cuDNN cannot describe empty maps
   if (is_pointwise(w.shape(), o))
     return gemm(pixels_of(x), converted(matrix_of(w), x.dtype(), Layout::plain), pixels_of(y),
                 {.transpose_b = true});

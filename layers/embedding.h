@@ -1,7 +1,7 @@
 // Embedding: a row of a matrix for each token. The gradient is dense in the flat buffer, but only
-// the rows of tokens that occurred differ from zero; on the CPU Parameter::touched_rows carries
-// that to the clearing and, where the update rule leaves a weight without gradient alone, to the
-// update.
+// the rows of tokens that occurred differ from zero; on the CPU Parameter::touched_rows lists
+// them, so that only they are cleared and, where the update rule leaves a weight without gradient
+// unchanged, updated.
 //
 //   Var x = embedding(tape, window.inputs, *encoder);   // (T, B) -> (T, B, E)
 #pragma once

@@ -108,8 +108,8 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
 
 namespace {
 
-// Returns the mean loss of a against b, both f32 of one shape, on one device. The gradient of b is
-// that of a with the other sign, if it is needed.
+// Returns the mean loss of a against b, both f32 of one shape, on one device. The gradient of b, if
+// it is needed, is that of a with the opposite sign.
 Var pair_loss(Tape& tape, const char* name, PairLoss loss, const Var& a, const Var& b) {
   TraceRange range("forward", name);
   const Tensor &x = a.value(), target = converted(b.value(), b.value().dtype(), x.layout());

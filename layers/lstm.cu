@@ -33,7 +33,7 @@ struct CellForward {
 
 // With dh_t = dy_t + the gradient from step t + 1, and dc likewise:
 //   do = dh tanh(c),  dc += dh o (1 - tanh(c)^2),  di = dc g,  dg = dc i,  df = dc c_{t-1}
-// times each gate's own derivative; dc f is passed to step t - 1. dgates may be the gates' memory.
+// times each gate's own derivative; dc f is passed to step t - 1. dgates may alias gates.
 template <class T>
 struct CellBackward {
   const float *gates, *c_before, *c;

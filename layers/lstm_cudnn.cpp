@@ -21,7 +21,7 @@ using TensorDescriptor = std::unique_ptr<cudnnTensorStruct, Destroy<cudnnDestroy
 using DropoutDescriptor =
     std::unique_ptr<cudnnDropoutStruct, Destroy<cudnnDestroyDropoutDescriptor>>;
 
-// Elements [from, from + count) of a parameter lie at `to` in cuDNN's space of weights.
+// Elements [from, from + count) of a parameter lie at `to` in cuDNN's weight space.
 struct Span {
   Parameter* LstmWeights::*parameter;
   int64_t from, to, count;
@@ -39,14 +39,14 @@ struct LstmPlan {
   size_t weights = 0, workspace = 0, reserve = 0;  // bytes
   Tensor lengths;                                  // i32 (B), each T
   std::vector<Span> spans;
-  bool gaps = false;  // the spans leave some of the weights' space out
+  bool gaps = false;  // the spans do not cover all of the weight space
   bool wins = false;
 };
 
 Tensor bytes_on_device(size_t bytes) { return Tensor::empty({to_int64(bytes)}, DType::u8); }
 
-// Asks cuDNN where each bias and each gate's rows of a matrix lie. Gates i, f, g, o of the input's
-// matrix are its numbers 0 to 3, those of the recurrent one 4 to 7, in the order of the rows here.
+// Asks cuDNN where each bias and each gate's rows of a matrix lie. It numbers gates i, f, g, o of
+// the input matrix 0 to 3, those of the recurrent one 4 to 7, in the order of the rows here.
 std::vector<Span> find_weights(const LstmPlan& plan, const Sizes& n) {
   const Tensor space = bytes_on_device(plan.weights);
   const auto matrix = make_descriptor<TensorDescriptor>(cudnnCreateTensorDescriptor);
@@ -56,7 +56,7 @@ std::vector<Span> find_weights(const LstmPlan& plan, const Sizes& n) {
                        int64_t count) {
     const int64_t to = (static_cast<const char*>(address) - static_cast<char*>(space.raw())) / 4;
     check(to >= 0 && to_size(to + count) * 4 <= plan.weights,
-          "cuDNN: a weight of the LSTM lies outside of its space");
+          "cuDNN: a weight of the LSTM lies outside the weight space");
     if (!spans.empty()) {
       Span& last = spans.back();
       if (last.parameter == parameter && last.from + last.count == from &&
@@ -88,7 +88,7 @@ std::vector<Span> find_weights(const LstmPlan& plan, const Sizes& n) {
 SequenceDescriptor describe_sequence(const Sizes& n, int64_t width) {
   auto out = make_descriptor<SequenceDescriptor>(cudnnCreateRNNDataDescriptor);
   const std::vector<int> lengths(to_size(n.batch), to_int(n.steps));
-  // Sequences of one length: packed, they lie as (T, B, width).
+  // All sequences are equally long: packed, they lie as (T, B, width).
   check_cudnn(cudnnSetRNNDataDescriptor(out.get(), CUDNN_DATA_FLOAT,
                                         CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED, to_int(n.steps),
                                         to_int(n.batch), to_int(width), lengths.data(), nullptr),
@@ -194,7 +194,7 @@ std::optional<LstmPlan> make_timed_plan(const Tensor& x, const LstmWeights& w, c
   return plan;
 }
 
-// Returns the plan of a layer's sizes, from make() at their first use.
+// Returns the plan for a layer's sizes, which make() makes at their first use.
 template <class Make>
 const std::optional<LstmPlan>& lstm_plan(const Tensor& x, const LstmWeights& w, const Make& make) {
   return cached_plan<std::optional<LstmPlan>>(plan_key(x.shape(), w.hh->shape()[1]), make);

@@ -39,8 +39,8 @@ class LstmLm {
   // tokens i32 (T, B) on the host -> logits f32 (T, B, V). Replaces `state`.
   Var forward(Tape& tape, const Tensor& tokens, LstmState& state) const;
 
-  // Returns the tensors of a weights file in PyTorch's names: if tied, decoder.weight a second
-  // time.
+  // Returns the tensors of a weights file in PyTorch's names: if tied, encoder.weight again as
+  // decoder.weight.
   std::vector<std::pair<std::string, Tensor>> named_tensors() const;
 
  private:

@@ -1,4 +1,4 @@
-// Pooling over windows of a (N, C, H, W) map.
+// Pooling over windows of an (N, C, H, W) map.
 #pragma once
 
 #include "core/tape.h"
@@ -10,8 +10,8 @@ struct PoolOptions {
 };
 
 // (N, C, H, W), f32 or bf16 -> (N, C, P, Q), P = (H + 2*padding - kernel)/stride + 1. Padding is
-// -infinity; of equal values the first one gets the gradient. On the CPU a NaN counts only as the
-// first value of its window (oneDNN's comparison). Throws InputError unless padding <= kernel/2 and
+// -infinity; of equal values the first one gets the gradient. A NaN counts only as the first value
+// of its window (oneDNN's comparison). Throws InputError unless padding <= kernel/2 and
 // the padded map holds a window.
 Var max_pool2d(Tape& tape, const Var& x, const PoolOptions& options);
 

@@ -17,8 +17,8 @@ bool winograd_fits(const Tensor& x, const Shape& weight);
 void winograd_forward(const Tensor& x, const Tensor& w, const Tensor& y);
 // dy (N, O, H, W), w -> dx (N, C, H, W).
 void winograd_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx);
-// Computes dw = gradient + beta * dw. The sum over tiles is split by threads: the same bits for the
-// same number of threads.
+// Computes dw = gradient + beta * dw. The sum over tiles is split among threads: the same bits for
+// the same number of threads.
 void winograd_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta);
 
 }  // namespace heddle::cpu

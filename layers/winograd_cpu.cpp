@@ -68,8 +68,7 @@ inline void transform_weight_gradient(const Vec u[6], Vec w[3]) {
   w[2] = near + far * (1.0f / 6) + u[5];
 }
 
-// Applies a one-dimensional transform to the columns of an in_size x in_size square, then to the
-// rows.
+// Applies a one-dimensional transform to the columns of a kIn x kIn square, then to the rows.
 template <int kIn, int kOut, class Transform>
 inline void transform_square(const Vec in[kIn][kIn], Vec out[kOut][kOut], Transform transform) {
   Vec half[kOut][kIn];
@@ -109,7 +108,7 @@ struct Place {
         left(tile % t.columns * 4) {}
 };
 
-// Reads a kSize x kSize square whose corner lies at (top, left); outside the map are zeros.
+// Reads a kSize x kSize square whose corner lies at (top, left), with zeros outside the map.
 template <int kSize>
 inline void load_square(const float* map, const Tiles& t, int64_t top, int64_t left,
                         Vec out[kSize][kSize]) {
@@ -237,7 +236,7 @@ void store_tiles(const Group& m, float* y, const Tiles& t, int64_t first, int64_
   }
 }
 
-// Returns u[position][in][out] of w (out, in, 3, 3). Transposed, for backward, in and out change
+// Returns u[position][in][out] of w (out, in, 3, 3). Transposed, for backward, in and out swap
 // roles and the kernel is rotated by 180 degrees.
 Tensor transform_weights(const Tensor& w, bool transposed) {
   const int64_t rows = w.shape()[0], columns = w.shape()[1];
@@ -264,8 +263,8 @@ Tensor transform_weights(const Tensor& w, bool transposed) {
   return u;
 }
 
-// Returns the tiles of a group: as many as keep its transformed inputs and outputs within the
-// second-level cache.
+// Returns the number of tiles in a group: as many as keep its transformed inputs and outputs within
+// the second-level cache.
 int64_t group_tiles(int64_t in, int64_t out, int64_t available) {
   constexpr int64_t kFloats = 131072;
   const int64_t most = std::max<int64_t>(1, kFloats / (kPositions * (in + out)) / kBlock) * kBlock;

@@ -15,8 +15,8 @@
 namespace heddle {
 namespace {
 
-// Returns options by which the factor that averages micro-steps also makes the sum over ranks a
-// mean.
+// Returns the options with the number of ranks, so that the factor that averages micro-steps also
+// turns the sum over ranks into a mean.
 OptimizerOptions averaging(const OptimizerOptions& options, int ranks) {
   OptimizerOptions out = options;
   out.learners = ranks;
@@ -69,7 +69,7 @@ void DataParallelOptimizer::begin_step(double lr) {
 
 void DataParallelOptimizer::ready(Parameter& p) {
   if (alone()) return optimizer_.ready(p);
-  // The tape also announces parameters that no gradient has reached: finish_step sets these to 0.
+  // The tape also announces parameters that got no gradient: finish_step sets their p.grad to 0.
   if (!last_micro_step() || !p.written || !buckets_.mark_ready(p)) return;
   if (probes_ != nullptr) probes_->ready(buckets_.index_of(p));
   if (parallel_.overlap && parallel_.local_clip == 0) post_complete_buckets();
@@ -93,7 +93,7 @@ void DataParallelOptimizer::exchange(size_t index) {
   if (probes_ != nullptr) probes_->before(index, gradients_of(bucket));
   bucket.finite = sum_over_ranks(bucket);
   if (probes_ != nullptr) probes_->after(index, bucket.finite);
-  for (Parameter* p : bucket.parameters) p->touched_rows.reset();  // other ranks had other rows
+  for (Parameter* p : bucket.parameters) p->touched_rows.reset();  // other ranks had different rows
   if (!bucket.finite) return reject(bucket);
   for (Parameter* p : bucket.parameters) optimizer_.ready(*p, from_residual(*p));
 }
@@ -152,7 +152,7 @@ StepReport DataParallelOptimizer::finish_step() {
   if (!alone() && last_micro_step()) {
     wait_for_stream();  // until backward has ended on a GPU, too
     if (probes_ != nullptr) probes_->backward_ended();
-    optimizer_.zero_missing_gradients();  // other ranks may have formed them
+    optimizer_.zero_missing_gradients();  // other ranks may have computed them
     for (Parameter& p : store_.parameters()) ready(p);
     if (parallel_.local_clip > 0) clip_locally();
     post_complete_buckets();
@@ -187,7 +187,7 @@ void DataParallelOptimizer::end_step(const StepReport& report) {
 
 void DataParallelOptimizer::clip_locally() {
   const double norm = global_norm(store_) / accumulate_;
-  if (!std::isfinite(norm)) {  // nothing of this step can be trusted: every bucket is rejected
+  if (!std::isfinite(norm)) {  // nothing in this step can be trusted: every bucket is rejected
     for (const Bucket& bucket : buckets_) mark_non_finite(bucket);
     for (Parameter& p : store_.parameters()) fill(p.grad, std::numeric_limits<float>::quiet_NaN());
     return;

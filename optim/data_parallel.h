@@ -9,7 +9,7 @@
 //                                        bucket 0           bucket 1           bucket 2
 //
 // Buckets (optim/buckets.h) are views of the flat gradient buffer and are exchanged in the same
-// order on every rank. An exchange is a dense all-reduce, or what a Reducer makes of it. A weight
+// order on every rank. An exchange is a dense all-reduce, or what a Reducer does instead. A weight
 // is updated when its sum has arrived and the last closure that reads it has returned
 // (optimizer.h). All ranks get the same sums, so their replicas stay equal bit for bit; overlap
 // changes no bit either.
@@ -60,8 +60,8 @@ struct DataParallelOptions {
   // clipping. Lin et al. 2018 (arXiv 1712.01887, section 3.2) clip gradients that are already
   // divided by the number of ranks, at threshold / sqrt(ranks).
   double local_clip = 0;
-  // true: SGD applies a gradient that a residual held back at once, without momentum (UpdateInput);
-  // false: with momentum, like a dense one (ScaleCom's algorithm 1).
+  // true: a gradient that a residual held back is applied by SGD at once, without momentum
+  // (UpdateInput); false: with momentum, like a dense one (ScaleCom's algorithm 1).
   bool residual_momentum = true;
   // Enables set_control() and control(), which cost ControlWords::kCount * 4 bytes per step.
   bool control_words = false;
@@ -131,7 +131,7 @@ class DataParallelOptimizer {
     double exposed_s = 0;     // seconds that the main thread waited for exchanges
     int64_t dense_steps = 0, compressed_steps = 0;
     int64_t dense_sent = 0, compressed_sent = 0;  // bytes of gradients, in these steps
-    int64_t rejected = 0;  // compressed buckets with a value or sum not finite
+    int64_t rejected = 0;  // compressed buckets with a non-finite value or sum
   };
   Totals totals() const;
   const Ledger& ledger() const { return ledger_; }
@@ -151,7 +151,7 @@ class DataParallelOptimizer {
   NamedTensors named_state() const;
   // Returns the quality meter's new measurements, the same on all ranks. Between steps only.
   std::vector<LayerQuality> take_quality();
-  // As in Reducer; nothing for a single learner without compression.
+  // As in Reducer; nothing without a reducer.
   std::map<std::string, double> figures() const;
   std::string take_note();
 

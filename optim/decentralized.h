@@ -18,7 +18,7 @@
 //
 // Two laws hold exactly for any code C, however poor: the duals of all ranks sum to zero, and the
 // mean of the weights moves by -lr times the mean of the directions u, as plain descent would. (For
-// their sake a is a sum of differences: two neighbours add opposite numbers, rounded alike. The sum
+// their sake a is a sum of differences: two neighbours add opposite numbers to it. The sum
 // of w_ij e_j would differ from e by a rounding error that d adds up without end.)
 // Memory: three more values per weight. On a GPU the exchange works on host copies.
 //

@@ -79,7 +79,7 @@ void ExchangeProbes::step_ended(double lr) {
 
 // ---------------------------------------------------------------------------- the worker thread
 
-// Runs the quality meter, whose time does not count as the exchange's.
+// Runs the quality meter, whose time is not counted as exchange time.
 template <class Call>
 void ExchangeProbes::meter(const Call& call) {
   const double begin = steady_seconds();

@@ -32,7 +32,7 @@ class ExchangeProbes {
 
   // All arguments except the options must outlive the probes. `reducer` is null for dense sums,
   // `buckets` empty for a single learner. `run` runs a collective for the main thread: with a
-  // chooser, the constructor measures the network's latency by it. Throws InputError for a planner,
+  // chooser, the constructor uses it to measure the latency. Throws InputError for a planner,
   // chooser or meter without a reducer that compresses, and for a planner together with a chooser.
   ExchangeProbes(const DataParallelOptions& options, const Buckets& buckets, Communicator& comm,
                  Ledger& ledger, Reducer* reducer, const Collective& run);

@@ -1,7 +1,7 @@
 // Optimizer: turns final gradients into new weights while backward is still running.
 // A parameter's update waits for two signals: ready (its gradient is final) and weights_free (the
-// last closure that reads its value has returned). Clipping by the global norm and skipping whole
-// steps need all gradients first, so finish_step then does all updates. Both yield the same bits.
+// last closure that reads its value has returned). finish_step does all updates if clipping by the
+// global norm or skipping whole steps needs all gradients first, and on a GPU. Same bits both ways.
 //
 //   backward of layer 3:  writes grad 3 -> ready    reads weight 3 -> weights_free -> update 3
 //   backward of layer 2:  writes grad 2 -> ready    reads weight 2 -> weights_free -> update 2
@@ -51,7 +51,7 @@ struct StepReport {
   std::string first_skipped;       // the first of these that backward or an exchange reached
   // Global norm of the mean gradient before clipping; NaN where no update waited for all gradients.
   double grad_norm = std::numeric_limits<double>::quiet_NaN();
-  double clip = 1;  // the factor that clipping scaled it by
+  double clip = 1;  // the factor by which clipping scaled it
 };
 
 class Optimizer {

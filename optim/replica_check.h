@@ -1,5 +1,5 @@
 // Replica check: whether all ranks hold the same weights, bit for bit. Sums are formed in one order
-// and sent to all (comm/communicator.h), so replicas that differ are a bug or broken hardware.
+// and sent to all (comm/communicator.h), so replicas that differ mean a bug or broken hardware.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace heddle {
 
-// Collective: compares a hash of 8 bytes per parameter. Throws Error, on every rank, that names
+// Collective: compares an 8-byte hash of each parameter. Throws Error, on every rank, that names
 // `step`, the first parameter whose values differ from rank 0's, and the rank.
 void check_replicas(const ParameterStore& store, int64_t step, Communicator& comm);
 

@@ -99,7 +99,7 @@ double Schedule::onecycle(int64_t step) const {
   const double peak = options_.pct_start * length - 1, end = length - 1;
   const double at = std::min(to_double(step - warmup_steps_), end);
   if (at <= peak && peak > 0) return anneal(first, options_.lr, at / peak);
-  // In a run too short to rise, the rate begins at the peak.
+  // If the run is too short for a rise, the rate begins at the peak.
   const double from = std::max(peak, 0.0);
   return anneal(options_.lr, first / options_.final_div_factor,
                 end > from ? (at - from) / (end - from) : 1.0);

@@ -40,7 +40,7 @@ struct ScheduleOptions {
 struct ScheduleState {
   double lr = 0;  // plateau: the current rate
   double best = std::numeric_limits<double>::infinity();
-  int64_t bad = 0;  // observations since the best one
+  int64_t bad = 0;  // observations since the best one or the last reduction
 };
 
 class Schedule {
@@ -48,12 +48,12 @@ class Schedule {
   // Throws InputError for options out of range.
   explicit Schedule(const ScheduleOptions& options);
 
-  // Returns the learning rate of step 0, 1, ...; after the last step it stays. Formulas as in
-  // torch.optim.lr_scheduler: StepLR, MultiStepLR, CosineAnnealingLR (Loshchilov and Hutter 2017,
-  // per step instead of per epoch), OneCycleLR (Smith and Topin 2018), ReduceLROnPlateau.
+  // Returns the learning rate of step 0, 1, ...; after total_steps, cosine and one-cycle stay.
+  // Formulas as in torch.optim.lr_scheduler: StepLR, MultiStepLR, CosineAnnealingLR (Loshchilov and
+  // Hutter 2017, per step, not per epoch), OneCycleLR (Smith and Topin 2018), ReduceLROnPlateau.
   double lr(int64_t step) const;
 
-  // Reports a metric, once per epoch, of which less is better; only plateau uses it. NaN counts as
+  // Reports a metric, once per epoch, lower being better; only plateau uses it. NaN counts as
   // no improvement.
   void observe(double metric);
 

@@ -1,8 +1,8 @@
 // The kernels of optim/update_rule.h: one pass over a slice of the flat buffers on one device. They
 // trust their arguments. Internal.
 //
-// Every multiply-add is written as one, so that an element's result depends neither on where the
-// slice begins and ends nor on the device.
+// Every multiply-add is written as one fused operation, so that an element's result depends neither
+// on where the slice begins and ends nor, on a CPU that has it, on the device.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace heddle {
 struct SgdStep {
   float lr, momentum, weight_decay, grad_scale;
   bool nesterov;
-  bool from_residual;  // only weight decay enters the velocity; grad_scale has 1 / (1 - momentum)
+  bool from_residual;  // velocity: weight decay only; grad_scale includes 1 / (1 - momentum)
 };
 
 struct AdamStep {

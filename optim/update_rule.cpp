@@ -77,7 +77,7 @@ void check_at_least_zero(double value, const char* name) {
 }
 
 void check_fraction(double value, const char* name) {
-  check(value >= 0 && value < 1, name, ": expected a number from 0 to below 1, found ", value);
+  check(value >= 0 && value < 1, name, ": expected a number in [0, 1), found ", value);
 }
 
 }  // namespace

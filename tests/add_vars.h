@@ -1,4 +1,4 @@
-// The sum of two Vars, for networks of tests in which two branches meet.
+// The sum of two Vars, for test networks in which two branches join.
 #pragma once
 
 #include <utility>

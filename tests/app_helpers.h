@@ -1,4 +1,4 @@
-// Helpers for tests of the programs: a temporary folder, and messages of errors.
+// Helpers for tests of the programs: a temporary folder, and error messages.
 #pragma once
 
 #include <cstdlib>

@@ -2,7 +2,7 @@
 # Repeats a new user's first steps on a bare Debian 12: makes a root with debootstrap (minbase and ca-certificates), clones
 # the last commit of this tree into it, and calls ./run train_resnet and ./run test there. By hand, before a release:
 # half an hour. Needs root and debootstrap; proxies and certificates are those that apt has here.
-#   tests/bare.sh [--keep] [COMMAND…]    other commands, each one word: tests/bare.sh './run doctor'
+#   tests/bare.sh [--keep] [COMMAND…]    other commands, each quoted as one word: tests/bare.sh './run doctor'
 # Exit codes: that of the first command that fails, 1 if the root could not be made, 2 if something is missing.
 set -u
 tree=$(cd "$(dirname "$0")/.." && pwd) || exit 1
@@ -12,7 +12,7 @@ say() { printf 'bare: %s\n' "$*"; }
 fail() { local code=$1; shift; say "$*" >&2; exit "$code"; }
 tool() { command -v "$1" >/dev/null || fail 2 "needs $1 (apt-get install $2)"; }
 
-# Within namespaces of its own, so that what is mounted ends with it: COMMAND in the root, which then has /proc and /dev.
+# Runs COMMAND in the root, with /proc and /dev, in namespaces of its own, so that the mounts end with it.
 if [ "${1:-}" = --inside ]; then
   root=$2 command=$3
   mount -t proc proc "$root/proc" && mount --rbind /dev "$root/dev" || fail 1 'cannot mount /proc and /dev in the root'
@@ -35,25 +35,25 @@ tool debootstrap debootstrap
 tool unshare util-linux
 tool git git
 unshare --mount --pid --fork true 2>/dev/null || fail 2 'needs namespaces (unshare --mount --pid), which are forbidden here'
-[ -z "$(git -C "$tree" status --porcelain)" ] || say 'changes that are not committed do not come along'
+[ -z "$(git -C "$tree" status --porcelain)" ] || say 'uncommitted changes are not included'
 
 work=$(mktemp -d) || exit 1
 root=$work/root
-cleanup() { if [ $keep = 1 ]; then say "left: $root"; else rm -rf --one-file-system "$work"; fi; }
+cleanup() { if [ $keep = 1 ]; then say "kept: $root"; else rm -rf --one-file-system "$work"; fi; }
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
 size() { du -smx "$root" | cut -f 1; }
 in_root() { unshare --mount --pid --fork --kill-child "$0" --inside "$root" "$1"; }
 
-# The archive from which this machine has the suite; without one debootstrap's own.
+# The archive from which this machine installs the suite; if there is none, debootstrap's default.
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' 2>/dev/null |
   awk -v suite=$suite '$2 == suite { print $1; exit }')
 begin=$SECONDS
-say "makes a root of $suite${mirror:+ from $mirror}"
+say "making a $suite root${mirror:+ from $mirror}"
 debootstrap --variant=minbase --include=ca-certificates "$suite" "$root" ${mirror:+"$mirror"} >"$work/debootstrap.log" 2>&1 ||
   { tail -n 20 "$work/debootstrap.log" >&2; fail 1 'debootstrap failed'; }
-# How to fetch: proxies, certificates and the like. Nothing else of this machine comes along.
+# Settings for downloads: proxies, certificates and the like. Nothing else is copied from this machine.
 apt-config dump Acquire | grep -v '::IndexTargets' >"$root/etc/apt/apt.conf.d/99fetch"
 for file in /etc/resolv.conf /etc/hosts; do [ ! -e $file ] || cat $file >"$root$file"; done
 mkdir -p "$root/usr/local/share/ca-certificates"
@@ -65,7 +65,7 @@ say "a root of $(size) MB in $((SECONDS - begin)) s; revision $(git -C "$tree" r
 for command in "$@"; do
   say "\$ $command"
   status=0
-  TIMEFORMAT='bare: %R s, %U s of a processor (and %S s of the system)'
+  TIMEFORMAT='bare: %R s elapsed, %U s user and %S s system time'
   time in_root "$command" || status=$?
   say "exit code $status; the root has $(size) MB: $command"
   [ $status = 0 ] || exit $status

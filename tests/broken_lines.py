@@ -5,8 +5,8 @@
   tests/broken_lines.py TEXT…       those whose description contains one of these
   tests/broken_lines.py --check     builds nothing; checks that every line still exists in its file, once, and every test
 
-A test is a case of doctest or, if only processes or whole programs show the break, a test of ctest.
-Exit code 1 when a test does not notice.
+A test is a doctest case or, if only processes or whole programs show the break, a ctest test.
+Exit code 1 if a test misses its break or fails without one, or if a line or a test no longer exists.
 """
 import argparse
 import pathlib
@@ -17,7 +17,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "build-broken"
-TIMEOUT_S = 200  # of one test of doctest's
+TIMEOUT_S = 200  # for one doctest case
 CTEST_TIMEOUT_S = 900
 
 # Description of the break, file, its line, the broken line, program, test (doctest's pattern). If that is empty, the
@@ -76,7 +76,7 @@ BREAKS = [
      "  micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;\n",
      "  if (!last_micro_step()) ++step_;\n  micro_step_ = last_micro_step() ? 0 : micro_step_ + 1;\n", "test_optim",
      "learners: the leader changes*"),
-    # What is not finite, and steps that do not count
+    # Values that are not finite, and steps that do not count
     ("a rank's NaN is not reported to the others", "compress/exchange.cpp", "fill(flag, e.finite ? 0.0f : 1.0f);",
      "fill(flag, 0.0f);", "test_compress", "not finite on one rank:*"),
     ("top-k does not report a rank's NaN", "compress/exchange.cpp", "*flag.data<uint8_t>() = e.finite ? 0 : 1;",
@@ -132,7 +132,7 @@ BREAKS = [
      "test_compress", "adacomp: independent gradients*"),
     ("AdaComp's expected bytes stay as they began", "compress/adacomp.cpp", "static_cast<float>(kNewActivity *",
      "static_cast<float>(0 * kNewActivity *", "test_compress", "adacomp: bins by shape*"),
-    ("AdaComp believes any number of elements", "compress/adacomp.cpp", "check_fits(k <= item.n());", "", "test_compress",
+    ("AdaComp accepts any number of elements", "compress/adacomp.cpp", "check_fits(k <= item.n());", "", "test_compress",
      "adacomp: an invalid message*"),
     ("AdaComp's scale may be infinite", "compress/adacomp.cpp",
      "if (!(scales.largest >= 0 && scales.largest <= kMaxScale)) return false;", "", "test_compress",
@@ -154,7 +154,7 @@ BREAKS = [
      "lgc: a curve is learned*"),
     ("LGC does not sort what the leader selects", "compress/lgc.cpp", "if (by_value_) std::ranges::sort(chosen);", "",
      "test_compress", "lgc: the leader's order*"),
-    ("LGC's ranks take out what the mean decodes to", "compress/lgc.cpp", "own = decoded(selected, mine, -1);",
+    ("LGC's ranks subtract what the mean decodes to", "compress/lgc.cpp", "own = decoded(selected, mine, -1);",
      "own = decoded(selected, mean, -1);", "test_compress", "lgc: a leader whose*"),
     ("LGC adds codes up without dividing", "compress/lgc.cpp", "mean.data<float>()[j] /= ranks;", "mean.data<float>()[j] /= 1;",
      "test_compress", "lgc: nothing is lost*"),
@@ -173,8 +173,8 @@ BREAKS = [
      "lgc: a step of training that diverges*"),
     ("LGC's layers share the unit of the first", "compress/lgc.cpp", "out.units[j] = out.rho[layer];", "out.units[j] = out.rho[0];",
      "test_compress", "lgc: a layer of small*"),
-    ("LGC believes any place", "compress/lgc.cpp", "if (std::ssize(indices[i]) != kept(e.compressed[i]))", "if (false)",
-     "test_compress", "lgc: an invalid message*"),
+    ("LGC accepts any number of elements", "compress/lgc.cpp", "if (std::ssize(indices[i]) != kept(e.compressed[i]))",
+     "if (false)", "test_compress", "lgc: an invalid message*"),
     ("gradients are clipped after compression", "optim/data_parallel.cpp",
      "    if (parallel_.local_clip > 0) clip_locally();\n    post_complete_buckets();\n",
      "    post_complete_buckets();\n    worker_->drain();\n    if (parallel_.local_clip > 0) clip_locally();\n",
@@ -198,11 +198,11 @@ BREAKS = [
      "rounds[to_size(wrap(in[i].peer - rank()))].in", "test_comm", "collectives: one rank and 2 to 8*"),
     ("an exchange waits for everyone", "comm/communicator.cpp", "do_exchange(out, in); });", "do_exchange(out, in); do_barrier(); });",
      "test_comm", "exchange: ranks wait*"),
-    ("an exchange takes two parcels for one peer", "comm/communicator.cpp", "seen[to_size(peer)] = true;",
+    ("an exchange accepts two parcels for one peer", "comm/communicator.cpp", "seen[to_size(peer)] = true;",
      "seen[to_size(peer)] = false;", "test_comm", "communicators: impossible calls*"),
     ("an exchange's payload is taken for a share", "comm/link_cost.cpp", 'if (collective == "exchange") return sent;', "",
      "test_comm", "link cost: every collective*"),
-    ("processes sum in another order than threads", "comm/collectives.cpp",
+    ("processes sum in a different order from threads", "comm/collectives.cpp",
      "run_ring(staged.host(), {.reduce = true, .gather = true});",
      "run_ring(staged.host(), {.reduce = true, .gather = true, .shift = *transport_->name() == 'm' ? -1 : 0});",
      "test_learners_mpi", ""),
@@ -237,8 +237,8 @@ BREAKS = [
     ("indices take one byte more than is counted", "compress/codecs/select.cpp",
      "return is_bitmap() ? packed_bytes(n, 1) : packed_bytes(k, width());",
      "return is_bitmap() ? packed_bytes(n, 1) : packed_bytes(k, width()) + 1;", "test_compress", "indices: bytes match the*"),
-    ("one of several equal elements too many", "compress/codecs/select.cpp", "equal-- > 0", "equal-- >= 0", "test_compress",
-     "selection: chunks equal*"),
+    ("one element too many of several equal ones", "compress/codecs/select.cpp", "equal-- > 0", "equal-- >= 0",
+     "test_compress", "selection: chunks equal*"),
     ("NaN counts as the largest", "compress/codecs/chunks_cpu.h", "return !numbers || v == v ? v : Lanes<kLanes>::all(0);", "return v;", "test_compress",
      "selection: chunks equal*"),
     ("levels are rounded up too often", "compress/codecs/quantize.cpp", "= Philox::unit(block.word[j]);",
@@ -249,7 +249,7 @@ BREAKS = [
      "test_compress", "qsgd: error bound, unbiased*"),
     ("all steps use the same random numbers for rounding", "compress/block_exchange.cpp", "static_cast<uint64_t>(e.step) << 28", "uint64_t{0} << 28",
      "test_compress", "qsgd: error bound, unbiased*"),
-    ("levels of one bit fewer", "compress/block_exchange.cpp", "static_cast<int>(item.layer->choice)};", "std::max(2, static_cast<int>(item.layer->choice) - 1)};", "test_compress",
+    ("levels have one bit too few", "compress/block_exchange.cpp", "static_cast<int>(item.layer->choice)};", "std::max(2, static_cast<int>(item.layer->choice) - 1)};", "test_compress",
      "qsgd: error bound, unbiased*"),
     ("a top-k message of any length is accepted", "compress/exchange.cpp", "if (length[0] < least || length[0] > most)",
      "if (length[0] < 0)", "test_compress", "top-k: an invalid message*"),
@@ -288,7 +288,7 @@ BREAKS = [
     ("a dense layer's residual is missing in the state", "compress/compressed_reducer.cpp",
      "if (feedback_ && layer.compressed && (shrinks(layer) || feedback_->holds(name)))",
      "if (feedback_ && layer.compressed && shrinks(layer))", "test_compress", "powersgd: no loss if a*"),
-    # Which tensors
+    # Which tensors are compressed
     ("the first convolution is compressed", "compress/layer_table.cpp", "&& &p != first && !named;",
      "&& (&p != first || !named) && !named;", "test_compress", "which layers are dense:*"),
     ("batch norm and biases are compressed", "compress/layer_table.cpp", "p.shape().rank() > 1 &&",
@@ -303,9 +303,9 @@ BREAKS = [
     ("bits=9 is accepted", "compress/families.cpp", ".low = 2, .high = 8,", ".low = 2, .high = 16,", "test_compress", "spec: defaults, canonical*"),
     ("the first name is suggested as the nearest", "compress/spec.cpp", "nearest_name(name, known)", "known.front()",
      "test_compress", "spec: defaults, canonical*"),
-    ("a plan of another network is accepted", "apps/session/layer_plan.cpp", "check(elements == here && here > 0,", "check(here >= 0,",
+    ("a plan for a different network is accepted", "apps/session/layer_plan.cpp", "check(elements == here && here > 0,", "check(here >= 0,",
      "test_apps", "layer plan: refused for*"),
-    ("a plan for another number of learners is accepted", "apps/session/layer_plan.cpp", "check(ranks == learners,", "check(ranks > 0,", "test_apps",
+    ("a plan for a different number of learners is accepted", "apps/session/layer_plan.cpp", "check(ranks == learners,", "check(ranks > 0,", "test_apps",
      "layer plan: refused for*"),
     ("a plan without some layers is accepted", "apps/session/layer_plan.cpp", "check(settings.contains(layer.name),",
      "check(!settings.empty(),", "test_apps", "layer plan: refused for*"),
@@ -318,7 +318,7 @@ BREAKS = [
      "L-GreCo: over budget by*"),
     ("plans may be larger than the default", "compress/plan/l_greco.cpp", "if (uniform.error <= plan.budget && plan.cost > uniform.cost)",
      "if (uniform.error <= plan.budget && plan.cost > 9 * uniform.cost)", "test_compress", "L-GreCo: the plan is optimal,*"),
-    ("a candidate with an error that is not finite is only never chosen", "compress/plan/l_greco.cpp",
+    ("a candidate whose error is not finite is merely never chosen", "compress/plan/l_greco.cpp",
      'if (!finite) return fall_back("an error or the budget is negative or not finite");', "(void)finite;", "test_compress",
      "L-GreCo: a given budget,*"),
     ("division by a budget of zero", "compress/plan/l_greco.cpp",
@@ -346,7 +346,7 @@ BREAKS = [
      "planner: a plan that becomes*"),
     ("a given budget counts only below the default's", "compress/plan/l_greco.cpp", "options.budget > 0 ? options.budget :",
      "options.budget > 0 ? std::min(options.budget, uniform.error) :", "test_compress", "Accordion: plans keep its budget*"),
-    ("all layers get Accordion's budget of steady ones", "compress/plan/layer_planner.cpp",
+    ("all layers get the budget that Accordion gives steady ones", "compress/plan/layer_planner.cpp",
      "accordion_settings(layers_, critical)", "accordion_settings(layers_, std::vector<bool>(critical.size()))",
      "test_optim", "planner: Accordion allows*"),
     ("alpha counts twice in Accordion's budget", "compress/plan/l_greco.cpp", "options.budget > 0 ? options.budget :",
@@ -374,9 +374,9 @@ BREAKS = [
      "const bool keeps_budget = before.error <= 9 * plan.budget;", "test_optim", "planner: the previous plan*"),
     ("plans start one step late", "compress/plan/layer_planner.cpp", "if (step == due_) adopt", "if (step == due_ + 1) adopt", "test_optim",
      "planner: windows close*"),
-    ("the rate at the last plan is ignored", "compress/plan/layer_planner.cpp", "if (!lr_) lr_ = lr;", "if (!lr_) lr_ = 1 + 0 * lr;", "test_optim",
+    ("the learning rate at the last plan is ignored", "compress/plan/layer_planner.cpp", "if (!lr_) lr_ = lr;", "if (!lr_) lr_ = 1 + 0 * lr;", "test_optim",
      "planner: a jump of one layer's*"),
-    ("a resumed run judges by its own rate", "compress/plan/layer_planner.cpp", "    lr_ = state.lr;\n", "", "test_optim",
+    ("a resumed run judges by its own learning rate", "compress/plan/layer_planner.cpp", "    lr_ = state.lr;\n", "", "test_optim",
      "planner: a run resumed*"),
     ("bytes cost no time", "compress/plan/layer_planner.cpp", "seconds[c] + per_byte * static_cast<double>(layer.bytes[c])",
      "seconds[c] + 0 * per_byte", "test_optim", "planner: bytes and time choose differently*"),
@@ -496,7 +496,7 @@ def found(path, text):
 
 
 def targets_of(program, case):
-    """What is built for a test: its program, or those that CMakeLists.txt gives ctest; none where it has no such test."""
+    """Returns what to build for a test: its program, or those that CMakeLists.txt gives ctest, if any."""
     if case:
         return [program]
     made = re.search(rf"add_test\(NAME {program} COMMAND ([^)]*)\)", (ROOT / "CMakeLists.txt").read_text())
@@ -504,7 +504,7 @@ def targets_of(program, case):
 
 
 def cases_of(program):
-    """The names of its tests, by the sources that CMakeLists.txt gives it."""
+    """Returns the names of the tests in the sources that CMakeLists.txt lists for a program."""
     made = re.search(rf"heddle_test\({program} (.*?)\)", (ROOT / "CMakeLists.txt").read_text(), re.S)
     sources = re.findall(r"tests/\w+\.cpp", made[1] if made else "")
     return ["".join(re.findall(r'"([^"]*)"', name)) for source in sources
@@ -512,7 +512,7 @@ def cases_of(program):
 
 
 def check():
-    """Lines that are gone or stand more than once, and tests that no longer exist."""
+    """Returns lines that are gone or occur more than once, and tests that no longer exist."""
     wrong = []
     cases = {program: cases_of(program) for program in {entry[4] for entry in BREAKS if entry[5]}}
     for what, path, old, new, program, case in BREAKS:
@@ -575,7 +575,7 @@ def test(program, case):
 
 
 def test_whole(name):
-    """Returns the same for a test of ctest."""
+    """Returns the same for a ctest test."""
     done = run("ctest", "--test-dir", COPY / "build", "-R", f"^{name}$", "--output-on-failure",
                "--timeout", str(CTEST_TIMEOUT_S))
     if "No tests were found" in done.stdout or "***Not Run" in done.stdout:
@@ -611,7 +611,7 @@ def main():
         file.write_text(whole.replace(old, new))
         try:
             made = build([entry])
-            outcome = test(program, case) if made.returncode == 0 else "is not built: " + made.stdout[-600:]
+            outcome = test(program, case) if made.returncode == 0 else "does not build: " + made.stdout[-600:]
         finally:
             file.write_text(whole)
         red = outcome.startswith(("fails", "ends", "is still"))
@@ -620,11 +620,11 @@ def main():
               flush=True)
     print(f"{len(chosen) - unnoticed} of {len(chosen)} breaks were noticed")
     if build(chosen).returncode:
-        sys.exit("the programs are not built without a break")
+        sys.exit("the programs do not build without a break")
     worthless = [(case or program, outcome) for program, case in sorted({entry[4:] for entry in chosen})
                  if (outcome := test(program, case)) != "passes"]
     for case, outcome in worthless:
-        print(f"without a break, too: {case} {outcome}")
+        print(f"even without a break: {case} {outcome}")
     return 1 if unnoticed or worthless else 0
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the commands of README.md, docs/flags.md and docs/howto/, page by page as a reader would, on tiny data and with
-# flags after each command that make it short (few steps, small images). What cannot run here is listed
-# with the reason, and a command that is neither is a failure. Checks itself first on commands that fail.
+# flags appended that keep each command short (few steps, small images). Commands that cannot run here are listed
+# with the reason; one that is neither run nor listed is a failure. Checks itself first on commands that fail.
 #   tests/check_docs_run.sh BUILD [PAGE…]
 set -u
 build=$(realpath "$1") && shift || exit 2
@@ -13,19 +13,19 @@ trap 'rm -rf "$work"' EXIT
 unset "${!HEDDLE_@}"  # they are flags to the programs
 export OMP_WAIT_POLICY=passive build root
 
-# Why a command is not run; nothing for those that are.
+# Prints why a command is not run; nothing if it is.
 reason() {  # PAGE COMMAND
   case "$1 $2" in
     *slurm.md*) echo 'needs Slurm' ;;
     *gpu.md*) echo 'needs a GPU' ;;
     *'./run netlab'*) echo 'needs root and network namespaces' ;;
-    *' cmake --install '* | *' cmake -S mine '* | *' cmake --build mine'*) echo 'stage consumer of .ci/run does it' ;;
+    *' cmake --install '* | *' cmake -S mine '* | *' cmake --build mine'*) echo 'stage "consumer" of .ci/run does it' ;;
     *' mpirun '*) command -v mpirun >/dev/null || echo 'needs mpirun' ;;
   esac
 }
 
 # ------------------------------------------------------------------------ what a reader would have
-# The programs, kept short. The last of two equal flags counts.
+# The programs, kept short. If a flag is given twice, the last one counts.
 make_programs() {  # in the current folder
   mkdir -p build bin
   cat >build/train_resnet <<'SH'
@@ -69,7 +69,7 @@ SH
 #!/usr/bin/env bash
 PATH=${PATH#*:}
 case " $* " in
-  *' --preset '* | *' -B build '*) echo "configures build/, of which ./run takes its programs: $*" >&2; exit 1 ;;
+  *' --preset '* | *' -B build '*) echo "configures build/, from which ./run takes its programs: $*" >&2; exit 1 ;;
   *' --build '*) exec cmake "$@" -- -n ;;
 esac
 ln -sfn "$root"/{CMakeLists.txt,cmake,core,layers,data,comm,compress,optim,apps,tests,docs} . || exit 1
@@ -94,7 +94,7 @@ case $verb in
   draw_trace) exec python3 "$root/docs/tools/draw_trace.py" "$@" ;;
   reproduce) exec python3 "$root/docs/tools/reproduce.py" "$@" ;;
   build) [ -x "$build/train_resnet" ] ;;  # this check runs what it has built
-  test)  # CI runs them all; in a folder of its own, as ctest -N too empties the log of the tests that run now
+  test)  # CI runs them all; in a folder of its own, as even ctest -N empties the log of the tests running now
     mkdir -p listed && cp "$build/CTestTestfile.cmake" listed/
     ctest --test-dir listed -N "$@" | grep -q 'Total Tests: [1-9]' ;;
   *) echo "no verb $verb here" >&2; exit 2 ;;
@@ -127,7 +127,7 @@ make_data() {
   printf '%s\n' airplane automobile bird cat deer dog frog horse ship truck >path/to/cifar-10-batches-bin/batches.meta.txt
 }
 
-# What a page takes for granted.
+# Makes what a page takes for granted.
 prepare() {  # PAGE
   case $1 in
     README.md | docs/flags.md)  # two runs to look at
@@ -176,5 +176,5 @@ ran=$(awk '/ commands run$/ { n += $2 } END { print n + 0 }' "$work/said")
 echo "$ran commands of $# pages run"
 sed -n 's/^[^ ]*: not run: .*(\(.*\))$/\1/p' "$work/said" | sort | uniq -c |
   while read -r times why; do echo "skipped: commands of README.md and docs/, $times ($why)"; done
-[ "$ran" -ge $# ] || { echo 'check_docs_run: hardly a command was found'; status=1; }
+[ "$ran" -ge $# ] || { echo 'check_docs_run: hardly any commands were found'; status=1; }
 exit $status

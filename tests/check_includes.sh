@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fails on an include against the table of who may include whom. Checks itself first on a file that
+# Fails on an include that violates the table of who may include whom. Checks itself first on a file that
 # breaks the table, so that a check which can no longer fail is noticed.
 #   tests/check_includes.sh [ROOT]
 set -u

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lines per folder, with the change against a commit if one is given. Warns of long files; fails when a part of the tree
 # is over its budget. Budgets may only fall, except by a dated decision (docs/decisions.md). The stack's are in lines of
-# code, which are neither empty nor only a comment, so that nobody saves on explanations; that of apps is in lines.
+# code, which are neither empty nor only a comment, so that nobody skimps on explanations; that of apps is in lines.
 #   tests/check_lines.sh [COMMIT]
 set -u
 cd "$(dirname "$0")/.." || exit 1

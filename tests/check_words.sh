@@ -60,7 +60,7 @@ allowed='\b([Hh]id(e|es|den|ing)|left|leav(e|es|ing)|lag(s|ged)?|falls?|fell)( [
 # Files that quote: measured data, inputs of tests, the licence, this list.
 excluded=(docs/results.jsonl '*.svg' '*.png' 'tests/golden/*' 'tests/fuzz/*/*' LICENSE tests/check_words.sh)
 
-# FILE -> its lines with everything but prose blanked out: of C++ the comments and string literals, of others all.
+# FILE -> its lines with everything but prose blanked out: C++ keeps comments and string literals, others everything.
 prose() {
   case $1 in
     *.h | *.cpp | *.cu | *.cuh)

@@ -42,7 +42,7 @@ class Suite {
   }
 
  private:
-  // Values that differ by rank, place and use, small enough for exact sums in every type but bf16.
+  // Values that differ by rank, index and use, small enough for exact sums in every type but bf16.
   static int64_t value(int64_t rank, int64_t i, int64_t use) {
     return (rank * 37 + i * 11 + use * 5 + i / 97) % 101 - 50;
   }

@@ -37,7 +37,7 @@ struct CompressModel {
     for (Parameter& p : store.parameters())
       for (int64_t j = 0; j < p.size(); ++j) p.grad.data<float>()[j] = value(i++);
   }
-  // Fills normal numbers by rank and step around a mean that all ranks and steps share.
+  // Fills gradients with normal noise by rank and step, around a mean that all of them share.
   void fill_random(int rank, int64_t step) {
     const Philox common(1, 1), own(2, static_cast<uint64_t>(rank * 1000 + step));
     fill([&](uint64_t i) { return common.normal(i) + own.normal(i); });

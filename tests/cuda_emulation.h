@@ -18,7 +18,7 @@
 #include <vector>
 
 #ifdef HEDDLE_SIMULATED_GPU
-#include <vector_types.h>  // dim3, and these words as attributes
+#include <vector_types.h>  // dim3, and the words below as attributes
 #undef __global__
 #undef __device__
 #undef __shared__
@@ -49,8 +49,8 @@ struct Place {
 
 inline void go(Place& from, Place& to) {
 #ifdef HEDDLE_SIMULATED_GPU
-  // swapcontext asks the kernel for the signal mask each time, which takes longer than all else
-  // that a kernel does here. Sanitizers and _FORTIFY_SOURCE refuse this way.
+  // swapcontext makes a system call for the signal mask each time, which takes longer than all
+  // else that a kernel does here. Sanitizers and _FORTIFY_SOURCE reject longjmp between stacks.
   from.left = true;
   if (_setjmp(from.saved) != 0) return;
   if (to.left) _longjmp(to.saved, 1);
@@ -143,7 +143,7 @@ inline void run_kernel(dim3 grid, dim3 block, bool backwards, bool barriers,
 }
 
 #ifdef HEDDLE_SIMULATED_GPU
-// Puts a kernel on the stream of the current Context; throws Error for a shape that no GPU takes.
+// Queues a kernel on the current Context's stream; throws Error for a shape that no GPU accepts.
 void enqueue(const char* name, dim3 grid, dim3 block, std::function<void(bool backwards)> run);
 #endif
 

@@ -23,8 +23,8 @@ inline ContextOptions on_test_device(ContextOptions options = {}) {
 // Whether the current Context computes on a GPU.
 inline bool on_gpu() { return Context::current().device().is_cuda(); }
 
-// Whether layers compute in bf16 on the CPU, and where the current Context does; both say so where
-// they do not.
+// Returns whether layers can compute in bf16: on the CPU, or where the current Context computes.
+// Prints a line if it asks the CPU and the CPU cannot.
 inline bool bf16_on_cpu() {
   if (!has_avx512()) std::puts("skipped: bf16 on this processor, which has no AVX-512");
   return has_avx512();
@@ -34,13 +34,13 @@ inline bool bf16_here() { return on_gpu() || bf16_on_cpu(); }
 // A copy where the current Context computes.
 inline Tensor here(const Tensor& x) { return x.to(Context::current().device()); }
 
-// The layouts that convolutions, pooling and elementwise layers take there.
+// The layouts that convolutions, pooling and elementwise layers accept on that device.
 inline std::vector<Layout> input_layouts() {
   if (Context::current().device().is_cuda()) return {Layout::plain, Layout::nhwc};
   return {Layout::plain, Layout::nhwc, Layout::c16};
 }
 
-// Those in which batch norm and shortcuts, which follow a convolution, find their maps.
+// The layouts of the maps that batch norm and shortcuts get, as they follow a convolution.
 inline std::vector<Layout> map_layouts() {
   if (Context::current().device().is_cuda()) return {Layout::nhwc};
   return {Layout::plain, Layout::nhwc, Layout::c16};

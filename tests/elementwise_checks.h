@@ -12,7 +12,7 @@ namespace heddle {
 
 using Network = GradCheck::Network;
 
-// A layer without parameters.
+// Checks a layer without parameters.
 inline void check_layer(std::vector<Tensor> inputs, const Network& network,
                         const GradCheckOptions& options = {}) {
   ParameterStore store;
@@ -20,7 +20,7 @@ inline void check_layer(std::vector<Tensor> inputs, const Network& network,
   GradCheck(store, std::move(inputs), network, options).run();
 }
 
-// Output and gradients in bf16 against fp32 on the same numbers.
+// Compares output and gradients in bf16 with those in fp32 on the same numbers.
 inline void check_half(const std::vector<Tensor>& half, const Network& network, double bound) {
   ParameterStore store;
   store.finalize(1);

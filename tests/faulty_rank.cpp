@@ -49,7 +49,7 @@ int train(Communicator& comm, const std::string& fault, int64_t rank, int64_t at
 }
 
 int run(const Arguments& arguments, const Arguments&) {
-  alarm(600);  // whoever was to stop it is gone
+  alarm(600);  // in case whoever was to stop it is gone
   check(arguments.size() >= 2, "usage: faulty_rank none|return|throw [RANK STEP [LEARNERS]]");
   const auto number = [&](size_t i, int64_t missing) {
     return i < arguments.size() ? std::atoll(arguments[i].c_str()) : missing;

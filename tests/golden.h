@@ -67,12 +67,12 @@ inline Tensor formula_labels(std::string_view name, int64_t count, int classes) 
   return labels;
 }
 
-// The uniform distribution with the variance 2 / fan_in of He et al.
+// Returns the bound of the uniform distribution with variance 2 / fan_in (He et al.).
 inline float he_scale(const Shape& weight) {
   return static_cast<float>(std::sqrt(6.0 / static_cast<double>(weight.elements() / weight[0])));
 }
 
-// Every parameter of a model by its name, as formula.py's set_parameters does.
+// Sets every parameter of a model by its name, as formula.py's set_parameters does.
 inline void set_formula_parameters(ParameterStore& store) {
   for (Parameter& p : store.parameters()) {
     if (p.shape().rank() > 1)
@@ -132,8 +132,8 @@ class Golden {
   bool has(const std::string& name) const { return file_.has(name); }
   std::vector<std::string> names() const { return file_.names(); }
 
-  // Whole tensors by the norm of the difference; sampled ones by their norm, their projection, and
-  // the root mean square error of their entries against that of all.
+  // Checks whole tensors by the norm of the difference; sampled ones by their norm, projection, and
+  // their entries' root mean square error relative to the root mean square of all entries.
   void expect(const std::string& name, const Tensor& found, double bound = kGoldenBound) const {
     expect(name, found.to_vector(), bound);
   }

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Implements ./run gpu-check: builds for the GPU of this machine, runs tests, compares with the CPU,
 # measures times, and writes one gpu-report.md. Needs no network. A part that fails does not stop the others,
-# parts that run later replace their own section of the report only, and each stays below eight
-# minutes; --quick, all of them below five once it is built.
+# a part that is run again replaces only its own section of the report, and each stays below eight
+# minutes; with --quick, all of them together take less than five once everything is built.
 #   tests/gpu_check.sh [--quick] [--part build,test,sanitize,compare,bench] [--limit SECONDS]
 # Exit codes: 0 everything that ran passed, 1 something failed, 2 bad arguments, or no GPU: then only
 # the build was tried.
 #
 # What tests/gpu_pack.sh has packed is unpacked from .carry. cuDNN, NCCL and cuBLAS are taken from
-# CUDA's own tree, else from the folder nvidia of a Python's site-packages.
+# CUDA's own tree, else from the nvidia folder in Python's site-packages.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 folder=$root/build-cuda
@@ -58,7 +58,7 @@ for place in sorted(p for p in places if p):
 PY
 }
 
-# Links to what CUDA's tree lacks, in a folder with include and lib as CMake looks for them. Python's
+# Links what CUDA's tree lacks into a folder with include and lib, where CMake searches. Python's
 # libraries come without the plain name that a linker asks for.
 link_vendor() {
   local tree vendor=$folder/vendor place file name
@@ -144,7 +144,7 @@ keep() {  # TITLE: the last output as it is
   { printf '\n%s:\n\n```\n' "$1"; cat "$sections/output"; printf '```\n'; } >>"$sections/details"
 }
 
-# part NAME TITLE FUNCTION: its section, with the table of what was tried in front.
+# part NAME TITLE FUNCTION: its section, which starts with the table of what was tried.
 part() {
   local name=$1 title=$2
   case " ${parts[*]} " in *" $name "*) ;; *) return 0 ;; esac
@@ -167,10 +167,10 @@ part() {
 not_run() { printf '\nnot run: %s\n' "$1" >>"$sections/details"; }
 need_gpu() {  # says why not
   [ $gpu = 1 ] || { not_run 'no GPU'; return 1; }
-  [ -x "$folder/$1" ] || { not_run "no $1: the build did not get so far"; status=1; return 1; }
+  [ -x "$folder/$1" ] || { not_run "no $1: the build did not get that far"; status=1; return 1; }
 }
 
-# The sections of an earlier report, so that it may come from another machine or another day.
+# Splits an earlier report into its sections, which may come from another machine or another day.
 split_report() {
   [ -f "$report" ] || return 0
   awk -v to="$sections" '
@@ -229,7 +229,7 @@ run_ctest() {  # TITLE ARGUMENT…
   keep "$title"
 }
 
-# Programs take --device auto, so that each of theirs starts CUDA: last, should no time be left.
+# Programs use --device auto, so each of their tests starts CUDA: they come last, should time run out.
 run_tests() {
   need_gpu test_core || return
   if [ $quick = 1 ]; then
@@ -240,7 +240,7 @@ run_tests() {
   run_ctest 'tests of whole programs, on the GPU' -L programs
 }
 
-# Without the pool: within its segments the tools would see no block end.
+# Without the pool: within its segments the tools would not see where a block ends.
 sanitize() {
   need_gpu test_gpu || return
   local tool sanitizer cases='kernels*'
@@ -311,7 +311,7 @@ compare() {
   fi
 }
 
-# PyTorch compiled takes minutes before its first step: the cases that say most come first.
+# Compiled PyTorch takes minutes before its first step: the most informative cases come first.
 measure() {
   need_gpu bench || return
   local case name flags=(--device cuda --rounds 2 --warmup 5 --steps 30)
@@ -328,7 +328,7 @@ measure() {
 arguments=''
 [ $quick = 1 ] && arguments+=' --quick'
 [ "${parts[*]}" = "${known[*]}" ] || arguments+=" --part $(IFS=,; echo "${parts[*]}")"
-if [ -x "$nvcc" ]; then link_vendor || say 'links to the vendors libraries could not be made'; fi
+if [ -x "$nvcc" ]; then link_vendor || say 'links to vendor libraries could not be made'; fi
 use_carried
 split_report
 part build 'Build' build

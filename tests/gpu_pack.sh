@@ -14,7 +14,7 @@ mkdir -p "$folder" && folder=$(cd "$folder" && pwd) || exit 1
 
 fail() { printf 'gpu_pack: %s\n' "$*" >&2; exit 1; }
 
-# Headers, CMake's package files and the report's chart library come with their packages, libraries by what the loader finds.
+# Headers, CMake's package files and the report's chart library are found by package, libraries by asking the loader.
 packages=(libdnnl-dev doctest-dev nlohmann-json3-dev libstb-dev libtomlplusplus-dev libxxhash-dev libjs-dygraphs)
 list=$(mktemp) || exit 1
 trap 'rm -f "$list"' EXIT
@@ -39,7 +39,7 @@ pack_data() {  # PIECE NAME…: those that exist
   local piece=$1 name found=()
   shift
   for name in "$@"; do [ -e "$data/$name" ] && found+=("$name"); done
-  [ ${#found[@]} -gt 0 ] || { printf 'gpu_pack: %s left out: nothing of it in %s\n' "$piece" "$data"; return 0; }
+  [ ${#found[@]} -gt 0 ] || { printf 'gpu_pack: %s left out: none of it is in %s\n' "$piece" "$data"; return 0; }
   tar -C "$data" -czhf "$folder/$piece" "${found[@]}" || fail "$piece could not be written"
 }
 pack_data text.tar.gz ptb tinyshakespeare

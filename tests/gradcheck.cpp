@@ -240,8 +240,8 @@ std::vector<float> GradCheck::output() {
 
 // Halves the step until two neighbouring central differences agree and the one-sided ones do not
 // show a kink: for a smooth function their gap halves with the step, across a kink it stays.
-// With outputs of size one, fp32 noise is about 1e-7 * sqrt(outputs touched) / step: the steps end
-// before it matters.
+// With outputs of magnitude one, fp32 noise is about 1e-7 * sqrt(outputs touched) / step: the
+// steps end before it matters.
 bool GradCheck::differentiate(const Tensor& values, int64_t i, float centre, double scale,
                               double* derivative) {
   const std::vector<float> r = memory_of(r_), middle = output();
@@ -311,7 +311,7 @@ void GradCheck::check_tensor(const std::string& name, const Tensor& values,
 void GradCheck::run() {
   const Gradients expected = analytic(DyMode::shared);
   check_accumulation(expected);
-  // Many small forward passes: on one thread, so that the result of several is compared with it.
+  // Many small forward passes: on one thread, against which gradients of several are checked.
   std::optional<Context> alone;
   if (!Context::current().device().is_cuda()) alone.emplace(ContextOptions{.threads = 1});
   const Tensor& flat = store_.values();

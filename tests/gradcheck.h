@@ -3,7 +3,7 @@
 // loss, element by element. On the way it proves what a wrong `beta` or an aliased buffer would
 // break (the idea is dlib's):
 //   - parameter gradients begin as NaN: the first contribution must overwrite;
-//   - a second backward without begin_step must double them: later contributions must add;
+//   - another backward without begin_step must add to them, not overwrite them;
 //   - an input's gradient slot begins with noise: the layer must add to it;
 //   - an input used twice gets the sum;
 //   - the output's gradient comes as one or two tensors, shared or not: all give the same, nothing
@@ -24,7 +24,7 @@
 
 namespace heddle {
 
-// Uniform in [-1, 1), times scale; a pure function of the seed and the place in memory. On the
+// Uniform in [-1, 1), times scale; a pure function of the seed and the index in memory. On the
 // device of the current Context.
 Tensor random_tensor(const Shape& shape, uint64_t seed, Layout layout = Layout::plain,
                      float scale = 1.0f, DType dtype = DType::f32);
@@ -47,7 +47,7 @@ enum class DyMode { shared, unique, two_shared, two_unique, shared_and_unique, u
 Var project(Tape& tape, const Var& y, const Tensor& r, DyMode mode = DyMode::shared);
 
 struct GradCheckOptions {
-  // A difference fails when it is larger than this part of max(|element|, rms of the tensor). A
+  // A difference fails if it is a larger share than this of max(|element|, rms of the tensor). A
   // third of the 1 % that must be caught. Measured: up to 3.3e-4 for layers, 2e-3 for whole blocks.
   double tolerance = 3e-3;
   // Slope of the numeric gradient over the analytic one, over all elements: a factor that is wrong

@@ -53,7 +53,7 @@ struct RunOptions {
   std::string compress = {};
 };
 
-// Values after some steps, and the losses' sum over ranks of the last one.
+// Returns the parameters' values after some steps.
 inline std::vector<float> train(Communicator& comm, const RunOptions& o,
                                 std::vector<std::string>* log = nullptr) {
   Net net(static_cast<uint64_t>(comm.rank()) + 1);  // rank 0's values must win

@@ -20,8 +20,8 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/bin"
 mapfile -t -O ${#named[@]} named < <(./run setup --list test)
 
-# Of what is installed: the named packages, those that every Debian has (and apt), and all that these depend on. Of
-# alternatives ("a | b") all that are there.
+# Prints, of what is installed, the named packages, those that every Debian has (and apt), and all that these depend on;
+# of alternatives ("a | b"), all that are installed.
 closure() {
   dpkg-query -W -f '${db:Status-Status}\t${Package}\t${Essential}\t${Priority}\t${Pre-Depends}, ${Depends}\t${Provides}\n' |
     awk -F'\t' -v named="${named[*]} apt" '
@@ -48,12 +48,12 @@ closure() {
 mapfile -t packages < <(closure)
 dpkg-query -L "${packages[@]}" | grep -E '^(/usr)?/s?bin/[^/]*$' | sort -u >"$work/files"
 xargs -d '\n' realpath -qe <"$work/files" | sort -u >"$work/targets"
-# By its own name; or by one that leads to it, as those of update-alternatives do.
+# Links each by its own name and by others that lead to it, such as those of update-alternatives.
 while read -r path; do ln -sf "$path" "$work/bin/${path##*/}"; done < <(
   find /usr/bin /usr/sbin -maxdepth 1 ! -type d >"$work/here"
   xargs -d '\n' realpath -qm <"$work/here" | paste "$work/here" - |
     awk -F'\t' 'NR == FNR { owned[$1]; next } $2 in owned { print $1 }' "$work/targets" -)
-# Where an alternative of a package from elsewhere is the chosen one, the best of ours.
+# If the alternative in use is of some other package, links the best one of these packages.
 for name in /var/lib/dpkg/alternatives/*; do
   name=${name##*/}
   [ ! -e "$work/bin/$name" ] || continue
@@ -64,7 +64,7 @@ for name in /var/lib/dpkg/alternatives/*; do
     END { print best }' "$work/targets" -)
   [ -z "$path" ] || ln -s "$path" "$work/bin/$name"
 done
-# What came to this machine by another way than as its package: the commands that are called.
+# Of what this machine got by other means than its package, links the commands that are called.
 for name in "${named[@]}"; do
   case " ${packages[*]} " in *" $name "*) continue ;; esac
   case $name in

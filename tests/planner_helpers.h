@@ -36,7 +36,7 @@ struct PlannedTraining {
   int64_t steps = 45;
   bool identical = false, overlap = true;
   LayerPlannerOptions planner = {.every = 20, .window = 5};
-  std::map<std::string, double> replay = {};  // set when `replay_at` steps are made
+  std::map<std::string, double> replay = {};  // set after `replay_at` steps
   int64_t replay_at = -1;
   double (*lr)(int64_t step) = [](int64_t) { return 0.1; };
   size_t (*shift)(int64_t step) = [](int64_t) -> size_t { return 0; };

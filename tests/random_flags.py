@@ -2,12 +2,12 @@
 """Runs train_resnet and train_lm with random command lines, made from their --help: good
 and bad values, random bytes, flags twice, flags that contradict each other, flags from a file and
 from the environment. Each must end with a documented exit code before a timeout, and with code 2
-prints one line on stderr.
+must print one line on stderr.
 
     tests/random_flags.py build/train_resnet build/train_lm        # HEDDLE_RANDOM_RUNS=200 for more
     HEDDLE_RANDOM_SEED=7 HEDDLE_RANDOM_FIRST=31 HEDDLE_RANDOM_RUNS=1 tests/random_flags.py ...
 
-The second is how a failure asks to be repeated.
+The second repeats one failure, by its seed and its number.
 """
 import os
 import random
@@ -24,8 +24,8 @@ SEED = int(os.environ.get('HEDDLE_RANDOM_SEED', '1'))
 HANGS_AFTER = 60  # seconds; a run takes one or two
 CODES = {0, 1, 2, 3, 75}
 
-# Whatever decides how much work there is stays small where it is valid at all; the rest of a help
-# text's values follows from the word that stands for them.
+# Flags that decide how much work there is get small values wherever these are valid; for all others
+# the value follows from its placeholder in the help text.
 SMALL = {
     'epochs': ['1'], 'steps': ['1', '2'], 'batch-size': ['1', '2', '4'], 'accumulate': ['1', '2'],
     'global-batch-size': ['2', '4', '8'], 'learners': ['1', '2', '3'], 'threads': ['1', '2'],
@@ -59,7 +59,7 @@ BAD = ['', ' ', '-1', '1e99', 'nan', '--', '=', '99999999999999999999', 'x' * 50
 
 
 def parse_help(text):
-    """The flags: name -> (value's word or '', choices)."""
+    """Returns the flags: name -> (placeholder of the value or '', choices)."""
     flags = {}
     entries = re.split(r'\n(?=  --)', text[text.index('Usage:'):])
     for entry in entries:

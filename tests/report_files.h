@@ -120,7 +120,7 @@ struct FakeRun {
         .dump();
   }
 
-  // Two passes forward and backward of rank 0, each with an exchange whose compressor has two
+  // Two forward and backward passes of rank 0, each with an exchange whose compressor has two
   // phases, and an arrow to one; memory and a note, which are not ranges.
   static std::string trace() {
     const auto range = [](int track, double begin, double length, const char* name) {
@@ -149,7 +149,7 @@ struct FakeRun {
     return out;
   }
 
-  // Under the given name in the folder; returns its path.
+  // Writes the run under the given name in the folder; returns its path.
   std::string write(const TempFolder& temp, const std::string& name) const {
     std::filesystem::create_directory(temp.path + "/" + name);
     temp.write(name + "/metrics.jsonl", metrics());

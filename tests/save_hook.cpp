@@ -1,6 +1,6 @@
-// Linked into train_resnet_hooked, which tests kill while it saves: after each file of a checkpoint
-// TEST_SAVE_PAUSE_MS milliseconds pass, and after the file number TEST_SAVE_KILL_AT that this
-// process writes it is killed. train_resnet itself has no such hook.
+// Linked into train_resnet_hooked, which tests kill while it saves: it waits TEST_SAVE_PAUSE_MS
+// milliseconds after each file of a checkpoint, and is killed after it has written
+// TEST_SAVE_KILL_AT files. train_resnet itself has no such hook.
 #include <atomic>
 #include <chrono>
 #include <csignal>

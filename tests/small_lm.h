@@ -1,4 +1,4 @@
-// A language model of some hundred weights, and vocabularies of given words, for tests of train_lm.
+// A language model of several hundred weights, and vocabularies of given words, to test train_lm.
 #pragma once
 
 #include <string>

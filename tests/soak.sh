@@ -19,7 +19,7 @@ printf 'second\trss_kb\tfiles\tthreads\n' >soak.tsv
 begin=$SECONDS
 while [ $((SECONDS - begin)) -lt "$seconds" ]; do
   sleep $((seconds / 720 + 1))
-  kill -0 $pid 2>/dev/null || { echo "it ended: $(tail -3 stderr)"; exit 1; }
+  kill -0 $pid 2>/dev/null || { echo "the run ended early: $(tail -3 stderr)"; exit 1; }
   printf '%d\t%s\t%s\t%s\n' $((SECONDS - begin)) "$(awk '/^VmRSS/ { print $2 }' /proc/$pid/status)" \
     "$(find /proc/$pid/fd -type l | wc -l)" "$(awk '/^Threads/ { print $2 }' /proc/$pid/status)" >>soak.tsv
 done

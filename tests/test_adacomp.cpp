@@ -365,7 +365,7 @@ TEST_CASE("adacomp: an invalid message is refused, and the state is unchanged") 
         std::ranges::copy(message, sent.data<uint8_t>());
         comm.all_gather(sent, Tensor::empty_on(Device{}, {2, longest}, DType::u8));
         if (message[8] == 0x7f || message[8] == 0xbf)
-          (void)gather_values(comm, std::vector<uint64_t>{0});  // as mark_culprit()
+          (void)gather_values(comm, std::vector<uint64_t>{0});  // as mark_culprit() does
         return;
       }
       CompressModel model;

@@ -155,7 +155,7 @@ TEST_CASE("augment: random resized crops preserve a uniform colour") {
 }
 
 TEST_CASE("augment: random resized crops vary in position and size within their limits") {
-  // Columns tell where the window lies: red = x, green = y.
+  // Colours tell where the window lies: red = x, green = y.
   Image image{200, 200, 0, {}};
   for (int y = 0; y < 200; ++y)
     for (int x = 0; x < 200; ++x)

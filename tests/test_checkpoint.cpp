@@ -211,7 +211,7 @@ TEST_CASE("checkpoint: the newest and the best are kept, incomplete ones are rem
   for (size_t i = 0; i < losses.size(); ++i) save(writer, static_cast<int64_t>(i), losses[i]);
   CHECK(names_in(run.path + "/checkpoints") ==
         std::vector<std::string>{"step-1", "step-4", "step-5"});
-  save(writer, 5, 7);  // again, by a run that was continued from before it
+  save(writer, 5, 7);  // again, by a run that resumed from an earlier step
   CHECK(find_checkpoint(run.path).newest->state.at("valid_loss") == 7);
 }
 
@@ -260,7 +260,7 @@ TEST_CASE("checkpoint: remains of a killed process are removed on resume") {
   const CheckpointWriter other(run.path, 1, {.keep = 1, .begin = 8});  // not the first rank's
   CHECK(left() == all);
   const CheckpointWriter writer(run.path, 0, {.keep = 2, .begin = 8});
-  CHECK(left() == all);  // until it has got somewhere: it may be refused yet
+  CHECK(left() == all);  // until the run makes progress: it may still be refused
   other.remove_old();
   CHECK(left() == all);
   writer.remove_old();

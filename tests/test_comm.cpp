@@ -111,8 +111,8 @@ TEST_CASE("virtual time: collectives match the alpha-beta model, for many ranks 
           slowest = std::max(slowest, comm.now() - begin);
         },
         options));
-    // 2 (P - 1) messages of n / P bytes in sequence, each with its latency, which segments hide
-    // except for one segment's time per hop at the ends of the pipeline.
+    // 2 (P - 1) messages of n / P elements in sequence, each with its latency; the pipeline of
+    // segments adds at most one segment's time per hop.
     const double bytes = 4.0 * static_cast<double>(n);
     const double wire = 2.0 * (p - 1) / p * bytes / kRate;
     CHECK(slowest >= wire);
@@ -135,7 +135,7 @@ TEST_CASE("real time: a slow link takes at least its time") {
       options));
 }
 
-TEST_CASE("failures: a rank throws, does not arrive, or has another shape") {
+TEST_CASE("failures: a rank throws, does not arrive, or passes a different shape") {
   // One rank throws outside of a collective: all others end with its reason.
   auto errors = run_ranks(4, [](Communicator& comm) {
     const Tensor x = Tensor::zeros({100000});
@@ -149,7 +149,7 @@ TEST_CASE("failures: a rank throws, does not arrive, or has another shape") {
     CHECK(e.find("out of luck") != std::string::npos);
     CHECK(e.find(concat("rank ", r, " of 4, all_reduce")) == 0);
   }
-  // One rank passes another length while the others' messages are on their way over a slow network.
+  // One rank passes a different length while the others' messages cross a slow network.
   for (int repeat = 0; repeat < 5; ++repeat) {
     ThreadsOptions slow{.timeout_s = 10};
     slow.net = {.bytes_per_s = 4e6, .latency_s = 5e-3};

@@ -23,7 +23,7 @@ Tensor values_of(int rank) {
   return x;
 }
 
-// Returns the result of as many threads with the same values.
+// Returns the all-reduce's result on p threads with the same values.
 std::vector<float> threads_result(int p) {
   auto comms = make_threads(p);
   std::vector<float> result;
@@ -49,7 +49,7 @@ int main() {
   const Tensor x = values_of(comm->rank());
   comm->all_reduce(x);
   if (x.to_vector() != threads_result(comm->size()))
-    failures.push_back("all_reduce: threads give other bits than MPI");
+    failures.push_back("all_reduce: threads and MPI give different bits");
   const LaunchInfo launch = detect_launch();
   if (launch.rank != comm->rank() || launch.size != comm->size() || launch.launcher.empty())
     failures.push_back(concat("launcher: found rank ", launch.rank, " of ", launch.size));

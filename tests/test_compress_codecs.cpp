@@ -163,13 +163,14 @@ TEST_CASE("random selection: k distinct elements, uniform, reproducible") {
   std::vector<int> drawn(50);
   for (uint64_t key = 0; key < 2000; ++key)
     for (int64_t k : {0, 5, 25, 45, 50}) {
-      const Indices indices = select_random(50, k, Philox(1, key));
+      // What 45 leave out for one generator is what 5 take: each k has a generator of its own.
+      const Indices indices = select_random(50, k, Philox(static_cast<uint64_t>(k), key));
       REQUIRE(std::ssize(indices) == k);
       for (size_t i = 1; i < indices.size(); ++i) REQUIRE(indices[i] > indices[i - 1]);
       if (k == 5 || k == 45)
         for (const uint32_t i : indices) ++drawn[i];
     }
-  for (const int count : drawn) CHECK(std::abs(count - 2000) < 120);  // 4.7 standard deviations
+  for (const int count : drawn) CHECK(std::abs(count - 2000) < 90);  // 4.7 standard deviations
   CHECK(select_random(50, 5, Philox(1, 7)) == select_random(50, 5, Philox(1, 7)));
   CHECK(select_random(50, 5, Philox(1, 7)) != select_random(50, 5, Philox(2, 7)));
 }
@@ -291,7 +292,7 @@ TEST_CASE("quantiser: bounds, unbiased over keys, variance; zeros, spikes, NaN, 
         }
       }
     }
-  // The mean over many keys is x, the mean square of the error at most a quarter of a step's.
+  // The mean over many keys is x; the mean squared error is at most step^2 / 4.
   constexpr int kKeys = 4000;
   const std::vector<float> x = normal(32, 7);
   for (int bits = 2; bits <= 8; ++bits) {

@@ -218,9 +218,9 @@ TEST_CASE("CUDA codecs: PowerSGD's factors") {
         const Tensor out = Tensor::zeros({n * columns}), out2 = out.clone();
         cpu::multiply_factors(p, q, out);
         emulated::multiply_factors(p, q, out2);
-        CHECK(furthest(out2, out) < 1e-6);  // the CPU's may be fused
+        CHECK(furthest(out2, out) < 1e-6);  // the CPU may fuse multiply and add
 
-        q.slice(r - 1, r).fill_zero();  // such a row stays what it was
+        q.slice(r - 1, r).fill_zero();  // a zero row leaves next's as it was
         const Tensor next = hard_values(r * columns, false).reshape({r, columns});
         const Tensor next2 = next.clone();
         cpu::next_factor(q, 3, next);
@@ -236,7 +236,7 @@ TEST_CASE("codecs: elements at indices, on the CPU") {
   cpu::gather(x, indices, values);
   CHECK(values.data<float>()[0] == 5);
   CHECK(values.data<float>()[1] == 2);
-  CHECK(std::isnan(values.data<float>()[2]));  // no place of x
+  CHECK(std::isnan(values.data<float>()[2]));  // index 9 is outside x
   cpu::scatter(Tensor::from({10, 20, 30}), indices, x);
   CHECK(x.to_vector() == Values{1, 20, 3, 4, 10});
   cpu::scatter_add(Tensor::from({1, 2, 3}), indices, x);

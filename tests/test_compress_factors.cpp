@@ -138,7 +138,7 @@ struct WithKernels {
   }
 
  private:
-  // A factor has one column of the matrix in a row of memory.
+  // A factor stores each column of the matrix as a contiguous row.
   static Tensor factor_of(const Matrix& m) {
     const Tensor out = Tensor::zeros({std::ssize(m[0]), std::ssize(m)});
     for (size_t i = 0; i < m.size(); ++i)
@@ -161,7 +161,7 @@ Matrix scaled_columns(Matrix q) {
   return q;
 }
 
-// Gradients of fc.weight and conv2.weight that are sums of `rank` products.
+// Fills every parameter's gradient with a sum of `ranks` outer products.
 void fill_low_rank(CompressModel& model, int ranks, uint64_t key) {
   const Philox rng(4, key);
   for (Parameter& p : model.store.parameters()) {
@@ -188,7 +188,7 @@ TEST_CASE("orthogonalize: orthonormal rows, also from dependent rows and zeros")
     const std::span<float> x(factor.data<float>(), kRank * kLength);
     for (size_t i = 0; i < x.size(); ++i) x[i] = rng.normal(i) * (kind == 1 ? 1e-25f : 1);
     const auto row = [&](int64_t k) { return x.begin() + k * kLength; };
-    if (kind == 2) std::copy_n(row(0), kLength, row(2));  // twice the same
+    if (kind == 2) std::copy_n(row(0), kLength, row(2));  // two equal rows
     if (kind == 3) std::fill_n(row(1), kLength, 0.0f);
     if (kind == 4)  // all along one axis
       for (size_t i = 0; i < x.size(); ++i) x[i] = i % kLength == 7 ? x[i] : 0;
@@ -214,7 +214,7 @@ TEST_CASE("orthogonalize: orthonormal rows, also from dependent rows and zeros")
 TEST_CASE("powersgd: exact for gradients of the low rank that is sent, for any P") {
   for (int p : {1, 2, 3}) {
     CAPTURE(p);
-    // The sum over ranks has rank 2, its parts are different.
+    // The sum over ranks has rank 2; the ranks' gradients differ by a factor.
     const ReduceOptions o{.steps = 4, .fill = [](CompressModel& m, int rank, int64_t step) {
                             fill_low_rank(m, 2, 1);
                             for (Parameter& x : m.store.parameters())
@@ -354,7 +354,7 @@ TEST_CASE("powersgd: a change of rank keeps residuals and other layers' factors"
                           if (step == 3) reducer.set_choice("fc.weight", 1);
                           if (step == 6) reducer.set_choice("fc.weight", 4);
                         }};
-  const auto runs = reduce_ranks(2, "powersgd:rank=2", o);  // of two, sums have one order
+  const auto runs = reduce_ranks(2, "powersgd:rank=2", o);  // sums of two have only one order
   const auto plain = reduce_ranks(2, "powersgd:rank=2", {.steps = 9});
   for (const size_t s : {3, 6, 8}) {
     CHECK(runs[0].states[s].at("factor.conv2.weight") ==
@@ -375,8 +375,8 @@ TEST_CASE("powersgd: a change of rank keeps residuals and other layers' factors"
   CHECK(worst_difference(missing, Values(1750)) < 2e-4);
 }
 
-// A burst of gradients near the largest numbers, of which every product with a factor of their own
-// size would overflow, and ordinary ones before and after it.
+// Gradients of all steps are so large that a product with a factor of their own size would
+// overflow.
 TEST_CASE("powersgd: gradients of 1e20 and 1e30 are delivered like ordinary ones") {
   const auto run = [](float size) {
     return reduce_ranks(
@@ -388,8 +388,7 @@ TEST_CASE("powersgd: gradients of 1e20 and 1e30 are delivered like ordinary ones
          }});
   };
   const auto plain = run(1);
-  for (const float size :
-       {0x1p66f, 0x1p94f}) {  // 7e19; 2e28, of which residuals make 50 times that
+  for (const float size : {0x1p66f, 0x1p94f}) {  // 7e19; 2e28, which residuals raise 50-fold
     CAPTURE(size);
     const auto large = run(size);
     CHECK(large[0].accepted == std::vector<bool>(5, true));

@@ -70,7 +70,7 @@ TEST_CASE("reducers: two runs, and buckets of one layer or of all, give the same
     CHECK(again[1].sums == runs[0].sums);
     CHECK(again[1].states == runs[1].states);
     // Sums of two do not depend on the position in the bucket; the noise that rounds them does, and
-    // what LGC codes is the bucket.
+    // LGC codes the bucket as a whole.
     if (spec == "qsgd:bits=4,bucket=64" || spec.starts_with("lgc")) continue;
     const auto single = reduce_ranks(2, spec, {.single_layers = true});
     CHECK(single[0].sums == runs[0].sums);
@@ -186,7 +186,7 @@ TEST_CASE("powersgd: an overflowing factor of finite gradients is used on no ran
       for (float& v : std::span(m.store.find("fc.weight")->grad.data<float>(), 1750)) v = 9e29f;
   };
   const auto before = [&](Reducer& reducer, int64_t step) {
-    if (step != 2) return;  // as in a checkpoint that was written before they were scaled
+    if (step != 2) return;  // as in a checkpoint written before factors were scaled
     for (const auto& [name, x] : reducer.named_state())
       if (name == "factor.fc.weight") std::fill_n(x.data<float>(), x.size(), 1e31f);
   };
@@ -320,8 +320,8 @@ TEST_CASE("qsgd: error bound, unbiased over steps, independent noise of ranks, b
       square += (got[i] - sum[i]) * double{got[i] - sum[i]} / (kSteps * double{1750});
     }
   }
-  // Rounding to one of two neighbours has at most a quarter of their squared distance as variance:
-  // each rank's, and that of the sum, which is off by the ranks' steps when it is rounded again.
+  // Rounding to one of two neighbours has a variance of at most a quarter of their squared
+  // distance: for each rank, and for the sum, which is off by the ranks' steps when rounded again.
   double bound = 0;
   for (size_t b = 0; b < sum.size(); b += 64) {
     const size_t end = std::min(b + 64, sum.size());

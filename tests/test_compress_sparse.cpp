@@ -27,7 +27,7 @@ Indices indices_of(const Tensor& indices) {
   return {first, first + indices.size()};
 }
 
-// The indices that are not zero.
+// Returns the indices of the elements that are not zero.
 Indices support(const Values& x) {
   Indices out;
   for (uint32_t i = 0; i < x.size(); ++i)
@@ -146,7 +146,7 @@ TEST_CASE("error feedback: a dense layer's residual is dropped once it is applie
 
 TEST_CASE("error feedback: sum of what was sent + m / beta = sum of the gradients, for any P") {
   for (const std::string& spec : kSparse)
-    for (const int p : {1, 2, 3, 4, 7}) {  // at last more ranks than layers
+    for (const int p : {1, 2, 3, 4, 7}) {  // in the last case more ranks than layers
       CAPTURE(spec);
       CAPTURE(p);
       const auto runs = reduce_ranks(p, spec, {.steps = 25});
@@ -174,7 +174,7 @@ TEST_CASE("error feedback: sum of what was sent + m / beta = sum of the gradient
 }
 
 TEST_CASE("scalecom: the sum at the leader's indices is the sum of the sent values") {
-  // P is larger than the number of layers in one case; steps are left out, as by skipped updates.
+  // P is larger than the number of layers in one case; steps are missing, as if skipped.
   for (int p : {2, 3, 7})
     for (const std::string select : {"chunk", "exact"}) {
       CAPTURE(p);
@@ -288,8 +288,8 @@ TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top
     }
     return out;
   };
-  // conv1 and the parameters of one axis are sent dense; of 1152 and 1750 elements 24 and 35 chunks
-  // of 50, whose indices take 6 bits each; a flag.
+  // conv1 and the parameters of one axis are sent dense; 1152 and 1750 elements make 24 and 35
+  // chunks of 50, whose indices take 6 bits each; a flag.
   const double values = 4.0 * (1080 + 40 + 35 + 24 + 35 + 1), indices = 18 + 27;
   // Top-k: 11 bits per index, a flag; in addition the dense layers in a ring, with a flag.
   const double message = 1 + 4 * (23 + 35) + 32 + 49;
@@ -299,13 +299,13 @@ TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top
     CAPTURE(p);
     const double ring = 2.0 * (p - 1) / p;
     // The mean over P steps of one learner is the mean over the learners of one step, in which the
-    // leader sends the indices to as many as its tree has branches.
+    // leader sends the indices to as many ranks as its tree has branches.
     const Sent step = sent(p, "scalecom:rate=50");
     const double mean = ring * values + ring / 2 * indices;
     CHECK(step.mean == doctest::Approx(mean).epsilon(1e-3));
     CHECK(step.indices == doctest::Approx(ring / 2 * indices).epsilon(1e-9));
     CHECK(step.most == doctest::Approx(ring * values + std::log2(p) * indices).epsilon(2e-3));
-    // Each learner was the leader once, and all have sent equally much, except for the ring's
+    // Each learner was the leader once, and all have sent the same amount, except for the ring's
     // rounding.
     if (p <= 16) CHECK(sent(p, "scalecom:rate=50", p).most == doctest::Approx(mean).epsilon(2e-3));
     const Sent gathered = sent(p, "topk:density=0.02,indices=plain");

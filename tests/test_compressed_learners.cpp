@@ -173,12 +173,12 @@ TEST_CASE("learners: the leader changes with every step, with micro-steps or ski
           return found == entries.end() ? 0 : found->second.sent;
         };
         const int64_t before = indices();
-        const bool skipped = step == 3;  // a step that is not applied is one, too
+        const bool skipped = step == 3;  // a step that is not applied counts, too
         for (int micro = 0; micro < accumulate; ++micro)
           make_step(optimizer, w, skipped && comm.rank() == 0 ? NAN : 1.0f);
         if (optimizer.optimizer().skipped_steps() != (step < 3 ? 0 : 1)) throw Error("skipped");
         const bool leads = step > 0 && step % 2 == comm.rank();
-        if ((indices() > before) != leads) throw Error(concat("step ", step, ": another leader"));
+        if ((indices() > before) != leads) throw Error(concat("step ", step, ": wrong leader"));
       }
     }));
 }
@@ -193,13 +193,13 @@ TEST_CASE("learners: rate=auto is equal on all ranks, whatever they have counted
     const Reducer& settings = *reducer;
     DataParallelOptimizer optimizer(store, make_sgd({}), comm, {}, {}, std::move(reducer));
     make_step(optimizer, w, 1.0f);
-    if (settings.choices().at("w") != 25) throw Error("another rate");
+    if (settings.choices().at("w") != 25) throw Error("wrong rate");
   }));
 }
 
 TEST_CASE("scalecom: automatic rates give ResNets nearly the paper's ratios") {
-  // 112 and 96 there, of values; 115.1 and 96.9 by the rule (all weights but batch norm's, the
-  // first convolution and the last bias dense).
+  // The paper has 112 and 96, in values; the rule gives 115.1 and 96.9 (all weights but batch
+  // norm's, with the first convolution and the last bias dense).
   for (const auto& [arch, expected] : {std::pair{"resnet18", 115.1}, {"resnet50", 96.9}}) {
     const std::string model_name = arch;  // clang 14 captures no structured bindings
     Context context;

@@ -26,7 +26,7 @@ struct Reference {
   }
 };
 
-// How far a weight of 0 has moved after `steps` steps with a gradient of 1 and `rest` without one.
+// Returns how far a weight of 0 moves in `steps` steps with a gradient of 1 and `rest` without one.
 double displacement(bool nesterov, int steps, bool from_residual, int rest,
                     bool rest_from_residual) {
   ParameterStore store;
@@ -48,8 +48,8 @@ struct Trained {
   std::vector<double> reference;
 };
 
-// One of two learners that begin densely, compress `w` from step 3 on, and send it densely again in
-// steps 8 and 9. The reference takes the sums as they came back.
+// Trains one of two learners that begin dense, compress `w` from step 3 on, and send it dense again
+// in steps 8 and 9. The reference takes the sums as they came back.
 Trained train_across(Communicator& comm, bool nesterov, double momentum, bool residual_momentum,
                      bool deferred, const char* spec) {
   ParameterStore store;
@@ -133,7 +133,7 @@ TEST_CASE("compressed momentum: a gradient moves a weight as far as momentum wou
   for (const bool nesterov : {true, false}) {
     CAPTURE(nesterov);
     const double far = -kLr * 5 / (1 - kMomentum);
-    for (const bool residual : {true, false})  // the velocity's rest is applied under either rule
+    for (const bool residual : {true, false})  // remaining velocity is applied under either rule
       for (const bool rest : {true, false})
         CHECK(displacement(nesterov, 5, residual, 400, rest) == doctest::Approx(far).epsilon(1e-5));
     CHECK(displacement(nesterov, 5, true, 0, true) == doctest::Approx(far).epsilon(1e-5));

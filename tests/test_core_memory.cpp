@@ -61,7 +61,7 @@ TEST_CASE("Pool: blocks never overlap, freed neighbours are merged") {
   stress(pool, 1, 20000);
   CHECK(pool.bytes_in_use() == 0);
   const size_t reserved = pool.bytes_reserved();
-  // A few segments of 32 MiB at most; whole again, each serves a request of its full size.
+  // A few segments of 32 MiB each, merged again: each serves a request of its full size.
   REQUIRE(reserved % (size_t{32} << 20) == 0);
   std::vector<void*> whole;
   for (size_t i = 0; i < reserved >> 25; ++i) whole.push_back(pool.allocate(size_t{32} << 20));
@@ -290,8 +290,8 @@ TEST_CASE("Trace: arrows, all ranks in one text, bounded size") {
   Trace& trace = context.trace();
   trace.flow(Trace::Flow::begin, "backward", 7);  // off: nothing
   trace.start();
-  // A point lies in the range that is open, that comes next, that came last on its track and
-  // thread.
+  // A point lies in the range that is open, comes next or came last on its track and thread, by
+  // its kind.
   {
     TraceRange open("backward", "a");
     trace.flow(Trace::Flow::begin, "backward", 7);

@@ -30,7 +30,7 @@ std::array<uint32_t, 4> words(const Philox::Block& b) {
   return {b.word[0], b.word[1], b.word[2], b.word[3]};
 }
 
-// Rounds to nearest even by exact arithmetic on the neighbours.
+// Rounds to nearest even by comparing the dropped bits with half a step.
 uint16_t reference_rounding(float value) {
   const uint32_t u = std::bit_cast<uint32_t>(value);
   const auto low = static_cast<uint16_t>(u >> 16);
@@ -57,7 +57,7 @@ TEST_CASE("Philox: known answers from Random123") {
   }
 }
 
-TEST_CASE("Philox: uniform and normal numbers have their moments; streams differ") {
+TEST_CASE("Philox: uniform and normal numbers have the right moments; streams differ") {
   const Philox rng(42, stream_id(Stream::sample, 1));
   constexpr int kCount = 400000;
   double mean = 0, square = 0, lag = 0;

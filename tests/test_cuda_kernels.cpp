@@ -32,7 +32,7 @@ Tensor like(const Tensor& x) {
   return out;
 }
 
-// The values in the layout that CUDA uses.
+// Returns random values in the layout that CUDA uses.
 Tensor nhwc(const Shape& shape, uint64_t seed, DType dtype, float scale = 1.0f) {
   return random_tensor(shape, seed, Layout::nhwc, scale, dtype);
 }
@@ -43,7 +43,7 @@ double distance(const Tensor& a, const Tensor& b) {
 
 double rounding(DType dtype) { return dtype == DType::f32 ? 2e-6 : 8e-3; }
 
-// Batches that give one part and many, with channels that fill packs, and that do not.
+// Batches that give one part or many, with channels that do or do not fill packs.
 const Shape kMaps[] = {{2, 5, 3, 4},   {3, 16, 5, 5},    {2, 64, 9, 7},  {1, 8, 1, 7},
                        {4, 3, 40, 33}, {2, 136, 21, 10}, {2, 16, 64, 40}};
 
@@ -103,7 +103,7 @@ TEST_CASE("CUDA kernels: batch norm as on the CPU, in every form") {
       cpu::batchnorm_statistics(x, mean.cpu, variance.cpu);
       emulated::batchnorm_statistics(x, mean.gpu, variance.gpu);
       CHECK(distance(mean.gpu, mean.cpu) < 1e-6);
-      // The CPU adds pixels one by one where channels fill no vector.
+      // The CPU adds pixels one by one where channels do not fill a vector.
       CHECK(distance(variance.gpu, variance.cpu) < (dtype == DType::f32 ? 1e-5 : 2e-4));
       const Tensor invstd = like(weight), scale = like(weight), shift = like(weight);
       cpu::batchnorm_affine({mean.cpu, variance.cpu, weight, bias, 1e-5f, invstd, scale, shift});

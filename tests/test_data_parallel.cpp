@@ -229,7 +229,7 @@ TEST_CASE("learners: the ledger has every byte that the communicator counted") {
     const Ledger::Entry all = optimizer.ledger().total();
     if (totals.traffic.sent != all.sent || totals.traffic.received != all.received)
       throw Error(concat("counted ", totals.traffic.sent, ", in the ledger ", all.sent));
-    // Weights: the formula of a ring, to a few elements for each bucket and step.
+    // Weights: the formula of a ring, to within a few elements for each bucket and step.
     const Ledger::Entry weight =
         optimizer.ledger().entries().at({"second.weight", PayloadKind::values});
     const int64_t formula = 4 * 2 * (30 * 40 * 4) * 2 / 3;

@@ -54,7 +54,7 @@ struct RunOptions {
   SgdOptions sgd = {};
 };
 
-// What the ranks had after each step.
+// Holds what the ranks had after each step.
 struct Run {
   std::vector<std::vector<Values>> x, gradients, duals;  // by step, rank
   std::vector<Ledger> ledgers;                           // by rank

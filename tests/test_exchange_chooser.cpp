@@ -36,7 +36,7 @@ TEST_CASE("exchange choice: dense unless compression shortens the step") {
   CHECK(choice.tried());
   CHECK(choice.dense_s == doctest::Approx(21));
   CHECK(choice.chosen_s == choice.compressed_s);
-  // Equal, or better by less than the margin: bytes stay as they are.
+  // Equal, or better by less than the margin: the buckets stay dense.
   CHECK(choose(2, packed, packed).compressed == std::vector<bool>{false, false});
   const TimesOfBuckets hardly = {{1, 0, 0.1}, {2, 0, 0.09}};
   CHECK(choose(2, fast, hardly).compressed == std::vector<bool>{false, false});
@@ -46,8 +46,8 @@ TEST_CASE("exchange choice: dense unless compression shortens the step") {
 }
 
 TEST_CASE("exchange choice: hidden buckets stay dense, exposed ones are compressed") {
-  // The first bucket's exchange ends before the second is ready, dense or not; compressing it costs
-  // more than it saves. All ranks wait for the second.
+  // The first bucket's dense exchange ends before the second bucket is ready; its compressed one
+  // ends later and delays the second, for which all ranks wait.
   const TimesOfBuckets dense = {{1, 0, 3}, {10, 0, 6}}, packed = {{1, 9.5, 0.5}, {10, 1, 1}};
   auto choice = choose(10, dense, packed);
   CHECK(choice.compressed == std::vector<bool>{false, true});
@@ -55,8 +55,8 @@ TEST_CASE("exchange choice: hidden buckets stay dense, exposed ones are compress
   CHECK(choice.dense_s == doctest::Approx(16));
   CHECK(choice.compressed_s == doctest::Approx(13));
   CHECK(choice.chosen_s == doctest::Approx(12));
-  // The mixture of above, where encoding the first makes backward longer, and with it the second
-  // later; the second alone finds it as it is when nothing is compressed.
+  // The same mixture, but encoding the first prolongs backward and so delays the second; if only
+  // the second is compressed, backward is as short as if nothing is.
   const ExchangeTrial later{13, {{1, 9.5, 0.5}, {13, 1, 1}}};
   choice = choose_exchange({10, dense}, later, 0, kMargin);
   CHECK(choice.compressed == std::vector<bool>{false, true});
@@ -93,8 +93,8 @@ TEST_CASE("exchange choice: neighbours are joined where that saves latencies") {
   CHECK(choice.compressed == std::vector<bool>{false, true});
   CHECK(choice.joined == std::vector<bool>{false, false});
   CHECK(choose(10, dense, packed, 1e-4).joined == std::vector<bool>{false, false, false});
-  // Compressed and apart it is more expensive than dense, joined it is not: eight more latencies
-  // saved.
+  // Compressed buckets cost more than dense ones if apart, but not if joined: each saves eight
+  // latencies then.
   choice = choose(1, TimesOfBuckets(20, {1, 0, 7.6, 6}), TimesOfBuckets(20, {1, 0, 8.1, 8}), 1);
   CHECK(choice.dense_s < choice.compressed_s);
   CHECK(std::ranges::count(choice.compressed, true) == 20);
@@ -122,7 +122,7 @@ std::vector<ChosenRun> train_choosing(double bytes_per_s, double latency_s, int6
     PlannedModel model;
     DataParallelOptions parallel{.bucket_bytes = 16 << 10, .compress_start = start};
     parallel.chooser = {.every = 30, .trial = 4, .margin = latency_s > 0.1 ? kMargin : 0.5};
-    parallel.chooser.tie = 0;  // two turns, whatever comes out
+    parallel.chooser.tie = 0;  // two rounds, whatever the result
     parallel.chooser.trial_cost = trial_cost;
     parallel.chooser.clock = [] { return 0.0; };
     parallel.control_words = true;
@@ -279,8 +279,8 @@ TEST_CASE("exchange choice: a near tie is tried for longer") {
   Context context;
   Alone alone;
   CompressedReducer& reducer = alone.reducer;
-  // The step ends at 16 if all is dense, and compressed at 12 or 15; each turn is two steps of
-  // both.
+  // The step ends at 16 if all is dense, and at 12 or 15 if compressed; each round is two steps of
+  // each.
   for (const auto& [last_s, steps] : {std::pair{1.0, 8}, {4.0, 32}}) {
     double now = 0;
     int64_t chosen_at = 0;

@@ -77,7 +77,7 @@ TEST_CASE("learners: the time of exchanges excludes the quality meter") {
     for (int step = 0; step < kSteps; ++step) make_step(optimizer, w, 1.0f);
     const double all = steady_seconds() - begin;
     // A measurement waits for two sums, each of two messages one after the other: however slow
-    // the machine, so much of the time at least was the meter's.
+    // the machine, at least this much of the time was the meter's.
     const double metered = kSteps * 2 * 2 * kLatency * 0.99;
     const double exchanges = optimizer.totals().exchange_s;
     if (exchanges > all - metered) throw Error(concat(exchanges, " s of ", all));

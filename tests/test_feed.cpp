@@ -33,7 +33,7 @@ std::shared_ptr<const ImageDataset> shapes() {
   return render_shapes(Split::train, {.image_size = 8, .train_images = kImages});
 }
 
-// Until the next batch is being copied.
+// Waits until the next batch is being copied.
 void prefetch_surely(BatchFeed& feed) {
   for (int tries = 0; tries < 5000 && !feed.prefetch(); ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -55,7 +55,7 @@ void check_lstm(const std::string& name, const Sizes& size, const LstmOptions& o
   CHECK(golden.names().size() == 4 + store.parameters().size());
 }
 
-// As the word_language_model example trains: plain SGD, a clip by the global norm.
+// Trains as the word_language_model example does: plain SGD, clipping by the global norm.
 void check_steps(const std::string& name, const LstmLmOptions& options) {
   const Golden golden(name);
   const int64_t t = 6, b = 4;
@@ -115,7 +115,7 @@ void exchange(const std::string& python, bool tied) {
   save_safetensors(scratch.logits(), {{"logits", ours.evaluate(tokens)}});
   CHECK(interop(python, "check", arch, scratch) == 0);
 
-  // PyTorch's to us, where it may have another batch.
+  // PyTorch's to us; its batch may have a different size.
   REQUIRE(interop(python, "write", arch, scratch) == 0);
   const auto file = SafetensorsFile::open(scratch.weights());
   const auto tensors = ours.model.named_tensors();

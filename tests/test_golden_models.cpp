@@ -59,7 +59,7 @@ void exchange(const std::string& python, const std::string& arch, Stem stem, int
   const ScratchFolder scratch;
   const Tensor images = formula("interop.input", {4, 3, size, size});
 
-  // Ours to PyTorch, after a step of training so that the running statistics are no longer 0 and 1.
+  // Ours to PyTorch, after a forward pass of training, so that running statistics are not 0 and 1.
   Network ours(arch, stem);
   Tape tape;
   ours.model.forward(tape, Var(images));

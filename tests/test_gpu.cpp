@@ -50,7 +50,7 @@ Results run_layer(ParameterStore& store, const Tensor& input, const Network& net
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16};
 
-// Those that oneDNN has on this CPU, with which a GPU's results are compared.
+// Returns the types that oneDNN supports on this CPU, the reference for a GPU's results.
 std::vector<DType> library_types() {
   return bf16_on_cpu() ? std::vector{DType::f32, DType::bf16} : std::vector{DType::f32};
 }
@@ -319,7 +319,7 @@ TEST_CASE("compare: linear and LSTM") {
   }
 }
 
-// From every alignment: a library's algorithm may count on one that the first call had.
+// At several alignments: a library's algorithm may rely on that of the first call.
 TEST_CASE("compare: products with a bias") {
   for (DType dtype : library_types())
     for (const auto& [m, n, k] : {std::tuple{1, 1, 1}, {17, 33, 65}, {9, 24, 40}})
@@ -347,8 +347,8 @@ TEST_CASE("compare: products with a bias") {
                 });
 }
 
-// Tuned, a GPU may take cuDNN's, which the simulated one refuses for 13 units. Two windows in one
-// step: the second continues from a state, and adds to the gradients.
+// Tuned, a GPU may use cuDNN's LSTM, which the simulated GPU refuses for 13 units. Two windows in
+// one step: the second continues from a state, and adds to the gradients.
 TEST_CASE("compare: an LSTM's windows, tuned or not") {
   for (DType dtype : library_types())
     for (bool tune : {false, true})
@@ -384,7 +384,7 @@ TEST_CASE("compare: an LSTM's windows, tuned or not") {
 
 namespace {
 
-// Parameters after some steps, without those that batch norm makes meaningless.
+// Returns the losses of three steps and the parameters after them.
 Results train_steps(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
                     const std::function<Var(Tape&)>& loss_of) {
   Optimizer optimizer(store, std::move(rule), {.clip_grad_norm = 5});

@@ -81,7 +81,7 @@ script "$work/bin/nvidia-smi" <<<$'#!/bin/sh\nexit 9'  # as without a driver
 check 2  # without a GPU: builds, runs to its end, and says so
 has '| compile and link | passed' 'no GPU'
 has 'not run: no GPU' 'no GPU'
-[ "$(grep -c '^not run: no GPU$' "$tree/gpu-report.md")" = 4 ] || fail 'each part says that there is no GPU'
+[ "$(grep -c '^not run: no GPU$' "$tree/gpu-report.md")" = 4 ] || fail 'not every part says that there is no GPU'
 [ -e "$tree/build-cuda/vendor/include/cudnn.h" ] || fail "cuDNN's header was not found"
 [ -e "$tree/build-cuda/vendor/lib/libcudnn.so" ] || fail "cuDNN's library has no plain name"
 [ -e "$tree/build-cuda/deps/include/carried.h" ] || fail 'what was carried is not unpacked'
@@ -90,7 +90,7 @@ cp "$work/nvidia-smi" "$work/bin/nvidia-smi"
 check 0 --part test  # with a GPU: its section replaces the old one, the others stay
 has 'test_core on cuda' 'tests on the GPU'
 has '| compile and link | passed' 'the section of an earlier run'
-[ "$(grep -c '^not run: no GPU$' "$tree/gpu-report.md")" = 3 ] || fail 'the other sections stay as they were'
+[ "$(grep -c '^not run: no GPU$' "$tree/gpu-report.md")" = 3 ] || fail 'the other sections have changed'
 rm -rf "$tree/build-cuda/report"
 check 0 --part sanitize
 has 'test_core on cuda' 'the report of another machine'

@@ -39,7 +39,7 @@ constexpr const char* kSpecs[] = {
     "qsgd:bits=4,bucket=64",
     "qsgd:bits=3,rounding=nearest"};
 
-// Sums and residuals of some steps of three ranks; in the third of them one has NaN.
+// Returns sums and residuals of four steps of three ranks; in the third step one rank has NaN.
 Results reduce_steps(const std::string& spec) {
   const ContextOptions of_rank = Context::current().options();
   std::vector<Results> seen(3);
@@ -120,14 +120,14 @@ TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {
     compare("exchange", spec, DType::f32, [&] { return reduce_steps(spec); });
 }
 
-// Its products are a library's, and its sums have another order.
+// A library computes PowerSGD's products, with sums in a different order.
 TEST_CASE("compare: PowerSGD exchanges of three ranks") {
   compare("exchange of factors", "powersgd:rank=2", DType::f32,
           [&] { return reduce_steps("powersgd:rank=2"); });
 }
 
 #ifdef HEDDLE_CUDA
-// The ranks' own threads: each with a GPU, where there are two.
+// Each rank's thread has a GPU of its own; needs two.
 TEST_CASE("NCCL: sums equal the threads', and a failed rank does not block the other") {
   const ContextOptions options = subject();
   if (!options.device.is_cuda() || cuda_device_count() < 2) {
@@ -145,7 +145,7 @@ TEST_CASE("NCCL: sums equal the threads', and a failed rank does not block the o
                    own_row = Tensor::empty({3});
       fill(x, mine);
       comm->all_reduce(x);
-      if (x.to_vector() != std::vector<float>(1000, 3.0f)) throw Error("another sum");
+      if (x.to_vector() != std::vector<float>(1000, 3.0f)) throw Error("wrong sum");
       fill(own_row, mine);
       comm->all_gather(own_row, all);
       if (all.to_vector() != std::vector<float>{1, 1, 1, 2, 2, 2}) throw Error("not gathered");
@@ -168,7 +168,7 @@ TEST_CASE("steps, compare: learners that share a device") {
     compare("learners", concat("3 learners ", spec), DType::f32, [&]() -> Results {
       RunOptions o{.compress = spec};
       o.parallel.bucket_bytes = 1000;
-      // A selection that differs by rounding would persist: few steps for algorithms that select.
+      // A selection that differs by rounding would persist: compressed runs take a single step.
       o.steps = *spec == 0 ? 5 : 1;
       const ContextOptions of_rank = Context::current().options();
       const Results overlapped = train_ranks(3, o, of_rank);

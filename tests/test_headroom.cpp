@@ -8,7 +8,7 @@
 namespace heddle {
 namespace {
 
-// Two buckets: backward ends at 10 s, the second bucket with it.
+// Two buckets: backward ends at 10 s, when the second becomes ready.
 ExchangeProfile two_buckets(const std::string& compress) {
   return {.compress = compress,
           .times = {.backward_s = 10, .buckets = {{4, 1, 3}, {10, 1, 2}}, .rest_s = 0.5},
@@ -26,7 +26,7 @@ TEST_CASE("headroom: each exchange gets the same time, not the same number of st
 
 TEST_CASE("step model: buckets wait for backward and for each other") {
   ExchangeTrial times = two_buckets("none").times;
-  CHECK(step_seconds(times) == doctest::Approx(10 + 1 + 2 + 0.5));  // hidden: only the last
+  CHECK(step_seconds(times) == doctest::Approx(10 + 1 + 2 + 0.5));  // only the first is hidden
   times.buckets[0].comm_s = 8;
   CHECK(step_seconds(times) == doctest::Approx(4 + 9 + 3 + 0.5));  // the first is late
   CHECK(step_seconds({.backward_s = 10, .rest_s = 1}) == doctest::Approx(11));
@@ -34,7 +34,7 @@ TEST_CASE("step model: buckets wait for backward and for each other") {
 
 TEST_CASE("step model: measured payloads; shares grow with the ranks") {
   const LinkCost link{.latency_s = 1e-3, .seconds_per_byte = 1e-6};
-  // Two of four ranks' all-reduces of 1000 bytes: each sends 2 * 1000 * 3 / 4 in a call.
+  // Two all-reduces of 1000 bytes on four ranks: each rank sends 2 * 1000 * 3 / 4 in a call.
   const BucketCollectives reduced{{"all_reduce", {2, 2 * 1500.0}}};
   for (const int p : {2, 4, 64})
     CHECK(comm_seconds(reduced, 4, p, link) ==
@@ -111,7 +111,7 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   CHECK(here["net"] == "these links");
   CHECK(here["learners"] == 4);
   CHECK(here["step_s"] == json["measured"][1]["model_step_s"]);
-  for (const char* net : {"1mbit,1ms", "1gbit,200us"}) {  // one that is in the table anyway
+  for (const char* net : {"1mbit,1ms", "1gbit,200us"}) {  // the second is in the table anyway
     h.net = net;
     CHECK(nlohmann::json::parse(headroom_json(h))["model"].size() == (net[1] == 'm' ? 50 : 40));
   }

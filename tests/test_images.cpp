@@ -55,7 +55,7 @@ std::ptrdiff_t find_marker(const Bytes& jpeg, uint8_t marker) {
   return static_cast<std::ptrdiff_t>(at);
 }
 
-// A PNG file of one colour in its palette and these rows, before compression, with their filters.
+// Returns a PNG file with a palette of one colour and these uncompressed rows with filter bytes.
 Bytes png_of(int width, int height, int bits, int colour_type, int interlaced, Bytes rows) {
   Bytes out{0x89, 'P', 'N', 'G', 0x0D, 0x0A, 0x1A, 0x0A};
   const auto chunk = [&](const std::string& name, const Bytes& content) {
@@ -248,7 +248,7 @@ TEST_CASE("image folder: ImageNet's layout") {
                  "expected val/, valid/ or test/"));
 }
 
-TEST_CASE("image folder: classes without train/ are divided") {
+TEST_CASE("image folder: classes without train/ are split") {
   const TempFolder folder;
   for (int i = 0; i < 21; ++i) folder.write(concat("a/", 100 + i, ".png"), png_file(4 + i, 4));
   for (int i = 0; i < 2; ++i) folder.write(concat("b/", i, ".png"), png_file(50 + i, 4));

@@ -43,7 +43,7 @@ double squares(const Values& a, const Values& b) {
 
 }  // namespace
 
-TEST_CASE("innovation: every code is a contraction, and decodes alike on all ranks") {
+TEST_CASE("innovation: every code is a contraction, and decodes to the same on all ranks") {
   Context context;
   struct Case {
     const char* text;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# If a rank dies, stops or exits, all others stop too: every process ends with a failure, and none
+# If a rank dies, stops or exits, all others end too: every process ends with a failure, and none
 # survives. mpirun notices a death, our own timeout the rest; its message names rank, step and
 # collective.
 #   tests/test_kills.sh build/faulty_rank [mpirun]      KILLS=20 for the long form
@@ -10,7 +10,7 @@ mpirun=${2:-}
 at_exit() { pkill -KILL -f "$work/"; }
 export COMM_TIMEOUT=${COMM_TIMEOUT:-10}
 
-# Starts four ranks of a program of its own name, so that surviving processes can be found, and waits
+# Starts four ranks of a program under its own path, so that surviving processes can be found, and waits
 # until they train.
 start() {  # NAME ARGUMENT…
   name=$1; shift
@@ -57,7 +57,7 @@ if [ -n "$mpirun" ]; then
     [ ${#pids[@]} = 0 ] || kill -KILL "${pids[RANDOM % ${#pids[@]}]}"
     expect_end "kill$i" $launcher 120
   done
-  # mpirun notices nothing of these.
+  # mpirun notices none of these.
   start stopped none; stopped=$launcher
   kill -STOP "$(ranks_of stopped | sed -n 3p)"
   start left return 2 50; left=$launcher

@@ -132,7 +132,7 @@ TEST_CASE("L-GreCo: over budget by the last bit of a double; ties between plans"
   const LayerPlan strict = plan_layers({a, b}, {.budget = 83, .buckets = 10});
   CHECK(strict.chosen == std::vector<size_t>{0, 1});
   CHECK(strict.fallback == "");
-  // Among equal bytes the smallest error wins, among equal errors, too, the first; layers are
+  // Among equal bytes the smallest error wins, and among equal errors the first; layers are
   // compared from the last.
   const LayerChoices even{
       .name = "c", .settings = {1, 2, 3, 4}, .errors = {3, 2, 2, 1}, .bytes = {5, 5, 5, 9}};

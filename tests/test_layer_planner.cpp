@@ -96,7 +96,7 @@ void reduce_all(PlannedModel& model, Reducer& reducer, Communicator& comm, Ledge
   (void)reducer.reduce(bucket, comm, ledger);
 }
 
-// Steps of ScaleCom under a planner, without an optimizer; the planner's state before the last.
+// Runs ScaleCom under a planner, without an optimizer; returns its state before the last step.
 LayerPlannerState plan_alone(
     Communicator& comm, const LayerPlannerOptions& options, int64_t steps,
     double (*lr)(int64_t step) = [](int64_t) { return 0.1; }) {
@@ -141,7 +141,7 @@ TEST_CASE("planner: a plan's errors are the mean of all ranks' tables") {
 }
 
 TEST_CASE("planner: a run resumed while a plan is being solved arrives at the same plan") {
-  // Windows close at 6 and 12, plans are due at 9 and 15; the rate falls with the last step.
+  // Windows close at 6 and 12, plans are due at 9 and 15; the learning rate falls at the last step.
   constexpr int64_t kDue = 15;
   const auto lr = [](int64_t step) { return step + 1 < kDue ? 0.1 : 0.05; };
   expect_none(run_ranks(2, [&](Communicator& comm) {
@@ -159,13 +159,13 @@ TEST_CASE("planner: a run resumed while a plan is being solved arrives at the sa
     if (whole.critical != std::vector<bool>(6, false)) throw Error("judged by a later rate");
     if (resumed.critical != whole.critical || resumed.plan.chosen != whole.plan.chosen ||
         resumed.plan.error != whole.plan.error || resumed.step != whole.step)
-      throw Error("another plan");
+      throw Error("a different plan");
   }));
 }
 
 TEST_CASE("planner: with another interval the next table replaces an unfinished plan") {
-  // A window closes at 12, its plan is due at 15; after the resume a window closes at 15 and is due
-  // at once.
+  // A window closes at 12, its plan is due at 15; after the resume a window closes at 15, with its
+  // plan due at once.
   expect_none(run_ranks(2, [&](Communicator& comm) {
     const LayerPlannerState state = plan_alone(comm, {.every = 6, .window = 3}, 14);
     if (state.due != 15) throw Error(concat("due at ", state.due));
@@ -187,9 +187,9 @@ TEST_CASE("planner: with another interval the next table replaces an unfinished 
     size_t at = 0, same = 0;
     for (const LayerChoices& layer : plans[0].layers)
       for (const double error : layer.errors) same += error == before.at(at++);
-    if (at != before.size() || same == at) throw Error("the plan is of the table before");
+    if (at != before.size() || same == at) throw Error("the plan is from the previous table");
     if (plans[0].plan.budget != plan_layers(plans[0].layers).budget)
-      throw Error("the plan is of another table than its layers");
+      throw Error("the plan and its layers are from different tables");
   }));
 }
 
@@ -331,7 +331,7 @@ TEST_CASE("planner: identical learners have the same plan for any P") {
       const auto plans = train(p, o)[0].plans;
       REQUIRE(plans.size() == 1);
       CHECK(plans[0].plan.chosen == alone[0].plan.chosen);
-      // A third, three times, is rounded.
+      // For three ranks the mean adds thirds, which are rounded.
       if (p != 3) CHECK(plans[0].plan.error == alone[0].plan.error);
       CHECK(plans[0].plan.error == doctest::Approx(alone[0].plan.error).epsilon(1e-6));
     }
@@ -386,10 +386,10 @@ TEST_CASE("planner: windows close in time; a small gain does not change the plan
   CHECK(plans[1].changed);
   CHECK(plans[1].plan.bytes > plans[0].plan.bytes);
   CHECK(plans[1].plan.error <= plans[1].plan.budget);
-  // A window as long as the interval, and no time for the background.
+  // A window is cut to the interval, which leaves no steps for the background.
   o = {.steps = 13, .planner = {.every = 6, .window = 10}};
   plans = train(2, o)[0].plans;
-  REQUIRE(plans.size() == 1);  // compressed from step 3 on: 9 steps are the first whole window
+  REQUIRE(plans.size() == 1);  // compressed from step 3 on: the first whole window closes at 12
   CHECK(plans[0].step == 12);
   o.planner.window = 3;
   plans = train(2, o)[0].plans;

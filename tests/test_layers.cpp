@@ -1,4 +1,4 @@
-// The small layers: activations, pooling, linear, dropout, loss.
+// The small layers: pooling, linear, dropout, loss.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -125,7 +125,7 @@ TEST_CASE("global average pooling: mean of each map, and gradients") {
   CHECK_THROWS_AS(global_average_pool(tape, Var(Tensor::zeros({2, 16, 0, 0}))), InputError);
 }
 
-TEST_CASE("linear: values and gradients, with and without bias, from bf16, of no samples") {
+TEST_CASE("linear: values and gradients, with and without bias, from bf16, without samples") {
   Context context(on_test_device());
   for (bool bias : {true, false}) {
     ParameterStore store;

@@ -106,7 +106,7 @@ TEST_CASE("conv2d: equals the direct sum, and gradients, in every layout") {
           direct(x.to_vector(), x.shape(), f.conv.weight->value.to_vector(),
                  c.bias ? f.conv.bias->value.to_vector() : std::vector<float>{},
                  f.conv.weight->shape(), shape, f.conv.options);
-      // fp32 sums of up to 400 products; Winograd F(4x4, 3x3) loses about one digit.
+      // fp32 sums of up to 288 products; Winograd F(4x4, 3x3) loses about one digit.
       CHECK(relative_distance(y.to_vector(), expected) < 1e-5);
       CHECK(f.conv.weight->uses_per_sample == static_cast<double>(shape[2] * shape[3]));
       GradCheck(f.store, {x},
@@ -189,8 +189,8 @@ TEST_CASE(
           store.add("weight", {c.out, c.in / c.groups, c.kernel, c.kernel}, normal_init(0.3f));
       Parameter* bias = c.bias ? &store.add("bias", {c.in}, normal_init(0.3f)) : nullptr;
       store.finalize(1);
-      // A map whose size is that of a convolution's output; what it enlarges to may be smaller than
-      // the convolution's input where a stride leaves pixels out.
+      // A map whose size is that of a convolution's output; the result may be smaller than the
+      // convolution's input where a stride leaves pixels out.
       const Shape like = conv2d_shape({2, c.in, c.height, c.width}, weight.shape(), o, "like");
       const Tensor x = random_tensor(like, 3, layout);
       if ((like[2] - 1) * c.stride - 2 * c.padding + c.kernel <= 0) continue;

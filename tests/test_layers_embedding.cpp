@@ -32,7 +32,7 @@ TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleare
   CHECK(y.shape() == Shape{2, 3, 5});
   CHECK(y.to_vector()[3 * 5 + 2] == weight.value.to_vector()[8 * 5 + 2]);
 
-  // Other tokens in the next step: the rows of the last one are cleared, and only those known.
+  // Other tokens in the next step: it clears the last step's rows, only those known as touched.
   auto step = [&](const std::vector<int32_t>& row, bool begin) {
     if (begin) store.begin_step();
     Tape tape;
@@ -41,7 +41,7 @@ TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleare
     fill(ones, 1.0f);
     tape.backward(project(tape, out, ones));
   };
-  // Known on the CPU; a GPU clears them all.
+  // Rows are known only on the CPU; a GPU clears all of them.
   auto rows = [&](const std::vector<int32_t>& expected) {
     if (!context.device().is_cuda()) CHECK(weight.touched_rows == expected);
   };
@@ -73,7 +73,7 @@ TEST_CASE("embedding: values, gradients of repeated tokens, rows that are cleare
   rows({});
   expect(std::vector<float>(9, 0.0f));
 
-  // In the order of places: 1e8 - 1e8 + 1, in any other order 0.
+  // Summed in the order of tokens: 1e8 - 1e8 + 1 is 1; with the 1 added earlier, 0.
   store.begin_step();
   Tape ordered;
   const Var same = embedding(ordered, tokens_of({6, 6, 6}, {3}), weight);

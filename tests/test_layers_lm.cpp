@@ -169,7 +169,7 @@ TEST_CASE("lstm: windows change no value; states are replaced, inputs are not") 
     REQUIRE(parts.size() == whole.size());
     CHECK(relative_distance(parts, whole) < 1e-6);
   }
-  // The last output is the last layer's hidden state, and the state given in stays what it was.
+  // The last output is the last layer's hidden state, and the state passed in is unchanged.
   LstmState state = rnn.zero_state(3);
   const LstmState before = state;
   Tape tape;

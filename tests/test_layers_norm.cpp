@@ -62,7 +62,7 @@ std::vector<float> reference(const std::vector<float>& x, const Shape& s, const 
 
 }  // namespace
 
-TEST_CASE("batchnorm2d: equals its formula, and gradients, in every layout and fusion") {
+TEST_CASE("batchnorm2d: formula and gradients in every layout and fusion") {
   Context context(on_test_device());
   for (const NormCase& k : kCases) {
     if (!is_offered(k.layout)) continue;
@@ -120,7 +120,7 @@ TEST_CASE("batchnorm2d: large maps in several runs per channel keep their accura
   for (Layout layout : map_layouts()) {
     INFO(concat(layout_name(layout)));
     NormFixture f(16);
-    const Shape shape = {2, 16, 72, 61};  // 4392 pixels: a run and a piece
+    const Shape shape = {2, 16, 72, 61};  // 4392 pixels: a full run and a partial one
     const Tensor x = random_tensor(shape, 3, layout);
     add_constant(x, 50.0f);  // mean far from zero
     Tape tape;

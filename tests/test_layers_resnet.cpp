@@ -161,7 +161,7 @@ TEST_CASE("residual blocks: gradients, and bf16 against fp32") {
     }
 }
 
-TEST_CASE("training: bit-identical for one seed in another Context, close on other threads") {
+TEST_CASE("training: bit-identical for one seed in another Context, close with fewer threads") {
   std::vector<float> first;
   {
     Context context(on_test_device({.threads = 2, .deterministic = true}));

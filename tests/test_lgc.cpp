@@ -1,4 +1,4 @@
-// LGC: conservation in both stages, the gate, what ranks send each other, and the same bits on all.
+// LGC: conservation in both stages, the gate, messages between ranks, and equal bits on all ranks.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,8 +13,8 @@ using namespace heddle;
 
 namespace {
 
-// Returns the sum over the ranks and their layers' norm of what a step lost: residuals before plus
-// gradients, minus residuals after, minus the sums; relative to the sums.
+// Returns the norm over both layers of what a step lost, summed over the ranks: residuals before
+// plus gradients, minus residuals after, minus the sums; relative to the norm of the sums.
 double lost(const std::vector<RankRun>& runs, size_t step) {
   double wrong = 0, all = 0;
   for (const std::string layer : {"conv2.weight", "fc.weight"}) {
@@ -60,7 +60,7 @@ TEST_CASE("lgc: nothing is lost, but what a nonlinear decoder makes of a mean") 
       }
 }
 
-TEST_CASE("lgc: elements of stage 2 are the sums at the leader's largest") {
+TEST_CASE("lgc: in stage 2 the sums are exact at the leader's largest elements") {
   const auto runs = reduce_ranks(3, "lgc:density=0.02,train=5", {.steps = 3});
   for (size_t step = 0; step < 3; ++step) {
     const Values led = part_of(runs[step].given[step], "fc.weight");
@@ -159,7 +159,7 @@ TEST_CASE("lgc: the gate stays closed for an error above it") {
   CHECK(progress == runs[1].states[19].at("autoencoder.progress"));
 }
 
-TEST_CASE("lgc: in its third stage the wire has a quarter of the values") {
+TEST_CASE("lgc: stage 3 sends a quarter as many values") {
   const auto runs = reduce_ranks(4, "lgc:density=0.5,train=2,gate=10,order=index", {.steps = 3});
   const auto& entries = runs[0].ledger.entries();
   const auto payload = [&](PayloadKind kind) {
@@ -167,7 +167,7 @@ TEST_CASE("lgc: in its third stage the wire has a quarter of the values") {
   };
   const int64_t k = 875 + 576;
   CHECK(payload(PayloadKind::values) == 2 * 4 * k + 4 * GradientAutoencoder::code_size(k));
-  CHECK(entries.at({"rho", PayloadKind::control}).payload == 3 * 2 * 4);  // of two layers
+  CHECK(entries.at({"rho", PayloadKind::control}).payload == 3 * 2 * 4);  // three steps, two layers
   const int64_t weights = entries.at({"autoencoder", PayloadKind::control}).payload;
   CHECK(weights >= 4 * 248);
   CHECK(weights < 4 * 248 + 4 * 256);
@@ -209,7 +209,7 @@ TEST_CASE("lgc: refreshed, the weights of all ranks move on together") {
   }
 }
 
-TEST_CASE("lgc: zero gradients, and those of one rank alone") {
+TEST_CASE("lgc: zero gradients on all ranks, and on all but one") {
   ReduceOptions o{.steps = 8};
   o.fill = [](CompressModel& m, int rank, int64_t step) {
     if (step % 4 == 1 || (step % 4 == 2 && rank > 0))
@@ -258,7 +258,7 @@ TEST_CASE("lgc: a leader whose gradients are constant selects others when its tu
     }
   }
   CHECK(sent == 16 * 35);
-  CHECK(again < 16 * 35 / 10);  // many, if each rank took out what the mean of the codes says
+  CHECK(again < 16 * 35 / 10);  // many if each rank subtracted what the mean code decodes to
 }
 
 TEST_CASE("lgc: residuals stay bounded over many coded steps, in both orders") {
@@ -287,7 +287,7 @@ TEST_CASE("lgc: residuals stay bounded over many coded steps, in both orders") {
 
 TEST_CASE("lgc: after four attempts the gate stays closed, and every rank is told") {
   std::mutex mutex;
-  std::map<std::pair<int64_t, std::string>, int> notes;  // by step, its ranks
+  std::map<std::pair<int64_t, std::string>, int> notes;  // ranks by step and note
   std::map<int64_t, std::map<std::string, double>> figures;
   ReduceOptions o{.steps = 31};
   o.before = [&](Reducer& reducer, int64_t step) {
@@ -341,7 +341,7 @@ TEST_CASE("lgc: a step of several buckets counts once, and each bucket is a sequ
     const auto& entries = runs[0].ledger.entries();
     const int64_t conv = GradientAutoencoder::code_size(23),
                   fc = GradientAutoencoder::code_size(35);
-    // Two of the four steps retrain: in the first bucket, fc.weight's, values travel.
+    // Two of the four steps retrain: the first bucket, which is fc.weight's, sends plain values.
     const int64_t retrained = refresh.empty() ? 0 : 2;
     CHECK(entries.at({"fc.weight", PayloadKind::values}).payload ==
           4 * ((4 + retrained) * 35 + (4 - retrained) * fc));
@@ -350,7 +350,7 @@ TEST_CASE("lgc: a step of several buckets counts once, and each bucket is a sequ
   }
 }
 
-TEST_CASE("lgc: nothing but zeros trains nothing, and opens no gate") {
+TEST_CASE("lgc: zeros alone train nothing and open no gate") {
   ReduceOptions o{.steps = 9};
   o.fill = [](CompressModel& m, int, int64_t) { m.fill([](uint64_t) { return 0.0f; }); };
   std::mutex mutex;

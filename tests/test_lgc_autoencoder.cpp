@@ -15,7 +15,7 @@ namespace {
 
 using Kind = GradientAutoencoder::Kind;
 
-// Returns normal numbers whose magnitude is above `least` (Robert 1995: by rejection).
+// Draws from the normal distribution, magnitudes above `least` only (rejection, Robert 1995).
 class Tail {
  public:
   Tail(double least, const Philox& rng) : least_(least), rng_(rng) {}
@@ -34,7 +34,7 @@ class Tail {
 };
 
 // Returns the values (P, k) that four ranks with independent normal gradients have at the leader's
-// largest 0.1 %, in units of their root mean square.
+// largest 0.1 %, in units of the root mean square of the leader's own values.
 Tensor selected_values(int64_t k, uint64_t step, bool by_value) {
   const int64_t ranks = 4;
   Tail tail(3.2905, Philox(7, step));
@@ -89,7 +89,7 @@ TEST_CASE("lgc: lengths of codes") {
 
 namespace {
 
-// The loss that the autoencoder trains on, its error and its gap, by its plain loops.
+// The loss that training minimises, the error and the gap, computed by the plain loops.
 struct ByLoops {
   double loss = 0, error = 0, gap = 0;
   ByLoops(const GradientAutoencoder& a, const Tensor& x) {
@@ -139,15 +139,15 @@ TEST_CASE("lgc: the tape computes what the loops compute, and its gradient") {
     CHECK(fit.gap == doctest::Approx(before.gap).epsilon(1e-4));
     CHECK((fit.gap > 1e-3) == (kind == Kind::paper));
     CHECK(ByLoops(a, x).loss < before.loss);
-    // Adam's first moments are a tenth of the first gradient. Along a direction, because single
-    // weights of many change the loss by less than its last bits.
+    // Adam's first moments are a tenth of the first gradient. It is checked along a direction: one
+    // weight of many changes the loss by less than its last bits.
     const Tensor moments = a.named_state()[1].second;
     REQUIRE(a.named_state()[1].first == "autoencoder.first_moments");
     for (uint64_t direction = 0; direction < 4; ++direction) {
       std::vector<float> along(to_size(start.size()));
       double slope = 0, squares = 0;
       for (size_t i = 0; i < along.size(); ++i) {
-        // Half of them along the gradient itself, so that the slope is far from zero.
+        // Every component has the gradient's sign, so that the slope is far from zero.
         along[i] = moments.data<float>()[i] == 0
                        ? 0
                        : std::copysign(Philox(6, direction).uniform(i), moments.data<float>()[i]);
@@ -211,7 +211,7 @@ TEST_CASE("lgc: a step of training that diverges is taken back, and Adam begins 
     a.train(x, 1e-3);
     CHECK(a.steps() == 1);
     const auto good = a.weights().to_vector();
-    a.train(x, 1e4);  // Adam moves every weight by as much
+    a.train(x, 1e4);  // Adam moves every weight by about that much
     CHECK(a.weights().to_vector() == good);
     CHECK(a.steps() == 0);
     for (const auto& [name, state] : a.named_state())

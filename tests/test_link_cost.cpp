@@ -1,4 +1,4 @@
-// The alpha-beta model against the communicator's own virtual time, which moves every message.
+// The alpha-beta model against the communicator's virtual time, which simulates every message.
 #include <doctest/doctest.h>
 
 #include <algorithm>

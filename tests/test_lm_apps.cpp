@@ -140,7 +140,7 @@ TEST_CASE("lm flags: a given flag overrides the preset, in any order") {
   CHECK(parse({}, {"HEDDLE_PRESET=wlm"}).lr_scheduler == "plateau");
   CHECK(parse({"--config", temp.write("p.toml", "preset = \"wlm\"\n")}).bptt == 35);
   CHECK(parse({"--preset", "wlm"}, {"HEDDLE_PRESET=zaremba-small"}).bptt == 35);
-  // Another schedule or optimizer does not inherit settings of the recipe's own.
+  // Another schedule or optimizer does not inherit the settings made for the recipe's own.
   const auto cosine = parse(with({"--lr-scheduler", "cosine"}));
   CHECK(cosine.lr_milestones.empty());
   CHECK(cosine.lr_gamma == 0.1);

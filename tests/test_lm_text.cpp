@@ -26,7 +26,7 @@ std::vector<int32_t> some_text(int64_t size, int32_t vocabulary) {
 
 }  // namespace
 
-TEST_CASE("evaluation: every token is predicted with its whole past, whatever the windows") {
+TEST_CASE("evaluation: every token is predicted from its whole past, whatever the windows") {
   const Context context({.threads = 1});
   const SmallModel net(5);
   for (const int64_t size : {2, 3, 64, 65, 66, 200}) {
@@ -89,7 +89,7 @@ TEST_CASE("generation: repeats by seed, and continues from the whole prompt") {
   CHECK(a != continue_text(net.model, prompt, {.tokens = 50, .seed = 4}));
   const auto shorter = continue_text(net.model, prompt, {.tokens = 20, .seed = 3});
   CHECK(shorter == std::vector<int32_t>(a.begin(), a.begin() + 20));
-  // Arg-max generates the same continuation if its own words are the prompt.
+  // Arg-max generates the same continuation if its own output extends the prompt.
   const auto greedy = continue_text(net.model, prompt, {.tokens = 20, .temperature = 0});
   std::vector<int32_t> further = prompt;
   further.insert(further.end(), greedy.begin(), greedy.begin() + 8);
@@ -109,7 +109,7 @@ TEST_CASE("generation: repeats by seed, and continues from the whole prompt") {
     const auto first = continue_text(net.model, long_prompt, {.tokens = 1, .seed = seed});
     differing += first.at(0) == sample_token(last, 1, u) ? 0 : 1;
   }
-  CHECK(differing <= 1);  // rounding may move one share's end across u
+  CHECK(differing <= 1);  // rounding may move the end of one token's interval across u
   CHECK(continue_text(net.model, prompt, {}).empty());
   CHECK_FALSE(message_of([&] { continue_text(net.model, {}, {.tokens = 1}); }).empty());
 }

@@ -21,7 +21,7 @@ namespace {
 
 const Augmentation kTiny{.size = 8, .crop = Crop::pad, .padding = 1, .flip = true};
 
-// Images whose label is their number; may be slow in an irregular way, and fail at one of them.
+// Images whose label is their number; reading may be irregularly slow, and may fail at one of them.
 class Numbered final : public ImageDataset {
  public:
   explicit Numbered(int64_t size, int64_t failing = -1, bool slow = false)

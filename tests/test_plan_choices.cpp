@@ -1,4 +1,4 @@
-// Other objectives of layer plans than the fewest bytes at the uniform error: Accordion's budget,
+// Objectives of layer plans other than the fewest bytes at the uniform error: Accordion's budget,
 // which depends on the regime of each layer's gradients, and time instead of bytes.
 #include <doctest/doctest.h>
 
@@ -26,7 +26,7 @@ double error_of(const PlanReport& report, const std::vector<size_t>& settings) {
   return plan.error;
 }
 
-// Two layers, of which the first elements are sent. Errors and times are invented.
+// Two layers whose first elements are sent. Errors and times are invented.
 struct MadeUp {
   std::map<std::string, std::vector<double>> errors = {{"a", {6, 4, 1}}, {"b", {5, 4, 3}}};
   std::map<std::string, std::vector<double>> seconds = {{"a", {0, 0, 0}}, {"b", {0, 0, 0}}};
@@ -68,7 +68,7 @@ class Prefix : public CompressedReducer {
 const Family kPrefix = {
     "prefix", {{.name = "kept", .initial = 2000, .low = 1, .high = 1e6, .whole = true}}, nullptr};
 
-// The plans of two ranks on a modelled network, by rank; `figures(rank, step)` before each step.
+// The plans of two ranks on a modelled network, by rank; calls figures(rank, step) in each step.
 std::vector<std::vector<PlanReport>> plan_on(double bytes_per_s, const LayerPlannerOptions& given,
                                              const std::function<MadeUp(int, int64_t)>& figures,
                                              int64_t steps = 4) {
@@ -168,8 +168,8 @@ TEST_CASE("planner: a jump of one layer's gradients and a decay of the rate are 
 }
 
 TEST_CASE("planner: growing residuals make no layer critical, unknown norms do") {
-  // Few elements are sent, so that in the second window most residuals hold three times as many
-  // steps.
+  // Few elements are sent, so that in the second window most residuals hold the gradients of three
+  // times as many steps.
   PlannedTraining o{.spec = "topk:density=0.002", .steps = 21};
   o.planner = {.every = 8, .window = 4, .accordion = true};
   auto plans = train(2, o)[0].plans;
@@ -189,7 +189,7 @@ TEST_CASE("planner: growing residuals make no layer critical, unknown norms do")
     REQUIRE(run.plans.size() == 3);
     CHECK(run.plans[0].plan.fallback == "an error or the budget is negative or not finite");
     CHECK(run.plans[1].critical[2]);   // nothing to compare with
-    CHECK(!run.plans[1].critical[5]);  // in a bucket that was fit
+    CHECK(!run.plans[1].critical[5]);  // its bucket was finite
     CHECK(run.plans[2].critical == kNone);
   }
 }
@@ -203,7 +203,7 @@ TEST_CASE("planner: bytes and time choose differently, by the network") {
   };
   const std::vector<size_t> uniform = {1, 1}, other = {2, 0};
   CHECK(plan_on(1e8, {}, slow_codec)[0][0].plan.chosen == uniform);
-  // 4000 bytes more take 0.04 ms, or 4 ms.
+  // 4000 more bytes take 0.04 ms on the fast network, 4 ms on the slow one.
   const auto fast = plan_on(1e8, {.time = true}, slow_codec);
   const auto slow = plan_on(1e6, {.time = true}, slow_codec);
   for (size_t rank = 0; rank < 2; ++rank) {
@@ -256,8 +256,8 @@ TEST_CASE("planner: the previous plan is kept only within the budget") {
 }
 
 TEST_CASE("planner: a new plan leaves 2 % of the budget only where that costs less") {
-  // The budget is 8. First 7.96 in 0.6 ms, or 7.8 in 0.605 ms. Then that is far over the budget,
-  // and there are 7.96 in 0.995 ms and 7.76 in 1.005 ms, where the uniform settings take 1 ms.
+  // The budget is 8. First 7.96 in 0.6 ms, or 7.8 in 0.605 ms. Then the latter is far over the
+  // budget, and there are 7.96 in 0.995 ms and 7.76 in 1.005 ms; the uniform settings take 1 ms.
   const auto figures_at = [](int, int64_t step) {
     MadeUp figures;
     figures.errors = {{"a", {3.96, 4, step < 4 ? 3.8 : 5}}, {"b", {step < 4 ? 9 : 3.8, 4, 9}}};

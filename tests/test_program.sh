@@ -160,7 +160,7 @@ head -c 4 $weights >w.safetensors && bad 'w.safetensors' --init w.safetensors
 head -c 5000 $weights >w.safetensors && bad 'w.safetensors' --init w.safetensors
 { printf '\xff\xff\xff\xff\xff\xff\xff\x7f'; tail -c +9 $weights; } >w.safetensors
 bad 'w.safetensors' --init w.safetensors
-made() {  # HEADER BYTES: a safetensors file with this header and so many zero bytes
+made() {  # HEADER BYTES: a safetensors file with this header and that many zero bytes
   printf "\\x$(printf %02x $((${#1} % 256)))\\x$(printf %02x $((${#1} / 256)))\0\0\0\0\0\0%s" "$1"
   head -c "$2" /dev/zero
 }
@@ -221,7 +221,7 @@ if command -v man >/dev/null; then
   [ ! -s man.err ] || fail "man warns: $(cat man.err)"
   grep -q -e '--batch-size N' page.txt || fail 'the page that man shows has no --batch-size N'
 else
-  echo 'skipped: the manual page as man sets it (no man here)'
+  echo 'skipped: the manual page as man formats it (no man here)'
 fi
 "$program" --list | grep -q 'resnet152' || fail '--list'
 "$program" --data cifar --dry-run --quiet --json >plan && [ "$(json plan parameters)" = 269722 ] || fail "--dry-run: $(cat plan)"
@@ -241,7 +241,7 @@ for isa in ALL AVX2; do
   for arch in resnet20 resnet18; do
     ONEDNN_MAX_CPU_ISA=$isa DNNL_MAX_CPU_ISA=$isa ONEDNN_VERBOSE=1 DNNL_VERBOSE=1 "$program" --data cifar --arch $arch \
       --batch-size 4 --steps 1 --quiet --output-dir "verbose-$arch-$isa" >verbose || fail "$arch, $isa: exit code $?"
-    grep -q '_verbose,exec,cpu,convolution,' verbose || fail "$arch, $isa: oneDNN says nothing of convolutions"
+    grep -q '_verbose,exec,cpu,convolution,' verbose || fail "$arch, $isa: oneDNN reports no convolution"
     slow=$(grep -c 'exec,cpu,convolution,ref' verbose)
     [ "$slow" = 0 ] || fail "$arch, $isa: $slow convolutions by oneDNN's reference implementation"
   done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Learners as a user would start them: threads of one process, overlapped or not, and processes under
-# mpirun must give the same losses bit for bit; four learners are one with four times the batch; bad
+# mpirun must give the same losses bit for bit; four learners equal one with four times the batch; bad
 # input and failures end every rank.
 #   tests/test_program_learners.sh build/train_resnet build/train_lm [mpirun]
 set -u
@@ -15,14 +15,14 @@ images=(--image-size 8 --steps 6 --threads 1 --print-freq 4 --deterministic --qu
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --overlap off --bucket-mb 4 --output-dir off >/dev/null || fail 'overlap off'
 same_losses four off 'exchange after backward'
 "$resnet" "${images[@]/4/5}" --batch-size 4 --learners 4 --output-dir seldom >/dev/null || fail 'print-freq'
-same_losses four seldom 'losses averaged for other numbers of steps at once'
+same_losses four seldom 'losses averaged over different numbers of steps'
 "$resnet" "${images[@]}" --batch-size 4 --learners 4 --net 500mbit,1ms --output-dir net >/dev/null || fail 'slow network'
 same_losses four net 'on a slow network'
 [ "$(json four.json world_size)" = 4 ] || fail "world_size: $(cat four.json)"
 [ "$(json four.json bytes_sent)" -gt "$(json four.json bytes_dense)" ] || fail "bytes: $(cat four.json)"
-[ "$(grep -c '"split":"train"' four/metrics.jsonl)" = 6 ] || fail 'one line for every step'
+[ "$(grep -c '"split":"train"' four/metrics.jsonl)" = 6 ] || fail 'expected one line for every step'
 [ -s four/model.safetensors ] || fail 'no weights'
-grep -q '"t_exposed":' four/metrics.jsonl || fail 'no seconds of the exchange'
+grep -q '"t_exposed":' four/metrics.jsonl || fail 'no t_exposed in the metrics'
 loud=(); for flag in "${images[@]}"; do [ "$flag" = --quiet ] || loud+=("$flag"); done
 "$resnet" "${loud[@]}" --batch-size 4 --learners 3 --bucket-mb 0.2 --trace t.json --trace-steps 3:4 --ledger \
   --output-dir seen >seen.json 2>seen.err || fail 'ledger and trace'
@@ -47,12 +47,12 @@ done
 # Where steps are slow, people and files are not left waiting for --print-freq of them.
 "$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --net 6mbit,1ms --steps 9 --quiet --output-dir slow >/dev/null & pid=$!
 for i in {1..150}; do grep -qs '"step":1,' slow/metrics.jsonl && break; sleep 0.1; done
-sleep 2  # the rest of what was written at once is in the file, too
+sleep 2  # by now the rest of that write is in the file, too
 grep -qs '"step":1,' slow/metrics.jsonl && ! grep -q '"step":9,' slow/metrics.jsonl || fail 'no loss before the end of nine slow steps'
 wait $pid || fail 'slow steps'
-[ "$(grep -c '"split":"train"' slow/metrics.jsonl)" = 9 ] || fail 'one line for every slow step'
+[ "$(grep -c '"split":"train"' slow/metrics.jsonl)" = 9 ] || fail 'expected one line for every slow step'
 
-# The choice by bucket: compressed where the network is slow, and said so.
+# The choice by bucket: compressed where the network is slow, and the run says so.
 "$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --steps 30 --compress auto \
   --compress-start 3 --bucket-mb 0.25 --print-freq 5 --output-dir auto >/dev/null 2>auto.err || fail 'auto'
 # After step 15, or 21 where the choice had to be measured first.
@@ -65,8 +65,8 @@ refuse '--layerwise' "$resnet" --compress auto --layerwise lgreco
 refuse 'rate' "$resnet" --learners 2 --compress scalecom:rat=20
 refuse 'bits.*\b9' "$resnet" --compress auto:qsgd:bits=9
 
-# Seconds depend on the machine; that the verdict follows from what was measured does not, nor that a segment of 256 KiB
-# takes no less than the link's 1 ms and 20 Mbit/s.
+# Seconds depend on the machine, but the verdict must follow from what was measured, and a segment of 256 KiB must not
+# take less than the link's 1 ms and 20 Mbit/s.
 "$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --net 20mbit,1ms --headroom 1 --json --quiet >headroom.json ||
   fail 'headroom'
 grep -o '{"exchange":"[^}]*"gain":[^,}]*' headroom.json | sed 's/.*"exchange":"\([^"]*\)".*"gain":/\1 /' |
@@ -97,7 +97,7 @@ awk -v layers="$(json scalecom.json ratio_layers)" -v values="$(json scalecom.js
     BEGIN { exit !(near(layers, 267264 / 5359, 1e-6) && near(values, 269722 / (269722 - 267264 + 5359), 1e-6) &&
                    near(run, 6 / (2 * 270852 / 269722 + 4 / wire), 1e-3)) }' || fail "ratios by counting: $(cat scalecom.json)"
 
-# One step told as text: what happened in it, in order, with the numbers of its line of metrics, and
+# One step explained in text: what happened in it, in order, with the numbers of its line of metrics, and
 # without changing a bit of the run.
 metric() { sed -n "s/^{\"step\":$2,.*\"$3\":\([^,}]*\).*/\1/p" "$1/metrics.jsonl"; }
 told=("${loud[@]}" "${packed[@]}" scalecom:rate=50 --learners 4 --bucket-mb 0.25)
@@ -106,21 +106,21 @@ told=("${loud[@]}" "${packed[@]}" scalecom:rate=50 --learners 4 --bucket-mb 0.25
 same_losses untold told 'with a step explained'
 cmp untold/model.safetensors told/model.safetensors || fail 'weights with a step explained'
 story=told/explain-6.txt
-grep -qF "$(sed -n 20p $story)" told.err || fail "the story is not on stderr: $(head -c 500 told.err)"
+grep -qF "$(sed -n 20p $story)" told.err || fail "the explanation is not on stderr: $(head -c 500 told.err)"
 grep -q '^Step 6 .*train_resnet, epoch 1,.* 4 ' $story || fail "heading: $(head -3 $story)"
 at() { awk -v what="$1" '/^ *[0-9.]+ +(main|comm) / && index($0, " " what " ") { printf "%s ", $3 }' $story; }
 layer=layer3.0.conv1.weight
 [ "$(at $layer)" = 'final compensate select residual update ' ] || fail "events of $layer: $(at $layer)"
 [ "$(at 'bucket 0')" = 'bucket select exchange exchange summed ' ] || fail "events of bucket 0: $(at 'bucket 0')"
 [ "$(at fc.bias)" = 'final update ' ] || fail "a dense parameter: $(at fc.bias)"
-grep -q 'select .* bucket 0 .* leader: rank 1,' $story || fail 'step 6 is led by rank 5 mod 4'
+grep -q 'select .* bucket 0 .* leader: rank 1,' $story || fail 'expected rank 5 mod 4 as the leader of step 6'
 awk '/^ *[0-9.]+ +(main|comm) / { if ($1 < last) exit 1; last = $1; n++ } END { exit !(n > 100) }' $story ||
   fail 'times do not increase'
 for pair in 'final update' 'compensate residual' 'bucket summed'; do
-  [ "$(grep -cE "(main|comm)  ${pair% *} " $story)" = "$(grep -cE "(main|comm)  ${pair#* } " $story)" ] || fail "as many: $pair"
+  [ "$(grep -cE "(main|comm)  ${pair% *} " $story)" = "$(grep -cE "(main|comm)  ${pair#* } " $story)" ] || fail "unequal: $pair"
 done
 [ "$(awk '$3 == "final" { n += $5 } END { print n }' $story)" = 269722 ] || fail 'elements of all layers'
-# Energy kept and norms belong together: the residual is what was not sent.
+# The energy kept and the norms must agree: the residual is what was not sent.
 awk -v layer=$layer 'index($0, layer) && match($0, /together [0-9.]+/) { x = substr($0, RSTART + 9, RLENGTH - 9) }
   index($0, layer) && match($0, /kept [0-9.]+/) { kept = substr($0, RSTART + 5, RLENGTH - 5) / 100 }
   index($0, layer) && /  residual  / && match($0, /norm [0-9.]+/) { m = substr($0, RSTART + 5, RLENGTH - 5) }
@@ -131,13 +131,13 @@ for kind in exchange summed; do
   [ "$(awk -v kind=$kind '$3 == kind && match($0, /sent [0-9]+/) { n += substr($0, RSTART + 5, RLENGTH - 5) } END { print n }' $story)" \
     = "$(metric told 6 bytes_sent)" ] || fail "bytes of lines '$kind': $(metric told 6 bytes_sent)"
 done
-grep -q 'between .*losses' $story && fail 'no losses were sent between'
+grep -q 'between .*losses' $story && fail 'expected no losses between steps 5 and 6'
 [ "$(grep -cF "lr $(printf %.4g "$(metric told 6 lr)")," $story)" -gt 20 ] || fail "lr: $(metric told 6 lr)"
 grep -q "waited $(awk -v s="$(metric told 6 t_exposed)" 'BEGIN { printf "%.3f", 1e3 * s }') ms" $story || fail "t_exposed: $(tail -3 $story)"
 grep -oE '[a-z]+/[a-z_]+\.[a-z]+:[0-9]+$' $story | sort -u >places
 [ "$(wc -l <places)" -ge 9 ] || fail "places: $(cat places)"
 while IFS=: read -r file line; do
-  sed -n "${line}p" "$sources/$file" | grep -qE 'explain|ledger\.book|ledger_\.book' || fail "nothing is told at $file:$line"
+  sed -n "${line}p" "$sources/$file" | grep -qE 'explain|ledger\.book|ledger_\.book' || fail "no explanation at $file:$line"
 done <places
 "$resnet" "${told[@]}" --learners 2 --compress powersgd:rank=1 --explain-step 5 --output-dir told5 >/dev/null 2>&1 || fail 'powersgd explained'
 grep -q 'between .*losses' told5/explain-5.txt || fail "losses: $(tail -3 told5/explain-5.txt)"
@@ -151,7 +151,7 @@ cmp untold/model.safetensors dumped/model.safetensors || fail 'weights with grad
 grep -q 'gradients-6.safetensors.* 269722 .* 59 ' lab.txt || fail "not all gradients: $(head -1 lab.txt)"
 "$resnet" "${images[@]}" --batch-size 4 --explain-step 2 --output-dir told_alone >/dev/null 2>alone.err || fail 'one learner explained'
 [ ! -s alone.err ] || fail "--quiet: $(head -3 alone.err)"
-[ "$(awk '$2 == "main" { print $3 }' told_alone/explain-2.txt | sort -u | tr '\n' ' ')" = 'final update ' ] || fail 'one learner exchanges nothing'
+[ "$(awk '$2 == "main" { print $3 }' told_alone/explain-2.txt | sort -u | tr '\n' ' ')" = 'final update ' ] || fail 'an exchange of one learner'
 refuse '--explain-step 60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60
 refuse '--explain-step 60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60 --resume auto
 refuse '--trace-steps 50:60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --trace late.json --trace-steps 50:60
@@ -162,9 +162,9 @@ refuse '--dump-gradients 60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --dump-g
 planned=(--image-size 8 --steps 15 --threads 1 --print-freq 4 --deterministic --learners 3 "${packed[@]}" scalecom:rate=50 --layerwise lgreco
   --lgreco every=8,window=4 --shadow 5)
 "$resnet" "${planned[@]}" --output-dir planned >/dev/null 2>planned.err || fail 'layer plans'
-[ "$(grep -c '^{"step":[0-9]*,"quality":{"' planned/metrics.jsonl)" = 3 ] || fail 'a line of quality for each sample'
+[ "$(grep -c '^{"step":[0-9]*,"quality":{"' planned/metrics.jsonl)" = 3 ] || fail 'expected 3 lines of quality'
 grep -q '^layer3.0.conv1.weight  *0\.[0-9]* .*0\.[0-9]*$' planned.err || fail "no table of quality: $(tail -30 planned.err)"
-grep -q '^done.* [1-9][0-9]* MB.* [1-9][0-9]* MB' planned.err || fail "no word of memory: $(grep done planned.err)"
+grep -q '^done.* [1-9][0-9]* MB.* [1-9][0-9]* MB' planned.err || fail "no mention of memory: $(grep done planned.err)"
 grep -q '"name": "layer3.0.conv1.weight"' planned/plan-12.json || fail "plan: $(head -c 600 planned/plan-12.json)"
 awk -v a="$(sed -n 's/^  "bytes": \(.*\),/\1/p' planned/plan-12.json)" -v b="$(sed -n 's/^  "uniform_bytes": \(.*\),/\1/p' planned/plan-12.json)" \
   'BEGIN { exit !(a > 0 && a < b) }' || fail "a plan that saves nothing: $(head -12 planned/plan-12.json)"
@@ -188,7 +188,7 @@ grep -q '"critical": false' adaptive/plan-6.json && fail 'a layer that is not cr
 awk -v a="$(sed -n 's/^  "cost": \(.*\),/\1/p' timed/plan-12.json)" -v b="$(sed -n 's/^  "uniform_cost": \(.*\),/\1/p' timed/plan-12.json)" \
   'BEGIN { exit !(a > 0 && a <= b) }' || fail "a plan that takes longer: $(head -20 timed/plan-12.json)"
 "$resnet" "${plan[@]}" --plan timed/plan-12.json --output-dir timed_replay >/dev/null || fail 'a plan by time that is replayed'
-# Densities are no whole numbers: a plan of them, replayed by threads and, below, by processes.
+# Densities are not whole numbers: a plan of them, replayed by threads and, below, by processes.
 "$resnet" "${planned[@]/scalecom:rate=50/topk:density=0.02}" --quiet --output-dir planned_topk >/dev/null || fail 'layer plans of top-k'
 topk=("${images[@]}" "${packed[@]}" topk:density=0.02)
 "$resnet" "${topk[@]}" --learners 3 --plan planned_topk/plan-12.json --output-dir replay_topk >/dev/null || fail 'a plan of densities that is replayed'
@@ -202,8 +202,8 @@ clipped topk:density=0.05 clip_local --clip-mode local
 clipped topk:density=0.05 clip_aggregate --clip-mode aggregate
 same_losses clip_default clip_local 'residuals: clipped locally by default'
 [ "$(losses clip_default)" != "$(losses clip_aggregate)" ] || fail '--clip-mode aggregate changes nothing'
-[ "$(json clip_local.json clipped_steps)" = 0 ] || fail "nothing is clipped after the exchange: $(cat clip_local.json)"
-[ "$(json clip_aggregate.json clipped_steps)" = 6 ] || fail "every step is clipped: $(cat clip_aggregate.json)"
+[ "$(json clip_local.json clipped_steps)" = 0 ] || fail "clipped after the exchange: $(cat clip_local.json)"
+[ "$(json clip_aggregate.json clipped_steps)" = 6 ] || fail "not every step is clipped: $(cat clip_aggregate.json)"
 awk -v lost="$(json clip_aggregate.json clipped_norm)" 'BEGIN { exit !(lost > 0.1) }' || fail "what was cut off: $(cat clip_aggregate.json)"
 clipped bf16 clip_bf16
 clipped bf16 clip_global --clip-mode global
@@ -211,7 +211,7 @@ same_losses clip_bf16 clip_global 'without residuals: clipped globally by defaul
 "$resnet" "${loud[@]}" "${packed[@]}" topk:density=0.05 --learners 2 --clip-grad-norm 0.1 --clip-mode aggregate --steps 1 \
   --output-dir clip_warned >/dev/null 2>clip.err || fail 'aggregate'
 grep -q -e '--clip-mode aggregate' clip.err || fail "no warning: $(cat clip.err)"
-# A leader sends more, and of an odd number of steps one learner has led more often. Of top-k all send the same.
+# A leader sends more, and in an odd number of steps one learner leads more often. With top-k all send the same.
 "$resnet" "${images[@]}" --batch-size 4 --learners 2 --compress scalecom:rate=50 --compress-start 1 --output-dir led >led.json || fail 'leaders'
 awk -v mean="$(json led.json bytes_step_mean)" -v most="$(json led.json bytes_step_max)" -v one="$(json clip_default.json bytes_step_mean)" \
   -v other="$(json clip_default.json bytes_step_max)" 'BEGIN { exit !(mean > 1000 && most > mean && one > 1000 && one == other) }' ||
@@ -231,7 +231,7 @@ awk -v a="$a" -v b="$b" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < 1e-8) }' ||
 if [ -n "$mpirun" ]; then
   ranks 4 "$resnet" "${images[@]}" --batch-size 4 --output-dir mpi4 >mpi.json 2>mpi.err || fail "mpirun: $(cat mpi.err)"
   same_losses four mpi4 'threads and MPI'
-  [ "$(wc -l <mpi.json)" = 1 ] || fail "one rank speaks: $(cat mpi.json)"
+  [ "$(wc -l <mpi.json)" = 1 ] || fail "expected the output of one rank only: $(cat mpi.json)"
   [ "$(json mpi.json bytes_sent)" = "$(json four.json bytes_sent)" ] || fail 'bytes of threads and MPI differ'
   ranks 4 "$resnet" "${images[@]}" "${packed[@]}" scalecom:rate=50 --output-dir scalecom_mpi >/dev/null 2>&1 ||
     fail 'scalecom under mpirun'

@@ -34,8 +34,8 @@ done
 for key in step epoch split loss lr bpc tokens_per_s t_data t_forward t_backward t_update; do
   sed -n 2p a/metrics.jsonl | grep -q "\"$key\":" || fail "the metrics have no $key"
 done
-[ "$(grep -c '"split":"valid"' a/metrics.jsonl)" = 3 ] || fail 'a validation for each epoch'
-[ "$(grep -c '"split":"test"' a/metrics.jsonl)" = 1 ] || fail 'one test'
+[ "$(grep -c '"split":"valid"' a/metrics.jsonl)" = 3 ] || fail 'expected a validation for each epoch'
+[ "$(grep -c '"split":"test"' a/metrics.jsonl)" = 1 ] || fail 'expected one test'
 chars --output-dir b >stdout && same_losses a b 'same flags, another process'
 [ -s stdout ] && fail 'stdout is not empty without --json'
 cmp -s a/model.safetensors b/model.safetensors || fail 'the weights of two equal runs differ'
@@ -54,11 +54,11 @@ weight --output-dir whole --bptt $((rows - 1)) --lr 2
 weight --output-dir half --bptt $((2 * rows - 2)) --lr 4
 weight --output-dir twice --bptt $((rows - 1)) --lr 4
 only_losses() { losses "$1" | sed 's/"lr":[^,]*//'; }
-[ "$(only_losses whole)" = "$(only_losses half)" ] || fail 'a short window does not weigh by its length'
+[ "$(only_losses whole)" = "$(only_losses half)" ] || fail 'a short window is not weighted by its length'
 [ "$(only_losses whole)" != "$(only_losses twice)" ] || fail 'the rate has no effect'
 
 # ------------------------------------------------------------- weights, evaluating and generating
-# Neither batch size nor window changes an evaluation, and no flag of the network is repeated.
+# Neither batch size nor window changes an evaluation, and flags of the network are not needed.
 for extra in '' '--batch-size 7 --bptt 3'; do
   # shellcheck disable=SC2086
   "$program" --data a.txt --init a --evaluate --quiet --json $extra >e.json || fail "--evaluate $extra"
@@ -69,8 +69,8 @@ for extra in '' '--batch-size 7 --bptt 3'; do
 done
 generate() { "$program" --init a --generate 30 --quiet "$@" || fail "--generate $*"; }
 generate --prompt 'line' >g1 2>stderr; generate --prompt 'line' >g2; generate --prompt 'line' --seed 2 >g3
-[ -s stderr ] && fail "generating narrates in spite of --quiet: $(cat stderr)"
-cmp -s g1 g2 || fail 'generating does not repeat'
+[ -s stderr ] && fail "generation writes to stderr in spite of --quiet: $(cat stderr)"
+cmp -s g1 g2 || fail 'two equal generations differ'
 cmp -s g1 g3 && fail 'another seed writes the same'
 [ "$(head -c 4 g1)" = line ] || fail 'the text does not begin with the prompt'
 [ "$(wc -c <g1)" -ge 34 ] || fail "30 bytes after the prompt were asked for: $(cat g1)"
@@ -128,19 +128,19 @@ cp -r words unknown && echo 'the yeti' >>unknown/valid.txt && bad 'valid.txt.*ye
 "$program" --version | grep -q '^heddle [0-9]' || fail '--version'
 "$program" --man | grep -q 'zaremba\\-large' || fail '--man'
 "$program" --data a.txt "${tiny[@]}" --steps 3 --explain-step 3 --quiet --output-dir told || fail '--explain-step'
-grep -q '^Step 3 .*train_lm' told/explain-3.txt || fail "story: $(head -3 told/explain-3.txt)"
-grep -q ' final .* encoder.weight .* norm [0-9]' told/explain-3.txt || fail "story: $(cat told/explain-3.txt)"
+grep -q '^Step 3 .*train_lm' told/explain-3.txt || fail "explanation: $(head -3 told/explain-3.txt)"
+grep -q ' final .* encoder.weight .* norm [0-9]' told/explain-3.txt || fail "explanation: $(cat told/explain-3.txt)"
 "$program" --list | grep -q 'wlm' || fail '--list'
 "$program" --data words --dry-run --quiet --emsize 7 --nhid 5 --nlayers 1 --json >plan || fail '--dry-run'
-# 13 words and <eos>: embedding 14 * 7, gates 4 * 5 * (7 + 5 + 2), decoder 14 * (5 + 1).
+# 11 words and <eos>: embedding 12 * 7, gates 4 * 5 * (7 + 5 + 2), decoder 12 * (5 + 1).
 V=$(tr ' ' '\n' <words/train.txt | sort -u | wc -l)
 V=$((V + 1))
 [ "$(json plan parameters)" = $((V * 7 + 4 * 5 * (7 + 5 + 2) + V * 6)) ] || fail "--dry-run: $(cat plan)"
 "$program" --dump-config --preset wlm >dumped.toml && "$program" --config dumped.toml --dump-config |
   sed 's/  #.*//' | cmp -s - <(sed 's/  #.*//' dumped.toml) || fail 'a dumped configuration changes'
-# The embedded text, and a sample without being asked.
+# The embedded text, and a sample without a flag that asks for it.
 "$program" --steps 1 --emsize 4 --nhid 4 --output-dir sources --print-freq 1 >stdout 2>narration || fail 'the embedded text failed'
 grep -q 'step 1/1' narration || fail "no progress line: $(cat narration)"
-[ "$(wc -c <stdout)" -ge 400 ] || fail 'the embedded default printed no text of its own'
+[ "$(wc -c <stdout)" -ge 400 ] || fail 'no sample was printed after training on the embedded text'
 
 finish

@@ -1,5 +1,5 @@
-// The quality meter: its figures against those of a plain calculation, at its extremes, and that
-// measuring changes nothing.
+// The quality meter: its figures against those of a plain calculation, at its extremes, and a step
+// that is not measured.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ double square(const Values& x) {
   return sum;
 }
 
-// Where |x| is largest: in each chunk, or as many anywhere.
+// Returns the index of the largest |x| of each chunk, or as many indices of the largest anywhere.
 std::vector<size_t> largest_of(const Values& x, size_t chunk, bool anywhere) {
   const auto larger = [&](size_t a, size_t b) { return std::abs(x[a]) > std::abs(x[b]); };
   std::vector<size_t> order(x.size()), out;

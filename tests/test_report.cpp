@@ -364,7 +364,7 @@ TEST_CASE("watch: progress of a run, and a chart") {
   for (const char* part : {"epoch 2  step 40  done", "loss 1.173", "100 images/s", "ratio 50",
                            "exposed 8.3 %", "valid acc1 60.25"})
     CHECK_MESSAGE(contains(text, part), text);
-  // If nothing was written for long, the text says so; an ended run needs no such warning.
+  // If nothing has been written for a while, the text says so; a finished run needs no warning.
   RunRecord run = read_run(FakeRun{}.write(temp, "b"));
   CHECK(!contains(watch_text(run, 60, true, 3600), "nothing written"));
   run.summary = {};

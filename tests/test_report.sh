@@ -35,15 +35,15 @@ for folder in packed dense auto text; do
   [ "$(ls $folder | grep -c '^events.out.tfevents.[0-9]')" = 1 ] || fail "no events in $folder: $(ls $folder)"
 done
 "$report" packed dense --output both.html 2>both.err || fail "report of two runs: $(cat both.err)"
-"$report" nothing 2>err; [ $? = 2 ] || fail 'a folder that is none'
+"$report" nothing 2>err; [ $? = 2 ] || fail 'expected exit code 2 for a folder that does not exist'
 grep -q 'nothing: no run folder' err || fail "message: $(cat err)"
 "$report" --watch packed --once >watch.txt || fail 'watch'
 grep -q 'step 12/12  done' watch.txt || fail "watch: $(cat watch.txt)"
 grep -q 'ratio [0-9.]*  exposed [0-9.]* %' watch.txt || fail "watch: $(cat watch.txt)"
 
 # ----------------------------------------------------------------------------------- a browser
-# What the page draws is compared with what the run has written: the last step's loss, a plan's step, and of the choice of
-# --compress auto (exchange-15.json or, where it was measured, exchange-21.json) the first bucket's seconds in collectives.
+# What the page draws is compared with what the run has written: the last step's loss, a plan's step, and the first
+# bucket's seconds in collectives in the choice of --compress auto (exchange-15.json, or exchange-21.json if measured).
 loss=$(sed -n 's/^{"step":12,.*"split":"train","loss":\([0-9.]*\),.*/\1/p' packed/metrics.jsonl)
 plan=$(ls packed | sed -n 's/^plan-\([0-9]*\).json/\1/p' | sort -n | tail -1)
 comm=$(sed 's/.*"buckets":\[{"compressed":[a-z]*,"joined":false,"dense":{[^}]*"comm_s":\([0-9.]*\),.*/\1/' auto/exchange-*.json | cut -c1-5)
@@ -104,7 +104,7 @@ else
   echo '<body><script>undefined_function()</script></body>' >broken.html
   open broken.html >/dev/null
   grep -q 'CONSOLE.*undefined_function' browser.err || fail "an error of a page is not seen: $(cat browser.err)"
-  # A run whose texts are as bad as can be, and whose losses are as large.
+  # A run with the worst possible texts and the largest possible losses.
   cp -r packed 'hostile<img src=x onerror=alert(1)>'
   cd hostile* || exit 2
   sed -i 's/"split":"train","loss":[0-9.]*/"split":"train","loss":1e308/; /"step":3,/s/1e308/-1e308/' metrics.jsonl
@@ -146,7 +146,7 @@ else
   grep -q '^score|.*|[0-9.]*$' text-report.html.txt || fail 'no value of the score'
   grep -q "^run1-choices|bucket 0: fc.bias … [a-z0-9.]*|[a-z, ]*|[0-9.]*|[0-9.]*|$comm" auto-report.html.txt ||
     fail "the first bucket: $comm, $(grep '^run1-choices|bucket 0' auto-report.html.txt)"
-  grep -q '^run1-choices|[a-z]*||[0-9.]* [mµ]*s ✓$' auto-report.html.txt || fail 'no way of an exchange is marked as chosen'
+  grep -q '^run1-choices|[a-z]*||[0-9.]* [mµ]*s ✓$' auto-report.html.txt || fail 'no exchange is marked as chosen'
 fi
 
 # --------------------------------------------------------------------------------- TensorBoard
@@ -182,7 +182,7 @@ print("agree:", seen)
 PY
 if "$python" -c 'import tensorboard' 2>/dev/null; then
   for folder in packed dense text; do
-    "$python" read_events.py $folder >events.out 2>events.err || fail "TensorBoard reads $folder: $(tail -3 events.err)"
+    "$python" read_events.py $folder >events.out 2>events.err || fail "TensorBoard: $folder: $(tail -3 events.err)"
     grep -q 'agree: [1-9][0-9]' events.out || fail "$folder: $(cat events.out)"
   done
 else

@@ -23,8 +23,8 @@ import results as results_file  # noqa: E402
 
 ACCURACY = {  # by seed
     "dense": (90.0, 90.4, 89.6),  # mean 90.00, spread 0.80
-    "scalecom": (89.2, 89.7, 89.0),  # mean 89.30, spread 0.70; to dense -0.8, -0.7, -0.6: -0.70, 0.40 too far
-    "lgreco-scalecom": (88.9, 89.4, 88.3),  # spread 1.10; to scalecom -0.3, -0.3, -0.7: -0.43
+    "scalecom": (89.2, 89.7, 89.0),  # mean 89.30, spread 0.70; vs dense -0.8, -0.7, -0.6: -0.70, 0.40 too far
+    "lgreco-scalecom": (88.9, 89.4, 88.3),  # spread 1.10; vs scalecom -0.3, -0.3, -0.7: -0.43
 }
 LARGE = {"dense": (76.0, 75.0), "beta-1": (56.0, 58.0), "beta-0.1": (66.0, 57.0),
          "beta-0.1-rate-25": (70.0,)}
@@ -58,7 +58,7 @@ def made_up(name, typed):
     elif group in ("large", "root", "long"):
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = LARGE[method][int(seed) - 1]
-    elif group == "lgc":  # of 25,000 bytes, a hundredth of the 1,000,000 of dense, 10,000, belongs to layers sent dense
+    elif group == "lgc":  # 10,000 bytes, a hundredth of dense's 1,000,000, belong to layers sent dense
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = {"scalecom": 86.0, "value": 85.75, "index": 85.0}.get(method, 86.25)
         result["bytes_per_step"] = {"scalecom": 30000, "value": 20000}.get(method, 35000)
@@ -103,7 +103,7 @@ class Page(unittest.TestCase):
         with tempfile.TemporaryDirectory() as scratch:
             docs = pathlib.Path(scratch)
             shutil.copy(DOCS / "results.md", docs)
-            (docs / "results-composed-of-old.svg").write_text("made once, of runs that are gone")
+            (docs / "results-composed-of-old.svg").write_text("made once, from runs that are gone")
             results_file.add(docs / "results.jsonl", *results.values())
             plot_results.main(docs)
             text = (docs / "results.md").read_text()
@@ -138,7 +138,7 @@ class Page(unittest.TestCase):
         in_pairs = [x for x in reproduce.experiments() if x.startswith("pair-")]
         self.assertEqual(counted + len(in_pairs), len(reproduce.experiments()))
         tables.pop("claims")
-        rows = self.rows(tables.pop("pairs"))  # two of other groups, and one for two runs
+        rows = self.rows(tables.pop("pairs"))  # two from other groups, and one for every two runs
         self.assertEqual(len(rows), 2 + len(in_pairs) // 2)
         self.assertEqual(set(tables), {"composed"})
         self.assertEqual(self.pictures, {"results-headline.svg", "results-scaling.svg", "results-composed-model.svg",
@@ -284,7 +284,7 @@ class Page(unittest.TestCase):
 
         out = self.made_up_page(slow)["race"]
         self.assertIn("| resnet20-dense | 89.20 | 104.0 |  |  |", out)
-        # It passes the 89.2 % of dense's end in its last epoch, after 1,560 instead of 6,240 s.
+        # It passes dense's final 89.2 % in its last epoch, after 1,560 instead of 6,240 s.
         self.assertIn("| resnet20-scalecom | 89.50 | 26.0 | 26.0 | 4.00 |", out)
         self.assertIn("| resnet18-scalecom | 10.00 | 26.0 | not reached |  |", out)
         self.assertIn("- resnet20-scalecom, sooner at dense's final accuracy: expected ≥ 2.00, found 4.00: holds\n", out)
@@ -419,7 +419,7 @@ class Digest(unittest.TestCase):
             self.assertEqual(reproduce.first_compressed_step(-1, per_epoch, steps), dense)
         self.assertEqual(reproduce.first_compressed_step(7, 390, 6240), 7)
 
-        def kept(command, epoch, step, steps):  # without a word of it
+        def kept(command, epoch, step, steps):  # whose result does not record it
             return {"command": command, "curve": [{"epoch": epoch, "step": step}], "summary": {"step": steps}}
 
         self.assertEqual(plot_results.dense_steps(kept("./run x --compress y", 1, 390, 6240)), 312)

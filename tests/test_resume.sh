@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A run that was stopped continues as if it had not been: after a signal, from any of its checkpoints, in the
-# middle of an epoch, with every kind of compression; with other numbers of learners. Checkpoints that do
+# middle of an epoch, with every kind of compression; with a different number of learners. Checkpoints that do
 # not match are refused, invalid ones skipped, by name.
 #   tests/test_resume.sh build/train_resnet_hooked build/train_lm [mpirun]
 set -u
@@ -52,7 +52,7 @@ for i in {1..300}; do echo "line $((i % 7)): the cat saw the dog $((i * i % 13))
 text=("$lm" --data a.txt --emsize 12 --nhid 12 --nlayers 2 --dropout 0.1 --bptt 8 --epochs 3 --optimizer sgd --lr 1
   --threads 1 --batch-size 4 --min-compress 100 --deterministic --quiet --json --keep 99)
 continues text 30 "${text[@]}" --save-every 15
-# Validation in another order of words grows worse from the first epoch on: the rate is reduced after the second and the third,
+# Validation on text in another word order worsens from the first epoch on: the rate is reduced after the second and the third,
 # and the weights that stay are those of the first, at the checkpoint that a run resumes from or long before it.
 mkdir other && cp a.txt other/train.txt
 for i in {1..30}; do echo "dog the saw $((i % 2)) cat line 3: the 1"; done | tee other/valid.txt >other/test.txt
@@ -70,8 +70,8 @@ for step in 7 21 28; do continues lgc$step $step "${text[@]}" --save-every 7 "${
 continues topk 28 "${text[@]}" --save-every 14 "${three[@]}" topk:density=0.05 --optimizer adam --lr 0.01 --accumulate 2 --clip-grad-norm 1
 
 # ------------------------------------------------------------------------------------- signals
-# stops NAME SIGNAL PROCESS COMMAND…: a run that gets a signal while it trains (PROCESS: whose name it is
-# sent to, or empty: the one that was started) ends with 75, and resumes to what the run without it gave.
+# stops NAME SIGNAL PROCESS COMMAND…: a run that gets a signal while it trains ends with 75, and resumes to the
+# result of the run without it. The signal goes to a process named PROCESS; if that is empty, to the one started here.
 stops() {
   local name=$1 signal=$2 process=$3 code pid target; shift 3
   "$@" --output-dir "${name}_on" >"${name}_on.json" 2>"$name.err" & pid=$!
@@ -94,7 +94,7 @@ stops term TERM '' "${long[@]}" --learners 3
 stops int INT '' "${long[@]}" --learners 3 --overlap off
 "${long[@]}" --learners 3 --output-dir twice >twice.json 2>twice.err & pid=$!
 wait_for twice.err 'step [0-9]*/'
-kill -TERM $pid; kill -TERM $pid  # at once: as timeout(1) does it
+kill -TERM $pid; kill -TERM $pid  # at once, as timeout(1) sends them
 wait $pid; code=$?
 [ $code = 75 ] || fail "two signals together: exit code $code instead of 75"
 rm twice.err
@@ -109,7 +109,7 @@ ls twice/checkpoints | grep -q part || fail "the second signal came too late: $(
 "${long[@]}" --learners 3 --output-dir twice --resume auto >twice.json 2>twice.err || fail "twice: $(tail -1 twice.err)"
 same long twice 'a second signal'
 [ "$(ls twice/checkpoints | wc -l)" = 1 ] || fail "left behind: $(ls twice/checkpoints)"
-# One that begins while another is still saving must not resume from before that.
+# A run that begins while another is still saving must not resume from an earlier checkpoint.
 TEST_SAVE_PAUSE_MS=600 "${long[@]}" --learners 3 --output-dir next >first.json 2>next.err & pid=$!
 wait_for next.err 'step [0-9]*/'
 kill -TERM $pid; sleep 0.3
@@ -134,8 +134,8 @@ else
   echo 'skipped: ranks under mpirun (no mpirun here)'
 fi
 
-# ---------------------------------------------------------------------- other numbers of learners
-# With three learners 100 updates an epoch, with two 150: half an epoch is seen, and half remains.
+# ------------------------------------------------------------------ a different number of learners
+# With three learners an epoch has 85 updates, with two 128: a third of an epoch is seen, two thirds remain.
 continues_with() {  # LEARNERS STEP PATTERN COMMAND…
   local learners=$1 step=$2 pattern=$3; shift 3
   rm -rf other && cp -r "$base" other && keep_only other "$step"
@@ -151,7 +151,7 @@ base=three_text
 steps=$(json qsgd.json step)
 continues_with 2 28 '"epoch":3' "${loud_text[@]}" --save-every 14 "${three[@]:2}" topk:density=0.05
 [ "$(json other.json step)" -gt "$steps" ] || fail "fewer learners need more updates: $(cat other.json)"
-[ "$(losses other | wc -l)" -gt "$(losses $base | wc -l)" ] || fail 'steps are counted on'
+[ "$(losses other | wc -l)" -gt "$(losses $base | wc -l)" ] || fail 'fewer learners: expected more steps in the metrics'
 continues_with 5 28 '"epoch":3' "${loud_text[@]}" --save-every 14 "${three[@]:2}" topk:density=0.05
 [ "$(json other.json step)" -lt "$steps" ] || fail "more learners need fewer updates: $(cat other.json)"
 "${loud_text[@]}" --learners 5 --save-every 14 "${three[@]:2}" topk:density=0.05 --output-dir other --resume auto --epochs 4 \
@@ -187,7 +187,7 @@ refuse 'vocabulary\|data.*a.txt' "${text[@]/a.txt/b.txt}" --resume text
   fail "--resume-anyway: $(cat stderr)"
 [ "$(json anyway.json step)" = 9 ] || fail "--resume-anyway: $(cat anyway.json)"
 
-# --------------------------------------------------------------------------- what does not hold
+# ------------------------------------------------------------------------- invalid checkpoints
 # passed_over PATTERN: what is wrong with the newest checkpoint of `broken` is named, and the one before is used.
 loud_again=(); mapfile -t loud_again < <(loud "${again[@]}")
 passed_over() {
@@ -230,7 +230,7 @@ mkdir disk
 if mount -t tmpfs -o size=4m tmpfs disk 2>/dev/null; then
   small=(--image-size 8 --batch-size 4 --threads 1 --learners 2)
   "$resnet" "${small[@]}" --steps 9 --save-every 4 --output-dir disk/run 2>stderr || fail "a save that fails: $(tail -1 stderr)"
-  grep -q 'No space left' stderr || fail "no word of a full disk: $(cat stderr)"
+  grep -q 'No space left' stderr || fail "no mention of a full disk: $(cat stderr)"
   [ "$(ls disk/run/checkpoints)" = step-4 ] || fail "left on the full disk: $(ls disk/run/checkpoints)"
   rm -rf disk/run
   "$resnet" "${small[@]}" --steps 20 --save-every 3 --output-dir disk/run --quiet 2>stderr

@@ -23,7 +23,7 @@ processes=("$mpirun" -n 4 --allow-run-as-root --oversubscribe --mca mpi_yield_wh
 files_of_a_save=9  # of four ranks: theirs, model, optimizer, state, manifest, and the folder renamed
 "${threads[@]}" --output-dir whole --json >whole.json 2>whole.err || fail "whole: $(tail -1 whole.err)"
 
-# What must hold between two processes.
+# Checks what must hold between two runs.
 check_rest() {  # WHAT
   local i
   for i in {1..100}; do [ -z "$(mine)" ] && break; sleep 0.1; done

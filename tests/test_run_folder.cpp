@@ -1,4 +1,4 @@
-// Run folders: whose they are, what is removed from them, and disks that take nothing for a while.
+// Run folders: whose they are, what is removed from them, and disks that are full for a while.
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Files cannot grow beyond so many bytes while it lives, as on a full disk.
+// While it lives, files cannot grow beyond this many bytes, as on a full disk.
 struct FullDisk {
   rlimit before{};
   void (*handler)(int) = std::signal(SIGXFSZ, SIG_IGN);
@@ -38,7 +38,7 @@ void make_run(const std::string& path) {
   folder.write("run.json", describe_run({}));
 }
 
-// How a folder is taken up again: "", or why not.
+// Resumes in a folder; returns "", or why that is refused.
 std::string refusal(const std::string& path, bool known = false) {
   return message_of([&] { RunFolder::reopen(path, 0, {}, known, {}); });
 }
@@ -55,7 +55,7 @@ TEST_CASE("run folder: only a run's own folder is resumed") {
   CHECK(refusal(path).empty());
   make_run(temp.path + "/whole");
   const std::string first_line = read_text_file(temp.path + "/whole/metrics.jsonl");
-  // Killed within its first line, and once it stood.
+  // Killed while writing the first line, and right after it.
   for (const size_t bytes : {size_t{0}, size_t{3}, first_line.size()}) {
     write_file_atomically(metrics, first_line.substr(0, bytes));
     CHECK_MESSAGE(refusal(path).empty(), bytes);
@@ -133,7 +133,7 @@ TEST_CASE("run folder: a disk that is full for a while loses nothing") {
     CHECK(contains(events.trouble(), "File too large"));
     CHECK(fs::file_size(metrics) == static_cast<uintmax_t>(bytes) + 5);
   }
-  REQUIRE(warnings.size() == 2);  // once of metrics, once of plans
+  REQUIRE(warnings.size() == 2);  // once about metrics, once about plans
   CHECK(mentions(warnings[0], {"metrics.jsonl", "File too large"}));
   CHECK(contains(warnings[1], "plan-50.json"));
   CHECK(mentions(folder.incomplete(), {"metrics.jsonl"}));
@@ -151,7 +151,7 @@ TEST_CASE("run folder: a disk that is full for a while loses nothing") {
     if (step > 0) CHECK(nlohmann::json::parse(line).at("step") == step);
   CHECK(step == 101);
 
-  // For ever: what is kept is bounded, and what is dropped is counted.
+  // A disk that stays full: what is kept is bounded, and what is dropped is counted.
   AppendFile file(temp.path + "/file", AppendFile::Start::fresh);
   const std::string megabyte(1 << 20, 'x');
   {

@@ -34,7 +34,7 @@ cp -r broken before_broken
 says 2 ' 2 .*step-8/model.*step-4/model.*broken/checkpoints' \
   "$lm" "${text[@]}" --steps 16 --output-dir broken --resume auto --quiet
 says 2 'broken' "$lm" "${text[@]}" --steps 16 --output-dir new --resume broken
-diff -rq broken before_broken || fail 'a run without a checkpoint that holds has changed its folder'
+diff -rq broken before_broken || fail 'a run without a valid checkpoint has changed its folder'
 
 # ------------------------------------------------------------------------------ folders of others
 mkdir -p others/checkpoints
@@ -62,7 +62,7 @@ cmp -s roomy/model.safetensors cramped/model.safetensors || fail 'a full disk: t
 for file in metrics.jsonl events.out.tfevents; do
   [ "$(grep -c "^cramped/$file.*File too large" err)" = 1 ] || fail "$file: $(cat err)"
 done
-grep -q 'cramped/events.* cramped/metrics.jsonl' err || fail "no word at the end of what is missing: $(tail -3 err)"
+grep -q 'cramped/events.* cramped/metrics.jsonl' err || fail "the last lines do not say what is missing: $(tail -3 err)"
 [ "$(wc -c <roomy/metrics.jsonl)" -gt 65536 ] || fail 'the test is too short: metrics fit'
 
 # ------------------------------------------------------------------------------------ divergence
@@ -82,12 +82,12 @@ says 0 'report' "$resnet" "${wild[@]}" --steps 10 --lr 0.05
 [ "$(echo wild/checkpoints/*)" = 'wild/checkpoints/step-4 wild/checkpoints/step-8' ] || fail "two good checkpoints: $(ls wild/checkpoints)"
 cp -r wild/checkpoints good
 says 3 ' 11 consecutive steps' "$resnet" "${wild[@]}" --steps 60 --lr 1e9 --resume auto
-grep -q 'wild/checkpoints/step-8' err || fail "no word of the good checkpoint: $(cat err)"
-grep -q 'step 12 .*not saved' err || fail "no word of a step that is not saved: $(cat err)"
+grep -q 'wild/checkpoints/step-8' err || fail "no mention of the good checkpoint: $(cat err)"
+grep -q 'step 12 .*not saved' err || fail "no mention of a step that is not saved: $(cat err)"
 diff -rq wild/checkpoints good || fail 'divergence has changed the checkpoints'
 says 0 'wild/checkpoints/step-8' "$resnet" "${wild[@]}" --steps 14 --lr 0.01 --resume auto
 [ "$(json out status)" = '"done"' ] && [ "$(json out step)" = 14 ] || fail "with a sane rate: $(cat out)"
-# Stopped while gradients are refused: nothing to save, and the good one is named.
+# Stopped while gradients are refused: nothing to save, and the good checkpoint is named.
 cp -r good wild/ && rm -rf wild/checkpoints && mv wild/good wild/checkpoints
 "$resnet" "${wild[@]}" --steps 5000 --lr 1e9 --max-skipped 5000 --resume auto >out 2>err & pid=$!
 for _ in {1..600}; do grep -q 'not saved' err && break; sleep 0.1; done
@@ -96,8 +96,8 @@ kill -TERM $pid; wait $pid; code=$?
   fail "stopped while gradients are refused: exit code $code, $(tail -3 err)"
 diff -rq wild/checkpoints good || fail 'a signal during divergence has changed the checkpoints'
 
-# ------------------------------------------------------------------- no result that was not found
-# No steps are left, and what was saved had not been validated: as the run that ended there.
+# ----------------------------------------------------------------- only results that were computed
+# No steps are left, and what was saved had not been validated: the result of a run that ended there.
 says 0 '' "$resnet" "${image[@]}" --steps 4 --save-every 2 --keep 9 --output-dir four
 [ -e four/checkpoints/step-4/state.json ] || fail 'a run that ends within an epoch is not saved at its last step'
 says 0 '' "$resnet" "${image[@]}" --steps 2 --lr-scheduler step --lr-step-size 1 --output-dir two && cp out two.json
@@ -108,12 +108,12 @@ for key in status epoch step train_loss valid_loss valid_acc1 valid_acc5; do
 done
 says 0 '' "$lm" "${text[@]}" --steps 4 --resume before/checkpoints/step-4 --output-dir lm_none
 [[ $(json out valid_loss) == [1-9]* && $(json out test_ppl) == [1-9]* ]] || fail "no steps left: $(cat out)"
-# A step so wide that validation gives no number; the network that it leaves, evaluated again.
+# A step so large that the validation loss is not finite: no weights are left.
 says 3 'loss' "$resnet" "${image[@]}" --steps 1 --lr 1e9 --lr-scheduler step --lr-step-size 1 --output-dir far
 [ "$(json out status)" = '"diverged"' ] && [ "$(json out valid_loss)" = null ] || fail "a loss that is no number: $(cat out)"
 [ ! -e far/model.safetensors ] || fail 'weights of a run that has diverged'
 # A run that is complete and has left no checkpoint: its result again, in full, with the weights that it left.
-again() {  # PROGRAM ARGUMENT…: twice the same
+again() {  # PROGRAM ARGUMENT…: the same run twice, with the same result
   rm -rf complete && says 0 '' "$@" --save-every 0 --output-dir complete && cp out first.json
   says 0 'complete.* 4 steps' "$@" --save-every 0 --output-dir complete --resume auto
   for key in status epoch step train_loss valid_loss valid_acc1 valid_acc5 valid_ppl valid_bpc test_loss test_ppl world_size \

@@ -255,7 +255,7 @@ TEST_CASE("files: a failed write leaves the old content and nothing else") {
   save_safetensors(path, {{"a", Tensor::from({1, 2, 3})}});
   const std::string before = read_text_file(path);
 
-  // A limit on the size of files stands for a full disk.
+  // A limit on the size of files stands in for a full disk.
   rlimit old_limit{};
   getrlimit(RLIMIT_FSIZE, &old_limit);
   const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);

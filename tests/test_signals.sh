@@ -42,7 +42,7 @@ twelve() {
   [ $code = 75 ] || fail "$name: exit code $code instead of 75: $(tail -3 on.err)"
   [ -e on/model.safetensors ] && fail "$name: it had ended before the signals"
   "$@" --output-dir "$work/on" --resume auto >on.out 2>on.err || fail "$name: resume: $(tail -2 on.err)"
-  cmp -s "$name/model.safetensors" on/model.safetensors || fail "$name: the resumed run has other weights"
+  cmp -s "$name/model.safetensors" on/model.safetensors || fail "$name: the resumed run has different weights"
 }
 
 for i in {1..300}; do echo "line $((i % 7)): the cat saw the dog $((i * i % 13))"; done >a.txt
@@ -80,7 +80,7 @@ wait_for err 'step [0-9]*/'
 kill -HUP $pid; wait $pid; code=$?
 [ $code = 0 ] || fail "SIGHUP under nohup: exit code $code"
 
-# The number of a closed stream must not become that of a file of the run.
+# The descriptor of a closed stream must not be reused for a file of the run.
 "${tiny[@]}" --steps 4 --output-dir closed 2>&- || fail "without stderr: exit code $?"
 grep -qv '^{' closed/metrics.jsonl && fail "without stderr: $(grep -v '^{' closed/metrics.jsonl | head -1)"
 "${tiny[@]}" --steps 4 --output-dir closed_all <&- >&- 2>&- || fail "without standard streams: exit code $?"

@@ -62,7 +62,7 @@ close_to text text-tuned 2e-3
 both_in_bf16 tied 2e-2 "${words[@]}" --tied
 both readers 2e-3 "${words[@]}" --learners 2 --compress scalecom:rate=20 --compress-start 1 --clip-grad-norm 1
 
-# Steps recorded as a graph give the bits of steps that are not. In the text runs the last batch of an epoch is shorter.
+# Steps recorded as a graph give the same bits as others. In the text runs the last batch of an epoch is shorter.
 run eager "${images[@]}" --augment standard --device cuda --graph off
 same eager alone
 run recorded "${images[@]}" --augment standard --device cuda --graph on
@@ -75,7 +75,7 @@ run text-part "${epochs[@]}" --device cuda --save-every 4 --keep 9
 "${epochs[@]}" --device cuda --resume text-part/checkpoints/step-4 --quiet --output-dir text-resumed >/dev/null 2>text-resumed.err ||
   fail "resume: $(head -c 500 text-resumed.err)"
 [ -n "$(losses text-resumed)" ] && [ "$(losses text-eager | tail -2)" = "$(losses text-resumed | tail -2)" ] ||
-  fail "a recorded run taken up again: $(losses text-eager | tail -2) and $(losses text-resumed | tail -2)"
+  fail "a recorded run resumed: $(losses text-eager | tail -2) and $(losses text-resumed | tail -2)"
 
 # Learners that share a GPU, and learners with one each: the same sums.
 few=("${images[@]}" --batch-size 4 --learners 2)
@@ -121,7 +121,7 @@ run part "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --steps 5 --s
 run traced "${few[@]}" "${packed[@]}" scalecom:rate=50 --device cuda --trace t.json --trace-steps 2:3 --explain-step 3
 grep -q '"device memory, exchanges"' t.json || fail 'no memory of the exchanges in the trace'
 
-"${images[@]}" --device cuda --tf32 --dry-run 2>&1 | grep -q '(fp32 products in TF32)' || fail 'TF32 is not said in the header'
+"${images[@]}" --device cuda --tf32 --dry-run 2>&1 | grep -q '(fp32 products in TF32)' || fail 'no TF32 in the header'
 refuse 2 'expected an index below 2' "${images[@]}" --device cuda:7
 refuse 2 '--graph on: needs a GPU' "${images[@]}" --device cpu --graph on
 refuse 2 '--graph on: is for one learner' "${few[@]}" --device cuda --graph on

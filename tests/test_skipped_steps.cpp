@@ -76,9 +76,9 @@ TEST_CASE("learners: a non-finite gradient on one rank is applied on none, compr
           }
           const StepReport report = optimizer.finish_step();
           if ((report.skipped_parameters > 0) != (step == 1)) throw Error("skipped or not");
-          // All ranks name it, but when one has found more than it before the exchange.
+          // All ranks name it, unless clipping before the exchange spoils a rank's other buckets.
           if (step == 1 && (way != 2 || bad) && report.first_skipped != "second.weight")
-            throw Error("reported is " + report.first_skipped);
+            throw Error("reported: " + report.first_skipped);
           if (step == 1 && way == 0 && net.second.weight->value.to_vector() != own)
             throw Error("applied");
           if (step == 1 && way > 0 && net.store.values().to_vector() != all)
@@ -100,7 +100,7 @@ TEST_CASE("learners: what the ranks sent in a skipped step returns to their resi
     compressed_then,
     dense_then,
     huge_then
-  };  // in that step; larger than a residual can hold
+  };  // then: in the skipped step; huge: larger than a residual can hold
   struct Case {
     std::string spec;
     Form form;

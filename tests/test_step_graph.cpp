@@ -89,7 +89,7 @@ Training train_lm(DType dtype, const Sizes& sizes, const Runner& run, ParameterS
   store.finalize(1);
   LstmState state = model.zero_state(3);
   return train(store, [&](int i) {
-    const Shape window = {sizes[static_cast<size_t>(i)], 3};  // here the time is shorter
+    const Shape window = {sizes[static_cast<size_t>(i)], 3};  // these sizes are time steps
     const auto n = static_cast<uint64_t>(i);
     const auto out = run({random_integers(window, n, 11), random_integers(window, 50 + n, 11),
                           counters(i, 3 * i), state.h, state.c},
@@ -144,7 +144,7 @@ TEST_CASE("step graph: the same bits as steps that are not recorded") {
   };
   compare(train_resnet, kLate, 4);  // two before, once recorded, the smaller batch
   compare(train_lm, kLate, 4);
-  compare(train_lm, kEarly, 6);  // the last three of six are the first with the same batch
+  compare(train_lm, kEarly, 6);  // the last three calls are the first with equal batches in a row
 }
 
 // cuDNN's LSTM and timed convolutions, whose sums may come in any order.

@@ -54,8 +54,8 @@ refuse '--output-dir' -- ./job --output-dir
 refuse '--output-dir' -- ./job --output-dir --x
 refuse './nowhere' --wait 0 -- ./nowhere --output-dir out
 [ "$(grep -c 'nowhere: No such file' err)" = 1 ] || fail "a command that is not there was started again: $(cat err)"
-refuse './todo' --wait 0 -- ./todo --output-dir out  # no program
-# A leading zero makes no octal number, and what is counted is starts.
+refuse './todo' --wait 0 -- ./todo --output-dir out  # not a program
+# A leading zero does not mean octal, and what is counted is starts.
 rm -f calls; printf '%s\n' 1 1 1 >todo
 "$root/run" supervise --restarts 01 --wait 00 -- ./job --output-dir out 2>err
 [ $? = 1 ] && [ "$(wc -l <calls)" = 2 ] && grep -q '2 starts' err || fail "--restarts 01: $(cat calls err)"
@@ -80,13 +80,13 @@ hosts '-n 1 --host a,c' -n 1 --host a,b,c
 hosts '-n 4 --host a:2,c:2' -n 4 --host a:2,c:2
 hosts '-n 4' -n 4
 hosts '-n 8 --host a:08' -n 9 --host a:08,b
-# A list of hosts is neither a sum nor a flag of ssh.
+# A list of hosts is neither evaluated as arithmetic nor read as a flag by ssh.
 mkdir bin && printf '#!/usr/bin/env bash\necho "$*" >>sshed; [ "${@: -2:1}" != b ]\n' >bin/ssh && chmod +x bin/ssh
 for list in 'a:x[$(touch summed)0],b' '-oProxyCommand=evil' a: 'a:1:2' ''; do
   PATH=$PWD/bin:$PATH refuse '--host' -- ./mpirun --host "$list" ./job --output-dir out
 done
 refuse '--output-dir\|--host' -- ./mpirun --output-dir out --host
-[ ! -e summed ] && [ ! -e sshed ] || fail 'a host that is none was asked'
+[ ! -e summed ] && [ ! -e sshed ] || fail 'an invalid list of hosts was evaluated or passed to ssh'
 rm -f calls; echo 0 >todo
 PATH=$PWD/bin:$PATH "$root/run" supervise -- ./mpirun -n 2 --host a,b ./job --output-dir out 2>err || fail "ssh: $(cat err)"
 [ "$(cat calls)" = '-n 1 --host a ./job --output-dir out --resume auto' ] || fail "ssh: $(cat calls)"

@@ -1,5 +1,5 @@
-// Event files, read back by a reader of its own: records with their checksums computed bit by bit,
-// protocol buffers field by field.
+// Event files, read back by this test's own reader: records with their checksums computed bit by
+// bit, protocol buffers field by field.
 #include <doctest/doctest.h>
 
 #include <cstring>

@@ -1,5 +1,5 @@
 // The training state in a checkpoint: numbers that are restored bit for bit, refusals of other
-// runs, and resuming with another number of learners.
+// runs, and resuming with a different number of learners.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -74,7 +74,7 @@ FlagTable make_flags(Options& o, std::vector<std::string>& words) {
   flags.add("batch", &o.batch, "N", "batch size of every case", at_least(1), otherwise("by case"));
   flags.add("warmup", &o.warmup, "N", "untimed steps of each process");
   flags.add("clock", &o.clock, "C",
-            "time; cpu: the CPU time of the process, for --threads 1 on a busy machine",
+            "wall-clock time; cpu: CPU time of the process, for --threads 1 on a busy machine",
             one_of({"wall", "cpu"}));
   flags.add("device", &o.device, "D", "device that computes: auto, cpu, cuda or cuda:N");
   flags.add("torch", &o.torch, "", "run PyTorch too, if it is found");

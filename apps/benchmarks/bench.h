@@ -1,7 +1,7 @@
 // The program bench: its options, its cases, and helpers that all its parts share. Every timing of
 // a step runs in a fresh process: the program starts itself with --child, or PyTorch with
 // apps/benchmarks/torch_step.py, and reads one line of JSON. So peak memory is that of one case
-// alone, and two programs are compared in turns: A B A B.
+// alone, and two programs alternate: A B A B.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace heddle::bench {
 struct Case {
   std::string name;
   int64_t batch = 0;
-  int64_t steps = 0;                                // that each process times
+  int64_t steps = 0;                                // timed by each process
   double momentum = 0, weight_decay = 0, clip = 0;  // of the update; clip: global norm, 0: none
   std::string arch = {};
   ResNetOptions::Stem stem = ResNetOptions::Stem::cifar;
@@ -51,9 +51,9 @@ struct Options {
   bool torch = true, help = false, version = false;
   std::string child;
 
-  // From the texts above.
+  // Parsed from the strings above.
   Device parsed_device;
-  std::vector<Case> cases;  // that were named, with --batch
+  std::vector<Case> cases;  // those named, with --batch applied
 
   int64_t steps_of(const Case& c) const { return steps > 0 ? steps : c.steps; }
   DType dtype() const { return precision == "bf16" ? DType::bf16 : DType::f32; }
@@ -78,7 +78,7 @@ double process_cpu_seconds();
 using Clock = double (*)();
 Clock clock_of(const Options& o);
 
-// Calls as often as `least`, and until `seconds` have passed or `most` is reached.
+// Calls at least `least` times, and then until `seconds` have passed or `most` is reached.
 struct Repeat {
   size_t least = 1, most = std::numeric_limits<size_t>::max();
   double seconds = 0;
@@ -128,7 +128,7 @@ TrainingRun run_training(const std::vector<std::string>& flags);
 struct Python {
   std::string path, torch_version;
 };
-// Returns the first of --python, python3 and /usr/bin/python3 that has it, and --python-new.
+// Returns --python, or else python3 or /usr/bin/python3 if one has it, and --python-new.
 std::vector<Python> find_pythons(const Options& o);
 
 // ---- the parts that a user names; they print tables on stdout

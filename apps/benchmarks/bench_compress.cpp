@@ -224,7 +224,7 @@ struct Lab {
   const Options& o;
   ParameterStore& store;
   Tensor gradient;
-  size_t calls;  // that are timed
+  size_t calls;  // timed ones
 
   Clock clock() const { return clock_of(o); }
   // Returns |x - gradient| / |gradient|; changes x.
@@ -278,7 +278,7 @@ std::vector<Parameter*> time_reduce(const Lab& lab, const CompressSpec& spec, Ro
   return compressed;
 }
 
-// Times the codecs of these layers, whose error replaces that of the exchange. Leaves the row as it
+// Times the codecs of these layers; their error replaces that of the exchange. Leaves the row as it
 // is for a family whose codec is unknown here.
 void time_codec(const Lab& lab, const CompressSpec& spec, const std::vector<Parameter*>& layers,
                 Row& row) {
@@ -329,11 +329,11 @@ void print_heading(const Lab& lab, double copy, double step_ms) {
       o.gradients.empty() ? concat(o.arch, ", seed ", o.seed) : o.gradients, ", ",
       lab.store.count(), " elements in ", lab.store.parameters().size(), " tensors\n",
       "# values, wire: 4 n / bytes of values, 4 n / bytes of values, indices and scales\n"
-      "# error: |x - C(x)| / |x|; energy, %: 1 - error^2, of a selection what it keeps of |x|^2\n"
+      "# error: |x - C(x)| / |x|; energy, %: 1 - error^2, the part of |x|^2 a selection keeps\n"
       "# encode, decode: GB/s of gradients, %: of copying, ",
       decimals(copy, 2),
       " GB/s; -: not known here\n"
-      "# reduce: an exchange with nobody, on one thread; %: of a training step, ",
+      "# reduce: the exchange of a single learner, on one thread; %: of a training step, ",
       step_ms > 0 ? concat(step_ms, " ms") : "not known", "\n# times: the shortest of ", lab.calls,
       " calls by the ", o.clock, " clock\n", kTable.heading()));
 }

@@ -20,7 +20,7 @@ struct Range {
   double begin_us, ms;
 };
 
-// Returns the ranges of a trace, in the order of their beginnings.
+// Returns the ranges of a trace, in order of start time.
 std::vector<Range> read_trace(const Trace& trace) {
   const nlohmann::json events =
       nlohmann::json::parse(Trace::json(trace.events())).at("traceEvents");

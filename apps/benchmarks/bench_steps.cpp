@@ -98,7 +98,7 @@ std::vector<Contender> make_contenders(const Options& o, const Case& c,
 
 void run_once(const Options& o, const std::string& title, Contender& t, double* gflop) {
   const nlohmann::json result = run_for_json(t.command, t.environment);
-  *gflop = result.value("gflop", *gflop);  // ours says it
+  *gflop = result.value("gflop", *gflop);  // only ours reports it
   const std::vector<double> ms = result.at(o.ms_key());
   check(!ms.empty(), t.name, ": no step was timed");
   t.round_ms.push_back(median(ms));

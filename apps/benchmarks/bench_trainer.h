@@ -21,11 +21,11 @@ class Trainer {
   Trainer(const Case& c, DType dtype, Device device, Communicator* comm = nullptr);
 
   // Runs forward, loss, backward and update, and returns the loss. on_final is called when a
-  // parameter's gradient is final. On a GPU, without a communicator and on_final, the step is
+  // parameter's gradient is final. On a GPU, with neither a communicator nor on_final, the step is
   // recorded as a CUDA graph.
   float step(const std::function<void(Parameter&)>& on_final = {});
 
-  // Returns the 10^9 operations of a step: backward multiplies twice as often as forward.
+  // Returns a step's operations in units of 10^9: backward multiplies twice as often as forward.
   double gflop() const;
   ParameterStore& store() { return store_; }
   int64_t batch() const { return size_; }
@@ -33,8 +33,8 @@ class Trainer {
   size_t graph_bytes() const { return graph_.bytes(); }
 
  private:
-  // Returns the loss of a batch, which is all input of a step, on the device. A network's state in
-  // it is replaced by the next one.
+  // Returns the loss of a batch, which holds all inputs of a step, on the device. Replaces the
+  // network's state in it, if there is one, by the state after the step.
   using Forward = std::function<Var(Tape&, std::vector<Tensor>& batch)>;
 
   Forward make_images(const Case& c, DType dtype);

@@ -23,7 +23,7 @@ struct ConvShape {
   int64_t batch, in, out, kernel, stride, size;  // size: pixels a side of the input
 };
 
-// Every different convolution of the three cases, in the order of forward.
+// Every distinct convolution of the three cases, in the order of the forward pass.
 constexpr ConvShape kShapes[] = {
     {"resnet20", 128, 3, 16, 3, 1, 32},    {"resnet20", 128, 16, 16, 3, 1, 32},
     {"resnet20", 128, 16, 32, 3, 2, 32},   {"resnet20", 128, 32, 32, 3, 1, 16},

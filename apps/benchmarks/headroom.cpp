@@ -22,9 +22,9 @@ namespace heddle {
 namespace {
 
 // With many short rounds, other work on the machine disturbs all exchanges equally; each round
-// costs a step of every exchange that is not counted.
+// costs an uncounted step of every exchange.
 constexpr int kLeastRounds = 2, kMostRounds = 8;
-constexpr int kFewSteps = 6;  // desired, of an exchange in a round
+constexpr int kFewSteps = 6;  // desired number per exchange and round
 const std::vector<std::string> kCandidates = {"bf16", "qsgd:bits=4", "powersgd:rank=4",
                                               "scalecom:rate=100"};
 
@@ -85,7 +85,7 @@ class StepRecorder {
   }
   // Returns the step that has ended, in the order of times_of().
   std::vector<double> step(double backward_s, double step_s) const {
-    // Where all exchanges wait for the end of backward, and for a clip by the norm of all gradients
+    // If all exchanges wait for the end of backward, or for clipping by the norm of all gradients
     // after it, buckets count as ready when the first exchange begins.
     const bool deferred = !buckets_.empty() && first_exchange_ >= buckets_.back().ready_s;
     std::vector<double> out = {step_s, backward_s};
@@ -232,7 +232,7 @@ class Measurement {
       }
   }
 
-  // Reduces this rank's steps to one, and then takes means over ranks, but the slowest rank's step.
+  // Reduces this rank's steps to one, then averages over ranks; step_s is the slowest rank's.
   void finish(ExchangeProfile& profile) {
     std::vector<double*> means = times_of(profile);
     profile.steps = std::ssize(steps_[profile.compress]);

@@ -47,15 +47,15 @@ double waiting_seconds(double comm_s, const BucketCollectives& collectives, int 
 // updates between two exchanges and after the last.
 double rest_seconds(ExchangeTrial times, double step_s);
 
-// Returns how many steps of step_s, 1 to 25, to count in share_s, of which one is not counted.
+// Returns how many steps of step_s fit into share_s after one that is not counted, from 1 to 25.
 int counted_steps(double share_s, double step_s);
 
 // Returns the mean without the lowest and the highest quarter: a few disturbed steps do not count,
-// and steps that differ by turns (who leads an exchange) all do.
+// but differences that recur (by who leads an exchange) do.
 double middle_mean(std::vector<double> values);
 
 // Returns the seconds of a step of `profile`, measured with `measured_ranks` on `measured_link`,
-// with so many ranks on `link`.
+// with `ranks` ranks on `link`.
 double step_seconds(const ExchangeProfile& profile, int measured_ranks,
                     const LinkCost& measured_link, int ranks, const LinkCost& link);
 

@@ -13,7 +13,7 @@ namespace {
 
 const std::vector<std::string> kNets = {"these links", "100mbit,1ms", "1gbit,200us", "10gbit,50us"};
 constexpr double kWorthIt = 1.03;   // smaller gains are within the measurement's scatter
-constexpr double kDisturbed = 0.1;  // share of stolen time from which on the figures are doubtful
+constexpr double kDisturbed = 0.1;  // share of stolen time that makes the figures doubtful
 
 LinkCost link_of(const Headroom& h, const std::string& net) {
   if (net == kNets[0]) return h.link;
@@ -27,7 +27,7 @@ std::vector<std::string> modelled_nets(const Headroom& h) {
   return nets;
 }
 
-// Returns the measured number of learners, and larger ones.
+// Returns the measured number of learners, and some from 4 to 1024.
 std::set<int> modelled_learners(const Headroom& h) { return {h.learners, 4, 8, 32, 128, 1024}; }
 
 double mbit(const LinkCost& link) {
@@ -100,7 +100,7 @@ std::string model_table(const Headroom& h) {
   for (size_t i = 0; i < learners.size(); ++i) columns += "| 12";
   const TextTable table(columns);
   std::string out =
-      "A model of other networks, and of more learners that compute as fast as these: a dense\n"
+      "A model of other networks and numbers of learners, all computing as fast as these: a dense\n"
       "step in ms, and how many times faster the others are.\n\n";
   for (const std::string& net : modelled_nets(h)) {
     const LinkCost link = link_of(h, net);

@@ -41,7 +41,7 @@ struct Checkpoint {
 };
 
 // Reads a checkpoint after checking every file against the manifest. Throws an InputError that
-// names the first bad file: missing, of another size or content, or of an unknown version; Error
+// names the first bad file: missing, of unexpected size or content, or of unknown version; Error
 // for one that cannot be read now (permission, input/output error) but may be intact.
 Checkpoint open_checkpoint(const std::string& path);
 // Reads state.json only: for the other ranks, after one has checked all files.
@@ -78,7 +78,7 @@ struct CheckpointWriterOptions {
 class CheckpointWriter {
  public:
   // The first rank also removes what an earlier process left incomplete, and renames checkpoints of
-  // later steps than the one at which the run starts to "step-<n>.aside".
+  // steps later than the one at which the run starts to "step-<n>.aside".
   CheckpointWriter(const std::string& run_folder, int rank,
                    const CheckpointWriterOptions& options = {});
   ~CheckpointWriter();  // waits for what is being written

@@ -75,7 +75,7 @@ LayerPlannerState parse_planner(const nlohmann::json& json) {
     check(choices.bytes.size() == choices.settings.size() &&
               choices.uniform < choices.settings.size(),
           "plan of ", printable(choices.name), ": ", choices.settings.size(), " settings, ",
-          choices.bytes.size(), " numbers of bytes, setting ", choices.uniform);
+          choices.bytes.size(), " byte counts, setting ", choices.uniform);
   }
   check(planner.current.size() == planner.layers.size(), "plan: ", planner.current.size(),
         " settings for ", planner.layers.size(), " layers");
@@ -138,7 +138,7 @@ DataParallelOptimizer::State parse_exchange(const nlohmann::json& json) {
     check(kind >= 0 && kind <= static_cast<int>(PayloadKind::control), "ledger: kind ", kind);
     state.ledger[{entry.at(0).get<std::string>(), static_cast<PayloadKind>(kind)}] = {
         entry.at(2).get<int64_t>(), entry.at(3).get<int64_t>(), entry.at(4).get<int64_t>(),
-        entry.at(entry.size() > 5 ? 5 : 2).get<int64_t>()};  // 5 is younger than the format
+        entry.at(entry.size() > 5 ? 5 : 2).get<int64_t>()};  // [5] was added later
   }
   state.settings = json.at("settings").get<std::map<std::string, double>>();
   if (json.contains("planner")) state.planner = parse_planner(json["planner"]);

@@ -34,7 +34,7 @@ std::string shared_folder(const SaverOptions& options, DataParallelOptimizer& op
 // there. Files of other hosts may take a moment to become visible (NFS).
 void check_shared(const std::string& folder, int rank, DataParallelOptimizer& optimizer) {
   optimizer.collective("run folder", [&](Communicator& comm) {
-    char name[40];  // of one length, so that equal runs send equal bytes
+    char name[40];  // of fixed length, so that equal runs send equal bytes
     std::snprintf(name, sizeof name, "/.seen-by-all.tmp-%08x", std::random_device()());
     const std::string file = broadcast_text(folder + name, comm);
     if (rank == 0) write_file_atomically(file, "written at the start of a run\n");
@@ -120,7 +120,7 @@ void Saver::conclude(double written, double failures) {
 // Names the ranks that could not write their files, and why. Collective.
 std::string Saver::causes() const {
   if (optimizer_.learners() == 1) return writer_->error();
-  std::vector<char> mine(300);  // of one length on all ranks
+  std::vector<char> mine(300);  // the same length on all ranks
   writer_->error().copy(mine.data(), mine.size() - 1);
   std::vector<std::vector<char>> all;
   optimizer_.collective("checkpoint", [&](Communicator& comm) { all = gather_values(comm, mine); });

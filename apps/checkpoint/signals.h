@@ -6,7 +6,7 @@
 // the kernel would write the handler's frame over the data there.
 //
 //   watch_signals();               // before there are other threads
-//   catch_signals();               // before the training
+//   catch_signals();               // before training starts
 //   if (signal_received()) ...     // asked between steps
 #pragma once
 
@@ -17,10 +17,10 @@ namespace heddle {
 // the program started (nohup) stays ignored. Called once, before any other thread exists.
 void watch_signals();
 
-// Makes signals requests to stop, from now on until the process ends. Any thread.
+// Turns signals into requests to stop, from now until the process ends. Any thread.
 void catch_signals();
 
-// Returns whether one has come since catch_signals(). Any thread.
+// Returns whether one has arrived since catch_signals(). Any thread.
 bool signal_received();
 
 }  // namespace heddle

@@ -28,8 +28,8 @@ void add_machine_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("threads", &o.threads, "N", "compute threads per learner", at_least(1), at_most(1024),
             otherwise("all cores, divided by the learners of this machine"));
   flags.add("workers", &o.workers, "N",
-            "threads that prepare batches of images, the same batches for every number; 0: "
-            "prepare them between the steps; text needs no threads",
+            "threads that prepare batches of images, which are the same for any N; 0: prepare "
+            "them between the steps; text needs no threads",
             at_most(256));
   flags.add("seed", &o.seed, "N", "seed of all random streams");
   flags.add(
@@ -76,7 +76,7 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
             "each bucket dense or compressed, whichever is measured to be faster");
   flags.add("compress-start", &o.compress_start, "STEPS",
-            "number of first steps whose gradients are exchanged dense", at_least(-1),
+            "number of initial steps whose gradients are exchanged dense", at_least(-1),
             otherwise("one epoch, at most 5 % of the run, at least 100 steps"));
   flags.add("compressed-momentum", &o.compressed_momentum, "RULE",
             "momentum of sgd for gradients delayed by a residual; residual: none, they move "
@@ -96,7 +96,7 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             "setting; every, steps between plans; window, steps measured for a plan; objective, "
             "bytes or measured time; budget=accordion: allow more error in layers whose "
             "gradients are steady");
-  flags.add("plan", &o.plan, "FILE", "use the settings by layer of a run's plan-<step>.json");
+  flags.add("plan", &o.plan, "FILE", "use the per-layer settings of a run's plan-<step>.json");
   flags.add("shadow", &o.shadow, "N",
             "every N steps also sum the gradients dense, and report the error of compression for "
             "each layer; 0: never");
@@ -159,7 +159,7 @@ void add_training_flags(FlagTable& flags, CommonOptions& o) {
 void add_output_flags(FlagTable& flags, CommonOptions& o) {
   flags.group("Output");
   flags.add("save-every", &o.save_every, "N",
-            "checkpoint every N steps, or Nepochs; 0: only at a signal");
+            "checkpoint every N steps, or Nepochs; 0: only after a signal");
   flags.add("keep", &o.keep, "N", "newest checkpoints to keep; the best one is kept too",
             at_least(1));
   flags.add("resume", &o.resume, "PATH",
@@ -167,7 +167,7 @@ void add_output_flags(FlagTable& flags, CommonOptions& o) {
             "--output-dir, or start from the beginning if it has none",
             not_saved);
   flags.add("resume-anyway", &o.resume_anyway, "",
-            "resume although network, data or compression differ, with all tensors that fit",
+            "resume even if network, data or compression differ, with all tensors that fit",
             not_saved);
   flags.add("output-dir", &o.output_dir, "DIR", "run folder; must be new or empty",
             otherwise("runs/<name>-<time>"), not_saved);
@@ -292,7 +292,7 @@ void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule) {
     o.global_batch_size = 0;
     return set_default(flags, "batch-size", o.batch_size, by_rule);
   }
-  // A dumped configuration has both: with another number of learners the global batch stays.
+  // A dumped configuration has both: with a different number of learners the global batch stays.
   check(each < all || each == FlagSource::config,
         "--batch-size and --global-batch-size: expected at most one of them");
   const int64_t batches = o.parsed.learners.size * o.accumulate;
@@ -347,7 +347,7 @@ SaveInterval parse_save_every(const std::string& text) {
   check((unit.empty() && !text.empty()) || epochs,
         "--save-every: expected a number of steps, or 1epoch, found '", text, "'");
   check(number >= 0 && number <= int64_t{1} << 31,
-        "--save-every: expected a number of at least 0, found '", text, "'");
+        "--save-every: expected a number from 0 to 2^31, found '", text, "'");
   return {number, epochs};
 }
 

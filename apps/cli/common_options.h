@@ -24,7 +24,7 @@ struct CompressChoice {
 // Reads "none", "topk:density=0.01", "auto" or "auto:SPEC". Throws InputError.
 CompressChoice parse_compress_choice(const std::string& text);
 
-// --save-every: a number of steps or of epochs; 0: never.
+// --save-every: a number of steps or of epochs; 0: only after a signal.
 struct SaveInterval {
   int64_t count = 1;
   bool epochs = true;
@@ -43,7 +43,7 @@ StepRange parse_step_range(const std::string& text);
 // The number of learners of a run, and the transport between them.
 struct LearnerPlan {
   std::string kind = "solo";  // "solo", "threads", "mpi"
-  int size = 1;               // ranks; under a launcher, its number
+  int size = 1;               // ranks; under a launcher, as many as it started
   bool nccl = false;          // gradients travel over NCCL, which `kind` sets up
   int on_machine = 1;         // ranks that share this machine's cores
 };
@@ -113,7 +113,7 @@ void parse_texts(CommonOptions& o);
 
 // Parts of the summary in each program's --help: where flags may be set, and its end.
 inline constexpr const char* kFlagSources =
-    " Every flag can also be set in the environment (HEDDLE_BATCH_SIZE=64) or in a file "
+    " Most flags can also be set in the environment (HEDDLE_BATCH_SIZE=64) or in a file "
     "(--config); the flag overrides the environment, the environment overrides the file.";
 inline constexpr const char* kExitCodes =
     "Exit codes: 0 done, 1 runtime error, 2 usage or bad input, 3 diverged, 75 stopped "
@@ -135,7 +135,7 @@ std::string find_data(const std::string& data, const std::string& embedded);
 
 // Sets o.batch_size: `by_rule` unless --batch-size or --global-batch-size is given. Of the two, the
 // stronger source decides; within a file the global one, because a dumped configuration has both.
-// Throws InputError for both from another source, and for a global batch that is not a multiple of
+// Throws InputError if any other source gives both, and for a global batch that is no multiple of
 // the number of learners times --accumulate.
 void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule);
 

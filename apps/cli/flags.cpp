@@ -176,8 +176,8 @@ std::string upper(std::string text) {
   return text;
 }
 
-// Escapes what roff interprets: backslashes, hyphens that are to be copied, and a dot or a quote at
-// the beginning of a line.
+// Escapes what roff interprets: backslashes, hyphens (so that flags can be copied), and a dot or a
+// quote at the beginning of a line.
 std::string roff(const std::string& text) {
   std::string out = text.starts_with('.') || text.starts_with('\'') ? "\\&" : "";
   for (const char c : text) out += c == '\\' ? "\\e" : c == '-' ? "\\-" : std::string(1, c);

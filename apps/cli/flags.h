@@ -113,7 +113,7 @@ class FlagTable {
     bool harmless = false;
   };
   // Throws InputError for a flag on the command line that has no effect; a harmless one, such as a
-  // GPU's on a CPU, only adds a warning. A file and the environment may set such flags for other
+  // GPU flag on a CPU, only adds a warning. A file and the environment may set such flags for other
   // runs.
   void check_needs(const std::vector<Need>& needs);
 

@@ -33,7 +33,7 @@ std::string significant(double value, int digits = 4);
 // NaN.
 std::string scaled(double value, const std::string& unit = "");
 
-// Return `text` filled up with spaces to `width` bytes, on the left or on the right; a longer text
+// Return `text` padded with spaces to `width` bytes, on the left or on the right; a longer text
 // unchanged.
 std::string pad_left(const std::string& text, size_t width);
 std::string pad_right(const std::string& text, size_t width);
@@ -53,7 +53,7 @@ class TextTable {
   };
 
   // `columns`: for each its title, a space, and its width in characters, negative to align left,
-  // then for numbers a point and how many digits follow theirs; separated by "|".
+  // then for numbers a point and the number of decimals; separated by "|".
   explicit TextTable(const std::string& columns);
   // Each returns one line with its newline. A row may have fewer cells than there are columns;
   // texts that are too long make it longer.

@@ -39,7 +39,7 @@ constexpr Recipe kRecipes[] = {
     {"wlm", 200, 200, 2, 0.2, 0, 35, 20, 40, "sgd", 20, 0.25, "plateau", 0.25, 0}};
 constexpr size_t kPresets = 3;  // the first recipe that --preset names
 
-// Defaults for another optimizer or schedule than the recipe's.
+// Defaults for an optimizer or schedule other than the recipe's.
 constexpr double kSgdLr = 20, kAdamLr = 0.002, kAdamwDecay = 0.01;
 constexpr double kPlateauGamma = 0.25, kGamma = 0.1;
 constexpr int64_t kSampleTokens = 400;
@@ -148,12 +148,12 @@ FlagTable lm_flags(TrainLmOptions& o) {
   for (const char* name : {"optimizer", "lr-scheduler", "clip-grad-norm"})
     flags.at(name).apply(recipe);
   flags.at("lr").default_text =
-      "by recipe; with another optimizer than the recipe's 20 for sgd, 0.002 for adam, adamw";
+      "by recipe; with an optimizer other than the recipe's: 20 for sgd, 0.002 for adam, adamw";
   flags.at("weight-decay").default_text = "0; 0.01 for adamw";
   flags.at("lr-milestones").default_text = "by recipe, or 1/2 and 3/4 of the run";
   flags.at("lr-gamma")
       .apply(otherwise(
-          "by recipe; with another schedule than the recipe's 0.25 for plateau, else 0.1"));
+          "by recipe; with a schedule other than the recipe's: 0.25 for plateau, else 0.1"));
   flags.at("name").apply(otherwise("lm, or the preset"));
   flags.add(
       "generate", &o.generate, "N",

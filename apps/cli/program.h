@@ -14,8 +14,8 @@ namespace heddle {
 using Arguments = std::vector<std::string>;
 
 // Calls run(arguments, environment), with the program's own name as the first argument, and returns
-// its result. An exception becomes one line on stderr and the documented exit code. Before that,
-// opens /dev/null for standard streams that are closed, and limits how long OpenMP's waiting
+// its result. An exception becomes one line on stderr and the documented exit code. Before the
+// call, opens /dev/null for standard streams that are closed, and limits how long OpenMP's waiting
 // threads spin, unless GOMP_SPINCOUNT or OMP_WAIT_POLICY is set; for the limit it executes the
 // program again, in the same process.
 int run_program(const char* name, int argc, char** argv,

@@ -23,7 +23,7 @@ constexpr Stage kStages[] = {
     {"exchange", "a collective: bytes of payload by kind, and what this rank sent and received"},
     {"residual", "what has not been sent is kept for the next step"},
     {"summed", "the gradient buffer holds the sum over the ranks, the same bits on all"},
-    {"wait", "backward is done and waits for exchanges that it did not hide"},
+    {"wait", "backward is done; the main thread waits for exchanges that it did not hide"},
     {"update", "new weights, once the sum is there and nothing reads the old ones any more"},
 };
 

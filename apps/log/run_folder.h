@@ -28,7 +28,7 @@ namespace heddle {
 
 constexpr int kMetricsSchema = 1;  // of metrics.jsonl, in its first line
 
-// Used by one thread, apart from what says "any thread".
+// Used by one thread, except for methods marked "Any thread".
 class RunFolder {
  public:
   // Makes `folder`, or runs/<name>-<time> if it is empty. Throws InputError if the folder is not

@@ -7,7 +7,7 @@
 
 namespace heddle {
 
-// Seconds of one update, by phase. lap() returns the time since the last call, or since the
+// Seconds of one update, by phase. lap() returns the time since the last call, or since
 // construction.
 struct StepTimes {
   double data = 0, forward = 0, backward = 0, update = 0, last = steady_seconds();

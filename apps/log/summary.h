@@ -18,7 +18,7 @@ namespace heddle {
 
 // Dense over compressed, of this rank's payloads or bytes sent; 1 where nothing is compressed.
 struct Ratios {
-  double layers = 1;  // values of the compressed tensors, as papers print
+  double layers = 1;  // values of the compressed tensors, as papers report
   double values = 1;  // values of the whole model
   double wire = 1;    // bytes on the wire, including indices, scales and flags
   double run = 1;     // the same over the whole run, including its dense steps
@@ -50,7 +50,7 @@ struct TrainingResult {
 ExitCode exit_code(const TrainingResult& result);
 
 // Returns the final JSON object: status and position, the program's `own` keys, and what every
-// program reports of time, memory and exchange. `rate_key` names the rate.
+// program reports about time, memory and exchange. `rate_key` names the rate.
 nlohmann::ordered_json final_json(const TrainingResult& result, const nlohmann::ordered_json& own,
                                   const std::string& rate_key, int64_t seed,
                                   const std::string& run_folder);

@@ -66,7 +66,7 @@ class Message {
   std::string bytes_;
 };
 
-// Returns an Event with `content` as its field of that number.
+// Returns an Event whose field number `field` holds `content`.
 std::string event_at(int64_t step, int field, const Message& content) {
   Message event;
   event.fixed64(1, unix_seconds());

@@ -55,20 +55,20 @@ class TrainingLog {
   // Records p.grad for --dump-gradients. Call it before optimizer.ready(p): the gradient of this
   // batch is complete then, and not yet exchanged.
   void record_gradient(const Parameter& p);
-  // Records an update. Returns false, and the run has diverged, after more than --max-skipped
+  // Records an update. Returns false and marks the run as diverged after more than --max-skipped
   // consecutive steps whose gradients were not finite.
   bool finish_step(const StepReport& report, const StepFacts& facts);
-  // Returns false, and the run has diverged, for a loss that is not finite or above --max-loss.
+  // Returns false and marks the run as diverged for a loss that is not finite or above --max-loss.
   // Several ranks check when losses are averaged, so that all of them stop together.
   bool check_loss(double loss, double lr);
   // Ends the epoch; result().train_loss is its mean loss from then on.
   void finish_epoch();
   // Ends the run: final totals and ratios, the ledger as a line of metrics, and as a table with
-  // --ledger. `last_checkpoint` (empty: none) is named where the run has diverged.
+  // --ledger. `last_checkpoint` (empty: none) is named if the run has diverged.
   void finish(const std::string& last_checkpoint);
   // Averages the pending losses. Collective. Returns running().
   bool flush_losses();
-  // Returns the log's part of a checkpoint, to be called after flush_losses(); and restores it.
+  // Return and restore the log's part of a checkpoint. save() comes after flush_losses().
   nlohmann::ordered_json save();
   void restore(int64_t step, int64_t epoch, const nlohmann::json& saved);
   // Marks the run as stopped by a signal, unless it has diverged.

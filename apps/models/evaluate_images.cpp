@@ -35,7 +35,7 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
     // A barrier now and then, equally often on all ranks, keeps ranks that wait from timing out.
     if (together && ++batches % kBatchesPerBarrier == 0)
       learners->collective("evaluation", [](Communicator& comm) { comm.barrier(); });
-    if (batch.count == 0) continue;  // the last images are fewer than the learners
+    if (batch.count == 0) continue;  // fewer images were left than learners
     Tape tape({.training = false});
     const Var logits = model.forward(tape, Var(batch.images));
     const Var loss = softmax_cross_entropy(tape, logits, batch.labels);

@@ -24,7 +24,7 @@ inline double perplexity(double loss) { return std::exp(loss); }
 // Returns NaN where the perplexity is not finite: saturated gates keep such a loss finite, but the
 // run has diverged.
 inline double finite_or_nan(double loss) { return std::isfinite(perplexity(loss)) ? loss : NAN; }
-inline double bits(double loss) { return loss / std::numbers::ln2; }  // of a token
+inline double bits(double loss) { return loss / std::numbers::ln2; }  // per token
 
 // Reads the text as one stream from a state of zero: every token but the first is predicted once,
 // with all the text before it. So the result depends only on model and text. Throws InputError for

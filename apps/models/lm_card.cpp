@@ -16,7 +16,7 @@ int64_t columns(const WeightsFile& file, const std::string& name) {
   return file.has(name) && file.info(name).shape.rank() == 2 ? file.info(name).shape[1] : 0;
 }
 
-// Returns a token for an error, in quotes; bytes that are not text as numbers.
+// Returns a token for an error: in quotes, or as a number if it is one unprintable byte.
 std::string show(const std::string& token) {
   const auto byte = static_cast<uint8_t>(token.empty() ? 0 : token[0]);
   const bool text = token.size() != 1 || (byte >= 0x20 && byte < 0x7f);
@@ -105,7 +105,7 @@ void check_same_vocabulary(const Vocabulary& corpus, const std::string& corpus_n
   const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
   if (x == a.end() && y == b.end()) return;
   const auto number = x - a.begin();
-  throw InputError(concat(file_name, ": made for another vocabulary, of ", b.size(),
+  throw InputError(concat(file_name, ": made for a different vocabulary, of ", b.size(),
                           " tokens; that of ", corpus_name, " has ", a.size(),
                           ". The first difference: token ", number, " is ",
                           y == b.end() ? "missing" : show(*y), " in the file, ",

@@ -34,8 +34,8 @@ LmCard read_lm_card(const WeightsFile& file);
 std::map<std::string, std::string> lm_metadata(const LstmLm& model, TextLevel level,
                                                const Vocabulary& vocabulary);
 
-// Writes the weights with their card. Throws Error if it cannot be written; in that case no file is
-// left under its name.
+// Writes the weights with their card. Throws Error if the file cannot be written; in that case no
+// file is left under its name.
 void save_lm(const std::string& path, const LstmLm& model, TextLevel level,
              const Vocabulary& vocabulary);
 

@@ -32,16 +32,16 @@ struct ResnetCard {
 // that is not a residual network.
 ResnetCard read_resnet_card(const WeightsFile& file);
 
-// torchvision's transform, with which files without metadata were trained, and which validates
-// folders of images.
+// torchvision's transform: assumed for files without metadata, and used to validate on folders of
+// images.
 constexpr Normalization kImageNet = {{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};
 constexpr float kFolderResize = 256.0f / 224.0f;
 
 // Returns the metadata that hold the card.
 std::map<std::string, std::string> resnet_metadata(const ResnetCard& card);
 
-// Writes the weights with their card. Throws Error if it cannot be written; in that case no file is
-// left under its name.
+// Writes the weights with their card. Throws Error if the file cannot be written; in that case no
+// file is left under its name.
 void save_resnet(const std::string& path, const ParameterStore& store, const ResnetCard& card);
 
 }  // namespace heddle

@@ -20,7 +20,7 @@ namespace heddle {
 // network as "fc", whatever its name there.
 class WeightsFile {
  public:
-  // `path` is a file or a run folder; `head` the name of the last layer, empty: fc. Throws
+  // `path` is a file or a run folder; `head` the name of the last layer, empty: fc. Throws an
   // InputError that says what the file is and what to do, if it is not a safetensors file.
   explicit WeightsFile(const std::string& path, const std::string& head = "");
 
@@ -42,9 +42,9 @@ class WeightsFile {
 
 // Fills tensors from a file, which must hold exactly these names; floating types become f32. A
 // tensor that is listed twice (tied weights) must be equal in the file. Batch counts that older
-// files lack keep their values. `hints`: by the beginning of a name, the probable reason for
-// another shape. Throws an InputError that names the first tensor that is missing, unknown, of
-// another shape or unequal; in that case nothing is changed.
+// files lack keep their values. `hints`: by the beginning of a name, the probable reason for a
+// different shape. Throws an InputError that names the first tensor that is missing, unknown, of a
+// different shape or unequal; in that case nothing is changed.
 void load_weights(const WeightsFile& file,
                   const std::vector<std::pair<std::string, Tensor>>& tensors,
                   const std::map<std::string, std::string>& hints = {});

@@ -34,7 +34,7 @@ const times = ratio => finite(ratio) ? significant(ratio, 3) + '×' : kNone;
 const plural = (count, word) => `${count} ${word}${count === 1 ? '' : 's'}`;
 const percent = (part, whole) => 100 * part / whole + '%';
 
-// Round values within [low, high], about `count` of them. Halves keep the largest numbers finite.
+// Round values within [low, high], about `count` of them. Halving first avoids overflow.
 function ticks(low, high, count) {
   const rough = (high / 2 - low / 2) / count * 2, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map(m => m * power).find(s => s >= rough * 0.999);
@@ -96,7 +96,7 @@ let smoothing = 0;
 const hidden = new Set();  // labels
 const css = name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
 
-// The exponential moving average, without the pull of its start towards zero.
+// The exponential moving average with bias correction: its start is not pulled towards zero.
 function smoothed(points) {
   let sum = 0, weight = 0;
   return points.map(([x, y]) => {
@@ -115,7 +115,7 @@ class LineChart {
     const xs = this.series.flatMap(s => s.points.map(p => p[0]));
     this.range = [this.from ?? Math.min(...xs), Math.max(this.to ?? -Infinity, ...xs)];
     if (this.range[0] >= this.range[1]) this.range = [this.range[0] - 1, this.range[0] + 1];
-    this.range[1] += (this.range[1] - this.range[0]) * 0.015;  // the last mark is whole
+    this.range[1] += (this.range[1] - this.range[0]) * 0.015;  // so that the last mark is not cut off
     this.chart = element('div', {class: 'chart'});
     this.cursor = element('div', {class: 'cursor', hidden: true});
     this.tip = element('div', {class: 'tip', hidden: true, 'aria-live': 'polite'});
@@ -168,7 +168,7 @@ class LineChart {
       labels: ['x', ...this.series.map((s, i) => 's' + i)], ...this.colours(), legend: 'never', strokeWidth: 2,
       connectSeparatedPoints: true, highlightCircleSize: 0, rightGap: 8, dateWindow: this.range,
       valueRange: this.yRange(this.range), plotter: [paintBehind, Dygraph.Plotters.linePlotter], animatedZooms: false,
-      interactionModel: {mousedown, dblclick: () => zoom(this, this.range), mousemove, mouseup},  // none for touch: a page scrolls
+      interactionModel: {mousedown, dblclick: () => zoom(this, this.range), mousemove, mouseup},  // no touch: it scrolls the page
       axes: {x: {drawGrid: false, pixelsPerLabel: 80, ticker: ticker(4, false, formatX)},
         y: {logscale: !!this.log, axisLabelWidth: 56, ticker: ticker(5, this.log, format)}},
       series: Object.fromEntries(this.series.map((s, i) => ['s' + i, {drawPoints: !!s.dots || s.points.length === 1, pointSize: 3,
@@ -205,7 +205,7 @@ class LineChart {
     const room = this.plot.clientWidth - this.tip.offsetWidth;
     this.tip.style.left = Math.max(0, left > room - 12 ? left - this.tip.offsetWidth - 12 : left + 12) + 'px';
   }
-  // Arrows, Home and End move the cursor along the points; + and - zoom around it, 0 and Escape out.
+  // Arrows, Home and End move the cursor along the points; + and - zoom around it, 0 and Escape show all.
   key(event) {
     const xs = [...new Set(this.series.flatMap(s => hidden.has(s.label) ? [] : s.points.map(p => p[0])))].sort((a, b) => a - b);
     const i = xs.indexOf(this.at), width = this.window[1] - this.window[0];
@@ -284,10 +284,10 @@ function curves() {
       note: `On the validation set${score === 'acc1' ? ', in percent' : ''}`,
       series: series(run => validations(run, score)).map(s => ({...s, dots: true}))}),
     alone ? null : lineChart({id: 'loss-time', title: 'Loss over time', x: `training time, ${unit}`, from: 0, smooth: true,
-      note: 'The training loss against the time that its steps took, validation left out',
+      note: 'The training loss against the time spent in training steps, without validation',
       series: series(run => column(run, 'time', 'loss').map(([x, y]) => [x / seconds, y]))}),
     alone ? null : lineChart({id: 'loss-bytes', title: 'Loss over bytes sent', x: 'bytes sent by one learner', from: 0, smooth: true,
-      formatX: bytes, note: 'The training loss against what one learner had sent until then',
+      formatX: bytes, note: 'The training loss against what one learner had sent by then',
       series: series(run => run.exchanges ? column(run, 'bytes', 'loss') : [])}),
     lineChart({...overRun, id: 'lr', title: 'Learning rate', zero: true,
       series: series(run => column(run, 'step', 'lr')).map((s, i) => ({...s, dashed: i > 0}))}),
@@ -296,7 +296,7 @@ function curves() {
       series: [...series(run => column(run, 'step', 'sent')), {label: 'no compression', colour: 'c8', dashed: true,
         points: dense ? [dense.curves.step[0], dense.facts.steps].map(x => [x, dense.curves.dense]) : []}]}),
     lineChart({...overRun, id: 'decoder-error', title: 'Decoder\'s error', zero: true, series: series(run => column(run, 'step', 'decoder_error')),
-      note: `Of LGC's autoencoder: the energy of the sums that decoding loses, as a share, while it is trained${binned}`}),
+      note: `LGC's autoencoder: the share of the sums' energy that decoding loses, while it is trained${binned}`}),
   ];
 }
 function tools() {
@@ -306,7 +306,7 @@ function tools() {
   }});
   return element('p', {class: 'tools'}, element('label', {}, 'smoothing', slider),
     element('button', {type: 'button', onclick: () => charts.forEach(chart => chart.show(chart.range))}, 'whole run'),
-    element('span', {}, 'Drag to zoom, double-click for the whole run; on a chart, arrow keys move and + − 0 zoom'));
+    element('span', {}, 'Drag to zoom, double-click for the whole run; on a chart, arrow keys move the cursor and + − 0 zoom'));
 }
 
 // --------------------------------------------------------------------------------- bars, dots
@@ -352,8 +352,8 @@ function layerBytes(run, id, own) {
         element('i', {class: 'key hollow', style: {left: at(row.dense)}}),
         element('i', {class: 'key dot', style: {...colour(own), left: at(row.sent)}})), element('span', {}, times(row.dense / row.sent)));
   };
-  return figure(id, 'Bytes by layer, before and after', 'What one learner sends for a layer in a step, mean over the run with its ' +
-    'dense start; logarithmic',
+  return figure(id, 'Bytes by layer, before and after', 'Bytes that one learner sends for a layer in a step, mean over the run ' +
+    'including its dense start; logarithmic scale',
     [rows.map(line), element('div', {class: 'row layer'}, element('span'), scale(logTicks(low, high, 3), part, bytes)),
       legend(['dense', 'c8', 'hollow'], ['sent', own, 'dot'])],
     () => [['layer', 'dense, bytes', 'sent, bytes', 'ratio'], run.layers.map(row =>
@@ -369,12 +369,12 @@ function choices(run, id) {
   if (!(longest > 0)) return null;
   const joined = buckets.filter(b => b.joined).length;
   const note = `After step ${last.step}: ${last.compressed} of ${last.buckets} buckets are compressed` +
-    (joined ? `, sent as ${last.buckets - joined} messages` : '') + `. Until the last exchange a step takes ` +
+    (joined ? `, sent as ${last.buckets - joined} messages` : '') + `. From the start of backward a step takes ` +
     `${duration(last.dense_s)} if all are dense, ${duration(last.compressed_s)} if all are compressed` + (last.dropped ?
     `; another choice was expected to take ${duration(last.chosen_s)}, took ${duration(last.found_s)} and was dropped` :
     `, and ${duration(last.chosen_s)} as chosen, predicted from measurements of each bucket` +
     (last.found_s === null ? '' : `; then measured: ${duration(last.found_s)}`)) +
-    (buckets.length > kMost ? `. Drawn are the first ${kMost} buckets; the table has all` : '');
+    (buckets.length > kMost ? `. Only the first ${kMost} buckets are drawn; the table has all` : '');
   const one = (b, i) => [element('div', {class: 'group'}, name(b, i)), bar('dense', parts(b.dense), longest, b.compressed ? '' : ' ✓'),
     bar('compressed', parts(b.packed), longest, b.compressed ? ' ✓' : '')];
   const seconds = value => significant(value, 6);
@@ -389,12 +389,12 @@ function choices(run, id) {
 }
 
 // --------------------------------------------------------------------------------------- maps
-// `cell` returns {title, value, end, t}: a colour mixed of `begin` and t percent of `end`.
+// `cell` returns {title, value, end, t}: the colour is `begin` mixed with t percent of `end`.
 function heatMap(id, title, note, map, begin, ramp, cell) {
   const from = map.steps[0], width = map.end - from;
   const row = ({name, cells}) => {
     const out = [];
-    for (let c = 0, next; c < cells.length; c = next) {  // equal neighbours are one
+    for (let c = 0, next; c < cells.length; c = next) {  // merges equal neighbours
       const text = JSON.stringify(cells[c]);
       for (next = c + 1; next < cells.length && JSON.stringify(cells[next]) === text; ++next);
       if (!cells[c]) continue;
@@ -436,7 +436,7 @@ function quality(run, id) {
   const cell = (value, share) => element('td', share && finite(value) ? {class: 'share', style: {'--v':
     100 * Math.max(0, Math.min(1, value)) + '%'}} : {}, significant(value, 3));
   return figure(id, 'Quality meter', `Means over ${plural(run.quality.samples, 'sample')}. Contraction: the part of what was to be sent ` +
-    'that was not; below 1 the residual can catch up. Cosine: of what was applied and the dense sum. Correlation: of the learners\' ' +
+    'that was not; below 1 the residual can catch up. Cosine: between what was applied and the dense sum. Correlation: between the learners\' ' +
     `gradients, over all layers ${significant(run.quality.correlation, 3)}. d / k: the part of the right selection that the leader did ` +
     'not choose; bound: the contraction that this allows', scroll(table(['layer', ...columns.map(c => c[0])], run.quality.rows.map(row =>
       [row.name, ...columns.map(([name, value]) => cell(value(row), name !== 'residual / gradient'))]), 'meter')), null, true);
@@ -461,7 +461,7 @@ function timeline(run, id) {
   const lengths = element('input', {type: 'range', min: 1, max: 20, step: 0.5, value: 1, oninput: () => {
     inside.style.width = 100 * lengths.value + '%';
   }});
-  return figure(id, 'One step, as it ran', 'Of the first learner, from the run\'s trace. Arrows follow each bucket of gradients from ' +
+  return figure(id, 'One step, as it ran', 'The first learner, from the run\'s trace. Arrows follow each bucket of gradients from ' +
     'backward to its exchange to its update', [element('p', {class: 'tools'}, element('label', {}, 'zoom', lengths)),
     element('div', {class: 'tracks', 'aria-hidden': 'true'}, rows.map(row => element('div', {}, row.track))),
     element('div', {class: 'times', tabindex: 0}, inside)],
@@ -493,7 +493,7 @@ function comparison() {
 }
 function ratios() {
   if (!runs.some(run => run.exchanges)) return null;
-  const rows = [['layers', 'values of the compressed tensors alone, as papers print it'],
+  const rows = [['layers', 'values of the compressed tensors alone, as papers report it'],
     ['values', 'values of the whole model, with the tensors that are sent dense'],
     ['wire', 'bytes on the wire, with indices, scales and flags, in the compressed steps'],
     ['run', 'bytes on the wire over the whole run, with its dense start']];

@@ -90,7 +90,7 @@ void read_metrics(RunRecord& run) {
   check(schema == kMetricsSchema, file, ": expected schema ", kMetricsSchema, ", found ", schema,
         ", which another version of heddle wrote; use its report");
   check(number == 0 || run.broken_lines < number, file, ":", run.first_broken,
-        ": no line of metrics, like all others");
+        "; no line of the file can be read");
 }
 
 // Reads a plan or a choice: an object with a list of objects. `what` names it in the error.

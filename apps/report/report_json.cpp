@@ -120,8 +120,8 @@ Json breakdown(const RunRecord& run) {
 
 // ------------------------------------------------------------------------------------------ layers
 
-// Returns the elements by layer: from the summary, without one from the plans, or, if the run has
-// sent every element in every step, from the ledger.
+// Returns the elements by layer: from the summary; if there is none, from the plans or, if the run
+// has sent every element in every step, from the ledger.
 std::map<std::string, double> elements_of(const RunRecord& run) {
   std::map<std::string, double> out;
   const auto keep = [&](const std::string& layer, double count) {

@@ -1,4 +1,4 @@
-// Makes report.html: one page on a run, or on several next to each other, complete in itself. It is
+// Makes report.html: one self-contained page on a run, or on several next to each other. It is
 // the embedded report.html with report.css, the library dygraphs, report.js and the figures
 // (report_json.h) filled in; the page fetches nothing. Texts of a run are only ever JSON here, and
 // textContent in the page.

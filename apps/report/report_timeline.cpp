@@ -22,7 +22,7 @@ constexpr std::array kTracks = {"data", "forward", "backward", "compress",
 struct Range {
   std::string track, name;
   double begin = 0, end = 0;  // microseconds
-  bool inner = false;         // within the range before it on its track
+  bool inner = false;         // within an earlier range of its track
 };
 struct Point {
   std::string track;

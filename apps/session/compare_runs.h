@@ -21,8 +21,8 @@ std::string difference(const nlohmann::json& there, const nlohmann::ordered_json
 nlohmann::ordered_json compression_of(const CommonOptions& o);
 nlohmann::ordered_json planning_of(const CommonOptions& o);
 
-// Returns the first difference that makes saved residuals meaningless for this run. Another beta
-// (see residual_scale()) or ramp does not. `there`: the compression_of() the saved run.
+// Returns the first difference that makes saved residuals meaningless for this run. A different
+// beta (see residual_scale()) or ramp does not. `there`: compression_of() for the saved run.
 std::string compression_differs(const nlohmann::json& there, const CommonOptions& o);
 
 // Returns the factor that rescales a saved residual for this run's settings: a residual holds a sum
@@ -32,8 +32,8 @@ double residual_scale(const nlohmann::json& state, const CommonOptions& o);
 // Notes each key of config.toml that differs between the saved run and this one.
 void note_changes(const std::string& there, const std::string& here, const Logger& note);
 
-// Returns whether two config.toml are equal apart from flags that decide only what a run prints,
-// and its folder.
+// Returns whether two config.toml files are equal apart from flags for what a run prints, its
+// folder and --comm-timeout.
 bool same_config(const std::string& there, const std::string& here);
 
 }  // namespace heddle

@@ -22,11 +22,11 @@ struct ExchangePlan {
 };
 // Returns the exchange that the options describe, after the dense start; plans of --layerwise start
 // from there. Where a rule decides during training (rate=auto, --compress auto), the payload is
-// that of compression everywhere, or the dense one if the rate is open. Throws InputError for a
-// --dense-layers that matches nothing and a --plan that does not fit.
+// that of compression everywhere, or the dense one if the rate is undecided. Throws InputError for
+// a --dense-layers that matches nothing and a --plan that does not fit.
 ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store);
 
-// Makes the optimizer of a learner. Logs what is compressed and from which step on, and writes
+// Makes the optimizer of a learner. Logs what is compressed and when that starts, and writes
 // layer plans and choices to the folder. `others`: settings that are not options. The arguments
 // must outlive the optimizer. Throws as plan_exchange().
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,

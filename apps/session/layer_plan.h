@@ -30,7 +30,7 @@ std::string describe_layer_plan(const PlanReport& report, const CommonOptions& o
                                 const ParameterStore& store, int learners);
 
 // Applies the settings of the file --plan. Throws InputError for a file that is not a plan, or one
-// for another family, number of learners or network.
+// for a different family, number of learners or network.
 void apply_layer_plan(const CommonOptions& o, const ParameterStore& store, int learners,
                       CompressedReducer& reducer);
 

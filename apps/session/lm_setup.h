@@ -1,4 +1,4 @@
-// Builds from train_lm's options the text, its batches and the network, describes them for the
+// Builds the text, its batches and the network from train_lm's options, describes them for the
 // first line, --dry-run and checkpoints, and reports results in the level's measure.
 //
 //   const Corpus corpus = open_text(o, card, flags);
@@ -22,8 +22,8 @@
 
 namespace heddle {
 
-// Reads from the run folder or file of --init how its model is built, so that no flag has to be
-// repeated; an empty card without --init. Throws InputError if it is of another --level.
+// Reads how the model of --init, a run folder or file, is built, so that no flag has to be
+// repeated; an empty card without --init. Throws InputError if its level contradicts --level.
 LmCard read_card(TrainLmOptions& o, FlagTable& flags);
 // Reads the text, unless --generate needs no more than the vocabulary of --init's `card`. Throws
 // InputError for a text too short to predict anything, for a vocabulary unlike the card's, and
@@ -36,7 +36,7 @@ TokenBatches make_batches(const TrainLmOptions& o, const Corpus& corpus, const C
 // --accumulate windows.
 StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train);
 // Returns the scale of a window's gradient. The loss is a mean over tokens, and the last window of
-// an epoch may be shorter: scaled down, all tokens weigh the same.
+// an epoch may be shorter: scaling its gradient down gives all tokens equal weight.
 float window_weight(const TrainLmOptions& o, int64_t tokens);
 // Returns the tokens of a window over all learners.
 int64_t units_per_batch(const TrainLmOptions& o, int learners);

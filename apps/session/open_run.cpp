@@ -64,7 +64,7 @@ void finish_trace(const CommonOptions& o, const RunFiles& files, Learner& learne
   Communicator& comm = learner.comm;
   if (o.trace.empty()) return;
   comm.set_tag("trace");
-  // Clocks of other machines have other origins; after a barrier all ranks read theirs at once.
+  // Clocks of other machines have different origins; after a barrier all ranks read theirs at once.
   constexpr double kSameClock = 10e6;  // microseconds: ranks of one machine need no correction
   comm.barrier();
   const double now = Trace::now();

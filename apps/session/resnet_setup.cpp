@@ -42,7 +42,7 @@ Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
     options.rank = comm->rank();
     options.world_size = comm->size();
   }
-  // A short last batch would weigh as much as a full one; a set below one batch is used whole.
+  // A short last batch would weigh as much as a full one; a set smaller than a batch is used whole.
   options.drop_last = training && data.set->size() >= o.batch_size * options.world_size;
   return Loader(data.set, data.transform, options);
 }

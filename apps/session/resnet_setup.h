@@ -1,4 +1,4 @@
-// Makes from the options of train_resnet the data, the loader and the network, and describes them
+// Makes the data, the loader and the network from the options of train_resnet, and describes them
 // for the first line, --dry-run and checkpoints.
 //
 //   const Data data = open_data(o, Split::train);
@@ -33,7 +33,7 @@ Data open_data(const TrainResnetOptions& o, Split split);
 Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
                    const Communicator* comm = nullptr);
 
-// Reads from the file or run folder of --init how its network is built, so that no flag has to be
+// Reads how the network of --init, a file or run folder, is built, so that no flag has to be
 // repeated; an empty card without --init. Throws InputError.
 ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags);
 
@@ -41,7 +41,7 @@ ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags);
 // file, completed from the data. `set` may be null.
 ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, const ImageDataset* set,
                      bool training);
-// Returns how --predict and --evaluate prepare an image: as the training of the network validated.
+// Returns how --predict and --evaluate prepare an image: as validation did during training.
 Augmentation evaluation_transform(const ResnetCard& card);
 // Prepares the images of --evaluate like those of --predict if --init gives weights, and warns on
 // stderr if data and weights have different classes.

@@ -1,4 +1,4 @@
-// Derives from the common options what a training run of any model is made of: the number of steps,
+// Derives the parts of a training run of any model from the common options: number of steps,
 // schedule, recorded steps, and the texts of --dry-run and of the run's first line. Checks that
 // options fit each other and this machine.
 //
@@ -22,7 +22,7 @@
 
 namespace heddle {
 
-// Where a learner reports: null and empty on all ranks but the first.
+// Receives what a learner reports; null and empty on all ranks but the first.
 struct RunOutput {
   const RunFolder* folder = nullptr;
   Logger log = {};

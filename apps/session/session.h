@@ -38,7 +38,7 @@ namespace heddle {
 
 class Session;
 
-// A program's part of a training. The session calls it on every rank.
+// A program's part of a training run. The session calls it on every rank.
 class TrainingLoop {
  public:
   explicit TrainingLoop(Session& session);
@@ -106,7 +106,7 @@ class Session {
   void end_epoch();
   bool after_step();
   void write_report();
-  Progress* progress() const { return files_.progress.get(); }  // null as folder()
+  Progress* progress() const { return files_.progress.get(); }  // null where folder() is
 
   const CommonOptions& o_;
   Learner& learner_;

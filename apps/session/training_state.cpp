@@ -45,7 +45,7 @@ NamedTensors buffers_of(const TrainingParts& parts) {
   return buffers;
 }
 
-// Returns copies of the model in which running statistics, which every rank gathers on its own
+// Returns copies of the model in which running statistics, accumulated by every rank on its own
 // batches, are averaged; the ranks keep their own.
 NamedTensors averaged_model(const TrainingParts& parts) {
   NamedTensors model;
@@ -65,8 +65,8 @@ NamedTensors averaged_model(const TrainingParts& parts) {
   return model;
 }
 
-// Fills the tensors from the file, by name. `lenient`: a tensor that the file lacks, or has in
-// another shape, is left unchanged.
+// Fills the tensors from the file, by name. `lenient`: a tensor that the file lacks, or has with a
+// different shape, is left unchanged.
 void fill_from(const SafetensorsFile& file, const NamedTensors& tensors, const std::string& prefix,
                bool lenient = false) {
   for (const auto& [name, x] : tensors) {
@@ -164,7 +164,7 @@ void check_rank(const SafetensorsFile& file, int rank, int learners, const Check
   }
 }
 
-// Restores the state that differs between ranks, saved by this number of ranks or by another.
+// Restores the state that differs between ranks, saved by as many ranks or by a different number.
 void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
                    DataParallelOptimizer::State& exchange, bool same_compression,
                    const Logger& note) {

@@ -1,4 +1,4 @@
-// The complete state of a training in a checkpoint: weights, the optimizer's state, the state of
+// The complete state of a training run in a checkpoint: weights, the optimizer's state, that of
 // each rank, the log. A resumed run is bit-identical to an uninterrupted one.
 //
 //   restore_training(parts, checkpoint, own, note);
@@ -28,7 +28,7 @@ struct RunSpec {
   int64_t units_per_batch = 1;           // samples or tokens over all ranks
   StepPlan plan = {};                    // updates per epoch and in all
   ScheduleOptions schedule = {};         // of the learning rate
-  nlohmann::ordered_json identity = {};  // must be equal in a run that resumes; in messages' order
+  nlohmann::ordered_json identity = {};  // must be equal for a run to resume; compared in order
   std::string config = {};               // config.toml, which a resumed run may change
   // The content of model.safetensors: tensors (tied weights under each of their names), metadata.
   NamedTensors model = {};
@@ -62,7 +62,7 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
 // Fills the parts and own.shared, and own.rank if the number of learners is the same. If it is not,
 // each learner gets the mean of the residuals, which preserves their contribution to the mean
 // gradient, and the averaged statistics. Notes what else has changed; `note` may be empty. Throws
-// InputError that names the first difference in the tensors of the saved run and this one.
+// an InputError that names the first difference in the tensors of the saved run and this one.
 void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
                       const Logger& note);
 

@@ -37,7 +37,7 @@ inline void unpack_bits(const uint8_t* bytes, int64_t n, int bits, uint32_t* val
   }
 }
 
-// The same in any order, for GPUs. Returns byte j of n packed values; value(i) returns the i-th.
+// Packs with random access, for GPUs. Returns byte j of n packed values; value(i) returns the i-th.
 // bits from 1 to 32.
 template <class Value>
 HEDDLE_HD uint8_t packed_byte(int64_t n, int bits, int64_t j, const Value& value) {
@@ -49,7 +49,7 @@ HEDDLE_HD uint8_t packed_byte(int64_t n, int bits, int64_t j, const Value& value
   return static_cast<uint8_t>(out);
 }
 
-// Returns the i-th of packed values, bits from 0 to 32.
+// Returns the i-th packed value, bits from 0 to 32.
 HEDDLE_HD inline uint32_t unpacked_value(const uint8_t* bytes, int bits, int64_t i) {
   const int64_t first = i * bits / 8;
   const int skip = static_cast<int>(i * bits - 8 * first);

@@ -19,7 +19,7 @@ void cast_elements(const From* from, To* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
 }
 
-// How elements are encoded: cast to a type, or as levels of a number of bits (quantize.h).
+// How elements are encoded: cast to a type, or as levels of `bits` bits each (quantize.h).
 enum class Coding : uint8_t { fp32, bf16, fp16, levels };
 
 constexpr int64_t encoded_bytes(Coding coding, int bits, int64_t n) {
@@ -33,7 +33,7 @@ struct CodedBlock {
   int64_t offset = 0;             // where the encoded block begins, in bytes, a multiple of 4
   uint64_t seed = 0, stream = 0;  // keys of the noise
   Coding coding = Coding::fp32;
-  bool stochastic = false;  // levels are rounded by noise
+  bool stochastic = false;  // noise decides how levels are rounded
   int32_t bits = 0;         // of a level
 };
 

@@ -26,7 +26,7 @@ void decode(const CodedBlock& b, const uint8_t* bytes, float* x) {
   cast_elements(reinterpret_cast<const Half*>(bytes), x, b.n);
 }
 
-// On several threads; small blocks several at a time.
+// Calls each(block) on several threads; a thread takes several small blocks at a time.
 template <class Each>
 void for_blocks(const std::vector<CodedBlock>& blocks, const Each& each) {
   if (blocks.empty()) return;

@@ -1,5 +1,5 @@
 // Casts and QSGD on CUDA, one block of threads for each block of elements. The arithmetic is that
-// of quantize.h, of which the compiler fuses nothing.
+// of quantize.h; the compiler fuses none of it.
 #include "compress/codecs/blocks.h"
 #include "core/block_reduce.cuh"
 #include "core/half.h"
@@ -8,11 +8,11 @@
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
-// Codes are packed by chunks of kChunk elements, which fill whole bytes.
+// Codes are packed in chunks of kChunk elements, which fill whole bytes.
 constexpr int kBlockThreads = 128, kChunk = 2048;
 
-// Returns sign and level of one element; of a block without a finite maximum above 0 the code of
-// zero.
+// Returns the sign and level of one element, or the code of zero if its block has no finite maximum
+// above 0.
 __device__ uint32_t code_of(const CodedBlock& b, int64_t i, uint32_t largest) {
   const int s = level_count(b.bits);
   if (largest == 0 || largest >= kInfinite) return static_cast<uint32_t>(s);

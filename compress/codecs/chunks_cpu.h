@@ -16,9 +16,9 @@
 
 namespace heddle {
 
-// Returns the sort_key() of the largest of n values, the first among equals. values<16>(i) and
-// values<1>(i) return those from i on; each is called once for each element, so they may do work of
-// their own. Inlined, because chunks are short.
+// Returns the sort_key() of the largest of n values, the first among equals. values<16>(i) returns
+// the 16 values from index i, values<1>(i) the one at i; no value is read twice, so the calls may
+// do work of their own. Inlined, because chunks are short.
 template <class Values>
 [[gnu::always_inline]] inline uint64_t find_largest(int64_t n, const Values& values) {
   u32x16 best{}, where{}, index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -42,7 +42,7 @@ template <class Values>
   return found;
 }
 
-// Returns the same of n elements; `numbers`: NaN counts as zero.
+// Returns the same for n elements; `numbers`: NaN counts as zero.
 inline uint64_t largest_of(const float* x, int64_t n, bool numbers) {
   return find_largest(n, [=]<int kLanes>(int64_t i) {
     const auto v = Lanes<kLanes>::load(x + i);
@@ -50,8 +50,8 @@ inline uint64_t largest_of(const float* x, int64_t n, bool numbers) {
   });
 }
 
-// Writes index and magnitude of the largest element of every chunk of n; find(begin, length)
-// returns its sort_key() with an index from the chunk's begin. `magnitudes` may be null.
+// Writes the index and magnitude of the largest element of every chunk of n; find(begin, length)
+// returns its sort_key() with an index relative to `begin`. `magnitudes` may be null.
 template <class Find>
 void find_in_chunks(int64_t n, int64_t chunk, uint32_t* indices, uint32_t* magnitudes,
                     const Find& find) {

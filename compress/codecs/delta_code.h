@@ -8,9 +8,9 @@
 //   std::span<const uint8_t> rest = bytes;
 //   Indices same = code.decode(rest);  // rest is empty now
 //
-// Bits per index if any k of n elements are equally likely: the entropy of the gaps (no code is
-// shorter on average), this code, whole bytes with a continuation bit (LEB128), and a plain index
-// in a layer of a million elements:
+// Bits per index if every choice of k of n elements is equally likely: the entropy of the gaps (no
+// code is shorter on average), this code, whole bytes with a continuation bit (LEB128), and a plain
+// index in a layer of a million elements:
 //
 //   k / n    entropy    Rice    LEB128    plain
 //   10 %        4.69    4.76      8.00    10 (one bit for each element)
@@ -33,7 +33,7 @@ struct DeltaCode {
 
   // Returns b: the largest with 2^b <= (n - k) / k, the mean gap; or 0.
   int shift() const;
-  // Returns an upper bound of the length of any k indices.
+  // Returns an upper bound on the encoded length of any k indices, in bytes.
   int64_t max_bytes() const;
   // Encodes k ascending indices below n.
   std::vector<uint8_t> encode(const Indices& indices) const;

@@ -72,7 +72,7 @@ struct Orthogonalize {
             row[i] = static_cast<float>(row[i] - share * other[i]);
         }
         const double norm = sqrt(dot(team, row, row, f.n));
-        const double least = round == 0 ? 0 : 0.5;  // less of a unit row: no direction was left
+        const double least = round == 0 ? 0 : 0.5;  // of a unit row; less is rounding error
         const double factor = norm > least ? 1 / norm : 0;
         for (int64_t i = team.first(); i < f.n; i += kTeam)
           row[i] = static_cast<float>(row[i] * factor);

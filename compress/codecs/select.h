@@ -15,7 +15,7 @@ namespace heddle {
 
 using Indices = std::vector<uint32_t>;
 
-// Returns the elements of a tensor f32 on the host, as a view.
+// Returns the elements of an f32 tensor on the host, as a view.
 inline std::span<const float> elements(const Tensor& x) {
   return {x.data<float>(), static_cast<size_t>(x.size())};
 }

@@ -20,7 +20,7 @@ namespace heddle {
 // select_top: writes the indices (k) of the k largest |x|, ascending, as in select.h.
 // select_active: returns the indices (k) i32, ascending, of the elements that AdaComp sends: those
 //   of x (n) that are not zero and where |x + ahead * (x - old)| is at least the largest |x| of
-//   their bin, which `magnitudes` (bins) has; old (n) is the residual that x contains.
+//   their bin, given in `magnitudes` (bins); old (n) is the residual that x contains.
 // encode_indices, decode_indices: as in IndexCode. For an index beyond the layer the CPU throws
 //   Error; CUDA returns it, and gather() turns it into NaN.
 // gather: values[j] = x[indices[j]]; NaN for an index beyond x, which no intact message holds.

@@ -149,8 +149,8 @@ __global__ void count_digits(const float* x, int64_t n, const Threshold* thresho
     if (mine[d] > 0) atomicAdd(&count[d], mine[d]);
 }
 
-// Finds the next digit of the threshold: the largest with at least k values from it on. One block,
-// which clears the counters for the next digit.
+// Finds the next digit of the threshold: the largest that leaves at least k values at or above it.
+// One block, which clears the counters for the next digit.
 __global__ void find_digit(uint32_t* count, int shift, uint32_t k, Threshold* threshold) {
   __shared__ uint32_t sums[kThreads], all[kDigits];
   constexpr int kMine = kDigits / kThreads;

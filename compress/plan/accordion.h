@@ -36,7 +36,7 @@ class Accordion {
 };
 
 // Returns the index of a setting for each layer: the uniform one for a critical layer, otherwise
-// that whose bytes are nearest to half of the uniform one's.
+// the one whose bytes are nearest to half of the uniform setting's.
 std::vector<size_t> accordion_settings(const std::vector<LayerChoices>& layers,
                                        const std::vector<bool>& critical);
 

@@ -65,7 +65,7 @@ ExchangeTrial merged(const ExchangeTrial& apart, const std::vector<bool>& joined
   return out;
 }
 
-// Repeats the single change that saves the most time while one saves any. Returns the step's end.
+// Makes the one change that saves the most time, until none saves any. Returns the step's end.
 template <class End, class Allowed>
 double descend(std::vector<bool>& choice, const End& end_of, const Allowed& allowed) {
   double end = end_of(choice);

@@ -4,8 +4,8 @@
 // become ready and how long the worker needs for each (the model of --headroom, see
 // docs/benchmarks.md). A mixture or a choice with joined buckets is measured, too, and dropped if
 // it is no better than the faster of the two ways. The ranks decide from the same means. Trials are
-// longer if both ways take about the same time, as they then cost little; they are repeated, and
-// the more the other way costs, the more rarely.
+// longer if both ways take about the same time, as they then cost little; they are repeated, less
+// often the more the other way costs.
 //
 //   dense trial, compressed trial, dense trial, compressed trial -> choice -> check, if it is a
 //   mixture -> waiting -> ...
@@ -62,9 +62,9 @@ struct ExchangeChoice {
 };
 
 // Returns the choice. Compressed buckets must make the step shorter by `margin`, a fraction of it;
-// a mixture must be better by as much than either way, and joined buckets than the same without.
-// One message takes latency_s seconds. Throws InputError unless both trials have the same buckets,
-// at least one.
+// a mixture must beat the pure way that would be used otherwise by the same fraction, and joined
+// buckets the best choice without them. One message takes latency_s seconds. Throws InputError
+// unless both trials have the same buckets, at least one.
 ExchangeChoice choose_exchange(const ExchangeTrial& dense, const ExchangeTrial& coded,
                                double latency_s, double margin);
 

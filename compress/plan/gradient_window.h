@@ -30,7 +30,7 @@ struct TimedExchange {
 // network (b <= 0 or a < 0), and 0 if there are no bytes.
 double seconds_per_byte(const std::vector<TimedExchange>& exchanges);
 
-// The record of a window. Layers of which no bucket was accepted are missing.
+// The record of a window. Layers whose buckets were all rejected are missing.
 struct GradientWindow {
   std::map<std::string, Tensor> sums;       // by layer, (n) f32: gradients with residuals
   std::map<std::string, Tensor> gradients;  // by layer, (n) f32: gradients alone, if asked for

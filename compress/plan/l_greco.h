@@ -40,10 +40,10 @@ struct LayerPlan {
 // Adds up error, bytes and cost of the chosen candidates.
 void measure_plan(const std::vector<LayerChoices>& layers, LayerPlan& plan);
 
-// Returns the plan of least cost. Deterministic: of plans with equal cost that with the least
+// Returns the plan of least cost. Deterministic: of plans with equal cost the one with the least
 // rounded error, then the first candidates. Returns the uniform default if the budget is zero or
-// not finite, if no plan keeps it, and if the default keeps it and the plan would cost more. Throws
-// Error for lists of unequal length.
+// not finite, if no plan is within it, and if the default is within it and the plan would cost
+// more. Throws Error for lists of unequal length.
 LayerPlan plan_layers(const std::vector<LayerChoices>& layers,
                       const LayerPlanOptions& options = {});
 

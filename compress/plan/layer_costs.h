@@ -22,15 +22,15 @@ class LayerCosts {
   explicit LayerCosts(const ReducerSetup& setup) : layers_(setup) {}
   virtual ~LayerCosts() = default;
 
-  // Returns the layers that are compressed at present, each with its settings, ascending, and the
-  // bytes of its values, indices and scales at each, encoded once, the same on all ranks; where the
-  // length depends on the data, an upper bound or, for AdaComp, an expectation. The present setting
-  // is the uniform one. Errors are left empty. A layer for which a rule has yet to decide
-  // (rate=auto) has the single setting 0, with the bytes of the dense layer.
+  // Returns the layers that are compressed, even if exchanged dense for now, each with its
+  // settings, ascending, and the bytes of its values, indices and scales at each, encoded once, the
+  // same on all ranks; where the length depends on the data, an upper bound or, for AdaComp, an
+  // expectation. The present setting is the uniform one. Errors are left empty. A layer for which a
+  // rule has yet to decide (rate=auto) has the single setting 0, with the bytes of the dense layer.
   std::vector<LayerChoices> candidates() const;
   // Returns ||x - decode(encode(x))|| at each setting of the layer, for x (n) f32 on the host, as
-  // this rank would encode it; infinity for the setting 0. Any thread may call it, also while
-  // another one is in reduce().
+  // this rank would encode it; infinity for the setting 0. Any thread may call it, even while
+  // another is in reduce().
   std::vector<double> errors(const LayerChoices& layer, const Tensor& x) const;
   // Returns the seconds that this thread needs to encode and decode x at each setting: for PowerSGD
   // and QSGD both, for the others the selection of elements, which dominates. Call errors() with

@@ -14,7 +14,7 @@ namespace heddle {
 namespace {
 
 constexpr int64_t kDelay = 10;  // steps from window to plan; the plan is solved during the last
-// The fraction of the cost for which a plan that keeps the budget is replaced.
+// The fraction of the cost that a new plan must save to replace one within the budget.
 constexpr double kLeastGain = 0.02;
 // The fraction of the budget that is left unused if that costs less than kLeastGain.
 constexpr double kSlack = 0.02;
@@ -53,13 +53,13 @@ void LayerPlanner::finish_step(int64_t step, double lr, const Collective& collec
   if (closes_at(step))
     close_window(step);
   else if (step == due_ - 1)
-    solve(lr, collective);  // a table has had a step at least
+    solve(lr, collective);  // the background thread has had at least one step for the table
   if (step == due_) adopt(step, lr, collective);
   if (closes_at(step + options_.window)) reducer_.window().open(options_.accordion);
 }
 
 void LayerPlanner::close_window(int64_t step) {
-  solution_ = {};  // of a plan that is due now, if a resumed run has another interval
+  solution_ = {};  // of a plan that is due now, if a resumed run has a different interval
   lr_ = {};
   if (layers_.empty()) {  // the settings are still the uniform ones
     layers_ = reducer_.candidates();
@@ -163,8 +163,8 @@ std::vector<double> LayerPlanner::read_table(const Table& table) {
 }
 
 // Returns the best plan, or the last one if that is nearly as good and still within the budget. A
-// new plan leaves a reserve, so that the next table, whose errors are slightly larger, allows it,
-// too.
+// new plan leaves some slack, so that the next table, whose errors may be slightly larger, allows
+// it, too.
 LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
   LayerPlanOptions options{.alpha = options_.alpha};
   if (options_.accordion) {

@@ -32,7 +32,7 @@
 
 namespace heddle {
 
-// The outcome of one planning.
+// The outcome of one round of planning.
 struct PlanReport {
   int64_t step;  // steps before the plan
   std::vector<LayerChoices> layers;
@@ -67,7 +67,7 @@ struct LayerPlannerState {
 
 class LayerPlanner {
  public:
-  // Runs a collective after those that have been posted, named for the ledger, and waits for it.
+  // Runs a collective, named `what` in the ledger, after those already posted; waits for it.
   using Collective =
       std::function<void(const std::string& what, const std::function<void(Communicator&)>& call)>;
 

@@ -1,6 +1,6 @@
 // QualityMeter: measures what compression does to the gradients of a step. The ranks also sum their
-// gradients and residuals densely, and compare the compressed sum with that. This costs two dense
-// exchanges, so it is done in some steps only (--shadow).
+// gradients and residuals densely, and compare the compressed sum with that. This costs as much as
+// two dense exchanges (one without residuals), so it is done in some steps only (--shadow).
 //
 //   QualityMeter meter(reducer);
 //   meter.before(bucket, comm, ledger);
@@ -29,7 +29,7 @@ struct LayerQuality {
   // orthogonal. ScaleCom (arXiv 2104.11125, theorem 1) assumes it to be positive.
   double correlation = 1;
   // Where one rank selects for all: d / k, the fraction of the best selection from X that was not
-  // sent, and the paper's upper bound of the contraction, d/k + (1 - d/k) rho_0, with rho_0 that of
+  // sent, and the paper's upper bound on the contraction, d/k + (1 - d/k) rho_0, with rho_0 that of
   // the best selection. NaN elsewhere.
   double mismatch, bound;
 };

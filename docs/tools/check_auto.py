@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures whether --compress auto is ever slower than the better of dense and compressed: the same steps in three
-ways, on networks from fast to slow.
+"""Measures whether --compress auto is ever slower than the better of dense and compressed: the same steps run
+three ways, on networks from fast to slow.
 
   docs/tools/check_auto.py [--learners 2] [--starts 8] [--turns 7] [--net 100mbit,1ms …]
 
@@ -105,7 +105,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--build", default=os.path.join(ROOT, "build"), help="folder of the programs")
     arguments.add_argument("--learners", type=int, default=2, help="learners of each run")
-    arguments.add_argument("--starts", type=int, default=8, help="times that all three runs are started")
+    arguments.add_argument("--starts", type=int, default=8, help="how often all three runs are started")
     arguments.add_argument("--turns", type=int, default=7, help="turns of each run in each start")
     arguments.add_argument("--seconds", type=float, default=1, help="length of a turn; six steps if that is longer")
     arguments.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS), help="networks to train")
@@ -132,7 +132,7 @@ def main():
             worst = max(worst, ratio)
             print(f"| {name} | {net} | {1e3 * dense:.1f} | {1e3 * compressed:.1f} | {1e3 * auto:.1f} | "
                   f"{'; '.join(sorted(set(choices)))} | {ratio:.3f} ± {error:.3f} |", flush=True)
-    print(f"\nat worst, auto's step takes {100 * (worst - 1):+.1f} % compared with the better of the two")
+    print(f"\nauto's step time relative to the better of the two, at worst: {100 * (worst - 1):+.1f} %")
 
 
 main()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares --headroom's model of a step with measured steps: slow links predicted from measurements on fast ones, and
 twice the learners predicted from half. Learners share a machine, so the half runs on half of its processors:
-each learner then computes as fast as with all of them.
+each learner then computes as fast as when all learners run on all processors.
 
   docs/tools/check_headroom.py                     learners of one process, --net
   docs/tools/check_headroom.py --netlab 100mbit    processes on hosts of ./run netlab (root), real TCP, from faster links
@@ -53,7 +53,7 @@ def modelled(source, net, learners):
     """Returns exchange -> modelled seconds of a step."""
     steps = {m["exchange"]: m["step_s"] for m in source["model"] if (m["net"], m["learners"]) == (net, learners)}
     if not steps:
-        sys.exit(f"--headroom models no {learners} learners on {net}")
+        sys.exit(f"--headroom does not model {learners} learners on {net}")
     return steps
 
 

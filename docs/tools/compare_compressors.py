@@ -6,12 +6,12 @@ keeps. Some nine minutes on two cores.
 
 points   test accuracy against dense with ResNet-20 on CIFAR-10 at four learners (docs/results.jsonl, the recipe of
          `./run reproduce headline`), mean of the seeds: after 16 epochs, and after 8; in brackets the number of seeds.
-         "full": by --compressed-momentum full, where nothing newer is measured
+         "full": with --compressed-momentum full, where nothing newer has been measured
 KB       that a learner sends in a step: gradients of ResNet-20 (269,722 values), 2, 4 and 8 learners, mean over steps
          and learners; of CIFAR-10 if HEDDLE_DATA or ../shared/data has it, else of rendered shapes
 ms       of exchanging one gradient of ResNet-18 (11,173,962 values) with nobody: encoding, decoding and residuals,
          one thread (`./run bench compress`); the share of a training step
-state    what the exchange keeps from step to step, of one learner, in values per parameter; momentum is not counted
+state    what one learner's exchange keeps from step to step, in values per parameter; momentum is not counted
 """
 import argparse
 import json
@@ -28,7 +28,7 @@ import reproduce
 import results
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# As typed; the same compressor as `bench compress` calls it, if it lists it.
+# The compressor as typed: how the row of `bench compress` that measures it begins.
 COMPRESSORS = {
     "bf16": "bf16", "fp16": "fp16", "qsgd:bits=8": "qsgd:bits=8,", "qsgd:bits=4": "qsgd:bits=4,",
     "powersgd:rank=4": "powersgd:rank=4", "powersgd:rank=2": "powersgd:rank=2", "topk:density=0.01": "topk:",
@@ -54,7 +54,7 @@ def accuracies(measured):
 
 
 def points(found, compress, epochs):
-    """Returns the mean difference to dense over the seeds that both have, as text."""
+    """Returns the mean difference from dense over the seeds that both have, as text."""
     dense = found.get(("none", False, epochs), {})
     stateless = compress.startswith(("bf16", "fp16", "qsgd"))  # no residual: both rules are one
     for full in (False, True):

@@ -62,7 +62,7 @@ def experiments():
                             ("adacomp", ADACOMP), ("adacomp-bin", ADACOMP + ":scale=bin"),
                             ("beta-0.3", SCALECOM + ",beta=0.3"), ("start", SCALECOM + " --compress-start 390")):
             runs[f"rule-{name}-{seed}"] = f"{RESNET} --epochs 8 --seed {seed}{flags}"
-        # LGC, and ScaleCom with as many values, of which it sends codes.
+        # LGC, and ScaleCom selecting as many values; LGC sends codes of these.
         for name, flags in (("scalecom", " --compress scalecom:rate=1000,select=exact"), ("value", " --compress lgc"),
                             ("index", " --compress lgc:order=index"), ("paper", " --compress lgc:codec=paper")):
             runs[f"lgc-{name}-{seed}"] = f"{RESNET} --epochs 16 --seed {seed}{flags}"
@@ -100,7 +100,7 @@ def experiments():
     for name in "dense", "beta-0.1":
         runs[f"long-{name}-1"] = runs[f"root-{name}-1"].replace("--epochs 8", "--epochs 16")
     runs["root-beta-0.1-rate-25-1"] = runs["root-beta-0.1-1"].replace("rate=100", "rate=25")
-    # 3,168 steps of 1,024 images, of which 3,010 are compressed; then ScaleCom's way: the batch grows with the learners.
+    # 3,168 steps of 1,024 images, of which 3,068 are compressed; then ScaleCom's way: the batch grows with the learners.
     many = f"{RESNET.replace('--learners 4 --batch-size 32 --lr 0.2', '--learners 16 --batch-size 64 --lr 0.4')} --lr-warmup-epochs 2"
     for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("ramp", SCALECOM + ",ramp=300"),
                         ("beta-0.1", SCALECOM + ",beta=0.1"), ("beta-0.1-full", SCALECOM + ",beta=0.1" + MOMENTUM)):
@@ -338,7 +338,7 @@ def main(arguments=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="prefix of a run's name")
     parser.add_argument("--list", action="store_true", help="list the runs and exit")
-    parser.add_argument("--again", action="store_true", help="also runs that have a result")
+    parser.add_argument("--again", action="store_true", help="start runs that have a result already, too")
     parser.add_argument("--keep", metavar="DIR",
                         help="keep run folders here; an interrupted run resumes from its last checkpoint")
     parser.add_argument("--add", metavar="FILE", nargs="+", help="add results from JSON files and exit")

@@ -37,7 +37,7 @@ void read_state(const std::string& folder, std::string_view text) {
   try {
     const DataParallelOptimizer::State state = parse_exchange(checkpoint.state.at("exchange"));
     (void)exchange_json(state).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  } catch (const nlohmann::json::exception&) {  // which restore_training turns into an InputError
+  } catch (const nlohmann::json::exception&) {  // restore_training turns it into an InputError
   }
 }
 

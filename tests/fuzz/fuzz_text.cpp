@@ -1,7 +1,7 @@
-// Arbitrary bytes as a text: it is divided and encoded, or refused with an InputError; encoded
-// text decodes to the same tokens, all of them in the vocabulary, and can be read in windows.
-// The first byte chooses the level; the rest up to the first "===" is the corpus, the remainder
-// another text.
+// Arbitrary bytes as a text: it is divided and encoded, or refused with an InputError; tokens, all
+// of them in the vocabulary, are the same after decoding and encoding, and can be read in windows.
+// The first byte chooses the level and the windows; the rest up to the first "===" is the corpus,
+// the remainder another text.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -22,7 +22,7 @@ void require(bool ok) {
 void check_round_trip(const std::vector<int32_t>& tokens, const Corpus& corpus) {
   for (const int32_t token : tokens) require(token >= 0 && token < corpus.vocabulary.size());
   const std::string text = decode_text(tokens, corpus.level, corpus.vocabulary);
-  // A word that begins with a byte order mark, standing first, loses it on the second reading.
+  // A first word that begins with a byte order mark loses it on the second reading.
   if (corpus.level == TextLevel::word && text.starts_with("\xef\xbb\xbf")) return;
   require(encode_text(text, corpus.level, corpus.vocabulary, "decoded") == tokens);
 }

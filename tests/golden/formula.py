@@ -1,5 +1,5 @@
-"""What make_golden.py and interop.py share: the value formula, safetensors files, and the networks in
-PyTorch: ResNet and the LSTM language model.
+"""Shared by make_golden.py and interop.py: the value formula, safetensors files, and the networks in
+PyTorch (ResNet and the LSTM language model).
 
 The formula. Both sides compute every weight, input, upstream gradient and label from its name, so
 that only results need to be stored. All integers are unsigned and 64 bits wide and wrap around:
@@ -201,8 +201,8 @@ class ResNet(nn.Module):
 
 
 def make_resnet(arch):
-    """`resnet20` ... `resnet110`, or `resnet18`, `resnet34`, `resnet50`, ... with `:cifar` (the
-    default here) or `:imagenet` behind it for the stem. Ten classes."""
+    """`resnet20` ... `resnet110`, or `resnet18`, `resnet34`, `resnet50`, ... followed by `:cifar`
+    (the default here) or `:imagenet` for the stem. Ten classes."""
     name, _, stem = arch.partition(":")
     depth = int(name.removeprefix("resnet"))
     deep = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}

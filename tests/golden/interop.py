@@ -4,14 +4,14 @@
     interop.py write ARCH WEIGHTS LOGITS     PyTorch writes both; heddle reads and compares
     interop.py check ARCH WEIGHTS LOGITS     heddle wrote both; PyTorch reads and compares
 
-ARCH is resnet20, 32, 44, 56, 110, or resnet18, 34, 50, 101, 152 with `:cifar` (the default here) or
-`:imagenet` behind it, or `lm:untied` or `lm:tied`, a language model of two LSTM layers with 60 words,
+ARCH is resnet20, 32, 44, 56, 110, or resnet18, 34, 50, 101, 152 followed by `:cifar` (the default here)
+or `:imagenet`, or `lm:untied` or `lm:tied`, a language model of two LSTM layers with 60 words,
 emsize 16 (tied: 24) and nhid 24. LOGITS holds one tensor `logits`: the model in evaluation mode on
 inputs of formula.py. For a ResNet that is (N, 10) for `interop.input`, (N, 3, 32, 32), or
 (N, 3, 64, 64) with the imagenet stem; for a language model (7, B, 60) for the labels `interop.tokens`,
 (7, B), from a state of zeros. `check` demands exactly the model's names, shapes and types, and logits
-within a relative error of 1e-4; it exits with 1 where they differ, with 2 where a file or ARCH is
-wrong, and with 77 without PyTorch.
+within a relative error of 1e-4; it exits with 1 if shapes, types or values differ, with 2 if names
+differ or a file or ARCH is wrong, and with 77 without PyTorch.
 """
 
 import sys

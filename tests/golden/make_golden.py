@@ -6,22 +6,22 @@
 Everything is computed in float64 and stored as float32, one safetensors file per case. Weights,
 inputs, labels and upstream gradients follow the formula that formula.py states and are not stored;
 in a layer case their names are `<case>.x`, `<case>.weight`, `<case>.dy` and so on. Models read
-`input:<seed>` and `labels:<seed>`; the seeds stand in the file as `input_seed` (one per step).
+`input:<seed>` and `labels:<seed>`; the file holds the seeds as `input_seed` (one per step).
 Language models read `tokens:<step>` and `targets:<step>`.
 
 A tensor of at most 2400 elements is stored whole. A larger one, or a model's gradient, is sampled:
 `name.sampled` holds its L2 norm, its projection sum_i t_i * u("proj:" + name, i), and K entries
-t[(k * size) div K], K being the length less two. `size` is at least K wherever entries are unique;
-a small tensor repeats some.
+t[(k * size) div K], K being the length less two. Entries are unique if `size` is at least K;
+a smaller tensor repeats some.
 
-Seeds: at a kink (a ReLU's zero, a max pool's tie) rounding decides which way the gradient takes, and
+Seeds: at a kink (a ReLU's zero, a max pool's tie) rounding decides which way the gradient goes, and
 one element that goes the other way moves gradients by 1e-3. A model has 10^5 such elements. The
-script takes, among a number of seeds, the one whose nearest kink is farthest, and fails where that
+script tries a number of seeds, uses the one whose nearest kink is farthest away, and fails if that
 is under 1e-5: an implementation whose activations are that exact decides every kink as PyTorch does.
 
 The script also computes every model in float32 and prints how far that is from float64, so that
-the bound of the tests (relative 1e-4) is known to leave room for rounding. It fails where float32
-comes nearer than a factor of three. --check writes nothing and compares with the stored files.
+the bound of the tests (relative 1e-4) is known to leave room for rounding. It fails if float32 is
+not below a third of that bound. --check writes nothing and compares with the stored files.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def save(case, tensors, check):
         return
     stored = read_safetensors(path)
     if list(stored) != list(tensors):
-        failures.append(f"{path.name}: other tensors than the script makes")
+        failures.append(f"{path.name}: holds other tensors than those that the script makes")
         return
     for name, t in tensors.items():
         worst = relative(stored[name].numpy(), np.asarray(t))
@@ -214,7 +214,7 @@ def make_layers(check):
 
 
 def lstm_case(case, sizes, check, layers=1, windows=1):
-    """torch.nn.LSTM from a state that is not zero; x holds the windows one behind the other. Values
+    """torch.nn.LSTM from a state that is not zero; x holds the windows one after the other. Values
     of the state are carried from window to window, gradients are not."""
     t, b, i, h = sizes
 
@@ -255,7 +255,7 @@ def make_language_layers(check):
 
 
 def kink_distance(model, x):
-    """How far the nearest input of a ReLU is from zero, or two candidates of a max pool apart."""
+    """Returns the least distance of a ReLU's input from zero, or of a max pool's two largest candidates."""
     distances = []
 
     def at_relu(module, inputs):
@@ -304,7 +304,7 @@ def model_run(arch, seed, shape, dtype):
 
 def make_model(case, arch, batch, size, check, seeds=100):
     """Logits and loss in training mode, then logits in evaluation mode: these show the running
-    statistics of all layers after one step. Gradients only where seeds are tried to make them sure.
+    statistics of all layers after one step. Gradients only if seeds are tried, to stay away from kinks.
     """
     shape, seed, distance = (batch, 3, size, size), 0, None
     if seeds:

@@ -1,5 +1,5 @@
 // cuBLASLt of the simulated GPU: products with a bias. It refuses sums of 65 terms, and pointers
-// that are aligned less than it was told when it was asked for an algorithm.
+// that are less aligned than it was told when it was asked for an algorithm.
 #include <cublasLt.h>
 
 #include <array>
@@ -64,7 +64,7 @@ float read(const void* p, cudaDataType_t type, int64_t i) {
                              : static_cast<const float*>(p)[i];
 }
 
-// m, n and k of the product, columns first; false where shapes do not fit.
+// Finds k of the product of column-major matrices; false if shapes do not fit.
 bool extents(const Operation& o, const Matrix& a, const Matrix& b, const Matrix& c, int64_t& k) {
   const bool ta = o.a == CUBLAS_OP_T, tb = o.b == CUBLAS_OP_T;
   k = ta ? a.rows : a.columns;

@@ -1,4 +1,4 @@
-// The objects that cuDNN's handles of the simulated GPU point to.
+// The objects that the simulated GPU's cuDNN handles point to.
 #pragma once
 
 #include <cudnn.h>
@@ -11,7 +11,7 @@ struct cudnnContext {
   cudaStream_t stream = nullptr;
 };
 
-// Extents n, c, h, w (a filter's k, c, r, s) and what to multiply their indices with.
+// Extents n, c, h, w (a filter's k, c, r, s) and their strides.
 struct Block {
   std::array<int64_t, 4> size{}, step{};
   bool half = false, nhwc = false;

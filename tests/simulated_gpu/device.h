@@ -8,9 +8,9 @@
 // host waits for it, when another stream waits for a point on it (up to there), or when nothing
 // else can continue. Kernels run with their threads and blocks forwards and backwards in turn.
 // Device memory has no access rights while no work is executed, so that a host that follows such a
-// pointer is stopped. It is NaN when it comes from the device (not when a pool hands it out again),
-// and memory after its end, except for 255 bytes, has no rights at all: with HEDDLE_NO_POOL that
-// holds for each tensor, and then memory is open to the host, since changing the rights would take
+// pointer is stopped. It is filled with NaN when it is allocated (not when a pool reuses it), and
+// more than 255 bytes after its end nothing can be accessed: with HEDDLE_NO_POOL this holds for
+// each tensor, and then the host can access device memory, since changing the rights would take
 // too long. Two ranks need two devices for NCCL. Copies from the host are staged when they are
 // issued; copies from pinned memory read it when the stream reaches them. While a graph is recorded
 // on a stream, waiting for the stream, copies from or to the host and events invalidate the graph.
@@ -35,7 +35,7 @@ namespace simulated {
 
 // Everything below is used with this held.
 std::unique_lock<std::mutex> lock();
-// Notified whenever something was put on a stream or was done.
+// Notified whenever something has been put on a stream or has been done.
 std::condition_variable& changed();
 
 // Work on a stream. True: done. False: it waits for something, and is to be tried again.
@@ -58,31 +58,31 @@ struct Stream {
 struct Point {  // of a stream, as an event has recorded it
   Stream* stream = nullptr;
   bool done = false;
-  int64_t time = 0;  // of no clock: one more for each event
+  int64_t time = 0;  // virtual: one more for each event
 };
 
-// Work that touches no memory but in with_rights(). It may be done more than once: a graph's.
+// Queues work that touches memory only within with_rights(). A graph's may be done more than once.
 void put(Stream* stream, Work work);
-void put_done(Stream* stream, std::function<void()> work);  // that never waits
+void put_done(Stream* stream, std::function<void()> work);  // for work that never waits
 // Calls it while the devices' memory can be read and written.
 void with_rights(const std::function<void()>& call);
-// Its argument: with threads and blocks in the opposite order.
+// Tells `run` whether threads and blocks are to run in the opposite order.
 void put_kernel(Stream* stream, std::function<void(bool)> run);
 // Does what can be done on the stream, at most until the point is reached, and on others as far as
 // it waits for them.
 void advance(Stream* stream, const Point* until = nullptr);
 // The same on every stream; true when something was done.
 bool advance_all();
-// Until nothing is left on the stream, or it is gone.
+// Advances until nothing is left on the stream, or it is gone.
 void finish(Stream* stream, std::unique_lock<std::mutex>& held);
-// The stream that a handle means; null for one that is none.
+// Returns the stream of a handle; null if there is none.
 Stream* find(cudaStream_t stream);
 
-cudaError_t say(cudaError_t status);  // the same, kept for cudaGetLastError
+cudaError_t say(cudaError_t status);  // returns the status, kept for cudaGetLastError
 // For a call that a recording does not allow. If the stream's work is being recorded, spoils the
 // recording and returns true: the call is to return cudaErrorStreamCaptureUnsupported.
 bool spoils(Stream* stream);
-void pass_time(int64_t events);  // by work: later events come after so many more
+void pass_time(int64_t events);  // called by work: later events are later by this many
 int current_device();
 // Whether [p, p + bytes) lies in one allocation on this device.
 bool on_device(const void* p, size_t bytes, int device);

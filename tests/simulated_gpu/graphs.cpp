@@ -1,4 +1,4 @@
-// CUDA graphs of the simulated GPU: the works of a stream, done again at each launch.
+// CUDA graphs of the simulated GPU: a stream's recorded work, queued again at each launch.
 #include <memory>
 #include <utility>
 #include <vector>

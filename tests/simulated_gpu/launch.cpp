@@ -1,4 +1,4 @@
-// How the kernels of the .cu files come to the simulated GPU (tests/cuda_emulation.h). Part of
+// Queues the kernels of the .cu files on the simulated GPU (tests/cuda_emulation.h). Part of
 // heddle_core, whose stream it asks for.
 #include "core/cuda.h"
 #include "tests/simulated_gpu/device.h"

@@ -23,8 +23,8 @@ struct Machine {
   std::map<char*, Allocation> memory;  // of devices, by address
   std::map<char*, size_t> pinned;      // of the host, by address
   std::map<int, size_t> used;          // bytes by device
-  int open = 0;                        // rights to the devices' memory, how often given
-  uint64_t done = 0;                   // works, ever
+  int open = 0;                        // holders of rights to the devices' memory
+  uint64_t done = 0;                   // pieces of work, ever
   int64_t time = 0;
   bool backwards = false;
 };

@@ -1,8 +1,8 @@
-// cuBLAS and cuDNN of the simulated GPU: the plain sums, in fp32, read from the descriptors that
-// the caller has made. Sizes, types and memory that do not fit are refused. What cuDNN says of its
-// algorithms has every difficulty once: one that does not support the problem, one that needs too
-// much workspace, one that fails when it is run, one that needs much, one that is not
-// deterministic. cuDNN's LSTM: rnn.cpp.
+// cuBLAS and cuDNN of the simulated GPU: plain sums in fp32, as the caller's descriptors say.
+// Sizes, types and memory that do not fit are refused. cuDNN's list of algorithms has every
+// difficulty once: one does not support the problem, one needs too much workspace, one fails when
+// it is run, one needs much workspace for large outputs, one is not deterministic. cuDNN's LSTM:
+// rnn.cpp.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cudnn.h>
@@ -74,7 +74,7 @@ const char* cublasGetStatusString(cublasStatus_t status) {
 }
 size_t cublasLtGetVersion() { return 0; }
 
-// Columns first, as cuBLAS has it: element (r, c) of a matrix lies at r + c * its leading
+// Column-major, as in cuBLAS: element (r, c) of a matrix lies at r + c * its leading
 // dimension.
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transpose_a,
                             cublasOperation_t transpose_b, int m, int n, int k, const void* alpha,
@@ -85,7 +85,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transpose_a
   const auto held = lock();
   Stream* s = find(handle->stream);
   if (s == nullptr || s->device != current_device()) return CUBLAS_STATUS_EXECUTION_FAILED;
-  // It would put nodes that ask for memory into the graph.
+  // cuBLAS would add allocation nodes to the graph.
   if (s->recording != nullptr && !handle->workspace) return CUBLAS_STATUS_NOT_SUPPORTED;
   const bool ta = transpose_a == CUBLAS_OP_T, tb = transpose_b == CUBLAS_OP_T;
   const bool half = a_type == CUDA_R_16BF, half_c = c_type == CUDA_R_16BF;
@@ -216,12 +216,12 @@ struct Convolution {
            w.size[0] == y.size[1] && w.size[1] * conv.groups == x.size[1] && out(2) == y.size[2] &&
            out(3) == y.size[3];
   }
-  // As the library: groups only in the plain layout, and one layout for all three.
+  // As the library does: groups only in the plain layout, and one layout for all three.
   bool supported() const {
     return x.nhwc == w.nhwc && x.nhwc == y.nhwc && !(x.nhwc && conv.groups > 1);
   }
-  // Calls run(x's place, w's, y's) for every row of products over the input's channels, whose
-  // places are x.step[1] and w.step[1] apart.
+  // Calls run(x's index, w's, y's) for every sum of products over the input's channels, whose
+  // indices are x.step[1] and w.step[1] apart.
   template <class Call>
   void each(const Call& run) const {
     const int64_t outputs = w.size[0] / conv.groups, inputs = w.size[1];
@@ -240,7 +240,7 @@ struct Convolution {
 };
 
 constexpr size_t kWorkspace = 1000, kMuch = size_t{1} << 26, kTooMuch = size_t{1} << 40;
-// An algorithm is its place in this list.
+// An algorithm is its index in this list.
 enum : int { kUnsupported, kHungry, kBroken, kLarge, kUnordered, kOrdered, kAlgorithms };
 
 template <class Found, class Algorithm>

@@ -1,5 +1,5 @@
-// NCCL of the simulated GPU, for ranks that are threads of one process: a collective is done when
-// every rank's stream has come to it, and by the last of them, in the order of ranks.
+// NCCL of the simulated GPU, for ranks that are threads of one process: a collective is carried out
+// once every rank's stream has reached it, by the last of them, in the order of ranks.
 #include <nccl.h>
 
 #include <cstdio>
@@ -98,7 +98,7 @@ void add(void* sum, const void* x, size_t n, ncclDataType_t type) {
   std::abort();
 }
 
-// All ranks have come.
+// All ranks' streams have reached the collective.
 void carry_out(const Group& group, Collective& c) {
   const Call& first = c.calls.begin()->second;
   for (const auto& [rank, call] : c.calls)
@@ -240,7 +240,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   return ncclInProgress;
 }
 
-// In progress until all ranks have made theirs.
+// In progress until all ranks have made or finalized their communicators.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   const auto held = lock();
   *result = ncclInProgress;

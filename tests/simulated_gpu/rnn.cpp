@@ -1,5 +1,5 @@
-// cuDNN's LSTM of the simulated GPU: one layer, one direction, fp32, sequences of one length. Its
-// weights lie as they never would elsewhere, so that nobody guesses where; it refuses 13 hidden
+// The simulated GPU's cuDNN LSTM: one layer, one direction, fp32, sequences of one length. Its
+// weights have a layout found nowhere else, so that no caller can guess it; it refuses 13 hidden
 // units, and is slow with 11.
 #include <cmath>
 #include <cstring>
@@ -16,7 +16,7 @@ struct cudnnDropoutStruct {};
 struct cudnnRNNStruct {
   int64_t in = 0, hidden = 0;
 
-  // In floats. The recurrent rows of a gate, three that nobody uses, its bias; then the input's
+  // In floats. Of each gate the recurrent rows, three unused floats and the bias; then the input's
   // rows of all gates, and their biases from the last gate to the first.
   int64_t recurrent(int gate) const { return gate * (hidden * hidden + 3 + hidden); }
   int64_t recurrent_bias(int gate) const { return recurrent(gate) + hidden * hidden + 3; }
@@ -34,7 +34,7 @@ namespace {
 constexpr int64_t kKept = 5;  // values of a unit and step in the reserve: i, f, g, o, c
 constexpr size_t kWorkspace = 4096;
 
-// One call: what it is about, and whether what it was given fits.
+// One call: its stream, its network and its sizes.
 struct Layer {
   Stream* stream;
   cudnnRNNStruct rnn;
@@ -235,7 +235,7 @@ cudnnStatus_t cudnnRNNForward(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn,
   return CUDNN_STATUS_SUCCESS;
 }
 
-// Leaves the gradients of the gates in the reserve, where the weights' call finds them.
+// Leaves the gradients of the gates in the reserve, where cudnnRNNBackwardWeights finds them.
 cudnnStatus_t cudnnRNNBackwardData_v8(
     cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, const int32_t lengths[],
     cudnnRNNDataDescriptor_t y_is, const void* y_at, const void* dy_at,

@@ -1,4 +1,4 @@
-// CUDA's runtime of the simulated GPU.
+// The simulated GPU's CUDA runtime.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -251,7 +251,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   a.bytes = (bytes + kAlign - 1) / kAlign * kAlign;
   if (bytes > device_bytes() || used + a.bytes > device_bytes())
     return say(cudaErrorMemoryAllocation);
-  // Large ones in huge pages, whose rights change sooner.
+  // Large ones in huge pages, whose rights change faster.
   const size_t page = a.bytes >= kHugePage ? kHugePage : kPage;
   a.usable = (a.bytes + page - 1) / page * page;
   a.mapped_bytes = a.usable + 2 * page;
@@ -265,7 +265,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   if (page == kHugePage) (void)madvise(a.mapped, a.usable, MADV_HUGEPAGE);
   set_rights(a, PROT_READ | PROT_WRITE);
   std::memset(a.mapped, 0xff, a.usable);
-  char* begin = a.mapped + a.usable - a.bytes;  // its end is a page's
+  char* begin = a.mapped + a.usable - a.bytes;  // it ends where a page ends
   used += a.bytes;
   m.memory.emplace(begin, a);
   if (m.open == 0 && guarded()) set_rights(a, PROT_NONE);
@@ -282,7 +282,7 @@ cudaError_t cudaFree(void* p) {
   const std::vector<Stream*> all(m.streams.begin(), m.streams.end());
   for (Stream* s : all)
     if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
-  // As the runtime does: it waits for the whole device first.
+  // Waits for the whole device first, as CUDA's runtime does.
   for (Stream* s : all)
     if (m.streams.contains(s) && s->device == found->second.device) finish(s, held);
   m.used[found->second.device] -= found->second.bytes;
