@@ -62,6 +62,8 @@ def made_up(name, typed):
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = {"scalecom": 86.0, "value": 85.75, "index": 85.0}.get(method, 86.25)
         result["bytes_per_step"] = {"scalecom": 30000, "value": 20000}.get(method, 35000)
+        if method == "value":
+            result["decoder_error"] = [[1, 1.25], [50, 0.5]]
     elif group == "ablation":
         summary["valid_acc1"] = {"dense": 88.0, "scalecom": 87.25}.get(rest, 87.0)
     elif group == "ptb":
@@ -245,6 +247,8 @@ class Page(unittest.TestCase):
         self.assertIn("- value, bytes of the compressed tensors, control over LGC (rank 0): expected ≥ 1.80, found 2.00 over "
                       "2 seeds: holds", text)  # 20,000 over 10,000
         self.assertNotIn("scalecom, accuracy", text)
+        self.assertIn("- value, seed 2: part of the energy that the decoder loses in training step 1: 1.25, step 50: 0.50\n", text)
+        self.assertNotIn("index, seed 2", text)
 
     def test_claims(self):
         rows = self.rows(self.made_up_page()["claims"])

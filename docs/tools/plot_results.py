@@ -195,6 +195,10 @@ def lgc():
             out += "\n" + expected(f"{method}, accuracy against the control, points", points, least=-0.5, over=plural(n, "seed"))
             out += expected(f"{method}, bytes of the compressed tensors, control over LGC{whose}",
                             mean(a / b for a, b in zip(rest[::2], rest[1::2])), least=1.8, over=plural(n, "seed"))
+        for seed, result in sorted(seeds.items()):
+            if curve := result.get("decoder_error"):
+                out += (f"- {method}, seed {seed}: part of the energy that the decoder loses in training "
+                        + ", ".join(f"step {step}: {error:.2f}" for step, error in curve) + "\n")
     return out
 
 

@@ -230,6 +230,9 @@ def digest(folder, metrics, summary):
         # Gradients only, averaged over the compressed steps. The metrics' count also includes losses, checks, and
         # two dense exchanges in every step that the quality meter samples.
         out["bytes_per_step"] = round(out["bytes_dense"] / summary["ratio_wire"])
+    if errors := [(x["step"], x["decoder_error"]) for x in steps if "decoder_error" in x]:  # LGC's, while it trains
+        out["decoder_error"] = [[step - errors[0][0] + 1, round(error, 4)]
+                                for i, (step, error) in enumerate(errors) if i % 50 == 49 or i in (0, 9, 24)]
     samples = [line for line in lines if "quality" in line]
     if samples:
         by_layer = {}  # a sample lacks the layers of a skipped bucket
