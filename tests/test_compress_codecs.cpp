@@ -163,7 +163,7 @@ TEST_CASE("random selection: k distinct elements, uniform, reproducible") {
   std::vector<int> drawn(50);
   for (uint64_t key = 0; key < 2000; ++key)
     for (int64_t k : {0, 5, 25, 45, 50}) {
-      // What 45 leave out for one generator is what 5 take: each k has a generator of its own.
+      // Each k has a generator of its own: with the same, 45 would leave out just what 5 take.
       const Indices indices = select_random(50, k, Philox(static_cast<uint64_t>(k), key));
       REQUIRE(std::ssize(indices) == k);
       for (size_t i = 1; i < indices.size(); ++i) REQUIRE(indices[i] > indices[i - 1]);
