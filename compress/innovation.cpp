@@ -4,14 +4,17 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "compress/codecs/bits.h"
 #include "compress/codecs/quantize.h"
 #include "compress/codecs/select.h"
 #include "core/error.h"
+#include "core/math.h"
 #include "core/names.h"
 #include "core/random.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -24,16 +27,19 @@ struct Code {
 };
 
 const std::vector<Code>& codes() {
+  const auto bucket = [](double initial) {
+    return SpecKey{.name = "bucket", .initial = initial, .low = 8, .high = 1 << 20, .whole = true};
+  };
   static const std::vector<Code> kCodes = {
       {"none", {}},
       {"qsgd",
        {{.name = "bits", .initial = 4, .low = 2, .high = 8, .whole = true},
-        {.name = "bucket", .initial = 512, .low = 8, .high = 1 << 20, .whole = true},
+        bucket(512),
         {.name = "rounding", .initial = 1, .words = {"stochastic", "nearest"}}}},
       {"topk", {{.name = "density", .initial = 0.1, .low = 1e-6, .high = 1}}},
-      {"sign", {}},
       {"dyna",
        {{.name = "bits", .initial = 1, .low = 1, .high = 8, .whole = true},
+        bucket(64),
         {.name = "scale", .initial = 0, .words = {"adaptive", "geometric"}},
         {.name = "first", .initial = 1, .low = 1e-30, .high = 1e30},
         {.name = "ratio", .initial = 0.99, .low = 0.01, .high = 1}}},
@@ -45,6 +51,17 @@ float read_float(const uint8_t* bytes) {
   float x;
   std::memcpy(&x, bytes, 4);
   return x;
+}
+
+// Scales of dyna are bf16.
+void write_scale(float scale, uint8_t* bytes) {
+  const bfloat16 rounded(scale);
+  std::memcpy(bytes, &rounded, 2);
+}
+float read_scale(const uint8_t* bytes) {
+  bfloat16 scale;
+  std::memcpy(&scale, bytes, 2);
+  return to_float(scale);
 }
 
 }  // namespace
@@ -73,23 +90,25 @@ double default_mixing(const CompressSpec& innovation) {
   const auto value = [&](const char* key) { return innovation.values.at(key); };
   if (innovation.family == "qsgd") return value("bits") < 3 ? 0.5 : 1;
   if (innovation.family == "topk") return std::min(0.5, value("density"));
-  if (innovation.family == "sign") return 0.1;
   if (innovation.family == "dyna") return value("bits") < 2 ? 0.5 : 1;
   return 1;
 }
 
 InnovationCoder::InnovationCoder(CompressSpec spec, std::vector<int64_t> sizes, uint64_t seed)
-    : spec_(std::move(spec)),
-      sizes_(std::move(sizes)),
-      seed_(seed),
-      scales_(Tensor::empty_on(Device{}, {std::ssize(sizes_)})) {
+    : spec_(std::move(spec)), sizes_(std::move(sizes)), seed_(seed) {
   const auto value = [&](const char* key, double otherwise) {
     const auto found = spec_.values.find(key);
     return found == spec_.values.end() ? otherwise : found->second;
   };
   bits_ = static_cast<int>(value("bits", 1));
-  bucket_ = static_cast<int64_t>(value("bucket", 512));
+  bucket_ = static_cast<int64_t>(value("bucket", 1));
   density_ = value("density", 1);
+  int64_t scales = 0;
+  for (size_t layer = 0; layer < sizes_.size(); ++layer) {
+    first_scale_.push_back(scales);
+    if (spec_.family == "dyna" && coded(layer)) scales += ceil_div(sizes_[layer], bucket_);
+  }
+  scales_ = Tensor::empty_on(Device{}, {scales});
   scales_.fill_zero();
 }
 
@@ -104,7 +123,7 @@ int64_t InnovationCoder::bytes(size_t layer) const {
     const int64_t k = kept_elements(density_, n);
     return 4 * k + IndexCode{n, k}.bytes();
   }
-  if (spec_.family != "qsgd") return 4 + packed_bytes(n, bits_);  // sign, dyna
+  if (spec_.family == "dyna") return 2 * ceil_div(n, bucket_) + packed_bytes(n, bits_);
   const int64_t rest = n % bucket_;
   return n / bucket_ * quantized_bytes(bucket_, bits_) +
          (rest > 0 ? quantized_bytes(rest, bits_) : 0);
@@ -131,41 +150,34 @@ void InnovationCoder::encode(size_t layer, const float* v, int64_t step, uint8_t
     }
   } else {
     std::vector<uint32_t> levels(static_cast<size_t>(n));
-    float scale = 0;
-    if (spec_.family == "sign") {
-      double sum = 0;
-      for (int64_t i = 0; i < n; ++i) sum += std::abs(v[i]);
-      scale = static_cast<float>(sum / static_cast<double>(n));
-      for (int64_t i = 0; i < n; ++i) levels[static_cast<size_t>(i)] = v[i] >= 0 ? 1 : 0;
-    } else {
-      scale = dyna_scale(layer, v, step);
+    for (int64_t begin = 0; begin < n; begin += bucket_, bytes += 2) {
+      const std::span<const float> x{v + begin, static_cast<size_t>(std::min(bucket_, n - begin))};
+      const float scale = dyna_scale(first_scale_[layer] + begin / bucket_, x, step);
+      write_scale(scale, bytes);
       const auto parts = static_cast<float>(1 << bits_);
-      for (int64_t i = 0; i < n && scale > 0; ++i)
-        levels[static_cast<size_t>(i)] =
-            static_cast<uint32_t>(std::clamp((v[i] / scale + 1) / 2 * parts, 0.0f, parts - 1));
+      for (size_t i = 0; i < x.size() && scale > 0; ++i)
+        levels[static_cast<size_t>(begin) + i] =
+            static_cast<uint32_t>(std::clamp((x[i] / scale + 1) / 2 * parts, 0.0f, parts - 1));
     }
-    std::memcpy(bytes, &scale, 4);
-    pack_bits(levels.data(), n, bits_, bytes + 4);
+    pack_bits(levels.data(), n, bits_, bytes);
   }
 }
 
-// Returns the scale of this step, and keeps it for the next.
-float InnovationCoder::dyna_scale(size_t layer, const float* v, int64_t step) {
-  float& scale = scales_.data<float>()[layer];
-  const int64_t n = sizes_[layer];
+// Returns the scale of a bucket in this step, and keeps it for the next.
+float InnovationCoder::dyna_scale(int64_t bucket, std::span<const float> x, int64_t step) {
+  float& scale = scales_.data<float>()[bucket];
+  const auto keep = [&](double value) { return scale = to_float(bfloat16(to_float(value))); };
   if (spec_.values.at("scale") == 1)
-    return scale =
-               static_cast<float>(spec_.values.at("first") *
-                                  std::pow(spec_.values.at("ratio"), static_cast<double>(step)));
-  const float largest = std::bit_cast<float>(largest_magnitude(v, n));
-  if (scale == 0) return scale = largest;
+    return keep(spec_.values.at("first") * std::pow(spec_.values.at("ratio"), to_double(step)));
+  const float largest = std::bit_cast<float>(largest_magnitude(x.data(), std::ssize(x)));
+  if (scale == 0) return keep(largest);
   if (bits_ == 1) {
-    if (largest > 1.5f * scale) return scale *= 2;
-    return largest < 0.9f * scale ? scale *= 0.9f : scale;
+    if (largest > 1.5f * scale) return keep(2 * scale);
+    return largest < 0.9f * scale ? keep(0.9 * scale) : scale;
   }
-  const int64_t beyond = std::count_if(v, v + n, [&](float x) { return std::abs(x) > scale; });
-  if (100 * beyond > n) return scale *= 2;
-  return largest < scale / 2 ? scale /= 2 : scale;
+  const auto beyond = std::ranges::count_if(x, [&](float each) { return std::abs(each) > scale; });
+  if (100 * beyond > std::ssize(x)) return keep(2 * scale);
+  return largest < scale / 2 ? keep(scale / 2) : scale;
 }
 
 void InnovationCoder::decode(size_t layer, const uint8_t* bytes, float* q) const {
@@ -185,13 +197,11 @@ void InnovationCoder::decode(size_t layer, const uint8_t* bytes, float* q) const
     }
   } else {
     std::vector<uint32_t> levels(static_cast<size_t>(n));
-    unpack_bits(bytes + 4, n, bits_, levels.data());
-    const float scale = read_float(bytes);
-    // For sign, -scale or scale; for dyna, the middle of a part.
-    const float width = spec_.family == "sign" ? 2 : 2 / static_cast<float>(1 << bits_),
-                first = spec_.family == "sign" ? -1 : width / 2 - 1;
+    unpack_bits(bytes + 2 * ceil_div(n, bucket_), n, bits_, levels.data());
+    const float width = 2 / static_cast<float>(1 << bits_);
     for (int64_t i = 0; i < n; ++i)
-      q[i] = scale * (first + width * static_cast<float>(levels[static_cast<size_t>(i)]));
+      q[i] = read_scale(bytes + 2 * (i / bucket_)) *
+             (width * (static_cast<float>(levels[static_cast<size_t>(i)]) + 0.5f) - 1);
   }
 }
 

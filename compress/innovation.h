@@ -5,15 +5,17 @@
 //   none                          fp32
 //   qsgd:bits=4,bucket=512,rounding=nearest    a scale for each bucket, and a few bits per value
 //   topk:density=0.1              the largest values, and which they are
-//   sign                          one bit per value, and their mean magnitude
-//   dyna:bits=1,scale=adaptive    the middle of one of 2^bits parts of [-s, s], clipped
+//   dyna:bits=1,bucket=64,scale=adaptive     the middle of one of 2^bits parts of [-s, s], clipped
 //
 // dyna is Dyna-COLD's quantiser (Zhang, You and Xie 2021, arXiv 2105.06697, known from its
 // abstract). The paper scales by s = first * ratio^step (scale=geometric). scale=adaptive is this
-// project's: s doubles when values exceed it, and shrinks when they no longer reach it.
+// project's: s doubles when values exceed it, and shrinks when they no longer reach it. Small
+// buckets, also ours, keep the code a contraction: among many values the largest is far above the
+// rest, whose codes would be larger than they are.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,12 +45,12 @@ class InnovationCoder {
   // are out of range.
   void decode(size_t layer, const uint8_t* bytes, float* q) const;
 
-  // Returns the scales of dyna by layer, f32: its state, to copy from and into.
+  // Returns dyna's scales of all buckets, f32: its state, to copy from and into.
   const Tensor& scales() const { return scales_; }
 
  private:
   bool coded(size_t layer) const;
-  float dyna_scale(size_t layer, const float* v, int64_t step);
+  float dyna_scale(int64_t bucket, std::span<const float> x, int64_t step);
 
   CompressSpec spec_;
   std::vector<int64_t> sizes_;
@@ -56,6 +58,7 @@ class InnovationCoder {
   int bits_ = 0;
   int64_t bucket_ = 0;
   double density_ = 1;
+  std::vector<int64_t> first_scale_;  // by layer
   Tensor scales_;
 };
 

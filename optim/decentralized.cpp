@@ -36,10 +36,12 @@ void check_same_graph(const Topology& topology, Communicator& comm) {
 }
 
 // a += weight * (theirs - own), n elements.
-void add_difference(float* a, double weight, const float* theirs, const float* own, int64_t n) {
-  const auto w = to_float(weight);
-  for (int64_t i = 0; i < n; ++i) a[i] += w * (theirs[i] - own[i]);
+void add_difference(double* a, double weight, const float* theirs, const float* own, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) a[i] += weight * (double{theirs[i]} - own[i]);
 }
+
+// Tensors have no type for doubles: one of i64 holds their bits.
+double* doubles(const Tensor& x) { return static_cast<double*>(x.raw()); }
 
 }  // namespace
 
@@ -70,10 +72,9 @@ DecentralizedOptimizer::DecentralizedOptimizer(ParameterStore& store,
     collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
   estimate_ = Tensor::empty_on(Device{}, store.values().shape());
   estimate_.copy_from(store.values());
-  for (Tensor* x : {&dual_, &apart_}) {
-    *x = Tensor::empty_on(Device{}, estimate_.shape());
-    x->fill_zero();
-  }
+  dual_ = Tensor::empty_on(Device{}, estimate_.shape());
+  apart_ = Tensor::empty_on(Device{}, estimate_.shape(), DType::i64);
+  for (const Tensor& x : {dual_, apart_}) x.fill_zero();
   optimizer_.on_update([this](const Parameter& p) { updated(p); });
 }
 
@@ -124,33 +125,33 @@ void DecentralizedOptimizer::exchange(size_t index) {
   const auto slice = [&](const Tensor& x) { return x.slice(bucket.begin, bucket.end); };
   const Tensor weights = slice(store_.values()), host = weights.to(Device{});
   float *x = host.data<float>(), *d = slice(dual_).data<float>(),
-        *e = slice(estimate_).data<float>(), *a = slice(apart_).data<float>();
+        *e = slice(estimate_).data<float>();
+  double* a = doubles(slice(apart_));
 
   const Tensor innovation = Tensor::empty_on(Device{}, {n});
   float* v = innovation.data<float>();
   for (int64_t i = 0; i < n; ++i) v[i] = x[i] - lr * d[i] - e[i];
   const bool finite = largest_magnitude(v, n) < kInfinite;
   if (index == 0) non_finite_ = finite ? 0 : non_finite_ + 1;
+  if (!finite) innovation.fill_zero();
 
-  // A message is one byte, 0 if it counts, and the codes of the layers in memory order.
-  std::vector<PayloadPart> parts = {{"peers", PayloadKind::control, 1}};
+  // A message is the codes of the layers in memory order.
+  std::vector<PayloadPart> parts;
   const auto first = static_cast<size_t>(std::ranges::find(parameters_, bucket.parameters.front()) -
                                          parameters_.begin());
-  int64_t bytes = 1;
+  int64_t bytes = 0;
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
     parts.push_back({parameters_[first + i]->name, PayloadKind::values, coder_.bytes(first + i)});
     bytes += parts.back().bytes;
   }
   // Calls code(layer, its bytes in the message, its first element in the bucket).
   const auto for_layers = [&](const Tensor& message, const auto& code) {
-    uint8_t* at = message.data<uint8_t>() + 1;
+    uint8_t* at = message.data<uint8_t>();
     for (size_t i = first; i < first + bucket.parameters.size(); ++i, at += coder_.bytes(i - 1))
       code(i, at, parameters_[i]->offset - bucket.begin);
   };
   const Tensor own = Tensor::empty_on(Device{}, {bytes}, DType::u8);
-  own.fill_zero();
-  own.data<uint8_t>()[0] = finite ? 0 : 1;
-  if (finite) {
+  {
     const TraceRange range("compress", "encode");
     for_layers(own, [&](size_t layer, uint8_t* at, int64_t begin) {
       coder_.encode(layer, v + begin, step_, at);
@@ -166,7 +167,6 @@ void DecentralizedOptimizer::exchange(size_t index) {
   const TraceRange range("compress", "decode, mix");
   const auto decode = [&](const Tensor& message, const Tensor& q) {
     q.fill_zero();
-    if (message.data<uint8_t>()[0] != 0) return;
     for_layers(message, [&](size_t layer, const uint8_t* at, int64_t begin) {
       coder_.decode(layer, at, q.data<float>() + begin);
     });
@@ -178,9 +178,9 @@ void DecentralizedOptimizer::exchange(size_t index) {
     decode(in[i].data, theirs);
     add_difference(a, neighbours_[i].weight, theirs.data<float>(), mine.data<float>(), n);
   }
-  const float mixing = to_float(mixing_ / (2 * optimizer_.lr()));
+  const double mixing = mixing_ / (2 * optimizer_.lr());
   for (int64_t i = 0; i < n; ++i) {
-    d[i] -= mixing * a[i];
+    d[i] = to_float(d[i] - mixing * a[i]);
     x[i] -= lr * d[i];
   }
   if (weights.device().is_cuda()) weights.copy_from(host);
@@ -201,13 +201,14 @@ void DecentralizedOptimizer::resync() {
     const Tensor before = apart_.clone();
     apart_.fill_zero();
     for (size_t i = 0; i < in.size(); ++i)
-      add_difference(apart_.data<float>(), neighbours_[i].weight, in[i].data.data<float>(),
+      add_difference(doubles(apart_), neighbours_[i].weight, in[i].data.data<float>(),
                      estimate_.data<float>(), estimate_.size());
-    axpy(-1, apart_, before);
-    const auto largest = [](const Tensor& x) {
-      return std::bit_cast<float>(largest_magnitude(x.data<float>(), x.size()));
-    };
-    drift_ = std::max<double>(drift_, largest(before) / std::max(1e-30f, largest(estimate_)));
+    double change = 0;
+    for (int64_t i = 0; i < apart_.size(); ++i)
+      change = std::max(change, std::abs(doubles(apart_)[i] - doubles(before)[i]));
+    const auto largest =
+        std::bit_cast<float>(largest_magnitude(estimate_.data<float>(), estimate_.size()));
+    drift_ = std::max(drift_, change / std::max(1e-30f, largest));
     if (drift_ > kMostDrift)
       throw Error(concat("peers: rank ", comm.rank(), " and its neighbours have decoded different ",
                          "values: their differences are off by ", drift_));

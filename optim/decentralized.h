@@ -17,10 +17,10 @@
 //   mix        e += q,  a += sum_j w_ij (q_j - q),  d -= mixing / (2 lr) a,  x = x' - lr d
 //
 // Two laws hold exactly for any code C, however poor: the duals of all ranks sum to zero, and the
-// mean of the weights moves by -lr times the mean of the directions u, as plain descent would. (For
-// their sake a is a sum of differences: two neighbours add opposite numbers to it. The sum
-// of w_ij e_j would differ from e by a rounding error that d adds up without end.)
-// Memory: three more values per weight. On a GPU the exchange works on host copies.
+// mean of the weights moves by -lr times the mean of the directions u, as plain descent would. For
+// their sake a is a sum of differences, in double precision: two neighbours add opposite numbers to
+// it. A sum of w_ij e_j in fp32 would differ from e by a rounding error that d adds up without end.
+// Memory: five more values per weight. On a GPU the exchange works on host copies.
 //
 //   DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
 //                                    {.peers = "ring", .innovation = "qsgd:bits=4"});
@@ -75,8 +75,9 @@ class DecentralizedOptimizer {
   void ready(Parameter& p) { optimizer_.ready(p); }
   void weights_free(Parameter& p) { optimizer_.weights_free(p); }
   // Ends the step as Optimizer does, and waits for the exchanges. A learner whose gradient was not
-  // finite mixes all the same. With a learning rate of 0 nothing is exchanged. Throws Error when
-  // this rank's weights were not finite for three steps in a row.
+  // finite mixes all the same; weights that are not finite are not sent. With a learning rate of 0
+  // nothing is exchanged. Throws Error when this rank's weights were not finite for three steps in
+  // a row.
   StepReport finish_step();
 
   // Runs `call` on the worker thread after the exchanges, as DataParallelOptimizer does.
@@ -91,11 +92,11 @@ class DecentralizedOptimizer {
   const Ledger& ledger() const { return ledger_; }
   double mixing() const { return mixing_; }
   int64_t steps() const { return step_; }
-  // Returns the largest change that forming a anew has found, relative to the largest weight:
-  // rounding, about 1e-6.
+  // Returns the largest change that forming a anew has found, relative to the largest weight: the
+  // rounding of e, about 1e-6.
   double drift() const { return drift_; }
-  // Returns d, e, a and the codes' scales for a checkpoint: views of host memory to copy from and
-  // into, between steps. The same number of ranks continues bit for bit.
+  // Returns d, e, the bits of a (i64) and the codes' scales for a checkpoint: views of host memory
+  // to copy from and into, between steps. The same number of ranks continues bit for bit.
   NamedTensors named_state() const;
   void restore_steps(int64_t steps) { step_ = steps; }
 
@@ -115,7 +116,7 @@ class DecentralizedOptimizer {
   double mixing_;
   std::vector<const Parameter*> parameters_;  // by memory order: the layers of the coder
   InnovationCoder coder_;
-  Tensor dual_, estimate_, apart_;  // d, e, a: laid out as the weights
+  Tensor dual_, estimate_, apart_;  // d, e, a: laid out as the weights; a: bits of doubles, i64
   Buckets buckets_;
   size_t next_ = 0;  // the first bucket not posted yet in this step
   int64_t step_ = 0;

@@ -30,6 +30,8 @@ const std::vector<Part> kParts = {
      measure_overlap},
     {"compress", "bytes, error and time of codecs, on random or given gradients",
      measure_compression},
+    {"peers", "steps and bits of learners that talk to neighbours only, by graph and code",
+     measure_peers},
     {"loader", "images per second and CPU time of the loader, and resnet20's demand",
      measure_loader},
     {"first-step", "seconds from process start to the end of train_resnet's first step",
@@ -95,7 +97,8 @@ FlagTable make_flags(Options& o, std::vector<std::string>& words) {
             "read fp32 gradients from a safetensors file instead, for compress");
   flags.add("compress", &o.compress, "SPEC",
             "only this codec, as for train_resnet --compress, for compress");
-  flags.add("seed", &o.seed, "N", "seed of random gradients and codecs, for compress");
+  flags.add("seed", &o.seed, "N",
+            "seed of random gradients, codecs and problems, for compress and peers");
   flags.add("step-ms", &o.step_ms, "MS",
             "duration of the training step to compare with, for compress", otherwise("measured"));
   flags.add("json", &o.json, "FILE", "also write the table of steps as JSON");

@@ -137,6 +137,7 @@ void compare_steps(const Options& o);        // bench_steps.cpp
 void measure_comm(const Options& o);         // bench_comm.cpp
 void measure_overlap(const Options& o);      // bench_overlap.cpp
 void measure_compression(const Options& o);  // bench_compress.cpp
+void measure_peers(const Options& o);        // bench_peers.cpp
 void measure_loader(const Options& o);       // bench_tools.cpp
 void measure_first_step(const Options& o);   // bench_tools.cpp
 void break_down_steps(const Options& o);     // bench_ops.cpp
