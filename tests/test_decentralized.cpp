@@ -372,8 +372,7 @@ TEST_CASE("peers: a run continues from its state bit for bit") {
                       int step) {
       if (step != 0) return;
       optimizer.restore_steps(10);
-      for (const auto& [name, x] : optimizer.named_state())
-        x.copy_from(states[r].at(name));
+      for (const auto& [name, x] : optimizer.named_state()) x.copy_from(states[r].at(name));
       store.values().copy_from(states[r].at("weights"));
     };
     const Run again = train(problem, rest);
