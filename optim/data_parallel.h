@@ -29,9 +29,7 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -43,6 +41,7 @@
 #include "optim/buckets.h"
 #include "optim/comm_worker.h"
 #include "optim/control_words.h"
+#include "optim/learner_optimizer.h"
 #include "optim/optimizer.h"
 
 namespace heddle {
@@ -82,7 +81,7 @@ struct DataParallelOptions {
   std::function<void(const char*, int)> on_event = {};
 };
 
-class DataParallelOptimizer {
+class DataParallelOptimizer : public LearnerOptimizer {
  public:
   // A collective call: every rank's store holds the same parameters. The store, the communicator
   // and the current Context must outlive this object; from now on the communicator is used through
@@ -91,69 +90,36 @@ class DataParallelOptimizer {
                         const OptimizerOptions& options = {},
                         const DataParallelOptions& parallel = {},
                         std::unique_ptr<Reducer> reducer = nullptr);
-  ~DataParallelOptimizer();
+  ~DataParallelOptimizer() override;
 
-  // Begins a step as Optimizer does, with this learning rate.
-  void begin_step(double lr);
+  void begin_step(double lr) override;
   // Signals that p.grad is final on this rank: its bucket is exchanged once it and all buckets
-  // before it are complete. Rethrows what an exchange has thrown, as finish_step does.
-  void ready(Parameter& p);
-  // Signals that backward will not read p.value again.
-  void weights_free(Parameter& p);
-  // Waits until every bucket is exchanged, finishes the update, and throws what an exchange has
-  // thrown. Gradients that this rank has not computed count as zero; other ranks may have them.
-  StepReport finish_step();
+  // before it are complete.
+  void ready(Parameter& p) override;
+  void weights_free(Parameter& p) override;
+  StepReport finish_step() override;
 
-  // A few numbers that the ranks sum with the gradients of each update, without a collective of
-  // their own (control_words.h). set_control() may be called from any thread.
-  // `word` is below kWords.
-  static constexpr size_t kWords = ControlWords::kCount;
-  void set_control(size_t word, float value) { control_.set(word, value); }
-  float control(size_t word) const { return control_.sum(word); }
-
-  // Runs `call` on the worker thread after the exchanges that were posted before, and waits for it.
-  // `what` names the collectives in errors and, as control, in the ledger. Every rank calls this at
-  // the same point of its program.
-  void collective(const std::string& what, const std::function<void(Communicator&)>& call);
+  void set_control(size_t word, float value) override { control_.set(word, value); }
+  float control(size_t word) const override { return control_.sum(word); }
+  void collective(const std::string& what,
+                  const std::function<void(Communicator&)>& call) override;
   // Throws an Error that names the first parameter whose values differ between ranks. Collective.
   void check_replicas();
 
-  int learners() const { return comm_.size(); }
-  // Returns the bytes that a rank sends in a dense step: its share of a ring all-reduce.
-  int64_t dense_bytes() const;
-  const Optimizer& optimizer() const { return optimizer_; }
+  int learners() const override { return comm_.size(); }
+  int64_t dense_bytes() const override;
+  const Optimizer& optimizer() const override { return optimizer_; }
   size_t buckets() const { return buckets_.size(); }
-  // Totals of this rank over the run. totals() and ledger(): between steps only.
-  struct Totals {
-    Traffic traffic;          // everything that this rank sent and received
-    double exchange_s = 0;    // seconds that exchanges took, without the quality meter
-    double collective_s = 0;  // of which in collectives
-    double exposed_s = 0;     // seconds that the main thread waited for exchanges
-    int64_t dense_steps = 0, compressed_steps = 0;
-    int64_t dense_sent = 0, compressed_sent = 0;  // bytes of gradients, in these steps
-    int64_t rejected = 0;  // compressed buckets with a non-finite value or sum
-  };
-  Totals totals() const;
-  const Ledger& ledger() const { return ledger_; }
+  Totals totals() const override;
+  const Ledger& ledger() const override { return ledger_; }
 
-  // The state for a checkpoint: numbers that are the same on all ranks, except bytes and seconds.
-  // named_state() adds this rank's residuals, as views to copy from and into. Between steps only;
-  // call restore() before the first step and before restoring the tensors.
-  struct State {
-    int64_t steps = 0;
-    Totals totals;
-    std::map<std::pair<std::string, PayloadKind>, Ledger::Entry> ledger;
-    std::map<std::string, double> settings;  // of the reducer, by layer
-    std::optional<LayerPlannerState> planner;
-  };
-  State state();
-  void restore(const State& state);
-  NamedTensors named_state() const;
-  // Returns the quality meter's new measurements, the same on all ranks. Between steps only.
-  std::vector<LayerQuality> take_quality();
-  // As in Reducer; nothing without a reducer.
-  std::map<std::string, double> figures() const;
-  std::string take_note();
+  State state() override;
+  void restore(const State& state) override;
+  NamedTensors named_state() const override;
+  Tensor shared_values() override { return store_.values().to(Device{}).clone(); }
+  std::vector<LayerQuality> take_quality() override;
+  std::map<std::string, double> figures() const override;
+  std::string take_note() override;
 
  private:
   bool alone() const { return worker_ == nullptr; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "compress/codecs/magnitude.h"
@@ -60,6 +61,8 @@ DecentralizedOptimizer::DecentralizedOptimizer(ParameterStore& store,
       coder_(parse_innovation(peers.innovation), sizes_of(parameters_),
              peers.seed + static_cast<uint64_t>(comm.rank())),
       buckets_(store, peers.bucket_bytes),
+      words_(topology_, comm.rank()),
+      outside_(comm.total_traffic()),
       worker_(Context::current()) {
   check(peers.mixing >= 0 && peers.mixing <= 1,
         "peer mixing: expected a number from 0 to 1, found ", peers.mixing);
@@ -71,10 +74,9 @@ DecentralizedOptimizer::DecentralizedOptimizer(ParameterStore& store,
   if (peers.broadcast)
     collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
   estimate_ = Tensor::empty_on(Device{}, store.values().shape());
-  estimate_.copy_from(store.values());
   dual_ = Tensor::empty_on(Device{}, estimate_.shape());
   apart_ = Tensor::empty_on(Device{}, estimate_.shape(), DType::i64);
-  for (const Tensor& x : {dual_, apart_}) x.fill_zero();
+  begin_anew();
   optimizer_.on_update([this](const Parameter& p) { updated(p); });
 }
 
@@ -100,16 +102,24 @@ void DecentralizedOptimizer::post_complete_buckets() {
 }
 
 StepReport DecentralizedOptimizer::finish_step() {
-  const StepReport report = optimizer_.finish_step();
+  StepReport report = optimizer_.finish_step();
   if (!report.due) return report;
-  if (!alone()) {
+  if (alone()) {
+    words_.message();
+    words_.end_step();
+  } else {
     for (const Parameter* p : parameters_) (void)buckets_.mark_ready(*p);
     post_complete_buckets();
     const TraceRange range("wait", "exchanges");
+    const double begin = steady_seconds();
     worker_.drain();
+    totals_.exposed_s += steady_seconds() - begin;
+    totals_.compressed_steps += next_ > 0 ? 1 : 0;
   }
   ++step_;
   if (!alone() && peers_.resync > 0 && step_ % peers_.resync == 0) resync();
+  report.skipped = false;  // by this rank alone: the others count no skipped step
+  report.skipped_parameters = 0;
   return report;
 }
 
@@ -120,6 +130,8 @@ void DecentralizedOptimizer::exchange(size_t index) {
   comm_.set_tag(concat("bucket ", index));
   comm_.set_step(step_);
   wait_for_stream();  // until a GPU has made x'
+  const double begin_s = steady_seconds();
+  const int64_t sent_before = comm_.total_traffic().sent;
   const int64_t n = bucket.end - bucket.begin;
   const auto lr = to_float(optimizer_.lr());
   const auto slice = [&](const Tensor& x) { return x.slice(bucket.begin, bucket.end); };
@@ -135,7 +147,8 @@ void DecentralizedOptimizer::exchange(size_t index) {
   if (index == 0) non_finite_ = finite ? 0 : non_finite_ + 1;
   if (!finite) innovation.fill_zero();
 
-  // A message is the codes of the layers in memory order.
+  // A message is the codes of the layers in memory order; that of the first bucket ends with the
+  // control words.
   std::vector<PayloadPart> parts;
   const auto first = static_cast<size_t>(std::ranges::find(parameters_, bucket.parameters.front()) -
                                          parameters_.begin());
@@ -143,6 +156,12 @@ void DecentralizedOptimizer::exchange(size_t index) {
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
     parts.push_back({parameters_[first + i]->name, PayloadKind::values, coder_.bytes(first + i)});
     bytes += parts.back().bytes;
+  }
+  const Tensor words = index == 0 ? words_.message() : Tensor{};
+  const int64_t words_at = bytes;
+  if (index == 0) {
+    parts.push_back({"control words", PayloadKind::control, words.bytes()});
+    bytes += words.bytes();
   }
   // Calls code(layer, its bytes in the message, its first element in the bucket).
   const auto for_layers = [&](const Tensor& message, const auto& code) {
@@ -157,6 +176,8 @@ void DecentralizedOptimizer::exchange(size_t index) {
       coder_.encode(layer, v + begin, step_, at);
     });
   }
+  if (index == 0)
+    std::memcpy(own.data<uint8_t>() + words_at, words.raw(), to_size(words.bytes()));
   std::vector<Parcel> out, in;
   for (const auto& [rank, weight] : neighbours_) {
     out.push_back({rank, own});
@@ -175,6 +196,10 @@ void DecentralizedOptimizer::exchange(size_t index) {
   decode(own, mine);
   for (int64_t i = 0; i < n; ++i) e[i] += mine.data<float>()[i];
   for (size_t i = 0; i < in.size(); ++i) {
+    if (index == 0) {
+      std::memcpy(words.raw(), in[i].data.data<uint8_t>() + words_at, to_size(words.bytes()));
+      words_.receive(neighbours_[i].rank, words);
+    }
     decode(in[i].data, theirs);
     add_difference(a, neighbours_[i].weight, theirs.data<float>(), mine.data<float>(), n);
   }
@@ -183,7 +208,10 @@ void DecentralizedOptimizer::exchange(size_t index) {
     d[i] = to_float(d[i] - mixing * a[i]);
     x[i] -= lr * d[i];
   }
+  if (index == 0) words_.end_step();
   if (weights.device().is_cuda()) weights.copy_from(host);
+  totals_.exchange_s += steady_seconds() - begin_s;
+  totals_.compressed_sent += comm_.total_traffic().sent - sent_before;
   if (non_finite_ >= kMostNonFinite)
     throw Error(concat("the weights of rank ", comm_.rank(), " have not been finite for ",
                        kMostNonFinite, " steps"));
@@ -242,11 +270,64 @@ Consensus DecentralizedOptimizer::consensus() {
   return out;
 }
 
+void DecentralizedOptimizer::use_shared() {
+  if (alone()) return;
+  own_ = store_.values().clone();
+  const Consensus now = consensus();
+  error_ = now.error;
+  store_.values().copy_from(now.mean);
+}
+
+void DecentralizedOptimizer::use_own() {
+  if (own_.defined()) store_.values().copy_from(own_);
+  own_ = {};
+}
+
+void DecentralizedOptimizer::begin_anew() {
+  if (alone()) return;
+  estimate_.copy_from(store_.values());
+  for (const Tensor& x : {dual_, apart_, coder_.scales()}) x.fill_zero();
+}
+
+int64_t DecentralizedOptimizer::dense_bytes() const {
+  return 2 * store_.count() * 4 * (comm_.size() - 1) / comm_.size();
+}
+
+DecentralizedOptimizer::Totals DecentralizedOptimizer::totals() const {
+  Totals totals = totals_;
+  const Traffic now = comm_.total_traffic();
+  totals.traffic.sent += now.sent - outside_.sent;
+  totals.traffic.received += now.received - outside_.received;
+  totals.traffic.calls += now.calls - outside_.calls;
+  totals.collective_s += ledger_.seconds();
+  return totals;
+}
+
+DecentralizedOptimizer::State DecentralizedOptimizer::state() {
+  return {.steps = step_,
+          .totals = totals(),
+          .ledger = ledger_.entries(),
+          .settings = {},
+          .planner = {}};
+}
+
+void DecentralizedOptimizer::restore(const State& state) {
+  step_ = state.steps;
+  totals_ = state.totals;
+  ledger_.restore(state.ledger);
+}
+
+std::map<std::string, double> DecentralizedOptimizer::figures() const {
+  return error_ ? std::map<std::string, double>{{"consensus_error", *error_}}
+                : std::map<std::string, double>{};
+}
+
 NamedTensors DecentralizedOptimizer::named_state() const {
   NamedTensors state;
   if (alone()) return state;
   const std::pair<const char*, const Tensor*> all[] = {
       {"dual", &dual_}, {"estimate", &estimate_}, {"apart", &apart_}};
+  for (const Parameter* p : parameters_) state.emplace_back("weights." + p->name, p->value);
   for (const auto& [kind, x] : all)
     for (const Parameter* p : parameters_)
       state.emplace_back(concat(kind, ".", p->name),

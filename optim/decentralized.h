@@ -33,8 +33,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/ledger.h"
@@ -42,6 +45,8 @@
 #include "compress/reducer.h"
 #include "optim/buckets.h"
 #include "optim/comm_worker.h"
+#include "optim/flooded_words.h"
+#include "optim/learner_optimizer.h"
 #include "optim/optimizer.h"
 #include "optim/topology.h"
 
@@ -63,7 +68,7 @@ struct Consensus {
   double error = 0;  // sqrt(mean of ||x - mean||^2 over the ranks) / ||mean||
 };
 
-class DecentralizedOptimizer {
+class DecentralizedOptimizer : public LearnerOptimizer {
  public:
   // Collective; store, communicator and Context as for DataParallelOptimizer. Throws InputError for
   // impossible options, and if the ranks' graphs differ.
@@ -71,34 +76,46 @@ class DecentralizedOptimizer {
                          Communicator& comm, const OptimizerOptions& options = {},
                          const PeerOptions& peers = {});
 
-  void begin_step(double lr);
-  void ready(Parameter& p) { optimizer_.ready(p); }
-  void weights_free(Parameter& p) { optimizer_.weights_free(p); }
+  void begin_step(double lr) override;
+  void ready(Parameter& p) override { optimizer_.ready(p); }
+  void weights_free(Parameter& p) override { optimizer_.weights_free(p); }
   // Ends the step as Optimizer does, and waits for the exchanges. A learner whose gradient was not
   // finite mixes all the same; weights that are not finite are not sent. With a learning rate of 0
   // nothing is exchanged. Throws Error when this rank's weights were not finite for three steps in
   // a row.
-  StepReport finish_step();
+  StepReport finish_step() override;
 
-  // Runs `call` on the worker thread after the exchanges, as DataParallelOptimizer does.
-  // Collective.
-  void collective(const std::string& what, const std::function<void(Communicator&)>& call);
+  void set_control(size_t word, float value) override { words_.set(word, value); }
+  float control(size_t word) const override { return words_.sum(word); }
+  int64_t control_delay() const override { return words_.delay(); }
+  void collective(const std::string& what,
+                  const std::function<void(Communicator&)>& call) override;
   // Collective.
   Consensus consensus();
+  Tensor shared_values() override { return consensus().mean; }
+  void use_shared() override;
+  void use_own() override;
 
-  int learners() const { return comm_.size(); }
-  const Optimizer& optimizer() const { return optimizer_; }
+  int learners() const override { return comm_.size(); }
+  int64_t dense_bytes() const override;
+  const Optimizer& optimizer() const override { return optimizer_; }
+  Totals totals() const override;
+  const Ledger& ledger() const override { return ledger_; }
   const Topology& topology() const { return topology_; }
-  const Ledger& ledger() const { return ledger_; }
   double mixing() const { return mixing_; }
-  int64_t steps() const { return step_; }
   // Returns the largest change that forming a anew has found, relative to the largest weight: the
   // rounding of e, about 1e-6.
   double drift() const { return drift_; }
-  // Returns d, e, the bits of a (i64) and the codes' scales for a checkpoint: views of host memory
-  // to copy from and into, between steps. The same number of ranks continues bit for bit.
-  NamedTensors named_state() const;
-  void restore_steps(int64_t steps) { step_ = steps; }
+  // named_state() has the weights, d, e, the bits of a (i64) and the codes' scales: views, on the
+  // host but for the weights. The same number of ranks continues bit for bit; another begins with
+  // begin_anew().
+  State state() override;
+  void restore(const State& state) override;
+  NamedTensors named_state() const override;
+  // Forgets what the ranks know of each other: their weights are equal.
+  void begin_anew() override;
+  // The last consensus error, as consensus_error.
+  std::map<std::string, double> figures() const override;
 
  private:
   bool alone() const { return comm_.size() == 1; }
@@ -119,6 +136,11 @@ class DecentralizedOptimizer {
   Tensor dual_, estimate_, apart_;  // d, e, a: laid out as the weights; a: bits of doubles, i64
   Buckets buckets_;
   size_t next_ = 0;  // the first bucket not posted yet in this step
+  FloodedWords words_;
+  Traffic outside_;  // of the communicator before this object
+  Totals totals_;    // but for the traffic of this process
+  Tensor own_;       // weights set aside by use_shared()
+  std::optional<double> error_;  // of the last consensus
   int64_t step_ = 0;
   int non_finite_ = 0;  // steps in a row
   double drift_ = 0;

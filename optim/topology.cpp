@@ -123,14 +123,21 @@ void Topology::read(const std::string& file) {
 }
 
 bool Topology::is_connected() const {
-  std::set<int> seen = {0};
-  for (std::vector<int> open = {0}; !open.empty();) {
-    const int r = open.back();
-    open.pop_back();
-    for (const int q : edges_[static_cast<size_t>(r)])
-      if (seen.insert(q).second) open.push_back(q);
-  }
-  return std::ssize(seen) == ranks();
+  return std::ranges::min(distances(0)) >= 0;
+}
+
+// By breadth-first search; -1 for a rank that cannot be reached.
+std::vector<int> Topology::distances(int rank) const {
+  std::vector<int> out(edges_.size(), -1);
+  out.at(static_cast<size_t>(rank)) = 0;
+  std::vector<int> order = {rank};
+  for (size_t i = 0; i < order.size(); ++i)
+    for (const int q : edges_[static_cast<size_t>(order[i])])
+      if (out[static_cast<size_t>(q)] < 0) {
+        out[static_cast<size_t>(q)] = out[static_cast<size_t>(order[i])] + 1;
+        order.push_back(q);
+      }
+  return out;
 }
 
 std::vector<Topology::Neighbour> Topology::neighbours(int rank) const {

@@ -41,6 +41,8 @@ class Topology {
   // Returns the largest modulus of an eigenvalue of W but the first, which is 1: the smaller, the
   // sooner neighbours' values spread. 0 for one rank.
   double second_eigenvalue() const;
+  // Returns the number of edges from a rank to every other, by rank.
+  std::vector<int> distances(int rank) const;
   // Returns the same number for the same graph.
   uint64_t hash() const;
 

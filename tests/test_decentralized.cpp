@@ -371,7 +371,7 @@ TEST_CASE("peers: a run continues from its state bit for bit") {
     rest.before = [&](DecentralizedOptimizer& optimizer, ParameterStore& store, size_t r,
                       int step) {
       if (step != 0) return;
-      optimizer.restore_steps(10);
+      optimizer.restore({.steps = 10, .totals = {}, .ledger = {}, .settings = {}, .planner = {}});
       for (const auto& [name, x] : optimizer.named_state()) x.copy_from(states[r].at(name));
       store.values().copy_from(states[r].at("weights"));
     };

@@ -114,7 +114,7 @@ void read_array(const nlohmann::json& array, const std::tuple<Fields&...>& field
 
 }  // namespace
 
-Json exchange_json(const DataParallelOptimizer::State& state) {
+Json exchange_json(const LearnerOptimizer::State& state) {
   Json ledger = Json::array();
   for (const auto& [key, entry] : state.ledger)
     ledger.push_back({key.first, static_cast<int>(key.second), entry.payload, entry.sent,
@@ -128,8 +128,8 @@ Json exchange_json(const DataParallelOptimizer::State& state) {
   return json;
 }
 
-DataParallelOptimizer::State parse_exchange(const nlohmann::json& json) {
-  DataParallelOptimizer::State state;
+LearnerOptimizer::State parse_exchange(const nlohmann::json& json) {
+  LearnerOptimizer::State state;
   state.steps = json.at("steps").get<int64_t>();
   read_array(json.at("totals"), counts_of(state.totals));
   read_array(json.at("seconds"), seconds_of(state.totals));
@@ -145,7 +145,7 @@ DataParallelOptimizer::State parse_exchange(const nlohmann::json& json) {
   return state;
 }
 
-NamedTensors exchange_tensors(const DataParallelOptimizer::State& state) {
+NamedTensors exchange_tensors(const LearnerOptimizer::State& state) {
   NamedTensors out;
   if (!state.planner) return out;
   const GradientWindow& window = state.planner->window;
@@ -162,7 +162,7 @@ NamedTensors exchange_tensors(const DataParallelOptimizer::State& state) {
 }
 
 void read_exchange_tensors(const std::vector<SafetensorsFile>& files,
-                           DataParallelOptimizer::State& state) {
+                           LearnerOptimizer::State& state) {
   if (!state.planner || files.empty()) return;
   if (files[0].has(kTable)) state.planner->table = mean_table(files);
   if (files.size() > 1) return;

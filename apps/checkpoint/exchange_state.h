@@ -1,9 +1,9 @@
-// Saves and restores the state of the gradient exchange (DataParallelOptimizer::State) in a
+// Saves and restores the state of the gradient exchange (LearnerOptimizer::State) in a
 // checkpoint: what all ranks share is JSON in state.json, what differs between ranks is stored as
 // tensors in each rank's file.
 //
 //   state["exchange"] = exchange_json(optimizer.state());
-//   DataParallelOptimizer::State s = parse_exchange(state.at("exchange"));
+//   LearnerOptimizer::State s = parse_exchange(state.at("exchange"));
 //   read_exchange_tensors(files, s);
 #pragma once
 
@@ -11,21 +11,21 @@
 #include <vector>
 
 #include "core/safetensors.h"
-#include "optim/data_parallel.h"
+#include "optim/learner_optimizer.h"
 
 namespace heddle {
 
-nlohmann::ordered_json exchange_json(const DataParallelOptimizer::State& state);
+nlohmann::ordered_json exchange_json(const LearnerOptimizer::State& state);
 // Parses exchange_json(), which lacks the tensors. Throws InputError, or an exception of
 // nlohmann::json.
-DataParallelOptimizer::State parse_exchange(const nlohmann::json& json);
+LearnerOptimizer::State parse_exchange(const nlohmann::json& json);
 
 // Returns the tensors "plan.…", as copies.
-NamedTensors exchange_tensors(const DataParallelOptimizer::State& state);
+NamedTensors exchange_tensors(const LearnerOptimizer::State& state);
 // Reads the tensors from this rank's file; or, if the number of ranks has changed, from those of
 // all saved ranks: then their measurements for the next plan are averaged, and the open window
 // continues without its sums. Throws InputError.
 void read_exchange_tensors(const std::vector<SafetensorsFile>& files,
-                           DataParallelOptimizer::State& state);
+                           LearnerOptimizer::State& state);
 
 }  // namespace heddle

@@ -22,7 +22,7 @@ constexpr const char* kUnfit = ": gradients or weights are not finite";
 constexpr auto kCollectiveInterval = std::chrono::seconds(1);
 
 // Returns the run folder of the first rank. Collective.
-std::string shared_folder(const SaverOptions& options, DataParallelOptimizer& optimizer) {
+std::string shared_folder(const SaverOptions& options, LearnerOptimizer& optimizer) {
   std::string folder = options.folder;
   if (optimizer.learners() > 1)
     optimizer.collective("run folder",
@@ -32,7 +32,7 @@ std::string shared_folder(const SaverOptions& options, DataParallelOptimizer& op
 
 // Checks that all ranks see what the first writes, as each writes its own files of a checkpoint
 // there. Files of other hosts may take a moment to become visible (NFS).
-void check_shared(const std::string& folder, int rank, DataParallelOptimizer& optimizer) {
+void check_shared(const std::string& folder, int rank, LearnerOptimizer& optimizer) {
   optimizer.collective("run folder", [&](Communicator& comm) {
     char name[40];  // of fixed length, so that equal runs send equal bytes
     std::snprintf(name, sizeof name, "/.seen-by-all.tmp-%08x", std::random_device()());
@@ -56,7 +56,7 @@ void check_shared(const std::string& folder, int rank, DataParallelOptimizer& op
 
 }  // namespace
 
-Saver::Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOptimizer& optimizer,
+Saver::Saver(const CommonOptions& o, const SaverOptions& options, LearnerOptimizer& optimizer,
              std::function<void(const std::string&)> note)
     : optimizer_(optimizer),
       note_(std::move(note)),
@@ -75,7 +75,8 @@ Saver::Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOp
 }
 
 bool Saver::after_step(int64_t step, const std::function<std::optional<CheckpointFiles>()>& files) {
-  if (writer_->step() >= 0) conclude(optimizer_.control(kWritten), optimizer_.control(kFailed));
+  if (writer_->step() >= 0 && step > writer_->step() + optimizer_.control_delay())
+    conclude(optimizer_.control(kWritten), optimizer_.control(kFailed));
   const bool stop = optimizer_.control(kStop) > 0;
   bool fit = true;
   if (stop || due_ || (every_ > 0 && (step - ahead_) % every_ == 0)) {

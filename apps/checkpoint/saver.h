@@ -1,5 +1,5 @@
 // Decides when checkpoints are saved, and lets the ranks agree that one is complete: each reports
-// in the control words of its gradients (DataParallelOptimizer::set_control) whether its files are
+// in the control words of its gradients (LearnerOptimizer::set_control) whether its files are
 // written, so that no step waits for a disk, and whether it has received a signal, so that all end
 // after the same step.
 //
@@ -16,7 +16,7 @@
 
 #include "apps/checkpoint/checkpoint.h"
 #include "apps/cli/common_options.h"
-#include "optim/data_parallel.h"
+#include "optim/learner_optimizer.h"
 
 namespace heddle {
 
@@ -36,7 +36,7 @@ class Saver {
  public:
   // Collective. `note` gets lines for people; may be empty. Throws InputError if a rank does not
   // see what the first rank writes into the folder.
-  Saver(const CommonOptions& o, const SaverOptions& options, DataParallelOptimizer& optimizer,
+  Saver(const CommonOptions& o, const SaverOptions& options, LearnerOptimizer& optimizer,
         std::function<void(const std::string&)> note);
 
   // Called on all ranks after each update and before the next one begins. `files` copies what this
@@ -58,7 +58,7 @@ class Saver {
   void end_saving();
   void fail(const std::string& why);
 
-  DataParallelOptimizer& optimizer_;
+  LearnerOptimizer& optimizer_;
   std::function<void(const std::string&)> note_;
   int64_t every_, ahead_;
   int failures_ = 0;                   // in a row

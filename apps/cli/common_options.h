@@ -76,6 +76,10 @@ struct CommonOptions {
   std::string layerwise = "uniform", plan;
   std::string lgreco = "alpha=1,every=epoch,window=10,objective=bytes,budget=uniform";
   double comm_timeout = 60, bucket_mb = 4;
+  // instead of sums over all learners
+  std::string peers, innovation = "none";
+  double peer_mixing = 0;
+  int64_t resync = 1000;
   // duration and batch
   int64_t epochs = 0, steps = 0, batch_size = 0, global_batch_size = 0, accumulate = 1;
   // the update rule

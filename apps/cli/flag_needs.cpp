@@ -37,6 +37,11 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
       {"train", !o.dry_run && o.headroom == 0, "has no effect with --dry-run or --headroom"},
       {"tune", !o.tune || !o.deterministic, "and --deterministic: expected at most one of them"}};
   needs.push_back({"min-compress", o.compress != "none", "needs --compress", true});
+  for (const char* flag : {"innovation", "peer-mixing", "resync"})
+    needs.push_back({flag, !o.peers.empty(), "needs --peers"});
+  for (const char* flag : {"compress", "layerwise", "clip-mode"})
+    needs.push_back({flag, o.peers.empty(), "has no effect with --peers"});
+  needs.push_back({"peers", o.parsed.learners.size > 1, "needs several learners"});
   for (const char* flag : {"compress-start", "compressed-momentum", "dense-layers", "shadow"})
     needs.push_back({flag, o.compress != "none", "needs --compress"});
   for (const char* flag : {"epochs", "steps", "trace", "explain-step", "dump-gradients", "ledger"})

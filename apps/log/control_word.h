@@ -1,4 +1,4 @@
-// The control words of a run (DataParallelOptimizer::set_control): numbers of this rank that
+// The control words of a run (LearnerOptimizer::set_control): numbers of this rank that
 // travel with every step's gradients and are summed over the ranks.
 #pragma once
 

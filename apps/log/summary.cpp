@@ -30,8 +30,8 @@ void visit_numbers(Result& result, const Visit& visit) {
 
 }  // namespace
 
-Ratios ratios(const DataParallelOptimizer& optimizer, const ParameterStore& store) {
-  const DataParallelOptimizer::Totals totals = optimizer.totals();
+Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store) {
+  const LearnerOptimizer::Totals totals = optimizer.totals();
   Ratios out;
   if (totals.compressed_steps == 0) return out;
   const auto steps = static_cast<double>(totals.compressed_steps);

@@ -12,7 +12,7 @@
 
 #include "core/error.h"
 #include "core/parameters.h"
-#include "optim/data_parallel.h"
+#include "optim/learner_optimizer.h"
 
 namespace heddle {
 
@@ -24,7 +24,7 @@ struct Ratios {
   double run = 1;     // the same over the whole run, including its dense steps
 };
 // Returns the ratios of what this rank has sent so far.
-Ratios ratios(const DataParallelOptimizer& optimizer, const ParameterStore& store);
+Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store);
 
 struct TrainingResult {
   std::string status = "done";  // or "diverged", "stopped"

@@ -22,7 +22,7 @@ constexpr double kMaxFlushInterval = 5;
 }  // namespace
 
 TrainingLog::TrainingLog(const TrainingLogOptions& options, const CommonOptions& o,
-                         const ParameterStore& store, DataParallelOptimizer& optimizer,
+                         const ParameterStore& store, LearnerOptimizer& optimizer,
                          RunFolder* folder, Progress* progress)
     : options_(options),
       o_(o),
@@ -119,7 +119,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
 }
 
 ExchangeFacts TrainingLog::exchange_since_last() {
-  const DataParallelOptimizer::Totals last = seen_;
+  const LearnerOptimizer::Totals last = seen_;
   seen_ = optimizer_.totals();
   const double exchange_s = seen_.exchange_s - last.exchange_s;
   const double comm_s = seen_.collective_s - last.collective_s;
@@ -262,7 +262,7 @@ void TrainingLog::restore(int64_t step, int64_t epoch, const nlohmann::json& sav
 }
 
 void TrainingLog::update_totals() {
-  const DataParallelOptimizer::Totals totals = optimizer_.totals();
+  const LearnerOptimizer::Totals totals = optimizer_.totals();
   result_.bytes_sent = totals.traffic.sent;
   result_.bytes_received = totals.traffic.received;
   result_.bytes_dense = optimizer_.dense_bytes() * result_.step;
@@ -280,7 +280,7 @@ void TrainingLog::finish_epoch() {
 
 // Averages over the ranks the bytes sent in a step, which differ if ranks take turns as leader.
 void TrainingLog::compare_bytes() {
-  const DataParallelOptimizer::Totals now = optimizer_.totals();
+  const LearnerOptimizer::Totals now = optimizer_.totals();
   const bool compressed = now.compressed_steps > before_.compressed_steps;
   const int64_t steps = compressed ? now.compressed_steps - before_.compressed_steps
                                    : now.dense_steps - before_.dense_steps;

@@ -25,7 +25,7 @@
 #include "apps/log/step_facts.h"
 #include "apps/log/summary.h"
 #include "core/safetensors.h"
-#include "optim/data_parallel.h"
+#include "optim/learner_optimizer.h"
 
 namespace heddle {
 
@@ -41,7 +41,7 @@ class TrainingLog {
   // `folder` and `progress` are null on all ranks but the first. Losses of several ranks are
   // averaged in one collective for many steps: --print-freq of them, or those of a few seconds.
   TrainingLog(const TrainingLogOptions& options, const CommonOptions& o,
-              const ParameterStore& store, DataParallelOptimizer& optimizer, RunFolder* folder,
+              const ParameterStore& store, LearnerOptimizer& optimizer, RunFolder* folder,
               Progress* progress);
 
   const TrainingResult& result() const { return result_; }
@@ -107,7 +107,7 @@ class TrainingLog {
   const CommonOptions& o_;
   Trace& trace_;
   const ParameterStore& store_;
-  DataParallelOptimizer& optimizer_;
+  LearnerOptimizer& optimizer_;
   RunFolder* folder_;
   Progress* progress_;
   TrainingResult result_;
@@ -115,8 +115,8 @@ class TrainingLog {
   bool dumping_ = false;                              // this step's gradients are dumped
   NamedTensors gradients_;                            // to be dumped, in backward's order
   std::vector<Pending> pending_;                      // steps whose loss is not averaged yet
-  DataParallelOptimizer::Totals seen_;                // of all exchanges, at the last step
-  DataParallelOptimizer::Totals before_;              // of those in earlier processes
+  LearnerOptimizer::Totals seen_;                // of all exchanges, at the last step
+  LearnerOptimizer::Totals before_;              // of those in earlier processes
   double loss_sum_ = 0, loss_units_ = 0;              // of the epoch, over all ranks
   double lr_ = NAN;                                   // of the last step
   int64_t units_ = 0, skipped_ = 0, steps_here_ = 0;  // counted in this process

@@ -23,7 +23,7 @@ Var network_input(const Tensor& images, Device device, DType dtype) {
 }
 
 Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
-                    DataParallelOptimizer* learners) {
+                    LearnerOptimizer* learners) {
   const double begin = steady_seconds();
   Evaluation out{.loss = 0};
   int64_t first = 0, five = 0;
@@ -65,7 +65,7 @@ Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DT
   return out;
 }
 
-void average_buffers(ParameterStore& store, DataParallelOptimizer& learners) {
+void average_buffers(ParameterStore& store, LearnerOptimizer& learners) {
   if (learners.learners() == 1) return;
   learners.collective("batch norm", [&](Communicator& comm) {
     for (Buffer& buffer : store.buffers()) {

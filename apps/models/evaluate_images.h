@@ -12,7 +12,7 @@
 
 #include "data/loader.h"
 #include "layers/resnet.h"
-#include "optim/data_parallel.h"
+#include "optim/learner_optimizer.h"
 
 namespace heddle {
 
@@ -28,11 +28,11 @@ struct Evaluation {
 // lacks. With several learners, whose loaders share the set, each evaluates its part and all get
 // the whole result; the call is then collective.
 Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
-                    DataParallelOptimizer* learners = nullptr);
+                    LearnerOptimizer* learners = nullptr);
 
 // Replaces batch norm's running statistics, which every learner accumulates on its own batches, by
 // their mean. Collective.
-void average_buffers(ParameterStore& store, DataParallelOptimizer& learners);
+void average_buffers(ParameterStore& store, LearnerOptimizer& learners);
 
 struct Guess {
   int label;

@@ -60,7 +60,7 @@ TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& te
 }
 
 TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>& text,
-                                 DataParallelOptimizer& learners) {
+                                 LearnerOptimizer& learners) {
   if (learners.learners() == 1) return evaluate_text(model, text);
   // Periodic barriers keep the waiting ranks from timing out.
   const auto meet = [&](int64_t window) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "layers/lstm_lm.h"
-#include "optim/data_parallel.h"
+#include "optim/learner_optimizer.h"
 
 namespace heddle {
 
@@ -34,7 +34,7 @@ TextEvaluation evaluate_text(const LstmLm& model, const std::vector<int32_t>& te
 // Evaluates with several learners: one reads, the others wait and get the result, because a stream
 // cannot be read in parts. Collective.
 TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>& text,
-                                 DataParallelOptimizer& learners);
+                                 LearnerOptimizer& learners);
 
 struct ContinueOptions {
   int64_t tokens = 0;

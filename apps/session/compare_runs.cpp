@@ -34,8 +34,10 @@ std::string difference(const nlohmann::json& there, const nlohmann::ordered_json
 }
 
 nlohmann::ordered_json compression_of(const CommonOptions& o) {
-  return {
+  nlohmann::ordered_json json = {
       {"compress", o.compress}, {"dense-layers", o.dense_layers}, {"min-compress", o.min_compress}};
+  if (!o.peers.empty()) json.update({{"peers", o.peers}, {"innovation", o.innovation}});
+  return json;
 }
 
 std::string compression_differs(const nlohmann::json& there, const CommonOptions& o) {

@@ -11,6 +11,7 @@
 #include "compress/compressed_reducer.h"
 #include "compress/families.h"
 #include "core/error.h"
+#include "optim/decentralized.h"
 
 namespace heddle {
 namespace {
@@ -101,6 +102,13 @@ std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o) {
                     .decay_norm_bias = o.decay_norm_bias});
 }
 
+OptimizerOptions optimizer_options(const CommonOptions& o, const Logger& log) {
+  return {.accumulate = static_cast<int>(o.accumulate),
+          .clip_grad_norm = o.clip_grad_norm,
+          .on_nonfinite = o.on_nonfinite == "step" ? OnNonfinite::step : OnNonfinite::bucket,
+          .log = log};
+}
+
 // Returns "gradients: scalecom:rate=100, dense for the first 390 of 6240 steps".
 std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
                               const CompressSpec& spec, int learners,
@@ -161,11 +169,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     parallel.residual_momentum = residual_momentum(o, *reducer);
     if (log) log(describe_exchange(o, plan, spec, comm.size(), parallel));
   }
-  OptimizerOptions options{
-      .accumulate = static_cast<int>(o.accumulate),
-      .clip_grad_norm = o.clip_grad_norm,
-      .on_nonfinite = o.on_nonfinite == "step" ? OnNonfinite::step : OnNonfinite::bucket,
-      .log = log};
+  OptimizerOptions options = optimizer_options(o, log);
   // With residuals, clips before sending: what is cut off after the exchange is lost.
   const bool local = o.clip_mode.empty() ? reducer != nullptr && reducer->keeps_residuals()
                                          : o.clip_mode == "local";
@@ -177,6 +181,30 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
         " clips after the exchange: what it cuts off is in no residual and is lost");
   }
   return {store, make_rule(o), comm, options, parallel, std::move(reducer)};
+}
+
+std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
+                                                         ParameterStore& store, Communicator& comm,
+                                                         const StepPlan& plan,
+                                                         const RunOutput& output) {
+  if (o.peers.empty())
+    return std::unique_ptr<LearnerOptimizer>(
+        new DataParallelOptimizer(make_optimizer(o, store, comm, plan, output)));
+  auto optimizer = std::make_unique<DecentralizedOptimizer>(
+      store, make_rule(o), comm, optimizer_options(o, output.log),
+      PeerOptions{.peers = o.peers,
+                  .innovation = o.innovation,
+                  .mixing = o.peer_mixing,
+                  .resync = o.resync,
+                  .bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20))),
+                  .overlap = o.overlap == "on",
+                  .seed = static_cast<uint64_t>(o.seed)});
+  if (output.log)
+    output.log(concat("weights: exchanged with neighbours in the graph ", o.peers, " (",
+                      optimizer->topology().degree(0), " of rank 0, second eigenvalue ",
+                      decimals(optimizer->topology().second_eigenvalue(), 3), "), coded by ",
+                      o.innovation, ", mixing ", optimizer->mixing()));
+  return optimizer;
 }
 
 }  // namespace heddle

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "apps/cli/common_options.h"
 #include "apps/session/run_plan.h"
@@ -33,5 +34,12 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
                                      Communicator& comm, const StepPlan& plan,
                                      const RunOutput& output = {},
                                      const DataParallelOptions& others = {});
+
+// Returns the optimizer of a learner for training: that of make_optimizer(), or with --peers one
+// that talks to its neighbours only. Throws InputError as its constructor does, too.
+std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
+                                                         ParameterStore& store, Communicator& comm,
+                                                         const StepPlan& plan,
+                                                         const RunOutput& output);
 
 }  // namespace heddle

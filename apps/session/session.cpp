@@ -42,21 +42,21 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
       files_(open_run(o, spec_, arguments, learner, start_)),
       batch_(start_.batch),
       schedule_(spec_.schedule),
-      optimizer_(make_optimizer(o, learner.store, learner.comm, spec_.plan,
+      optimizer_(make_learner_optimizer(o, learner.store, learner.comm, spec_.plan,
                                 {.folder = folder(), .log = console_logger(progress())})),
       graph_(make_step_graph(o, learner.store, learner.comm.size(), console_logger(progress()))),
-      log_(spec_.log, o, learner.store, optimizer_, folder(), progress()),
+      log_(spec_.log, o, learner.store, *optimizer_, folder(), progress()),
       saver_(o,
              {.folder = folder() == nullptr ? "" : folder()->path(),
               .rank = learner.comm.rank(),
               .steps_per_epoch = spec_.plan.steps_per_epoch,
               .start = checkpoint(),
               .ahead = start_.ahead},
-             optimizer_, console_logger(progress())),
+             *optimizer_, console_logger(progress())),
       parts_{.o = o,
              .spec = spec_,
              .store = learner.store,
-             .optimizer = optimizer_,
+             .optimizer = *optimizer_,
              .schedule = schedule_,
              .log = log_,
              .rank = learner.comm.rank()} {}
@@ -77,6 +77,7 @@ void Session::run(TrainingLoop& loop) {
   }
   saver_.finish();
   log_.finish(saver_.last());
+  optimizer_->use_shared();  // what the program saves and tests
 }
 
 bool Session::finish_step(const StepReport& report, const StepFacts& facts) {
@@ -99,7 +100,9 @@ void Session::end_epoch() {
   log_.finish_epoch();
   if (!log_.running()) return;
   if (progress() != nullptr) progress()->pause();
+  optimizer_->use_shared();
   schedule_.observe(loop_->validate());
+  optimizer_->use_own();
   if (progress() != nullptr) progress()->resume();
 }
 

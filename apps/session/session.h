@@ -31,7 +31,7 @@
 #include "apps/session/training_state.h"
 #include "core/parameters.h"
 #include "core/step_graph.h"
-#include "optim/data_parallel.h"
+#include "optim/learner_optimizer.h"
 #include "optim/schedule.h"
 
 namespace heddle {
@@ -56,7 +56,7 @@ class TrainingLoop {
  protected:
   Session& session_;
   TrainingLog& log_;
-  DataParallelOptimizer& optimizer_;
+  LearnerOptimizer& optimizer_;
   // For Tape::backward(): a gradient is complete, so it is exchanged; a weight is no longer read,
   // so it is updated once the exchange is done.
   const std::function<void(Parameter&)> ready_, weights_free_;
@@ -83,7 +83,7 @@ class Session {
   const Checkpoint* checkpoint() const { return start_.checkpoint ? &*start_.checkpoint : nullptr; }
   RunFolder* folder() const { return files_.folder.get(); }  // null on all ranks but the first
   TrainingLog& log() { return log_; }
-  DataParallelOptimizer& optimizer() { return optimizer_; }
+  LearnerOptimizer& optimizer() { return *optimizer_; }
   StepGraph* graph() { return graph_.get(); }  // null: steps are not recorded as CUDA graphs
 
   // Returns the next batch of the epoch; finish_step() advances it by --accumulate.
@@ -116,7 +116,7 @@ class Session {
   TrainingLoop* loop_ = nullptr;
   int64_t batch_;
   Schedule schedule_;
-  DataParallelOptimizer optimizer_;
+  std::unique_ptr<LearnerOptimizer> optimizer_;
   std::unique_ptr<StepGraph> graph_;
   TrainingLog log_;
   Saver saver_;

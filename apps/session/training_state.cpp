@@ -45,12 +45,15 @@ NamedTensors buffers_of(const TrainingParts& parts) {
   return buffers;
 }
 
-// Returns copies of the model in which running statistics, accumulated by every rank on its own
-// batches, are averaged; the ranks keep their own.
-NamedTensors averaged_model(const TrainingParts& parts) {
+// Returns copies of the model with the weights of `values`, in which running statistics,
+// accumulated by every rank on its own batches, are averaged; the ranks keep their own.
+NamedTensors averaged_model(const TrainingParts& parts, const Tensor& values) {
   NamedTensors model;
   add_copies(model, parts.spec.model);
   if (parts.optimizer.learners() == 1) return model;
+  for (auto& [name, x] : model)
+    if (const Parameter* p = parts.store.find(name); p != nullptr)
+      x.copy_from(Tensor::view_as(values.slice(p->offset, p->offset + p->size()), p->shape()));
   const NamedTensors buffers = buffers_of(parts);
   const auto is_statistic = [&](const std::string& name) {
     return std::ranges::any_of(buffers, [&](const auto& b) { return b.first == name; });
@@ -101,13 +104,17 @@ void fill_from_all(const std::vector<SafetensorsFile>& files, const NamedTensors
 
 std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t batch,
                                              const OwnState& own) {
-  if (!parts.log.flush_losses() || parts.log.skipped_steps() > 0 ||
-      !all_finite(parts.store.values()))
-    return std::nullopt;
+  bool fit = parts.log.flush_losses() && parts.log.skipped_steps() == 0 &&
+             all_finite(parts.store.values());
+  if (!parts.o.peers.empty())  // each rank has weights of its own
+    parts.optimizer.collective("checkpoint", [&](Communicator& comm) {
+      fit = mean_over_ranks(comm, {fit ? 1.0 : 0.0})[0] > 1 - 1e-6;
+    });
+  if (!fit) return std::nullopt;
   CheckpointFiles files;
-  const DataParallelOptimizer::State exchange = parts.optimizer.state();
-  // Identifies the checkpoint: all ranks have the same weights, and no other step or run has them.
-  const Tensor values = parts.store.values().to(Device{});
+  const LearnerOptimizer::State exchange = parts.optimizer.state();
+  // Identify the checkpoint: all ranks have the same, and no other step or run has them.
+  const Tensor values = parts.optimizer.shared_values();
   const std::string weights = std::to_string(hash_bytes(values.raw(), values.bytes()));
   files.metadata[rank_file(parts.rank)] = {{"rank", std::to_string(parts.rank)},
                                            {"learners", std::to_string(parts.optimizer.learners())},
@@ -118,7 +125,7 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
   add_copies(mine, buffers_of(parts), kBuffer);
   add_copies(mine, parts.optimizer.named_state(), kExchange);
   for (auto& tensor : exchange_tensors(exchange)) mine.push_back(std::move(tensor));
-  NamedTensors model = averaged_model(parts);
+  NamedTensors model = averaged_model(parts, values);
   if (parts.rank > 0) return files;
 
   files.tensors[kModel] = std::move(model);
@@ -166,7 +173,7 @@ void check_rank(const SafetensorsFile& file, int rank, int learners, const Check
 
 // Restores the state that differs between ranks, saved by as many ranks or by a different number.
 void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
-                   DataParallelOptimizer::State& exchange, bool same_compression,
+                   LearnerOptimizer::State& exchange, bool same_compression,
                    const Logger& note) {
   const int learners = checkpoint.state.at("learners").get<int>();
   check(learners >= 1 && learners <= 1 << 20, checkpoint.path, ": ", learners, " learners");
@@ -179,8 +186,10 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   parts.optimizer.restore(exchange);  // first: settings determine the tensors
   if (same_compression && same)
     fill_from(files[0], parts.optimizer.named_state(), kExchange);
-  else if (same_compression)
+  else if (same_compression && parts.o.peers.empty())
     fill_from_all(files, parts.optimizer.named_state());
+  else
+    parts.optimizer.begin_anew();
   if (const double factor = residual_scale(checkpoint.state, parts.o); factor != 1)
     for (const auto& [name, x] : parts.optimizer.named_state())
       if (name.starts_with("residual.")) scale(x, static_cast<float>(factor));
@@ -210,7 +219,7 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
         {.lr = schedule.at("lr").get<double>(),
          .best = number_or(schedule.at("best"), std::numeric_limits<double>::infinity()),
          .bad = schedule.at("bad").get<int64_t>()});
-    DataParallelOptimizer::State exchange = parse_exchange(state.at("exchange"));
+    LearnerOptimizer::State exchange = parse_exchange(state.at("exchange"));
     if (!same_compression || !difference(state.at("planning"), planning_of(parts.o)).empty()) {
       exchange.settings.clear();
       exchange.planner.reset();

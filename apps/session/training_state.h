@@ -16,7 +16,7 @@
 #include "apps/cli/common_options.h"
 #include "apps/log/training_log.h"
 #include "apps/session/run_plan.h"
-#include "optim/data_parallel.h"
+#include "optim/learner_optimizer.h"
 #include "optim/schedule.h"
 
 namespace heddle {
@@ -40,7 +40,7 @@ struct TrainingParts {
   const CommonOptions& o;
   const RunSpec& spec;
   ParameterStore& store;
-  DataParallelOptimizer& optimizer;
+  LearnerOptimizer& optimizer;
   Schedule& schedule;
   TrainingLog& log;
   int rank;
