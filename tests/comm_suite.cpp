@@ -143,9 +143,9 @@ class Suite {
     for (const auto& [peer, data] : in) received += data.bytes();
     std::ranges::reverse(in);  // the order of parcels does not matter
     comm_.exchange(out, in);
-    for (const auto& [peer, data] : in)
-      expect<T>(data, concat("exchange, ", graph, ", from ", peer),
-                [&](int64_t i) { return value(peer, i, r_ + 8 * calls_); });
+    for (const Parcel& parcel : in)
+      expect<T>(parcel.data, concat("exchange, ", graph, ", from ", parcel.peer),
+                [&](int64_t i) { return value(parcel.peer, i, r_ + 8 * calls_); });
     expect_bytes("exchange", sent, 0);
     if (const Traffic t = comm_.traffic().at({"exchange", comm_.tag()}); t.received != received)
       failures_.push_back(concat("rank ", r_, ", ", graph, ": expected ", received,
