@@ -7,7 +7,7 @@
 //   Traffic t = comm->traffic().at({"all_reduce", "bucket 3"});
 //
 // Contract of every collective: each rank makes the same calls in the same order, with tensors of
-// the same shapes and types, on any device; one thread of a rank calls at a time. Throws InputError
+// the same shapes and types (exchange() says what it needs), on any device; one thread of a rank calls at a time. Throws InputError
 // for shapes or types that do not fit (before anything is sent), and CommError, with rank,
 // collective, tag and step, when another rank fails or does not answer within the timeout.
 #pragma once
@@ -55,8 +55,9 @@ class Communicator {
   // Sets received[s] to sent[rank()] of rank s: (P, …) -> (P, …). Any type.
   void all_to_all(const Tensor& sent, const Tensor& received);
   // Sends each parcel of `out` to its peer and receives each of `in` from its peer: at most one
-  // each way between two ranks, which both know its number of bytes. Unlike the other collectives,
-  // it waits for this rank's peers only; a rank that has none calls it too.
+  // each way between two ranks, which both know its number of bytes; if they differ, CommError.
+  // Unlike the other collectives, it waits for this rank's peers only; a rank that has none calls
+  // it too.
   void exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in);
   // Returns when every rank has called it.
   void barrier();

@@ -146,11 +146,15 @@ class NcclCommunicator : public Communicator {
   }
   void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) override {
     std::vector<Tensor> from, to;
-    for (const Parcel& parcel : out) from.push_back(parcel.data.to(gpu()));
-    for (const Parcel& parcel : in)
-      to.push_back(parcel.data.device().is_cuda()
-                       ? parcel.data
-                       : Tensor::empty_on(gpu(), parcel.data.shape(), parcel.data.dtype()));
+    for (size_t i = 0; i < out.size(); ++i) {  // the same tensor for several peers: one copy
+      const bool again = i > 0 && out[i].data.raw() == out[i - 1].data.raw() &&
+                         out[i].data.bytes() == out[i - 1].data.bytes();
+      from.push_back(again ? from.back() : out[i].data.to(gpu()));
+    }
+    for (const auto& [peer, data] : in)
+      to.push_back(data.device().is_cuda()
+                       ? data
+                       : Tensor::empty_on(gpu(), data.shape(), data.dtype(), data.layout()));
     const auto nothing = [](const Tensor& x) { return x.bytes() == 0; };
     if (std::ranges::all_of(from, nothing) && std::ranges::all_of(to, nothing)) return;
     launch([&] {

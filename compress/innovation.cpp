@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
@@ -19,7 +20,8 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kLeastCoded = 64;  // elements; smaller layers are sent as fp32
+constexpr int64_t kLeastCoded = 64;        // elements; smaller layers are sent as fp32
+constexpr double kLargestScale = 3.38e38;  // of bf16
 
 struct Code {
   std::string name;
@@ -163,10 +165,21 @@ void InnovationCoder::encode(size_t layer, const float* v, int64_t step, uint8_t
   }
 }
 
+void InnovationCoder::encode_zero(size_t layer, uint8_t* bytes) const {
+  std::fill_n(bytes, this->bytes(layer), uint8_t{0});  // also scales of zero
+  if (spec_.family != "topk" || !coded(layer)) return;
+  const int64_t n = sizes_[layer], k = kept_elements(density_, n);
+  Indices first(static_cast<size_t>(k));
+  std::iota(first.begin(), first.end(), 0u);
+  IndexCode{n, k}.encode(first, bytes + 4 * k);
+}
+
 // Returns the scale of a bucket in this step, and keeps it for the next.
 float InnovationCoder::dyna_scale(int64_t bucket, std::span<const float> x, int64_t step) {
   float& scale = scales_.data<float>()[bucket];
-  const auto keep = [&](double value) { return scale = to_float(bfloat16(to_float(value))); };
+  const auto keep = [&](double value) {
+    return scale = to_float(bfloat16(to_float(std::min(value, kLargestScale))));
+  };
   if (spec_.values.at("scale") == 1)
     return keep(spec_.values.at("first") * std::pow(spec_.values.at("ratio"), to_double(step)));
   const float largest = std::bit_cast<float>(largest_magnitude(x.data(), std::ssize(x)));
@@ -199,9 +212,11 @@ void InnovationCoder::decode(size_t layer, const uint8_t* bytes, float* q) const
     std::vector<uint32_t> levels(static_cast<size_t>(n));
     unpack_bits(bytes + 2 * ceil_div(n, bucket_), n, bits_, levels.data());
     const float width = 2 / static_cast<float>(1 << bits_);
-    for (int64_t i = 0; i < n; ++i)
-      q[i] = read_scale(bytes + 2 * (i / bucket_)) *
-             (width * (static_cast<float>(levels[static_cast<size_t>(i)]) + 0.5f) - 1);
+    for (int64_t begin = 0; begin < n; begin += bucket_, bytes += 2) {
+      const float scale = read_scale(bytes);
+      for (int64_t i = begin; i < std::min(begin + bucket_, n); ++i)
+        q[i] = scale * (width * (static_cast<float>(levels[static_cast<size_t>(i)]) + 0.5f) - 1);
+    }
   }
 }
 

@@ -1,6 +1,6 @@
 // Innovations: what a learner's neighbours do not know yet of its weights, coded for the way to
-// them (optim/decentralized.h). An innovation v shrinks as learners agree, so a coarse code of it
-// costs nothing in the end, if it is a contraction: ||v - C(v)||^2 <= (1 - delta) ||v||^2.
+// them (optim/decentralized.h). An innovation v shrinks as learners agree, so a coarse code C costs
+// nothing in the end, if C(v) is nearer to v than zero is.
 //
 //   none                          fp32
 //   qsgd:bits=4,bucket=512,rounding=nearest    a scale for each bucket, and a few bits per value
@@ -10,8 +10,8 @@
 // dyna is Dyna-COLD's quantiser (Zhang, You and Xie 2021, arXiv 2105.06697, known from its
 // abstract). The paper scales by s = first * ratio^step (scale=geometric). scale=adaptive is this
 // project's: s doubles when values exceed it, and shrinks when they no longer reach it. Small
-// buckets, also ours, keep the code a contraction: among many values the largest is far above the
-// rest, whose codes would be larger than they are.
+// buckets, also ours, keep what is sent for small values near them: with more values the largest is
+// farther above the rest.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ namespace heddle {
 
 // Parses one of the above; keys left out have the values above. Throws InputError.
 CompressSpec parse_innovation(const std::string& text);
-// Returns the largest step of mixing that is stable with a code, found by simulation (decentralised
-// optimisation of quadratics).
+// Returns a step of mixing that was stable with a code of this kind, and its default bucket, on the
+// problems of `bench peers`.
 double default_mixing(const CompressSpec& innovation);
 
 // Codes the layers of one rank. One object per rank, for one thread; host memory only.
@@ -39,8 +39,10 @@ class InnovationCoder {
 
   // Returns the length of a layer's code, which follows from its size.
   int64_t bytes(size_t layer) const;
-  // Encodes v (n), finite, as bytes(layer) bytes.
+  // Encodes v (n), finite, in bytes(layer) bytes.
   void encode(size_t layer, const float* v, int64_t step, uint8_t* bytes);
+  // Writes a code that stands for zeros, and leaves the scales as they are.
+  void encode_zero(size_t layer, uint8_t* bytes) const;
   // Decodes a code of any rank to q (n): the same bits on every rank. Throws Error for indices that
   // are out of range.
   void decode(size_t layer, const uint8_t* bytes, float* q) const;

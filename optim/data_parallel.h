@@ -101,8 +101,7 @@ class DataParallelOptimizer : public LearnerOptimizer {
 
   void set_control(size_t word, float value) override { control_.set(word, value); }
   float control(size_t word) const override { return control_.sum(word); }
-  void collective(const std::string& what,
-                  const std::function<void(Communicator&)>& call) override;
+  void collective(const std::string& what, const std::function<void(Communicator&)>& call) override;
   // Throws an Error that names the first parameter whose values differ between ranks. Collective.
   void check_replicas();
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "compress/codecs/magnitude.h"
+#include "core/hash.h"
 #include "core/kernels.h"
 #include "core/streams.h"
 #include "core/trace.h"
@@ -16,6 +17,7 @@ namespace {
 constexpr double kLeastRate = 1e-12;  // a learning rate below it does nothing
 constexpr int kMostNonFinite = 3;     // steps in a row
 constexpr double kMostDrift = 1e-3;
+constexpr double kLeastPart = 1e-3;  // of the largest learning rate
 
 std::vector<const Parameter*> in_memory_order(const ParameterStore& store) {
   std::vector<const Parameter*> out;
@@ -30,15 +32,23 @@ std::vector<int64_t> sizes_of(const std::vector<const Parameter*>& parameters) {
   return sizes;
 }
 
-void check_same_graph(const Topology& topology, Communicator& comm) {
-  const auto hashes = gather_values(comm, std::vector<uint64_t>{topology.hash()});
+// Throws InputError unless all ranks have the same graph and settings.
+void check_same(const Topology& topology, double mixing, const PeerOptions& o, Communicator& comm) {
+  const std::string settings =
+      concat(topology.hash(), ' ', mixing, ' ', o.innovation, ' ', o.resync, ' ', o.bucket_bytes);
+  const std::vector<uint64_t> mine = {hash_bytes(settings.data(), settings.size())};
+  const auto hashes = gather_values(comm, mine);
   for (size_t r = 1; r < hashes.size(); ++r)
-    check(hashes[r] == hashes[0], "peers: rank ", r, " has read another graph than rank 0");
+    check(hashes[r] == hashes[0], "peers: rank ", r, " has another graph or settings than rank 0");
 }
 
 // a += weight * (theirs - own), n elements.
 void add_difference(double* a, double weight, const float* theirs, const float* own, int64_t n) {
   for (int64_t i = 0; i < n; ++i) a[i] += weight * (double{theirs[i]} - own[i]);
+}
+
+double largest_of(const Tensor& x) {
+  return std::bit_cast<float>(largest_magnitude(x.data<float>(), x.size()));
 }
 
 // Tensors have no type for doubles: one of i64 holds their bits.
@@ -63,20 +73,25 @@ DecentralizedOptimizer::DecentralizedOptimizer(ParameterStore& store,
       buckets_(store, peers.bucket_bytes),
       words_(topology_, comm.rank()),
       outside_(comm.total_traffic()),
+      extremes_(Tensor::empty_on(Device{}, {kExtremes}, DType::i64)),
       worker_(Context::current()) {
+  extremes_.fill_zero();
   check(peers.mixing >= 0 && peers.mixing <= 1,
         "peer mixing: expected a number from 0 to 1, found ", peers.mixing);
+  check(peers.bucket_bytes > 0, "bucket size: expected at least one byte, found ",
+        peers.bucket_bytes);
   check(peers.resync >= 0, "resync: expected a number of steps, found ", peers.resync);
   check(options.learners == 1, "peers: expected an optimizer of one learner, found ",
         options.learners);
   if (alone()) return;
-  check_same_graph(topology_, comm);
+  collective("peers", [&](Communicator& c) { check_same(topology_, mixing_, peers, c); });
   if (peers.broadcast)
     collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
   estimate_ = Tensor::empty_on(Device{}, store.values().shape());
   dual_ = Tensor::empty_on(Device{}, estimate_.shape());
   apart_ = Tensor::empty_on(Device{}, estimate_.shape(), DType::i64);
   begin_anew();
+  raise(kWeight, largest_of(estimate_));
   optimizer_.on_update([this](const Parameter& p) { updated(p); });
 }
 
@@ -86,6 +101,7 @@ void DecentralizedOptimizer::begin_step(double lr) {
   optimizer_.begin_step(lr);
   buckets_.begin_step();
   next_ = 0;
+  raise(kRate, lr);
 }
 
 // Called when p.value is x', unless the updates wait for the end of the step.
@@ -115,9 +131,13 @@ StepReport DecentralizedOptimizer::finish_step() {
     worker_.drain();
     totals_.exposed_s += steady_seconds() - begin;
     totals_.compressed_steps += next_ > 0 ? 1 : 0;
+    non_finite_ = std::exchange(spoilt_, false) ? non_finite_ + 1 : 0;
+    if (non_finite_ >= kMostNonFinite)
+      throw Error(concat("the weights of rank ", comm_.rank(), " have not been finite for ",
+                         kMostNonFinite, " steps"));
   }
   ++step_;
-  if (!alone() && peers_.resync > 0 && step_ % peers_.resync == 0) resync();
+  if (next_ > 0 && peers_.resync > 0 && step_ % peers_.resync == 0) resync();
   report.skipped = false;  // by this rank alone: the others count no skipped step
   report.skipped_parameters = 0;
   return report;
@@ -144,8 +164,7 @@ void DecentralizedOptimizer::exchange(size_t index) {
   float* v = innovation.data<float>();
   for (int64_t i = 0; i < n; ++i) v[i] = x[i] - lr * d[i] - e[i];
   const bool finite = largest_magnitude(v, n) < kInfinite;
-  if (index == 0) non_finite_ = finite ? 0 : non_finite_ + 1;
-  if (!finite) innovation.fill_zero();
+  spoilt_ |= !finite;
 
   // A message is the codes of the layers in memory order; that of the first bucket ends with the
   // control words.
@@ -173,11 +192,10 @@ void DecentralizedOptimizer::exchange(size_t index) {
   {
     const TraceRange range("compress", "encode");
     for_layers(own, [&](size_t layer, uint8_t* at, int64_t begin) {
-      coder_.encode(layer, v + begin, step_, at);
+      finite ? coder_.encode(layer, v + begin, step_, at) : coder_.encode_zero(layer, at);
     });
   }
-  if (index == 0)
-    std::memcpy(own.data<uint8_t>() + words_at, words.raw(), to_size(words.bytes()));
+  if (index == 0) std::memcpy(own.data<uint8_t>() + words_at, words.raw(), to_size(words.bytes()));
   std::vector<Parcel> out, in;
   for (const auto& [rank, weight] : neighbours_) {
     out.push_back({rank, own});
@@ -203,7 +221,8 @@ void DecentralizedOptimizer::exchange(size_t index) {
     decode(in[i].data, theirs);
     add_difference(a, neighbours_[i].weight, theirs.data<float>(), mine.data<float>(), n);
   }
-  const double mixing = mixing_ / (2 * optimizer_.lr());
+  // A rate far below the largest would make large duals of rounding errors.
+  const double mixing = mixing_ / (2 * std::max(optimizer_.lr(), kLeastPart * extreme(kRate)));
   for (int64_t i = 0; i < n; ++i) {
     d[i] = to_float(d[i] - mixing * a[i]);
     x[i] -= lr * d[i];
@@ -212,34 +231,36 @@ void DecentralizedOptimizer::exchange(size_t index) {
   if (weights.device().is_cuda()) weights.copy_from(host);
   totals_.exchange_s += steady_seconds() - begin_s;
   totals_.compressed_sent += comm_.total_traffic().sent - sent_before;
-  if (non_finite_ >= kMostNonFinite)
-    throw Error(concat("the weights of rank ", comm_.rank(), " have not been finite for ",
-                       kMostNonFinite, " steps"));
 }
 
-// Forms a anew: it is a sum of many decoded pieces, which are rounded.
+// Forms a anew, bucket by bucket: it is a sum of many decoded pieces, and e is rounded.
 void DecentralizedOptimizer::resync() {
   collective("resync", [this](Communicator& comm) {
-    std::vector<Parcel> out, in;
-    for (const auto& [rank, weight] : neighbours_) {
-      out.push_back({rank, estimate_});
-      in.push_back({rank, Tensor::empty_on(Device{}, estimate_.shape())});
-    }
-    comm.exchange(out, in);
-    const Tensor before = apart_.clone();
-    apart_.fill_zero();
-    for (size_t i = 0; i < in.size(); ++i)
-      add_difference(doubles(apart_), neighbours_[i].weight, in[i].data.data<float>(),
-                     estimate_.data<float>(), estimate_.size());
     double change = 0;
-    for (int64_t i = 0; i < apart_.size(); ++i)
-      change = std::max(change, std::abs(doubles(apart_)[i] - doubles(before)[i]));
-    const auto largest =
-        std::bit_cast<float>(largest_magnitude(estimate_.data<float>(), estimate_.size()));
-    drift_ = std::max(drift_, change / std::max(1e-30f, largest));
-    if (drift_ > kMostDrift)
+    for (const Bucket& bucket : buckets_) {
+      const int64_t n = bucket.end - bucket.begin;
+      const Tensor own = estimate_.slice(bucket.begin, bucket.end);
+      std::vector<Parcel> out, in;
+      for (const auto& [rank, weight] : neighbours_) {
+        out.push_back({rank, own});
+        in.push_back({rank, Tensor::empty_on(Device{}, own.shape())});
+      }
+      comm.exchange(out, in);
+      std::vector<double> sums(to_size(n));
+      for (size_t i = 0; i < in.size(); ++i)
+        add_difference(sums.data(), neighbours_[i].weight, in[i].data.data<float>(),
+                       own.data<float>(), n);
+      double* a = doubles(apart_) + bucket.begin;
+      for (int64_t i = 0; i < n; ++i) {
+        change = std::max(change, std::abs(sums[to_size(i)] - a[i]));
+        a[i] = sums[to_size(i)];
+      }
+    }
+    raise(kWeight, largest_of(estimate_));
+    raise(kDrift, change / std::max(1e-30, extreme(kWeight)));
+    if (drift() > kMostDrift)
       throw Error(concat("peers: rank ", comm.rank(), " and its neighbours have decoded different ",
-                         "values: their differences are off by ", drift_));
+                         "values: their differences are off by ", drift()));
   });
 }
 
@@ -333,6 +354,7 @@ NamedTensors DecentralizedOptimizer::named_state() const {
       state.emplace_back(concat(kind, ".", p->name),
                          Tensor::view_as(x->slice(p->offset, p->offset + p->size()), p->shape()));
   state.emplace_back("innovation.scales", coder_.scales());
+  state.emplace_back("peers.extremes", extremes_);
   return state;
 }
 

@@ -5,32 +5,36 @@
 // and Yan 2019, arXiv 1704.07807) with difference coding, LEAD (Liu et al. 2021, arXiv 2007.00232)
 // with its estimate updated in full.
 //
-//   of rank i:  x weights   d dual   e what its neighbours believe x to be   a = sum_j w_ij (e_j -
-//   e_i)
+//   of rank i: x weights, d dual, e what its neighbours believe x to be,
+//              a = sum_j w_ij (e_j - e_i)
 //
 //   time              ------------------------------------------------------------------->
 //   main thread       | backward: layer 3 | update 3 | backward: layer 2 | update 2 | ...
 //                       x' = x - lr * u (SGD, Adam)    |                    |
 //   worker thread                                       | exchange, mix 3    | exchange, mix 2
 //
-//   exchange   q = C(x' - lr d - e)         to every neighbour, and theirs from them
+//   exchange   q = C(x' - lr d - e), which goes to every neighbour, whose own come back
 //   mix        e += q,  a += sum_j w_ij (q_j - q),  d -= mixing / (2 lr) a,  x = x' - lr d
 //
-// Two laws hold exactly for any code C, however poor: the duals of all ranks sum to zero, and the
-// mean of the weights moves by -lr times the mean of the directions u, as plain descent would. For
-// their sake a is a sum of differences, in double precision: two neighbours add opposite numbers to
-// it. A sum of w_ij e_j in fp32 would differ from e by a rounding error that d adds up without end.
-// Memory: five more values per weight. On a GPU the exchange works on host copies.
+// Two laws hold for any code C, however poor, up to rounding: the duals of all ranks sum to zero,
+// and the mean of the weights moves by -lr times the mean of the directions u, as plain descent
+// would. For their sake a is a sum of differences, in double precision: two neighbours add opposite
+// numbers to it. A sum of w_ij e_j in fp32 would differ from e by a rounding error that d adds up
+// without end. Memory: four more values per weight, and the buckets under way. On a GPU the
+// exchange works on host copies. Updates that wait for the end of backward (Optimizer) delay the
+// exchanges, too.
 //
 //   DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
 //                                    {.peers = "ring", .innovation = "qsgd:bits=4"});
 //   optimizer.begin_step(lr); ... as DataParallelOptimizer ... optimizer.finish_step();
-//   Consensus now = optimizer.consensus();    // the mean of the weights: evaluate and save that
+//   Consensus now = optimizer.consensus();    // the mean of the weights: evaluate and save that,
+//                                             // with the mean of batch norm's statistics
 //
 // All functions are for the thread that runs backward. Momentum, Adam and the clipping of a rank's
 // own gradient work as usual, but no theory that we know covers them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -71,11 +75,12 @@ struct Consensus {
 class DecentralizedOptimizer : public LearnerOptimizer {
  public:
   // Collective; store, communicator and Context as for DataParallelOptimizer. Throws InputError for
-  // impossible options, and if the ranks' graphs differ.
+  // impossible options, and unless all ranks have the same graph and settings.
   DecentralizedOptimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
                          Communicator& comm, const OptimizerOptions& options = {},
                          const PeerOptions& peers = {});
 
+  // Begins a step as Optimizer does; lr must be the same on all ranks.
   void begin_step(double lr) override;
   void ready(Parameter& p) override { optimizer_.ready(p); }
   void weights_free(Parameter& p) override { optimizer_.weights_free(p); }
@@ -88,8 +93,7 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   void set_control(size_t word, float value) override { words_.set(word, value); }
   float control(size_t word) const override { return words_.sum(word); }
   int64_t control_delay() const override { return words_.delay(); }
-  void collective(const std::string& what,
-                  const std::function<void(Communicator&)>& call) override;
+  void collective(const std::string& what, const std::function<void(Communicator&)>& call) override;
   // Collective.
   Consensus consensus();
   Tensor shared_values() override { return consensus().mean; }
@@ -103,12 +107,12 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   const Ledger& ledger() const override { return ledger_; }
   const Topology& topology() const { return topology_; }
   double mixing() const { return mixing_; }
-  // Returns the largest change that forming a anew has found, relative to the largest weight: the
-  // rounding of e, about 1e-6.
-  double drift() const { return drift_; }
-  // named_state() has the weights, d, e, the bits of a (i64) and the codes' scales: views, on the
-  // host but for the weights. The same number of ranks continues bit for bit; another begins with
-  // begin_anew().
+  // Returns the largest change that forming a anew has found, relative to the largest weight so
+  // far: the rounding of e, about 1e-6. Between steps only.
+  double drift() const { return extreme(kDrift); }
+  // named_state() has the weights, d, e, the bits of a (i64), the codes' scales and the extremes so
+  // far: views, on the host but for the weights. With them the same ranks continue bit for bit, in
+  // the same graph and with the same settings; others begin with begin_anew().
   State state() override;
   void restore(const State& state) override;
   NamedTensors named_state() const override;
@@ -119,6 +123,10 @@ class DecentralizedOptimizer : public LearnerOptimizer {
 
  private:
   bool alone() const { return comm_.size() == 1; }
+  // The largest so far.
+  enum Extreme : int64_t { kRate, kWeight, kDrift, kExtremes };
+  double& extreme(Extreme which) const { return static_cast<double*>(extremes_.raw())[which]; }
+  void raise(Extreme which, double value) { extreme(which) = std::max(extreme(which), value); }
   void updated(const Parameter& p);
   void post_complete_buckets();
   void exchange(size_t index);
@@ -137,13 +145,14 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   Buckets buckets_;
   size_t next_ = 0;  // the first bucket not posted yet in this step
   FloodedWords words_;
-  Traffic outside_;  // of the communicator before this object
-  Totals totals_;    // but for the traffic of this process
-  Tensor own_;       // weights set aside by use_shared()
+  Traffic outside_;              // of the communicator before this object
+  Totals totals_;                // but for the traffic of this process
+  Tensor own_;                   // weights set aside by use_shared()
   std::optional<double> error_;  // of the last consensus
   int64_t step_ = 0;
-  int non_finite_ = 0;  // steps in a row
-  double drift_ = 0;
+  bool spoilt_ = false;  // by weights that are not finite, in this step; the worker's until drain()
+  int non_finite_ = 0;   // steps in a row
+  Tensor extremes_;      // see Extreme; bits of doubles, i64
   Ledger ledger_;
   CommWorker worker_;  // last: its jobs use all of the above
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <sstream>
 #include <utility>
 
@@ -66,10 +67,11 @@ Topology Topology::parse(const std::string& text, int ranks) {
   } else if (kind == "er") {
     const size_t comma = std::min(rest.find(','), rest.size());
     const std::string seed = rest.substr(std::min(comma + 1, rest.size()));
-    check(rest.starts_with("p=") && (seed.empty() || seed.starts_with("seed=")), "peers ", text,
-          ": expected er:p=0.4,seed=1");
+    check(rest.starts_with("p=") && (comma == rest.size() || seed.starts_with("seed=")), "peers ",
+          text, ": expected er:p=0.4,seed=1");
     const double p = number<double>(rest.substr(2, comma - 2), text);
-    check(p > 0 && p <= 1, "peers ", text, ": expected a probability above 0, found ", p);
+    check(p > 0 && p <= 1, "peers ", text, ": expected a probability above 0 and at most 1, found ",
+          p);
     const Philox rng(seed.empty() ? 1 : number<uint64_t>(seed.substr(5), text),
                      stream_id(Stream::network));
     for (int r = 0; r < ranks; ++r)
@@ -77,6 +79,8 @@ Topology Topology::parse(const std::string& text, int ranks) {
         if (rng.uniform(static_cast<uint64_t>(r) * kMaxRanks + static_cast<uint64_t>(q)) < p)
           graph.connect(r, q);
   } else {
+    check(std::filesystem::is_regular_file(text), "peers ", text,
+          ": expected ring, complete, star, exp, torus:RxC, er:p=0.4,seed=1 or a file");
     graph.read(text);
   }
   check(graph.is_connected(), "peers ", text, ": some of the ", ranks,
@@ -122,9 +126,7 @@ void Topology::read(const std::string& file) {
             " has the neighbour ", q, ", but ", q, " does not have ", r);
 }
 
-bool Topology::is_connected() const {
-  return std::ranges::min(distances(0)) >= 0;
-}
+bool Topology::is_connected() const { return std::ranges::min(distances(0)) >= 0; }
 
 // By breadth-first search; -1 for a rank that cannot be reached.
 std::vector<int> Topology::distances(int rank) const {
@@ -157,11 +159,16 @@ double Topology::own_weight(int rank) const {
 double Topology::second_eigenvalue() const {
   constexpr int kIterations = 20000;
   const Philox rng(1, stream_id(Stream::network, 1));
+  std::vector<std::vector<Neighbour>> rows(edges_.size());
   std::vector<double> x(edges_.size());
-  for (size_t i = 0; i < x.size(); ++i) x[i] = rng.uniform(i);
+  for (size_t r = 0; r < x.size(); ++r) {
+    x[r] = rng.uniform(r);
+    rows[r] = neighbours(static_cast<int>(r));
+    rows[r].push_back({static_cast<int>(r), own_weight(static_cast<int>(r))});
+  }
   double growth = 0;
   for (int iteration = 0; iteration < kIterations && x.size() > 1; ++iteration) {
-    double mean = 0, squares = 0;
+    double mean = 0, squares = 0, grown = 0;
     for (const double v : x) mean += v / static_cast<double>(x.size());
     for (double& v : x) {
       v -= mean;
@@ -170,13 +177,9 @@ double Topology::second_eigenvalue() const {
     const double norm = std::sqrt(squares);
     if (norm < 1e-30) return 0;
     std::vector<double> next(x.size());
-    double grown = 0;
-    for (int r = 0; r < ranks(); ++r) {
-      double& sum = next[static_cast<size_t>(r)];
-      sum = own_weight(r) * x[static_cast<size_t>(r)];
-      for (const auto& [q, weight] : neighbours(r)) sum += weight * x[static_cast<size_t>(q)];
-      sum /= norm;
-      grown += sum * sum;
+    for (size_t r = 0; r < x.size(); ++r) {
+      for (const auto& [q, weight] : rows[r]) next[r] += weight * x[static_cast<size_t>(q)] / norm;
+      grown += next[r] * next[r];
     }
     x = std::move(next);
     const double before = std::exchange(growth, std::sqrt(grown));

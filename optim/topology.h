@@ -39,7 +39,7 @@ class Topology {
     return static_cast<int>(edges_.at(static_cast<size_t>(rank)).size());
   }
   // Returns the largest modulus of an eigenvalue of W but the first, which is 1: the smaller, the
-  // sooner neighbours' values spread. 0 for one rank.
+  // sooner neighbours' values spread. 0 for one rank; too small for rings of more than some 200.
   double second_eigenvalue() const;
   // Returns the number of edges from a rank to every other, by rank.
   std::vector<int> distances(int rank) const;

@@ -134,16 +134,18 @@ class Suite {
     for (int64_t q = 0; q < p_; ++q) {
       if (q == r_) continue;
       const int64_t to = elements(r_, q), from = elements(q, r_);
-      if (to >= 0) out.push_back({static_cast<int>(q), make<T>({to}, r_, q)});
-      if (from >= 0) in.push_back({static_cast<int>(q), make<T>({from}, 0, 6)});
-      sent += std::max<int64_t>(0, to) * static_cast<int64_t>(sizeof(T));
-      received += std::max<int64_t>(0, from) * static_cast<int64_t>(sizeof(T));
+      if (to >= 0) out.push_back({static_cast<int>(q), make<T>({to}, r_, q + 8 * calls_)});
+      if (from < 0) continue;
+      in.push_back({static_cast<int>(q), Tensor::empty_on(Device{}, {from}, dtype_of<T>())});
+      std::fill_n(in.back().data.data<T>(), from, static_cast<T>(99));  // which nobody sends
     }
+    for (const auto& [peer, data] : out) sent += data.bytes();
+    for (const auto& [peer, data] : in) received += data.bytes();
     std::ranges::reverse(in);  // the order of parcels does not matter
     comm_.exchange(out, in);
-    for (const auto& [peer, data] : in)
-      expect<T>(data, concat("exchange, ", graph, ", from ", peer),
-                [&](int64_t i) { return value(peer, i, r_); });
+    for (const Parcel& parcel : in)
+      expect<T>(parcel.data, concat("exchange, ", graph, ", from ", parcel.peer),
+                [&](int64_t i) { return value(parcel.peer, i, r_ + 8 * calls_); });
     expect_bytes("exchange", sent, 0);
     if (const Traffic t = comm_.traffic().at({"exchange", comm_.tag()}); t.received != received)
       failures_.push_back(concat("rank ", r_, ", ", graph, ": expected ", received,

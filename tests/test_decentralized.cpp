@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/kernels.h"
 #include "core/random.h"
 #include "optim/decentralized.h"
 #include "tests/ranks.h"
@@ -48,6 +49,7 @@ struct RunOptions {
   PeerOptions peers = {};
   int steps = 200;
   double lr = 1;
+  std::function<double(int step)> rate = {};  // instead of lr
   std::function<void(DecentralizedOptimizer&, ParameterStore&, size_t rank, int step)> before = {};
   // May spoil a gradient.
   std::function<void(Parameter&, int rank, int step)> spoil = {};
@@ -92,7 +94,7 @@ Run train(const Quadratics& problem, const RunOptions& o) {
     DecentralizedOptimizer optimizer(store, make_sgd(o.sgd), comm, {}, o.peers);
     for (int step = 0; step < o.steps; ++step) {
       if (o.before) o.before(optimizer, store, r, step);
-      optimizer.begin_step(o.lr);
+      optimizer.begin_step(o.rate ? o.rate(step) : o.lr);
       const auto at = static_cast<size_t>(step);
       for (Parameter* q : {&second, &first}) {
         const size_t begin = q == &first ? 0 : static_cast<size_t>(half);
@@ -264,8 +266,8 @@ TEST_CASE("peers: bytes are the degree times the code's length, by layer") {
         CHECK(entry.sent == 3 * bytes * degree);
         CHECK(entry.received == 3 * bytes * degree);
       }
-      CHECK(run.ledgers[r].total().sent + run.ledgers[r].total().received <=
-            run.traffic[r].sent + run.traffic[r].received);
+      CHECK(run.ledgers[r].total().sent == run.traffic[r].sent);
+      CHECK(run.ledgers[r].total().received == run.traffic[r].received);
     }
   }
 }
@@ -307,32 +309,95 @@ TEST_CASE("peers: a gradient that is not finite counts as zero, for its rank alo
 }
 
 TEST_CASE("peers: weights that are not finite are not sent, and end the run after three steps") {
-  const Quadratics problem(4, 160);
-  std::vector<Values> x(4);
-  const auto errors = run_ranks(4, [&](Communicator& comm) {
+  for (const std::string code : {"none", "qsgd:bits=4", "topk:density=0.1", "dyna"})
+    for (const std::string spoilt : {"early", "late"}) {
+      CAPTURE(code);
+      CAPTURE(spoilt);
+      const auto errors = run_ranks(4, [&](Communicator& comm) {
+        ParameterStore store;
+        store.add("early", {160}, constant_init(1));
+        store.add("late", {160}, constant_init(1));
+        store.finalize(1);
+        DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
+                                         {.innovation = code, .bucket_bytes = 100});
+        for (int step = 0; step < 10; ++step) {
+          optimizer.begin_step(0.1);
+          if (comm.rank() == 0 && step == 2)
+            store.find(spoilt)->value.data<float>()[0] = std::numeric_limits<float>::infinity();
+          for (Parameter& p : store.parameters()) {
+            p.grad.fill_zero();
+            p.written = true;
+            optimizer.ready(p);
+            optimizer.weights_free(p);
+          }
+          (void)optimizer.finish_step();
+          for (const Parameter& p : store.parameters())
+            for (const float v : p.value.to_vector())
+              if (comm.rank() > 0 && !(std::abs(v) < 2)) throw Error("spoilt by a neighbour");
+        }
+      });
+      CHECK(errors[0].find("weights of rank 0 have not been finite for 3 steps") !=
+            std::string::npos);
+      for (const std::string& error : errors) {
+        CHECK(error.find("spoilt") == std::string::npos);
+        CHECK(error != "");
+      }
+    }
+}
+
+TEST_CASE("peers: weights stay as they are until backward has read them") {
+  expect_none(run_ranks(2, [](Communicator& comm) {
     ParameterStore store;
-    Parameter& p = store.add("p", {160}, constant_init(1));
+    Parameter &first = store.add("first", {100}, constant_init(1)),
+              &second = store.add("second", {100}, constant_init(1));
     store.finalize(1);
-    DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {}, {.innovation = "qsgd:bits=4"});
-    for (int step = 0; step < 10; ++step) {
+    DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {}, {.bucket_bytes = 100});
+    for (int step = 0; step < 3; ++step) {
       optimizer.begin_step(0.1);
-      if (comm.rank() == 0 && step == 2)
-        p.value.data<float>()[0] = std::numeric_limits<float>::infinity();
-      p.grad.fill_zero();
+      for (Parameter* p : {&second, &first}) {
+        fill(p->grad, static_cast<float>(1 + comm.rank()));
+        p->written = true;
+        const auto before = p->value.to_vector();
+        optimizer.ready(*p);
+        optimizer.collective("all jobs", [](Communicator&) {});  // every job so far has run
+        CHECK(p->value.to_vector() == before);
+        optimizer.weights_free(*p);
+        optimizer.collective("all jobs", [](Communicator&) {});
+        CHECK(p->value.to_vector() != before);
+      }
+      (void)optimizer.finish_step();
+    }
+  }));
+}
+
+TEST_CASE("peers: weights that shrink far are no sign of different values") {
+  expect_none(run_ranks(4, [](Communicator& comm) {
+    ParameterStore store;
+    Parameter& p = store.add("p", {100}, constant_init(1));
+    store.finalize(1);
+    DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
+                                     {.innovation = "qsgd:bits=4", .resync = 100});
+    for (int step = 0; step < 200; ++step) {  // of x^2 / 4, times 1.1 to 1.4
+      optimizer.begin_step(0.5);
+      p.grad.copy_from(p.value);
+      scale(p.grad, 0.5f * (1.1f + 0.1f * static_cast<float>(comm.rank())));
       p.written = true;
       optimizer.ready(p);
       optimizer.weights_free(p);
       (void)optimizer.finish_step();
-      if (comm.rank() > 0)
-        for (const float v : p.value.to_vector())
-          if (!std::isfinite(v)) throw Error("spoilt by a neighbour");
     }
-  });
-  CHECK(errors[0].find("weights of rank 0 have not been finite for 3 steps") != std::string::npos);
-  for (const std::string& error : errors) {
-    CHECK(error.find("spoilt") == std::string::npos);
-    CHECK(error != "");
-  }
+    for (const float x : p.value.to_vector()) CHECK(std::abs(x) < 1e-5);
+    CHECK(optimizer.drift() < 1e-5);
+  }));
+}
+
+TEST_CASE("peers: a tiny learning rate, as at the end of a cosine, makes no large duals") {
+  const Quadratics problem(4, 160);
+  RunOptions o{.peers = {.innovation = "qsgd:bits=4"}, .steps = 260};
+  o.rate = [](int step) { return step < 150 || step >= 200 ? 1.0 : 1e-8; };
+  const Values error = errors(problem, train(problem, o));
+  CHECK(error[149] < 1e-5);
+  CHECK(*std::max_element(error.begin() + 149, error.end()) < 1e-3);
 }
 
 TEST_CASE("peers: a learning rate of zero sends nothing; one learner is plain SGD") {
@@ -395,6 +460,7 @@ TEST_CASE("peers: impossible options are refused on every rank") {
   CHECK(refused({.innovation = "qsdg"}).find("qsgd") != std::string::npos);
   CHECK(refused({.mixing = 1.5}).find("peer mixing") != std::string::npos);
   CHECK(refused({.resync = -1}).find("resync") != std::string::npos);
+  CHECK(refused({.bucket_bytes = 0}).find("bucket size") != std::string::npos);
   CHECK(refused({}, {.learners = 2}).find("one learner") != std::string::npos);
   const auto errors = run_ranks(8, [](Communicator& comm) {
     ParameterStore store;
@@ -404,7 +470,15 @@ TEST_CASE("peers: impossible options are refused on every rank") {
     DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {}, {.peers = graph});
   });
   for (const std::string& error : errors)
-    CHECK(error.find("rank 5 has read another graph") != std::string::npos);
+    CHECK(error.find("rank 5 has another graph or settings") != std::string::npos);
+  for (const std::string& error : run_ranks(3, [](Communicator& comm) {
+         ParameterStore store;
+         store.add("p", {4}, constant_init(0));
+         store.finalize(1);
+         const double mixing = comm.rank() == 1 ? 0.5 : 1;
+         DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {}, {.mixing = mixing});
+       }))
+    CHECK(error.find("rank 1 has another graph or settings") != std::string::npos);
 }
 
 TEST_CASE("peers: consensus is the mean and the distance from it") {

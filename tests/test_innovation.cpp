@@ -1,4 +1,4 @@
-// Codes of innovations: contractions, lengths, the same values on both sides, scales, and what is
+// Codes of innovations: what they lose, lengths, the same values on both sides, scales, and what is
 // refused.
 #include <doctest/doctest.h>
 
@@ -43,7 +43,9 @@ double squares(const Values& a, const Values& b) {
 
 }  // namespace
 
-TEST_CASE("innovation: every code is a contraction, and decodes to the same on all ranks") {
+TEST_CASE(
+    "innovation: codes of normal numbers lose less than there is, and decode to the same on all "
+    "ranks") {
   Context context;
   struct Case {
     const char* text;
@@ -79,6 +81,23 @@ TEST_CASE("innovation: stochastic rounding differs from step to step, and is unb
     for (size_t i = 0; i < mean.size(); ++i) mean[i] += q[i] / 200;
   }
   CHECK(squares(mean, v) < 0.02 * squares(first, v));  // expected: a two hundredth
+}
+
+TEST_CASE("innovation: a code of zeros decodes to zeros, and changes no scale") {
+  Context context;
+  for (const char* text : {"none", "qsgd:bits=4", "topk:density=0.1", "topk:density=0.4", "dyna"})
+    for (const int64_t n : {10, 1000}) {
+      CAPTURE(text);
+      InnovationCoder coder(parse_innovation(text), {n}, 5);
+      (void)decoded(coder, coder, noise(n, 1, 0.3f), 0);
+      const Values scales = coder.scales().to_vector();
+      std::vector<uint8_t> bytes(static_cast<size_t>(coder.bytes(0)), 0xff);
+      coder.encode_zero(0, bytes.data());
+      Values q(static_cast<size_t>(n), 1);
+      coder.decode(0, bytes.data(), q.data());
+      for (const float x : q) CHECK(x == 0);
+      CHECK(coder.scales().to_vector() == scales);
+    }
 }
 
 TEST_CASE("innovation: lengths") {

@@ -39,6 +39,7 @@ inline double tolerance(const std::string& operation, DType dtype) {
       {"exchange", 0, 0},
       {"exchange of factors", 1e-5, 1e-5},
       {"learners", 1e-5, 1e-5},
+      {"peers", 1e-5, 1e-5},
       {"resnet step", 1e-3, 1.5e-1},
       {"language model step", 1e-4, 5e-2},
   };

@@ -42,8 +42,9 @@ struct Problem {
   }
 };
 
-// Returns the steps of the recursion without a code, in double precision, learning rate 1.
-int exact_steps(const Problem& problem, const Topology& graph, double mixing) {
+// Returns the steps of the recursion without a code, in double precision, learning rate 1; none if
+// they do not suffice.
+std::optional<int> exact_steps(const Problem& problem, const Topology& graph, double mixing) {
   std::vector<std::vector<double>> x(kRanks, std::vector<double>(kSize)), d = x, y = x;
   for (int step = 1; step <= kMostSteps; ++step) {
     double error = 0;
@@ -61,7 +62,7 @@ int exact_steps(const Problem& problem, const Topology& graph, double mixing) {
       }
     if (error < kError * kError * problem.start) return step;
   }
-  return kMostSteps;
+  return std::nullopt;
 }
 
 struct Found {
@@ -100,7 +101,7 @@ Found train(const Problem& problem, const PeerOptions& peers) {
     const auto sent =
         static_cast<double>(optimizer.ledger().entries().at({"x", PayloadKind::values}).sent);
     if (comm.rank() == 0)
-      found.bits = 8 * sent / degree / kSize / static_cast<double>(optimizer.steps());
+      found.bits = 8 * sent / degree / kSize / static_cast<double>(optimizer.optimizer().steps());
   });
   return found;
 }
@@ -124,10 +125,10 @@ void measure_peers(const Options& o) {
       const PeerOptions peers{.peers = graph, .innovation = code};
       const double mixing = default_mixing(parse_innovation(code));
       const Found found = train(problem, peers);
-      std::printf("%-22s %-44s %6.3g %7d %7s %7.2f %9s\n", graph, code, mixing,
-                  exact_steps(problem, topology, mixing),
-                  found.steps ? std::to_string(*found.steps).c_str() : "-", found.bits,
-                  found.steps ? decimals(*found.steps * found.bits, 0).c_str() : "-");
+      const auto shown = [](const std::optional<int>& n) { return n ? std::to_string(*n) : "-"; };
+      std::printf("%-22s %-44s %6.3g %7s %7s %7.2f %9s\n", graph, code, mixing,
+                  shown(exact_steps(problem, topology, mixing)).c_str(), shown(found.steps).c_str(),
+                  found.bits, found.steps ? decimals(*found.steps * found.bits, 0).c_str() : "-");
       std::fflush(stdout);
     }
   }

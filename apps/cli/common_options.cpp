@@ -100,11 +100,12 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("shadow", &o.shadow, "N",
             "every N steps also sum the gradients dense, and report the error of compression for "
             "each layer; 0: never");
-  flags.add("peers", &o.peers, "GRAPH",
-            "each learner has weights of its own and exchanges with its neighbours only, in a ring, "
-            "complete, star, exp, torus:RxC, er:p=0.4,seed=1, or the graph of a file with lines "
-            "'rank: neighbours'",
-            otherwise("none: gradients are summed over all learners"));
+  flags.add(
+      "peers", &o.peers, "GRAPH",
+      "each learner has weights of its own and exchanges with its neighbours only, in a ring, "
+      "complete, star, exp, torus:RxC, er:p=0.4,seed=1, or the graph of a file with lines "
+      "'rank: neighbours'",
+      otherwise("none: gradients are summed over all learners"));
   flags.add("innovation", &o.innovation, "CODE",
             "with --peers, how what is new in the weights is coded: none, "
             "qsgd:bits=4,bucket=512,rounding=nearest, topk:density=0.1, "

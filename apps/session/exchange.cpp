@@ -192,13 +192,14 @@ std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
         new DataParallelOptimizer(make_optimizer(o, store, comm, plan, output)));
   auto optimizer = std::make_unique<DecentralizedOptimizer>(
       store, make_rule(o), comm, optimizer_options(o, output.log),
-      PeerOptions{.peers = o.peers,
-                  .innovation = o.innovation,
-                  .mixing = o.peer_mixing,
-                  .resync = o.resync,
-                  .bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20))),
-                  .overlap = o.overlap == "on",
-                  .seed = static_cast<uint64_t>(o.seed)});
+      PeerOptions{
+          .peers = o.peers,
+          .innovation = o.innovation,
+          .mixing = o.peer_mixing,
+          .resync = o.resync,
+          .bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20))),
+          .overlap = o.overlap == "on",
+          .seed = static_cast<uint64_t>(o.seed)});
   if (output.log)
     output.log(concat("weights: exchanged with neighbours in the graph ", o.peers, " (",
                       optimizer->topology().degree(0), " of rank 0, second eigenvalue ",

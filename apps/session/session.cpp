@@ -43,7 +43,7 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
       batch_(start_.batch),
       schedule_(spec_.schedule),
       optimizer_(make_learner_optimizer(o, learner.store, learner.comm, spec_.plan,
-                                {.folder = folder(), .log = console_logger(progress())})),
+                                        {.folder = folder(), .log = console_logger(progress())})),
       graph_(make_step_graph(o, learner.store, learner.comm.size(), console_logger(progress()))),
       log_(spec_.log, o, learner.store, *optimizer_, folder(), progress()),
       saver_(o,

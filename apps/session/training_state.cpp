@@ -173,8 +173,7 @@ void check_rank(const SafetensorsFile& file, int rank, int learners, const Check
 
 // Restores the state that differs between ranks, saved by as many ranks or by a different number.
 void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
-                   LearnerOptimizer::State& exchange, bool same_compression,
-                   const Logger& note) {
+                   LearnerOptimizer::State& exchange, bool same_compression, const Logger& note) {
   const int learners = checkpoint.state.at("learners").get<int>();
   check(learners >= 1 && learners <= 1 << 20, checkpoint.path, ": ", learners, " learners");
   const bool same = learners == parts.optimizer.learners();
