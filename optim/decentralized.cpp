@@ -27,6 +27,7 @@ std::vector<const Parameter*> in_memory_order(const ParameterStore& store) {
 
 std::vector<int64_t> sizes_of(const std::vector<const Parameter*>& parameters) {
   std::vector<int64_t> sizes;
+  sizes.reserve(parameters.size());
   for (const Parameter* p : parameters) sizes.push_back(p->size());
   return sizes;
 }
@@ -116,7 +117,7 @@ void DecentralizedOptimizer::post_complete_buckets() {
 }
 
 StepReport DecentralizedOptimizer::finish_step() {
-  const StepReport report = optimizer_.finish_step();
+  StepReport report = optimizer_.finish_step();
   if (!report.due) return report;
   if (!alone()) {
     for (const Parameter* p : parameters_) (void)buckets_.mark_ready(*p);
@@ -190,12 +191,12 @@ void DecentralizedOptimizer::exchange(size_t index) {
       coder_.decode(layer, at, q.data<float>() + begin);
     });
   };
-  const Tensor mine = innovation, theirs = Tensor::empty_on(Device{}, {n});
-  decode(own, mine);
-  for (int64_t i = 0; i < n; ++i) e[i] += mine.data<float>()[i];
+  const Tensor theirs = Tensor::empty_on(Device{}, {n});
+  decode(own, innovation);  // q in place of what was coded
+  for (int64_t i = 0; i < n; ++i) e[i] += v[i];
   for (size_t i = 0; i < in.size(); ++i) {
     decode(in[i].data, theirs);
-    add_difference(a, neighbours_[i].weight, theirs.data<float>(), mine.data<float>(), n);
+    add_difference(a, neighbours_[i].weight, theirs.data<float>(), v, n);
   }
   // A rate far below the largest would make large duals of rounding errors.
   const double mixing = mixing_ / (2 * std::max(optimizer_.lr(), kLeastPart * extreme(kRate)));
