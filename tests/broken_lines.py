@@ -207,7 +207,7 @@ BREAKS = [
      "run_ring(staged.host(), {.reduce = true, .gather = true, .shift = *transport_->name() == 'm' ? -1 : 0});",
      "test_learners_mpi", ""),
     # Learners that talk to neighbours only
-    ("a learner believes what it has not sent", "optim/decentralized.cpp", "  decode(own, mine);\n", "", "test_optim",
+    ("a learner believes what it has not sent", "optim/decentralized.cpp", "decode(own, innovation);", "", "test_optim",
      "peers: duals sum to zero*"),
     ("the dual has the wrong sign", "optim/decentralized.cpp", "d[i] = to_float(d[i] - mixing * a[i]);",
      "d[i] = to_float(d[i] + mixing * a[i]);", "test_optim",
