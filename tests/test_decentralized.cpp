@@ -373,7 +373,7 @@ TEST_CASE("peers: weights stay as they are until backward has read them") {
 TEST_CASE("peers: weights that shrink far are no sign of different values") {
   expect_none(run_ranks(4, [](Communicator& comm) {
     ParameterStore store;
-    Parameter& p = store.add("p", {100}, constant_init(1));
+    Parameter& p = store.add("p", {100}, uniform_init(1));
     store.finalize(1);
     DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
                                      {.innovation = "qsgd:bits=4", .resync = 100});
@@ -389,6 +389,45 @@ TEST_CASE("peers: weights that shrink far are no sign of different values") {
     for (const float x : p.value.to_vector()) CHECK(std::abs(x) < 1e-5);
     CHECK(optimizer.drift() < 1e-5);
   }));
+}
+
+TEST_CASE("peers: after a resync the differences are those of the ranks' estimates, exactly") {
+  std::vector<std::vector<float>> estimates(4);
+  std::vector<std::vector<double>> apart(4);
+  expect_none(run_ranks(4, [&](Communicator& comm) {
+    ParameterStore store;
+    Parameter& p = store.add("p", {100}, uniform_init(1));
+    store.finalize(1);
+    DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
+                                     {.innovation = "qsgd:bits=4", .resync = 10});
+    for (uint64_t step = 0; step < 10; ++step) {
+      optimizer.begin_step(0.1);
+      for (int64_t i = 0; i < p.size(); ++i)
+        p.grad.data<float>()[i] =
+            Philox(step, static_cast<uint64_t>(comm.rank())).normal(static_cast<uint64_t>(i));
+      p.written = true;
+      optimizer.ready(p);
+      optimizer.weights_free(p);
+      (void)optimizer.finish_step();
+    }
+    const auto r = static_cast<size_t>(comm.rank());
+    for (const auto& [name, x] : optimizer.named_state()) {
+      if (name == "estimate.p") estimates[r] = x.to_vector();
+      if (name == "apart.p") {
+        const auto* a = static_cast<const double*>(x.raw());
+        apart[r].assign(a, a + x.size());
+      }
+    }
+  }));
+  for (size_t r = 0; r < 4; ++r)
+    for (size_t i = 0; i < 100; ++i) {
+      std::vector<size_t> peers = {(r + 1) % 4, (r + 3) % 4};
+      std::ranges::sort(peers);
+      double expected = 0;
+      for (const size_t q : peers)
+        expected += 1.0 / 3 * (double{estimates[q][i]} - estimates[r][i]);
+      CHECK(std::abs(apart[r][i] - expected) < 1e-14);  // what is rounded otherwise: 1e-8
+    }
 }
 
 TEST_CASE("peers: a tiny learning rate, as at the end of a cosine, makes no large duals") {
