@@ -257,6 +257,8 @@ void MessageCommunicator::do_exchange(const std::vector<Parcel>& out,
   };
   std::vector<Tensor> from;
   std::vector<Staged> to;
+  from.reserve(out.size());
+  to.reserve(in.size());
   for (const Parcel& parcel : out) from.push_back(parcel.data.to(Device{}));
   for (const Parcel& parcel : in) to.emplace_back(parcel.data, false);
   std::vector<Round> rounds(to_size(size()));

@@ -19,7 +19,8 @@ struct LinkCost {
 };
 
 // Returns the seconds of one call on a payload of `bytes`, counted as n in comm/collectives.h; 0
-// for one rank; of an exchange, with up to CollectiveOptions::pairs_ahead peers. `collective` is a name of Communicator::traffic(); throws InputError for any other.
+// for one rank; of an exchange, with up to CollectiveOptions::pairs_ahead peers. `collective` is a
+// name of Communicator::traffic(); throws InputError for any other.
 double collective_seconds(const std::string& collective, double bytes, int ranks,
                           const LinkCost& link);
 

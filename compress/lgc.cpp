@@ -412,7 +412,7 @@ class Lgc : public CompressedReducer {
   // Returns what a code decodes to (the code itself once the gate is closed), times a factor, in
   // the gradients' own unit: (k).
   Tensor decoded(const Selected& selected, const Tensor& code, float factor) const {
-    const Tensor x = closed() ? code.clone() : autoencoder_.decode(code).slice(0, selected.k);
+    Tensor x = closed() ? code.clone() : autoencoder_.decode(code).slice(0, selected.k);
     for (size_t j = 0; j < selected.units.size(); ++j)
       x.data<float>()[j] *= factor * selected.units[j];
     return x;

@@ -28,6 +28,7 @@ std::vector<const Parameter*> in_memory_order(const ParameterStore& store) {
 
 std::vector<int64_t> sizes_of(const std::vector<const Parameter*>& parameters) {
   std::vector<int64_t> sizes;
+  sizes.reserve(parameters.size());
   for (const Parameter* p : parameters) sizes.push_back(p->size());
   return sizes;
 }
@@ -210,16 +211,16 @@ void DecentralizedOptimizer::exchange(size_t index) {
       coder_.decode(layer, at, q.data<float>() + begin);
     });
   };
-  const Tensor mine = innovation, theirs = Tensor::empty_on(Device{}, {n});
-  decode(own, mine);
-  for (int64_t i = 0; i < n; ++i) e[i] += mine.data<float>()[i];
+  const Tensor theirs = Tensor::empty_on(Device{}, {n});
+  decode(own, innovation);  // q in place of what was coded
+  for (int64_t i = 0; i < n; ++i) e[i] += v[i];
   for (size_t i = 0; i < in.size(); ++i) {
     if (index == 0) {
       std::memcpy(words.raw(), in[i].data.data<uint8_t>() + words_at, to_size(words.bytes()));
       words_.receive(neighbours_[i].rank, words);
     }
     decode(in[i].data, theirs);
-    add_difference(a, neighbours_[i].weight, theirs.data<float>(), mine.data<float>(), n);
+    add_difference(a, neighbours_[i].weight, theirs.data<float>(), v, n);
   }
   // A rate far below the largest would make large duals of rounding errors.
   const double mixing = mixing_ / (2 * std::max(optimizer_.lr(), kLeastPart * extreme(kRate)));

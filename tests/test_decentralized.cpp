@@ -16,14 +16,14 @@ using namespace heddle;
 
 namespace {
 
-using Values = std::vector<double>;
+using Doubles = std::vector<double>;
 
 // f_i(x) = sum over j of h_ij x_j^2 / 2 - b_ij x_j, with h from 0.1 to 1.
 struct Quadratics {
-  std::vector<Values> h, b;  // by rank
+  std::vector<Doubles> h, b;  // by rank
   Quadratics(int ranks, size_t n) {
     for (int r = 0; r < ranks; ++r) {
-      Values hs(n), bs(n);
+      Doubles hs(n), bs(n);
       for (size_t j = 0; j < n; ++j) {
         hs[j] = 0.1 + 0.9 * Philox(1, static_cast<uint64_t>(r)).uniform(j);
         bs[j] = Philox(2, static_cast<uint64_t>(r)).normal(j);
@@ -34,8 +34,8 @@ struct Quadratics {
   }
   size_t ranks() const { return h.size(); }
   size_t size() const { return h[0].size(); }
-  Values optimum() const {
-    Values x(size());
+  Doubles optimum() const {
+    Doubles x(size());
     for (size_t j = 0; j < size(); ++j) {
       double hs = 0, bs = 0;
       for (size_t r = 0; r < ranks(); ++r) hs += h[r][j], bs += b[r][j];
@@ -45,7 +45,7 @@ struct Quadratics {
   }
 };
 
-struct RunOptions {
+struct PeerRun {
   PeerOptions peers = {};
   int steps = 200;
   double lr = 1;
@@ -58,24 +58,24 @@ struct RunOptions {
 
 // Holds what the ranks had after each step.
 struct Run {
-  std::vector<std::vector<Values>> x, gradients, duals;  // by step, rank
-  std::vector<Ledger> ledgers;                           // by rank
+  std::vector<std::vector<Doubles>> x, gradients, duals;  // by step, rank
+  std::vector<Ledger> ledgers;                            // by rank
   std::vector<double> drift;
   std::vector<Traffic> traffic;
 };
 
-Values to_values(const Tensor& x) {
+Doubles to_values(const Tensor& x) {
   const auto floats = x.to_vector();
   return {floats.begin(), floats.end()};
 }
 
 // Two parameters of half the size, so that there are two buckets.
-Run train(const Quadratics& problem, const RunOptions& o) {
+Run train(const Quadratics& problem, const PeerRun& o) {
   const auto p = problem.ranks();
   const auto half = static_cast<int64_t>(problem.size() / 2),
              rest = static_cast<int64_t>(problem.size()) - half;
   Run run;
-  run.x.assign(static_cast<size_t>(o.steps), std::vector<Values>(p));
+  run.x.assign(static_cast<size_t>(o.steps), std::vector<Doubles>(p));
   run.gradients = run.duals = run.x;
   run.ledgers.resize(p);
   run.traffic.resize(p);
@@ -87,7 +87,7 @@ Run train(const Quadratics& problem, const RunOptions& o) {
     Parameter& second = store.add("second", {rest}, constant_init(0));
     store.finalize(1);
     const auto joined = [&](const Tensor& a, const Tensor& b) {
-      Values out = half > 0 ? to_values(a) : Values{};
+      Doubles out = half > 0 ? to_values(a) : Doubles{};
       for (const double x : to_values(b)) out.push_back(x);
       return out;
     };
@@ -127,14 +127,14 @@ Run train(const Quadratics& problem, const RunOptions& o) {
 }
 
 // Returns ||X - x*|| over all ranks, divided by its value at zero.
-Values errors(const Quadratics& problem, const Run& run, bool relative = true) {
-  const Values best = problem.optimum();
+Doubles errors(const Quadratics& problem, const Run& run, bool relative = true) {
+  const Doubles best = problem.optimum();
   double start = 0;
   for (const double x : best) start += static_cast<double>(problem.ranks()) * x * x;
-  Values out;
+  Doubles out;
   for (const auto& ranks : run.x) {
     double sum = 0;
-    for (const Values& x : ranks)
+    for (const Doubles& x : ranks)
       for (size_t j = 0; j < x.size(); ++j) sum += (x[j] - best[j]) * (x[j] - best[j]);
     out.push_back(std::sqrt(relative ? sum / start : sum));
   }
@@ -142,19 +142,19 @@ Values errors(const Quadratics& problem, const Run& run, bool relative = true) {
 }
 
 // Returns the number of steps until the error is below a limit; far above all others if never.
-double steps_to(double limit, const Values& error) {
+double steps_to(double limit, const Doubles& error) {
   const auto found = std::ranges::find_if(error, [&](double e) { return e < limit; });
   return found == error.end() ? 1e6 : static_cast<double>(found - error.begin() + 1);
 }
 
-Values mean_of(const std::vector<Values>& ranks) {
-  Values mean(ranks[0].size());
-  for (const Values& x : ranks)
+Doubles mean_of(const std::vector<Doubles>& ranks) {
+  Doubles mean(ranks[0].size());
+  for (const Doubles& x : ranks)
     for (size_t j = 0; j < x.size(); ++j) mean[j] += x[j] / static_cast<double>(ranks.size());
   return mean;
 }
 
-double largest(const Values& x) {
+double largest(const Doubles& x) {
   double most = 0;
   for (const double v : x) most = std::max(most, std::abs(v));
   return most;
@@ -181,10 +181,10 @@ TEST_CASE("peers: duals sum to zero and the mean descends plainly, whatever the 
     for (const std::string& code : kCodes) {
       CAPTURE(graph);
       CAPTURE(code);
-      RunOptions o{.peers = {.peers = graph, .innovation = code, .bucket_bytes = 200, .seed = 3},
-                   .steps = 60};
+      PeerRun o{.peers = {.peers = graph, .innovation = code, .bucket_bytes = 200, .seed = 3},
+                .steps = 60};
       const Run run = train(problem, o);
-      Values mean(problem.size());
+      Doubles mean(problem.size());
       double apart = 0;
       for (size_t step = 0; step < run.x.size(); ++step) {
         CAPTURE(step);
@@ -192,8 +192,8 @@ TEST_CASE("peers: duals sum to zero and the mean descends plainly, whatever the 
         for (const auto& x : run.x[step]) size = std::max(size, largest(x));
         for (const auto& d : run.duals[step]) size = std::max(size, largest(d));
         CHECK(largest(mean_of(run.duals[step])) < 1e-5 * size);
-        const Values g = mean_of(run.gradients[step]), now = mean_of(run.x[step]);
-        Values wrong(now.size());
+        const Doubles g = mean_of(run.gradients[step]), now = mean_of(run.x[step]);
+        Doubles wrong(now.size());
         for (size_t j = 0; j < now.size(); ++j) wrong[j] = now[j] - (mean[j] - o.lr * g[j]);
         CHECK(largest(wrong) < 1e-5 * size);
         mean = now;
@@ -212,7 +212,7 @@ TEST_CASE("peers: four learners on a ring give the errors of exact arithmetic") 
   const std::map<double, std::pair<double, double>> expected = {{1, {0.124183, 2.918635e-3}},
                                                                 {0.5, {0.575709, 0.0930692}}};
   for (const auto& [mixing, error] : expected) {
-    const Values found =
+    const Doubles found =
         errors(problem, train(problem, {.peers = {.mixing = mixing}, .steps = 20}), false);
     CHECK(found[9] == doctest::Approx(error.first).epsilon(1e-4));
     CHECK(found[19] == doctest::Approx(error.second).epsilon(1e-3));
@@ -295,7 +295,7 @@ TEST_CASE("peers: overlap, buckets and resync change no bit of the weights but b
 
 TEST_CASE("peers: a gradient that is not finite counts as zero, for its rank alone") {
   const Quadratics problem(4, 160);
-  RunOptions o{.peers = {.innovation = "qsgd:bits=4"}, .steps = 200};
+  PeerRun o{.peers = {.innovation = "qsgd:bits=4"}, .steps = 200};
   o.spoil = [](Parameter& p, int rank, int step) {
     if (rank == 2 && step == 5) p.grad.fill_zero();
   };
@@ -373,7 +373,7 @@ TEST_CASE("peers: weights stay as they are until backward has read them") {
 TEST_CASE("peers: weights that shrink far are no sign of different values") {
   expect_none(run_ranks(4, [](Communicator& comm) {
     ParameterStore store;
-    Parameter& p = store.add("p", {100}, constant_init(1));
+    Parameter& p = store.add("p", {100}, uniform_init(1));
     store.finalize(1);
     DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
                                      {.innovation = "qsgd:bits=4", .resync = 100});
@@ -391,11 +391,50 @@ TEST_CASE("peers: weights that shrink far are no sign of different values") {
   }));
 }
 
+TEST_CASE("peers: after a resync the differences are those of the ranks' estimates, exactly") {
+  std::vector<std::vector<float>> estimates(4);
+  std::vector<std::vector<double>> apart(4);
+  expect_none(run_ranks(4, [&](Communicator& comm) {
+    ParameterStore store;
+    Parameter& p = store.add("p", {100}, uniform_init(1));
+    store.finalize(1);
+    DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
+                                     {.innovation = "qsgd:bits=4", .resync = 10});
+    for (uint64_t step = 0; step < 10; ++step) {
+      optimizer.begin_step(0.1);
+      for (int64_t i = 0; i < p.size(); ++i)
+        p.grad.data<float>()[i] =
+            Philox(step, static_cast<uint64_t>(comm.rank())).normal(static_cast<uint64_t>(i));
+      p.written = true;
+      optimizer.ready(p);
+      optimizer.weights_free(p);
+      (void)optimizer.finish_step();
+    }
+    const auto r = static_cast<size_t>(comm.rank());
+    for (const auto& [name, x] : optimizer.named_state()) {
+      if (name == "estimate.p") estimates[r] = x.to_vector();
+      if (name == "apart.p") {
+        const auto* a = static_cast<const double*>(x.raw());
+        apart[r].assign(a, a + x.size());
+      }
+    }
+  }));
+  for (size_t r = 0; r < 4; ++r)
+    for (size_t i = 0; i < 100; ++i) {
+      std::vector<size_t> peers = {(r + 1) % 4, (r + 3) % 4};
+      std::ranges::sort(peers);
+      double expected = 0;
+      for (const size_t q : peers)
+        expected += 1.0 / 3 * (double{estimates[q][i]} - estimates[r][i]);
+      CHECK(std::abs(apart[r][i] - expected) < 1e-14);  // what is rounded otherwise: 1e-8
+    }
+}
+
 TEST_CASE("peers: a tiny learning rate, as at the end of a cosine, makes no large duals") {
   const Quadratics problem(4, 160);
-  RunOptions o{.peers = {.innovation = "qsgd:bits=4"}, .steps = 260};
+  PeerRun o{.peers = {.innovation = "qsgd:bits=4"}, .steps = 260};
   o.rate = [](int step) { return step < 150 || step >= 200 ? 1.0 : 1e-8; };
-  const Values error = errors(problem, train(problem, o));
+  const Doubles error = errors(problem, train(problem, o));
   CHECK(error[149] < 1e-5);
   CHECK(*std::max_element(error.begin() + 149, error.end()) < 1e-3);
 }
@@ -403,11 +442,11 @@ TEST_CASE("peers: a tiny learning rate, as at the end of a cosine, makes no larg
 TEST_CASE("peers: a learning rate of zero sends nothing; one learner is plain SGD") {
   const Quadratics problem(3, 160);
   const Run still = train(problem, {.steps = 2, .lr = 0});
-  CHECK(still.x.back() == std::vector<Values>(3, Values(160)));
+  CHECK(still.x.back() == std::vector<Doubles>(3, Doubles(160)));
   for (const Ledger& ledger : still.ledgers) CHECK(ledger.total(PayloadKind::values).sent == 0);
   const Quadratics single(1, 160);
   const Run alone = train(single, {.peers = {.innovation = "dyna"}, .steps = 5, .lr = 0.5});
-  Values x(160);
+  Doubles x(160);
   for (int step = 0; step < 5; ++step)
     for (size_t j = 0; j < x.size(); ++j) x[j] -= 0.5 * (single.h[0][j] * x[j] - single.b[0][j]);
   for (size_t j = 0; j < x.size(); ++j)
@@ -418,10 +457,10 @@ TEST_CASE("peers: a run continues from its state bit for bit") {
   const Quadratics problem(4, 160);
   for (const std::string code : {"qsgd:bits=4,rounding=stochastic", "dyna"}) {
     CAPTURE(code);
-    RunOptions o{.peers = {.innovation = code, .bucket_bytes = 100, .seed = 7}, .steps = 30};
+    PeerRun o{.peers = {.innovation = code, .bucket_bytes = 100, .seed = 7}, .steps = 30};
     const Run whole = train(problem, o);
     std::vector<std::map<std::string, Tensor>> states(4);
-    RunOptions first = o;
+    PeerRun first = o;
     first.steps = 11;
     first.before = [&](DecentralizedOptimizer& optimizer, ParameterStore& store, size_t r,
                        int step) {
@@ -430,7 +469,7 @@ TEST_CASE("peers: a run continues from its state bit for bit") {
       states[r].emplace("weights", store.values().clone());
     };
     CHECK(train(problem, first).x[9] == whole.x[9]);
-    RunOptions rest = o;
+    PeerRun rest = o;
     rest.steps = 20;
     rest.peers.broadcast = false;
     rest.before = [&](DecentralizedOptimizer& optimizer, ParameterStore& store, size_t r,
@@ -485,7 +524,7 @@ TEST_CASE("peers: consensus is the mean and the distance from it") {
   const Quadratics problem(3, 8);
   std::mutex mutex;
   std::vector<Consensus> found(3);
-  std::vector<Values> x(3);
+  std::vector<Doubles> x(3);
   expect_none(run_ranks(3, [&](Communicator& comm) {
     ParameterStore store;
     Parameter& p = store.add("p", {4}, constant_init(0));

@@ -15,27 +15,27 @@ using namespace heddle;
 
 namespace {
 
-using Values = std::vector<float>;
+using Floats = std::vector<float>;
 
-Values noise(int64_t n, uint64_t step, float size) {
-  Values v(static_cast<size_t>(n));
+Floats noise(int64_t n, uint64_t step, float size) {
+  Floats v(static_cast<size_t>(n));
   for (size_t i = 0; i < v.size(); ++i) v[i] = size * Philox(3, step).normal(i);
   return v;
 }
 
 // Returns what v decodes to on a rank that has not coded it.
-Values decoded(InnovationCoder& coder, const InnovationCoder& other, const Values& v,
+Floats decoded(InnovationCoder& coder, const InnovationCoder& other, const Floats& v,
                int64_t step) {
   std::vector<uint8_t> bytes(static_cast<size_t>(coder.bytes(0)));
   coder.encode(0, v.data(), step, bytes.data());
-  Values own(v.size()), there(v.size());
+  Floats own(v.size()), there(v.size());
   coder.decode(0, bytes.data(), own.data());
   other.decode(0, bytes.data(), there.data());
   CHECK(own == there);
   return own;
 }
 
-double squares(const Values& a, const Values& b) {
+double squares(const Floats& a, const Floats& b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) sum += std::pow(double{a[i]} - b[i], 2);
   return sum;
@@ -60,7 +60,7 @@ TEST_CASE(
       CAPTURE(n);
       InnovationCoder coder(parse_innovation(c.text), {n}, 5),
           other(parse_innovation(c.text), {n}, 6);
-      const Values v = noise(n, 1, 0.3f), zero(v.size());
+      const Floats v = noise(n, 1, 0.3f), zero(v.size());
       const double lost = squares(v, decoded(coder, other, v, 0)) / squares(v, zero);
       CHECK(lost <= c.kept);
       if (!std::string(c.text).starts_with("dyna"))  // its parts have no middle at zero
@@ -72,12 +72,12 @@ TEST_CASE(
 TEST_CASE("innovation: stochastic rounding differs from step to step, and is unbiased") {
   Context context;
   InnovationCoder coder(parse_innovation("qsgd:bits=4,rounding=stochastic"), {1000}, 5);
-  const Values v = noise(1000, 1, 0.3f), first = decoded(coder, coder, v, 0);
+  const Floats v = noise(1000, 1, 0.3f), first = decoded(coder, coder, v, 0);
   CHECK(decoded(coder, coder, v, 0) == first);
   CHECK(decoded(coder, coder, v, 1) != first);
   std::vector<float> mean(1000);
   for (int64_t step = 0; step < 200; ++step) {
-    const Values q = decoded(coder, coder, v, step);
+    const Floats q = decoded(coder, coder, v, step);
     for (size_t i = 0; i < mean.size(); ++i) mean[i] += q[i] / 200;
   }
   CHECK(squares(mean, v) < 0.02 * squares(first, v));  // expected: a two hundredth
@@ -90,10 +90,10 @@ TEST_CASE("innovation: a code of zeros decodes to zeros, and changes no scale") 
       CAPTURE(text);
       InnovationCoder coder(parse_innovation(text), {n}, 5);
       (void)decoded(coder, coder, noise(n, 1, 0.3f), 0);
-      const Values scales = coder.scales().to_vector();
+      const Floats scales = coder.scales().to_vector();
       std::vector<uint8_t> bytes(static_cast<size_t>(coder.bytes(0)), 0xff);
       coder.encode_zero(0, bytes.data());
-      Values q(static_cast<size_t>(n), 1);
+      Floats q(static_cast<size_t>(n), 1);
       coder.decode(0, bytes.data(), q.data());
       for (const float x : q) CHECK(x == 0);
       CHECK(coder.scales().to_vector() == scales);
@@ -122,14 +122,14 @@ TEST_CASE("innovation: dyna's parts and scales") {
   Context context;
   // One bit: the middles of [-s, 0] and [0, s].
   InnovationCoder one(parse_innovation("dyna:bits=1"), {64}, 1);
-  Values v(64, 0.1f);
+  Floats v(64, 0.1f);
   v[3] = -4;
-  const Values q = decoded(one, one, v, 0);
+  const Floats q = decoded(one, one, v, 0);
   CHECK(q[3] == -2);
   CHECK(q[0] == 2);
   CHECK(one.scales().data<float>()[0] == 4);
   const auto scale_after = [](InnovationCoder& coder, float largest, int64_t step) {
-    Values x(64, 0.0f);
+    Floats x(64, 0.0f);
     x[7] = largest;
     (void)decoded(coder, coder, x, step);
     return coder.scales().data<float>()[0];
@@ -143,7 +143,7 @@ TEST_CASE("innovation: dyna's parts and scales") {
   CHECK(scale_after(two, 4.1f, 1) == 8);  // more than a hundredth of 64 is beyond: one is
   CHECK(scale_after(two, 4.1f, 2) == 8);
   CHECK(scale_after(two, 3.9f, 3) == 4);
-  const Values parts = decoded(two, two, Values(64, 2.1f), 4);  // s = 4: parts of width 2
+  const Floats parts = decoded(two, two, Floats(64, 2.1f), 4);  // s = 4: parts of width 2
   CHECK(parts[0] == 3);
   InnovationCoder geometric(parse_innovation("dyna:scale=geometric,first=8,ratio=0.5"), {64}, 1);
   CHECK(scale_after(geometric, 1, 0) == 8);
@@ -168,6 +168,6 @@ TEST_CASE("innovation: indices that are none are refused") {
   Context context;
   InnovationCoder coder(parse_innovation("topk:density=0.01"), {1000}, 1);
   std::vector<uint8_t> bytes(static_cast<size_t>(coder.bytes(0)), 0xff);
-  Values x(1000);
+  Floats x(1000);
   CHECK_THROWS_AS(coder.decode(0, bytes.data(), x.data()), Error);
 }

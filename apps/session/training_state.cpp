@@ -230,7 +230,7 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
 }
 
 nlohmann::json own_json(const Checkpoint& checkpoint, std::initializer_list<const char*> keys) {
-  const nlohmann::json own = checkpoint.state.value("own", nlohmann::json());
+  nlohmann::json own = checkpoint.state.value("own", nlohmann::json());
   const auto known = [&](const char* key) { return !std::isnan(number_at(own, key)); };
   const bool none = own.contains("valid_loss") && own["valid_loss"].is_null();
   check(none || (known("valid_loss") && std::ranges::all_of(keys, known)),
