@@ -350,6 +350,7 @@ NamedTensors DecentralizedOptimizer::named_state() const {
   const std::pair<const char*, const Tensor*> all[] = {
       {"dual", &dual_}, {"estimate", &estimate_}, {"apart", &apart_}};
   for (const Parameter* p : parameters_) state.emplace_back("weights." + p->name, p->value);
+  for (const auto& [name, x] : optimizer_.named_state()) state.emplace_back("rule." + name, x);
   for (const auto& [kind, x] : all)
     for (const Parameter* p : parameters_)
       state.emplace_back(concat(kind, ".", p->name),

@@ -110,9 +110,10 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   // Returns the largest change that forming a anew has found, relative to the largest weight so
   // far: the rounding of e, about 1e-6. Between steps only.
   double drift() const { return extreme(kDrift); }
-  // named_state() has the weights, d, e, the bits of a (i64), the codes' scales and the extremes so
-  // far: views, on the host but for the weights. With them the same ranks continue bit for bit, in
-  // the same graph and with the same settings; others begin with begin_anew().
+  // named_state() has the weights, the rule's state, d, e, the bits of a (i64), the codes' scales
+  // and the extremes so far: views, on the host but for the weights. With them the same ranks
+  // continue bit for bit, in the same graph and with the same settings; others begin with
+  // begin_anew().
   State state() override;
   void restore(const State& state) override;
   NamedTensors named_state() const override;

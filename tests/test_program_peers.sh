@@ -15,8 +15,6 @@ ring=(--learners 4 --peers ring --innovation qsgd:bits=4)
 "${images[@]}" --steps 12 "${ring[@]}" --overlap off --bucket-mb 0.1 --output-dir off >/dev/null || fail 'overlap off'
 same_losses ring off 'exchange after backward'
 cmp -s ring/model.safetensors off/model.safetensors || fail 'overlap changes the weights'
-grep -q '"consensus_error":0\.[0-9]*[1-9]' ring/metrics.jsonl || grep -q '"consensus_error":[1-9.e-]*' ring/metrics.jsonl ||
-  fail "no consensus error: $(tail -2 ring/metrics.jsonl)"
 # Two neighbours get 4 bits and a scale for 512 values each, in place of 1.5 times 32 bits for an all-reduce: 5.9 times less.
 awk -v r="$(json ring.json ratio_wire)" 'BEGIN { exit !(r > 4.5 && r < 6) }' || fail "ratio_wire: $(json ring.json ratio_wire)"
 
