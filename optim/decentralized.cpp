@@ -16,8 +16,8 @@ namespace {
 
 constexpr double kLeastRate = 1e-12;  // a learning rate below it does nothing
 constexpr int kMostNonFinite = 3;     // steps in a row
-constexpr double kMostDrift = 1e-3;
-constexpr double kLeastPart = 1e-3;  // of the largest learning rate
+constexpr double kMostDrift = 1e-3;   // more cannot be rounding
+constexpr double kLeastPart = 1e-3;   // of the largest learning rate
 
 std::vector<const Parameter*> in_memory_order(const ParameterStore& store) {
   std::vector<const Parameter*> out;
@@ -40,7 +40,7 @@ void check_same(const Topology& topology, double mixing, const PeerOptions& o, C
   const std::vector<uint64_t> mine = {hash_bytes(settings.data(), settings.size())};
   const auto hashes = gather_values(comm, mine);
   for (size_t r = 1; r < hashes.size(); ++r)
-    check(hashes[r] == hashes[0], "peers: rank ", r, " has another graph or settings than rank 0");
+    check(hashes[r] == hashes[0], "peers: rank ", r, "'s graph or settings differ from rank 0's");
 }
 
 // a += weight * (theirs - own), n elements.
@@ -234,7 +234,7 @@ void DecentralizedOptimizer::exchange(size_t index) {
   totals_.compressed_sent += comm_.total_traffic().sent - sent_before;
 }
 
-// Forms a anew, bucket by bucket: it is a sum of many decoded pieces, and e is rounded.
+// Recomputes a, bucket by bucket: it is a sum of many decoded pieces, and e is rounded.
 void DecentralizedOptimizer::resync() {
   collective("resync", [this](Communicator& comm) {
     double change = 0;

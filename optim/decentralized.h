@@ -13,7 +13,7 @@
 //                       x' = x - lr * u (SGD, Adam)    |                    |
 //   worker thread                                       | exchange, mix 3    | exchange, mix 2
 //
-//   exchange   q = C(x' - lr d - e), which goes to every neighbour, whose own come back
+//   exchange   q = C(x' - lr d - e) is sent to every neighbour, and theirs are received
 //   mix        e += q,  a += sum_j w_ij (q_j - q),  d -= mixing / (2 lr) a,  x = x' - lr d
 //
 // Two laws hold for any code C, however poor, up to rounding: the duals of all ranks sum to zero,
@@ -60,7 +60,7 @@ struct PeerOptions {
   std::string peers = "ring";       // the graph; see Topology::parse()
   std::string innovation = "none";  // the code; see parse_innovation()
   double mixing = 0;                // step of mixing, at most 1; 0: default_mixing()
-  int64_t resync = 1000;            // steps after which a is formed anew; 0: never
+  int64_t resync = 1000;            // steps after which a is recomputed; 0: never
   int64_t bucket_bytes = 4 << 20;   // as in DataParallelOptions
   bool overlap = true;              // false: exchanges begin when backward has ended; same bits
   bool broadcast = true;            // initial values are rank 0's; false: they are equal already
@@ -82,6 +82,8 @@ class DecentralizedOptimizer : public LearnerOptimizer {
 
   // Begins a step as Optimizer does; lr must be the same on all ranks.
   void begin_step(double lr) override;
+  // Signal as for DataParallelOptimizer. The exchange of a bucket begins when both signals of all
+  // its parameters, and of the buckets before it, have been given.
   void ready(Parameter& p) override { optimizer_.ready(p); }
   void weights_free(Parameter& p) override { optimizer_.weights_free(p); }
   // Ends the step as Optimizer does, and waits for the exchanges. A learner whose gradient was not
@@ -93,8 +95,11 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   void set_control(size_t word, float value) override { words_.set(word, value); }
   float control(size_t word) const override { return words_.sum(word); }
   int64_t control_delay() const override { return words_.delay(); }
-  void collective(const std::string& what, const std::function<void(Communicator&)>& call) override;
+  // Runs `call` on the worker thread after the exchanges, as DataParallelOptimizer does.
   // Collective.
+  void collective(const std::string& what, const std::function<void(Communicator&)>& call) override;
+  // Returns the mean of the ranks' weights, the same on all ranks, and how far they are from it.
+  // Collective; between steps only.
   Consensus consensus();
   Tensor shared_values() override { return consensus().mean; }
   void use_shared() override;
@@ -107,13 +112,13 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   const Ledger& ledger() const override { return ledger_; }
   const Topology& topology() const { return topology_; }
   double mixing() const { return mixing_; }
-  // Returns the largest change that forming a anew has found, relative to the largest weight so
+  // Returns the largest change that recomputing a has found, relative to the largest weight so
   // far: the rounding of e, about 1e-6. Between steps only.
   double drift() const { return extreme(kDrift); }
   // named_state() has the weights, the rule's state, d, e, the bits of a (i64), the codes' scales
-  // and the extremes so far: views, on the host but for the weights. With them the same ranks
-  // continue bit for bit, in the same graph and with the same settings; others begin with
-  // begin_anew().
+  // and the extremes so far: views to copy from and into, between steps; on the host but for the
+  // weights. With them the same ranks continue bit for bit, in the same graph and with the same
+  // settings; others begin with begin_anew().
   State state() override;
   void restore(const State& state) override;
   NamedTensors named_state() const override;

@@ -221,7 +221,7 @@ BREAKS = [
      "peers: a learning rate of zero*"),
     ("ranks may have different graphs", "optim/decentralized.cpp", "check(hashes[r] == hashes[0],", "check(hashes[r].size() == 1,", "test_optim",
      "peers: impossible options*"),
-    ("differences are formed anew in vain", "optim/decentralized.cpp", "        a[i] = sums[to_size(i)];\n", "", "test_optim",
+    ("differences are recomputed in vain", "optim/decentralized.cpp", "        a[i] = sums[to_size(i)];\n", "", "test_optim",
      "peers: after a resync*"),
     ("only the first bucket can be spoilt", "optim/decentralized.cpp", "spoilt_ |= !finite;", "spoilt_ |= !finite && index == 0;",
      "test_optim", "peers: weights that are not finite*"),

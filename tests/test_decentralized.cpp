@@ -1,13 +1,12 @@
-// Learners that talk to neighbours only: the two laws, convergence by code and graph, bytes, and
-// what disturbs them. Learners minimise quadratics that differ from rank to rank.
+// Learners that talk to neighbours only, which minimise quadratics that differ from rank to rank:
+// the two laws, convergence by code and graph, bytes, buckets, disturbances, and resuming.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <vector>
 
-#include "core/kernels.h"
 #include "core/random.h"
 #include "optim/decentralized.h"
 #include "tests/ranks.h"
@@ -215,7 +214,7 @@ TEST_CASE("peers: four learners on a ring give the errors of exact arithmetic") 
     const Doubles found =
         errors(problem, train(problem, {.peers = {.mixing = mixing}, .steps = 20}), false);
     CHECK(found[9] == doctest::Approx(error.first).epsilon(1e-4));
-    CHECK(found[19] == doctest::Approx(error.second).epsilon(1e-3));
+    CHECK(found[19] == doctest::Approx(error.second).epsilon(1e-4));
   }
 }
 
@@ -308,128 +307,6 @@ TEST_CASE("peers: a gradient that is not finite counts as zero, for its rank alo
   CHECK(errors(problem, spoilt).back() < 1e-4);
 }
 
-TEST_CASE("peers: weights that are not finite are not sent, and end the run after three steps") {
-  for (const std::string code : {"none", "qsgd:bits=4", "topk:density=0.1", "dyna"})
-    for (const std::string spoilt : {"early", "late"}) {
-      CAPTURE(code);
-      CAPTURE(spoilt);
-      const auto errors = run_ranks(4, [&](Communicator& comm) {
-        ParameterStore store;
-        store.add("early", {160}, constant_init(1));
-        store.add("late", {160}, constant_init(1));
-        store.finalize(1);
-        DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
-                                         {.innovation = code, .bucket_bytes = 100});
-        for (int step = 0; step < 10; ++step) {
-          optimizer.begin_step(0.1);
-          if (comm.rank() == 0 && step == 2)
-            store.find(spoilt)->value.data<float>()[0] = std::numeric_limits<float>::infinity();
-          for (Parameter& p : store.parameters()) {
-            p.grad.fill_zero();
-            p.written = true;
-            optimizer.ready(p);
-            optimizer.weights_free(p);
-          }
-          (void)optimizer.finish_step();
-          for (const Parameter& p : store.parameters())
-            for (const float v : p.value.to_vector())
-              if (comm.rank() > 0 && !(std::abs(v) < 2)) throw Error("spoilt by a neighbour");
-        }
-      });
-      CHECK(errors[0].find("weights of rank 0 have not been finite for 3 steps") !=
-            std::string::npos);
-      for (const std::string& error : errors) {
-        CHECK(error.find("spoilt") == std::string::npos);
-        CHECK(error != "");
-      }
-    }
-}
-
-TEST_CASE("peers: weights stay as they are until backward has read them") {
-  expect_none(run_ranks(2, [](Communicator& comm) {
-    ParameterStore store;
-    Parameter &first = store.add("first", {100}, constant_init(1)),
-              &second = store.add("second", {100}, constant_init(1));
-    store.finalize(1);
-    DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {}, {.bucket_bytes = 100});
-    for (int step = 0; step < 3; ++step) {
-      optimizer.begin_step(0.1);
-      for (Parameter* p : {&second, &first}) {
-        fill(p->grad, static_cast<float>(1 + comm.rank()));
-        p->written = true;
-        const auto before = p->value.to_vector();
-        optimizer.ready(*p);
-        optimizer.collective("all jobs", [](Communicator&) {});  // every job so far has run
-        CHECK(p->value.to_vector() == before);
-        optimizer.weights_free(*p);
-        optimizer.collective("all jobs", [](Communicator&) {});
-        CHECK(p->value.to_vector() != before);
-      }
-      (void)optimizer.finish_step();
-    }
-  }));
-}
-
-TEST_CASE("peers: weights that shrink far are no sign of different values") {
-  expect_none(run_ranks(4, [](Communicator& comm) {
-    ParameterStore store;
-    Parameter& p = store.add("p", {100}, uniform_init(1));
-    store.finalize(1);
-    DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
-                                     {.innovation = "qsgd:bits=4", .resync = 100});
-    for (int step = 0; step < 200; ++step) {  // of x^2 / 4, times 1.1 to 1.4
-      optimizer.begin_step(0.5);
-      p.grad.copy_from(p.value);
-      scale(p.grad, 0.5f * (1.1f + 0.1f * static_cast<float>(comm.rank())));
-      p.written = true;
-      optimizer.ready(p);
-      optimizer.weights_free(p);
-      (void)optimizer.finish_step();
-    }
-    for (const float x : p.value.to_vector()) CHECK(std::abs(x) < 1e-5);
-    CHECK(optimizer.drift() < 1e-5);
-  }));
-}
-
-TEST_CASE("peers: after a resync the differences are those of the ranks' estimates, exactly") {
-  std::vector<std::vector<float>> estimates(4);
-  std::vector<std::vector<double>> apart(4);
-  expect_none(run_ranks(4, [&](Communicator& comm) {
-    ParameterStore store;
-    Parameter& p = store.add("p", {100}, uniform_init(1));
-    store.finalize(1);
-    DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
-                                     {.innovation = "qsgd:bits=4", .resync = 10});
-    for (uint64_t step = 0; step < 10; ++step) {
-      optimizer.begin_step(0.1);
-      for (int64_t i = 0; i < p.size(); ++i)
-        p.grad.data<float>()[i] =
-            Philox(step, static_cast<uint64_t>(comm.rank())).normal(static_cast<uint64_t>(i));
-      p.written = true;
-      optimizer.ready(p);
-      optimizer.weights_free(p);
-      (void)optimizer.finish_step();
-    }
-    const auto r = static_cast<size_t>(comm.rank());
-    for (const auto& [name, x] : optimizer.named_state()) {
-      if (name == "estimate.p") estimates[r] = x.to_vector();
-      if (name == "apart.p") {
-        const auto* a = static_cast<const double*>(x.raw());
-        apart[r].assign(a, a + x.size());
-      }
-    }
-  }));
-  for (size_t r = 0; r < 4; ++r)
-    for (size_t i = 0; i < 100; ++i) {
-      std::vector<size_t> peers = {(r + 1) % 4, (r + 3) % 4};
-      std::ranges::sort(peers);
-      double expected = 0;
-      for (const size_t q : peers)
-        expected += 1.0 / 3 * (double{estimates[q][i]} - estimates[r][i]);
-      CHECK(std::abs(apart[r][i] - expected) < 1e-14);  // what is rounded otherwise: 1e-8
-    }
-}
-
 TEST_CASE("peers: a tiny learning rate, as at the end of a cosine, makes no large duals") {
   const Quadratics problem(4, 160);
   PeerRun o{.peers = {.innovation = "qsgd:bits=4"}, .steps = 260};
@@ -481,63 +358,5 @@ TEST_CASE("peers: a run continues from its state bit for bit") {
     };
     const Run again = train(problem, rest);
     CHECK(again.x.back() == whole.x.back());
-  }
-}
-
-TEST_CASE("peers: impossible options are refused on every rank") {
-  const auto refused = [](const PeerOptions& peers, const OptimizerOptions& options = {}) {
-    const auto errors = run_ranks(2, [&](Communicator& comm) {
-      ParameterStore store;
-      store.add("p", {4}, constant_init(0));
-      store.finalize(1);
-      DecentralizedOptimizer optimizer(store, make_sgd({}), comm, options, peers);
-    });
-    for (const std::string& error : errors) CHECK(error != "");
-    return errors[0];
-  };
-  CHECK(refused({.peers = "rings"}).find("rings") != std::string::npos);
-  CHECK(refused({.innovation = "qsdg"}).find("qsgd") != std::string::npos);
-  CHECK(refused({.mixing = 1.5}).find("peer mixing") != std::string::npos);
-  CHECK(refused({.resync = -1}).find("resync") != std::string::npos);
-  CHECK(refused({.bucket_bytes = 0}).find("bucket size") != std::string::npos);
-  CHECK(refused({}, {.learners = 2}).find("one learner") != std::string::npos);
-  const auto errors = run_ranks(8, [](Communicator& comm) {
-    ParameterStore store;
-    store.add("p", {4}, constant_init(0));
-    store.finalize(1);
-    const std::string graph = comm.rank() == 5 ? "complete" : "ring";
-    DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {}, {.peers = graph});
-  });
-  for (const std::string& error : errors)
-    CHECK(error.find("rank 5 has another graph or settings") != std::string::npos);
-  for (const std::string& error : run_ranks(3, [](Communicator& comm) {
-         ParameterStore store;
-         store.add("p", {4}, constant_init(0));
-         store.finalize(1);
-         const double mixing = comm.rank() == 1 ? 0.5 : 1;
-         DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {}, {.mixing = mixing});
-       }))
-    CHECK(error.find("rank 1 has another graph or settings") != std::string::npos);
-}
-
-TEST_CASE("peers: consensus is the mean and the distance from it") {
-  const Quadratics problem(3, 8);
-  std::mutex mutex;
-  std::vector<Consensus> found(3);
-  std::vector<Doubles> x(3);
-  expect_none(run_ranks(3, [&](Communicator& comm) {
-    ParameterStore store;
-    Parameter& p = store.add("p", {4}, constant_init(0));
-    store.finalize(1);
-    DecentralizedOptimizer optimizer(store, make_sgd({}), comm);
-    for (int j = 0; j < 4; ++j)
-      p.value.data<float>()[j] = static_cast<float>(3 + j) + static_cast<float>(comm.rank() - 1);
-    const Consensus now = optimizer.consensus();
-    const std::lock_guard lock(mutex);
-    found[static_cast<size_t>(comm.rank())] = now;
-  }));
-  for (const Consensus& each : found) {
-    for (int j = 0; j < 4; ++j) CHECK(each.mean.data<float>()[j] == static_cast<float>(3 + j));
-    CHECK(each.error == doctest::Approx(std::sqrt(8.0 / 3 / (9 + 16 + 25 + 36))).epsilon(1e-6));
   }
 }

@@ -1,7 +1,7 @@
 // Measures how many steps learners that talk to their neighbours only need for strongly convex
 // problems, by graph and code: quadratics whose minima differ from learner to learner, condition
-// 10. Next to each the steps that the same recursion needs in double precision without a code, and
-// how many bits each learner sends to a neighbour.
+// number 10. Next to each the steps that the same recursion needs in double precision without a
+// code, and how many bits each learner sends to a neighbour.
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -112,7 +112,7 @@ void measure_peers(const Options& o) {
   const Context context({.threads = 1});
   const Problem problem(static_cast<uint64_t>(o.seed));
   std::printf(
-      "# %d learners, %d weights each, learning rate 1, condition 10: steps to an error of "
+      "# %d learners, %d weights each, learning rate 1, condition number 10: steps to an error of "
       "%g\n# exact: without a code, in double precision; bits: of a weight, to a neighbour\n"
       "%-22s %-44s %6s %7s %7s %7s %9s\n",
       kRanks, static_cast<int>(kSize), kError, "graph", "code", "mixing", "exact", "found", "bits",
