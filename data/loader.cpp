@@ -17,15 +17,40 @@ namespace {
 
 constexpr int64_t kChunk = 8;  // images that a worker claims at a time
 
-// Returns the epoch's order of images: a Fisher-Yates shuffle by (seed, epoch), equal on all ranks.
-std::vector<uint32_t> make_order(int64_t size, bool shuffle, uint64_t seed, int64_t epoch) {
+// Deals each rank's share of the sorted images to its part of every global batch.
+std::vector<uint32_t> deal(const std::vector<uint32_t>& sorted, const LoaderOptions& options) {
+  const int64_t size = to_int64(sorted.size()), ranks = options.world_size;
+  const int64_t full = size / (options.batch_size * ranks);
+  std::vector<uint32_t> order(sorted.size());
+  auto rest = order.begin() + full * options.batch_size * ranks;  // the last batch, not full
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    auto from = sorted.begin() + size * rank / ranks;
+    for (int64_t batch = 0; batch < full; ++batch, from += options.batch_size)
+      std::copy_n(from, options.batch_size,
+                  order.begin() + (batch * ranks + rank) * options.batch_size);
+    rest = std::copy(from, sorted.begin() + size * (rank + 1) / ranks, rest);
+  }
+  return order;
+}
+
+// Returns the epoch's order of images: a Fisher-Yates shuffle by (seed, epoch), equal on all ranks;
+// by class, of each rank's share.
+std::vector<uint32_t> make_order(const ImageDataset& set, const LoaderOptions& options,
+                                 int64_t epoch) {
+  const int64_t size = set.size(), shares = options.by_class ? options.world_size : 1;
   std::vector<uint32_t> order(to_size(size));
   std::iota(order.begin(), order.end(), 0u);
-  if (!shuffle) return order;
-  const Philox rng(seed, stream_id(Stream::shuffle, static_cast<uint64_t>(epoch)));
-  for (size_t i = order.size(); i > 1; --i)
-    std::swap(order[i - 1], order[rng.below(i, static_cast<uint32_t>(i))]);
-  return order;
+  if (options.by_class)
+    std::ranges::stable_sort(order, {}, [&](uint32_t image) { return set.label(image); });
+  if (options.shuffle) {
+    const Philox rng(options.seed, stream_id(Stream::shuffle, static_cast<uint64_t>(epoch)));
+    for (int64_t share = 0; share < shares; ++share) {
+      const size_t begin = to_size(size * share / shares);
+      for (size_t i = to_size(size * (share + 1) / shares); i > begin + 1; --i)
+        std::swap(order[i - 1], order[begin + rng.below(i, static_cast<uint32_t>(i - begin))]);
+    }
+  }
+  return options.by_class ? deal(order, options) : order;
 }
 
 }  // namespace
@@ -39,7 +64,7 @@ class Epoch::State {
         augmentation_(augmentation),
         options_(options),
         as_bytes_(options.bytes && moves_bytes(augmentation)),
-        order_(make_order(dataset_->size(), options.shuffle, options.seed, epoch)),
+        order_(make_order(*dataset_, options, epoch)),
         rng_(options.seed, stream_id(Stream::augment, static_cast<uint64_t>(epoch))),
         ring_(to_size(options.workers > 0 ? options.prefetch : 1)),
         next_(first_batch),

@@ -41,6 +41,7 @@ struct LoaderOptions {
   uint64_t seed = 0;         // of order and augmentation
   bool shuffle = false;
   bool drop_last = false;  // omit a last batch that is not full
+  bool by_class = false;   // each rank has its own images in all epochs: sorted by label, then cut
   bool bytes = false;      // batches hold bytes and placements if moves_bytes(augmentation)
   int rank = 0;            // one of world_size ranks, which share each global batch
   int world_size = 1;

@@ -339,11 +339,6 @@ void DecentralizedOptimizer::restore(const State& state) {
   ledger_.restore(state.ledger);
 }
 
-std::map<std::string, double> DecentralizedOptimizer::figures() const {
-  return error_ ? std::map<std::string, double>{{"consensus_error", *error_}}
-                : std::map<std::string, double>{};
-}
-
 NamedTensors DecentralizedOptimizer::named_state() const {
   NamedTensors state;
   if (alone()) return state;

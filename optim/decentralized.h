@@ -37,7 +37,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -104,6 +103,7 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   Tensor shared_values() override { return consensus().mean; }
   void use_shared() override;
   void use_own() override;
+  std::optional<double> consensus_error() const override { return error_; }
 
   int learners() const override { return comm_.size(); }
   int64_t dense_bytes() const override;
@@ -116,16 +116,14 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   // far: the rounding of e, about 1e-6. Between steps only.
   double drift() const { return extreme(kDrift); }
   // named_state() has the weights, the rule's state, d, e, the bits of a (i64), the codes' scales
-  // and the extremes so far: views to copy from and into, between steps; on the host but for the
-  // weights. With them the same ranks continue bit for bit, in the same graph and with the same
-  // settings; others begin with begin_anew().
+  // and the extremes so far: views to copy from and into, between steps; on the host, except the
+  // weights and the rule's state. With them the same ranks continue bit for bit, in the same graph
+  // and with the same settings; others begin with begin_anew().
   State state() override;
   void restore(const State& state) override;
   NamedTensors named_state() const override;
   // Forgets what the ranks know of each other: their weights are equal.
   void begin_anew() override;
-  // The last consensus error, as consensus_error.
-  std::map<std::string, double> figures() const override;
 
  private:
   bool alone() const { return comm_.size() == 1; }
@@ -152,9 +150,9 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   size_t next_ = 0;  // the first bucket not posted yet in this step
   FloodedWords words_;
   Traffic outside_;              // of the communicator before this object
-  Totals totals_;                // but for the traffic of this process
+  Totals totals_;                // without the traffic of this process
   Tensor own_;                   // weights set aside by use_shared()
-  std::optional<double> error_;  // of the last consensus
+  std::optional<double> error_;  // at the last use_shared()
   int64_t step_ = 0;
   bool spoilt_ = false;  // by weights that are not finite, in this step; the worker's until drain()
   int non_finite_ = 0;   // steps in a row

@@ -14,7 +14,7 @@ FloodedWords::FloodedWords(const Topology& topology, int rank) : rank_(rank) {
                   std::vector<Words>(static_cast<size_t>(diameter_ + 1), Words{}));
 }
 
-// Of each rank the words as many steps ago as there are edges to it.
+// Has the words that each rank set as many steps ago as there are edges to it.
 Tensor FloodedWords::message() {
   for (size_t i = 0; i < kCount; ++i) words(rank_, step_)[i] = own_[i];
   const auto ranks = std::ssize(history_);

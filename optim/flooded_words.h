@@ -1,6 +1,7 @@
 // FloodedWords: control words (control_words.h) for ranks that talk to neighbours only. Each passes
 // on what it knows of all, so that a rank's words reach another after as many steps as the graph
-// has edges between them, and some steps later, delay(), all know the words of all in one step.
+// has edges between them; delay() steps after a step all ranks know the words of all in it. A
+// message has 16 bytes for each rank of the graph.
 //
 //   FloodedWords words(topology, rank);
 //   words.set(kStop, 1);                       // on one rank
@@ -8,7 +9,7 @@
 //   words.receive(neighbour, theirs); ...
 //   words.end_step();                          // words.sum(kStop) is 1 on all ranks in one step
 //
-// Not thread-safe, but for set().
+// set() may be called from any thread, everything else from one at a time.
 #pragma once
 
 #include <array>

@@ -97,6 +97,9 @@ class LearnerOptimizer {
   // steps only.
   virtual void use_shared() {}
   virtual void use_own() {}
+  // Returns how far the ranks' weights were from their mean at the last use_shared(), relative to
+  // the mean (Consensus in decentralized.h); nothing where all have the same.
+  virtual std::optional<double> consensus_error() const { return {}; }
   // Returns the quality meter's new measurements, the same on all ranks. Between steps only.
   virtual std::vector<LayerQuality> take_quality() { return {}; }
   // As in Reducer; nothing without a reducer.

@@ -17,9 +17,9 @@ TEST_CASE("flooded words: every rank reads the sum of one step, delay() steps la
     int ranks;
     int64_t delay;
   };
-  for (const Case& c : {Case{"ring", 1, 0}, Case{"ring", 2, 0}, Case{"ring", 4, 1},
-                        Case{"ring", 7, 2}, Case{"complete", 5, 0}, Case{"star", 6, 1},
-                        Case{"exp", 16, 1}, Case{"torus:3x4", 12, 2}}) {
+  for (const Case& c :
+       {Case{"ring", 1, 0}, Case{"ring", 2, 0}, Case{"ring", 4, 1}, Case{"ring", 7, 2},
+        Case{"complete", 5, 0}, Case{"star", 6, 1}, Case{"exp", 16, 1}, Case{"torus:3x4", 12, 2}}) {
     CAPTURE(c.graph);
     CAPTURE(c.ranks);
     const Topology topology = Topology::parse(c.graph, c.ranks);

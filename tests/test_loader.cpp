@@ -229,6 +229,33 @@ TEST_CASE("loader: ranks share the global batch") {
   CHECK(counts == std::vector<int64_t>{4, 0, 4, 1});
 }
 
+TEST_CASE("loader: shares by class are the same images in every epoch, in a new order") {
+  Context context;
+  const auto set = std::make_shared<Numbered>(59);  // its labels are the images' numbers
+  for (const bool shuffle : {false, true})
+    for (int rank = 0; rank < 3; ++rank) {
+      const Loader loader(set, kTiny,
+                          {.batch_size = 4,
+                           .workers = 1,
+                           .shuffle = shuffle,
+                           .by_class = true,
+                           .rank = rank,
+                           .world_size = 3});
+      std::vector<float> share(static_cast<size_t>(59 * (rank + 1) / 3 - 59 * rank / 3));
+      std::iota(share.begin(), share.end(), static_cast<float>(59 * rank / 3));
+      const Seen first = take(loader.epoch(0)), second = take(loader.epoch(1));
+      CHECK((joined(first.labels) == joined(second.labels)) == !shuffle);
+      CHECK((joined(first.labels) == share) == !shuffle);
+      for (const Seen& seen : {first, second}) {
+        auto labels = joined(seen.labels);
+        std::ranges::sort(labels);
+        CHECK(labels == share);
+      }
+      CHECK(joined(take(loader.epoch(1, 2)).labels) ==
+            joined({second.labels.begin() + 2, second.labels.end()}));
+    }
+}
+
 TEST_CASE("loader: a worker's exception arrives with its batch") {
   Context context;
   for (const int workers : {0, 1, 3}) {

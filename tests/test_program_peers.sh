@@ -25,6 +25,22 @@ awk -v r="$(json ring.json ratio_wire)" 'BEGIN { exit !(r > 4.5 && r < 6) }' || 
 [ "$(json learned.json valid_acc1)" = "$(json again.json valid_acc1)" ] || fail "saved weights are not those evaluated: $(cat learned.json again.json)"
 awk -v a="$(json learned.json valid_acc1)" 'BEGIN { exit !(a > 20) }' || fail "nothing was learned: $(json learned.json valid_acc1)"
 
+awk -v e="$(json learned.json consensus_error)" 'BEGIN { exit !(e > 0 && e < 0.5) }' || fail "consensus_error: $(json learned.json consensus_error)"
+grep -q '"split":"valid".*"consensus_error":' learned/metrics.jsonl || fail 'no consensus error in a validation line'
+[ "$(json again.json consensus_error)" = '' ] || fail 'a consensus error without --peers'
+
+# Learners with classes of their own: other batches than at random, and both optimizers take them.
+for peers in --peers=ring ''; do
+  "${images[@]}" --steps 12 --learners 4 --shard by-class ${peers:+"$peers"} --output-dir "classes$peers" >/dev/null || fail "by class $peers"
+  "${images[@]}" --steps 12 --learners 4 ${peers:+"$peers"} --output-dir "random$peers" >/dev/null || fail "at random $peers"
+  [ "$(losses "classes$peers")" != "$(losses "random$peers")" ] || fail "--shard by-class changes nothing $peers"
+done
+
+# A language model, with clipping, on the program's own sources.
+"$lm" --emsize 12 --nhid 12 --nlayers 1 --bptt 8 --batch-size 2 --threads 1 --learners 3 --peers ring --innovation dyna:bits=2 \
+  --clip-grad-norm 1 --steps 60 --quiet --json --output-dir lm >lm.json || fail 'train_lm'
+awk -v l="$(json lm.json train_loss)" 'BEGIN { exit !(l < 4.4) }' || fail "train_lm has learned nothing: $(json lm.json train_loss)"
+
 # ------------------------------------------------------------------------------------- checkpoints
 whole=("${images[@]}" --steps 12 --save-every 4 "${ring[@]/qsgd:bits=4/dyna}")
 "${whole[@]}" --output-dir whole >whole.json || fail 'whole'
@@ -60,6 +76,8 @@ fi
 
 # --------------------------------------------------------------------------------------- what is refused
 refuse 'several learners' "${images[@]}" --steps 2 --peers ring
+refuse 'several learners' "${images[@]}" --steps 2 --shard by-class
+refuse '1.5' "${images[@]}" --steps 2 --learners 4 --peers ring --peer-mixing 1.5
 refuse 'rings' "${images[@]}" --steps 2 --learners 4 --peers rings
 refuse 'torus:2x3' "${images[@]}" --steps 2 --learners 4 --peers torus:2x3
 printf '0: 1\n1: 0\n2: 3\n3: 2\n' >pairs

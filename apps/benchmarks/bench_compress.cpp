@@ -27,6 +27,7 @@
 #include "core/kernels.h"
 #include "core/parallel.h"
 #include "core/safetensors.h"
+#include "optim/data_parallel.h"
 
 namespace heddle::bench {
 namespace {

@@ -84,6 +84,10 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
   flags.add("head", &o.head, "NAME", "name of the last layer in the file of --init",
             otherwise("fc"));
   add_common_flags(flags, o);
+  flags.add("shard", &o.shard, "HOW",
+            "learners share the images at random, anew in each epoch; or by-class: sorted by "
+            "label, each has a part of its own",
+            one_of({"random", "by-class"}));
   flags.at("data").help =
       "folder of CIFAR-10/100 binary files, folder with train/<class>/*.jpg|png, or shapes: ten "
       "classes drawn on the fly";
@@ -118,6 +122,7 @@ void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   o.training = decide_training(o, o.predict.empty() ? "" : "predict");
   flags.check_needs({{"predict", !o.dry_run && o.headroom == 0,
                       "predicts nothing with --dry-run or --headroom"}});
+  flags.check_needs({{"shard", o.parsed.learners.size > 1, "needs several learners"}});
   resolve_common(o, flags, "shapes");
 }
 

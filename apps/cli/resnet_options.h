@@ -17,7 +17,7 @@ namespace heddle {
 struct TrainResnetOptions : CommonOptions {
   TrainResnetOptions() { data = "shapes"; }
 
-  std::string arch, stem = "auto", augment;
+  std::string arch, stem = "auto", augment, shard = "random";
   int64_t image_size = 0;
   double label_smoothing = 0;
   std::vector<std::string> predict;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "apps/cli/format.h"
 #include "apps/cli/process.h"
 #include "apps/log/control_word.h"
 #include "apps/log/explain_step.h"
@@ -302,6 +303,7 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
   if (running()) compare_bytes();
   update_totals();
   result_.ratios = ratios(optimizer_, store_);
+  result_.consensus_error = optimizer_.consensus_error().value_or(NAN);
   if (folder_ == nullptr) return;
   if (result_.status == "diverged" && !last_checkpoint.empty())
     std::fprintf(stderr, "%s: the last checkpoint before that: %s\n", options_.program.c_str(),
@@ -344,8 +346,13 @@ void TrainingLog::evaluated(const char* split, double loss, const nlohmann::orde
   nlohmann::ordered_json json = {
       {"step", result_.step}, {"epoch", result_.epoch}, {"split", split}, {"loss", loss}};
   json.update(metrics);
+  std::string apart;
+  if (const auto error = optimizer_.consensus_error()) {
+    json["consensus_error"] = *error;
+    apart = concat(", consensus error ", significant(*error));
+  }
   folder_->metric(json);
-  progress_->note(concat("epoch ", result_.epoch, ": ", text));
+  progress_->note(concat("epoch ", result_.epoch, ": ", text, apart));
 }
 
 void TrainingLog::diverge(int64_t step, double lr, const std::string& why) {

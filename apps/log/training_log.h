@@ -115,8 +115,8 @@ class TrainingLog {
   bool dumping_ = false;                              // this step's gradients are dumped
   NamedTensors gradients_;                            // to be dumped, in backward's order
   std::vector<Pending> pending_;                      // steps whose loss is not averaged yet
-  LearnerOptimizer::Totals seen_;                // of all exchanges, at the last step
-  LearnerOptimizer::Totals before_;              // of those in earlier processes
+  LearnerOptimizer::Totals seen_;                     // of all exchanges, at the last step
+  LearnerOptimizer::Totals before_;                   // of those in earlier processes
   double loss_sum_ = 0, loss_units_ = 0;              // of the epoch, over all ranks
   double lr_ = NAN;                                   // of the last step
   int64_t units_ = 0, skipped_ = 0, steps_here_ = 0;  // counted in this process

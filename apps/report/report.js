@@ -297,6 +297,9 @@ function curves() {
         points: dense ? [dense.curves.step[0], dense.facts.steps].map(x => [x, dense.curves.dense]) : []}]}),
     lineChart({...overRun, id: 'decoder-error', title: 'Decoder\'s error', zero: true, series: series(run => column(run, 'step', 'decoder_error')),
       note: `LGC's autoencoder: the share of the sums' energy that decoding loses, while it is trained${binned}`}),
+    lineChart({...overRun, id: 'consensus', title: 'Consensus error', log: true,
+      note: 'How far the learners\' weights are from their mean, relative to the mean',
+      series: series(run => validations(run, 'consensus_error')).map(s => ({...s, dots: true}))}),
   ];
 }
 function tools() {

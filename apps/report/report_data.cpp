@@ -34,7 +34,7 @@ StepRecord step_record(const Json& line, const std::string& rate_key) {
 Json score_of(const Json& line, const std::string& split) {
   Json score = {
       {"step", whole_at(line, "step")}, {"epoch", whole_at(line, "epoch")}, {"split", split}};
-  for (const char* key : {"loss", "acc1", "acc5", "ppl", "bpc"})
+  for (const char* key : {"loss", "acc1", "acc5", "ppl", "bpc", "consensus_error"})
     if (const double value = number_at(line, key); !std::isnan(value)) score[key] = value;
   return score;
 }

@@ -35,7 +35,8 @@ Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
   LoaderOptions options{.batch_size = o.batch_size,
                         .workers = static_cast<int>(o.workers),
                         .seed = static_cast<uint64_t>(o.seed),
-                        .shuffle = training};
+                        .shuffle = training,
+                        .by_class = training && o.shard == "by-class"};
   // Bytes are a quarter of the size of floats on their way to a GPU, and less work for the CPU.
   options.bytes = Context::current().device().is_cuda();
   if (comm != nullptr) {

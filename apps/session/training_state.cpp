@@ -194,7 +194,8 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
       if (name.starts_with("residual.")) scale(x, static_cast<float>(factor));
   if (!same && note && parts.rank == 0)
     note(concat("changed: ", learners, " learners in the checkpoint, ", parts.optimizer.learners(),
-                " here: each gets the mean of the residuals and of the statistics"));
+                " here: each gets the mean of the ",
+                parts.o.peers.empty() ? "residuals" : "weights", " and of the statistics"));
   if (!same) return;
   fill_from(files[0], buffers_of(parts), kBuffer);
   fill_from(files[0], own.rank, kOwn);
