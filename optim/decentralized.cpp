@@ -35,8 +35,8 @@ std::vector<int64_t> sizes_of(const std::vector<const Parameter*>& parameters) {
 
 // Throws InputError unless all ranks have the same graph and settings.
 void check_same(const Topology& topology, double mixing, const PeerOptions& o, Communicator& comm) {
-  const std::string settings =
-      concat(topology.hash(), ' ', mixing, ' ', o.innovation, ' ', o.resync, ' ', o.bucket_bytes);
+  const std::string settings = concat(topology.hash(), ' ', mixing, ' ', o.innovation, ' ',
+                                      o.resync, ' ', o.bucket_bytes, ' ', o.dual);
   const std::vector<uint64_t> mine = {hash_bytes(settings.data(), settings.size())};
   const auto hashes = gather_values(comm, mine);
   for (size_t r = 1; r < hashes.size(); ++r)
@@ -225,8 +225,8 @@ void DecentralizedOptimizer::exchange(size_t index) {
   // A rate far below the largest would make large duals of rounding errors.
   const double mixing = mixing_ / (2 * std::max(optimizer_.lr(), kLeastPart * extreme(kRate)));
   for (int64_t i = 0; i < n; ++i) {
-    d[i] = to_float(d[i] - mixing * a[i]);
-    x[i] -= lr * d[i];
+    if (peers_.dual) d[i] = to_float(d[i] - mixing * a[i]);
+    x[i] = peers_.dual ? x[i] - lr * d[i] : to_float(x[i] + mixing_ * a[i]);
   }
   if (index == 0) words_.end_step();
   if (weights.device().is_cuda()) weights.copy_from(host);

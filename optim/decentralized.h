@@ -30,6 +30,10 @@
 //   Consensus now = optimizer.consensus();    // the mean of the weights: evaluate and save that,
 //                                             // with the mean of batch norm's statistics
 //
+// Without the dual it is gossip: x = x' + mixing a, CHOCO-SGD (Koloskova, Stich and Jaggi 2019,
+// arXiv 1902.00340; recalled), or D-PSGD without a code. Where the ranks' data differ it stops at a
+// bias.
+//
 // All functions are for the thread that runs backward. Momentum, Adam and the clipping of a rank's
 // own gradient work as usual, but no theory that we know covers them.
 #pragma once
@@ -58,6 +62,7 @@ namespace heddle {
 struct PeerOptions {
   std::string peers = "ring";       // the graph; see Topology::parse()
   std::string innovation = "none";  // the code; see parse_innovation()
+  bool dual = true;                 // false: gossip, see above
   double mixing = 0;                // step of mixing, at most 1; 0: default_mixing()
   int64_t resync = 1000;            // steps after which a is recomputed; 0: never
   int64_t bucket_bytes = 4 << 20;   // as in DataParallelOptions

@@ -217,6 +217,8 @@ BREAKS = [
      "rng.below(i, static_cast<uint32_t>(i))", "test_data", "loader: shares by class*"),
     ("a learner believes what it has not sent", "optim/decentralized.cpp", "decode(own, innovation);", "", "test_optim",
      "peers: duals sum to zero*"),
+    ("gossip goes half way", "optim/decentralized.cpp", "to_float(x[i] + mixing_ * a[i])", "to_float(x[i] + mixing_ / 2 * a[i])",
+     "test_optim", "peers: gossip*"),
     ("the dual has the wrong sign", "optim/decentralized.cpp", "d[i] = to_float(d[i] - mixing * a[i]);",
      "d[i] = to_float(d[i] + mixing * a[i]);", "test_optim",
      "peers: four learners*"),

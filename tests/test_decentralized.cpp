@@ -229,6 +229,21 @@ TEST_CASE("peers: one step on a complete graph goes half way to the mean") {
     }
 }
 
+TEST_CASE("peers: gossip goes all the way to the mean in a step, and stops at a bias") {
+  const Quadratics problem(4, 10);
+  PeerRun o{.peers = {.peers = "complete", .dual = false}, .steps = 1};
+  const Run once = train(problem, o);
+  for (size_t j = 0; j < problem.size(); ++j) {
+    double mean = 0;  // of x' = b, since x is 0
+    for (const Doubles& b : problem.b) mean += b[j] / 4;
+    for (const Doubles& x : once.x[0]) CHECK(x[j] == doctest::Approx(mean).epsilon(1e-5));
+  }
+  o = {.peers = {.peers = "ring"}, .steps = 300};
+  CHECK(errors(problem, train(problem, o)).back() < 1e-5);
+  o.peers.dual = false;
+  CHECK(errors(problem, train(problem, o)).back() > 0.05);
+}
+
 TEST_CASE("peers: few bits cost no steps") {
   const Quadratics problem(8, 160);
   const auto steps = [&](const std::string& graph, const std::string& code, double mixing = 0) {

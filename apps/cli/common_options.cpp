@@ -110,6 +110,10 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             "with --peers, how what is new in the weights is coded: none, "
             "qsgd:bits=4,bucket=512,rounding=nearest, topk:density=0.1, "
             "dyna:bits=1,bucket=64,scale=adaptive");
+  flags.add("peer-rule", &o.peer_rule, "NAME",
+            "with --peers, dual: what pulls a learner's weights away from its neighbours' is "
+            "learned; gossip: they are averaged, for comparison",
+            one_of({"dual", "gossip"}));
   flags.add("peer-mixing", &o.peer_mixing, "X",
             "with --peers, how far the weights move towards the neighbours' in a step", at_most(1),
             otherwise("by --innovation"));

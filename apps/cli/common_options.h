@@ -77,7 +77,7 @@ struct CommonOptions {
   std::string lgreco = "alpha=1,every=epoch,window=10,objective=bytes,budget=uniform";
   double comm_timeout = 60, bucket_mb = 4;
   // instead of sums over all learners
-  std::string peers, innovation = "none";
+  std::string peers, innovation = "none", peer_rule = "dual";
   double peer_mixing = 0;
   int64_t resync = 1000;
   // duration and batch

@@ -37,7 +37,7 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
       {"train", !o.dry_run && o.headroom == 0, "has no effect with --dry-run or --headroom"},
       {"tune", !o.tune || !o.deterministic, "and --deterministic: expected at most one of them"}};
   needs.push_back({"min-compress", o.compress != "none", "needs --compress", true});
-  for (const char* flag : {"innovation", "peer-mixing", "resync"})
+  for (const char* flag : {"innovation", "peer-rule", "peer-mixing", "resync"})
     needs.push_back({flag, !o.peers.empty(), "needs --peers"});
   for (const char* flag : {"compress", "layerwise", "clip-mode"})
     needs.push_back({flag, o.peers.empty(), "has no effect with --peers"});

@@ -195,6 +195,7 @@ std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
       PeerOptions{
           .peers = o.peers,
           .innovation = o.innovation,
+          .dual = o.peer_rule == "dual",
           .mixing = o.peer_mixing,
           .resync = o.resync,
           .bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20))),
@@ -204,7 +205,7 @@ std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
     output.log(concat("weights: exchanged with neighbours in the graph ", o.peers, " (",
                       optimizer->topology().degree(0), " of rank 0, second eigenvalue ",
                       decimals(optimizer->topology().second_eigenvalue(), 3), "), coded by ",
-                      o.innovation, ", mixing ", optimizer->mixing()));
+                      o.innovation, ", ", o.peer_rule, ", mixing ", optimizer->mixing()));
   return optimizer;
 }
 
