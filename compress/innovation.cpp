@@ -20,7 +20,7 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kLeastCoded = 64;        // elements; smaller layers are sent as fp32
+constexpr int64_t kLeastCoded = 16;        // elements; smaller layers are sent as fp32
 constexpr double kLargestScale = 3.38e38;  // of bf16
 
 struct Code {
@@ -36,7 +36,7 @@ const std::vector<Code>& codes() {
       {"none", {}},
       {"qsgd",
        {{.name = "bits", .initial = 4, .low = 2, .high = 8, .whole = true},
-        bucket(512),
+        bucket(1024),
         {.name = "rounding", .initial = 1, .words = {"stochastic", "nearest"}}}},
       {"topk", {{.name = "density", .initial = 0.1, .low = 1e-6, .high = 1}}},
       {"dyna",

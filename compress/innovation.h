@@ -2,10 +2,10 @@
 // them (optim/decentralized.h). An innovation v shrinks as learners agree, so a coarse code C costs
 // nothing in the end, if C(v) is nearer to v than zero is.
 //
-//   none                          fp32
-//   qsgd:bits=4,bucket=512,rounding=nearest    a scale for each bucket, and a few bits per value
-//   topk:density=0.1              the largest values, and which they are
-//   dyna:bits=1,bucket=64,scale=adaptive     the middle of one of 2^bits parts of [-s, s], clipped
+//   none                                      fp32
+//   qsgd:bits=4,bucket=1024,rounding=nearest  a scale for each bucket, and a few bits per value
+//   topk:density=0.1                          the largest values, and which they are
+//   dyna:bits=1,bucket=64,scale=adaptive      the middle of one of 2^bits parts of [-s, s], clipped
 //
 // dyna is Dyna-COLD's quantiser (Zhang, You and Xie 2021, arXiv 2105.06697, known from its
 // abstract). The paper scales by s = first * ratio^step (scale=geometric). scale=adaptive is this
@@ -33,7 +33,7 @@ double default_mixing(const CompressSpec& innovation);
 // Codes the layers of one rank. One object per rank, for one thread; host memory only.
 class InnovationCoder {
  public:
-  // `sizes`: elements of each layer; those below 64 are always sent as fp32. Ranks may differ in
+  // `sizes`: elements of each layer; those below 16 are always sent as fp32. Ranks may differ in
   // their seeds: decoding needs none.
   InnovationCoder(CompressSpec spec, std::vector<int64_t> sizes, uint64_t seed);
 

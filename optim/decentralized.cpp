@@ -15,7 +15,6 @@ namespace heddle {
 namespace {
 
 constexpr double kLeastRate = 1e-12;  // a learning rate below it does nothing
-constexpr int kMostNonFinite = 3;     // steps in a row
 constexpr double kMostDrift = 1e-3;   // more cannot be rounding
 constexpr double kLeastPart = 1e-3;   // of the largest learning rate
 
@@ -89,7 +88,7 @@ DecentralizedOptimizer::DecentralizedOptimizer(ParameterStore& store,
   if (peers.broadcast)
     collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
   estimate_ = Tensor::empty_on(Device{}, store.values().shape());
-  dual_ = Tensor::empty_on(Device{}, estimate_.shape());
+  dual_ = Tensor::empty_on(Device{}, estimate_.shape(), DType::i64);
   apart_ = Tensor::empty_on(Device{}, estimate_.shape(), DType::i64);
   begin_anew();
   raise(kWeight, largest_of(estimate_));
@@ -127,20 +126,25 @@ StepReport DecentralizedOptimizer::finish_step() {
   } else {
     for (const Parameter* p : parameters_) (void)buckets_.mark_ready(*p);
     post_complete_buckets();
+    if (next_ == 0) worker_.post([this] { exchange_words(); });
     const TraceRange range("wait", "exchanges");
     const double begin = steady_seconds();
     worker_.drain();
     totals_.exposed_s += steady_seconds() - begin;
     totals_.compressed_steps += next_ > 0 ? 1 : 0;
-    non_finite_ = std::exchange(spoilt_, false) ? non_finite_ + 1 : 0;
-    if (non_finite_ >= kMostNonFinite)
+    if (std::exchange(spoilt_, false)) {
+      report.skipped_parameters = std::max<int64_t>(1, report.skipped_parameters);
+      if (report.first_skipped.empty()) report.first_skipped = "a weight";
+      ++non_finite_;
+    } else {
+      non_finite_ = 0;
+    }
+    if (peers_.most_non_finite > 0 && non_finite_ >= peers_.most_non_finite)
       throw Error(concat("the weights of rank ", comm_.rank(), " have not been finite for ",
-                         kMostNonFinite, " steps"));
+                         non_finite_, " steps"));
   }
   ++step_;
   if (next_ > 0 && peers_.resync > 0 && step_ % peers_.resync == 0) resync();
-  report.skipped = false;  // by this rank alone: the others count no skipped step
-  report.skipped_parameters = 0;
   return report;
 }
 
@@ -154,16 +158,15 @@ void DecentralizedOptimizer::exchange(size_t index) {
   const double begin_s = steady_seconds();
   const int64_t sent_before = comm_.total_traffic().sent;
   const int64_t n = bucket.end - bucket.begin;
-  const auto lr = to_float(optimizer_.lr());
+  const double lr = optimizer_.lr();
   const auto slice = [&](const Tensor& x) { return x.slice(bucket.begin, bucket.end); };
   const Tensor weights = slice(store_.values()), host = weights.to(Device{});
-  float *x = host.data<float>(), *d = slice(dual_).data<float>(),
-        *e = slice(estimate_).data<float>();
-  double* a = doubles(slice(apart_));
+  float *x = host.data<float>(), *e = slice(estimate_).data<float>();
+  double *d = doubles(slice(dual_)), *a = doubles(slice(apart_));
 
   const Tensor innovation = Tensor::empty_on(Device{}, {n});
   float* v = innovation.data<float>();
-  for (int64_t i = 0; i < n; ++i) v[i] = x[i] - lr * d[i] - e[i];
+  for (int64_t i = 0; i < n; ++i) v[i] = to_float(x[i] - lr * d[i] - e[i]);
   const bool finite = largest_magnitude(v, n) < kInfinite;
   spoilt_ |= !finite;
 
@@ -225,13 +228,29 @@ void DecentralizedOptimizer::exchange(size_t index) {
   // A rate far below the largest would make large duals of rounding errors.
   const double mixing = mixing_ / (2 * std::max(optimizer_.lr(), kLeastPart * extreme(kRate)));
   for (int64_t i = 0; i < n; ++i) {
-    if (peers_.dual) d[i] = to_float(d[i] - mixing * a[i]);
-    x[i] = peers_.dual ? x[i] - lr * d[i] : to_float(x[i] + mixing_ * a[i]);
+    if (peers_.dual) d[i] -= mixing * a[i];
+    x[i] = to_float(peers_.dual ? x[i] - lr * d[i] : x[i] + mixing_ * a[i]);
   }
   if (index == 0) words_.end_step();
   if (weights.device().is_cuda()) weights.copy_from(host);
   totals_.exchange_s += steady_seconds() - begin_s;
   totals_.compressed_sent += comm_.total_traffic().sent - sent_before;
+}
+
+// Exchanges the control words of a step without buckets, whose learning rate is zero.
+void DecentralizedOptimizer::exchange_words() {
+  comm_.set_tag("control words");
+  comm_.set_step(step_);
+  const Tensor own = words_.message();
+  std::vector<Parcel> out, in;
+  for (const auto& [rank, weight] : neighbours_) {
+    out.push_back({rank, own});
+    in.push_back({rank, Tensor::empty_on(Device{}, own.shape())});
+  }
+  ledger_.book(comm_, {{"control words", PayloadKind::control, own.bytes()}},
+               [&] { comm_.exchange(out, in); });
+  for (const Parcel& parcel : in) words_.receive(parcel.peer, parcel.data);
+  words_.end_step();
 }
 
 // Recomputes a, bucket by bucket: it is a sum of many decoded pieces, and e is rounded.
@@ -329,7 +348,7 @@ DecentralizedOptimizer::State DecentralizedOptimizer::state() {
   return {.steps = step_,
           .totals = totals(),
           .ledger = ledger_.entries(),
-          .settings = {},
+          .settings = {{"graph", static_cast<double>(topology_.hash() >> 12)}},
           .planner = {}};
 }
 

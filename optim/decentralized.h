@@ -18,11 +18,11 @@
 //
 // Two laws hold for any code C, however poor, up to rounding: the duals of all ranks sum to zero,
 // and the mean of the weights moves by -lr times the mean of the directions u, as plain descent
-// would. For their sake a is a sum of differences, in double precision: two neighbours add opposite
-// numbers to it. A sum of w_ij e_j in fp32 would differ from e by a rounding error that d adds up
-// without end. Memory: four more values per weight, and the buckets under way. On a GPU the
-// exchange works on host copies. Updates that wait for the end of backward (Optimizer) delay the
-// exchanges, too.
+// would. For their sake d and a are in double precision, and a is a sum of differences: two
+// neighbours add opposite numbers to it. A sum of w_ij e_j in fp32 would differ from e by a
+// rounding error that d adds up without end. Memory: five more values per weight, and the buckets
+// under way. On a GPU the exchange works on host copies. Updates that wait for the end of backward
+// (Optimizer) delay the exchanges, too.
 //
 //   DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
 //                                    {.peers = "ring", .innovation = "qsgd:bits=4"});
@@ -68,6 +68,7 @@ struct PeerOptions {
   int64_t bucket_bytes = 4 << 20;   // as in DataParallelOptions
   bool overlap = true;              // false: exchanges begin when backward has ended; same bits
   bool broadcast = true;            // initial values are rank 0's; false: they are equal already
+  int64_t most_non_finite = 3;      // steps in a row that a rank's weights may be; 0: any number
   uint64_t seed = 0;                // of stochastic rounding
 };
 
@@ -91,9 +92,10 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   void ready(Parameter& p) override { optimizer_.ready(p); }
   void weights_free(Parameter& p) override { optimizer_.weights_free(p); }
   // Ends the step as Optimizer does, and waits for the exchanges. A learner whose gradient was not
-  // finite mixes all the same; weights that are not finite are not sent. With a learning rate of 0
-  // nothing is exchanged. Throws Error when this rank's weights were not finite for three steps in
-  // a row.
+  // finite mixes all the same; weights that are not finite are not sent. The report is this rank's
+  // own, and counts such weights as a skipped parameter. With a learning rate of 0 only control
+  // words are exchanged. Throws Error when this rank's weights were not finite for most_non_finite
+  // steps in a row.
   StepReport finish_step() override;
 
   void set_control(size_t word, float value) override { words_.set(word, value); }
@@ -120,10 +122,10 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   // Returns the largest change that recomputing a has found, relative to the largest weight so
   // far: the rounding of e, about 1e-6. Between steps only.
   double drift() const { return extreme(kDrift); }
-  // named_state() has the weights, the rule's state, d, e, the bits of a (i64), the codes' scales
-  // and the extremes so far: views to copy from and into, between steps; on the host, except the
-  // weights and the rule's state. With them the same ranks continue bit for bit, in the same graph
-  // and with the same settings; others begin with begin_anew().
+  // named_state() has the weights, the rule's state, d, e, a, the codes' scales and the extremes so
+  // far, doubles as their bits (i64): views to copy from and into, between steps; on the host,
+  // except the weights and the rule's state. With them the same ranks continue bit for bit, in the
+  // same graph and with the same settings; others begin with begin_anew().
   State state() override;
   void restore(const State& state) override;
   NamedTensors named_state() const override;
@@ -139,6 +141,7 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   void updated(const Parameter& p);
   void post_complete_buckets();
   void exchange(size_t index);
+  void exchange_words();
   void resync();
 
   ParameterStore& store_;
@@ -150,7 +153,8 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   double mixing_;
   std::vector<const Parameter*> parameters_;  // by memory order: the layers of the coder
   InnovationCoder coder_;
-  Tensor dual_, estimate_, apart_;  // d, e, a: laid out as the weights; a: bits of doubles, i64
+  Tensor dual_, estimate_,
+      apart_;  // d, e, a: laid out as the weights; d and a: bits of doubles, i64
   Buckets buckets_;
   size_t next_ = 0;  // the first bucket not posted yet in this step
   FloodedWords words_;
@@ -160,8 +164,8 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   std::optional<double> error_;  // at the last use_shared()
   int64_t step_ = 0;
   bool spoilt_ = false;  // by weights that are not finite, in this step; the worker's until drain()
-  int non_finite_ = 0;   // steps in a row
-  Tensor extremes_;      // see Extreme; bits of doubles, i64
+  int64_t non_finite_ = 0;  // steps in a row
+  Tensor extremes_;         // see Extreme; bits of doubles, i64
   Ledger ledger_;
   CommWorker worker_;  // last: its jobs use all of the above
 };

@@ -51,7 +51,7 @@ class FloodedWords {
   }
 
   int rank_;
-  std::vector<std::vector<int>> distances_;  // of the neighbours and this rank, to every rank
+  std::vector<std::vector<int>> distances_;  // of every rank to every rank
   int64_t diameter_;
   std::array<std::atomic<float>, kCount> own_{};
   std::vector<std::vector<Words>> history_;  // by rank, step

@@ -82,7 +82,7 @@ class LearnerOptimizer {
     int64_t steps = 0;
     Totals totals;
     std::map<std::pair<std::string, PayloadKind>, Ledger::Entry> ledger;
-    std::map<std::string, double> settings;  // of the reducer, by layer
+    std::map<std::string, double> settings;  // of the reducer, by layer; of peers, their graph
     std::optional<LayerPlannerState> planner;
   };
   virtual State state() = 0;

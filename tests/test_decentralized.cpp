@@ -68,6 +68,12 @@ Doubles to_values(const Tensor& x) {
   return {floats.begin(), floats.end()};
 }
 
+// Returns doubles, of which tensors hold the bits.
+Doubles doubles_of(const Tensor& x) {
+  const auto* values = static_cast<const double*>(x.raw());
+  return {values, values + x.size()};
+}
+
 // Two parameters of half the size, so that there are two buckets.
 Run train(const Quadratics& problem, const PeerRun& o) {
   const auto p = problem.ranks();
@@ -85,9 +91,9 @@ Run train(const Quadratics& problem, const PeerRun& o) {
     Parameter& first = store.add("first", {std::max<int64_t>(1, half)}, constant_init(0));
     Parameter& second = store.add("second", {rest}, constant_init(0));
     store.finalize(1);
-    const auto joined = [&](const Tensor& a, const Tensor& b) {
-      Doubles out = half > 0 ? to_values(a) : Doubles{};
-      for (const double x : to_values(b)) out.push_back(x);
+    const auto joined = [&](const Tensor& a, const Tensor& b, const auto& values_of) {
+      Doubles out = half > 0 ? values_of(a) : Doubles{};
+      for (const double x : values_of(b)) out.push_back(x);
       return out;
     };
     DecentralizedOptimizer optimizer(store, make_sgd(o.sgd), comm, {}, o.peers);
@@ -106,17 +112,17 @@ Run train(const Quadratics& problem, const PeerRun& o) {
         if (o.spoil) o.spoil(*q, comm.rank(), step);
         q->written = true;
       }
-      run.gradients[at][r] = joined(first.grad, second.grad);
+      run.gradients[at][r] = joined(first.grad, second.grad, to_values);
       for (Parameter* q : {&second, &first}) {
         optimizer.ready(*q);
         optimizer.weights_free(*q);
       }
       (void)optimizer.finish_step();
-      run.x[at][r] = joined(first.value, second.value);
+      run.x[at][r] = joined(first.value, second.value, to_values);
       std::map<std::string, Tensor> state;
       for (const auto& [name, x] : optimizer.named_state()) state.emplace(name, x);
       if (!state.empty())
-        run.duals[at][r] = joined(state.at("dual.first"), state.at("dual.second"));
+        run.duals[at][r] = joined(state.at("dual.first"), state.at("dual.second"), doubles_of);
     }
     run.ledgers[r] = optimizer.ledger();
     run.drift[r] = optimizer.drift();
@@ -190,7 +196,7 @@ TEST_CASE("peers: duals sum to zero and the mean descends plainly, whatever the 
         double size = 0;
         for (const auto& x : run.x[step]) size = std::max(size, largest(x));
         for (const auto& d : run.duals[step]) size = std::max(size, largest(d));
-        CHECK(largest(mean_of(run.duals[step])) < 1e-5 * size);
+        CHECK(largest(mean_of(run.duals[step])) < 1e-12 * size);
         const Doubles g = mean_of(run.gradients[step]), now = mean_of(run.x[step]);
         Doubles wrong(now.size());
         for (size_t j = 0; j < now.size(); ++j) wrong[j] = now[j] - (mean[j] - o.lr * g[j]);
@@ -328,7 +334,7 @@ TEST_CASE("peers: a tiny learning rate, as at the end of a cosine, makes no larg
   o.rate = [](int step) { return step < 150 || step >= 200 ? 1.0 : 1e-8; };
   const Doubles error = errors(problem, train(problem, o));
   CHECK(error[149] < 1e-5);
-  CHECK(*std::max_element(error.begin() + 149, error.end()) < 1e-3);
+  CHECK(*std::max_element(error.begin() + 149, error.end()) < 1e-2);
 }
 
 TEST_CASE("peers: a learning rate of zero sends nothing; one learner is plain SGD") {

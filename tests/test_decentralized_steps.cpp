@@ -198,3 +198,73 @@ TEST_CASE("peers: consensus is the mean and the distance from it") {
     CHECK(each.error == doctest::Approx(std::sqrt(8.0 / 3 / (9 + 16 + 25 + 36))).epsilon(1e-6));
   }
 }
+
+TEST_CASE(
+    "peers: the mean stands in for an evaluation, then every rank has its own weights again") {
+  std::mutex mutex;
+  std::vector<std::vector<std::vector<float>>> found(3);
+  expect_none(run_ranks(3, [&](Communicator& comm) {
+    ParameterStore store;
+    Parameter& p = store.add("p", {2}, constant_init(0));
+    store.finalize(1);
+    DecentralizedOptimizer optimizer(store, make_sgd({}), comm);
+    if (optimizer.consensus_error()) throw Error("an error before it was measured");
+    p.value.data<float>()[0] = static_cast<float>(comm.rank());
+    std::vector<std::vector<float>> mine = {optimizer.shared_values().slice(0, 2).to_vector()};
+    mine.push_back(p.value.to_vector());
+    optimizer.use_shared();
+    mine.push_back(p.value.to_vector());
+    optimizer.use_own();
+    mine.push_back(p.value.to_vector());
+    if (std::abs(optimizer.consensus_error().value() - std::sqrt(2.0 / 3)) > 1e-6)
+      throw Error("another consensus error");
+    const std::lock_guard lock(mutex);
+    found[static_cast<size_t>(comm.rank())] = mine;
+  }));
+  for (size_t r = 0; r < 3; ++r) {
+    const std::vector<float> mean = {1, 0}, own = {static_cast<float>(r), 0};
+    CHECK(found[r] == std::vector<std::vector<float>>{mean, own, mean, own});
+  }
+}
+
+TEST_CASE("peers: begun anew from equal weights, they train like peers that have just begun") {
+  std::mutex mutex;
+  std::vector<std::vector<float>> anew(3), fresh(3);
+  for (const bool first : {true, false})
+    expect_none(run_ranks(3, [&](Communicator& comm) {
+      ParameterStore store;
+      Parameter& p = store.add("p", {64}, constant_init(0));
+      store.finalize(1);
+      DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {}, {.innovation = "dyna"});
+      const auto step = [&] {
+        optimizer.begin_step(0.1);
+        take_gradients(store, optimizer, [&](Parameter& q) {
+          for (int64_t j = 0; j < q.size(); ++j)
+            q.grad.data<float>()[j] = q.value.data<float>()[j] - static_cast<float>(comm.rank());
+        });
+      };
+      for (int i = 0; i < 5 && first; ++i) step();
+      fill(p.value, 0.5f);
+      optimizer.begin_anew();
+      for (int i = 0; i < 3; ++i) step();
+      const std::lock_guard lock(mutex);
+      (first ? anew : fresh)[static_cast<size_t>(comm.rank())] = p.value.to_vector();
+    }));
+  CHECK(anew == fresh);
+  CHECK(anew[0] != anew[2]);
+}
+
+TEST_CASE("peers: control words are exchanged without a learning rate, too") {
+  expect_none(run_ranks(4, [&](Communicator& comm) {
+    ParameterStore store;
+    store.add("p", {4}, constant_init(0));
+    store.finalize(1);
+    DecentralizedOptimizer optimizer(store, make_sgd({}), comm);
+    optimizer.set_control(1, static_cast<float>(comm.rank() + 1));
+    for (int step = 0; step < 3; ++step) {
+      optimizer.begin_step(0);
+      take_gradients(store, optimizer, [](Parameter& q) { fill(q.grad, 1); });
+      if (optimizer.control(1) != (step < 1 ? 0 : 10)) throw Error("another sum");
+    }
+  }));
+}

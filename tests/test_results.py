@@ -64,6 +64,17 @@ def made_up(name, typed):
         result["bytes_per_step"] = {"scalecom": 30000, "value": 20000}.get(method, 35000)
         if method == "value":
             result["decoder_error"] = [[1, 1.25], [50, 0.5]]
+    elif group in ("peers", "classes", "eight"):  # a third of the bytes would be 3.0; qsgd has a sixth
+        method, seed = rest.rsplit("-", 1)
+        summary["valid_acc1"] = {"dense": 86.0, "qsgd": 85.5}.get(method, 84.0)
+        if method != "dense":
+            summary["ratio_wire"] = 6.0
+            result["curve"][-1]["consensus_error"] = 0.0125
+    elif group == "softmax":  # four times the bytes of one, in half the steps: twice
+        del result["curve"], result["summary"]
+        result["methods"] = [{"name": "dual", "bytes": 4000, "steps": 50, "distance": [[1, 0.5], [50, 1e-5]]},
+                             {"name": "dual, a code", "bytes": 1000, "steps": 100, "distance": [[1, 0.5], [100, 9e-6]]},
+                             {"name": "gossip", "bytes": 4000, "steps": 100, "distance": [[1, 0.5], [100, 0.25]]}]
     elif group == "ablation":
         summary["valid_acc1"] = {"dense": 88.0, "scalecom": 87.25}.get(rest, 87.0)
     elif group == "ptb":
@@ -128,23 +139,36 @@ class Page(unittest.TestCase):
         for name, prefix in (("headline", "headline-"), ("whole", "whole-model-"), ("ablation", "ablation-"),
                              ("large", "large-"), ("root", "root-"), ("long", "long-"), ("ptb", "ptb-"), ("scaling", "scaling-"),
                              ("times", "time-"), ("rule", "rule-"), ("lgc", "lgc-"), ("batch", "batch-"), ("grown", "grown-"),
-                             ("wide", "wide-"), ("usual", "usual-"), ("race", "race-"),
-                             ("full", "full-")):
+                             ("wide", "wide-"), ("usual", "usual-"), ("race", "race-"), ("classes", "classes-"),
+                             ("eight", "eight-"), ("full", "full-")):
             runs = [x for x in reproduce.experiments() if x.startswith(prefix)]
             counted += len(runs)
             rows = len(self.rows(tables.pop(name)))
-            self.assertEqual(rows, len(runs) // {"headline": 3, "large": 2, "rule": 2, "lgc": 2}.get(name, 1), name)
+            self.assertEqual(rows, len(runs) // {"headline": 3, "large": 2, "rule": 2, "lgc": 2, "classes": 2, "eight": 2}.get(name, 1), name)
         self.assertEqual(self.rows(tables.pop("meter")), ["| 1 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |",
                                                                 "| 16 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |"])
         counted += 1
+        in_peers = [x for x in reproduce.experiments() if x.startswith("peers-")]
+        self.assertEqual(len(self.rows(tables.pop("peers"))), 1 + len(in_peers) // 2)  # and rule-dense
+        self.assertEqual(len(self.rows(tables.pop("softmax"))), 3)
+        counted += len(in_peers) + 1
         in_pairs = [x for x in reproduce.experiments() if x.startswith("pair-")]
         self.assertEqual(counted + len(in_pairs), len(reproduce.experiments()))
         tables.pop("claims")
         rows = self.rows(tables.pop("pairs"))  # two from other groups, and one for every two runs
         self.assertEqual(len(rows), 2 + len(in_pairs) // 2)
         self.assertEqual(set(tables), {"composed"})
-        self.assertEqual(self.pictures, {"results-headline.svg", "results-scaling.svg", "results-composed-model.svg",
+        self.assertEqual(self.pictures, {"results-headline.svg", "results-scaling.svg", "results-softmax.svg", "results-composed-model.svg",
                                          "results-composed-hosts.svg"})
+
+    def test_peers(self):
+        tables = self.made_up_page()
+        self.assertIn("- qsgd: consensus error at the end 0.013, 0.013\n", tables["eight"])
+        self.assertIn("qsgd, accuracy against dense, points: expected ≥ -1.00, found -0.50 over 2 seeds: holds\n", tables["eight"])
+        self.assertIn("all-reduce over neighbours: expected ≥ 5.90, found 6.00: holds\n", tables["peers"])
+        self.assertNotIn("expected", tables["classes"])
+        self.assertIn("| dual, a code | 100 | 9e-06 | 1,000 | 0.10 | 2.0 |\n", tables["softmax"])
+        self.assertIn("| gossip | – | 0.25 | 4,000 |  |  |\n", tables["softmax"])
 
     def test_headline(self):
         out = self.made_up_page()["headline"]
@@ -334,7 +358,7 @@ class Page(unittest.TestCase):
 
     def test_without_runs(self):
         tables = self.page({})
-        self.assertEqual(len(tables), 21)
+        self.assertEqual(len(tables), 25)
         for name, out in tables.items():
             self.assertEqual(out, "No run has been kept yet.\n", name)
         self.assertEqual(self.pictures, set())

@@ -32,6 +32,8 @@ const std::vector<Part> kParts = {
      measure_compression},
     {"peers", "steps and bits of learners that talk to neighbours only, by graph and code",
      measure_peers},
+    {"softmax", "how near the optimum of a softmax regression such learners come, over bytes",
+     measure_softmax},
     {"loader", "images per second and CPU time of the loader, and resnet20's demand",
      measure_loader},
     {"first-step", "seconds from process start to the end of train_resnet's first step",
@@ -82,7 +84,7 @@ FlagTable make_flags(Options& o, std::vector<std::string>& words) {
   flags.add("torch", &o.torch, "", "run PyTorch too, if it is found");
   flags.add("python", &o.python, "FILE", "a Python with PyTorch", otherwise("python3, /usr/bin"));
   flags.add("python-new", &o.python_new, "FILE", "a second Python, with a newer PyTorch");
-  flags.add("data", &o.data, "DIR", "folder of CIFAR-10, for loader and first-step",
+  flags.add("data", &o.data, "DIR", "folder of CIFAR-10, for loader, first-step and softmax",
             otherwise("../shared/data next to the sources, else shapes"));
   flags.add("learners", &o.learners, "N", "ranks, for comm and overlap", at_least(1),
             at_most(1024));
@@ -101,7 +103,8 @@ FlagTable make_flags(Options& o, std::vector<std::string>& words) {
             "seed of random gradients, codecs and problems, for compress and peers");
   flags.add("step-ms", &o.step_ms, "MS",
             "duration of the training step to compare with, for compress", otherwise("measured"));
-  flags.add("json", &o.json, "FILE", "also write the table of steps as JSON");
+  flags.add("json", &o.json, "FILE",
+            "also write the table of steps, or the curves of softmax, as JSON");
   flags.add(
       "child", &o.child, "PART",
       "measure this in the process itself and print one line of JSON (comm, under mpirun: its "

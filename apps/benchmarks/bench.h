@@ -108,6 +108,9 @@ std::string run_process(const std::vector<std::string>& command,
 // Returns the last line of that output, which must be a JSON object.
 nlohmann::json run_for_json(const std::vector<std::string>& command,
                             const std::vector<std::string>& environment = {});
+// Returns the path of CIFAR-10 in the folder of --data, or in shared/data next to this tree; ""
+// means rendered shapes. Throws InputError if --data has none.
+std::string find_cifar(const Options& o);
 // Returns the command that measures `part` in a process of its own, with these options.
 std::vector<std::string> child_command(const Options& o, const std::string& part);
 // Returns the command of --child step, which prints {"ms": [...], "cpu_ms": [...], "gflop": ...,
@@ -138,6 +141,7 @@ void measure_comm(const Options& o);         // bench_comm.cpp
 void measure_overlap(const Options& o);      // bench_overlap.cpp
 void measure_compression(const Options& o);  // bench_compress.cpp
 void measure_peers(const Options& o);        // bench_peers.cpp
+void measure_softmax(const Options& o);      // bench_softmax.cpp
 void measure_loader(const Options& o);       // bench_tools.cpp
 void measure_first_step(const Options& o);   // bench_tools.cpp
 void break_down_steps(const Options& o);     // bench_ops.cpp

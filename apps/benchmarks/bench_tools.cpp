@@ -13,11 +13,7 @@
 #include "data/cifar.h"
 
 namespace heddle::bench {
-namespace {
-
-// Returns the path of CIFAR-10 in the folder of --data, or in shared/data next to this tree; ""
-// means rendered shapes.
-std::string find_data(const Options& o) {
+std::string find_cifar(const Options& o) {
   const std::filesystem::path folder =
       o.data.empty() ? HEDDLE_SOURCE_DIR "/../shared/data" : o.data;
   for (const auto& path : {folder, folder / "cifar-10-batches-bin"})
@@ -25,8 +21,6 @@ std::string find_data(const Options& o) {
   check(o.data.empty(), "--data: ", o.data, ": expected CIFAR-10's binary version, found none");
   return "";
 }
-
-}  // namespace
 
 double copy_rate(int64_t threads, Clock clock) {
   constexpr int64_t kBytes = 64 << 20;
@@ -45,7 +39,7 @@ double copy_rate(int64_t threads, Clock clock) {
 
 void measure_loader(const Options& o) {
   std::vector<std::string> loader_command = child_command(o, "loader");
-  loader_command.push_back("--data=" + find_data(o));
+  loader_command.push_back("--data=" + find_cifar(o));
   const Case trained = find_case("resnet20");
   std::vector<double> rates, costs, demands;
   std::string set;
@@ -69,7 +63,7 @@ void measure_loader(const Options& o) {
 }
 
 void measure_first_step(const Options& o) {
-  const std::string data = find_data(o);
+  const std::string data = find_cifar(o);
   std::vector<double> times;
   for (int64_t round = 0; round < o.rounds; ++round)
     times.push_back(run_training({"--arch=resnet20", "--batch-size=128", "--steps=1",

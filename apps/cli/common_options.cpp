@@ -108,11 +108,11 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
       otherwise("none: gradients are summed over all learners"));
   flags.add("innovation", &o.innovation, "CODE",
             "with --peers, how what is new in the weights is coded: none, "
-            "qsgd:bits=4,bucket=512,rounding=nearest, topk:density=0.1, "
+            "qsgd:bits=4,bucket=1024,rounding=nearest, topk:density=0.1, "
             "dyna:bits=1,bucket=64,scale=adaptive");
   flags.add("peer-rule", &o.peer_rule, "NAME",
-            "with --peers, dual: what pulls a learner's weights away from its neighbours' is "
-            "learned; gossip: they are averaged, for comparison",
+            "with --peers, dual: how a learner's own data pull its weights away is learned and "
+            "cancelled; gossip: weights are averaged only, for comparison",
             one_of({"dual", "gossip"}));
   flags.add("peer-mixing", &o.peer_mixing, "X",
             "with --peers, how far the weights move towards the neighbours' in a step", at_most(1),
@@ -336,6 +336,8 @@ void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embed
     const bool is_path = !path->empty() && !(path == &o.data && *path == embedded);
     if (is_path) *path = std::filesystem::absolute(*path).lexically_normal().string();
   }
+  if (o.peers.find_first_of("./") != std::string::npos && std::filesystem::exists(o.peers))
+    o.peers = std::filesystem::absolute(o.peers).lexically_normal().string();
 
   check(o.name.find('/') == std::string::npos && o.name != "." && o.name != "..",
         "--name: expected a name without '/', found '", o.name, "'");

@@ -1,5 +1,5 @@
-// The control words of a run (LearnerOptimizer::set_control): numbers of this rank that
-// travel with every step's gradients and are summed over the ranks.
+// The control words of a run (LearnerOptimizer::set_control): numbers of this rank that travel with
+// the exchange of every step and are summed over the ranks.
 #pragma once
 
 #include <cstdint>

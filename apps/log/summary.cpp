@@ -82,7 +82,7 @@ nlohmann::ordered_json final_json(const TrainingResult& result, const nlohmann::
                {"clipped_steps", result.clipped_steps},
                {"clipped_norm", result.clipped_norm},
                {"seed", seed}});
-  if (!std::isnan(result.consensus_error)) json["consensus_error"] = result.consensus_error;
+  if (result.consensus_error) json["consensus_error"] = *result.consensus_error;
   if (!run_folder.empty()) json["run_folder"] = run_folder;
   return json;
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "core/error.h"
@@ -43,8 +44,8 @@ struct TrainingResult {
   // Clipping after the exchange: steps, and the sum of what it cut off the norm of the gradient.
   int64_t clipped_steps = 0;
   double clipped_norm = 0;
-  double consensus_error = NAN;  // with --peers, at the last validation
-  double exposed_comm_s = 0;     // seconds of exchange that backward did not hide
+  std::optional<double> consensus_error;  // with --peers; at the last validation, NaN before it
+  double exposed_comm_s = 0;              // seconds of exchange that backward did not hide
 };
 
 // Returns 0 for done, 3 for diverged, 75 for stopped by a signal.

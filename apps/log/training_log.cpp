@@ -94,7 +94,8 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
     ++result_.clipped_steps;
     result_.clipped_norm += (1 - report.clip) * report.grad_norm;
   }
-  pending_.push_back({facts, exchange_since_last(), optimizer_.figures()});
+  const bool skipped = report.skipped_parameters > 0;
+  pending_.push_back({facts, exchange_since_last(), optimizer_.figures(), skipped ? 1.0 : 0.0});
   if (trace_.explaining()) explain(pending_.back());
   if (dumping_) dump_gradients();
   if (result_.world_size == 1 || result_.step % o_.print_freq == 0 || optimizer_.control(kShow) > 0)
@@ -109,7 +110,8 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   if (const std::string note = optimizer_.take_note(); !note.empty() && progress_ != nullptr)
     progress_->note(note);
 
-  skipped_ = report.skipped_parameters > 0 ? skipped_ + 1 : 0;
+  if (!o_.peers.empty()) return running();  // each rank skips for itself: see flush_losses()
+  skipped_ = skipped ? skipped_ + 1 : 0;
   if (skipped_ > o_.max_skipped) {
     flush_losses();  // all ranks count the same steps
     diverge(result_.step, facts.lr,
@@ -177,7 +179,7 @@ std::vector<TrainingLog::LossSum> TrainingLog::sum_losses() {
   std::vector<LossSum> sums;
   for (const Pending& step : pending_) {
     const auto units = static_cast<double>(step.facts.units);
-    sums.push_back({step.facts.loss * units, units});
+    sums.push_back({step.facts.loss * units, units, step.skipped});
   }
   if (result_.world_size == 1) return sums;
   std::vector<std::vector<LossSum>> of_ranks;
@@ -188,6 +190,7 @@ std::vector<TrainingLog::LossSum> TrainingLog::sum_losses() {
     for (size_t i = 0; i < sums.size(); ++i) {
       sums[i].loss += of_rank[i].loss;
       sums[i].units += of_rank[i].units;
+      sums[i].skipped += of_rank[i].skipped;
     }
   }
   return sums;
@@ -199,12 +202,18 @@ bool TrainingLog::flush_losses() {
   const std::vector<LossSum> sums = sum_losses();
   for (int64_t i = 0; i < count; ++i) {
     const Pending& pending = pending_[static_cast<size_t>(i)];
-    const auto [total, units] = sums[static_cast<size_t>(i)];
+    const auto [total, units, skipped] = sums[static_cast<size_t>(i)];
     const int64_t step = result_.step - count + i + 1;
     const double loss = total / units;
     loss_sum_ += total;
     loss_units_ += units;
     if (running() && is_divergent(loss)) diverge(step, pending.facts.lr, loss_text("loss", loss));
+    if (!o_.peers.empty()) skipped_ = skipped > 0 ? skipped_ + 1 : 0;
+    if (running() && skipped_ > o_.max_skipped && !o_.peers.empty())
+      diverge(step, pending.facts.lr,
+              concat("in ", skipped_,
+                     " consecutive steps a learner's gradients or weights were not "
+                     "finite"));
     if (folder_ != nullptr) write_step(step, loss, units, pending);
   }
   pending_.clear();
@@ -214,7 +223,7 @@ bool TrainingLog::flush_losses() {
 
 // Writes a step's line of metrics and shows its progress.
 void TrainingLog::write_step(int64_t step, double loss, double units, const Pending& pending) {
-  const auto& [facts, exchange, figures] = pending;
+  const auto& [facts, exchange, figures, skipped] = pending;
   const StepTimes& t = facts.times;
   nlohmann::ordered_json line = {{"step", step},
                                  {"epoch", result_.epoch + 1},
@@ -303,7 +312,7 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
   if (running()) compare_bytes();
   update_totals();
   result_.ratios = ratios(optimizer_, store_);
-  result_.consensus_error = optimizer_.consensus_error().value_or(NAN);
+  if (!o_.peers.empty()) result_.consensus_error = optimizer_.consensus_error().value_or(NAN);
   if (folder_ == nullptr) return;
   if (result_.status == "diverged" && !last_checkpoint.empty())
     std::fprintf(stderr, "%s: the last checkpoint before that: %s\n", options_.program.c_str(),
@@ -347,7 +356,8 @@ void TrainingLog::evaluated(const char* split, double loss, const nlohmann::orde
       {"step", result_.step}, {"epoch", result_.epoch}, {"split", split}, {"loss", loss}};
   json.update(metrics);
   std::string apart;
-  if (const auto error = optimizer_.consensus_error()) {
+  const auto error = optimizer_.consensus_error();
+  if (error && std::string_view(split) == "valid") {
     json["consensus_error"] = *error;
     apart = concat(", consensus error ", significant(*error));
   }
@@ -362,10 +372,10 @@ void TrainingLog::diverge(int64_t step, double lr, const std::string& why) {
   if (progress_ == nullptr) return;
   progress_->clear();
   std::fprintf(stderr,
-               "%s: diverged at step %lld, lr %g: %s; %s; a lower --lr, --clip-grad-norm or "
+               "%s: diverged at step %lld, lr %g: %s%s; a lower --lr, --clip-grad-norm or "
                "--lr-warmup-epochs may help\n",
                options_.program.c_str(), static_cast<long long>(step), lr, why.c_str(),
-               describe_suspect(store_).c_str());
+               o_.peers.empty() ? ("; " + describe_suspect(store_)).c_str() : "");
 }
 
 }  // namespace heddle

@@ -85,9 +85,10 @@ class TrainingLog {
     StepFacts facts;
     ExchangeFacts exchange;
     std::map<std::string, double> figures;  // of the reducer
+    double skipped = 0;                     // 1: a gradient of this rank's was not finite
   };
   struct LossSum {
-    double loss = 0, units = 0;
+    double loss = 0, units = 0, skipped = 0;  // skipped: ranks
   };
   std::vector<LossSum> sum_losses();
   void prepare_step(int64_t step);

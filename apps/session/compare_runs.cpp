@@ -30,6 +30,8 @@ std::string difference(const nlohmann::json& there, const nlohmann::ordered_json
       return concat(key, ": ", printable(there[key].dump()), " there, ", printable(mine.dump()),
                     " here");
   }
+  for (const auto& [key, value] : there.items())
+    if (!here.contains(key)) return concat(key, ": ", printable(value.dump()), " there, none here");
   return "";
 }
 

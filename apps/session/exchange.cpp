@@ -129,9 +129,23 @@ std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
   return out;
 }
 
+// Returns the bytes to each neighbour, and of what a learner with peers keeps (decentralized.h).
+ExchangePlan plan_innovations(const CommonOptions& o, const ParameterStore& store) {
+  std::vector<int64_t> sizes;
+  for (const Parameter& p : store.parameters()) sizes.push_back(p.size());
+  const InnovationCoder coder(parse_innovation(o.innovation), sizes, 0);
+  ExchangePlan plan{.state = store.count() * 20 + coder.scales().bytes()};
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    plan.payload += coder.bytes(i);
+    plan.compressed_tensors += coder.bytes(i) < 4 * sizes[i] ? 1 : 0;
+  }
+  return plan;
+}
+
 }  // namespace
 
 ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store) {
+  if (!o.peers.empty()) return plan_innovations(o, store);
   if (o.compress == "none") return {.payload = store.count() * 4};
   const auto reducer = reducer_for(o, store);
   if (!o.plan.empty()) apply_layer_plan(o, store, static_cast<int>(o.learners), *reducer);
@@ -200,6 +214,7 @@ std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
           .resync = o.resync,
           .bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20))),
           .overlap = o.overlap == "on",
+          .most_non_finite = 0,  // the log ends such a run, on all ranks
           .seed = static_cast<uint64_t>(o.seed)});
   if (output.log)
     output.log(concat("weights: exchanged with neighbours in the graph ", o.peers, " (",

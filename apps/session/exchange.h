@@ -14,8 +14,8 @@
 
 namespace heddle {
 
-// Bytes of one learner: passed to the collectives in a step (for codes whose length depends on the
-// data, the maximum), and kept between steps.
+// Bytes of one learner: with --peers sent to each neighbour, else passed to the collectives in a
+// step (for codes whose length depends on the data, the maximum), and kept between steps.
 struct ExchangePlan {
   int64_t payload = 0;
   int64_t state = 0;  // residuals, factors

@@ -131,14 +131,16 @@ std::string describe(const TrainResnetOptions& o, const ParameterStore& store, c
 
 nlohmann::ordered_json identity(const TrainResnetOptions& o, const ResnetCard& card,
                                 const ImageDataset& train) {
-  return {{"program", "train_resnet"},
-          {"arch", o.arch},
-          {"stem", o.stem},
-          {"image-size", o.image_size},
-          {"data", train.info().name},
-          {"images", train.size()},
-          {"classes", card.classes},
-          {"optimizer", o.optimizer}};
+  nlohmann::ordered_json json = {{"program", "train_resnet"},
+                                 {"arch", o.arch},
+                                 {"stem", o.stem},
+                                 {"image-size", o.image_size},
+                                 {"data", train.info().name},
+                                 {"images", train.size()},
+                                 {"classes", card.classes},
+                                 {"optimizer", o.optimizer}};
+  if (o.shard != "random") json["shard"] = o.shard;
+  return json;
 }
 
 nlohmann::ordered_json evaluation_json(const Evaluation& valid) {

@@ -69,6 +69,7 @@ std::string path_to_resume(const CommonOptions& o) {
 
 // Throws InputError for a flag that names a step after the last: before a long run, not after it.
 void check_steps_to_show(const CommonOptions& o, int64_t last) {
+  last = std::max<int64_t>(last, 0);
   check(o.explain_step <= last, "--explain-step ", o.explain_step, ": this run ends with step ",
         last);
   check(o.dump_gradients <= last, "--dump-gradients ", o.dump_gradients,
@@ -85,7 +86,8 @@ void check_same_run(const CommonOptions& o, const nlohmann::ordered_json& identi
         "; --resume-anyway loads what fits");
   const std::string compression = compression_differs(state.at("compression"), o);
   check(compression.empty() || o.resume_anyway, checkpoint.path, ": ", compression,
-        "; --resume-anyway drops the residuals");
+        "; --resume-anyway ",
+        o.peers.empty() ? "drops the residuals" : "begins anew from the mean of the weights");
 }
 
 // Returns the path of the checkpoint to resume from; "" to start from the first step.
@@ -108,6 +110,7 @@ std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::stri
   FinishedRun run{.result = parse_summary_line(lines["summary"]),
                   .valid = lines["valid"],
                   .test = lines["test"]};
+  if (!o.peers.empty()) run.result.consensus_error = number_at(run.valid, "consensus_error");
   if (comm.rank() == 0)
     say(o, concat("--resume auto: the run in ", o.output_dir, " is complete, with ",
                   run.result.step, " steps; nothing to do"));

@@ -9,7 +9,9 @@
 #include "apps/cli/json.h"
 #include "apps/session/exchange.h"
 #include "apps/session/layer_plan.h"
+#include "compress/innovation.h"
 #include "core/error.h"
+#include "optim/topology.h"
 
 namespace heddle {
 
@@ -40,6 +42,11 @@ void check_options(const CommonOptions& o) {
           "--compress auto decides by measured times, which --deterministic excludes");
   }
   check_layerwise(o);
+  if (!o.peers.empty()) {
+    (void)Topology::parse(o.peers, o.parsed.learners.size);
+    (void)parse_innovation(o.innovation);
+    check(o.headroom == 0, "--headroom measures sums over all learners; it knows no --peers");
+  }
   check(o.headroom == 0 || o.parsed.learners.size > 1,
         "--headroom needs several learners: give --learners N or start with mpirun");
 }
@@ -152,6 +159,10 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   std::string compressed, by = o.compress;
   if (o.parsed.compress.automatic)
     by = to_string(o.parsed.compress.spec) + ", where --compress auto finds it faster";
+  if (!o.peers.empty())
+    compressed = concat("exchange          ", format_bytes(exchange.payload),
+                        " a step to each neighbour, by --innovation ", o.innovation,
+                        "\nstate of peers    ", format_bytes(exchange.state), " a learner\n");
   if (o.compress != "none")
     compressed =
         concat("exchange          ", format_bytes(exchange.payload), " a step and learner, ",

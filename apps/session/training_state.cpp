@@ -51,9 +51,14 @@ NamedTensors averaged_model(const TrainingParts& parts, const Tensor& values) {
   NamedTensors model;
   add_copies(model, parts.spec.model);
   if (parts.optimizer.learners() == 1) return model;
-  for (auto& [name, x] : model)
-    if (const Parameter* p = parts.store.find(name); p != nullptr)
-      x.copy_from(Tensor::view_as(values.slice(p->offset, p->offset + p->size()), p->shape()));
+  // By memory: tied weights have several names.
+  const auto* begin = static_cast<const float*>(parts.store.values().raw());
+  for (size_t i = 0; i < model.size(); ++i) {
+    const int64_t at = static_cast<const float*>(parts.spec.model[i].second.raw()) - begin;
+    const Tensor& x = model[i].second;
+    if (x.dtype() == DType::f32 && at >= 0 && at < values.size())
+      x.copy_from(Tensor::view_as(values.slice(at, at + x.size()), x.shape()));
+  }
   const NamedTensors buffers = buffers_of(parts);
   const auto is_statistic = [&](const std::string& name) {
     return std::ranges::any_of(buffers, [&](const auto& b) { return b.first == name; });
@@ -173,29 +178,40 @@ void check_rank(const SafetensorsFile& file, int rank, int learners, const Check
 
 // Restores the state that differs between ranks, saved by as many ranks or by a different number.
 void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
-                   LearnerOptimizer::State& exchange, bool same_compression, const Logger& note) {
+                   LearnerOptimizer::State& exchange, bool same_compression, bool anyway,
+                   const Logger& note) {
   const int learners = checkpoint.state.at("learners").get<int>();
   check(learners >= 1 && learners <= 1 << 20, checkpoint.path, ": ", learners, " learners");
-  const bool same = learners == parts.optimizer.learners();
+  const bool same = learners == parts.optimizer.learners(), peers = !parts.o.peers.empty();
+  // Peers continue in the same graph only; the file that describes it may have changed.
+  const bool continues =
+      same_compression &&
+      (!peers || (same && exchange.settings == parts.optimizer.state().settings));
   std::vector<SafetensorsFile> files;
   for (int r = same ? parts.rank : 0; r < (same ? parts.rank + 1 : learners); ++r)
     check_rank(files.emplace_back(SafetensorsFile::open(checkpoint.file(rank_file(r)))), r,
                learners, checkpoint);
   read_exchange_tensors(files, exchange);
   parts.optimizer.restore(exchange);  // first: settings determine the tensors
-  if (same_compression && same)
-    fill_from(files[0], parts.optimizer.named_state(), kExchange);
-  else if (same_compression && parts.o.peers.empty())
+  if (continues && same) {
+    for (const auto& [name, x] : parts.optimizer.named_state())
+      fill_from(files[0], {{name, x}}, kExchange, anyway && name.starts_with("rule."));
+  } else if (continues) {
     fill_from_all(files, parts.optimizer.named_state());
-  else
+  } else {
     parts.optimizer.begin_anew();
+  }
+  if (peers && !continues && note && parts.rank == 0)
+    note(
+        "changed: learners, graph or code; all begin anew from the mean of the saved weights, with "
+        "the first learner's momentum");
   if (const double factor = residual_scale(checkpoint.state, parts.o); factor != 1)
     for (const auto& [name, x] : parts.optimizer.named_state())
       if (name.starts_with("residual.")) scale(x, static_cast<float>(factor));
   if (!same && note && parts.rank == 0)
     note(concat("changed: ", learners, " learners in the checkpoint, ", parts.optimizer.learners(),
-                " here: each gets the mean of the ",
-                parts.o.peers.empty() ? "residuals" : "weights", " and of the statistics"));
+                " here: each gets the mean of the ", peers ? "" : "residuals and of the ",
+                "statistics"));
   if (!same) return;
   fill_from(files[0], buffers_of(parts), kBuffer);
   fill_from(files[0], own.rank, kOwn);
@@ -220,11 +236,13 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
          .best = number_or(schedule.at("best"), std::numeric_limits<double>::infinity()),
          .bad = schedule.at("bad").get<int64_t>()});
     LearnerOptimizer::State exchange = parse_exchange(state.at("exchange"));
-    if (!same_compression || !difference(state.at("planning"), planning_of(parts.o)).empty()) {
+    const bool peers = !parts.o.peers.empty();  // their graph is in the settings
+    if (!same_compression ||
+        (!peers && !difference(state.at("planning"), planning_of(parts.o)).empty())) {
       exchange.settings.clear();
       exchange.planner.reset();
     }
-    restore_ranks(parts, checkpoint, own, exchange, same_compression, note);
+    restore_ranks(parts, checkpoint, own, exchange, same_compression, anyway, note);
     parts.log.restore(checkpoint.step, state.at("epoch").get<int64_t>(), state.at("log"));
     if (note) note_changes(state.at("config").get<std::string>(), parts.spec.config, note);
   });

@@ -182,6 +182,40 @@ def headline():
     return out + over_budget((method, r) for method, seeds in by_method.items() for r in seeds.values())
 
 
+def peers(prefix, dense):
+    """Learners that talk to neighbours only, next to sums over all learners of the same images."""
+    found = runs_by_seed(prefix)
+    by_method = {**({"dense": dense} if dense and found else {}), **found}
+    out = table_by_seed(by_method)
+    for method, seeds in by_method.items():
+        errors = [r["curve"][-1].get("consensus_error") for r in seeds.values()]
+        if method == "dense" or None in errors:
+            continue
+        out += "\n" if "\n- " not in out else ""
+        out += f"- {method}: consensus error at the end {', '.join(f'{e:.2g}' for e in errors)}\n"
+    for method in ("qsgd",) if prefix != "classes-" and "qsgd" in found else ():
+        points, n = difference(by_method[method], dense)
+        out += expected(f"{method}, accuracy against dense, points", points, least=-1, over=plural(n, "seed"))
+        wire = mean(r["summary"]["ratio_wire"] for r in found[method].values())
+        out += expected(f"{method}, bytes of a step, all-reduce over neighbours", wire, least=5.9)
+    return out
+
+
+def softmax():
+    """The distance from the optimum over the bytes that a learner has sent."""
+    rows = []
+    methods = RESULTS.get("softmax-by-class", {"methods": []})["methods"]
+    end = {m["name"]: next((step for step, d in m["distance"] if d <= 1e-5), None) for m in methods}
+    for m in methods:
+        steps = end[m["name"]]
+        sent_by_end = None if steps is None else steps * m["bytes"]
+        plain = end.get("dual") and end["dual"] * next(x["bytes"] for x in methods if x["name"] == "dual")
+        rows.append([m["name"], steps or "–", f"{min(d for _, d in m['distance']):.2g}", f"{m['bytes']:,.0f}",
+                     number(sent_by_end and sent_by_end / 1e6, 2),
+                     number(plain / sent_by_end, 1) if plain and sent_by_end and m["name"].startswith("dual") else ""])
+    return table(["learners", "steps to 1e-5", "closest", "bytes in a step", "MB to 1e-5", "fewer bytes than dual, times"], rows)
+
+
 def lgc():
     """Compares LGC with ScaleCom that sends as many values, the control."""
     by_method = runs_by_seed("lgc-")
@@ -414,8 +448,8 @@ def composed():
                          reached)
 
 
-def plot(docs, name, title, x_label, y_label, lines, log_y=False, from_zero=False):
-    """Writes results-NAME.svg. lines: [(label, [(x, y)])]."""
+def plot(docs, name, title, x_label, y_label, lines, log_y=False, from_zero=False, log_x=False):
+    """Writes results-NAME.svg. lines: [(label, [(x, y)])]; log_x: x is a decimal logarithm."""
     lines = [(label, points) for label, points in lines if points]
     if not lines:
         return
@@ -442,7 +476,7 @@ def plot(docs, name, title, x_label, y_label, lines, log_y=False, from_zero=Fals
                    f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{shown:.4g}</text>')
         x = x0 + (x1 - x0) * i / 5
         out.append(f'<text x="{place(x, 10 ** y0 if log_y else y0)[0]:.1f}" y="{height - bottom + 18}" '
-                   f'text-anchor="middle">{x:.4g}</text>')
+                   f'text-anchor="middle">{10 ** x if log_x else x:.{2 if log_x else 4}g}</text>')
     out.append(f'<text x="{(left + width - right) / 2}" y="{height - 12}" text-anchor="middle">{x_label}</text>'
                f'<text x="16" y="{height / 2}" transform="rotate(-90 16 {height / 2})" text-anchor="middle">{y_label}</text>')
     for i, (label, points) in enumerate(lines):
@@ -462,6 +496,10 @@ def plots(docs):
     for place, lines in composed()[0].items():
         plot(docs, f"composed-{place}", f"Accuracy against time, composed (100 Mbit/s, {place})", "minutes",
              "test accuracy, %", lines, from_zero=False)
+    plot(docs, "softmax", "Softmax regression, 8 learners, images sorted by class", "MB sent by one learner (logarithmic)",
+         "distance from the optimum",
+         [(m["name"], [(math.log10(step * m["bytes"] / 1e6), d) for step, d in m["distance"]])
+          for m in RESULTS.get("softmax-by-class", {"methods": []})["methods"]], log_y=True, log_x=True)
     lines = {}
     for method, runs in scaling_runs().items():
         lines[method] = list(zip(runs, sent(*runs.values())[0]))
@@ -563,6 +601,10 @@ def main(docs=results.DOCS):
             "root": (lambda: large("root-"), "root-"), "long": (lambda: large("long-"), "long-"), "ptb": (ptb, "ptb-"),
             **{name: (lambda name=name: table_by_seed(runs_by_seed(name + "-")), name + "-")
                for name in ("rule", "batch", "grown", "wide", "usual")}, "lgc": (lgc, "lgc-"), "race": (race, "race-"),
+            "peers": (lambda: peers("peers-", runs_by_seed("rule-").get("dense", {})), "peers-"),
+            "classes": (lambda: peers("classes-", runs_by_seed("classes-").get("dense", {})), "classes-"),
+            "eight": (lambda: peers("eight-", runs_by_seed("eight-").get("dense", {})), "eight-"),
+            "softmax": (softmax, "softmax-"),
             "scaling": (scaling, "scaling-"), "times": (times, "time-"), "whole": (whole, "whole-model-"), "full": (full, "full-")}
     file = docs / "results.md"
 

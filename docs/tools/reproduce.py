@@ -40,6 +40,7 @@ MOMENTUM = " --compressed-momentum full"
 BEFORE = "ablation-", "pair-", "large-", "root-", "long-", "scaling-", "meter-"
 ADACOMP = " --compress adacomp"
 QSGD = " --compress qsgd:bits=4"
+PEERS, QSGD4, BY_CLASS = " --peers ring", " --innovation qsgd:bits=4", " --shard by-class"
 NO_MOMENTUM = " --momentum 0 --no-nesterov"
 FULL = "full-"  # runs with this prefix take hours and run only when named; all except full-cpu-… need a GPU
 
@@ -66,6 +67,16 @@ def experiments():
         for name, flags in (("scalecom", " --compress scalecom:rate=1000,select=exact"), ("value", " --compress lgc"),
                             ("index", " --compress lgc:order=index"), ("paper", " --compress lgc:codec=paper")):
             runs[f"lgc-{name}-{seed}"] = f"{RESNET} --epochs 16 --seed {seed}{flags}"
+        # Learners that talk to neighbours only; rule-dense is the sum over all with images at random.
+        for name, flags in (("qsgd", PEERS + QSGD4), ("dyna", PEERS + " --innovation dyna"), ("none", PEERS),
+                            ("gossip", PEERS + " --peer-rule gossip")):
+            runs[f"peers-{name}-{seed}"] = f"{RESNET} --epochs 8 --seed {seed}{flags}"
+            runs[f"classes-{name}-{seed}"] = f"{RESNET} --epochs 8 --seed {seed}{flags}{BY_CLASS}"
+        runs[f"classes-dense-{seed}"] = f"{RESNET} --epochs 8 --seed {seed}{BY_CLASS}"
+        eight = RESNET.replace("--learners 4 --batch-size 32", "--learners 8 --batch-size 16")
+        for name, flags in ("dense", ""), ("qsgd", PEERS + QSGD4):
+            runs[f"eight-{name}-{seed}"] = f"{eight} --epochs 8 --seed {seed}{flags}"
+    runs["softmax-by-class"] = "bench softmax --data DATA"
     runs["meter-scalecom"] = f"{RESNET} --epochs 16 --seed 1{SCALECOM} --shadow 50"  # the headline's first seed with the quality meter
     for name, flags in (
         ("dense", ""),
@@ -210,7 +221,7 @@ def digest(folder, metrics, summary):
         if line.get("split") == "train":
             trained += sum(line.get(key, 0) for key in ("t_data", "t_forward", "t_backward", "t_update"))
         elif line.get("split") in ("valid", "test"):
-            curve.append({k: line[k] for k in ("epoch", "step", "loss", "acc1", "ppl") if k in line}
+            curve.append({k: line[k] for k in ("epoch", "step", "loss", "acc1", "ppl", "consensus_error") if k in line}
                          | {"train_s": round(trained, 2)})
     out = {"curve": curve, "summary": summary}
     config = (folder / "config.toml").read_text()
@@ -283,9 +294,28 @@ def shown(typed):
     return "./run " + re.sub("^netlab ", "netlab run build/", typed.replace("DATA", "…"))
 
 
+def run_bench(name, typed, words):
+    """Runs one part of bench and adds its curves, one point in twenty steps. Returns whether it succeeded."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = pathlib.Path(scratch) / "bench.json"
+        done = subprocess.run([ROOT / "run", *words, "--json", file], stdout=subprocess.DEVNULL, check=False)
+        if done.returncode != 0:
+            print(f"reproduce: {name} ended with exit code {done.returncode}", file=sys.stderr)
+            return False
+        found = json.loads(file.read_text())
+    methods = [{"name": x["name"], "bytes": x["bytes"], "steps": len(x["distance"]),
+                "distance": [[i + 1, float(f"{d:.4g}")] for i, d in enumerate(x["distance"])
+                             if i % 20 == 19 or i + 1 in (1, len(x["distance"]))]} for x in found["methods"]]
+    results.add(RESULTS, {"name": name, "command": shown(typed), "revision": revision_of("bench"),
+                          "machine": f"{found['machine']}, {os.cpu_count()} cores", "methods": methods})
+    return True
+
+
 def run(name, typed, keep, again=False):
     """Runs one experiment and adds its result. Returns whether it succeeded."""
     words = typed.replace("DATA", str(DATA)).split()
+    if words[0] == "bench":
+        return run_bench(name, typed, words)
     hosts = words[0] == "netlab"
     program, flags = (words[1], words[2:]) if hosts else (words[0], words[1:])
     with tempfile.TemporaryDirectory() as scratch:
