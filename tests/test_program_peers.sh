@@ -2,7 +2,7 @@
 # Learners that talk to neighbours only, as a user would start them: overlapped or not, as threads and under mpirun,
 # with the same bits; resumed from checkpoints, by as many learners and by others; stopped by a signal on one rank;
 # what contradicts itself is refused.
-#   tests/test_program_peers.sh build/train_resnet build/train_lm [mpirun]
+#   tests/test_program_peers.sh build/train_resnet build/train_lm [mpirun]      KILLS=10 for the long form
 set -u
 sources=$(cd "$(dirname "$0")/.." && pwd)
 resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
@@ -151,6 +151,41 @@ if [ -n "$mpirun" ]; then
   ranks 4 "${images[@]}" --steps 12 --peers ring --innovation qsgd:bits=4 --output-dir mpi >/dev/null || fail 'mpirun'
   same_losses ring mpi 'processes'
   cmp -s ring/model.safetensors mpi/model.safetensors || fail 'processes end with other weights than threads'
+
+  # pid_of RANK FOLDER: the process of a rank that trains in this folder.
+  pid_of() {
+    local pid
+    for pid in $(pgrep -f "^$resnet .*--output-dir $2\$"); do
+      grep -qzx "OMPI_COMM_WORLD_RANK=$1" "/proc/$pid/environ" 2>/dev/null && echo "$pid"
+    done
+  }
+  # A rank that stands still for four seconds delays its neighbours, and through them the others; nobody gives up.
+  calm=("${images[@]}" --steps 300 --save-every 0 --peers ring --innovation qsgd:bits=4 --comm-timeout 60)
+  ranks 4 "${calm[@]}" --output-dir calm >/dev/null || fail 'calm'
+  ranks 4 "${calm[@]}" --output-dir halted >/dev/null 2>halted.err & launcher=$!
+  wait_for halted/metrics.jsonl '"step":4,'
+  pid=$(pid_of 2 halted)
+  if [ -n "$pid" ]; then kill -STOP "$pid"; sleep 4; kill -CONT "$pid"; else fail 'no rank 2 to halt'; fi
+  wait $launcher; code=$?
+  [ $code = 0 ] || fail "a rank stood still: exit code $code: $(tail -3 halted.err)"
+  same_losses calm halted 'a rank stood still'
+  # One that does not go on is named by a neighbour.
+  ranks 4 "${calm[@]}" --comm-timeout 5 --steps 100000 --output-dir hung >/dev/null 2>hung.err & launcher=$!
+  wait_for hung/metrics.jsonl '"step":4,'
+  kill -STOP "$(pid_of 1 hung)"
+  wait $launcher && fail 'hung: exit code 0'
+  grep -Eq 'rank [02] of 4, exchange of .*rank 1' hung.err || fail "hung: rank 1 is not named: $(head -c 800 hung.err)"
+  # One that is killed ends all of them within fifteen seconds, and is named.
+  for ((i = 0; i < ${KILLS:-2}; i++)); do
+    ranks 4 "${calm[@]}" --steps 100000 --output-dir "killed$i" >/dev/null 2>"killed$i.err" & launcher=$!
+    wait_for "killed$i/metrics.jsonl" '"step":4,'
+    victim=$((RANDOM % 4))
+    kill -KILL "$(pid_of $victim "killed$i")"
+    for _ in {1..150}; do kill -0 $launcher 2>/dev/null || break; sleep 0.1; done
+    kill -0 $launcher 2>/dev/null && { fail "killed: still there after 15 s"; kill -KILL $launcher; }
+    wait $launcher && fail 'killed: exit code 0'
+    grep -q "rank $victim\b" "killed$i.err" || fail "killed: rank $victim is not named: $(tail -5 "killed$i.err")"
+  done
 else
   echo 'skipped: processes (no mpirun here)'
 fi
