@@ -35,7 +35,7 @@ void read_state(const std::string& folder, std::string_view text) {
   write(folder + "/state.json", text);
   const Checkpoint checkpoint = read_checkpoint(folder);
   try {
-    const DataParallelOptimizer::State state = parse_exchange(checkpoint.state.at("exchange"));
+    const LearnerOptimizer::State state = parse_exchange(checkpoint.state.at("exchange"));
     (void)exchange_json(state).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   } catch (const nlohmann::json::exception&) {  // restore_training turns it into an InputError
   }
