@@ -169,7 +169,7 @@ if [ -n "$mpirun" ]; then
   wait $launcher; code=$?
   [ $code = 0 ] || fail "a rank stood still: exit code $code: $(tail -3 halted.err)"
   same_losses calm halted 'a rank stood still'
-  # One that does not go on is named by a neighbour.
+  # A rank that hangs is named by a neighbour.
   ranks 4 "${calm[@]}" --comm-timeout 5 --steps 100000 --output-dir hung >/dev/null 2>hung.err & launcher=$!
   wait_for hung/metrics.jsonl '"step":4,'
   kill -STOP "$(pid_of 1 hung)"
