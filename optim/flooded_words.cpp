@@ -18,7 +18,7 @@ FloodedWords::FloodedWords(const Topology& topology, int rank) : rank_(rank) {
 Tensor FloodedWords::message() {
   for (size_t i = 0; i < kCount; ++i) words(rank_, step_)[i] = own_[i];
   const auto ranks = std::ssize(history_);
-  const Tensor out = Tensor::empty_on(Device{}, {ranks, static_cast<int64_t>(kCount)});
+  Tensor out = Tensor::empty_on(Device{}, {ranks, static_cast<int64_t>(kCount)});
   out.fill_zero();
   for (int r = 0; r < ranks; ++r)
     if (const int64_t at = step_ - distances_[static_cast<size_t>(rank_)][static_cast<size_t>(r)];
