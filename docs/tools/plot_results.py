@@ -448,6 +448,14 @@ def composed():
                          reached)
 
 
+def marks(low, high, log):
+    """Returns six values from low to high, or, if they are decimal logarithms, whole ones, if there are two."""
+    powers = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
+    if log and len(powers) > 1:
+        return powers
+    return [low + (high - low) * i / 5 for i in range(6)]
+
+
 def plot(docs, name, title, x_label, y_label, lines, log_y=False, from_zero=False, log_x=False):
     """Writes results-NAME.svg. lines: [(label, [(x, y)])]; log_x: x is a decimal logarithm."""
     lines = [(label, points) for label, points in lines if points]
@@ -468,15 +476,14 @@ def plot(docs, name, title, x_label, y_label, lines, log_y=False, from_zero=Fals
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
            'font-size="12">', f'<rect width="{width}" height="{height}" fill="white"/>',
            f'<text x="{left}" y="22" font-size="15">{title}</text>']
-    for i in range(6):
-        y = y0 + (y1 - y0) * i / 5
+    for y in marks(y0, y1, log_y):
         shown = 10 ** y if log_y else y
         at = place(x0, shown)[1]
         out.append(f'<line x1="{left}" x2="{width - right}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>'
                    f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{shown:.4g}</text>')
-        x = x0 + (x1 - x0) * i / 5
+    for x in marks(x0, x1, log_x):
         out.append(f'<text x="{place(x, 10 ** y0 if log_y else y0)[0]:.1f}" y="{height - bottom + 18}" '
-                   f'text-anchor="middle">{10 ** x if log_x else x:.{2 if log_x else 4}g}</text>')
+                   f'text-anchor="middle">{10 ** x if log_x else x:.4g}</text>')
     out.append(f'<text x="{(left + width - right) / 2}" y="{height - 12}" text-anchor="middle">{x_label}</text>'
                f'<text x="16" y="{height / 2}" transform="rotate(-90 16 {height / 2})" text-anchor="middle">{y_label}</text>')
     for i, (label, points) in enumerate(lines):
