@@ -73,7 +73,8 @@ def made_up(name, typed):
     elif group == "softmax":  # four times the bytes of one, in half the steps: twice
         del result["curve"], result["summary"]
         result["methods"] = [{"name": "dual", "bytes": 4000, "steps": 50, "distance": [[1, 0.5], [50, 1e-5]]},
-                             {"name": "dual, a code", "bytes": 1000, "steps": 100, "distance": [[1, 0.5], [100, 9e-6]]},
+                             {"name": "dual, dyna:bits=1", "bytes": 1000, "steps": 100, "distance": [[1, 0.5], [100, 9e-6]]},
+                             {"name": "dual, qsgd:bits=4", "bytes": 500, "steps": 50, "distance": [[1, 0.5], [50, 9e-6]]},
                              {"name": "gossip", "bytes": 4000, "steps": 100, "distance": [[1, 0.5], [100, 0.25]]}]
     elif group == "ablation":
         summary["valid_acc1"] = {"dense": 88.0, "scalecom": 87.25}.get(rest, 87.0)
@@ -150,7 +151,7 @@ class Page(unittest.TestCase):
         counted += 1
         in_peers = [x for x in reproduce.experiments() if x.startswith("peers-")]
         self.assertEqual(len(self.rows(tables.pop("peers"))), 1 + len(in_peers) // 2)  # and rule-dense
-        self.assertEqual(len(self.rows(tables.pop("softmax"))), 3)
+        self.assertEqual(len(self.rows(tables.pop("softmax"))), 4)
         counted += len(in_peers) + 1
         in_pairs = [x for x in reproduce.experiments() if x.startswith("pair-")]
         self.assertEqual(counted + len(in_pairs), len(reproduce.experiments()))
@@ -167,7 +168,7 @@ class Page(unittest.TestCase):
         self.assertIn("qsgd, accuracy against dense, points: expected ≥ -1.00, found -0.50 over 2 seeds: holds\n", tables["eight"])
         self.assertIn("all-reduce over neighbours: expected ≥ 5.90, found 6.00: holds\n", tables["peers"])
         self.assertNotIn("expected", tables["classes"])
-        self.assertIn("| dual, a code | 100 | 9e-06 | 1,000 | 0.10 | 2.0 |\n", tables["softmax"])
+        self.assertIn("| dual, dyna:bits=1 | 100 | 9e-06 | 1,000 | 0.10 | 2.0 |\n", tables["softmax"])
         self.assertIn("| gossip | – | 0.25 | 4,000 |  |  |\n", tables["softmax"])
 
     def test_headline(self):
@@ -294,6 +295,10 @@ class Page(unittest.TestCase):
         self.assertEqual(verdict["LSTM on Penn Treebank, rate 400: test perplexity in % of dense"],
                          ("≤ 101", "101.42 over 3 seeds", "missed by 0.42"))
         self.assertEqual(verdict["AdaComp's ratio on that LSTM, in its paper's count"], ("≥ 150", "100.00", "missed by 50.00"))
+
+        self.assertEqual(verdict["… bytes to 1e-5 without a code over those with dual, qsgd:bits=4"], ("≥ 7", "8.00", "holds"))
+        self.assertEqual(verdict["… bytes to 1e-5 without a code over those with dual, dyna:bits=1"],
+                         ("≥ 24", "2.00", "missed by 22.00"))
 
         rows = self.rows(self.page({"headline-dense-1": made_up("headline-dense-1", "train_resnet")})["claims"])
         self.assertEqual(len([row for row in rows if "**not measured yet**" in row]), len(rows))

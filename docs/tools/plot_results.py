@@ -201,18 +201,25 @@ def peers(prefix, dense):
     return out
 
 
+def softmax_methods():
+    return RESULTS.get("softmax-by-class", {"methods": []})["methods"]
+
+
+def softmax_ends():
+    """Returns the steps and MB in which methods reach a distance of 1e-5, by name; without those that do not."""
+    steps = {m["name"]: step for m in softmax_methods() for step, d in m["distance"][-1:] if d <= 1e-5}
+    return steps, {m["name"]: steps[m["name"]] * m["bytes"] / 1e6 for m in softmax_methods() if m["name"] in steps}
+
+
 def softmax():
     """The distance from the optimum over the bytes that a learner has sent."""
     rows = []
-    methods = RESULTS.get("softmax-by-class", {"methods": []})["methods"]
-    end = {m["name"]: next((step for step, d in m["distance"] if d <= 1e-5), None) for m in methods}
-    for m in methods:
-        steps = end[m["name"]]
-        sent_by_end = None if steps is None else steps * m["bytes"]
-        plain = end.get("dual") and end["dual"] * next(x["bytes"] for x in methods if x["name"] == "dual")
-        rows.append([m["name"], steps or "–", f"{min(d for _, d in m['distance']):.2g}", f"{m['bytes']:,.0f}",
-                     number(sent_by_end and sent_by_end / 1e6, 2),
-                     number(plain / sent_by_end, 1) if plain and sent_by_end and m["name"].startswith("dual") else ""])
+    steps, mb = softmax_ends()
+    for m in softmax_methods():
+        name = m["name"]
+        fewer = mb["dual"] / mb[name] if name.startswith("dual") and {"dual", name} <= mb.keys() else None
+        rows.append([name, steps.get(name, "–"), f"{min(d for _, d in m['distance']):.2g}", f"{m['bytes']:,.0f}",
+                     number(mb.get(name), 2), number(fewer, 1)])
     return table(["learners", "steps to 1e-5", "closest", "bytes in a step", "MB to 1e-5", "fewer bytes than dual, times"], rows)
 
 
@@ -506,7 +513,7 @@ def plots(docs):
     plot(docs, "softmax", "Softmax regression, 8 learners, images sorted by class", "MB sent by one learner (logarithmic)",
          "distance from the optimum",
          [(m["name"], [(math.log10(step * m["bytes"] / 1e6), d) for step, d in m["distance"]])
-          for m in RESULTS.get("softmax-by-class", {"methods": []})["methods"]], log_y=True, log_x=True)
+          for m in softmax_methods()], log_y=True, log_x=True)
     lines = {}
     for method, runs in scaling_runs().items():
         lines[method] = list(zip(runs, sent(*runs.values())[0]))
@@ -572,6 +579,18 @@ def claims():
     sizes = sent(*traffic.values())[0] if {4, 64} <= traffic.keys() else []
     claim("From 4 to 64 learners a learner's traffic grows by no more than the ring's factor",
           sizes[-1] / sizes[0] if sizes else None, most=1.3125)
+    peers_runs = {"dense": runs_by_seed("rule-").get("dense", {}), **runs_by_seed("peers-")}
+    points, n = difference(peers_runs.get("qsgd", {}), peers_runs["dense"])
+    claim("COLD on a ring of four, 4 bits, loses no accuracy: accuracy against dense, points", points, least=-1,
+          over=plural(n, "seed"))
+    claim("… bytes of a step, ring all-reduce over neighbours",
+          mean(r["summary"]["ratio_wire"] for r in peers_runs.get("qsgd", {}).values()), least=5.9)
+    steps, mb = softmax_ends()
+    for name, least in ("dual, qsgd:bits=4", 7), ("dual, dyna:bits=1", 24):
+        known = {"dual", name} <= steps.keys()
+        claim(f"Softmax regression by class, ring of eight, {name}: steps to 1e-5, over those without a code",
+              steps[name] / steps["dual"] if known else None, most=1.03 if "qsgd" in name else 1.05)
+        claim(f"… bytes to 1e-5 without a code over those with {name}", mb["dual"] / mb[name] if known else None, least=least)
     for net, sooner, faster in ("resnet20", 2, None), ("resnet18", 4, 2.5), ("lstm", None, 2.5):
         if sooner:
             claim(f"At 100 Mbit/s {net} reaches dense's final accuracy sooner: ratio of times",
