@@ -1,0 +1,52 @@
+// How much differential privacy a run has spent, counted by Rényi divergences (RDP; Mironov 2017,
+// arXiv 1702.07476): the curve of a mechanism holds its divergence at some orders, and the curves
+// of all that was released add up.
+//
+//   RdpCurve spent = sampled_gaussian_rdp(/*q=*/0.02, /*z=*/1);   // one release
+//   for (double& x : spent) x *= 500;
+//   epsilon_of(spent, /*delta=*/1e-5).epsilon                     // 3.1458
+//
+// A mechanism is private for one unit (a record, a group of them, a learner): its output hardly
+// tells whether that unit's data were added, removed or, where it says so, replaced. The functions
+// throw InputError for numbers out of range, and return infinity where nothing is protected.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace heddle {
+
+// The orders: 2 to 64, then fewer up to 1024; integers, at which sampling has an exact formula.
+std::span<const int64_t> rdp_orders();
+using RdpCurve = std::vector<double>;  // by order
+
+// The sum of something and Gaussian noise; z: the noise's standard deviation over the largest
+// change, in L2, that one unit makes.
+RdpCurve gaussian_rdp(double z);
+// The same when each unit takes part with probability q, independently of the others, and one is
+// added or removed (Mironov, Talwar and Zhang 2019, arXiv 1908.10530; recalled).
+RdpCurve sampled_gaussian_rdp(double q, double z);
+// The signs of sums of votes with Gaussian noise: 1, -1, or 0 where the noisy sum is not beyond
+// `threshold` in magnitude. A unit votes +1 or -1 at k coordinates; it is replaced, or added or
+// removed. Not above gaussian_rdp(sigma / (2 sqrt(k))), or (sigma / sqrt(k)). This project's own: a
+// coordinate's divergence is maximal over all sums (on a grid, and then between its points), and
+// coordinates add up.
+RdpCurve ternary_rdp(double sigma, double threshold, int64_t k, bool replaced);
+
+enum class RdpConversion {
+  classic,  // Mironov 2017
+  improved  // Balle et al. 2020, arXiv 1905.09982; recalled
+};
+struct PrivacySpent {
+  double epsilon;
+  int64_t order;  // that gave it; the first or last one may not be the best that exists
+};
+// Returns the smallest epsilon for which all that the curve describes is (epsilon, delta)-private.
+PrivacySpent epsilon_of(const RdpCurve& curve, double delta,
+                        RdpConversion conversion = RdpConversion::improved);
+// Returns a z for which `times` releases with sampling rate q (1: Gaussian, without sampling) stay
+// within epsilon, at most 1e-6 larger than needed. Throws InputError if none up to 1e6 does.
+double noise_for(double epsilon, double delta, double q, int64_t times);
+
+}  // namespace heddle
