@@ -17,7 +17,7 @@ constexpr int kGrid = 1000;         // intervals of a range of sums of votes
 
 double log_sum(double a, double b) {
   const double most = std::max(a, b);
-  return most == -kInfinity ? most : most + std::log1p(std::exp(std::min(a, b) - most));
+  return std::isinf(most) ? most : most + std::log1p(std::exp(std::min(a, b) - most));
 }
 
 // Returns log(e^a - e^b) for a >= b.
@@ -61,38 +61,48 @@ Outcomes outcomes(double v, double threshold) {
 double divergence(double order, const Outcomes& p, const Outcomes& q) {
   double sum = -kInfinity;
   for (const auto part : {&Outcomes::up, &Outcomes::down, &Outcomes::none})
-    if (p.*part > -kInfinity) sum = log_sum(sum, order * p.*part - (order - 1) * q.*part);
-  return std::max(0.0, sum / (order - 1));
+    if (p.*part != -kInfinity) sum = log_sum(sum, order * p.*part - (order - 1) * q.*part);
+  return std::isnan(sum) ? kInfinity : std::max(0.0, sum / (order - 1));
+}
+
+// Returns the largest value of a function between two points, if it has one maximum there.
+template <class Function>
+double maximum(const Function& at, double low, double high) {
+  constexpr double kGolden = 0.6180339887498949;
+  double most = 0;
+  for (int i = 0; i < 40; ++i) {
+    const double a = high - kGolden * (high - low), b = low + kGolden * (high - low);
+    const double at_a = at(a), at_b = at(b);
+    most = std::max({most, at_a, at_b});
+    (at_a > at_b ? high : low) = at_a > at_b ? b : a;
+  }
+  return most;
 }
 
 // Returns the largest divergence, over all sums of votes, between a sum and one `change` larger. A
-// smaller one is the same with all signs changed. A high order is largest for sums as far as
-// order * change beyond the threshold, where a sign is improbable; two grids cover both regions.
-RdpCurve most_ternary(double change, double threshold) {
+// sum one `change` smaller gives the same, with all signs changed. The divergence has a maximum
+// near each threshold; at a high order it is largest for sums up to order * change beyond it, where
+// an outcome is improbable. Each maximum on the grids is refined: two may be almost equal.
+RdpCurve most_ternary(double change, double any_threshold) {
   return curve([=](double order) {
+    // With a threshold farther away the maximum is the same.
+    const double threshold = std::min(any_threshold, 40 + order * change);
     const auto at = [&](double v) {
       return divergence(order, outcomes(v, threshold), outcomes(v + change, threshold));
     };
     double most = 0;
-    for (const double beyond : {0.0, order * change}) {
-      const double end = 4 + threshold + change + beyond, step = 2 * end / kGrid;
-      double best = 0, here = -1;
-      for (int i = 0; i <= kGrid; ++i)
-        if (const double found = at(-end + i * step); found > here) {
-          here = found;
-          best = -end + i * step;
+    for (const double centre : {-threshold, threshold})
+      for (const double beyond : {0.0, order * change}) {
+        const double begin = centre - change - 6, step = (change + 12 + beyond) / kGrid;
+        double before = -1, here = at(begin);
+        for (int i = 1; i <= kGrid + 1; ++i) {
+          const double after = i > kGrid ? -1 : at(begin + i * step);
+          if (here >= before && here >= after && here > 0.9 * most)
+            most = std::max({most, here, maximum(at, begin + (i - 2) * step, begin + i * step)});
+          before = std::exchange(here, after);
         }
-      double low = best - step, high = best + step;
-      constexpr double kGolden = 0.6180339887498949;
-      for (int i = 0; i < 40; ++i) {
-        const double a = high - kGolden * (high - low), b = low + kGolden * (high - low);
-        const double at_a = at(a), at_b = at(b);
-        here = std::max({here, at_a, at_b});
-        (at_a > at_b ? high : low) = at_a > at_b ? b : a;
       }
-      most = std::max(most, here);
-    }
-    return most;
+    return std::isnan(most) ? kInfinity : most + 1e-15;  // rounding of divergence()
   });
 }
 
@@ -121,12 +131,16 @@ RdpCurve sampled_gaussian_rdp(double q, double z) {
   return curve([=](double order) {
     if (q == 0) return 0.0;
     if (z == 0) return kInfinity;
+    // The mean of the ratios less one: a sum of positive terms, in logarithms.
     double sum = -kInfinity;
-    for (double i = 0; i <= order; ++i)
+    for (double i = 2; i <= order; ++i) {
+      const double power = (i * i - i) / 2 / z / z;
       sum = log_sum(sum, std::lgamma(order + 1) - std::lgamma(i + 1) - std::lgamma(order - i + 1) +
                              (order - i) * std::log1p(-q) + i * std::log(q) +
-                             (i * i - i) / (2 * z * z));
-    return std::max(0.0, sum / (order - 1));
+                             (power > 40 ? power : std::log(std::expm1(power))));
+    }
+    if (sum <= 40) sum = std::log1p(std::exp(sum));
+    return std::isnan(sum) ? kInfinity : sum / (order - 1);
   });
 }
 
@@ -137,7 +151,9 @@ RdpCurve ternary_rdp(double sigma, double threshold, int64_t k, bool replaced) {
         sigma, ", ", threshold, " and ", k);
   const auto votes = static_cast<double>(k);
   RdpCurve out = gaussian_rdp(k > 0 ? sigma / (std::sqrt(votes) * (replaced ? 2 : 1)) : kInfinity);
-  if (sigma == 0 || k == 0) return out;
+  const bool beyond_range =
+      std::isinf(1 / sigma) || (std::isinf(threshold / sigma) && !std::isinf(threshold));
+  if (k == 0 || beyond_range || std::isinf(threshold)) return out;
   const RdpCurve one = most_ternary(1 / sigma, threshold / sigma);
   const RdpCurve two = replaced ? most_ternary(2 / sigma, threshold / sigma) : RdpCurve(one.size());
   for (size_t i = 0; i < out.size(); ++i)
@@ -150,6 +166,8 @@ PrivacySpent epsilon_of(const RdpCurve& curve, double delta, RdpConversion conve
   check(delta > 0 && delta < 1, "privacy: expected a delta above 0 and below 1, found ", delta);
   check(curve.size() == orders.size(), "privacy: expected ", orders.size(), " divergences, found ",
         curve.size());
+  for (const double x : curve)
+    check(x >= 0, "privacy: expected divergences of at least 0, found ", x);
   PrivacySpent best{kInfinity, orders.front()};
   for (size_t i = 0; i < curve.size(); ++i) {
     const auto order = static_cast<double>(orders[i]);
@@ -174,9 +192,9 @@ double noise_for(double epsilon, double delta, double q, int64_t times) {
   while (!fits(high)) {
     check(high < kMostNoise, "privacy: no noise up to ", kMostNoise, " stays within epsilon ",
           epsilon, " and delta ", delta, " in ", times, " releases");
-    low = std::exchange(high, 2 * high);
+    low = std::exchange(high, std::min(2 * high, kMostNoise));
   }
-  while (high - low > 1e-7 * high) {
+  for (int i = 0; i < 1100 && high - low > 1e-7 * high; ++i) {
     const double middle = (low + high) / 2;
     (fits(middle) ? high : low) = middle;
   }

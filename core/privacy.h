@@ -7,8 +7,9 @@
 //   epsilon_of(spent, /*delta=*/1e-5).epsilon                     // 3.1458
 //
 // A mechanism is private for one unit (a record, a group of them, a learner): its output hardly
-// tells whether that unit's data were added, removed or, where it says so, replaced. The functions
-// throw InputError for numbers out of range, and return infinity where nothing is protected.
+// tells whether that unit's data were added or removed or, where a function says so, replaced.
+// Curves of the two kinds must not be added up. The functions throw InputError for numbers out of
+// range, NaN among them, and return infinity where nothing is protected.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +22,17 @@ namespace heddle {
 std::span<const int64_t> rdp_orders();
 using RdpCurve = std::vector<double>;  // by order
 
-// The sum of something and Gaussian noise; z: the noise's standard deviation over the largest
+// A sum plus Gaussian noise; z: the noise's standard deviation over the largest
 // change, in L2, that one unit makes.
 RdpCurve gaussian_rdp(double z);
 // The same when each unit takes part with probability q, independently of the others, and one is
 // added or removed (Mironov, Talwar and Zhang 2019, arXiv 1908.10530; recalled).
 RdpCurve sampled_gaussian_rdp(double q, double z);
-// The signs of sums of votes with Gaussian noise: 1, -1, or 0 where the noisy sum is not beyond
-// `threshold` in magnitude. A unit votes +1 or -1 at k coordinates; it is replaced, or added or
-// removed. Not above gaussian_rdp(sigma / (2 sqrt(k))), or (sigma / sqrt(k)). This project's own: a
-// coordinate's divergence is maximal over all sums (on a grid, and then between its points), and
-// coordinates add up.
+// The signs of sums of votes plus Gaussian noise, independent for each coordinate: 1, -1, or 0
+// where the noisy sum is not beyond `threshold` in magnitude. A unit votes +1 or -1 at up to k
+// coordinates; it is replaced, or added or removed. Not above gaussian_rdp(sigma / (2 sqrt(k))), or
+// (sigma / sqrt(k)). This project's own: the largest divergence of one coordinate, over all sums of
+// votes, is found numerically, to about 1e-9, and coordinates add up.
 RdpCurve ternary_rdp(double sigma, double threshold, int64_t k, bool replaced);
 
 enum class RdpConversion {
@@ -42,11 +43,13 @@ struct PrivacySpent {
   double epsilon;
   int64_t order;  // that gave it; the first or last one may not be the best that exists
 };
-// Returns the smallest epsilon for which all that the curve describes is (epsilon, delta)-private.
+// Returns the smallest epsilon for which these orders prove that all that the curve describes is
+// (epsilon, delta)-private.
 PrivacySpent epsilon_of(const RdpCurve& curve, double delta,
                         RdpConversion conversion = RdpConversion::improved);
 // Returns a z for which `times` releases with sampling rate q (1: Gaussian, without sampling) stay
-// within epsilon, at most 1e-6 larger than needed. Throws InputError if none up to 1e6 does.
+// within epsilon, relatively at most 1e-6 more than needed. Throws InputError if none up to 1e6
+// does.
 double noise_for(double epsilon, double delta, double q, int64_t times);
 
 }  // namespace heddle

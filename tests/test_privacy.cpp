@@ -87,7 +87,7 @@ TEST_CASE("privacy: divergences of the sampled Gaussian") {
   CHECK(at(curve, 16) == doctest::Approx(1.699827).epsilon(1e-6));
   CHECK(at(curve, 32) == doctest::Approx(8.469416).epsilon(1e-6));
   for (const double q : {0.001, 0.3, 0.9})
-    for (const double z : {0.7, 2.0, 30.0})
+    for (const double z : {0.7, 2.0, 30.0, 1e6})
       CHECK(at(sampled_gaussian_rdp(q, z), 2) ==
             doctest::Approx(std::log1p(q * q * std::expm1(1 / (z * z)))).epsilon(1e-9));
   CHECK(sampled_gaussian_rdp(1, 3) == gaussian_rdp(3));
@@ -144,6 +144,10 @@ TEST_CASE("privacy: signs of noisy votes tell less than the noisy votes") {
           CHECK(signs[i] <= sums[i]);
         }
       }
+  // The higher of two maxima, and one near a threshold far away; calculated with 34 digits.
+  CHECK(at(ternary_rdp(100, 240, 1, false), 40) == doctest::Approx(0.00127683544005).epsilon(1e-9));
+  CHECK(at(ternary_rdp(0.1, 0.15, 1, false), 3) == doctest::Approx(148.453219928).epsilon(1e-9));
+  CHECK(at(ternary_rdp(1, 1e5, 1, false), 2) == doctest::Approx(0.66182547585).epsilon(1e-8));
   // No pair of sums of votes exceeds it: one unit's vote comes or goes, or turns.
   const RdpCurve once = ternary_rdp(5, 3, 1, false), turned = ternary_rdp(5, 3, 1, true);
   for (int v = -30; v <= 30; ++v)
@@ -158,7 +162,30 @@ TEST_CASE("privacy: signs of noisy votes tell less than the noisy votes") {
   CHECK(at(once, 8) == doctest::Approx(most).epsilon(1e-5));
 }
 
+TEST_CASE("privacy: at the limits of numbers nothing is protected that is not") {
+  CHECK(rdp_orders().back() == 1024);
+  for (const double x : sampled_gaussian_rdp(0.5, 1e-200)) CHECK(std::isinf(x));
+  for (const double x : ternary_rdp(1e-308, 10, 1, true)) CHECK(std::isinf(x));
+  for (const double x : ternary_rdp(1e-309, 0, 1, true)) CHECK(std::isinf(x));
+  for (const double x : ternary_rdp(1, 1, 0, true)) CHECK(x == 0);
+  CHECK(epsilon_of(RdpCurve(rdp_orders().size()), 0.9).epsilon == 0);
+  CHECK(noise_for(1, kDelta, 1, 0) < 1e-6);
+  CHECK(noise_for(1e305, kDelta, 0.5, 1) < 1e-100);
+  // Calculated with 50 digits: logarithms of 1 + tiny would give 1.0000.
+  CHECK(std::abs(epsilon_of(times(sampled_gaussian_rdp(0.001, 389143), 1e16), kDelta).epsilon -
+                 1.0432) < 1e-3);
+}
+
 TEST_CASE("privacy: impossible numbers are refused") {
+  const double nan = std::nan("");
+  CHECK_THROWS_AS((void)gaussian_rdp(nan), InputError);
+  CHECK_THROWS_AS((void)sampled_gaussian_rdp(0.5, nan), InputError);
+  CHECK_THROWS_AS((void)ternary_rdp(nan, 1, 1, true), InputError);
+  CHECK_THROWS_AS((void)ternary_rdp(1, nan, 1, true), InputError);
+  CHECK_THROWS_AS((void)epsilon_of(gaussian_rdp(1), 1), InputError);
+  CHECK_THROWS_AS((void)epsilon_of(gaussian_rdp(1), nan), InputError);
+  CHECK_THROWS_AS((void)epsilon_of(RdpCurve(rdp_orders().size(), -1), 0.1), InputError);
+  CHECK_THROWS_AS((void)noise_for(nan, 1e-5, 1, 1), InputError);
   CHECK_THROWS_AS((void)gaussian_rdp(-1), InputError);
   CHECK_THROWS_AS((void)sampled_gaussian_rdp(1.5, 1), InputError);
   CHECK_THROWS_AS((void)sampled_gaussian_rdp(std::nan(""), 1), InputError);
