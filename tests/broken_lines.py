@@ -209,7 +209,7 @@ BREAKS = [
     # Learners that talk to neighbours only
     ("who stays out is not counted", "core/privacy.cpp", "(order - i) * std::log1p(-q)", "order * std::log1p(-q)", "test_core", "privacy: divergences*"),
     ("noise that is a little too small", "core/privacy.cpp", "  return high;", "  return low;", "test_core", "privacy: noise_for*"),
-    ("signs are compared near one threshold only", "core/privacy.cpp", "{-threshold, threshold}", "{threshold}", "test_core", "privacy: signs of*"),
+    ("signs are compared near the thresholds only", "core/privacy.cpp", "{0.0, order * change}", "{0.0}", "test_core", "privacy: signs of*"),
     ("epsilon without the order's logarithm", "core/privacy.cpp", "(std::log(delta) + std::log(order))", "std::log(delta)", "test_core", "privacy: epsilons*"),
     ("words arrive at each rank in a step of its own", "optim/flooded_words.cpp", "step_ - delay()", "step_", "test_optim",
      "flooded words: every rank reads*"),
