@@ -96,6 +96,15 @@ both planned 5e-2 "${few[@]}" "${packed[@]}" scalecom:rate=50 --layerwise lgreco
 run planned-nccl "${few[@]}" "${packed[@]}" scalecom:rate=50 --layerwise lgreco --lgreco every=2,window=1 \
   --clip-grad-norm 1 --shadow 2 --accumulate 2 --device cuda --comm nccl
 same planned planned-nccl
+# Learners that talk to neighbours only: with NCCL the same bits, and after a resume.
+ring=("${images[@]}" --batch-size 4 --learners 3 --peers ring --innovation dyna)
+both peers 5e-2 "${ring[@]}"
+run peers-nccl env SIMULATED_GPUS=3 "${ring[@]}" --device cuda --comm nccl --save-every 3 --keep 9
+same peers peers-nccl
+"${ring[@]}" --device cuda --resume peers-nccl/checkpoints/step-3 --quiet --output-dir peers-resumed >/dev/null 2>peers-resumed.err ||
+  fail "resume: $(head -c 500 peers-resumed.err)"
+[ -n "$(losses peers-resumed)" ] && [ "$(losses peers | tail -3)" = "$(losses peers-resumed | tail -3)" ] ||
+  fail "peers resumed: $(losses peers) and $(losses peers-resumed)"
 if [ -n "$mpirun" ]; then
   "$mpirun" -n 2 --allow-run-as-root --oversubscribe "${images[@]}" --batch-size 4 --compress-start 1 --compress scalecom:rate=50 \
     --device cuda:1 --quiet --output-dir processes >/dev/null 2>processes.err || fail "mpirun: $(head -c 500 processes.err)"
