@@ -124,7 +124,7 @@ for flags in '--peer-rule gossip' '--peer-mixing 0.3'; do
   "${images[@]}" --steps 12 "${ring[@]}" $flags --output-dir "r$flags" >/dev/null || fail "$flags"
   [ "$(losses "r$flags")" != "$(losses ring)" ] || fail "$flags changes nothing"
 done
-for flags in '--lr 1e9' '--lr 1e6 --max-skipped 2 --print-freq 5'; do
+for flags in '--lr 1e9 --print-freq 1000' '--lr 1e6 --max-skipped 2 --print-freq 5'; do
   # shellcheck disable=SC2086
   "${images[@]}" --steps 200 "${ring[@]}" $flags --output-dir "d$flags" >diverged.json 2>diverged.err; code=$?
   [ $code = 3 ] && [ "$(json diverged.json status)" = '"diverged"' ] || fail "$flags: exit code $code: $(tail -1 diverged.err)"
