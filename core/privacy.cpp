@@ -16,6 +16,7 @@ constexpr double kMostNoise = 1e6;  // noise_for's largest z
 constexpr int kGrid = 1000;         // intervals of a range of sums of votes
 
 double log_sum(double a, double b) {
+  if (std::isnan(b)) return b;  // std::max() would drop it
   const double most = std::max(a, b);
   return std::isinf(most) ? most : most + std::log1p(std::exp(std::min(a, b) - most));
 }
@@ -54,7 +55,7 @@ Outcomes outcomes(double v, double threshold) {
   else if (high <= 0)
     out.none = log_difference(log_tail(-high), out.down);
   else
-    out.none = std::log1p(-std::exp(log_sum(out.up, out.down)));
+    out.none = std::log1p(-std::min(1.0, std::exp(log_sum(out.up, out.down))));
   return out;
 }
 
@@ -102,7 +103,7 @@ RdpCurve most_ternary(double change, double any_threshold) {
           before = std::exchange(here, after);
         }
       }
-    return std::isnan(most) ? kInfinity : most + 1e-15;  // rounding of divergence()
+    return most + 1e-15;  // rounding of divergence()
   });
 }
 
@@ -146,9 +147,8 @@ RdpCurve sampled_gaussian_rdp(double q, double z) {
 
 RdpCurve ternary_rdp(double sigma, double threshold, int64_t k, bool replaced) {
   check(sigma >= 0 && threshold >= 0 && k >= 0,
-        "privacy: expected noise, a threshold and votes of "
-        "at least 0, found ",
-        sigma, ", ", threshold, " and ", k);
+        "privacy: expected noise, a threshold and votes of at least 0, found ", sigma, ", ",
+        threshold, " and ", k);
   const auto votes = static_cast<double>(k);
   RdpCurve out = gaussian_rdp(k > 0 ? sigma / (std::sqrt(votes) * (replaced ? 2 : 1)) : kInfinity);
   const bool beyond_range =

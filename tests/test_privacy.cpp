@@ -168,6 +168,10 @@ TEST_CASE("privacy: at the limits of numbers nothing is protected that is not") 
   for (const double x : ternary_rdp(1e-308, 10, 1, true)) CHECK(std::isinf(x));
   for (const double x : ternary_rdp(1e-309, 0, 1, true)) CHECK(std::isinf(x));
   for (const double x : ternary_rdp(1, 1, 0, true)) CHECK(x == 0);
+  // Thresholds at which the middle outcome is as good as impossible.
+  for (const double threshold : {0.0, 1e-300, 1e-17, 1e-9})
+    CHECK(at(ternary_rdp(3, threshold, 1, false), 2) ==
+          doctest::Approx(at(ternary_rdp(3, 0, 1, false), 2)).epsilon(1e-6));
   CHECK(epsilon_of(RdpCurve(rdp_orders().size()), 0.9).epsilon == 0);
   CHECK(noise_for(1, kDelta, 1, 0) < 1e-6);
   CHECK(noise_for(1e305, kDelta, 0.5, 1) < 1e-100);
