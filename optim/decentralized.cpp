@@ -150,6 +150,17 @@ StepReport DecentralizedOptimizer::finish_step() {
 
 // ------------------------------------------------------------------------ on the worker's thread
 
+// Sends a tensor to all neighbours; returns theirs, of the same shape, in the order of neighbours_.
+std::vector<Parcel> DecentralizedOptimizer::exchange_with_neighbours(const Tensor& own) {
+  std::vector<Parcel> out, in;
+  for (const auto& [rank, weight] : neighbours_) {
+    out.push_back({rank, own});
+    in.push_back({rank, Tensor::empty_on(Device{}, own.shape(), own.dtype())});
+  }
+  comm_.exchange(out, in);
+  return in;
+}
+
 void DecentralizedOptimizer::exchange(size_t index) {
   const Bucket& bucket = buckets_[index];
   comm_.set_tag(concat("bucket ", index));
@@ -200,12 +211,8 @@ void DecentralizedOptimizer::exchange(size_t index) {
     });
   }
   if (index == 0) std::memcpy(own.data<uint8_t>() + words_at, words.raw(), to_size(words.bytes()));
-  std::vector<Parcel> out, in;
-  for (const auto& [rank, weight] : neighbours_) {
-    out.push_back({rank, own});
-    in.push_back({rank, Tensor::empty_on(Device{}, {bytes}, DType::u8)});
-  }
-  ledger_.book(comm_, parts, [&] { comm_.exchange(out, in); });
+  std::vector<Parcel> in;
+  ledger_.book(comm_, parts, [&] { in = exchange_with_neighbours(own); });
 
   const TraceRange range("compress", "decode, mix");
   const auto decode = [&](const Tensor& message, const Tensor& q) {
@@ -242,13 +249,9 @@ void DecentralizedOptimizer::exchange_words() {
   comm_.set_tag("control words");
   comm_.set_step(step_);
   const Tensor own = words_.message();
-  std::vector<Parcel> out, in;
-  for (const auto& [rank, weight] : neighbours_) {
-    out.push_back({rank, own});
-    in.push_back({rank, Tensor::empty_on(Device{}, own.shape())});
-  }
+  std::vector<Parcel> in;
   ledger_.book(comm_, {{"control words", PayloadKind::control, own.bytes()}},
-               [&] { comm_.exchange(out, in); });
+               [&] { in = exchange_with_neighbours(own); });
   for (const Parcel& parcel : in) words_.receive(parcel.peer, parcel.data);
   words_.end_step();
 }
@@ -260,12 +263,7 @@ void DecentralizedOptimizer::resync() {
     for (const Bucket& bucket : buckets_) {
       const int64_t n = bucket.end - bucket.begin;
       const Tensor own = estimate_.slice(bucket.begin, bucket.end);
-      std::vector<Parcel> out, in;
-      for (const auto& [rank, weight] : neighbours_) {
-        out.push_back({rank, own});
-        in.push_back({rank, Tensor::empty_on(Device{}, own.shape())});
-      }
-      comm.exchange(out, in);
+      const std::vector<Parcel> in = exchange_with_neighbours(own);
       std::vector<double> sums(to_size(n));
       for (size_t i = 0; i < in.size(); ++i)
         add_difference(sums.data(), neighbours_[i].weight, in[i].data.data<float>(),

@@ -140,6 +140,7 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   void raise(Extreme which, double value) { extreme(which) = std::max(extreme(which), value); }
   void updated(const Parameter& p);
   void post_complete_buckets();
+  std::vector<Parcel> exchange_with_neighbours(const Tensor& own);
   void exchange(size_t index);
   void exchange_words();
   void resync();

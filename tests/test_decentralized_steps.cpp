@@ -254,7 +254,7 @@ TEST_CASE("peers: begun anew from equal weights, they train like peers that have
   CHECK(anew[0] != anew[2]);
 }
 
-TEST_CASE("peers: control words are exchanged without a learning rate, too") {
+TEST_CASE("peers: control words are exchanged at a learning rate of zero, too") {
   expect_none(run_ranks(4, [&](Communicator& comm) {
     ParameterStore store;
     store.add("p", {4}, constant_init(0));

@@ -56,7 +56,7 @@ NamedTensors averaged_model(const TrainingParts& parts, const Tensor& values) {
   for (size_t i = 0; i < model.size(); ++i) {
     const int64_t at = static_cast<const float*>(parts.spec.model[i].second.raw()) - begin;
     const Tensor& x = model[i].second;
-    if (x.dtype() == DType::f32 && at >= 0 && at < values.size())
+    if (!parts.o.peers.empty() && x.dtype() == DType::f32 && at >= 0 && at < values.size())
       x.copy_from(Tensor::view_as(values.slice(at, at + x.size()), x.shape()));
   }
   const NamedTensors buffers = buffers_of(parts);
