@@ -1,6 +1,6 @@
 // Measures how far eight learners that talk to neighbours only are from the optimum of a softmax
-// regression on CIFAR-10, over bytes sent: strongly convex, data sorted by class, so that every
-// learner alone would go elsewhere. Next to them an all-reduce of gradients, and gossip.
+// regression on CIFAR-10, over bytes sent: strongly convex, and sorted by class, so that each
+// learner alone would end elsewhere. For comparison an all-reduce of gradients, and gossip.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -35,7 +35,7 @@ constexpr int64_t kImages = 2500;   // of each learner, all in every step
 constexpr double kPenalty = 1e-2;   // the loss is strongly convex with this constant
 constexpr double kRate = 2;         // the gradient's Lipschitz constant is at most 0.51
 constexpr double kEnd = 1e-5;       // distance from the optimum that ends a run
-constexpr int kSteps = 700;         // that end it otherwise
+constexpr int kSteps = 700;         // of a run that does not come so near
 constexpr int kOptimumSteps = 600;  // of Nesterov's method, momentum for condition number 51
 constexpr double kOptimumMomentum = 0.75;
 
@@ -62,7 +62,7 @@ std::vector<Share> share_by_class(const ImageDataset& set) {
         share.labels = Tensor::empty_on(Device{}, {each}, DType::i32);
       }
       double squares = 1e-12;
-      for (const uint8_t v : image.pixels) squares += double{v * 1.0} * v;
+      for (const uint8_t v : image.pixels) squares += static_cast<double>(v) * v;
       float* x = share.images.data<float>() + i * n;
       for (int64_t j = 0; j < n; ++j)
         x[j] = to_float(image.pixels[to_size(j)] / std::sqrt(squares));
@@ -75,7 +75,7 @@ std::vector<Share> share_by_class(const ImageDataset& set) {
 
 struct Method {
   std::string name;
-  std::string innovation = {};  // none: an all-reduce of gradients
+  std::string innovation = {};  // empty: no peers, an all-reduce of gradients
   bool dual = true;
   double momentum = 0;
 };
