@@ -36,16 +36,16 @@ struct Job {
   const Data &data, &valid;
 };
 
-Var loss_of(const TrainResnetOptions& o, const ResNet& model, Tape& tape, const Tensor& images,
-            const Tensor& labels) {
+Var loss_of(const TrainResnetOptions& o, const ImageClassifier& model, Tape& tape,
+            const Tensor& images, const Tensor& labels) {
   return softmax_cross_entropy(tape, model.forward(tape, Var(images)), labels,
                                {.label_smoothing = static_cast<float>(o.label_smoothing)});
 }
 
 class ResNetTraining : public TrainingLoop {
  public:
-  ResNetTraining(const Job& job, Learner& learner, const ResNet& model, const Loader& train,
-                 const Loader& valid, Session& session)
+  ResNetTraining(const Job& job, Learner& learner, const ImageClassifier& model,
+                 const Loader& train, const Loader& valid, Session& session)
       : TrainingLoop(session),
         o_(job.o),
         class_count_(job.card.class_count),
@@ -66,22 +66,28 @@ class ResNetTraining : public TrainingLoop {
     StepReport report;
     do {
       step = {.lr = session_.lr()};
-      for (int64_t micro = 0; micro < o_.accumulate && feed.next(); ++micro) {
+      int64_t batches = o_.accumulate;
+      if (o_.dp.unit == "group") {
+        batches = feed.batches_in_step(session_.batch());
+        optimizer_.set_micro_steps(static_cast<int>(batches));
+      }
+      for (int64_t micro = 0; micro < batches && feed.next(); ++micro) {
         const FedBatch& batch = feed.batch();
         StepTimes& t = step.times;
         t.data += t.lap();
-        if (session_.graph() != nullptr) {
+        if (batch.count == 0) {  // no group of this learner votes
+          optimizer_.begin_step(step.lr);
+        } else if (session_.graph() != nullptr) {
           step.loss = recorded_pass(batch, step.lr);
           (void)feed.prefetch();
           if (!log_.check_loss(step.loss, step.lr)) return;
         } else {
           Tape tape({.training = true,
                      .seed = static_cast<uint64_t>(o_.seed),
-                     .step = static_cast<uint64_t>(log_.step() * o_.accumulate + micro),
+                     .step = static_cast<uint64_t>(log_.step() * batches + micro),
                      .first_sample = batch.first_sample});
           const Var loss = loss_of(o_, model_, tape, batch.images, batch.labels);
-          step.loss +=
-              static_cast<double>(loss.value().item()) / static_cast<double>(o_.accumulate);
+          step.loss += static_cast<double>(loss.value().item()) / static_cast<double>(batches);
           t.forward += t.lap();
           if (!log_.check_loss(step.loss, step.lr)) return;
 
@@ -138,7 +144,7 @@ class ResNetTraining : public TrainingLoop {
   const TrainResnetOptions& o_;
   int64_t class_count_;
   Learner& learner_;
-  const ResNet& model_;
+  const ImageClassifier& model_;
   const Loader &train_, &valid_loader_;
   Evaluation valid_;
 };
@@ -154,7 +160,7 @@ void set_results(const TrainResnetOptions& o, const Evaluation& valid, Outcome& 
 }
 
 // Trains in a run folder and saves the weights there.
-Outcome train(const Job& job, Learner& learner, const ResNet& model) {
+Outcome train(const Job& job, Learner& learner, const ImageClassifier& model) {
   const TrainResnetOptions& o = job.o;
   const Loader train = make_loader(o, job.data, true, &learner.comm),
                valid = make_loader(o, job.valid, false, &learner.comm);
@@ -170,7 +176,7 @@ Outcome train(const Job& job, Learner& learner, const ResNet& model) {
   Session session(o, job.arguments, learner,
                   {.log = {.program = "train_resnet", .rate_key = kRateKey},
                    .unit = "images",
-                   .units_per_batch = o.batch_size * learner.comm.size(),
+                   .units_per_batch = o.dp.unit == "group" ? 1 : o.batch_size * learner.comm.size(),
                    .plan = plan,
                    .schedule = schedule_options(o, plan),
                    .identity = identity(o, job.card, train.dataset()),
@@ -179,15 +185,17 @@ Outcome train(const Job& job, Learner& learner, const ResNet& model) {
                    .metadata = resnet_metadata(job.card)});
   ResNetTraining training(job, learner, model, train, valid, session);
   session.run(training);
+  ResnetCard card = job.card;
+  if (const auto& privacy = session.log().result().privacy) card.privacy = privacy_text(*privacy);
   if (session.log().running() && learner.is_first())
-    save_resnet(session.folder()->file("model.safetensors"), learner.store, job.card);
+    save_resnet(session.folder()->file("model.safetensors"), learner.store, card);
   out = session.finish();
   set_results(o, training.valid(), out);
   return out;
 }
 
 // Returns each image's best classes, for the final JSON object; prints them unless --json is given.
-nlohmann::ordered_json predict_all(const TrainResnetOptions& o, const ResNet& model,
+nlohmann::ordered_json predict_all(const TrainResnetOptions& o, const ImageClassifier& model,
                                    const ResnetCard& card, Device device) {
   const Augmentation prepare = evaluation_transform(card);
   nlohmann::ordered_json images = nlohmann::ordered_json::array();
@@ -215,7 +223,8 @@ int run_rank(const Job& job, Communicator& started) {
   const TrainResnetOptions& o = job.o;
   Learner learner(o, started);
   const Device device = learner.context.device();
-  const ResNet model(learner.store, network_options(o, job.card));
+  const auto network = make_network(o, job.card, learner.store);
+  const ImageClassifier& model = *network;
   learner.store.finalize(static_cast<uint64_t>(o.seed));
   if (!o.init.empty())
     load_weights(WeightsFile(o.init, o.head), learner.store.named_tensors(),

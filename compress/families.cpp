@@ -14,6 +14,7 @@ std::unique_ptr<Reducer> make_scalecom(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_lgc(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_qsgd(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_power_sgd(const ReducerSetup& setup);
+std::unique_ptr<Reducer> make_topagg(const ReducerSetup& setup);
 
 const std::vector<Family>& families() {
   static const SpecKey kDensity{.name = "density", .initial = 0.01, .low = 1e-6, .high = 1};
@@ -56,6 +57,23 @@ const std::vector<Family>& families() {
       {"powersgd",
        {{.name = "rank", .initial = 4, .low = 1, .high = 256, .whole = true}},
        make_power_sgd},
+      {"topagg",
+       {kDensity,
+        {.name = "sigma", .initial = 0, .low = 0, .high = 1e9},
+        {.name = "epsilon", .initial = 0, .low = 1e-6, .high = 1e6, .words = {"none"}},
+        {.name = "threshold", .initial = 0, .low = 0, .high = 1e9},
+        {.name = "output", .initial = 0, .words = {"sign", "votes"}},
+        {.name = "vote", .initial = 0, .words = {"sign", "stochastic", "clip"}},
+        {.name = "clip", .initial = 1, .low = 1e-6, .high = 1e6},
+        {.name = "bound", .initial = 0, .words = {"gaussian", "ternary"}},
+        {.name = "noise-seed",
+         .initial = 0,
+         .low = 1,
+         .high = 1e15,
+         .whole = true,
+         .words = {"os"}}},
+       make_topagg,
+       false},
   };
   return kFamilies;
 }

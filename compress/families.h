@@ -15,10 +15,20 @@
 
 namespace heddle {
 
+// How the units whose data topagg protects take part (topagg.h).
+struct VotingOptions {
+  double voters = 1;     // votes of a rank in a step, or the expected number of them
+  double rate = 1;       // probability with which a unit votes in a step, independently of others
+  bool replaced = true;  // a unit's data may be replaced; false: added or removed. rate < 1: false
+  double delta = 1e-5;
+  int64_t steps = 0;  // for which epsilon= must suffice
+};
+
 struct ReducerOptions {
   uint64_t seed = 0;              // of noise, random selection and first factors
   std::string dense_layers = {};  // regular expression; parameters with a matching name stay dense
   int64_t min_compress = 1024;    // elements; smaller layers stay dense
+  VotingOptions voting = {};
 };
 
 struct Family;

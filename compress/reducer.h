@@ -20,6 +20,8 @@
 
 namespace heddle {
 
+class RdpAccountant;
+
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 struct GradientBucket {
@@ -54,6 +56,13 @@ class Reducer {
   // Changes a layer's setting from the next step on; the same on all ranks. Residuals stay. Throws
   // InputError for a layer without a setting and for an impossible value.
   virtual void set_choice(const std::string& parameter, double value);
+  // Returns whether ranks send votes (topagg.h). Then the optimizer calls vote() after every
+  // backward pass, and reduce() replaces every p.grad by what the votes since the last step decide.
+  virtual bool votes() const { return false; }
+  // Takes all p.grad for one unit's vote; `vote`: their number before it in this step and rank.
+  virtual void vote(int64_t /*step*/, int64_t /*vote*/, int /*rank*/) {}
+  // Returns the count of what reduce() has revealed; null without noise that protects.
+  virtual RdpAccountant* accountant() { return nullptr; }
   // Returns whether parts of a gradient are kept for later steps.
   virtual bool keeps_residuals() const { return false; }
   // Returns whether the layer sends its gradient by way of a residual at present.

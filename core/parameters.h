@@ -91,6 +91,7 @@ class ParameterStore {
   std::deque<Parameter>& parameters() { return parameters_; }  // in order of creation
   const std::deque<Parameter>& parameters() const { return parameters_; }
   std::deque<Buffer>& buffers() { return buffers_; }
+  const std::deque<Buffer>& buffers() const { return buffers_; }
   Parameter* find(const std::string& name);  // null if there is none
 
   const Tensor& values() const { return values_; }  // flat, padding included

@@ -201,4 +201,27 @@ double noise_for(double epsilon, double delta, double q, int64_t times) {
   return high;
 }
 
+void RdpAccountant::count() {
+  ++state_.queries;
+  for (size_t i = 0; i < query_.size(); ++i) state_.spent[i] += query_[i];
+  if (on_count_) on_count_(state_);
+}
+
+void RdpAccountant::raise_to(const State& other) {
+  const bool numbers =
+      std::ranges::all_of(other.spent, [](double x) { return x >= 0; });  // NaN is not
+  check(other.spent.size() == state_.spent.size() && numbers && other.queries >= 0,
+        "privacy: expected ", state_.spent.size(), " divergences of at least 0");
+  state_.queries = std::max(state_.queries, other.queries);
+  for (size_t i = 0; i < other.spent.size(); ++i)
+    state_.spent[i] = std::max(state_.spent[i], other.spent[i]);
+}
+
+PrivacySpent RdpAccountant::spent_after(int64_t queries) const {
+  RdpCurve curve = state_.spent;
+  for (size_t i = 0; i < curve.size(); ++i)
+    if (queries > 0) curve[i] += static_cast<double>(queries) * query_[i];
+  return epsilon_of(curve, mechanism_.delta);
+}
+
 }  // namespace heddle

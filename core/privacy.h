@@ -13,7 +13,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace heddle {
@@ -51,5 +53,54 @@ PrivacySpent epsilon_of(const RdpCurve& curve, double delta,
 // within epsilon, relatively at most 1e-6 more than needed. Throws InputError if none up to 1e6
 // does.
 double noise_for(double epsilon, double delta, double q, int64_t times);
+
+// A sum over units, each of which adds a vector, plus Gaussian noise on every element.
+struct NoisySum {
+  double sigma = 0;        // standard deviation of the noise
+  double sensitivity = 1;  // L2; the most by which one unit changes the sum
+  double rate = 1;         // probability with which a unit takes part in a query
+  bool replaced = false;   // a unit is replaced; false: it is added or removed
+  double delta = 1e-5;
+  bool secret = true;  // false: the noise can be repeated, so that nothing is protected
+  double noise_multiplier() const { return sigma / sensitivity; }
+};
+
+// Counts the queries of one mechanism, with what was spent before.
+//
+//   RdpAccountant accountant(mechanism, sampled_gaussian_rdp(mechanism.rate, z));
+//   accountant.count();   // before the noisy sum is used
+//
+// Not thread-safe.
+class RdpAccountant {
+ public:
+  struct State {
+    int64_t queries = 0;
+    RdpCurve spent = RdpCurve(rdp_orders().size(), 0);
+  };
+
+  // `query`: the curve of one query.
+  RdpAccountant(const NoisySum& mechanism, RdpCurve query)
+      : mechanism_(mechanism), query_(std::move(query)) {}
+
+  // Counts a query, then calls the observer: when count() returns, the query may be answered.
+  // Throws what the observer throws, and then the answer must not be used.
+  void count();
+  void on_count(std::function<void(const State&)> observer) { on_count_ = std::move(observer); }
+  // Counts what other processes have spent: raises the numbers to those of `other`, where they are
+  // smaller. Throws InputError for a curve that is not one.
+  void raise_to(const State& other);
+
+  const NoisySum& mechanism() const { return mechanism_; }
+  const State& state() const { return state_; }
+  PrivacySpent spent() const { return epsilon_of(state_.spent, mechanism_.delta); }
+  // Returns what would be spent after that many queries more.
+  PrivacySpent spent_after(int64_t queries) const;
+
+ private:
+  NoisySum mechanism_;
+  RdpCurve query_;
+  State state_;
+  std::function<void(const State&)> on_count_;
+};
 
 }  // namespace heddle

@@ -14,7 +14,18 @@
 namespace heddle {
 
 // The purpose of a random stream; distinct purposes never share numbers.
-enum class Stream { init, shuffle, augment, dropout, shapes, codec, selection, sample, network };
+enum class Stream {
+  init,
+  shuffle,
+  augment,
+  dropout,
+  shapes,
+  codec,
+  selection,
+  sample,
+  network,
+  secret  // tests of what is random in earnest otherwise (secret_random.h)
+};
 
 // A 64-bit stream number: purpose in the top byte, then the caller's key (a step, a parameter's
 // index, an epoch; below 2^56).

@@ -40,6 +40,7 @@ class BatchFeed {
   // errors. batch() is valid until the next call.
   bool next();
   const FedBatch& batch() const { return batch_; }
+  int64_t batches_in_step(int64_t step) const { return epoch_.batches_in_step(step); }
   // Call it after the step on the current batch has been started. Copies the next one to the GPU if
   // the loader has it ready and memory suffices; on a CPU does nothing and returns false. Waits for
   // the copy, not for the step. Returns whether the next batch, or its error, is available.

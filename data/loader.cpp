@@ -1,6 +1,7 @@
 #include "data/loader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -11,13 +12,20 @@
 
 #include "core/error.h"
 #include "core/random.h"
+#include "core/secret_random.h"
 
 namespace heddle {
 namespace {
 
 constexpr int64_t kChunk = 8;  // images that a worker claims at a time
 
-// Deals each rank's share of the sorted images to its part of every global batch.
+// Shuffles images [begin, end) of an order (Fisher and Yates).
+void shuffle(std::vector<uint32_t>& order, size_t begin, size_t end, const Philox& rng) {
+  for (size_t i = end; i > begin + 1; --i)
+    std::swap(order[i - 1], order[begin + rng.below(i, static_cast<uint32_t>(i - begin))]);
+}
+
+// Deals each rank's share of the images to its part of every global batch.
 std::vector<uint32_t> deal(const std::vector<uint32_t>& sorted, const LoaderOptions& options) {
   const int64_t size = to_int64(sorted.size()), ranks = options.world_size;
   const int64_t full = size / (options.batch_size * ranks);
@@ -33,24 +41,56 @@ std::vector<uint32_t> deal(const std::vector<uint32_t>& sorted, const LoaderOpti
   return order;
 }
 
-// Returns the epoch's order of images: a Fisher-Yates shuffle by (seed, epoch), equal on all ranks;
-// by class, of each rank's share.
+// Returns the images in an order in which each rank's share, or a group, is contiguous.
+std::vector<uint32_t> cut_order(const ImageDataset& set, const LoaderOptions& options) {
+  std::vector<uint32_t> order(to_size(set.size()));
+  std::iota(order.begin(), order.end(), 0u);
+  if (options.group_rate > 0 || options.shards == Shards::fixed)
+    shuffle(order, 0, order.size(), Philox(0, stream_id(Stream::shuffle)));
+  else if (options.shards == Shards::by_class)
+    std::ranges::stable_sort(order, {}, [&](uint32_t image) { return set.label(image); });
+  return order;
+}
+
+// Returns the epoch's order of images, shuffled by (seed, epoch), equal on all ranks; if ranks have
+// shares of their own, within each.
 std::vector<uint32_t> make_order(const ImageDataset& set, const LoaderOptions& options,
                                  int64_t epoch) {
-  const int64_t size = set.size(), shares = options.by_class ? options.world_size : 1;
-  std::vector<uint32_t> order(to_size(size));
-  std::iota(order.begin(), order.end(), 0u);
-  if (options.by_class)
-    std::ranges::stable_sort(order, {}, [&](uint32_t image) { return set.label(image); });
-  if (options.shuffle) {
-    const Philox rng(options.seed, stream_id(Stream::shuffle, static_cast<uint64_t>(epoch)));
-    for (int64_t share = 0; share < shares; ++share) {
-      const size_t begin = to_size(size * share / shares);
-      for (size_t i = to_size(size * (share + 1) / shares); i > begin + 1; --i)
-        std::swap(order[i - 1], order[begin + rng.below(i, static_cast<uint32_t>(i - begin))]);
+  std::vector<uint32_t> order = cut_order(set, options);
+  if (options.group_rate > 0) return order;
+  const int64_t size = set.size();
+  const int64_t shares = options.shards == Shards::random ? 1 : options.world_size;
+  const Philox rng(options.seed, stream_id(Stream::shuffle, static_cast<uint64_t>(epoch)));
+  for (int64_t share = 0; share < shares && options.shuffle; ++share)
+    shuffle(order, to_size(size * share / shares), to_size(size * (share + 1) / shares), rng);
+  return shares == 1 ? order : deal(order, options);
+}
+
+// A rank's batch.
+struct Part {
+  int64_t begin, count;  // images of the epoch's order
+  int64_t first_sample;
+};
+
+// Draws a rank's groups for the steps of an epoch from `first` on.
+std::vector<std::vector<Part>> draw_groups(const LoaderOptions& options, int64_t epoch,
+                                           int64_t first, int64_t steps, int64_t groups) {
+  constexpr int64_t kMostOfStep = int64_t{1} << 20;  // for sample numbers
+  std::vector<std::vector<Part>> out(to_size(steps));
+  for (int64_t step = first; step < steps; ++step) {
+    std::vector<Part>& parts = out[to_size(step)];
+    SecretRandom random(options.group_seed, static_cast<uint64_t>(epoch) << 36 |
+                                                static_cast<uint64_t>(step) << 12 |
+                                                static_cast<uint64_t>(options.rank));
+    for (int64_t group = options.rank; group < groups; group += options.world_size) {
+      if (random.uniform() >= options.group_rate) continue;
+      const int64_t number = (step * kMostOfStep + to_int64(parts.size())) * options.world_size;
+      parts.push_back({group * options.batch_size, options.batch_size,
+                       (number + options.rank) * options.batch_size});
     }
+    if (parts.empty()) parts.push_back({0, 0, 0});
   }
-  return options.by_class ? deal(order, options) : order;
+  return out;
 }
 
 }  // namespace
@@ -59,7 +99,8 @@ std::vector<uint32_t> make_order(const ImageDataset& set, const LoaderOptions& o
 class Epoch::State {
  public:
   State(std::shared_ptr<const ImageDataset> dataset, const Augmentation& augmentation,
-        const LoaderOptions& options, int64_t epoch, int64_t first_batch, int64_t batches)
+        const LoaderOptions& options, int64_t epoch, int64_t first_batch, int64_t batches,
+        int64_t groups)
       : dataset_(std::move(dataset)),
         augmentation_(augmentation),
         options_(options),
@@ -71,6 +112,13 @@ class Epoch::State {
         queued_(first_batch),
         claimed_(first_batch),
         end_(batches) {
+    if (options_.group_rate > 0) {
+      steps_ = draw_groups(options, epoch, first_batch, batches, groups);
+      for (const std::vector<Part>& parts : steps_)
+        drawn_.insert(drawn_.end(), parts.begin(), parts.end());
+      next_ = queued_ = claimed_ = 0;
+      end_ = to_int64(drawn_.size());
+    }
     if (options_.workers == 0) return;
     queue_batches();
     try {
@@ -94,6 +142,7 @@ class Epoch::State {
     } else {
       std::unique_lock lock(mutex_);
       ready_.wait(lock, [&] { return slot.missing == 0; });
+      if (claimed_ == next_) ++claimed_;  // an empty batch that no worker has come across
     }
     if (slot.error) {
       end_ = next_;
@@ -113,9 +162,12 @@ class Epoch::State {
     return next_ < queued_ && slot_of(next_).missing == 0;
   }
 
+  int64_t batches_in_step(int64_t step) const { return to_int64(steps_.at(to_size(step)).size()); }
+
  private:
   struct Slot {
     Batch batch;
+    int64_t begin = 0;    // of its images in the order
     int64_t missing = 0;  // images not read yet
     std::exception_ptr error;
     int64_t error_image = 0;  // the first one in the batch is reported
@@ -123,13 +175,20 @@ class Epoch::State {
 
   Slot& slot_of(int64_t batch) { return ring_[to_size(batch) % ring_.size()]; }
 
-  // Allocates a batch; called by the consumer, from whose pool the memory comes.
-  Batch make_batch(int64_t number) const {
+  Part part_of(int64_t number) const {
+    if (!drawn_.empty()) return drawn_[to_size(number)];
     const int64_t size = dataset_->size(), global = options_.batch_size * options_.world_size;
-    const int64_t begin = number * global, length = std::min(global, size - begin);
+    const int64_t from = number * global, length = std::min(global, size - from);
+    const int64_t begin = from + length * options_.rank / options_.world_size;
+    const int64_t end = from + length * (options_.rank + 1) / options_.world_size;
+    return {begin, end - begin, begin};
+  }
+
+  // Allocates a batch; called by the consumer, from whose pool the memory comes.
+  Batch make_batch(const Part& part) const {
     Batch batch;
-    batch.first_sample = begin + length * options_.rank / options_.world_size;
-    batch.count = begin + length * (options_.rank + 1) / options_.world_size - batch.first_sample;
+    batch.first_sample = part.first_sample;
+    batch.count = part.count;
     if (batch.count == 0) return batch;
     const int64_t side = augmentation_.size;
     if (as_bytes_) {
@@ -145,10 +204,12 @@ class Epoch::State {
   void queue_batches() {
     const int64_t end = std::min(end_, next_ + to_int64(ring_.size()));
     for (; queued_ < end;) {
-      Batch batch = make_batch(queued_);
+      const Part part = part_of(queued_);
+      Batch batch = make_batch(part);
       {
         const std::lock_guard lock(mutex_);
         Slot& slot = slot_of(queued_);
+        slot.begin = part.begin;
         slot.missing = batch.count;
         slot.batch = std::move(batch);
         ++queued_;
@@ -162,7 +223,7 @@ class Epoch::State {
     const Batch& batch = slot.batch;
     for (int64_t i = begin; i < end; ++i) {
       const auto position = to_size(batch.first_sample + i);
-      dataset_->read(order_[position], image);
+      dataset_->read(order_[to_size(slot.begin + i)], image);
       batch.labels.data<int32_t>()[i] = image.label;
       if (!as_bytes_) {
         augment(augmentation_, image, rng_, position, batch.images.data<float>() + i * values);
@@ -222,6 +283,8 @@ class Epoch::State {
   const bool as_bytes_;
   const std::vector<uint32_t> order_;
   const Philox rng_;
+  std::vector<std::vector<Part>> steps_;  // with groups: the batches of each step, and
+  std::vector<Part> drawn_;               // of all steps
 
   std::mutex mutex_;
   std::condition_variable work_, ready_;
@@ -240,6 +303,7 @@ Epoch::~Epoch() = default;
 Epoch::Epoch(Epoch&&) noexcept = default;
 bool Epoch::next() { return state_->next(batch_); }
 bool Epoch::ready() const { return state_->ready(); }
+int64_t Epoch::batches_in_step(int64_t step) const { return state_->batches_in_step(step); }
 
 Loader::Loader(std::shared_ptr<const ImageDataset> dataset, const Augmentation& augmentation,
                const LoaderOptions& options)
@@ -256,11 +320,19 @@ Loader::Loader(std::shared_ptr<const ImageDataset> dataset, const Augmentation& 
   const int64_t size = dataset_->size();
   check(size > 0 && size <= int64_t{0xffffffff}, "loader: expected 1 to 2^32 - 1 images, found ",
         size);
+  check(options_.group_rate >= 0 && options_.group_rate <= 1,
+        "loader: expected a rate of groups from 0 to 1, found ", options_.group_rate);
+  check(options_.group_rate == 0 || groups() >= options_.world_size, "loader: expected a group of ",
+        options_.batch_size, " images for each of ", options_.world_size,
+        " ranks, found a data set of ", size);
   check(batches_per_epoch() > 0, "loader: expected at least one full batch of ",
         options_.batch_size * options_.world_size, " images, found a data set of ", size);
 }
 
+int64_t Loader::groups() const { return dataset_->size() / options_.batch_size; }
+
 int64_t Loader::batches_per_epoch() const {
+  if (options_.group_rate > 0) return std::llround(1 / options_.group_rate);
   const int64_t global = options_.batch_size * options_.world_size;
   return (dataset_->size() + (options_.drop_last ? 0 : global - 1)) / global;
 }
@@ -270,7 +342,7 @@ Epoch Loader::epoch(int64_t number, int64_t first_batch) const {
   check(first_batch >= 0 && first_batch <= batches_per_epoch(),
         "loader: expected a first batch from 0 to ", batches_per_epoch(), ", found ", first_batch);
   return Epoch(std::make_unique<Epoch::State>(dataset_, augmentation_, options_, number,
-                                              first_batch, batches_per_epoch()));
+                                              first_batch, batches_per_epoch(), groups()));
 }
 
 }  // namespace heddle

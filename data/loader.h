@@ -34,6 +34,11 @@ struct Batch {
   int64_t count = 0;         // N; 0: tensors are undefined
 };
 
+// Which images a rank has: a random part, another in each epoch; a random part that depends on no
+// option but world_size, the same in all epochs; or one that is cut from the images sorted by
+// label.
+enum class Shards : uint8_t { random, fixed, by_class };
+
 struct LoaderOptions {
   int64_t batch_size = 128;  // per rank
   int workers = 1;           // threads; 0: the calling thread reads, without prefetching
@@ -41,10 +46,17 @@ struct LoaderOptions {
   uint64_t seed = 0;         // of order and augmentation
   bool shuffle = false;
   bool drop_last = false;  // omit a last batch that is not full
-  bool by_class = false;   // each rank has its own images in all epochs: sorted by label, then cut
-  bool bytes = false;      // batches hold bytes and placements if moves_bytes(augmentation)
-  int rank = 0;            // one of world_size ranks, which share each global batch
+  Shards shards = Shards::random;
+  bool bytes = false;  // batches hold bytes and placements if moves_bytes(augmentation)
+  int rank = 0;        // one of world_size ranks, which share each global batch
   int world_size = 1;
+
+  // Above 0: a batch is a group, one of those into which the images are cut, batch_size each, once
+  // and for all: no option changes them, except that images that fill no group are left out. Each
+  // group takes part in a step with this probability, independently of the others (Poisson
+  // sampling), by SecretRandom with this seed. An epoch has 1 / group_rate steps, rounded.
+  double group_rate = 0;
+  uint64_t group_seed = 0;  // 0: numbers that cannot be repeated
 };
 
 // One pass over the data, made by Loader::epoch and used by the thread that called it; batches are
@@ -77,6 +89,9 @@ class Epoch {
   Batch& batch() { return batch_; }
   // Returns whether next() would deliver a batch, or throw, without waiting for workers.
   bool ready() const;
+  // Returns the number of this rank's batches in a step of the epoch, with groups: those that were
+  // drawn or, if there is none, one empty batch. Steps before the first batch have none.
+  int64_t batches_in_step(int64_t step) const;
 
  private:
   friend class Loader;
@@ -94,14 +109,15 @@ class Loader {
   Loader(std::shared_ptr<const ImageDataset> dataset, const Augmentation& augmentation,
          const LoaderOptions& options);
 
-  // Returns the number of batches, the same on every rank. A rank's share of the last batch may be
-  // smaller than another's, and empty if fewer images than ranks remain.
+  // Returns the number of batches, the same on every rank; with groups, of steps. A rank's share of
+  // the last batch may be smaller than another's, and empty if fewer images than ranks remain.
   int64_t batches_per_epoch() const;
+  int64_t groups() const;  // of all ranks
   const ImageDataset& dataset() const { return *dataset_; }
   const Augmentation& augmentation() const { return augmentation_; }
 
-  // Starts reading epoch `number` (0, 1, …) from batch `first_batch`, with the same batches as a
-  // whole epoch has from there. Throws InputError for numbers out of range.
+  // Starts reading epoch `number` (0, 1, …) from batch `first_batch` (with groups: that step), with
+  // the same batches as a whole epoch has from there. Throws InputError for numbers out of range.
   Epoch epoch(int64_t number, int64_t first_batch = 0) const;
 
  private:

@@ -54,4 +54,17 @@ Var global_average_pool(Tape& tape, const Var& x) {
   return y;
 }
 
+Var flatten(Tape& tape, const Var& x) {
+  TraceRange range("forward", "flatten");
+  const auto [n, c, h, w] = dims<4>(x.value(), "flatten input");
+  check_floating(x.value(), "flatten input");
+  const Tensor plain = converted(x.value(), x.value().dtype(), Layout::plain);
+  Var y(Tensor::view_as(plain, {n, c * h * w}), true);
+  tape.record("flatten", y, {}, [x](BackwardPass& pass) {
+    const Tensor dy = std::move(pass.dy).sum();
+    x.add_grad(converted(Tensor::view_as(dy, x.shape()), dy.dtype(), x.value().layout()));
+  });
+  return y;
+}
+
 }  // namespace heddle

@@ -18,4 +18,8 @@ Var max_pool2d(Tape& tape, const Var& x, const PoolOptions& options);
 // Averages each map: (N, C, H, W) -> (N, C). f32 or bf16.
 Var global_average_pool(Tape& tape, const Var& x);
 
+// Returns the maps of each sample as one row: (N, C, H, W) -> (N, C*H*W), in the order of plain
+// tensors. f32 or bf16.
+Var flatten(Tape& tape, const Var& x);
+
 }  // namespace heddle

@@ -14,6 +14,7 @@
 #include "core/tape.h"
 #include "layers/batchnorm.h"
 #include "layers/conv2d.h"
+#include "layers/image_classifier.h"
 #include "layers/linear.h"
 
 namespace heddle {
@@ -28,16 +29,14 @@ struct ResNetOptions {
 // Returns the names that ResNet accepts.
 const std::vector<std::string>& resnet_archs();
 
-class ResNet {
+class ResNet : public ImageClassifier {
  public:
   // Throws InputError for an unknown arch.
   ResNet(ParameterStore& store, const ResNetOptions& options);
-  ~ResNet();
+  ~ResNet() override;
   ResNet(ResNet&&) noexcept;
 
-  // images (N, 3, H, W), f32 or bf16, plain -> logits (N, classes), f32. Throws InputError when the
-  // images are too small for the stem and the stages.
-  Var forward(Tape& tape, const Var& images) const;
+  Var forward(Tape& tape, const Var& images) const override;
 
  private:
   struct Block;

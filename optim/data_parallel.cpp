@@ -23,6 +23,15 @@ OptimizerOptions averaging(const OptimizerOptions& options, int ranks) {
   return out;
 }
 
+// Throws InputError for options with which gradients would go past the votes.
+void check_voting(const OptimizerOptions& options, const DataParallelOptions& parallel) {
+  check(parallel.compress_start == 0,
+        "votes: dense steps before them would reveal gradients; expected compress_start 0, found ",
+        parallel.compress_start);
+  check(options.accumulate == 1 && parallel.local_clip == 0,
+        "votes: expected no accumulation and no clipping of a rank's own gradient");
+}
+
 }  // namespace
 
 DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
@@ -41,6 +50,7 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
   check(parallel.probes || (parallel.shadow_every == 0 && parallel.planner.every == 0 &&
                             parallel.chooser.every == 0 && !parallel.on_event),
         "without probes there is no quality meter, no planner, no chooser and no event");
+  if (voting()) check_voting(options, parallel);
   const bool exchanges = comm.size() > 1 || reducer_ != nullptr;
   if (exchanges) {
     buckets_ = Buckets(store, parallel.bucket_bytes);
@@ -72,7 +82,7 @@ void DataParallelOptimizer::ready(Parameter& p) {
   // The tape also announces parameters that got no gradient: finish_step sets their p.grad to 0.
   if (!last_micro_step() || !p.written || !buckets_.mark_ready(p)) return;
   if (probes_ != nullptr) probes_->ready(buckets_.index_of(p));
-  if (parallel_.overlap && parallel_.local_clip == 0) post_complete_buckets();
+  if (parallel_.overlap && parallel_.local_clip == 0 && !voting()) post_complete_buckets();
 }
 
 // Posts complete buckets in memory order, which is the same on every rank.
@@ -149,6 +159,10 @@ GradientBucket DataParallelOptimizer::gradients_of(const Bucket& bucket) const {
 void DataParallelOptimizer::weights_free(Parameter& p) { optimizer_.weights_free(p); }
 
 StepReport DataParallelOptimizer::finish_step() {
+  if (voting()) {
+    vote();
+    if (!last_micro_step()) return ++micro_step_, StepReport{};
+  }
   if (!alone() && last_micro_step()) {
     wait_for_stream();  // until backward has ended on a GPU, too
     if (probes_ != nullptr) probes_->backward_ended();
@@ -162,6 +176,24 @@ StepReport DataParallelOptimizer::finish_step() {
   StepReport report = optimizer_.finish_step();
   if (report.due) end_step(report);
   return report;
+}
+
+// Hands this rank's gradients to the reducer, and clears them: only votes are exchanged.
+void DataParallelOptimizer::vote() {
+  wait_for_stream();
+  for (Parameter& p : store_.parameters())
+    if (!p.written) p.grad.fill_zero();
+  reducer_->vote(step_, micro_step_, comm_.rank());
+  for (Parameter& p : store_.parameters()) {
+    p.grad.fill_zero();
+    p.written = true;
+  }
+}
+
+void DataParallelOptimizer::set_micro_steps(int count) {
+  check(voting() && micro_step_ == 0 && count > 0,
+        "micro-steps of a step: expected at least 1 and a reducer that votes, found ", count);
+  accumulate_ = count;
 }
 
 void DataParallelOptimizer::wait_for_exchanges() {
@@ -242,6 +274,7 @@ DataParallelOptimizer::State DataParallelOptimizer::state() {
   state.steps = step_;
   state.ledger = ledger_.entries();
   if (reducer_ != nullptr) state.settings = reducer_->choices();
+  if (accountant() != nullptr) state.privacy = accountant()->state();
   if (probes_ != nullptr) probes_->save(state);
   return state;
 }
@@ -252,6 +285,7 @@ void DataParallelOptimizer::restore(const State& state) {
   if (reducer_ != nullptr)
     for (const auto& [parameter, setting] : state.settings)
       if (setting != 0) reducer_->set_choice(parameter, setting);
+  if (accountant() != nullptr && state.privacy) accountant()->raise_to(*state.privacy);
   if (probes_ != nullptr) probes_->restore(state);
 }
 

@@ -98,6 +98,7 @@ class DataParallelOptimizer : public LearnerOptimizer {
   void ready(Parameter& p) override;
   void weights_free(Parameter& p) override;
   StepReport finish_step() override;
+  void set_micro_steps(int count) override;
 
   void set_control(size_t word, float value) override { control_.set(word, value); }
   float control(size_t word) const override { return control_.sum(word); }
@@ -119,11 +120,16 @@ class DataParallelOptimizer : public LearnerOptimizer {
   std::vector<LayerQuality> take_quality() override;
   std::map<std::string, double> figures() const override;
   std::string take_note() override;
+  RdpAccountant* accountant() override {
+    return reducer_ == nullptr ? nullptr : reducer_->accountant();
+  }
 
  private:
   bool alone() const { return worker_ == nullptr; }
   bool last_micro_step() const { return micro_step_ + 1 == accumulate_; }
+  bool voting() const { return reducer_ != nullptr && reducer_->votes(); }
   bool compressing() const { return reducer_ != nullptr && step_ >= parallel_.compress_start; }
+  void vote();
   void post_complete_buckets();
   void exchange(size_t index);
   bool sum_over_ranks(const Bucket& bucket);

@@ -23,6 +23,7 @@
 #include "compress/plan/layer_planner.h"
 #include "compress/plan/quality_meter.h"
 #include "compress/reducer.h"
+#include "core/privacy.h"
 #include "optim/control_words.h"
 #include "optim/optimizer.h"
 
@@ -42,6 +43,12 @@ class LearnerOptimizer {
   // Waits until every bucket is exchanged, finishes the update, and throws what an exchange has
   // thrown. Gradients that this rank has not computed count as zero; other ranks may have them.
   virtual StepReport finish_step() = 0;
+  // Sets how many micro-steps (begin, backward, finish) this rank makes from the next step on; in
+  // one without a backward pass nobody votes. Between steps. Throws InputError unless a reducer
+  // votes: gradients are averaged over a fixed number.
+  virtual void set_micro_steps(int count) {
+    check(count == 1, "micro-steps of a step: expected 1 without votes, found ", count);
+  }
 
   // A few numbers that are summed over the ranks without a separate collective: control() returns
   // the sum of what they had set before the last update, or some updates earlier (flooded_words.h),
@@ -84,6 +91,7 @@ class LearnerOptimizer {
     std::map<std::pair<std::string, PayloadKind>, Ledger::Entry> ledger;
     std::map<std::string, double> settings;  // of the reducer, by layer; of peers, their graph
     std::optional<LayerPlannerState> planner;
+    std::optional<RdpAccountant::State> privacy = {};  // of a reducer with noise that protects
   };
   virtual State state() = 0;
   virtual void restore(const State& state) = 0;
@@ -105,6 +113,7 @@ class LearnerOptimizer {
   // As in Reducer; nothing without a reducer.
   virtual std::map<std::string, double> figures() const { return {}; }
   virtual std::string take_note() { return {}; }
+  virtual RdpAccountant* accountant() { return nullptr; }
 };
 
 }  // namespace heddle

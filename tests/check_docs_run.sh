@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the commands of README.md, docs/flags.md and docs/howto/, page by page as a reader would, on tiny data and with
+# Runs the commands of README.md, docs/flags.md, docs/privacy.md and docs/howto/, page by page as a reader would, on tiny data and with
 # flags appended that keep each command short (few steps, small images). Commands that cannot run here are listed
 # with the reason; one that is neither run nor listed is a failure. Checks itself first on commands that fail.
 #   tests/check_docs_run.sh BUILD [PAGE…]
 set -u
 build=$(realpath "$1") && shift || exit 2
 cd "$(dirname "$0")/.." || exit 1
-[ $# -gt 0 ] || set -- README.md docs/flags.md docs/howto/*.md
+[ $# -gt 0 ] || set -- README.md docs/flags.md docs/privacy.md docs/howto/*.md
 root=$PWD
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
@@ -41,7 +41,7 @@ case $words in
       *) more+=(--emsize 16 --nhid 16) ;;
     esac ;;
 esac
-case $words in *' --compress '*) more+=(--compress-start 2) ;; esac
+case $words in *' topagg'*) ;; *' --compress '*) more+=(--compress-start 2) ;; esac
 case $words in *' --save-every '*) more+=(--save-every 3) ;; esac
 case $words in *' --shadow '*) more+=(--shadow 2) ;; esac
 case $words in *' --dump-gradients '*) more+=(--dump-gradients 4) ;; esac

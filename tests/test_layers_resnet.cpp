@@ -11,6 +11,7 @@
 #include "layers/pooling.h"
 #include "layers/resnet.h"
 #include "layers/shortcut.h"
+#include "layers/small_cnn.h"
 #include "tests/device.h"
 #include "tests/gradcheck.h"
 
@@ -183,6 +184,71 @@ TEST_CASE("training: bit-identical for one seed in another Context, close with f
     CHECK(half[3] < half[0]);
   }
   CHECK(train("resnet18", 5, 2) == train("resnet18", 5, 2));
+}
+
+TEST_CASE("flatten: rows of plain tensors, in every layout and both precisions") {
+  Context context(on_test_device());
+  for (const Layout layout : {Layout::plain, Layout::nhwc})
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const Tensor x = random_tensor({3, 5, 2, 4}, 1, Layout::plain, 1.0f, dtype);
+      const Tensor there = converted(x, dtype, layout);
+      Tape tape;
+      const Var y = flatten(tape, Var(there));
+      CHECK(y.shape() == Shape{3, 40});
+      CHECK(converted(y.value(), DType::f32, Layout::plain).to_vector() ==
+            converted(x, DType::f32, Layout::plain).to_vector());
+    }
+  for (const Layout layout : {Layout::plain, Layout::nhwc}) {
+    ParameterStore store;
+    store.finalize(1);
+    GradCheck check(store, {random_tensor({2, 3, 4, 4}, 2, layout)},
+                    [](Tape& tape, const std::vector<Var>& in) { return flatten(tape, in[0]); });
+    check.run();
+  }
+}
+
+TEST_CASE("SmallCnn: its weights, its gradients, and one image for itself") {
+  Context context(on_test_device());
+  ParameterStore store;
+  const SmallCnn model(store, {.classes = 10, .image_size = 32});
+  store.finalize(1);
+  CHECK(store.count() == 25578);
+  CHECK(store.buffers().empty());
+  const Tensor images = random_tensor({3, 3, 32, 32}, 2);
+  Tape tape;
+  const auto all = model.forward(tape, Var(images)).value().to_vector();
+  for (int64_t i = 0; i < 3; ++i) {
+    Tape one;
+    const auto alone = model.forward(one, Var(images.slice(i, i + 1))).value().to_vector();
+    CHECK(relative_distance(alone, {all.begin() + 10 * i, all.begin() + 10 * (i + 1)}) < 1e-5);
+  }
+  // Along the gradient of each parameter the loss changes as the gradient says.
+  ParameterStore small;
+  const SmallCnn tiny(small, {.classes = 3, .image_size = 9});
+  small.finalize(2);
+  const Tensor few = random_tensor({8, 3, 9, 9}, 3), labels = labels_mod(8, 3);
+  const auto loss = [&] {
+    Tape t;
+    return static_cast<double>(
+        softmax_cross_entropy(t, tiny.forward(t, Var(few)), labels).value().item());
+  };
+  small.begin_step();
+  Tape pass;
+  pass.backward(softmax_cross_entropy(pass, tiny.forward(pass, Var(few)), labels));
+  for (const Parameter& p : small.parameters()) {
+    CAPTURE(p.name);
+    const double length = norm(p.grad);
+    const auto step = static_cast<float>(1e-2 / length);
+    axpy(step, p.grad, p.value);
+    const double up = loss();
+    axpy(-2 * step, p.grad, p.value);
+    const double down = loss();
+    axpy(step, p.grad, p.value);
+    CHECK((up - down) / 2e-2 == doctest::Approx(length).epsilon(0.02));
+  }
+  CHECK_THROWS_AS(SmallCnn(small, {.classes = 3, .image_size = 3}), InputError);
+  ParameterStore other;
+  CHECK_THROWS_AS(SmallCnn(other, {.classes = 0}), InputError);
 }
 
 TEST_CASE("ResNet: every parameter becomes final once, bottlenecks too") {

@@ -11,6 +11,7 @@
 #include "apps/session/resnet_setup.h"
 #include "core/context.h"
 #include "core/safetensors.h"
+#include "layers/resnet.h"
 #include "tests/app_helpers.h"
 
 namespace heddle {

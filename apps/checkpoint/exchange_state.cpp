@@ -114,6 +114,14 @@ void read_array(const nlohmann::json& array, const std::tuple<Fields&...>& field
 
 }  // namespace
 
+RdpAccountant::State parse_account(const nlohmann::json& json) {
+  RdpAccountant::State state{.queries = json.at("queries").get<int64_t>(), .spent = {}};
+  for (const auto& x : json.at("spent"))  // JSON has null for infinity
+    state.spent.push_back(x.is_number() ? x.get<double>()
+                                        : std::numeric_limits<double>::infinity());
+  return state;
+}
+
 Json exchange_json(const LearnerOptimizer::State& state) {
   Json ledger = Json::array();
   for (const auto& [key, entry] : state.ledger)
@@ -125,6 +133,8 @@ Json exchange_json(const LearnerOptimizer::State& state) {
                {"ledger", ledger},
                {"settings", state.settings}};
   if (state.planner) json["planner"] = planner_json(*state.planner);
+  if (state.privacy)
+    json["privacy"] = {{"queries", state.privacy->queries}, {"spent", state.privacy->spent}};
   return json;
 }
 
@@ -142,6 +152,7 @@ LearnerOptimizer::State parse_exchange(const nlohmann::json& json) {
   }
   state.settings = json.at("settings").get<std::map<std::string, double>>();
   if (json.contains("planner")) state.planner = parse_planner(json["planner"]);
+  if (json.contains("privacy")) state.privacy = parse_account(json["privacy"]);
   return state;
 }
 

@@ -16,6 +16,8 @@
 namespace heddle {
 
 nlohmann::ordered_json exchange_json(const LearnerOptimizer::State& state);
+// Parses {"queries": …, "spent": […]}. Throws as parse_exchange().
+RdpAccountant::State parse_account(const nlohmann::json& json);
 // Parses exchange_json(), which lacks the tensors. Throws InputError, or an exception of
 // nlohmann::json.
 LearnerOptimizer::State parse_exchange(const nlohmann::json& json);

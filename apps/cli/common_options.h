@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/cli/flags.h"
+#include "apps/cli/privacy_options.h"
 #include "comm/net_model.h"
 #include "compress/spec.h"
 #include "core/device.h"
@@ -75,6 +76,7 @@ struct CommonOptions {
   int64_t compress_start = -1, min_compress = 1024, shadow = 0;
   std::string layerwise = "uniform", plan;
   std::string lgreco = "alpha=1,every=epoch,window=10,objective=bytes,budget=uniform";
+  PrivacyOptions dp;
   double comm_timeout = 60, bucket_mb = 4;
   // instead of sums over all learners
   std::string peers, innovation = "none", peer_rule = "dual";
@@ -152,6 +154,11 @@ void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embed
 bool decide_training(const CommonOptions& o, const std::string& use);
 // Returns the flags that have no effect without another one, for FlagTable::check_needs().
 std::vector<FlagTable::Need> common_needs(const CommonOptions& o);
+
+// Returns whether learners vote (--compress topagg), and whose data that protects, in words: "a
+// group of 8 images, added or removed".
+bool is_voting(const CommonOptions& o);
+std::string privacy_unit(const CommonOptions& o);
 
 // Returns "title a b c\n", for --list.
 std::string list_row(const char* title, const std::vector<std::string>& names);

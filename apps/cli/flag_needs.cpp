@@ -13,6 +13,15 @@ bool decide_training(const CommonOptions& o, const std::string& use) {
   return false;
 }
 
+bool is_voting(const CommonOptions& o) { return o.parsed.compress.spec.family == "topagg"; }
+
+std::string privacy_unit(const CommonOptions& o) {
+  if (o.dp.unit == "learner")
+    return concat("all images of one of ", o.parsed.learners.size, " learners, replaced");
+  return o.batch_size == 1 ? "an image, added or removed"
+                           : concat("a group of ", o.batch_size, " images, added or removed");
+}
+
 std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
   const bool sgd = o.optimizer == "sgd", gammas = o.lr_scheduler == "step" ||
                                                   o.lr_scheduler == "multistep" ||

@@ -26,6 +26,12 @@ constexpr Recipe kRecipes[] = {  // in the order of DataKind
 const std::vector<std::string> kAugmentations = {"none", "standard", "cutout"};
 constexpr double kAdamLr = 0.001, kAdamDecay = 0, kAdamwDecay = 0.01;
 
+std::vector<std::string> image_archs() {
+  std::vector<std::string> names = resnet_archs();
+  names.emplace_back(kSmallCnn);
+  return names;
+}
+
 // Returns whether the network is made for 32 pixels (He et al., section 4.2).
 bool is_cifar_arch(const std::string& arch) {
   const std::set<std::string> names = {"resnet20", "resnet32", "resnet44", "resnet56", "resnet110"};
@@ -69,8 +75,7 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
              kFlagSources, "\n\nRecipes, the defaults by data set:\n", describe_recipes(), '\n',
              kExitCodes));
   flags.group("Network");
-  flags.add("arch", &o.arch, "NAME", "architecture", one_of(resnet_archs()),
-            otherwise("by recipe"));
+  flags.add("arch", &o.arch, "NAME", "architecture", one_of(image_archs()), otherwise("by recipe"));
   flags.add("stem", &o.stem, "NAME",
             "first layers; auto: cifar (3x3, no pooling) up to 64 pixels and for resnet20 to "
             "resnet110, else imagenet",
@@ -85,9 +90,12 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
             otherwise("fc"));
   add_common_flags(flags, o);
   flags.add("shard", &o.shard, "HOW",
-            "learners share the images at random, anew in each epoch; or by-class: sorted by "
-            "label, each has a part of its own",
-            one_of({"random", "by-class"}));
+            "learners share the images at random, anew in each epoch; fixed: each has a random "
+            "part of its own, the same in every run; by-class: each has a part of the images "
+            "sorted by label",
+            one_of({"random", "fixed", "by-class"}),
+            otherwise("random; fixed where the data of a learner are protected"));
+  add_privacy_flags(flags, o.dp);
   flags.at("data").help =
       "folder of CIFAR-10/100 binary files, folder with train/<class>/*.jpg|png, or shapes: ten "
       "classes drawn on the fly";
@@ -123,11 +131,18 @@ void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   flags.check_needs({{"predict", !o.dry_run && o.headroom == 0,
                       "predicts nothing with --dry-run or --headroom"}});
   flags.check_needs({{"shard", o.parsed.learners.size > 1, "needs several learners"}});
+  const bool voting = is_voting(o);
+  flags.check_needs(privacy_needs(o.dp, voting));
+  if (voting && o.dp.unit == "learner") set_default(flags, "shard", o.shard, "fixed");
+  check(!voting || (o.dp.unit == "learner") == (o.shard != "random"),
+        "--compress topagg: to protect a learner's images it needs a part of its own, --shard "
+        "fixed or by-class; groups need none, expected --shard random; found ",
+        o.shard);
   resolve_common(o, flags, "shapes");
 }
 
 std::string list_choices() {
-  return list_row("architectures:", resnet_archs()) + list_training_choices() +
+  return list_row("architectures:", image_archs()) + list_training_choices() +
          list_row("augmentations:", kAugmentations) +
          list_row("data formats:", {"shapes (embedded),", "CIFAR-10 and CIFAR-100 binary,",
                                     "train/<class>/*.jpg|png with val/ next to train/"});

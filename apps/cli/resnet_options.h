@@ -24,6 +24,9 @@ struct TrainResnetOptions : CommonOptions {
   std::string head;  // the last layer's name in the file of --init; empty: fc
 };
 
+// The --arch that is no residual network (layers/small_cnn.h).
+constexpr const char* kSmallCnn = "cnn";
+
 enum class DataKind { shapes, cifar, folder };
 
 // Returns the kind of data that --data names: "shapes", else an existing folder: CIFAR if it holds

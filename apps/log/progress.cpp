@@ -51,6 +51,7 @@ std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr,
   if (sent_ > 0)
     out += concat("  ratio ", significant(dense_ / sent_, 3), "  exposed ",
                   decimals(100 * exposed_s_ / std::max(step_s_, 1e-9), 0), " %");
+  if (epsilon_ >= 0) out += "  epsilon " + significant(epsilon_, 3);
   return out;
 }
 

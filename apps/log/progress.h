@@ -36,6 +36,8 @@ class Progress {
   // for exchanges, and its length in seconds. The line then shows the ratio and the share of
   // waiting, both over some twenty steps.
   void exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s);
+  // Called before step(): the privacy that the run has spent, which the line then shows.
+  void spent(double epsilon) { epsilon_ = epsilon; }
   // Prints a line, above the bar if there is one.
   void note(const std::string& line);
   // Removes the bar until the next step.
@@ -51,6 +53,7 @@ class Progress {
   bool bar_ = false, colour_ = false, drawn_ = false;
   double started_ = 0, paused_at_ = 0, drawn_at_ = 0;
   int64_t samples_ = 0, steps_ = 0;
+  double epsilon_ = -1;                                       // none
   double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;  // sums with decay
 };
 

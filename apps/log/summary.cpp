@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "apps/cli/format.h"
 #include "apps/cli/json.h"
 #include "apps/cli/process.h"
 
@@ -28,7 +29,38 @@ void visit_numbers(Result& result, const Visit& visit) {
   visit("exposed_comm_s", result.exposed_comm_s);
 }
 
+nlohmann::ordered_json privacy_json(const PrivacyResult& p) {
+  return {{"private", p.secret && std::isfinite(p.epsilon)},
+          {"epsilon", p.epsilon},
+          {"delta", p.delta},
+          {"unit", p.unit},
+          {"noise_multiplier", p.noise_multiplier},
+          {"sigma", p.sigma},
+          {"rate", p.rate},
+          {"queries", p.queries},
+          {"secret_noise", p.secret}};
+}
+
+PrivacyResult parse_privacy(const nlohmann::json& json) {
+  return {.unit = text_at(json, "unit"),
+          .secret = json.value("secret_noise", false),
+          .epsilon = number_at(json, "epsilon"),
+          .delta = number_at(json, "delta"),
+          .sigma = number_at(json, "sigma"),
+          .noise_multiplier = number_at(json, "noise_multiplier"),
+          .rate = number_at(json, "rate"),
+          .queries = whole_at(json, "queries")};
+}
+
 }  // namespace
+
+std::string privacy_text(const PrivacyResult& privacy) {
+  if (!privacy.secret) return "NOT PRIVATE: noise-seed tells the noise";
+  if (!std::isfinite(privacy.epsilon))
+    return "NOT PRIVATE: there was no noise, or part of the run has no account";
+  return concat("epsilon ", significant(privacy.epsilon), " at delta ", significant(privacy.delta),
+                " for ", privacy.unit);
+}
 
 Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store) {
   const LearnerOptimizer::Totals totals = optimizer.totals();
@@ -83,6 +115,7 @@ nlohmann::ordered_json final_json(const TrainingResult& result, const nlohmann::
                {"clipped_norm", result.clipped_norm},
                {"seed", seed}});
   if (result.consensus_error) json["consensus_error"] = *result.consensus_error;
+  if (result.privacy) json["privacy"] = privacy_json(*result.privacy);
   if (!run_folder.empty()) json["run_folder"] = run_folder;
   return json;
 }
@@ -90,6 +123,7 @@ nlohmann::ordered_json final_json(const TrainingResult& result, const nlohmann::
 nlohmann::ordered_json summary_line(const TrainingResult& result, const ParameterStore& store) {
   nlohmann::ordered_json line = {{"summary", result.status}};
   visit_numbers(result, [&](const char* key, auto number) { line[key] = number; });
+  if (result.privacy) line["privacy"] = privacy_json(*result.privacy);
   nlohmann::ordered_json& layers = line["layers"] = nlohmann::ordered_json::object();
   for (const Parameter& p : store.parameters()) layers[p.name] = p.size();
   return line;
@@ -103,6 +137,8 @@ TrainingResult parse_summary_line(const nlohmann::json& line) {
     else
       number = static_cast<std::decay_t<decltype(number)>>(whole_at(line, key));
   });
+  if (const auto privacy = line.find("privacy"); privacy != line.end())
+    result.privacy = parse_privacy(*privacy);
   return result;
 }
 

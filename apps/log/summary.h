@@ -27,6 +27,18 @@ struct Ratios {
 // Returns the ratios of what this rank has sent so far.
 Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store);
 
+// The privacy that a run with --compress topagg has spent.
+struct PrivacyResult {
+  std::string unit;                        // whose data are protected, in words
+  bool secret = true;                      // false: the noise can be repeated
+  double epsilon = NAN, delta = 0;         // of the weights; epsilon is infinite without noise
+  double sigma = 0, noise_multiplier = 0;  // of the noise: in votes, over the sensitivity
+  double rate = 1;                         // probability of a unit's vote in a step
+  int64_t queries = 0;                     // noisy sums revealed, in killed processes too
+};
+// Returns "epsilon 3.15 at delta 1e-05 for an image, added or removed", or "NOT PRIVATE: …".
+std::string privacy_text(const PrivacyResult& privacy);
+
 struct TrainingResult {
   std::string status = "done";  // or "diverged", "stopped"
   int64_t epoch = 0, step = 0;  // completed
@@ -45,7 +57,8 @@ struct TrainingResult {
   int64_t clipped_steps = 0;
   double clipped_norm = 0;
   std::optional<double> consensus_error;  // with --peers; at the last validation, NaN before it
-  double exposed_comm_s = 0;              // seconds of exchange that backward did not hide
+  std::optional<PrivacyResult> privacy;
+  double exposed_comm_s = 0;  // seconds of exchange that backward did not hide
 };
 
 // Returns 0 for done, 3 for diverged, 75 for stopped by a signal.

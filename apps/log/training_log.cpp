@@ -204,10 +204,11 @@ bool TrainingLog::flush_losses() {
     const Pending& pending = pending_[static_cast<size_t>(i)];
     const auto [total, units, skipped] = sums[static_cast<size_t>(i)];
     const int64_t step = result_.step - count + i + 1;
-    const double loss = total / units;
+    const double loss = units > 0 ? total / units : NAN;  // NAN: no group was drawn
     loss_sum_ += total;
     loss_units_ += units;
-    if (running() && is_divergent(loss)) diverge(step, pending.facts.lr, loss_text("loss", loss));
+    if (running() && units > 0 && is_divergent(loss))
+      diverge(step, pending.facts.lr, loss_text("loss", loss));
     if (!o_.peers.empty()) skipped_ = skipped > 0 ? skipped_ + 1 : 0;
     if (running() && skipped_ > o_.max_skipped && !o_.peers.empty())
       diverge(step, pending.facts.lr,
@@ -249,6 +250,8 @@ void TrainingLog::write_step(int64_t step, double loss, double units, const Pend
     progress_->exchanged(dense, exchange.sent, exchange.exposed_s, t.total());
   }
   for (const auto& [name, value] : figures) line[name] = value;
+  if (const auto epsilon = figures.find("epsilon"); epsilon != figures.end())
+    progress_->spent(epsilon->second);
   folder_->metric(line);
   progress_->step(step, result_.epoch + 1, loss, facts.lr, static_cast<int64_t>(units));
 }
@@ -313,6 +316,7 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
   update_totals();
   result_.ratios = ratios(optimizer_, store_);
   if (!o_.peers.empty()) result_.consensus_error = optimizer_.consensus_error().value_or(NAN);
+  result_.privacy = privacy();
   if (folder_ == nullptr) return;
   if (result_.status == "diverged" && !last_checkpoint.empty())
     std::fprintf(stderr, "%s: the last checkpoint before that: %s\n", options_.program.c_str(),
@@ -329,6 +333,20 @@ void TrainingLog::finish(const std::string& last_checkpoint) {
                            " exchanges had gradients that were not finite and were not applied"));
   folder_->metric(ledger_json(optimizer_.ledger()));
   if (o_.ledger) print_table(ledger_table(optimizer_.ledger(), optimizer_.totals().traffic));
+}
+
+std::optional<PrivacyResult> TrainingLog::privacy() const {
+  const RdpAccountant* accountant = optimizer_.accountant();
+  if (accountant == nullptr) return std::nullopt;
+  const NoisySum& sum = accountant->mechanism();
+  return PrivacyResult{.unit = privacy_unit(o_),
+                       .secret = sum.secret,
+                       .epsilon = accountant->spent().epsilon,
+                       .delta = sum.delta,
+                       .sigma = sum.sigma,
+                       .noise_multiplier = sum.noise_multiplier(),
+                       .rate = sum.rate,
+                       .queries = accountant->state().queries};
 }
 
 // Notes the flags that asked for a step which this process did not run.

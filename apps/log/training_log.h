@@ -66,6 +66,8 @@ class TrainingLog {
   // Ends the run: final totals and ratios, the ledger as a line of metrics, and as a table with
   // --ledger. `last_checkpoint` (empty: none) is named if the run has diverged.
   void finish(const std::string& last_checkpoint);
+  // Returns what the run has revealed so far; nothing where learners do not vote. Between steps.
+  std::optional<PrivacyResult> privacy() const;
   // Averages the pending losses. Collective. Returns running().
   bool flush_losses();
   // Return and restore the log's part of a checkpoint. save() comes after flush_losses().

@@ -22,7 +22,7 @@ Var network_input(const Tensor& images, Device device, DType dtype) {
   return Var(dtype == here.dtype() ? here : converted(here, dtype, Layout::plain));
 }
 
-Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
+Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device device, DType dtype,
                     LearnerOptimizer* learners) {
   const double begin = steady_seconds();
   Evaluation out{.loss = 0};
@@ -76,7 +76,7 @@ void average_buffers(ParameterStore& store, LearnerOptimizer& learners) {
   });
 }
 
-std::vector<Guess> predict(const ResNet& model, const std::string& file,
+std::vector<Guess> predict(const ImageClassifier& model, const std::string& file,
                            const Augmentation& prepare, Device device, int count) {
   Image image;
   read_image_file(file, image);

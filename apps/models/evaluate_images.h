@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/loader.h"
-#include "layers/resnet.h"
+#include "layers/image_classifier.h"
 #include "optim/learner_optimizer.h"
 
 namespace heddle {
@@ -27,7 +27,7 @@ struct Evaluation {
 // Evaluates one pass over the loader's epoch 0. Throws InputError for a label that the network
 // lacks. With several learners, whose loaders share the set, each evaluates its part and all get
 // the whole result; the call is then collective.
-Evaluation evaluate(const ResNet& model, const Loader& loader, Device device, DType dtype,
+Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device device, DType dtype,
                     LearnerOptimizer* learners = nullptr);
 
 // Replaces batch norm's running statistics, which every learner accumulates on its own batches, by
@@ -42,7 +42,7 @@ struct Guess {
 // Returns the `count` most probable classes of an image file, best first. `prepare` is the
 // validation transform. Throws InputError for a file that is not an image, and if the output is not
 // finite.
-std::vector<Guess> predict(const ResNet& model, const std::string& file,
+std::vector<Guess> predict(const ImageClassifier& model, const std::string& file,
                            const Augmentation& prepare, Device device, int count);
 
 // Returns images (N, 3, S, S) as the network expects them: on the device, in f32 or bf16.

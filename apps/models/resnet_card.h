@@ -23,6 +23,7 @@ struct ResnetCard {
   std::vector<std::string> classes;
   int64_t class_count = 0;        // rows of fc.weight
   Normalization normalization{};  // std of 0: unknown
+  std::string privacy;            // what the weights reveal of the images that they were trained on
   std::string found;  // a sentence on what was inferred; empty if the metadata had it all
 };
 

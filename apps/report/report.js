@@ -297,6 +297,8 @@ function curves() {
         points: dense ? [dense.curves.step[0], dense.facts.steps].map(x => [x, dense.curves.dense]) : []}]}),
     lineChart({...overRun, id: 'decoder-error', title: 'Decoder\'s error', zero: true, series: series(run => column(run, 'step', 'decoder_error')),
       note: `LGC's autoencoder: the share of the sums' energy that decoding loses, while it is trained${binned}`}),
+    lineChart({...overRun, id: 'epsilon', title: 'Privacy spent', zero: true, series: series(run => column(run, 'step', 'epsilon')),
+      note: 'Epsilon of the weights after a step: what they reveal of one unit\'s data'}),
     lineChart({...overRun, id: 'consensus', title: 'Consensus error', log: true,
       note: 'How far the learners\' weights are from their mean, relative to the mean',
       series: series(run => validations(run, 'consensus_error')).map(s => ({...s, dots: true}))}),
@@ -482,6 +484,9 @@ function facts(run) {
     ['steps', String(f.steps), f.epochs ? `in ${plural(f.epochs, 'epoch')}` : ''],
     [`${f.unit} per second`, scaled(f.rate), 'second half of the run, all learners'],
     ['training time', duration(f.seconds), `${duration(f.step_s)} a step`]];
+  const p = run.privacy;
+  if (p) rows.push(['epsilon', p.private ? significant(p.epsilon) : 'not private',
+    p.private ? `at delta ${p.delta} for ${p.unit}` : 'no noise, noise that repeats, or no account']);
   if (run.exchanges) rows.push(['sent by one learner', bytes(f.sent), `dense: ${bytes(f.dense)}`],
     ['exposed communication', `${significant(100 * f.exposed_s / f.step_s, 3)} %`, `of a step, ${duration(f.exposed_s)}`]);
   return rows;

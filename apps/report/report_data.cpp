@@ -21,7 +21,8 @@ constexpr std::pair<const char*, double StepRecord::*> kMeasures[] = {
     {"t_backward", &StepRecord::backward}, {"t_update", &StepRecord::update},
     {"t_compress", &StepRecord::compress}, {"t_comm", &StepRecord::comm},
     {"t_exposed", &StepRecord::exposed},   {"bytes_sent", &StepRecord::sent},
-    {"bytes_dense", &StepRecord::dense},   {"decoder_error", &StepRecord::decoder_error}};
+    {"bytes_dense", &StepRecord::dense},   {"decoder_error", &StepRecord::decoder_error},
+    {"epsilon", &StepRecord::epsilon}};
 
 StepRecord step_record(const Json& line, const std::string& rate_key) {
   StepRecord step{.step = whole_at(line, "step"),

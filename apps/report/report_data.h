@@ -24,6 +24,7 @@ struct StepRecord {
   double compress = NAN, comm = NAN, exposed = NAN;
   double sent = NAN, dense = NAN;
   double decoder_error = NAN;  // of LGC
+  double epsilon = NAN;        // of topagg
 
   double seconds() const { return data + forward + backward + update; }
 };

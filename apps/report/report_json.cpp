@@ -41,11 +41,11 @@ Json curves(const RunRecord& run, int64_t points) {
   const int64_t bins = std::min(count, points);
   Json out = {{"bins", bins < count}};
   for (const char* column :
-       {"step", "loss", "low", "high", "lr", "sent", "time", "bytes", "decoder_error"})
+       {"step", "loss", "low", "high", "lr", "sent", "time", "bytes", "decoder_error", "epsilon"})
     out[column] = Json::array();
   double time = 0, bytes = 0;
   for (int64_t b = 0; b < bins; ++b) {
-    Bin step, loss, lr, sent, times, totals, error;
+    Bin step, loss, lr, sent, times, totals, error, epsilon;
     for (int64_t i = b * count / bins; i < (b + 1) * count / bins; ++i) {
       const StepRecord& s = run.steps[static_cast<size_t>(i)];
       if (std::isfinite(s.seconds())) time += s.seconds();
@@ -55,6 +55,7 @@ Json curves(const RunRecord& run, int64_t points) {
       lr.add(s.lr);
       if (i > 0) sent.add(s.sent);  // the first step also sends the weights
       error.add(s.decoder_error);
+      epsilon.add(s.epsilon);
       times.add(time);
       totals.add(bytes);
     }
@@ -65,6 +66,7 @@ Json curves(const RunRecord& run, int64_t points) {
     out["lr"].push_back(lr.mean());
     out["sent"].push_back(sent.mean());
     out["decoder_error"].push_back(error.mean());
+    out["epsilon"].push_back(epsilon.mean());
     out["time"].push_back(times.mean());
     out["bytes"].push_back(totals.mean());
   }
@@ -338,6 +340,7 @@ Json run_json(const RunRecord& run, int64_t points, int64_t cells) {
           {"score_key", run.score_key()},
           {"facts", facts(run)},
           {"ratios", ratios},
+          {"privacy", run.summary.value("privacy", Json())},
           {"curves", curves(run, points)},
           {"scores", run.scores},
           {"breakdown", breakdown(run)},

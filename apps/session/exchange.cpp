@@ -8,6 +8,7 @@
 #include "apps/cli/format.h"
 #include "apps/cli/json.h"
 #include "apps/session/layer_plan.h"
+#include "apps/session/privacy.h"
 #include "compress/compressed_reducer.h"
 #include "compress/families.h"
 #include "core/error.h"
@@ -64,7 +65,7 @@ void log_choice(const ExchangeChoice& choice, const RunOutput& output) {
   output.folder->write_optional(concat("exchange-", choice.step, ".json"), json_line(json));
 }
 
-// Makes the reducer of a family that compresses; every such reducer is a CompressedReducer.
+// Makes the reducer of a family that compresses, a CompressedReducer like all of these but topagg.
 std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
                                                const ParameterStore& store) {
   std::unique_ptr<Reducer> reducer = make_reducer(o.parsed.compress.spec,
@@ -144,9 +145,19 @@ ExchangePlan plan_innovations(const CommonOptions& o, const ParameterStore& stor
 
 }  // namespace
 
-ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store) {
+ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store,
+                           const StepPlan& steps) {
   if (!o.peers.empty()) return plan_innovations(o, store);
   if (o.compress == "none") return {.payload = store.count() * 4};
+  if (is_voting(o)) {
+    const auto voting = make_voting(o, store, steps, o.parsed.learners.size);
+    ExchangePlan plan{.state = store.values().bytes(),
+                      .compressed_tensors = std::ssize(store.parameters()),
+                      .epsilon = voting->accountant()->spent_after(steps.total_steps).epsilon,
+                      .privacy = describe_privacy(o, *voting, steps, o.parsed.learners.size)};
+    for (const Parameter& p : store.parameters()) plan.payload += voting->payload(p);
+    return plan;
+  }
   const auto reducer = reducer_for(o, store);
   if (!o.plan.empty()) apply_layer_plan(o, store, static_cast<int>(o.learners), *reducer);
   ExchangePlan plan;
@@ -164,11 +175,16 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
   const Logger& log = output.log;
   const CompressSpec spec = o.parsed.compress.spec;
   std::unique_ptr<CompressedReducer> reducer;
+  std::unique_ptr<TopAgg> voting;
   DataParallelOptions parallel = others;
   parallel.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
   parallel.overlap = o.overlap == "on";
   parallel.control_words = true;
-  if (spec.family != "none") {
+  if (is_voting(o)) {
+    voting = make_voting(o, store, plan, comm.size());
+    if (log) log(concat("gradients: votes, ", to_string(spec)));
+    if (log) log("privacy: " + describe_privacy(o, *voting, plan, comm.size()));
+  } else if (spec.family != "none") {
     reducer = reducer_for(o, store);
     parallel.compress_start = first_compressed_step(o, plan);
     parallel.shadow_every = o.shadow;
@@ -194,7 +210,9 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     log("--clip-mode " + o.clip_mode +
         " clips after the exchange: what it cuts off is in no residual and is lost");
   }
-  return {store, make_rule(o), comm, options, parallel, std::move(reducer)};
+  std::unique_ptr<Reducer> either = std::move(reducer);
+  if (voting != nullptr) either = std::move(voting);
+  return {store, make_rule(o), comm, options, parallel, std::move(either)};
 }
 
 std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,

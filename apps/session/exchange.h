@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "apps/cli/common_options.h"
 #include "apps/session/run_plan.h"
@@ -20,12 +21,15 @@ struct ExchangePlan {
   int64_t payload = 0;
   int64_t state = 0;  // residuals, factors
   int64_t compressed_tensors = 0;
+  double epsilon = 0;        // of the run's weights, where learners vote, and
+  std::string privacy = {};  // a sentence on it
 };
 // Returns the exchange that the options describe, after the dense start; plans of --layerwise start
 // from there. Where a rule decides during training (rate=auto, --compress auto), the payload is
 // that of compression everywhere, or the dense one if the rate is undecided. Throws InputError for
 // a --dense-layers that matches nothing and a --plan that does not fit.
-ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store);
+ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store,
+                           const StepPlan& steps);
 
 // Makes the optimizer of a learner. Logs what is compressed and when that starts, and writes
 // layer plans and choices to the folder. `others`: settings that are not options. The arguments

@@ -5,8 +5,11 @@
 
 #include "apps/cli/json.h"
 #include "apps/models/weights.h"
+#include "apps/session/privacy.h"
 #include "core/error.h"
 #include "layers/loss.h"
+#include "layers/resnet.h"
+#include "layers/small_cnn.h"
 
 namespace heddle {
 
@@ -30,18 +33,33 @@ Data open_data(const TrainResnetOptions& o, Split split) {
   return data;
 }
 
+namespace {
+
+Shards shards_of(const TrainResnetOptions& o, bool training) {
+  if (!training || o.shard == "random") return Shards::random;
+  return o.shard == "fixed" ? Shards::fixed : Shards::by_class;
+}
+
+}  // namespace
+
 Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
                    const Communicator* comm) {
   LoaderOptions options{.batch_size = o.batch_size,
                         .workers = static_cast<int>(o.workers),
                         .seed = static_cast<uint64_t>(o.seed),
                         .shuffle = training,
-                        .by_class = training && o.shard == "by-class"};
+                        .shards = shards_of(o, training)};
   // Bytes are a quarter of the size of floats on their way to a GPU, and less work for the CPU.
   options.bytes = Context::current().device().is_cuda();
   if (comm != nullptr) {
     options.rank = comm->rank();
     options.world_size = comm->size();
+  }
+  if (training && is_voting(o) && o.dp.unit == "group") {
+    options.group_rate = o.dp.rate;
+    // Not the seed of the noise itself: its numbers must not be used twice.
+    const auto seed = static_cast<uint64_t>(o.parsed.compress.spec.values.at("noise-seed"));
+    if (seed != 0) options.group_seed = seed + 1;
   }
   // A short last batch would weigh as much as a full one; a set smaller than a batch is used whole.
   options.drop_last = training && data.set->size() >= o.batch_size * options.world_size;
@@ -105,17 +123,25 @@ void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
   std::fprintf(stderr, "%s", warnings.c_str());
 }
 
-ResNetOptions network_options(const TrainResnetOptions& o, const ResnetCard& card) {
+std::unique_ptr<ImageClassifier> make_network(const TrainResnetOptions& o, const ResnetCard& card,
+                                              ParameterStore& store) {
   check(card.class_count > 0, o.init,
         ": expected a tensor fc.weight (classes, features), found none");
   using Stem = ResNetOptions::Stem;
-  return {.arch = o.arch,
-          .classes = card.class_count,
-          .stem = o.stem == "imagenet" ? Stem::imagenet : Stem::cifar};
+  const ResNetOptions options{.arch = o.arch,
+                              .classes = card.class_count,
+                              .stem = o.stem == "imagenet" ? Stem::imagenet : Stem::cifar};
+  if (o.arch != kSmallCnn) return std::make_unique<ResNet>(store, options);
+  return std::make_unique<SmallCnn>(
+      store, SmallCnn::Options{.classes = card.class_count, .image_size = o.image_size});
 }
 
 StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train) {
-  return plan_updates(o, train.batches_per_epoch(), concat("batches of ", o.batch_size, " images"));
+  StepPlan plan =
+      plan_updates(o, train.batches_per_epoch(), concat("batches of ", o.batch_size, " images"));
+  if (is_voting(o) && o.dp.unit == "group")
+    plan.voters = o.dp.rate * static_cast<double>(train.groups()) / o.parsed.learners.size;
+  return plan;
 }
 
 std::string describe(const TrainResnetOptions& o, const ParameterStore& store, const Data& train,
@@ -140,6 +166,7 @@ nlohmann::ordered_json identity(const TrainResnetOptions& o, const ResnetCard& c
                                  {"classes", card.classes},
                                  {"optimizer", o.optimizer}};
   if (o.shard != "random") json["shard"] = o.shard;
+  if (is_voting(o)) json["privacy-unit"] = privacy_unit(o);
   return json;
 }
 
@@ -158,8 +185,9 @@ Evaluation parse_evaluation(const nlohmann::json& json, const char* loss_key) {
           .samples = whole_at(json, "samples")};
 }
 
-std::string describe_plan(const TrainResnetOptions& o, Context& context, const ResNet& model,
-                          ParameterStore& store, const Loader& train) {
+std::string describe_plan(const TrainResnetOptions& o, Context& context,
+                          const ImageClassifier& model, ParameterStore& store,
+                          const Loader& train) {
   const auto step_bytes = [&](int64_t images) {
     const Tensor pixels = Tensor::zeros({images, 3, o.image_size, o.image_size});
     const Tensor labels = Tensor::empty_on(Device{}, {images}, DType::i32);

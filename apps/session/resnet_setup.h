@@ -16,7 +16,7 @@
 #include "comm/communicator.h"
 #include "core/context.h"
 #include "data/loader.h"
-#include "layers/resnet.h"
+#include "layers/image_classifier.h"
 
 namespace heddle {
 
@@ -47,8 +47,10 @@ Augmentation evaluation_transform(const ResnetCard& card);
 // stderr if data and weights have different classes.
 void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
                         const ResnetCard& card, Data& valid);
-// Throws InputError if the number of classes is unknown.
-ResNetOptions network_options(const TrainResnetOptions& o, const ResnetCard& card);
+// Returns the network of --arch, with parameters in the store, which must outlive it. Throws
+// InputError if the number of classes is unknown.
+std::unique_ptr<ImageClassifier> make_network(const TrainResnetOptions& o, const ResnetCard& card,
+                                              ParameterStore& store);
 
 // Throws InputError if an epoch has fewer than --accumulate batches.
 StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train);
@@ -66,8 +68,8 @@ nlohmann::ordered_json evaluation_json(const Evaluation& valid);
 Evaluation parse_evaluation(const nlohmann::json& json, const char* loss_key);
 
 // Returns the text of --dry-run, or one JSON object with --json.
-std::string describe_plan(const TrainResnetOptions& o, Context& context, const ResNet& model,
-                          ParameterStore& store, const Loader& train);
+std::string describe_plan(const TrainResnetOptions& o, Context& context,
+                          const ImageClassifier& model, ParameterStore& store, const Loader& train);
 
 // Returns the resolved configuration as TOML, with a remark on each default.
 std::string config_text(const TrainResnetOptions& o, const FlagTable& flags);

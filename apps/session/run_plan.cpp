@@ -9,6 +9,7 @@
 #include "apps/cli/json.h"
 #include "apps/session/exchange.h"
 #include "apps/session/layer_plan.h"
+#include "apps/session/privacy.h"
 #include "compress/innovation.h"
 #include "core/error.h"
 #include "optim/topology.h"
@@ -42,6 +43,7 @@ void check_options(const CommonOptions& o) {
           "--compress auto decides by measured times, which --deterministic excludes");
   }
   check_layerwise(o);
+  check_privacy(o);
   if (!o.peers.empty()) {
     (void)Topology::parse(o.peers, o.parsed.learners.size);
     (void)parse_innovation(o.innovation);
@@ -139,22 +141,24 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   const int64_t gradient = store.count() * 4;
   const int64_t copies = o.optimizer == "sgd" ? (o.momentum > 0 ? 1 : 0) : 2;
   const int64_t state = store.values().bytes() * copies;
-  const ExchangePlan exchange = plan_exchange(o, store);
+  const ExchangePlan exchange = plan_exchange(o, store, steps);
   const int64_t peak = measured + row * (o.batch_size - plan.rows) + state + exchange.state;
   if (o.json) {
     const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;
-    return json_line({{plan.model, plan.model_name},
-                      {"parameters", store.count()},
-                      {"epochs", epochs},
-                      {"steps_per_epoch", steps.steps_per_epoch},
-                      {"steps", steps.total_steps},
-                      {"optimizer_state_bytes", state},
-                      {"activation_bytes", activations},
-                      {"peak_pool_bytes", peak},
-                      {"gradient_bytes_per_step", gradient},
-                      {"compressed_tensors", exchange.compressed_tensors},
-                      {"exchange_bytes_per_step", exchange.payload},
-                      {"compressor_state_bytes", exchange.state}});
+    nlohmann::ordered_json json = {{plan.model, plan.model_name},
+                                   {"parameters", store.count()},
+                                   {"epochs", epochs},
+                                   {"steps_per_epoch", steps.steps_per_epoch},
+                                   {"steps", steps.total_steps},
+                                   {"optimizer_state_bytes", state},
+                                   {"activation_bytes", activations},
+                                   {"peak_pool_bytes", peak},
+                                   {"gradient_bytes_per_step", gradient},
+                                   {"compressed_tensors", exchange.compressed_tensors},
+                                   {"exchange_bytes_per_step", exchange.payload},
+                                   {"compressor_state_bytes", exchange.state}};
+    if (is_voting(o)) json["epsilon"] = exchange.epsilon;
+    return json_line(json);
   }
   std::string compressed, by = o.compress;
   if (o.parsed.compress.automatic)
@@ -172,6 +176,7 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
                " times less than dense: ", exchange.compressed_tensors, " tensors by ", by,
                "\nresiduals         ", format_bytes(exchange.state),
                " a learner, with other state of the compressor\n");
+  if (is_voting(o)) compressed += "privacy           " + exchange.privacy + '\n';
   const std::string article = plan.unit == "image" ? "an " : "a ";
   return concat(
       "parameters        ", store.count(), " in ", store.parameters().size(), " tensors\n",

@@ -10,6 +10,7 @@
 #include "apps/cli/program.h"
 #include "apps/report/report_page.h"
 #include "apps/session/exchange.h"
+#include "apps/session/privacy.h"
 #include "core/error.h"
 
 namespace heddle {
@@ -65,6 +66,7 @@ void Session::run(TrainingLoop& loop) {
   loop_ = &loop;
   if (checkpoint() != nullptr)
     restore_training(parts_, *checkpoint(), loop.own_state(), console_logger(progress()));
+  if (optimizer_->accountant() != nullptr) account();
   if (plan_done() && batch_ > 0) end_epoch();  // it was saved before its last validation
   while (!plan_done() && log_.running()) {
     loop.train_epoch();
@@ -75,9 +77,35 @@ void Session::run(TrainingLoop& loop) {
     if (folder() != nullptr) folder()->flush();
     if (log_.running() && batch_ == 0) (void)after_step();
   }
+  if (budget_spent() && progress() != nullptr)
+    progress()->note(concat("privacy: one more step would spend more than --dp-epsilon-max ",
+                            o_.dp.epsilon_max));
   saver_.finish();
   log_.finish(saver_.last());
   optimizer_->use_shared();  // what the program saves and tests
+}
+
+// Counts what earlier processes of this run have revealed, and from now on each step before it.
+void Session::account() {
+  const auto state = [&](const char* part) {
+    return checkpoint()->state.value(part, nlohmann::json::object());
+  };
+  const bool accounted =
+      checkpoint() == nullptr || (state("exchange").contains("privacy") &&
+                                  state("identity").value("privacy-unit", "") == privacy_unit(o_));
+  optimizer_->collective("privacy account", [&](Communicator& comm) {
+    keep_account(o_, *optimizer_->accountant(), folder(),
+                 checkpoint() == nullptr ? "" : checkpoint()->path, accounted, comm);
+  });
+  const double next = optimizer_->accountant()->spent_after(1).epsilon;
+  check(!budget_spent() || log_.step() > 0, "--dp-epsilon-max ", o_.dp.epsilon_max,
+        ": the first step spends ", next);
+}
+
+bool Session::budget_spent() const {
+  RdpAccountant* accountant = optimizer_->accountant();
+  return accountant != nullptr && o_.dp.epsilon_max > 0 &&
+         accountant->spent_after(1).epsilon > o_.dp.epsilon_max;
 }
 
 bool Session::finish_step(const StepReport& report, const StepFacts& facts) {
@@ -144,6 +172,7 @@ int report(const CommonOptions& o, const std::string& rate_key, const Learner& l
   }
   if (!out.text.empty())
     learner.announce(concat(out.run.status, ": ", out.text, ", ",
+                            out.run.privacy ? privacy_text(*out.run.privacy) + ", " : "",
                             format_duration(seconds_since_process_start()), ", ",
                             describe_memory(o.learners)));
   return code;

@@ -102,7 +102,11 @@ class Session {
   Outcome finish();
 
  private:
-  bool plan_done() const { return log_.step() >= spec_.plan.total_steps + start_.ahead; }
+  bool plan_done() const {
+    return log_.step() >= spec_.plan.total_steps + start_.ahead || budget_spent();
+  }
+  bool budget_spent() const;  // of --dp-epsilon-max
+  void account();
   void end_epoch();
   bool after_step();
   void write_report();

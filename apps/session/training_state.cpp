@@ -135,6 +135,8 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
 
   files.tensors[kModel] = std::move(model);
   files.metadata[kModel] = parts.spec.metadata;
+  if (const auto privacy = parts.log.privacy())
+    files.metadata[kModel]["privacy"] = privacy_text(*privacy);
   add_copies(files.tensors[kOptimizer], parts.optimizer.optimizer().named_state());
   if (!own.shared.empty()) add_copies(files.tensors[kShared], own.shared);
   const ScheduleState schedule = parts.schedule.state();

@@ -1,0 +1,44 @@
+// Training with differential privacy (--compress topagg): checks that a run can protect what it
+// claims, makes its reducer, and keeps account of what was revealed, over kills and resumes.
+//
+//   check_privacy(o);
+//   std::unique_ptr<TopAgg> reducer = make_voting(o, store, plan, learners);
+//   keep_account(o, *optimizer.accountant(), {...});
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "apps/cli/common_options.h"
+#include "apps/log/run_folder.h"
+#include "apps/session/run_plan.h"
+#include "comm/communicator.h"
+#include "compress/topagg.h"
+#include "core/parameters.h"
+#include "core/privacy.h"
+
+namespace heddle {
+
+// Throws InputError for options with which votes would be repeatable, or gradients pass them by.
+void check_privacy(const CommonOptions& o);
+
+// Returns the reducer. Throws InputError for a store or settings that TopAgg refuses and, without
+// --dp-anyway, for noise that is zero or more than four times the loudest possible sum of votes.
+std::unique_ptr<TopAgg> make_voting(const CommonOptions& o, const ParameterStore& store,
+                                    const StepPlan& plan, int learners);
+// Returns "the weights after 500 steps will have epsilon 3.15 at delta 1e-05 for …; a vote has …".
+std::string describe_privacy(const CommonOptions& o, TopAgg& reducer, const StepPlan& plan,
+                             int learners);
+
+// privacy.json in a run folder: what the run has revealed. It is written before each noisy sum is
+// used, so that a killed run that starts again from its last checkpoint, or from the first step,
+// counts what it had revealed since.
+constexpr const char* kPrivacyFile = "privacy.json";
+// Adds to the account what earlier processes of the run have spent: infinitely much if a checkpoint
+// was trained without an account or with another unit. From then on the first rank, which has a
+// folder, keeps the file. `checkpoint`: where the run resumes; empty: from the first step.
+// Collective. Throws Error if the file cannot be read or written.
+void keep_account(const CommonOptions& o, RdpAccountant& accountant, const RunFolder* folder,
+                  const std::string& checkpoint, bool accounted, Communicator& comm);
+
+}  // namespace heddle
