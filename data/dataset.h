@@ -63,6 +63,7 @@ struct DatasetOptions {
   int64_t train_images = 5000;  // rendered shapes
   int64_t valid_images = 1000;  // rendered shapes
   uint64_t seed = 0;            // rendered shapes
+  bool upright = false;         // rendered shapes: bright on black, in the middle, hardly turned
   int hold_out = 10;  // folder without train/ and val/: one image in `hold_out` is for validation
 };
 

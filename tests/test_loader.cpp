@@ -331,7 +331,8 @@ TEST_CASE("loader: the groups of a step are drawn independently") {
   constexpr double kRate = 0.002;  // 500 steps an epoch
   std::map<std::vector<float>, int64_t> times;
   double mean = 0, squares = 0;
-  int64_t empty = 0, steps = 0;
+  int64_t empty = 0, steps = 0, repeated = 0;
+  std::set<std::vector<float>> before;
   for (const uint64_t seed : {0, 7})
     for (int64_t number = 0; number < 10; ++number) {
       const Loader loader(set, kTiny, group_options(0, 1, kRate * 10, seed));
@@ -341,14 +342,18 @@ TEST_CASE("loader: the groups of a step are drawn independently") {
       for (int64_t step = 0; step < 50; ++step, ++steps) {
         const int64_t batches = epoch.batches_in_step(step);
         int64_t drawn = 0;
+        std::set<std::vector<float>> now;
         for (int64_t i = 0; i < batches; ++i) {
           CHECK(epoch.next());
           if (epoch.batch().count == 0) continue;
           const int32_t* labels = epoch.batch().labels.data<int32_t>();
           ++times[{labels, labels + 4}];
+          now.insert({labels, labels + 4});
           ++drawn;
         }
         CHECK(batches == std::max<int64_t>(drawn, 1));
+        repeated += !now.empty() && now == before ? 1 : 0;
+        before = now;
         empty += drawn == 0 ? 1 : 0;
         mean += static_cast<double>(drawn);
         squares += static_cast<double>(drawn * drawn);
@@ -360,6 +365,7 @@ TEST_CASE("loader: the groups of a step are drawn independently") {
   CHECK(mean == doctest::Approx(2).epsilon(0.11));
   CHECK(squares / static_cast<double>(steps) - mean * mean == doctest::Approx(1.96).epsilon(0.25));
   CHECK(static_cast<double>(empty) == doctest::Approx(1000 * std::pow(0.98, 100)).epsilon(0.4));
+  CHECK(repeated < 10);  // equal draws of one group each: three are expected
   CHECK(times.size() == 100);
   for (const auto& [group, n] : times) CHECK(n == doctest::Approx(20).epsilon(1.1));
 }

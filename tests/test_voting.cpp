@@ -3,8 +3,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "compress/codecs/select.h"
@@ -73,7 +77,13 @@ TEST_CASE("voting optimizer: each backward pass is a vote, and nothing passes th
   expect_none(run_ranks(2, [&](Communicator& comm) {
     Net net(1);
     const VotingOptions voting{.voters = 2, .rate = 0.5, .replaced = false};
-    DataParallelOptimizer optimizer(net.store, make_sgd({}), comm, {}, {.control_words = true},
+    std::atomic<bool> in_backward = false;
+    std::atomic<int> early = 0;  // exchanges during a backward pass
+    const DataParallelOptions parallel{
+        .bucket_bytes = 1000, .control_words = true, .on_event = [&](const char* what, int) {
+          if (in_backward && what == std::string("exchange")) ++early;
+        }};
+    DataParallelOptimizer optimizer(net.store, make_sgd({}), comm, {}, parallel,
                                     make_reducer(parse_compress("topagg:density=0.2,output=votes"),
                                                  {.voting = voting}, net.store));
     const Tensor x = Tensor::empty_on(Device{}, {4, 20});
@@ -88,15 +98,24 @@ TEST_CASE("voting optimizer: each backward pass is a vote, and nothing passes th
         Tape tape;
         const Var loss = softmax_cross_entropy(tape, net.forward(tape, Var(here(x)), vote != 1), y);
         if (vote > 0) optimizer.begin_step(0.1);
+        in_backward = true;
         tape.backward(
-            loss, [&](Parameter& p) { optimizer.ready(p); },
+            loss,
+            [&](Parameter& p) {
+              optimizer.ready(p);
+              // Time for the buckets of later layers, had they been posted.
+              if (p.name == "first.weight")
+                std::this_thread::sleep_for(std::chrono::milliseconds(30));
+            },
             [&](Parameter& p) { optimizer.weights_free(p); });
+        in_backward = false;
         CHECK(optimizer.finish_step().due == (vote + 1 == votes));
       }
       if (votes == 0) CHECK(optimizer.finish_step().due);
       CHECK(optimizer.control(0) == 2);
     }
     CHECK(optimizer.accountant()->state().queries == 3);
+    CHECK(early == 0);
     weights[static_cast<size_t>(comm.rank())] = net.store.values().to_vector();
   }));
   {
