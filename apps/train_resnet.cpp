@@ -84,7 +84,7 @@ class ResNetTraining : public TrainingLoop {
         } else {
           Tape tape({.training = true,
                      .seed = static_cast<uint64_t>(o_.seed),
-                     .step = static_cast<uint64_t>(log_.step() * batches + micro),
+                     .step = static_cast<uint64_t>(log_.step() * o_.accumulate + micro),
                      .first_sample = batch.first_sample});
           const Var loss = loss_of(o_, model_, tape, batch.images, batch.labels);
           step.loss += static_cast<double>(loss.value().item()) / static_cast<double>(batches);
@@ -226,6 +226,10 @@ int run_rank(const Job& job, Communicator& started) {
   const auto network = make_network(o, job.card, learner.store);
   const ImageClassifier& model = *network;
   learner.store.finalize(static_cast<uint64_t>(o.seed));
+  if (!o.init.empty() && is_voting(o) && o.training)
+    check(o.dp.anyway || WeightsFile(o.init, o.head).value("privacy").empty(), "--init ", o.init,
+          ": trained with votes, whose cost this run would not count: use --resume, or "
+          "--dp-anyway to train all the same");
   if (!o.init.empty())
     load_weights(WeightsFile(o.init, o.head), learner.store.named_tensors(),
                  {{"fc.", "a different number of classes"}});

@@ -25,16 +25,20 @@ NoisySum mechanism_of(const ReducerSetup& setup, int64_t chosen) {
   check(voting.rate > 0 && voting.rate <= 1, "topagg: expected a rate in (0, 1], found ",
         voting.rate);
   check(voting.rate == 1 || !voting.replaced,
-        "topagg: with a rate below 1, units are added or removed; it is not known what replacing "
-        "one spends");
+        "topagg: what replacing a unit costs is not implemented with sampling; expected units that "
+        "are added or removed with a rate below 1");
   check(voting.voters > 0 && std::isfinite(voting.voters),
         "topagg: expected a number of voters above 0, found ", voting.voters);
   NoisySum out{.sigma = values.at("sigma"),
                .sensitivity = (voting.replaced ? 2 : 1) * (clipped ? 1 : std::sqrt(chosen)),
+               .elements = chosen,
                .rate = voting.rate,
                .replaced = voting.replaced,
                .delta = voting.delta,
                .secret = values.at("noise-seed") == 0};
+  check(clipped || values.at("clip") == 1, "topagg: clip needs vote=clip");
+  check(values.at("output") == 0 || values.at("threshold") == 0,
+        "topagg: a threshold needs output=sign");
   const double epsilon = values.at("epsilon");
   check(epsilon == 0 || out.sigma == 0, "topagg: expected sigma or epsilon, found both");
   if (epsilon > 0) {
@@ -47,6 +51,7 @@ NoisySum mechanism_of(const ReducerSetup& setup, int64_t chosen) {
 // Returns what one query spends.
 RdpCurve query_of(const ReducerSetup& setup, const NoisySum& sum, int64_t chosen) {
   const auto& values = setup.spec.values;
+  if (!sum.secret) return gaussian_rdp(0);  // infinitely much
   if (values.at("bound") == 0) return sampled_gaussian_rdp(sum.rate, sum.noise_multiplier());
   check(sum.rate == 1 && values.at("output") == 0 && values.at("vote") != 2,
         "topagg: bound=ternary is known for signs of votes without sampling only");
@@ -85,7 +90,6 @@ std::vector<TopAgg::Layer> TopAgg::layers_of(const ReducerSetup& setup) {
 
 TopAgg::TopAgg(const ReducerSetup& setup)
     : voting_(setup.options.voting),
-      seed_(setup.options.seed),
       vote_(static_cast<Vote>(setup.spec.values.at("vote"))),
       signs_(setup.spec.values.at("output") == 0),
       threshold_(setup.spec.values.at("threshold")),
@@ -121,21 +125,22 @@ void TopAgg::vote(int64_t step, int64_t vote, int rank) {
     for (const uint32_t i : indices.emplace_back(select_top(elements(g), k)))
       squares += std::pow(static_cast<double>(g.data<float>()[i]), 2);
   }
-  // A little less than 1 / clip, so that rounding does not lengthen a clipped gradient.
+  // A little less than 1 / clip: rounding to fp32 must not lengthen a clipped gradient.
   const double scale = (1 - 1e-6) / std::max(clip_, std::sqrt(squares));
   const uint64_t key = static_cast<uint64_t>(step) << 32 | static_cast<uint64_t>(rank) << 20 |
                        static_cast<uint64_t>(vote);
-  const Philox random(seed_, stream_id(Stream::codec, key));
+  // Secret: numbers that followed from a seed and the votes before would change with another unit.
+  SecretRandom random(noise_seed_, key);
   for (size_t l = 0; l < layers_.size(); ++l) {
     const auto g = elements(gradients[l]);
     const int64_t at = layers_[l].parameter->offset;
     float most = 0;
     for (const uint32_t i : indices[l]) most = std::max(most, std::abs(g[i]));
     for (const uint32_t i : indices[l]) {
-      float value = g[i] > 0 ? 1.0f : -1.0f;
-      if (vote_ == Vote::clip) value = static_cast<float>(g[i] * scale);
+      double value = g[i] > 0 ? 1.0 : -1.0;
+      if (vote_ == Vote::clip) value = static_cast<double>(to_float(g[i] * scale));
       if (vote_ == Vote::stochastic)  // its mean is g / most
-        value = 2 * random.uniform(to_size(at) + i) < 1 + g[i] / most ? 1.0f : -1.0f;
+        value = 2 * random.uniform() < 1 + static_cast<double>(g[i] / most) ? 1.0 : -1.0;
       if (g[i] != 0) votes_[to_size(at) + i] += value;
     }
   }
@@ -146,11 +151,11 @@ void TopAgg::vote(int64_t step, int64_t vote, int rank) {
 
 // Returns a bucket's votes in the order of its parameters, and forgets them.
 std::vector<float> TopAgg::take_votes(const GradientBucket& bucket) {
-  std::vector<float> votes;
+  std::vector<float> votes;  // whole numbers, or clipped gradients, rounded once they are summed
   for (const Parameter* p : bucket.parameters) {
     const auto begin = votes_.begin() + p->offset;
-    votes.insert(votes.end(), begin, begin + p->size());
-    std::fill_n(begin, p->size(), 0.0f);
+    for (auto v = begin; v != begin + p->size(); ++v) votes.push_back(to_float(*v));
+    std::fill_n(begin, p->size(), 0.0);
   }
   return votes;
 }

@@ -50,12 +50,11 @@ class TopAgg : public Reducer {
   RdpAccountant* accountant() override { return &accountant_; }
   std::map<std::string, double> figures() const override;
 
-  // Returns the number of elements of one vote.
-  int64_t chosen() const;
   // Returns the bytes of a vote of one unit on a parameter, as they are sent.
   int64_t payload(const Parameter& p) const;
 
  private:
+  int64_t chosen() const;  // elements of a vote
   enum class Vote : uint8_t { sign, stochastic, clip };
   struct Layer {
     const Parameter* parameter;
@@ -71,13 +70,12 @@ class TopAgg : public Reducer {
   float value_of(uint32_t answer, int ranks) const;
 
   VotingOptions voting_;
-  uint64_t seed_;
   Vote vote_;
   bool signs_;  // output=sign
   double threshold_, clip_;
   uint64_t noise_seed_;
   std::vector<Layer> layers_;
-  std::vector<float> votes_;  // their sums since the last step, as the flat gradient buffer
+  std::vector<double> votes_;  // their sums since the last step, as the flat gradient buffer
   RdpAccountant accountant_;
   int64_t step_ = -1;     // the last that was counted, and
   uint64_t buckets_ = 0;  // how many of its buckets were reduced

@@ -58,6 +58,7 @@ double noise_for(double epsilon, double delta, double q, int64_t times);
 struct NoisySum {
   double sigma = 0;        // standard deviation of the noise
   double sensitivity = 1;  // L2; the most by which one unit changes the sum
+  int64_t elements = 0;    // that a unit may change
   double rate = 1;         // probability with which a unit takes part in a query
   bool replaced = false;   // a unit is replaced; false: it is added or removed
   double delta = 1e-5;

@@ -24,7 +24,7 @@ enum class Stream {
   selection,
   sample,
   network,
-  secret  // tests of what is random in earnest otherwise (secret_random.h)
+  secret  // repeatable stand-in for SecretRandom, in tests
 };
 
 // A 64-bit stream number: purpose in the top byte, then the caller's key (a step, a parameter's

@@ -75,7 +75,6 @@ struct Part {
 // Draws a rank's groups for the steps of an epoch from `first` on.
 std::vector<std::vector<Part>> draw_groups(const LoaderOptions& options, int64_t epoch,
                                            int64_t first, int64_t steps, int64_t groups) {
-  constexpr int64_t kMostOfStep = int64_t{1} << 20;  // for sample numbers
   std::vector<std::vector<Part>> out(to_size(steps));
   for (int64_t step = first; step < steps; ++step) {
     std::vector<Part>& parts = out[to_size(step)];
@@ -84,9 +83,9 @@ std::vector<std::vector<Part>> draw_groups(const LoaderOptions& options, int64_t
                                                 static_cast<uint64_t>(options.rank));
     for (int64_t group = options.rank; group < groups; group += options.world_size) {
       if (random.uniform() >= options.group_rate) continue;
-      const int64_t number = (step * kMostOfStep + to_int64(parts.size())) * options.world_size;
+      // Which other groups are drawn changes nothing in this one's augmentation.
       parts.push_back({group * options.batch_size, options.batch_size,
-                       (number + options.rank) * options.batch_size});
+                       (step * groups + group) * options.batch_size});
     }
     if (parts.empty()) parts.push_back({0, 0, 0});
   }
@@ -320,8 +319,8 @@ Loader::Loader(std::shared_ptr<const ImageDataset> dataset, const Augmentation& 
   const int64_t size = dataset_->size();
   check(size > 0 && size <= int64_t{0xffffffff}, "loader: expected 1 to 2^32 - 1 images, found ",
         size);
-  check(options_.group_rate >= 0 && options_.group_rate <= 1,
-        "loader: expected a rate of groups from 0 to 1, found ", options_.group_rate);
+  check(options_.group_rate == 0 || (options_.group_rate >= 1e-6 && options_.group_rate <= 1),
+        "loader: expected a rate of groups of 0, or from 1e-6 to 1, found ", options_.group_rate);
   check(options_.group_rate == 0 || groups() >= options_.world_size, "loader: expected a group of ",
         options_.batch_size, " images for each of ", options_.world_size,
         " ranks, found a data set of ", size);

@@ -32,16 +32,20 @@ shapes=("$train" --arch cnn --image-size 16 --threads 1 --no-report --print-freq
 groups=("${shapes[@]}" --learners 4 --batch-size 1 --dp-unit group --dp-rate 0.01 --lr 0.001)
 
 echo 'refused'
-refuse 'noise of 184.* sum to 4 at most.*--dp-anyway' "${shapes[@]}" --learners 4 --compress topagg:epsilon=8 --steps 200
-refuse 'sigma=X, or --dp-anyway' "${groups[@]}" --compress topagg --steps 3
+refuse 'noise of 184.* sum to 4 if all.*--dp-anyway' "${shapes[@]}" --learners 4 --compress topagg:epsilon=8 --steps 200
+refuse 'sigma=X.*--dp-anyway' "${groups[@]}" --compress topagg --steps 3
 refuse 'bn1.running_mean' "$train" --image-size 16 --learners 2 --compress topagg:sigma=1 --steps 3
 refuse 'dp-rate' "${shapes[@]}" --learners 2 --compress topagg:sigma=1 --dp-unit group
-refuse 'needs --dp-unit group' "${shapes[@]}" --learners 2 --compress topagg:sigma=1 --dp-rate 0.1
+refuse 'dp-rate needs' "${shapes[@]}" --learners 2 --compress topagg:sigma=1 --dp-rate 0.1
 refuse 'needs --compress topagg' "${shapes[@]}" --learners 2 --dp-unit group
 refuse 'noise-seed' "${groups[@]}" --compress topagg:sigma=30 --deterministic
 refuse 'vocabulary' "$lm" --learners 2 --compress topagg:sigma=1
 refuse 'auto' "${groups[@]}" --compress auto:topagg:sigma=30
-refuse 'shard fixed' "${shapes[@]}" --learners 4 --compress topagg:sigma=1 --shard random
+for shard in random by-class; do refuse 'shard fixed' "${shapes[@]}" --learners 4 --compress topagg:sigma=1 --shard $shard; done
+refuse 'dp-delta' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --dp-delta 0.001
+refuse 'protects nobody' "${groups[@]}" --compress topagg:density=0.1,sigma=0.01
+refuse 'hide' "${shapes[@]}" --compress topagg:sigma=2
+refuse 'dp-rate' "${groups[@]}" --compress topagg:sigma=30 --dp-rate 1e-9
 for flag in '--accumulate 2' '--compress-start 5' '--dense-layers fc' '--shadow 5' '--layerwise lgreco'; do
   # shellcheck disable=SC2086
   refuse "${flag%% *}" "${groups[@]}" --compress topagg:sigma=30 $flag
@@ -50,7 +54,7 @@ for line in 'accumulate = 2' 'layerwise = "lgreco"' 'shadow = 5' 'deterministic 
   echo "$line" >odd.toml
   refuse "${line%% *}" "${groups[@]}" --compress topagg:sigma=30 --config odd.toml
 done
-refuse 'the first step spends' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --dp-epsilon-max 0.1 --steps 3
+refuse 'one step spends' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --dp-epsilon-max 0.1 --steps 3
 
 echo 'what a run says'
 "${groups[@]}" --compress topagg:density=0.1,sigma=30 --steps 30 --save-every 10 --json --output-dir said >said.json 2>said.err ||
@@ -58,11 +62,11 @@ echo 'what a run says'
 about said.json "p['private'] and p['queries'] == 30 == j['step'] and p['rate'] == 0.01 and p['sigma'] == 30"
 about said.json "abs(p['epsilon'] - renyi(0.01, p['noise_multiplier'], 30, 1e-5)) < 1e-6 * p['epsilon']"
 about said.json "abs(p['noise_multiplier'] - 30 / math.sqrt(43 + 2 + 461 + 3 + 512 + 1)) < 1e-9"
-grep -q "epsilon .* for an image, added or removed" said.err || fail "no epsilon in the last line: $(tail -1 said.err)"
+grep -q "epsilon .* for an image, used or left out" said.err || fail "no epsilon in the last line: $(tail -1 said.err)"
 grep -q 'epsilon' <(grep 'step 10/' said.err) || fail 'no epsilon in the line of progress'
 grep -q '"epsilon":' said/metrics.jsonl || fail 'no epsilon in metrics.jsonl'
-grep -aq 'an image, added or removed' said/model.safetensors || fail 'the weights do not say it'
-grep -aq 'an image, added or removed' said/checkpoints/*/model.safetensors || fail 'the checkpoint does not say it'
+grep -aq 'an image, used or left out' said/model.safetensors || fail 'the weights do not say it'
+grep -aq 'an image, used or left out' said/checkpoints/*/model.safetensors || fail 'the checkpoint does not say it'
 
 echo 'the example of docs/privacy.md'
 page=$tests/../docs/privacy.md
@@ -112,7 +116,7 @@ echo '--dp-epsilon-max'
 "${groups[@]}" --compress topagg:density=0.1,sigma=30 --dp-epsilon-max 1.5 --steps 200 --json --output-dir limit >limit.json 2>limit.err
 about limit.json "j['status'] == 'done' and p['epsilon'] <= 1.5 and 0 < j['step'] < 200"
 about limit.json "renyi(0.01, p['noise_multiplier'], j['step'] + 1, 1e-5) > 1.5"
-grep -q 'dp-epsilon-max' limit.err || fail 'the end is not explained'
+grep -q 'raise epsilon above 1.5' limit.err || fail 'the end is not explained'
 
 echo 'kills and resumes'
 run=("${groups[@]}" --compress topagg:density=0.1,sigma=30 --steps 100 --save-every 25 --comm-timeout 20 --json --output-dir killed)
@@ -132,6 +136,7 @@ before=$(json killed/privacy.json queries)
 "${run[@]}" --resume auto >killed.json 2>killed.err || fail "after kills: $(tail -1 killed.err)"
 about killed.json "j['step'] == 100 and p['queries'] >= 100 and p['queries'] >= $before"
 about killed.json "p['queries'] > 100 and abs(p['epsilon'] - renyi(0.01, p['noise_multiplier'], p['queries'], 1e-5)) < 1e-6 * p['epsilon']"
+grep -q 'after [0-9]* steps more' killed.err || fail "a resumed run promises: $(grep privacy: killed.err)"
 "${run[@]}" --resume auto >done.json 2>done.err || fail "a complete run: $(tail -1 done.err)"
 about done.json "p['private'] and p['queries'] > 100"
 # A checkpoint without its run folder carries its own account, another folder's run continues it.
@@ -143,7 +148,38 @@ about moved.json "p['queries'] == 40"
   2>fewer.err || fail "with other learners: $(tail -1 fewer.err)"
 about fewer.json "p['queries'] == 40 and p['private']"
 
+echo 'a budget holds over resumes'
+budget=("${groups[@]}" --compress topagg:density=0.1,epsilon=1.4 --save-every 5 --json)
+"${budget[@]}" --steps 20 --output-dir budget >budget.json 2>budget.err || fail "budget: $(tail -1 budget.err)"
+about budget.json "1.39 < p['epsilon'] <= 1.4 and j['step'] == 20"
+"${budget[@]}" --steps 60 --resume budget --output-dir more >more.json 2>more.err || fail "more steps: $(tail -1 more.err)"
+about more.json "p['epsilon'] <= 1.4 + 1e-9"
+refuse 'spent already' "${groups[@]}" --compress topagg:density=0.1,epsilon=1.4 --steps 60 --resume budget --dp-epsilon-max 1
+
+echo 'the account of a run folder'
+for path in killed/checkpoints/step-75 killed/checkpoints/step-75/ "$work/killed/../killed/checkpoints/step-75"; do
+  rm -rf path
+  "${groups[@]}" --compress topagg:density=0.1,sigma=30 --steps 80 --json --resume "$path" --output-dir path >path.json 2>path.err ||
+    fail "$path: $(tail -1 path.err)"
+  about path.json "p['private'] and p['queries'] == $(json killed/privacy.json queries) + 5"
+done
+cp -r killed broken
+for text in '{"queries":1e300,"spent":[],"unit":""}' '{"queries":3,"spent":[1,2],"unit":""}' '{"queries":3}' '[' '{"queries":-1,"spent":[],"unit":""}'; do
+  echo "$text" >broken/privacy.json
+  refuse 'broken/privacy.json' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --steps 80 --resume broken/checkpoints/step-75
+done
+rm broken/privacy.json
+"${groups[@]}" --compress topagg:density=0.1,sigma=30 --steps 80 --json --resume broken/checkpoints/step-75 --output-dir lost >lost.json 2>lost.err
+about lost.json "not p['private']"
+
 echo 'what cannot be accounted for'
+"${groups[@]}" --compress topagg:density=0.1,sigma=30 --steps 15 --json --resume one/checkpoints/step-10 --resume-anyway \
+  --output-dir known >known.json 2>known.err || fail "after known noise: $(tail -1 known.err)"
+about known.json "not p['private'] and p['epsilon'] is None"
+refuse 'init' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --steps 3 --init said/model.safetensors
+"${groups[@]}" --compress topagg:density=0.1,sigma=30 --steps 3 --init said/model.safetensors --dp-anyway --json --output-dir again2 \
+  >init.json 2>init.err || fail "init: $(tail -1 init.err)"
+about init.json "'given the weights of --init' in p['unit']"
 refuse 'privacy-unit' "${groups[@]}" --batch-size 2 --compress topagg:density=0.1,sigma=30 --steps 40 --resume said/checkpoints/step-30
 "${groups[@]}" --batch-size 2 --compress topagg:density=0.1,sigma=30 --steps 40 --resume said/checkpoints/step-30 --resume-anyway --json \
   --output-dir other >other.json 2>other.err || fail "other unit: $(tail -1 other.err)"

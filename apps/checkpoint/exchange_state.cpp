@@ -115,7 +115,10 @@ void read_array(const nlohmann::json& array, const std::tuple<Fields&...>& field
 }  // namespace
 
 RdpAccountant::State parse_account(const nlohmann::json& json) {
-  RdpAccountant::State state{.queries = json.at("queries").get<int64_t>(), .spent = {}};
+  const auto& queries = json.at("queries");
+  check(queries.is_number_integer(), "privacy: queries: expected a whole number, found ",
+        printable(queries.dump()));
+  RdpAccountant::State state{.queries = queries.get<int64_t>(), .spent = {}};
   for (const auto& x : json.at("spent"))  // JSON has null for infinity
     state.spent.push_back(x.is_number() ? x.get<double>()
                                         : std::numeric_limits<double>::infinity());

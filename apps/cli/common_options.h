@@ -156,7 +156,7 @@ bool decide_training(const CommonOptions& o, const std::string& use);
 std::vector<FlagTable::Need> common_needs(const CommonOptions& o);
 
 // Returns whether learners vote (--compress topagg), and whose data that protects, in words: "a
-// group of 8 images, added or removed".
+// group of 8 images, used or left out".
 bool is_voting(const CommonOptions& o);
 std::string privacy_unit(const CommonOptions& o);
 

@@ -16,10 +16,13 @@ bool decide_training(const CommonOptions& o, const std::string& use) {
 bool is_voting(const CommonOptions& o) { return o.parsed.compress.spec.family == "topagg"; }
 
 std::string privacy_unit(const CommonOptions& o) {
-  if (o.dp.unit == "learner")
-    return concat("all images of one of ", o.parsed.learners.size, " learners, replaced");
-  return o.batch_size == 1 ? "an image, added or removed"
-                           : concat("a group of ", o.batch_size, " images, added or removed");
+  std::string unit = o.dp.described;
+  if (unit.empty() && o.dp.unit == "learner")
+    unit = concat("all images of one of ", o.parsed.learners.size, " learners, replaced");
+  if (unit.empty())
+    unit = o.batch_size == 1 ? "an image, used or left out"
+                             : concat("a group of ", o.batch_size, " images, used or left out");
+  return unit + (o.init.empty() ? "" : ", given the weights of --init");
 }
 
 std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {

@@ -9,14 +9,16 @@
 namespace heddle {
 
 struct PrivacyOptions {
-  std::string unit = "learner";  // or "group"
+  std::string unit = "learner";  // or "group", or "teacher"
+  std::string described;         // the unit in words, if the program has one of its own
   double rate = 0;               // of groups, in a step; 0: not given
   double delta = 1e-5, epsilon_max = 0;
   bool anyway = false;
 };
 
-void add_privacy_flags(FlagTable& flags, PrivacyOptions& o);
+// Adds the flags; `units`: with --dp-unit and --dp-rate.
+void add_privacy_flags(FlagTable& flags, PrivacyOptions& o, bool units = true);
 // Returns what the flags need to have an effect; `voting`: --compress topagg is given.
-std::vector<FlagTable::Need> privacy_needs(const PrivacyOptions& o, bool voting);
+std::vector<FlagTable::Need> privacy_needs(const PrivacyOptions& o, bool voting, bool units = true);
 
 }  // namespace heddle

@@ -99,7 +99,7 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
   flags.at("data").help =
       "folder of CIFAR-10/100 binary files, folder with train/<class>/*.jpg|png, or shapes: ten "
       "classes drawn on the fly";
-  flags.at("batch-size").help = "images per step and learner";
+  flags.at("batch-size").help = "images per step and learner, or of a group (--dp-unit)";
   flags.at("lr").default_text = "by recipe; 0.001 for adam, adamw";
   flags.at("weight-decay").default_text = "by recipe; 0 for adam, 0.01 for adamw";
   flags.at("name").apply(otherwise("the architecture"));
@@ -134,9 +134,9 @@ void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   const bool voting = is_voting(o);
   flags.check_needs(privacy_needs(o.dp, voting));
   if (voting && o.dp.unit == "learner") set_default(flags, "shard", o.shard, "fixed");
-  check(!voting || (o.dp.unit == "learner") == (o.shard != "random"),
-        "--compress topagg: to protect a learner's images it needs a part of its own, --shard "
-        "fixed or by-class; groups need none, expected --shard random; found ",
+  check(!voting || o.shard == (o.dp.unit == "learner" ? "fixed" : "random"),
+        "--compress topagg: expected --shard fixed to protect a learner's images, whatever the "
+        "others have, and no --shard for groups; found ",
         o.shard);
   resolve_common(o, flags, "shapes");
 }

@@ -68,7 +68,8 @@ std::string make_default_folder(const std::string& name) {
 bool is_temporary(const std::string& name) {
   static const std::string seen = R"(\.seen-by-all\.tmp-[0-9a-f]{8})";
   static const std::regex ours(
-      seen + R"(|\.((config\.toml|run\.json|model\.safetensors|report\.html|trace\.json)|)" +
+      seen +
+      R"(|\.((config\.toml|run\.json|privacy\.json|model\.safetensors|report\.html|trace\.json)|)" +
       R"((plan|exchange)-[0-9]+\.json|gradients-[0-9]+\.safetensors|explain-[0-9]+\.txt|)" + seen +
       R"()\.tmp-[0-9]+-[0-9]+)");
   return std::regex_match(name, ours);

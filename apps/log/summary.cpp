@@ -30,7 +30,7 @@ void visit_numbers(Result& result, const Visit& visit) {
 }
 
 nlohmann::ordered_json privacy_json(const PrivacyResult& p) {
-  return {{"private", p.secret && std::isfinite(p.epsilon)},
+  return {{"private", p.epsilon <= kLargestEpsilon},
           {"epsilon", p.epsilon},
           {"delta", p.delta},
           {"unit", p.unit},
@@ -55,11 +55,13 @@ PrivacyResult parse_privacy(const nlohmann::json& json) {
 }  // namespace
 
 std::string privacy_text(const PrivacyResult& privacy) {
-  if (!privacy.secret) return "NOT PRIVATE: noise-seed tells the noise";
-  if (!std::isfinite(privacy.epsilon))
-    return "NOT PRIVATE: there was no noise, or part of the run has no account";
-  return concat("epsilon ", significant(privacy.epsilon), " at delta ", significant(privacy.delta),
-                " for ", privacy.unit);
+  const std::string why = !privacy.secret      ? "noise-seed reveals the noise"
+                          : privacy.sigma == 0 ? "there was no noise"
+                          : std::isfinite(privacy.epsilon)
+                              ? concat("epsilon ", significant(privacy.epsilon))
+                              : "a part of the run has no account of its privacy";
+  if (!(privacy.epsilon <= kLargestEpsilon)) return "NOT PRIVATE: " + why;
+  return concat(why, " at delta ", significant(privacy.delta), " for ", privacy.unit);
 }
 
 Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store) {

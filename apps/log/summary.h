@@ -36,7 +36,8 @@ struct PrivacyResult {
   double rate = 1;                         // probability of a unit's vote in a step
   int64_t queries = 0;                     // noisy sums revealed, in killed processes too
 };
-// Returns "epsilon 3.15 at delta 1e-05 for an image, added or removed", or "NOT PRIVATE: …".
+constexpr double kLargestEpsilon = 100;  // beyond it nothing is called private
+// Returns "epsilon 3.15 at delta 1e-05 for an image, used or left out", or "NOT PRIVATE: …".
 std::string privacy_text(const PrivacyResult& privacy);
 
 struct TrainingResult {

@@ -154,7 +154,8 @@ ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store,
     ExchangePlan plan{.state = store.values().bytes(),
                       .compressed_tensors = std::ssize(store.parameters()),
                       .epsilon = voting->accountant()->spent_after(steps.total_steps).epsilon,
-                      .privacy = describe_privacy(o, *voting, steps, o.parsed.learners.size)};
+                      .privacy = describe_privacy(o, *voting->accountant(), steps,
+                                                  o.parsed.learners.size, steps.total_steps)};
     for (const Parameter& p : store.parameters()) plan.payload += voting->payload(p);
     return plan;
   }
@@ -183,7 +184,6 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
   if (is_voting(o)) {
     voting = make_voting(o, store, plan, comm.size());
     if (log) log(concat("gradients: votes, ", to_string(spec)));
-    if (log) log("privacy: " + describe_privacy(o, *voting, plan, comm.size()));
   } else if (spec.family != "none") {
     reducer = reducer_for(o, store);
     parallel.compress_start = first_compressed_step(o, plan);

@@ -9,6 +9,7 @@
 #include "apps/checkpoint/exchange_state.h"
 #include "apps/cli/format.h"
 #include "apps/cli/json.h"
+#include "apps/log/summary.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -17,10 +18,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The noise may be this many times the loudest possible sum of votes.
+// The noise may be this many times the largest sum of votes.
 constexpr double kMostNoise = 4;
 
-double loudest_sum(const StepPlan& plan, int learners) { return plan.voters * learners; }
+// Returns the sum of the expected number of votes if all agree about an element; a clipped gradient
+// is spread over all of them.
+double largest_sum(const CommonOptions& o, const NoisySum& sum, const StepPlan& plan,
+                   int learners) {
+  const bool clipped = o.parsed.compress.spec.values.at("vote") == 2;
+  return plan.voters * learners / (clipped ? std::sqrt(static_cast<double>(sum.elements)) : 1);
+}
 
 RdpAccountant::State everything() {
   RdpAccountant::State state;
@@ -37,15 +44,18 @@ std::string account_text(const RdpAccountant& accountant, const std::string& uni
                     {"spent", state.spent}});
 }
 
-// Returns what the run in that folder has spent; everything if that was for another unit.
-RdpAccountant::State read_account(const std::string& path, const std::string& unit) {
-  RdpAccountant::State state;
+// Raises the account to what the run in that folder has spent: everything if for another unit.
+void read_account(const std::string& path, const std::string& unit, RdpAccountant& accountant) {
   read_members(path, [&] {
     const auto json = parse_json(read_text_file(path), path);
-    state = parse_account(json);
+    check(json.is_object() && json.value("queries", nlohmann::json()).is_number_integer(), path,
+          ": expected a whole number of queries");
+    RdpAccountant::State state = parse_account(json);
+    check(state.spent.size() == rdp_orders().size(), path, ": expected ", rdp_orders().size(),
+          " numbers in \"spent\", found ", state.spent.size());
     if (json.at("unit").get<std::string>() != unit) state.spent = everything().spent;
+    accountant.raise_to(state);
   });
-  return state;
 }
 
 }  // namespace
@@ -55,7 +65,7 @@ void check_privacy(const CommonOptions& o) {
   const auto& values = o.parsed.compress.spec.values;
   check(!o.parsed.compress.automatic,
         "--compress auto would reveal dense gradients; expected topagg alone");
-  check(o.dp.unit == "learner" || o.dp.rate > 0,
+  check(o.dp.unit != "group" || o.dp.rate > 0,
         "--dp-unit group needs --dp-rate, the probability of a group's vote in a step");
   check(o.accumulate == 1,
         "--compress topagg: expected no --accumulate; with --dp-unit group every group votes, and "
@@ -78,42 +88,68 @@ std::unique_ptr<TopAgg> make_voting(const CommonOptions& o, const ParameterStore
                                .dense_layers = o.dense_layers,
                                .voting = {.voters = plan.voters,
                                           .rate = o.dp.unit == "group" ? o.dp.rate : 1,
-                                          .replaced = o.dp.unit == "learner",
+                                          .replaced = o.dp.unit != "group",
                                           .delta = o.dp.delta,
                                           .steps = plan.total_steps}};
   auto reducer =
       std::make_unique<TopAgg>(ReducerSetup{find_family(spec.family), spec, options, store});
-  const double sigma = reducer->accountant()->mechanism().sigma;
-  const double loudest = loudest_sum(plan, learners);
-  check(
-      sigma > 0 || o.dp.anyway,
-      "--compress topagg without noise protects nobody: give epsilon=X or sigma=X, or --dp-anyway "
-      "to train all the same");
-  check(loudest * kMostNoise >= sigma || o.dp.anyway, "--compress topagg: noise of ",
-        significant(sigma), " at every element, and votes that sum to ", significant(loudest),
-        " at most: nothing can be learned from them; expected more votes (--learners, or --dp-unit "
-        "group with a larger --dp-rate), fewer steps, a smaller density or a larger epsilon; "
-        "--dp-anyway trains all the same");
+  const RdpAccountant& accountant = *reducer->accountant();
+  const NoisySum& sum = accountant.mechanism();
+  if (o.dp.anyway) return reducer;
+  const char* anyway = "; --dp-anyway trains all the same";
+  check(sum.sigma > 0, "--compress topagg without noise protects nobody: give epsilon=X or sigma=X",
+        anyway);
+  check(o.dp.unit != "learner" || learners > 1,
+        "--dp-unit learner: a learner alone has nobody to hide among", anyway);
+  check(o.dp.delta * static_cast<double>(plan.units) < 1, "--dp-delta ", significant(o.dp.delta),
+        ": with ", plan.units,
+        " units, that is the chance to reveal one of them; expected less "
+        "than 1 / ",
+        plan.units, anyway);
+  const double largest = largest_sum(o, sum, plan, learners);
+  check(largest * kMostNoise >= sum.sigma, "--compress topagg: noise of ", significant(sum.sigma),
+        " at every element, and votes that sum to ", significant(largest),
+        " if all agree: nothing can be learned from them; expected more votes (--learners, or "
+        "--dp-unit group with a larger --dp-rate), fewer steps, a smaller density or a larger "
+        "epsilon",
+        anyway);
+  if (sum.secret)
+    check(accountant.spent_after(1).epsilon <= kLargestEpsilon,
+          "--compress topagg: one step costs "
+          "an epsilon of ",
+          significant(accountant.spent_after(1).epsilon),
+          ", which protects nobody: expected more noise", anyway);
   return reducer;
 }
 
-std::string describe_privacy(const CommonOptions& o, TopAgg& reducer, const StepPlan& plan,
-                             int learners) {
-  const RdpAccountant& accountant = *reducer.accountant();
+std::string describe_privacy(const CommonOptions& o, const RdpAccountant& accountant,
+                             const StepPlan& plan, int learners, int64_t steps) {
   const NoisySum& sum = accountant.mechanism();
+  const double after = accountant.spent_after(steps).epsilon;
   std::string out;
   if (!sum.secret)
-    out += "NOT PRIVATE, noise-seed tells the noise";
+    out = "NOT PRIVATE, noise-seed reveals the noise";
   else if (sum.sigma == 0)
-    out += "NOT PRIVATE, there is no noise";
+    out = "NOT PRIVATE, there is no noise";
+  else if (!std::isfinite(after))
+    out = "NOT PRIVATE, earlier steps have no account of their privacy";
   else
-    out += concat("the weights after ", plan.total_steps, " steps will have epsilon ",
-                  significant(accountant.spent_after(plan.total_steps).epsilon), " at delta ",
-                  significant(sum.delta), " for ", privacy_unit(o));
-  return out + concat("; a vote has ", reducer.chosen(), " elements, noise multiplier ",
+    out = concat("after ", steps, " steps", accountant.state().queries > 0 ? " more" : "",
+                 " the weights will have epsilon ", significant(after), " at delta ",
+                 significant(sum.delta), " for ", privacy_unit(o));
+  if (const double limit = epsilon_limit(o, accountant); std::isfinite(after) && after > limit)
+    out += concat("; the run ends before that, at ", significant(limit));
+  return out + concat("; a vote has ", sum.elements, " elements, noise multiplier ",
                       significant(sum.noise_multiplier()), ", noise of ", significant(sum.sigma),
-                      " against votes that sum to ", significant(loudest_sum(plan, learners)),
-                      " at most");
+                      " against votes that sum to ",
+                      significant(largest_sum(o, sum, plan, learners)), " if all agree");
+}
+
+double epsilon_limit(const CommonOptions& o, const RdpAccountant& accountant) {
+  const double given = o.parsed.compress.spec.values.at("epsilon");
+  const double limit = o.dp.epsilon_max > 0 ? o.dp.epsilon_max : given * (1 + 1e-9);
+  return limit > 0 && accountant.mechanism().secret ? limit
+                                                    : std::numeric_limits<double>::infinity();
 }
 
 void keep_account(const CommonOptions& o, RdpAccountant& accountant, const RunFolder* folder,
@@ -121,12 +157,21 @@ void keep_account(const CommonOptions& o, RdpAccountant& accountant, const RunFo
   const std::string unit = privacy_unit(o);
   std::string spent;
   if (folder != nullptr) {
+    const auto exists = [](const fs::path& file) {
+      std::error_code none;
+      return fs::exists(file, none);
+    };
     std::vector<fs::path> files = {folder->file(kPrivacyFile)};
-    if (!checkpoint.empty())  // RUN/checkpoints/step-400
-      files.push_back(fs::absolute(checkpoint).parent_path().parent_path() / kPrivacyFile);
+    if (!checkpoint.empty()) {
+      std::error_code none;
+      const fs::path saves = fs::weakly_canonical(checkpoint, none).parent_path();
+      if (saves.filename() == "checkpoints") {  // RUN/checkpoints/step-400
+        files.push_back(saves.parent_path() / kPrivacyFile);
+        accounted = accounted && exists(files.back());
+      }
+    }
     for (const fs::path& file : files)
-      if (std::error_code none; fs::exists(file, none))
-        accountant.raise_to(read_account(file.string(), unit));
+      if (exists(file)) read_account(file.string(), unit, accountant);
     if (!checkpoint.empty() && !accounted) accountant.raise_to(everything());
     spent = account_text(accountant, unit);
     folder->write(kPrivacyFile, spent);

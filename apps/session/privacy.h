@@ -3,7 +3,7 @@
 //
 //   check_privacy(o);
 //   std::unique_ptr<TopAgg> reducer = make_voting(o, store, plan, learners);
-//   keep_account(o, *optimizer.accountant(), {...});
+//   keep_account(o, *optimizer.accountant(), folder, checkpoint, accounted, comm);
 #pragma once
 
 #include <memory>
@@ -23,21 +23,26 @@ namespace heddle {
 void check_privacy(const CommonOptions& o);
 
 // Returns the reducer. Throws InputError for a store or settings that TopAgg refuses and, without
-// --dp-anyway, for noise that is zero or more than four times the loudest possible sum of votes.
+// --dp-anyway, for what protects nobody (no noise, a delta that gives units away, a learner alone)
+// and for noise of more than four times the largest sum of votes that is to be expected.
 std::unique_ptr<TopAgg> make_voting(const CommonOptions& o, const ParameterStore& store,
                                     const StepPlan& plan, int learners);
-// Returns "the weights after 500 steps will have epsilon 3.15 at delta 1e-05 for …; a vote has …".
-std::string describe_privacy(const CommonOptions& o, TopAgg& reducer, const StepPlan& plan,
-                             int learners);
+// Returns "after 500 steps more the weights will have epsilon 3.15 at delta 1e-05 for …".
+std::string describe_privacy(const CommonOptions& o, const RdpAccountant& accountant,
+                             const StepPlan& plan, int learners, int64_t steps);
+// Returns the epsilon after which the run ends: that of --dp-epsilon-max or --compress; infinity
+// without one, or where the noise can be repeated.
+double epsilon_limit(const CommonOptions& o, const RdpAccountant& accountant);
 
 // privacy.json in a run folder: what the run has revealed. It is written before each noisy sum is
 // used, so that a killed run that starts again from its last checkpoint, or from the first step,
 // counts what it had revealed since.
 constexpr const char* kPrivacyFile = "privacy.json";
 // Adds to the account what earlier processes of the run have spent: infinitely much if a checkpoint
-// was trained without an account or with another unit. From then on the first rank, which has a
-// folder, keeps the file. `checkpoint`: where the run resumes; empty: from the first step.
-// Collective. Throws Error if the file cannot be read or written.
+// was trained without an account or with other units, which is what `accounted` tells, or if its
+// run folder lacks the file. From then on the first rank, which has a folder, keeps the file.
+// `checkpoint`: where the run resumes; empty: from the first step. Collective. Throws Error if the
+// file cannot be read or written.
 void keep_account(const CommonOptions& o, RdpAccountant& accountant, const RunFolder* folder,
                   const std::string& checkpoint, bool accounted, Communicator& comm);
 

@@ -139,8 +139,9 @@ std::unique_ptr<ImageClassifier> make_network(const TrainResnetOptions& o, const
 StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train) {
   StepPlan plan =
       plan_updates(o, train.batches_per_epoch(), concat("batches of ", o.batch_size, " images"));
-  if (is_voting(o) && o.dp.unit == "group")
-    plan.voters = o.dp.rate * static_cast<double>(train.groups()) / o.parsed.learners.size;
+  const bool groups = is_voting(o) && o.dp.unit == "group";
+  plan.units = groups ? train.groups() : o.parsed.learners.size;
+  if (groups) plan.voters = o.dp.rate * static_cast<double>(plan.units) / o.parsed.learners.size;
   return plan;
 }
 

@@ -181,8 +181,9 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   return concat(
       "parameters        ", store.count(), " in ", store.parameters().size(), " tensors\n",
       "steps             ", steps.total_steps, ", ", steps.steps_per_epoch, " an epoch, ",
-      units * o.accumulate, " ", plan.unit, "s each\n", "weights           ",
-      format_bytes(gradient), "\n", "gradients         ", format_bytes(gradient),
+      std::llround(static_cast<double>(units * o.accumulate) * steps.voters), " ", plan.unit,
+      "s each\n", "weights           ", format_bytes(gradient), "\n", "gradients         ",
+      format_bytes(gradient),
       " a step; a dense exchange between P learners sends 2 (P - 1) / P times that\n", compressed,
       "optimizer state   ", format_bytes(state), "\n", "activations       ",
       format_bytes(activations), ", ", format_bytes(activations / units), " ", article, plan.unit,

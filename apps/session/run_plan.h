@@ -40,7 +40,9 @@ DType activation_type(const CommonOptions& o);
 // Updates, not batches: --accumulate batches make one update.
 struct StepPlan {
   int64_t steps_per_epoch = 0, total_steps = 0;
-  double voters = 1;  // with --compress topagg: votes of a learner in a step, or those expected
+  // With --compress topagg: votes of a learner in a step, or those expected; and the units.
+  double voters = 1;
+  int64_t units = 0;
 };
 // `what` describes a batch, "batches of 4 images", for the InputError if an epoch has fewer than
 // --accumulate of them.

@@ -1,5 +1,6 @@
 #include "apps/session/session.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <utility>
@@ -77,9 +78,10 @@ void Session::run(TrainingLoop& loop) {
     if (folder() != nullptr) folder()->flush();
     if (log_.running() && batch_ == 0) (void)after_step();
   }
-  if (budget_spent() && progress() != nullptr)
-    progress()->note(concat("privacy: one more step would spend more than --dp-epsilon-max ",
-                            o_.dp.epsilon_max));
+  if (budget_spent() && log_.step() < spec_.plan.total_steps + start_.ahead &&
+      progress() != nullptr)
+    progress()->note(concat("privacy: one more step would raise epsilon above ",
+                            epsilon_limit(o_, *optimizer_->accountant())));
   saver_.finish();
   log_.finish(saver_.last());
   optimizer_->use_shared();  // what the program saves and tests
@@ -87,25 +89,37 @@ void Session::run(TrainingLoop& loop) {
 
 // Counts what earlier processes of this run have revealed, and from now on each step before it.
 void Session::account() {
-  const auto state = [&](const char* part) {
-    return checkpoint()->state.value(part, nlohmann::json::object());
-  };
-  const bool accounted =
-      checkpoint() == nullptr || (state("exchange").contains("privacy") &&
-                                  state("identity").value("privacy-unit", "") == privacy_unit(o_));
+  RdpAccountant& accountant = *optimizer_->accountant();
+  bool accounted = true;
+  if (checkpoint() != nullptr) {
+    const nlohmann::json& state = checkpoint()->state;
+    const nlohmann::json there = state.at("identity"), here = spec_.identity;
+    const auto member = [](const nlohmann::json& json, const char* key) {
+      return json.contains(key) ? json[key] : nlohmann::json();
+    };
+    accounted = state.at("exchange").contains("privacy");
+    for (const char* key : {"data", "images", "shard", "privacy-unit"})
+      accounted = accounted && member(there, key) == member(here, key);
+  }
   optimizer_->collective("privacy account", [&](Communicator& comm) {
-    keep_account(o_, *optimizer_->accountant(), folder(),
-                 checkpoint() == nullptr ? "" : checkpoint()->path, accounted, comm);
+    keep_account(o_, accountant, folder(), checkpoint() == nullptr ? "" : checkpoint()->path,
+                 accounted, comm);
   });
-  const double next = optimizer_->accountant()->spent_after(1).epsilon;
-  check(!budget_spent() || log_.step() > 0, "--dp-epsilon-max ", o_.dp.epsilon_max,
-        ": the first step spends ", next);
+  const int64_t left = std::max<int64_t>(spec_.plan.total_steps + start_.ahead - log_.step(), 0);
+  if (progress() != nullptr)
+    progress()->note("privacy: " +
+                     describe_privacy(o_, accountant, spec_.plan, optimizer_->learners(), left));
+  const double spent = accountant.spent().epsilon, limit = epsilon_limit(o_, accountant);
+  check(left == 0 || spent <= limit, "epsilon: ", limit, " is allowed, and ", spent,
+        " is spent already");
+  check(left == 0 || log_.step() > 0 || !budget_spent(), "--dp-epsilon-max ", limit,
+        ": one step spends ", accountant.spent_after(1).epsilon);
 }
 
 bool Session::budget_spent() const {
-  RdpAccountant* accountant = optimizer_->accountant();
-  return accountant != nullptr && o_.dp.epsilon_max > 0 &&
-         accountant->spent_after(1).epsilon > o_.dp.epsilon_max;
+  const RdpAccountant* accountant = optimizer_->accountant();
+  return accountant != nullptr &&
+         accountant->spent_after(1).epsilon > epsilon_limit(o_, *accountant);
 }
 
 bool Session::finish_step(const StepReport& report, const StepFacts& facts) {
