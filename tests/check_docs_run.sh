@@ -37,6 +37,7 @@ case $words in
     more+=(--steps 6)
     case $program$words in
       train_resnet*) more+=(--image-size 8 --batch-size 4) ;;
+      train_dpgan*) more+=(--teachers 40 --epochs 2 --dp-anyway) ;;
       *' --preset '* | *' --init '*) ;;
       *) more+=(--emsize 16 --nhid 16) ;;
     esac ;;
@@ -50,6 +51,7 @@ case $words in *' --trace-steps '*) more+=(--trace-steps 4:5) ;; esac
 exec "$build/$program" "$@" "${more[@]}"
 SH
   cp build/train_resnet build/train_lm
+  cp build/train_resnet build/train_dpgan
   # One machine plays all hosts, with two ranks.
   cat >bin/mpirun <<'SH'
 #!/usr/bin/env bash
@@ -79,7 +81,7 @@ SH
 #!/usr/bin/env bash
 verb=$1; shift
 case $verb in
-  train_resnet | train_lm) exec build/$verb "$@" ;;
+  train_resnet | train_lm | train_dpgan) exec build/$verb "$@" ;;
   headroom)  # the command follows the --
     shift
     case $1 in mpirun) ;; *) set -- build/"$@" ;; esac

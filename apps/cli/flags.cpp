@@ -336,7 +336,8 @@ void FlagTable::parse(const Strings& arguments, const Strings& environment) {
 
 void FlagTable::check_needs(const std::vector<Need>& needs) {
   for (const Need& need : needs) {
-    if (need.met || source(need.flag) != FlagSource::flag) continue;
+    if (need.met || index(need.flag) == flags_.size()) continue;
+    if (source(need.flag) != FlagSource::flag) continue;
     const std::string text = concat("--", need.flag, " ", need.words);
     check(need.harmless, text);
     warnings_.push_back(text + ": it has no effect");

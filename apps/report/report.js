@@ -552,6 +552,8 @@ fill(document.getElementById('page'), {}, [
     element('b', {}, value), element('small', {}, remark)))) : comparison(),
   section('figures', 'Over the run', tools(), element('div', {class: 'grid'}, [...curves(), breakdown(),
     ...(alone ? ownFigures(runs[0], 0) : [])])),
+  runs.filter(run => run.samples).map(run => section('samples', alone ? 'Generated pictures' : run.name + ': generated pictures',
+    element('img', {src: `data:image/png;base64,${run.samples}`, alt: 'a column of generated pictures for each class'}))),
   ratios(),
   alone ? section('machine', 'Machine and configuration', machine(runs[0])) : [differences(), ...runs.map((run, i) =>
     section(`run${i + 1}`, [key('c' + i, 'dot'), run.name], element('div', {class: 'grid'}, ownFigures(run, i)), machine(run)))],

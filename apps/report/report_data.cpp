@@ -1,6 +1,7 @@
 #include "apps/report/report_data.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
@@ -103,6 +104,32 @@ Json read_decision(const std::string& file, const char* list, const char* what) 
   return json;
 }
 
+// Returns the bytes in base 64.
+std::string base64(const std::string& bytes) {
+  constexpr const char* kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t word = 0;
+    for (size_t k = 0; k < 3; ++k)
+      word = word << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
+    for (size_t k = 0; k < 4; ++k)
+      out += i + k <= bytes.size() ? kDigits[word >> (18 - 6 * k) & 63] : '=';
+  }
+  return out;
+}
+
+// Reads the newest sheet of generated pictures, samples-<step>.png.
+void read_samples(RunRecord& run) {
+  std::pair<long long, std::string> newest{-1, ""};
+  for (const auto& entry : fs::directory_iterator(run.folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("samples-") && name.ends_with(".png"))
+      newest = std::max(newest, {std::atoll(name.c_str() + 8), entry.path().string()});
+  }
+  if (newest.first >= 0) run.samples = base64(read_text_file(newest.second));
+}
+
 void read_decisions(RunRecord& run) {
   for (const auto& entry : fs::directory_iterator(run.folder)) {
     const std::string name = entry.path().filename().string(), path = entry.path().string();
@@ -174,6 +201,7 @@ RunRecord read_run(const std::string& folder, const std::string& trace) {
       run.info = parse_json<Json>(read_text_file(file), file);
     read_config(run);
     read_decisions(run);
+    read_samples(run);
   } catch (const nlohmann::json::exception& error) {
     throw InputError(concat(run.folder, "/run.json: ", printable(error.what(), 200)));
   } catch (const fs::filesystem_error& error) {

@@ -34,6 +34,7 @@ struct RunRecord {
 
   std::string folder, name;
   Json info = Json::object();                               // run.json
+  std::string samples;  // the newest sheet of generated pictures, a PNG file in base 64
   Json summary = Json::object();                            // empty until the run has ended
   std::vector<std::pair<std::string, std::string>> config;  // key and value, as written
   std::string rate_key;                                     // "samples_per_s", "tokens_per_s"

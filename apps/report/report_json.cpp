@@ -340,6 +340,7 @@ Json run_json(const RunRecord& run, int64_t points, int64_t cells) {
           {"score_key", run.score_key()},
           {"facts", facts(run)},
           {"ratios", ratios},
+          {"samples", run.samples.empty() ? Json() : Json(run.samples)},
           {"privacy", run.summary.value("privacy", Json())},
           {"curves", curves(run, points)},
           {"scores", run.scores},
