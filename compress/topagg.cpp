@@ -235,6 +235,7 @@ bool TopAgg::reduce(const GradientBucket& bucket, Communicator& comm, Ledger& le
   SecretRandom random(noise_seed_, key);
   const double sigma = accountant_.mechanism().sigma;
   std::vector<uint32_t> answers;
+  answers.reserve(sums.size());
   for (double& sum : sums)
     answers.push_back(answer(sigma > 0 ? sum + sigma * random.normal() : sum));
 

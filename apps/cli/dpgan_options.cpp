@@ -11,11 +11,12 @@ constexpr int64_t kSteps = 110;
 }  // namespace
 
 FlagTable dpgan_flags(TrainDpganOptions& o) {
-  FlagTable flags("train_dpgan",
-                  concat("Trains a generator of small pictures that reveals little of the data "
-                         "behind it: only noisy sums of teachers' votes reach it (DataLens in "
-                         "small).",
-                         kFlagSources, "\n\n", kExitCodes));
+  FlagTable flags(
+      "train_dpgan",
+      concat("Trains a generator of small pictures that reveals little of the data "
+             "that it learns from: only noisy sums of teachers' votes reach it (DataLens in "
+             "small).",
+             kFlagSources, "\n\n", kExitCodes));
   flags.group("Teachers");
   flags.add("teachers", &o.teachers, "N", "teachers of all learners together", at_least(1),
             at_most(1e6));

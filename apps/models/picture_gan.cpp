@@ -22,12 +22,12 @@ constexpr float kSlope = 0.2f;  // of the teachers' leaky ReLU
 
 // Returns n labels: 0, 1, … in turn, or all `label`.
 Tensor labels_in_turn(int64_t n, int64_t classes) {
-  const Tensor out = Tensor::empty_on(Device{}, {n}, DType::i32);
+  Tensor out = Tensor::empty_on(Device{}, {n}, DType::i32);
   for (int64_t i = 0; i < n; ++i) out.data<int32_t>()[i] = static_cast<int32_t>(i % classes);
   return out;
 }
 Tensor labels_all(int64_t n, int64_t label) {
-  const Tensor out = Tensor::empty_on(Device{}, {n}, DType::i32);
+  Tensor out = Tensor::empty_on(Device{}, {n}, DType::i32);
   std::fill_n(out.data<int32_t>(), n, static_cast<int32_t>(label));
   return out;
 }
