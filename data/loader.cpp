@@ -15,6 +15,13 @@
 #include "core/secret_random.h"
 
 namespace heddle {
+
+// A rank's batch.
+struct EpochPart {
+  int64_t begin, count;  // images of the epoch's order
+  int64_t first_sample;
+};
+
 namespace {
 
 constexpr int64_t kChunk = 8;  // images that a worker claims at a time
@@ -66,18 +73,12 @@ std::vector<uint32_t> make_order(const ImageDataset& set, const LoaderOptions& o
   return shares == 1 ? order : deal(order, options);
 }
 
-// A rank's batch.
-struct Part {
-  int64_t begin, count;  // images of the epoch's order
-  int64_t first_sample;
-};
-
 // Draws a rank's groups for the steps of an epoch from `first` on.
-std::vector<std::vector<Part>> draw_groups(const LoaderOptions& options, int64_t epoch,
-                                           int64_t first, int64_t steps, int64_t groups) {
-  std::vector<std::vector<Part>> out(to_size(steps));
+std::vector<std::vector<EpochPart>> draw_groups(const LoaderOptions& options, int64_t epoch,
+                                                int64_t first, int64_t steps, int64_t groups) {
+  std::vector<std::vector<EpochPart>> out(to_size(steps));
   for (int64_t step = first; step < steps; ++step) {
-    std::vector<Part>& parts = out[to_size(step)];
+    std::vector<EpochPart>& parts = out[to_size(step)];
     SecretRandom random(options.group_seed, static_cast<uint64_t>(epoch) << 36 |
                                                 static_cast<uint64_t>(step) << 12 |
                                                 static_cast<uint64_t>(options.rank));
@@ -113,7 +114,7 @@ class Epoch::State {
         end_(batches) {
     if (options_.group_rate > 0) {
       steps_ = draw_groups(options, epoch, first_batch, batches, groups);
-      for (const std::vector<Part>& parts : steps_)
+      for (const std::vector<EpochPart>& parts : steps_)
         drawn_.insert(drawn_.end(), parts.begin(), parts.end());
       next_ = queued_ = claimed_ = 0;
       end_ = to_int64(drawn_.size());
@@ -174,7 +175,7 @@ class Epoch::State {
 
   Slot& slot_of(int64_t batch) { return ring_[to_size(batch) % ring_.size()]; }
 
-  Part part_of(int64_t number) const {
+  EpochPart part_of(int64_t number) const {
     if (!drawn_.empty()) return drawn_[to_size(number)];
     const int64_t size = dataset_->size(), global = options_.batch_size * options_.world_size;
     const int64_t from = number * global, length = std::min(global, size - from);
@@ -184,7 +185,7 @@ class Epoch::State {
   }
 
   // Allocates a batch; called by the consumer, from whose pool the memory comes.
-  Batch make_batch(const Part& part) const {
+  Batch make_batch(const EpochPart& part) const {
     Batch batch;
     batch.first_sample = part.first_sample;
     batch.count = part.count;
@@ -203,7 +204,7 @@ class Epoch::State {
   void queue_batches() {
     const int64_t end = std::min(end_, next_ + to_int64(ring_.size()));
     for (; queued_ < end;) {
-      const Part part = part_of(queued_);
+      const EpochPart part = part_of(queued_);
       Batch batch = make_batch(part);
       {
         const std::lock_guard lock(mutex_);
@@ -282,8 +283,8 @@ class Epoch::State {
   const bool as_bytes_;
   const std::vector<uint32_t> order_;
   const Philox rng_;
-  std::vector<std::vector<Part>> steps_;  // with groups: the batches of each step, and
-  std::vector<Part> drawn_;               // of all steps
+  std::vector<std::vector<EpochPart>> steps_;  // with groups: the batches of each step, and
+  std::vector<EpochPart> drawn_;               // of all steps
 
   std::mutex mutex_;
   std::condition_variable work_, ready_;
