@@ -64,6 +64,10 @@ def made_up(name, typed):
         result["bytes_per_step"] = {"scalecom": 30000, "value": 20000}.get(method, 35000)
         if method == "value":
             result["decoder_error"] = [[1, 1.25], [50, 0.5]]
+    elif group in ("dp", "dpgan"):
+        method, seed = rest.rsplit("-", 1)
+        summary["valid_acc1"] = {"sgd": 48.0, "10": 80.0, "votes": 24.0}.get(method, 30.0)
+        summary["privacy"] = {"epsilon": None if method == "none" else 3.15}
     elif group in ("peers", "classes", "eight"):  # a third of the bytes would be 3.0; qsgd has a sixth
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = {"dense": 86.0, "qsgd": 85.5}.get(method, 84.0)
@@ -141,11 +145,11 @@ class Page(unittest.TestCase):
                              ("large", "large-"), ("root", "root-"), ("long", "long-"), ("ptb", "ptb-"), ("scaling", "scaling-"),
                              ("times", "time-"), ("rule", "rule-"), ("lgc", "lgc-"), ("batch", "batch-"), ("grown", "grown-"),
                              ("wide", "wide-"), ("usual", "usual-"), ("race", "race-"), ("classes", "classes-"),
-                             ("eight", "eight-"), ("full", "full-")):
+                             ("eight", "eight-"), ("full", "full-"), ("dp", "dp-"), ("dpgan", "dpgan-")):
             runs = [x for x in reproduce.experiments() if x.startswith(prefix)]
             counted += len(runs)
             rows = len(self.rows(tables.pop(name)))
-            self.assertEqual(rows, len(runs) // {"headline": 3, "large": 2, "rule": 2, "lgc": 2, "classes": 2, "eight": 2}.get(name, 1), name)
+            self.assertEqual(rows, len(runs) // {"headline": 3, "large": 2, "rule": 2, "lgc": 2, "classes": 2, "eight": 2, "dp": 2, "dpgan": 2}.get(name, 1), name)
         self.assertEqual(self.rows(tables.pop("meter")), ["| 1 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |",
                                                                 "| 16 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |"])
         counted += 1
@@ -161,6 +165,13 @@ class Page(unittest.TestCase):
         self.assertEqual(set(tables), {"composed"})
         self.assertEqual(self.pictures, {"results-headline.svg", "results-scaling.svg", "results-softmax.svg", "results-composed-model.svg",
                                          "results-composed-hosts.svg"})
+
+    def test_privacy(self):
+        tables = self.made_up_page()
+        self.assertIn("| sgd | 48.00, 48.00 | 48.00 | 0.00 | 3.15 |", tables["dp"])
+        self.assertIn("| none | 30.00, 30.00 | 30.00 | 0.00 | not private |", tables["dp"])
+        self.assertIn("votes, accuracy above a guess, points: expected ≥ 15.00, found 14.00 over 2 seeds: missed by 1.00\n", tables["dp"])
+        self.assertIn("10, accuracy above a guess, points: expected ≥ 15.00, found 70.00 over 2 seeds: holds\n", tables["dpgan"])
 
     def test_peers(self):
         tables = self.made_up_page()
@@ -363,7 +374,7 @@ class Page(unittest.TestCase):
 
     def test_without_runs(self):
         tables = self.page({})
-        self.assertEqual(len(tables), 25)
+        self.assertEqual(len(tables), 27)
         for name, out in tables.items():
             self.assertEqual(out, "No run has been kept yet.\n", name)
         self.assertEqual(self.pictures, set())

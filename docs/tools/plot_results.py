@@ -201,6 +201,22 @@ def peers(prefix, dense):
     return out
 
 
+def privacy(prefix):
+    """Runs with differential privacy: accuracy and epsilon."""
+    by_method = runs_by_seed(prefix)
+    rows = []
+    for method, seeds in by_method.items():
+        spent = [(r["summary"].get("privacy") or {}).get("epsilon") for r in seeds.values()]
+        rows.append([method, ", ".join(number(a) for a in accuracies(seeds)), number(mean(accuracies(seeds))),
+                     number(spread(seeds)), "not private" if None in spent else f"{max(spent):.3g}"])
+    out = table(["method", "accuracy by seed, %", "mean", "spread", "epsilon"], rows)
+    for method in [m for m in ("sgd", "votes", "10", "1") if m in by_method]:
+        out += "\n" if "\n- " not in out else ""
+        out += expected(f"{method}, accuracy above a guess, points", mean(accuracies(by_method[method])) - 10, least=15,
+                        over=plural(len(by_method[method]), "seed"))
+    return out
+
+
 def softmax_methods():
     return RESULTS.get("softmax-by-class", {"methods": []})["methods"]
 
@@ -630,6 +646,7 @@ def main(docs=results.DOCS):
             "peers": (lambda: peers("peers-", runs_by_seed("rule-").get("dense", {})), "peers-"),
             "classes": (lambda: peers("classes-", runs_by_seed("classes-").get("dense", {})), "classes-"),
             "eight": (lambda: peers("eight-", runs_by_seed("eight-").get("dense", {})), "eight-"),
+            "dp": (lambda: privacy("dp-"), "dp-"), "dpgan": (lambda: privacy("dpgan-"), "dpgan-"),
             "softmax": (softmax, "softmax-"),
             "scaling": (scaling, "scaling-"), "times": (times, "time-"), "whole": (whole, "whole-model-"), "full": (full, "full-")}
     file = docs / "results.md"

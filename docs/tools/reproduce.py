@@ -32,6 +32,8 @@ DATA = pathlib.Path(os.environ.get("HEDDLE_DATA", ROOT.parent / "shared" / "data
 
 RESNET = "train_resnet --data DATA/cifar-10-batches-bin --arch resnet20 --learners 4 --batch-size 32 --lr 0.2"
 ALONE = RESNET.replace("--learners 4 --batch-size 32", "--batch-size 128")
+VOTES = ("train_resnet --arch cnn --learners 2 --batch-size 1 --dp-unit group --dp-rate 0.02 --epochs 10 --weight-decay 0"
+         " --momentum 0 --no-nesterov")
 PTB = "train_lm --data DATA/ptb --preset zaremba-small --learners 4 --batch-size 5"
 LGRECO = " --layerwise lgreco"
 SCALECOM = " --compress scalecom:rate=100"
@@ -76,6 +78,18 @@ def experiments():
         eight = RESNET.replace("--learners 4 --batch-size 32", "--learners 8 --batch-size 16")
         for name, flags in ("dense", ""), ("qsgd", PEERS + QSGD4):
             runs[f"eight-{name}-{seed}"] = f"{eight} --epochs 8 --seed {seed}{flags}"
+        # Differential privacy: votes and DP-SGD at the same epsilon, each with the best learning rate that we found.
+        for name, lr, flags in (("sgd", 2, "density=1,vote=clip"), ("clip", 2, "density=0.1,vote=clip"), ("all", 0.03, "density=1"),
+                                ("votes", 0.1, "density=0.1"), ("few", 0.3, "density=0.01"),
+                                ("stochastic", 0.3, "density=0.01,vote=stochastic")):
+            runs[f"dp-{name}-{seed}"] = f"{VOTES} --lr {lr} --seed {seed} --compress topagg:epsilon=3.15,output=votes,{flags}"
+        runs[f"dp-none-{seed}"] = f"{VOTES} --lr 2 --seed {seed} --compress topagg:density=1,vote=clip,output=votes --dp-anyway"
+        gan = f"train_dpgan --learners 2 --seed {seed}"
+        votes = " --compress topagg:density=0.2,output=votes"
+        for name, flags in (("10", ""), ("10-all", " --compress topagg:density=1,epsilon=10,output=votes"),
+                            ("1", f"{votes},epsilon=1 --steps 86"), ("none", votes + " --dp-anyway"),
+                            ("1-4000", f"{votes},epsilon=1 --steps 86 --teachers 4000 --images-each 4")):
+            runs[f"dpgan-{name}-{seed}"] = gan + flags
     runs["softmax-by-class"] = "bench softmax --data DATA"
     runs["meter-scalecom"] = f"{RESNET} --epochs 16 --seed 1{SCALECOM} --shadow 50"  # the headline's first seed with the quality meter
     for name, flags in (
