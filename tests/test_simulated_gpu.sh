@@ -96,6 +96,12 @@ both planned 5e-2 "${few[@]}" "${packed[@]}" scalecom:rate=50 --layerwise lgreco
 run planned-nccl "${few[@]}" "${packed[@]}" scalecom:rate=50 --layerwise lgreco --lgreco every=2,window=1 \
   --clip-grad-norm 1 --shadow 2 --accumulate 2 --device cuda --comm nccl
 same planned planned-nccl
+# Votes: gradients on a GPU, sums on the host; with NCCL the same bits. With noise-seed both devices have the same noise.
+voting=("${few[@]}" --arch cnn --batch-size 2 --dp-unit group --dp-rate 0.002 --lr 0.001 --dp-anyway
+  --compress topagg:density=0.2,sigma=2,noise-seed=3,output=votes)
+both votes 5e-2 "${voting[@]}"
+run votes-nccl "${voting[@]}" --device cuda --comm nccl
+same votes votes-nccl
 # Learners that talk to neighbours only: with NCCL the same bits, and after a resume.
 ring=("${images[@]}" --batch-size 4 --learners 3 --peers ring --innovation dyna)
 both peers 5e-2 "${ring[@]}"
