@@ -255,14 +255,17 @@ bool TopAgg::reduce(const GradientBucket& bucket, Communicator& comm, Ledger& le
       comm, parts, [&] { comm.all_gather(mine, all); }, true);
 
   const Tensor values = Tensor::empty_on(Device{}, {p * share});
-  std::vector<float> total(to_size(bucket.control)), of_rank(total);
+  std::vector<float> total(to_size(bucket.control));
   for (int64_t r = 0; r < p; ++r) {
     const uint8_t* bytes = all.data<uint8_t>() + r * size;
     unpack_bits(bytes, share, bits, answers.data());
     for (int64_t i = 0; i < share; ++i)
       values.data<float>()[r * share + i] = value_of(answers[to_size(i)], p);
-    std::memcpy(of_rank.data(), bytes + slot, to_size(4 * bucket.control));
-    for (size_t i = 0; i < total.size(); ++i) total[i] += of_rank[i];
+    for (size_t i = 0; i < total.size(); ++i) {
+      float of_rank = 0;
+      std::memcpy(&of_rank, bytes + slot + 4 * to_int64(i), sizeof of_rank);
+      total[i] += of_rank;
+    }
   }
   int64_t at = 0;
   for (const Parameter* q : bucket.parameters) {

@@ -263,7 +263,7 @@ BREAKS = [
      "return bits_below(2 * static_cast<int64_t>(most));", "test_optim", "topagg: sums of votes at*"),
     ("a threshold is for one sign only", "compress/topagg.cpp", "std::abs(noisy) <= threshold_", "noisy <= threshold_ && noisy > 0", "test_optim",
      "topagg: signs are zero*"),
-    ("control words get noise", "compress/topagg.cpp", "total[i] += of_rank[i];", "total[i] += of_rank[i] + 1e-3f;", "test_optim",
+    ("control words get noise", "compress/topagg.cpp", "total[i] += of_rank;", "total[i] += of_rank + 1e-3f;", "test_optim",
      "topagg: control words*"),
     ("gradients are exchanged before they are votes", "optim/data_parallel.cpp", "parallel_.local_clip == 0 && !voting())", "parallel_.local_clip == 0)",
      "test_optim", "voting optimizer: each*"),
