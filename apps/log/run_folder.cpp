@@ -70,8 +70,8 @@ bool is_temporary(const std::string& name) {
   static const std::regex ours(
       seen +
       R"(|\.((config\.toml|run\.json|privacy\.json|model\.safetensors|report\.html|trace\.json)|)" +
-      R"((plan|exchange)-[0-9]+\.json|gradients-[0-9]+\.safetensors|explain-[0-9]+\.txt|samples-[0-9]+\.png|)" + seen +
-      R"()\.tmp-[0-9]+-[0-9]+)");
+      R"((plan|exchange)-[0-9]+\.json|gradients-[0-9]+\.safetensors|explain-[0-9]+\.txt|samples-[0-9]+\.png|)" +
+      seen + R"()\.tmp-[0-9]+-[0-9]+)");
   return std::regex_match(name, ours);
 }
 

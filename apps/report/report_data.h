@@ -33,9 +33,9 @@ struct RunRecord {
   using Json = nlohmann::ordered_json;
 
   std::string folder, name;
-  Json info = Json::object();                               // run.json
-  std::string samples;  // the newest sheet of generated pictures, a PNG file in base 64
-  Json summary = Json::object();                            // empty until the run has ended
+  Json info = Json::object();     // run.json
+  std::string samples;            // the newest sheet of generated pictures, a PNG file in base 64
+  Json summary = Json::object();  // empty until the run has ended
   std::vector<std::pair<std::string, std::string>> config;  // key and value, as written
   std::string rate_key;                                     // "samples_per_s", "tokens_per_s"
   std::vector<StepRecord> steps;
