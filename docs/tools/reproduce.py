@@ -78,7 +78,7 @@ def experiments():
         eight = RESNET.replace("--learners 4 --batch-size 32", "--learners 8 --batch-size 16")
         for name, flags in ("dense", ""), ("qsgd", PEERS + QSGD4):
             runs[f"eight-{name}-{seed}"] = f"{eight} --epochs 8 --seed {seed}{flags}"
-        # Differential privacy: votes and DP-SGD at the same epsilon, each with the best learning rate that we found.
+        # Differential privacy: votes and DP-SGD at the same epsilon; docs/results.md says where the learning rates are from.
         for name, lr, flags in (("sgd", 2, "density=1,vote=clip"), ("clip", 2, "density=0.1,vote=clip"), ("all", 0.03, "density=1"),
                                 ("votes", 0.1, "density=0.1"), ("few", 0.3, "density=0.01"),
                                 ("stochastic", 0.3, "density=0.01,vote=stochastic")):
