@@ -53,10 +53,10 @@ const std::vector<Family>& families();
 // Returns a row of the table. Throws an InputError that names the nearest family.
 const Family& find_family(const std::string& name);
 
-// Returns the reducer of one rank. Parameters of one axis (batch norm, biases), those below
-// min_compress, those that dense_layers names, and the first convolution (the first parameter with
-// four axes that was added; as in ScaleCom) are always dense. Throws InputError for an unknown
-// family or a bad regular expression.
+// Returns the reducer of one rank. Except with topagg, which votes on all, parameters of one axis
+// (batch norm, biases), those below min_compress, those that dense_layers names, and the first
+// convolution (the first parameter with four axes that was added; as in ScaleCom) are always dense.
+// Throws InputError for an unknown family or a bad regular expression.
 std::unique_ptr<Reducer> make_reducer(const CompressSpec& spec, const ReducerOptions& options,
                                       const ParameterStore& store);
 

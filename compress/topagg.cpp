@@ -25,8 +25,8 @@ NoisySum mechanism_of(const ReducerSetup& setup, int64_t chosen) {
   check(voting.rate > 0 && voting.rate <= 1, "topagg: expected a rate in (0, 1], found ",
         voting.rate);
   check(voting.rate == 1 || !voting.replaced,
-        "topagg: what replacing a unit costs is not implemented with sampling; expected units that "
-        "are added or removed with a rate below 1");
+        "topagg: a rate below 1 protects units that are added or removed, not replaced; expected "
+        "replaced = false");
   check(voting.voters > 0 && std::isfinite(voting.voters),
         "topagg: expected a number of voters above 0, found ", voting.voters);
   NoisySum out{.sigma = values.at("sigma"),

@@ -178,16 +178,12 @@ StepReport DataParallelOptimizer::finish_step() {
   return report;
 }
 
-// Hands this rank's gradients to the reducer, and clears them: only votes are exchanged.
+// Hands this rank's gradients to the reducer, which writes all of them anew in the exchange.
 void DataParallelOptimizer::vote() {
   wait_for_stream();
   for (Parameter& p : store_.parameters())
-    if (!p.written) p.grad.fill_zero();
+    if (!std::exchange(p.written, true)) p.grad.fill_zero();
   reducer_->vote(step_, micro_step_, comm_.rank());
-  for (Parameter& p : store_.parameters()) {
-    p.grad.fill_zero();
-    p.written = true;
-  }
 }
 
 void DataParallelOptimizer::set_micro_steps(int count) {

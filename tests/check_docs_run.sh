@@ -147,7 +147,7 @@ page() {  # PAGE, from the root of the tree; in a folder of its own
   make_programs
   make_data
   prepare "$name" >prepare.log 2>&1 || { echo "$name: not prepared: $(tail -3 prepare.log)"; return 1; }
-  grep -q '^```python' "$file" && echo "$name: not run: its Python (needs torch and torchvision)"
+  grep -q '^import torch' "$file" && echo "$name: not run: its Python (needs torch and torchvision)"
   while IFS= read -r line; do
     line=${line%%  #*}
     case $line in '' | '#'*) continue ;; esac

@@ -12,6 +12,16 @@
 
 namespace heddle {
 
+// Returns parameters [first, last) of a store, in the order of memory, as a bucket.
+inline GradientBucket bucket_of(ParameterStore& store, int64_t step, size_t first, size_t last) {
+  GradientBucket b{{}, {}, step};
+  auto& all = store.parameters();
+  for (size_t i = first; i < last; ++i) b.parameters.push_back(&all[all.size() - 1 - i]);
+  const Parameter& end = *b.parameters.back();
+  b.flat = store.grads().slice(b.parameters[0]->offset, end.offset + end.size());
+  return b;
+}
+
 // Two convolutions, the first always dense, a batch norm, and a linear layer with bias.
 struct CompressModel {
   ParameterStore store;
@@ -23,14 +33,8 @@ struct CompressModel {
     store.add("fc.bias", {35}, constant_init(0));
     store.finalize(1);
   }
-  // Parameters [first, last) in the order of memory.
   GradientBucket bucket(int64_t step, size_t first = 0, size_t last = 5) {
-    GradientBucket b{{}, {}, step};
-    auto& all = store.parameters();
-    for (size_t i = first; i < last; ++i) b.parameters.push_back(&all[all.size() - 1 - i]);
-    const Parameter& end = *b.parameters.back();
-    b.flat = store.grads().slice(b.parameters[0]->offset, end.offset + end.size());
-    return b;
+    return bucket_of(store, step, first, last);
   }
   void fill(const std::function<float(uint64_t)>& value) {
     uint64_t i = 0;

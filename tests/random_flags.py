@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs train_resnet and train_lm with random command lines, made from their --help: good
+"""Runs train_resnet, train_lm and train_dpgan with random command lines, made from their --help: good
 and bad values, random bytes, flags twice, flags that contradict each other, flags from a file and
 from the environment. Each must end with a documented exit code before a timeout, and with code 2
 must print one line on stderr.
 
-    tests/random_flags.py build/train_resnet build/train_lm        # HEDDLE_RANDOM_RUNS=200 for more
+    tests/random_flags.py build/train_resnet build/train_lm build/train_dpgan        # HEDDLE_RANDOM_RUNS=200 for more
     HEDDLE_RANDOM_SEED=7 HEDDLE_RANDOM_FIRST=31 HEDDLE_RANDOM_RUNS=1 tests/random_flags.py ...
 
 The second repeats one failure, by its seed and its number.
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-RUNS = int(os.environ.get('HEDDLE_RANDOM_RUNS', '60'))
+RUNS = int(os.environ.get('HEDDLE_RANDOM_RUNS', '75'))
 FIRST = int(os.environ.get('HEDDLE_RANDOM_FIRST', '0'))
 SEED = int(os.environ.get('HEDDLE_RANDOM_SEED', '1'))
 HANGS_AFTER = 60  # seconds; a run takes one or two
@@ -32,7 +32,7 @@ SMALL = {
     'workers': ['0', '1', '2'], 'image-size': ['4', '8', '16'], 'emsize': ['1', '8'],
     'nhid': ['1', '8'], 'nlayers': ['1', '2'], 'bptt': ['1', '5'], 'generate': ['0', '1', '20'],
     'headroom': ['0', '1'], 'comm-timeout': ['30'], 'arch': ['resnet20', 'resnet18'],
-    'preset': ['wlm'],
+    'preset': ['wlm'], 'teachers': ['1', '4'], 'images-each': ['1', '3'], 'teacher-steps': ['1', '2'],
 }
 KNOWN = {
     'compress': ['none', 'bf16', 'fp16', 'topk:density=0.1', 'topk:density=0.01,indices=delta',
@@ -40,6 +40,7 @@ KNOWN = {
                  'scalecom:rate=4,beta=0.3,select=exact', 'qsgd:bits=4,bucket=64', 'powersgd:rank=2',
                  'adacomp', 'adacomp:bin=20,scale=bin', 'adacomp:bin=1',
                  'lgc:density=0.01,train=2,gate=10', 'lgc:train=1,codec=paper,order=index,refresh=1', 'lgc:lr=2',
+                 'topagg:sigma=2', 'topagg:density=0.2,epsilon=8,output=votes', 'topagg:sigma=1,vote=clip,noise-seed=3',
                  'auto', 'auto:topk', 'scalecom:rate=0', 'topk:density', 'qsgd:bits=40,', ':', 'topk:'],
     'lgreco': ['alpha=1', 'every=2', 'every=epoch,window=1', 'objective=time', 'every=0', 'window='],
     'net': ['1gbit,1ms', '100mbit,1ms,jitter=1ms', '1gbit', '-1gbit,1ms', 'gbit'],
@@ -162,15 +163,16 @@ def run(program, arguments, environment, folder):
 
 def main():
     programs = [os.path.realpath(p) for p in sys.argv[1:]]
-    if len(programs) != 2:
+    if len(programs) != 3:
         sys.exit(__doc__)
     base = [[b'--data', b'data', b'--arch', b'resnet20', b'--image-size', b'8', b'--batch-size', b'4'],
             [b'--data', b'text.txt', b'--emsize', b'8', b'--nhid', b'8', b'--nlayers', b'1',
-             b'--batch-size', b'4', b'--bptt', b'5', b'--generate', b'0']]
+             b'--batch-size', b'4', b'--bptt', b'5', b'--generate', b'0'],
+            [b'--teachers', b'8', b'--images-each', b'2', b'--epochs', b'1', b'--dp-anyway']]
     common = [b'--steps', b'2', b'--threads', b'1', b'--no-tensorboard', b'--print-freq', b'1', b'--quiet']
     failures, codes = 0, {}
     for number in range(FIRST, FIRST + RUNS):
-        which = number % 2
+        which = number % 3
         program = programs[which]
         with tempfile.TemporaryDirectory() as folder:
             write_files(folder)

@@ -41,6 +41,8 @@ refuse 'needs --compress topagg' "${shapes[@]}" --learners 2 --dp-unit group
 refuse 'noise-seed' "${groups[@]}" --compress topagg:sigma=30 --deterministic
 refuse 'vocabulary' "$lm" --learners 2 --compress topagg:sigma=1
 refuse 'auto' "${groups[@]}" --compress auto:topagg:sigma=30
+printf 'peers = "ring"\n' >peers.toml
+refuse 'peers' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --config peers.toml
 for shard in random by-class; do refuse 'shard fixed' "${shapes[@]}" --learners 4 --compress topagg:sigma=1 --shard $shard; done
 refuse 'dp-delta' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --dp-delta 0.001
 refuse 'protects nobody' "${groups[@]}" --compress topagg:density=0.1,sigma=0.01

@@ -60,6 +60,9 @@ void resolve(TrainDpganOptions& o, FlagTable& flags) {
                            "decay-norm-bias", "global-batch-size", "clip-grad-norm", "graph",
                            "tf32", "dump-gradients", "bucket-mb", "overlap"})
     flags.check_needs({{flag, false, "has no effect on a generator that votes train"}});
+  o.optimizer = "sgd";  // files may set these for other programs; here they would move the pictures
+  o.momentum = o.weight_decay = o.clip_grad_norm = 0;
+  o.nesterov = false;
   check(!o.parsed.device.is_cuda() || !flags.given("device"),
         "--device: train_dpgan computes on the CPU");
   o.parsed.device = Device{};

@@ -114,7 +114,7 @@ class FlagTable {
   };
   // Throws InputError for a flag on the command line that has no effect; a harmless one, such as a
   // GPU flag on a CPU, only adds a warning. A file and the environment may set such flags for other
-  // runs.
+  // runs. A flag that the table lacks is ignored: programs share lists of needs.
   void check_needs(const std::vector<Need>& needs);
 
   // Returns remarks on ignored input, such as an unknown HEDDLE_* variable.

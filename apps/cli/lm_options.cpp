@@ -199,9 +199,10 @@ void resolve(TrainLmOptions& o, FlagTable& flags, TextKind kind) {
        {"generate", writes || o.generate == 0, "writes nothing with --dry-run or --headroom"}});
   check(!o.tied || o.emsize == o.nhid, "--tied needs --emsize equal to --nhid, found ", o.emsize,
         " and ", o.nhid);
-  check(!is_voting(o),
-        "--compress topagg: a vocabulary tells which words a text has, and votes do not hide it; "
-        "only train_resnet can protect its data");
+  check(
+      !is_voting(o),
+      "--compress topagg: the vocabulary reveals the words of the text, and votes do not hide it; "
+      "train_resnet and train_dpgan can protect their data");
   resolve_common(o, flags, "sources");
 }
 

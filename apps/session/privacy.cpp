@@ -65,6 +65,8 @@ void check_privacy(const CommonOptions& o) {
   const auto& values = o.parsed.compress.spec.values;
   check(!o.parsed.compress.automatic,
         "--compress auto would reveal dense gradients; expected topagg alone");
+  check(o.peers.empty(),
+        "--peers: weights would be exchanged without votes; expected no --compress");
   check(o.dp.unit != "group" || o.dp.rate > 0,
         "--dp-unit group needs --dp-rate, the probability of a group's vote in a step");
   check(o.accumulate == 1,
