@@ -59,7 +59,7 @@ class Reducer {
   // Returns whether ranks send votes (topagg.h). Then the optimizer calls vote() after every
   // backward pass, and reduce() replaces every p.grad by what the votes since the last step decide.
   virtual bool votes() const { return false; }
-  // Takes all p.grad for one unit's vote; `vote`: their number before it in this step and rank.
+  // Takes all p.grad for one unit's vote; `vote`: how many this rank has taken in this step.
   virtual void vote(int64_t /*step*/, int64_t /*vote*/, int /*rank*/) {}
   // Returns the count of what reduce() has revealed; null without noise that protects.
   virtual RdpAccountant* accountant() { return nullptr; }

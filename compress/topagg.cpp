@@ -146,8 +146,7 @@ void TopAgg::vote(int64_t step, int64_t vote, int rank) {
   }
 }
 
-// --------------------------------------------------- the sum of the votes, with noise, at its
-// owner
+// ------------------------------------------------------- the sum of the votes, at its owner
 
 // Returns a bucket's votes in the order of its parameters, and forgets them.
 std::vector<float> TopAgg::take_votes(const GradientBucket& bucket) {

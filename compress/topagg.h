@@ -9,8 +9,8 @@
 //
 // Every parameter is voted on: a dense one would be revealed. There are no residuals: a unit would
 // influence steps in which it does not vote. Noise is dense even where votes are sparse: an
-// element without noise would tell that nobody chose it. A gradient with NaN or Inf is an empty
-// vote, because a refused step would tell.
+// element without noise would reveal that nobody chose it. A gradient with NaN or Inf is an empty
+// vote, because a refused step would reveal it.
 //
 // Votes, threshold and signs are the paper's, recalled from its published code, where teachers vote
 // on generated images; its abstract also reports TopAgg in the training of networks, and how that

@@ -1,6 +1,6 @@
 // SecretRandom: random numbers that protect data. They come from the operating system (getrandom),
-// so that no seed, log, checkpoint or earlier number tells them. Only for tests they can be made to
-// repeat.
+// so that no seed, log, checkpoint or earlier number reveals them. For tests only, they can be made
+// to repeat.
 //
 //   SecretRandom random;
 //   double noisy = sum + sigma * random.normal();

@@ -52,9 +52,9 @@ struct LoaderOptions {
   int world_size = 1;
 
   // Above 0: a batch is a group, one of those into which the images are cut, batch_size each, once
-  // and for all: no option changes them, except that images that fill no group are left out. Each
-  // group takes part in a step with this probability, independently of the others (Poisson
-  // sampling), by SecretRandom with this seed. An epoch has 1 / group_rate steps, rounded.
+  // and for all: no other option changes them. Images that fill no group are left out. Each group
+  // takes part in a step with this probability, independently of the others (Poisson sampling), by
+  // SecretRandom with this seed. An epoch has 1 / group_rate steps, rounded.
   double group_rate = 0;
   uint64_t group_seed = 0;  // 0: numbers that cannot be repeated
 };

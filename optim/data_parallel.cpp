@@ -23,7 +23,7 @@ OptimizerOptions averaging(const OptimizerOptions& options, int ranks) {
   return out;
 }
 
-// Throws InputError for options with which gradients would go past the votes.
+// Throws InputError for options with which gradients would bypass the votes.
 void check_voting(const OptimizerOptions& options, const DataParallelOptions& parallel) {
   check(parallel.compress_start == 0,
         "votes: dense steps before them would reveal gradients; expected compress_start 0, found ",
