@@ -200,20 +200,9 @@ nlohmann::ordered_json predict_all(const TrainResnetOptions& o, const ImageClass
   const Augmentation prepare = evaluation_transform(card);
   nlohmann::ordered_json images = nlohmann::ordered_json::array();
   std::string text;
-  for (const std::string& file : o.predict) {
-    text += file + '\n';
-    nlohmann::ordered_json guesses = nlohmann::ordered_json::array();
-    for (const Guess& guess : predict(model, file, prepare, device, kGuesses)) {
-      const auto label = static_cast<size_t>(guess.label);
-      const std::string name =
-          label < card.classes.size() ? card.classes[label] : concat("class ", label);
-      char percent[32];
-      std::snprintf(percent, sizeof percent, "  %6.2f %%  ", 100 * guess.probability);
-      text += percent + name + '\n';
-      guesses.push_back({{"class", name}, {"probability", guess.probability}});
-    }
-    images.push_back({{"image", file}, {"best", guesses}});
-  }
+  for (const std::string& file : o.predict)
+    images.push_back(guesses_json("image", file, predict(model, file, prepare, device, kGuesses),
+                                  card.classes, text));
   if (!o.json) print(text);
   return images;
 }

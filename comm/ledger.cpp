@@ -24,7 +24,7 @@ int64_t share(int64_t bytes, int64_t begin, int64_t end, int64_t total) {
 }  // namespace
 
 const char* kind_name(PayloadKind kind) {
-  constexpr const char* kNames[] = {"values", "indices", "scales", "control"};
+  constexpr const char* kNames[] = {"values", "indices", "scales", "control", "features"};
   return kNames[to_size(kind)];
 }
 
@@ -37,7 +37,7 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
   const auto close = [&] {
     const Traffic after = comm.total_traffic();
     const int64_t sent = after.sent - before.sent, received = after.received - before.received;
-    if (parts.size() > 1 || parts[0].kind != PayloadKind::control) seconds_ += comm.now() - begin_s;
+    if (parts.size() > 1 || parts[0].kind < PayloadKind::control) seconds_ += comm.now() - begin_s;
     int64_t total = 0, begin = 0;
     for (const PayloadPart& part : parts) total += part.bytes;
     const int64_t even = total == 0;  // each part then counts as one byte

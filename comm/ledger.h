@@ -20,8 +20,10 @@ namespace heddle {
 
 // values: gradients, encoded or not. indices: which elements they are. scales: factors of a
 // quantiser. control: flags, and everything other than gradients (losses, checks, initial weights).
-enum class PayloadKind : uint8_t { values, indices, scales, control };
-const char* kind_name(PayloadKind kind);  // "values", "indices", "scales", "control"
+// features: input that other ranks own, and the ids of its rows.
+enum class PayloadKind : uint8_t { values, indices, scales, control, features };
+constexpr size_t kPayloadKinds = 5;
+const char* kind_name(PayloadKind kind);  // "values", "indices", …
 
 struct PayloadPart {
   std::string layer;  // a parameter's name; for control, its purpose

@@ -7,6 +7,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "core/bfloat16.h"
 #include "core/scalar.h"
@@ -24,7 +26,8 @@ enum class Stream {
   selection,
   sample,
   network,
-  secret  // repeatable stand-in for SecretRandom, in tests
+  secret,  // repeatable stand-in for SecretRandom, in tests
+  partition
 };
 
 // A 64-bit stream number: purpose in the top byte, then the caller's key (a step, a parameter's
@@ -77,5 +80,12 @@ struct Philox {
 
   HEDDLE_HD static float unit(uint32_t bits) { return to_float(bits >> 8) * (1.0f / 16777216.0f); }
 };
+
+// Shuffles elements [begin, end) of an order (Fisher and Yates), with numbers begin + 2 … end.
+template <class T>
+void shuffle(std::vector<T>& order, size_t begin, size_t end, const Philox& rng) {
+  for (size_t i = end; i > begin + 1; --i)
+    std::swap(order[i - 1], order[begin + rng.below(i, static_cast<uint32_t>(i - begin))]);
+}
 
 }  // namespace heddle

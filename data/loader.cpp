@@ -26,12 +26,6 @@ namespace {
 
 constexpr int64_t kChunk = 8;  // images that a worker claims at a time
 
-// Shuffles images [begin, end) of an order (Fisher and Yates).
-void shuffle(std::vector<uint32_t>& order, size_t begin, size_t end, const Philox& rng) {
-  for (size_t i = end; i > begin + 1; --i)
-    std::swap(order[i - 1], order[begin + rng.below(i, static_cast<uint32_t>(i - begin))]);
-}
-
 // Deals each rank's share of the images to its part of every global batch.
 std::vector<uint32_t> deal(const std::vector<uint32_t>& sorted, const LoaderOptions& options) {
   const int64_t size = to_int64(sorted.size()), ranks = options.world_size;

@@ -42,6 +42,19 @@ Var sigmoid(Tape& tape, const Var& x) {
 
 Var tanh(Tape& tape, const Var& x) { return activate(tape, "tanh", {Activation::tanh}, x); }
 
+Var add(Tape& tape, const Var& a, const Var& b) {
+  const Tensor output = Tensor::empty_like(a.value());
+  add(a.value(), b.value(), output);
+  Var y(output, true);
+  tape.record("add", y, {}, [a, b](BackwardPass& pass) {
+    // Both inputs get the same memory: no longer unique, so neither writes into it.
+    Tensor dy = std::move(pass.dy).sum();
+    a.add_grad(dy);
+    b.add_grad(std::move(dy));
+  });
+  return y;
+}
+
 Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
   check(p >= 0.0f && p < 1.0f, "dropout: expected a probability in [0, 1), found ", p);
   check(batch_axis >= 0 && batch_axis < std::max(1, x.shape().rank()), "dropout: batch axis ",

@@ -1,4 +1,4 @@
-// Elementwise layers: ReLU, leaky ReLU, sigmoid, tanh and dropout.
+// Elementwise layers: ReLU, leaky ReLU, sigmoid, tanh, the sum of two inputs, and dropout.
 #pragma once
 
 #include "core/tape.h"
@@ -14,6 +14,8 @@ Var leaky_relu(Tape& tape, const Var& x, float slope = 0.01f);
 Var sigmoid(Tape& tape, const Var& x);
 // Returns tanh x; shapes and types as for relu().
 Var tanh(Tape& tape, const Var& x);
+// Returns a + b of equal shape, type and layout.
+Var add(Tape& tape, const Var& a, const Var& b);
 
 // Zeroes each element with probability p and scales the others by 1/(1-p) while training, else
 // returns x (Srivastava et al., 2014, inverted form). The mask is keyed by (seed, step, operation,

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/parameters.h"
+#include "core/sparse_matrix.h"
 #include "core/tensor.h"
 #include "layers/conv2d.h"
 
@@ -138,6 +139,9 @@ void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, con
 // Compute y = x[:, :, ::2, ::2] between channels of zeros, and dx, its adjoint.
 void subsample_forward(const Tensor& x, const Tensor& y);
 void subsample_backward(const Tensor& dy, const Tensor& dx);
+
+// y = a x, with a's entries added in their order.
+void sparse_matmul(const SparseMatrix& a, const Tensor& x, const Tensor& y);
 }  // namespace cpu
 
 namespace cuda {
@@ -186,6 +190,8 @@ void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, con
 
 void subsample_forward(const Tensor& x, const Tensor& y);
 void subsample_backward(const Tensor& dy, const Tensor& dx);
+
+void sparse_matmul(const SparseMatrix& a, const Tensor& x, const Tensor& y);
 }  // namespace cuda
 
 }  // namespace heddle

@@ -232,11 +232,23 @@ void DataParallelOptimizer::clip_locally() {
 void DataParallelOptimizer::collective(const std::string& what,
                                        const std::function<void(Communicator&)>& call) {
   if (alone()) return call(comm_);
-  worker_->post([this, &what, &call] {
-    comm_.set_tag(what);
-    ledger_.book(comm_, {{what, PayloadKind::control, 0}}, [&] { call(comm_); });
+  post(what, [&what, &call](Communicator& comm, Ledger& ledger) {
+    ledger.book(comm, {{what, PayloadKind::control, 0}}, [&] { call(comm); });
   });
-  worker_->drain();
+  wait();
+}
+
+void DataParallelOptimizer::post(const std::string& what,
+                                 std::function<void(Communicator&, Ledger&)> call) {
+  if (alone()) return call(comm_, ledger_);
+  worker_->post([this, what, call = std::move(call)] {
+    comm_.set_tag(what);
+    call(comm_, ledger_);
+  });
+}
+
+void DataParallelOptimizer::wait() {
+  if (!alone()) worker_->drain();
 }
 
 void DataParallelOptimizer::check_replicas() {

@@ -103,6 +103,8 @@ class DataParallelOptimizer : public LearnerOptimizer {
   void set_control(size_t word, float value) override { control_.set(word, value); }
   float control(size_t word) const override { return control_.sum(word); }
   void collective(const std::string& what, const std::function<void(Communicator&)>& call) override;
+  void post(const std::string& what, std::function<void(Communicator&, Ledger&)> call) override;
+  void wait() override;
   // Throws an Error that names the first parameter whose values differ between ranks. Collective.
   void check_replicas();
 

@@ -284,12 +284,21 @@ void DecentralizedOptimizer::resync() {
 
 void DecentralizedOptimizer::collective(const std::string& what,
                                         const std::function<void(Communicator&)>& call) {
-  worker_.post([this, &what, &call] {
-    comm_.set_tag(what);
-    ledger_.book(comm_, {{what, PayloadKind::control, 0}}, [&] { call(comm_); });
+  post(what, [&what, &call](Communicator& comm, Ledger& ledger) {
+    ledger.book(comm, {{what, PayloadKind::control, 0}}, [&] { call(comm); });
   });
-  worker_.drain();
+  wait();
 }
+
+void DecentralizedOptimizer::post(const std::string& what,
+                                  std::function<void(Communicator&, Ledger&)> call) {
+  worker_.post([this, what, call = std::move(call)] {
+    comm_.set_tag(what);
+    call(comm_, ledger_);
+  });
+}
+
+void DecentralizedOptimizer::wait() { worker_.drain(); }
 
 // ------------------------------------------------------------------------------- between the steps
 

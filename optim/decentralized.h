@@ -104,6 +104,8 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   // Runs `call` on the worker thread after the exchanges, as DataParallelOptimizer does.
   // Collective.
   void collective(const std::string& what, const std::function<void(Communicator&)>& call) override;
+  void post(const std::string& what, std::function<void(Communicator&, Ledger&)> call) override;
+  void wait() override;
   // Returns the mean of the ranks' weights, the same on all ranks, and how far they are from it.
   // Collective; between steps only.
   Consensus consensus();

@@ -65,6 +65,13 @@ class LearnerOptimizer {
   virtual void collective(const std::string& what,
                           const std::function<void(Communicator&)>& call) = 0;
 
+  // Posts `call` to the worker thread and returns: it runs after what was posted before and has
+  // ended when wait() or the step's last finish_step() returns. It books its own bytes. Without a
+  // worker it runs at once. Every rank calls this at the same point of its program.
+  virtual void post(const std::string& what, std::function<void(Communicator&, Ledger&)> call) = 0;
+  // Waits for everything that was posted, and rethrows what it has thrown.
+  virtual void wait() = 0;
+
   virtual int learners() const = 0;
   // Returns the bytes that a rank sends in a dense step: its share of a ring all-reduce.
   virtual int64_t dense_bytes() const = 0;

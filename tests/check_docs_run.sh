@@ -38,6 +38,7 @@ case $words in
     case $program$words in
       train_resnet*) more+=(--image-size 8 --batch-size 4) ;;
       train_dpgan*) more+=(--teachers 40 --epochs 2 --dp-anyway) ;;
+      train_gcn*) ;;
       *' --preset '* | *' --init '*) ;;
       *) more+=(--emsize 16 --nhid 16) ;;
     esac ;;
@@ -52,6 +53,7 @@ exec "$build/$program" "$@" "${more[@]}"
 SH
   cp build/train_resnet build/train_lm
   cp build/train_resnet build/train_dpgan
+  cp build/train_resnet build/train_gcn
   # One machine plays all hosts, with two ranks.
   cat >bin/mpirun <<'SH'
 #!/usr/bin/env bash
@@ -81,7 +83,7 @@ SH
 #!/usr/bin/env bash
 verb=$1; shift
 case $verb in
-  train_resnet | train_lm | train_dpgan) exec build/$verb "$@" ;;
+  train_resnet | train_lm | train_dpgan | train_gcn) exec build/$verb "$@" ;;
   headroom)  # the command follows the --
     shift
     case $1 in mpirun) ;; *) set -- build/"$@" ;; esac
@@ -93,6 +95,11 @@ case $verb in
   man) exec "$build/${1:-train_resnet}" --man ;;
   supervise) [ "$1" = -- ] && exec "build/$2" "${@:3}" --resume auto ;;  # tests/test_supervise.sh has the rest
   doctor) exec "$root/run" doctor ;;
+  debian_graph)  # of an index with few packages
+    for name in vim coreutils {1..20}; do
+      printf 'Package: %s\nSection: %s\nDescription: text tools %s\nDepends: coreutils\n\n' $name $((${#name} % 2)) $name
+    done >Packages
+    exec python3 "$root/apps/debian_graph.py" "$1" Packages ;;
   draw_trace) exec python3 "$root/docs/tools/draw_trace.py" "$@" ;;
   reproduce) exec python3 "$root/docs/tools/reproduce.py" "$@" ;;
   build) [ -x "$build/train_resnet" ] ;;  # this check runs what it has built

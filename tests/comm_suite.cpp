@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/feature_store.h"
 #include "core/kernels.h"
 
 namespace heddle {
@@ -39,6 +40,61 @@ class Suite {
     exchange<float>("alone", [&](int64_t from, int64_t to) {
       return from == p_ - 1 || to == p_ - 1 ? -1 : 100;
     });
+  }
+
+  // Rows of a matrix that the ranks own in turn, as f32 and as bits; the second rank fetches none.
+  void run_features() {
+    constexpr int64_t kRows = 61, kWidth = 13;
+    std::vector<int32_t> owners, ids;
+    int64_t own = 0, remote = 0;
+    for (int32_t i = 0; i < kRows; ++i) {
+      owners.push_back(static_cast<int32_t>(i * 5 % p_));
+      own += owners.back() == r_ ? 1 : 0;
+    }
+    for (int64_t i = 0; i < 40 && r_ != 1; ++i) {
+      ids.push_back(static_cast<int32_t>((i * i * 7 + r_ * 11) % kRows));  // some more than once
+      remote += owners[static_cast<size_t>(ids.back())] != r_ ? 1 : 0;
+    }
+    for (const bool bits : {false, true}) {
+      const auto feature = [&](int64_t row, int64_t c) {
+        return bits ? (row * 3 + c * c) % 5 % 2 : value(row, c, 3);
+      };
+      const int64_t columns = bits ? 2 : kWidth;
+      const Tensor rows = Tensor::empty_on(Device{}, {own, columns}, bits ? DType::u8 : DType::f32);
+      rows.fill_zero();
+      for (int64_t row = 0, at = 0; row < kRows; ++row) {
+        if (owners[static_cast<size_t>(row)] != r_) continue;
+        for (int64_t c = 0; c < kWidth; ++c) {
+          if (bits)
+            rows.data<uint8_t>()[at * columns + c / 8] |=
+                static_cast<uint8_t>(feature(row, c) << c % 8);
+          else
+            rows.data<float>()[at * columns + c] = static_cast<float>(feature(row, c));
+        }
+        ++at;
+      }
+      const FeatureStore store(owners, static_cast<int>(r_), rows, kWidth);
+      if (store.remote(ids) != remote) failures_.push_back("features: wrong number of remote rows");
+      tag(bits ? "bits" : "features", 0);
+      Ledger ledger;
+      const Tensor x = store.fetch(ids, comm_, ledger);
+      expect<float>(x, "features", [&](int64_t i) {
+        return feature(ids[static_cast<size_t>(i / kWidth)], i % kWidth);
+      });
+      if (p_ == 1) continue;
+      const int64_t row_bytes = columns * dtype_size(rows.dtype());
+      const auto& entries = ledger.entries();
+      const int64_t asked = entries.at({"features ids", PayloadKind::features}).sent,
+                    received = entries.at({"features", PayloadKind::features}).received;
+      if (asked != 4 * remote || received != row_bytes * remote)
+        failures_.push_back(concat("rank ", r_, ": ", remote, " rows of ", row_bytes,
+                                   " bytes cost ", asked, " and ", received));
+      try {
+        (void)store.fetch(std::vector{int32_t{kRows}}, comm_, ledger);
+        failures_.push_back("features: a row that nobody has was fetched");
+      } catch (const InputError&) {
+      }
+    }
   }
 
  private:
@@ -171,6 +227,7 @@ std::vector<std::string> check_collectives(Communicator& comm, int64_t large) {
     comm.barrier();
   }
   suite.run_exchanges(large);
+  suite.run_features();
   comm.set_tag("");
   return failures;
 }

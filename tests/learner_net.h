@@ -12,7 +12,6 @@
 #include "layers/linear.h"
 #include "layers/loss.h"
 #include "optim/data_parallel.h"
-#include "tests/add_vars.h"
 #include "tests/device.h"
 #include "tests/ranks.h"
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs train_resnet, train_lm and train_dpgan with random command lines, made from their --help: good
+"""Runs train_resnet, train_lm, train_dpgan and train_gcn with random command lines, made from their --help: good
 and bad values, random bytes, flags twice, flags that contradict each other, flags from a file and
 from the environment. Each must end with a documented exit code before a timeout, and with code 2
 must print one line on stderr.
 
-    tests/random_flags.py build/train_resnet build/train_lm build/train_dpgan        # HEDDLE_RANDOM_RUNS=200 for more
+    tests/random_flags.py build/train_resnet build/train_lm build/train_dpgan build/train_gcn   # HEDDLE_RANDOM_RUNS=200 for more
     HEDDLE_RANDOM_SEED=7 HEDDLE_RANDOM_FIRST=31 HEDDLE_RANDOM_RUNS=1 tests/random_flags.py ...
 
 The second repeats one failure, by its seed and its number.
@@ -32,7 +32,7 @@ SMALL = {
     'workers': ['0', '1', '2'], 'image-size': ['4', '8', '16'], 'emsize': ['1', '8'],
     'nhid': ['1', '8'], 'nlayers': ['1', '2'], 'bptt': ['1', '5'], 'generate': ['0', '1', '20'],
     'headroom': ['0', '1'], 'comm-timeout': ['30'], 'arch': ['resnet20', 'resnet18'],
-    'preset': ['wlm'], 'teachers': ['1', '4'], 'images-each': ['1', '3'], 'teacher-steps': ['1', '2'],
+    'preset': ['wlm'], 'hidden': ['1', '8'], 'layers': ['1', '2', '3'], 'teachers': ['1', '4'], 'images-each': ['1', '3'], 'teacher-steps': ['1', '2'],
 }
 KNOWN = {
     'compress': ['none', 'bf16', 'fp16', 'topk:density=0.1', 'topk:density=0.01,indices=delta',
@@ -52,7 +52,9 @@ KNOWN = {
     'predict': ['image.png', 'text.txt', 'nowhere.png'], 'plan': ['text.txt', 'nowhere'],
     'trace': ['trace.json', 'data', 'nowhere/trace'], 'config': ['text.txt', 'made.toml', 'nowhere'],
     'output-dir': ['made', 'earlier', 'data', 'text.txt', 'text.txt/run'],
-    'data': ['data', 'words', 'text.txt', 'nowhere', 'shapes', 'sources'],
+    'data': ['data', 'words', 'graph', 'text.txt', 'nowhere', 'shapes', 'sources', 'sbm', 'sbm:nodes=50,classes=2', 'sbm:nodes=5'],
+    'fanout': ['5,5', '2', '0,3', '1,1,1', '-1,2', ','], 'partition': ['ldg', 'random', 'text.txt', 'nowhere'],
+    'skew': ['1', '4', 's=2', 'budget=1.5', 'local', 'budget=0', 's=', 'far'],
     'name': ['a', 'a/b', '..', ''], 'prompt': ['the', '', '\xff\xfe'],
 }
 NUMBERS = ['0', '1', '2', '0.5', '0.1', '-1', '1e-3', '1e300', 'nan', 'inf', '0x10', '1e', '']
@@ -147,6 +149,11 @@ def write_files(folder):
             file.write(words * lines)
     with open(f'{folder}/text.txt', 'w') as file:
         file.write(words * 60)
+    os.mkdir(f'{folder}/graph')
+    for name, lines in (('labels', [f'class {v % 3}' for v in range(40)]), ('features', [f'{v % 3} {3 + v % 5}' for v in range(40)]),
+                        ('edges', [f'{v} {(v * v + 3) % 40}' for v in range(40)])):
+        with open(f'{folder}/graph/{name}.txt', 'w') as file:
+            file.writelines(f'{line}\n' for line in lines)
 
 
 def no_core():
@@ -163,16 +170,17 @@ def run(program, arguments, environment, folder):
 
 def main():
     programs = [os.path.realpath(p) for p in sys.argv[1:]]
-    if len(programs) != 3:
+    if len(programs) != 4:
         sys.exit(__doc__)
     base = [[b'--data', b'data', b'--arch', b'resnet20', b'--image-size', b'8', b'--batch-size', b'4'],
             [b'--data', b'text.txt', b'--emsize', b'8', b'--nhid', b'8', b'--nlayers', b'1',
              b'--batch-size', b'4', b'--bptt', b'5', b'--generate', b'0'],
-            [b'--teachers', b'8', b'--images-each', b'2', b'--epochs', b'1', b'--dp-anyway']]
+            [b'--teachers', b'8', b'--images-each', b'2', b'--epochs', b'1', b'--dp-anyway'],
+            [b'--data', b'graph', b'--batch-size', b'4']]
     common = [b'--steps', b'2', b'--threads', b'1', b'--no-tensorboard', b'--print-freq', b'1', b'--quiet']
     failures, codes = 0, {}
     for number in range(FIRST, FIRST + RUNS):
-        which = number % 3
+        which = number % 4
         program = programs[which]
         with tempfile.TemporaryDirectory() as folder:
             write_files(folder)

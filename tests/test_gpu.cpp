@@ -18,7 +18,6 @@
 #include "layers/pooling.h"
 #include "layers/resnet.h"
 #include "optim/optimizer.h"
-#include "tests/add_vars.h"
 #include "tests/compare.h"
 #include "tests/device.h"
 #include "tests/gradcheck.h"

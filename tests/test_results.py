@@ -68,6 +68,11 @@ def made_up(name, typed):
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = {"sgd": 48.0, "10": 80.0, "votes": 24.0}.get(method, 30.0)
         summary["privacy"] = {"epsilon": None if method == "none" else 3.15}
+    elif group == "gcn":  # skewed sampling fetches a quarter of the rows
+        uniform = "uniform" in name
+        summary.update(test_acc1=80.0 if uniform else 79.75, feature_rows=400.0 if uniform else 100.0, inflation=1.5, remote_share=0.25,
+                       feature_bytes=6400.0 if uniform else 1600.0, graph_hash="0123", bytes_step_mean=4170.0 if compressed else 417000.0)
+        result["curve"] = [{"epoch": 1, "step": 27, "train_s": 5.0}, {"epoch": 2, "step": 54, "train_s": 8.5}]
     elif group in ("peers", "classes", "eight"):  # a third of the bytes would be 3.0; qsgd has a sixth
         method, seed = rest.rsplit("-", 1)
         summary["valid_acc1"] = {"dense": 86.0, "qsgd": 85.5}.get(method, 84.0)
@@ -145,11 +150,13 @@ class Page(unittest.TestCase):
                              ("large", "large-"), ("root", "root-"), ("long", "long-"), ("ptb", "ptb-"), ("scaling", "scaling-"),
                              ("times", "time-"), ("rule", "rule-"), ("lgc", "lgc-"), ("batch", "batch-"), ("grown", "grown-"),
                              ("wide", "wide-"), ("usual", "usual-"), ("race", "race-"), ("classes", "classes-"),
-                             ("eight", "eight-"), ("full", "full-"), ("dp", "dp-"), ("dpgan", "dpgan-")):
+                             ("eight", "eight-"), ("full", "full-"), ("dp", "dp-"), ("dpgan", "dpgan-"), ("gcn_debian", "gcn-debian-"),
+                             ("gcn_sbm", "gcn-sbm-"), ("gcn_composed", "gcn-composed-"), ("gcn_time", "gcn-time-")):
             runs = [x for x in reproduce.experiments() if x.startswith(prefix)]
             counted += len(runs)
             rows = len(self.rows(tables.pop(name)))
-            self.assertEqual(rows, len(runs) // {"headline": 3, "large": 2, "rule": 2, "lgc": 2, "classes": 2, "eight": 2, "dp": 2, "dpgan": 2}.get(name, 1), name)
+            self.assertEqual(rows, len(runs) // {"headline": 3, "large": 2, "rule": 2, "lgc": 2, "classes": 2, "eight": 2, "dp": 2, "dpgan": 2,
+                                               "gcn_debian": 3, "gcn_sbm": 3, "gcn_composed": 3}.get(name, 1), name)
         self.assertEqual(self.rows(tables.pop("meter")), ["| 1 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |",
                                                                 "| 16 | 0.125 | 0.750 | 0.875 | 0.250 | 30.000 |"])
         counted += 1
@@ -172,6 +179,17 @@ class Page(unittest.TestCase):
         self.assertIn("| none | 30.00, 30.00 | 30.00 | 0.00 | not private |", tables["dp"])
         self.assertIn("votes, accuracy above a guess, points: expected ≥ 15.00, found 14.00 over 2 seeds: missed by 1.00\n", tables["dp"])
         self.assertIn("10, accuracy above a guess, points: expected ≥ 15.00, found 70.00 over 2 seeds: holds\n", tables["dpgan"])
+
+    def test_graphs(self):
+        tables = self.made_up_page()
+        self.assertIn("| ldg | 16 | normalised | 79.75, 79.75, 79.75 | 79.75 | -0.25 | 100 | 4.0 | 0.250 | 1.50 |", tables["gcn_debian"])
+        self.assertIn("| random | 1 |  | 80.00, 80.00, 80.00 | 80.00 |  | 400 |  | 0.250 | 1.50 |", tables["gcn_debian"])
+        self.assertIn("ldg-budget-normalised, points against uniform: expected ≥ -0.30, found -0.25 over 3 seeds: holds\n", tables["gcn_debian"])
+        self.assertIn("ldg-16-normalised, rows, times fewer: expected ≥ 7.00, found 4.00 over 3 seeds: missed by 3.00\n", tables["gcn_debian"])
+        self.assertNotIn("expected", tables["gcn_sbm"])
+        self.assertIn("The graph's hash: 0123.\n", tables["gcn_sbm"])
+        self.assertIn("| scalecom | budget | 79.75, 79.75, 79.75 | 79.75 | 1,600 | 4,170 |", tables["gcn_composed"])
+        self.assertIn("| dense | 16 | 3.50 | 1000 | 1,600 | 417,000 |", tables["gcn_time"])
 
     def test_peers(self):
         tables = self.made_up_page()
@@ -374,7 +392,7 @@ class Page(unittest.TestCase):
 
     def test_without_runs(self):
         tables = self.page({})
-        self.assertEqual(len(tables), 27)
+        self.assertEqual(len(tables), 31)
         for name, out in tables.items():
             self.assertEqual(out, "No run has been kept yet.\n", name)
         self.assertEqual(self.pictures, set())

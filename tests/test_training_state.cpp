@@ -275,7 +275,7 @@ TEST_CASE("training state: invalid numbers are refused") {
   CHECK(!refused("/steps", 43));
   CHECK(refused("/steps", "many"));
   CHECK(refused("/totals", {1, 2}));
-  CHECK(refused("/ledger/0/1", 4));
+  CHECK(refused("/ledger/0/1", 5));
   nlohmann::json older = good;  // without the bytes as the paper counts them
   older["ledger"][0].erase(5);
   CHECK(parse_exchange(older).ledger.at({"a.weight", PayloadKind::indices}).counted == 5);

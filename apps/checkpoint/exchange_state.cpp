@@ -148,7 +148,7 @@ LearnerOptimizer::State parse_exchange(const nlohmann::json& json) {
   read_array(json.at("seconds"), seconds_of(state.totals));
   for (const auto& entry : json.at("ledger")) {
     const int kind = entry.at(1).get<int>();
-    check(kind >= 0 && kind <= static_cast<int>(PayloadKind::control), "ledger: kind ", kind);
+    check(kind >= 0 && kind < static_cast<int>(kPayloadKinds), "ledger: kind ", kind);
     state.ledger[{entry.at(0).get<std::string>(), static_cast<PayloadKind>(kind)}] = {
         entry.at(2).get<int64_t>(), entry.at(3).get<int64_t>(), entry.at(4).get<int64_t>(),
         entry.at(entry.size() > 5 ? 5 : 2).get<int64_t>()};  // [5] was added later

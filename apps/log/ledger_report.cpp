@@ -10,12 +10,9 @@
 namespace heddle {
 namespace {
 
-constexpr std::array kKinds{PayloadKind::values, PayloadKind::indices, PayloadKind::scales,
-                            PayloadKind::control};
-
 struct Row {
   std::string layer;
-  std::array<int64_t, kKinds.size()> sent{};
+  std::array<int64_t, kPayloadKinds> sent{};
   int64_t all_sent = 0, all_received = 0;
 };
 
@@ -43,11 +40,13 @@ std::string ledger_table(const Ledger& ledger, const Traffic& counted) {
                     .all_received = counted.received - total.all_received});
   const auto column = [](const std::string& text) { return " " + pad_left(text, 14); };
   std::string out = pad_right("bytes sent", width);
-  for (PayloadKind kind : kKinds) out += column(kind_name(kind));
+  const size_t kinds = kPayloadKinds - (total.sent.back() == 0 ? 1 : 0);  // graphs have features
+  for (size_t kind = 0; kind < kinds; ++kind)
+    out += column(kind_name(PayloadKind{static_cast<uint8_t>(kind)}));
   out += column("all") + column("received") + '\n';
   for (const Row& row : rows) {
     out += pad_right(row.layer, width);
-    for (int64_t bytes : row.sent) out += column(std::to_string(bytes));
+    for (size_t kind = 0; kind < kinds; ++kind) out += column(std::to_string(row.sent[kind]));
     out += column(std::to_string(row.all_sent)) + column(std::to_string(row.all_received)) + '\n';
   }
   return out;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "core/trace.h"
 
@@ -23,6 +25,7 @@ struct StepFacts {
   double loss = 0, lr = 0;  // the loss of this rank
   int64_t units = 0;        // samples or tokens of this rank
   StepTimes times = {};
+  std::vector<std::pair<const char*, double>> figures = {};  // the program's own, of this rank
 };
 
 // The exchange of gradients in one step: bytes of this rank, and seconds.

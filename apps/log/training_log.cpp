@@ -249,6 +249,7 @@ void TrainingLog::write_step(int64_t step, double loss, double units, const Pend
                  {"t_exposed", exchange.exposed_s}});
     progress_->exchanged(dense, exchange.sent, exchange.exposed_s, t.total());
   }
+  for (const auto& [name, value] : facts.figures) line[name] = value;
   for (const auto& [name, value] : figures) line[name] = value;
   if (const auto epsilon = figures.find("epsilon"); epsilon != figures.end())
     progress_->spent(epsilon->second);

@@ -1,8 +1,6 @@
 #include "apps/models/evaluate_images.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 
 #include "core/error.h"
 #include "core/kernels.h"
@@ -85,22 +83,7 @@ std::vector<Guess> predict(const ImageClassifier& model, const std::string& file
   Tape tape({.training = false});
   const Var logits = model.forward(tape, Var(pixels.to(device)));
   const std::vector<float> scores = logits.value().to_vector();
-
-  const float best = *std::max_element(scores.begin(), scores.end());
-  const auto finite = [](float score) { return std::isfinite(score); };
-  check(std::all_of(scores.begin(), scores.end(), finite), file,
-        ": the network's output is not finite");
-  double total = 0;
-  for (const float score : scores) total += std::exp(static_cast<double>(score - best));
-  std::vector<int> order(scores.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return scores[a] > scores[b]; });
-  std::vector<Guess> out;
-  for (int i = 0; i < std::min<int>(count, static_cast<int>(order.size())); ++i) {
-    const double score = scores[static_cast<size_t>(order[i])];
-    out.push_back({order[i], std::exp(score - static_cast<double>(best)) / total});
-  }
-  return out;
+  return best_classes(scores, count, file);
 }
 
 }  // namespace heddle

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/models/guesses.h"
 #include "data/loader.h"
 #include "layers/image_classifier.h"
 #include "optim/learner_optimizer.h"
@@ -33,11 +34,6 @@ Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device d
 // Replaces batch norm's running statistics, which every learner accumulates on its own batches, by
 // their mean. Collective.
 void average_buffers(ParameterStore& store, LearnerOptimizer& learners);
-
-struct Guess {
-  int label;
-  double probability;
-};
 
 // Returns the `count` most probable classes of an image file, best first. `prepare` is the
 // validation transform. Throws InputError for a file that is not an image, and if the output is not

@@ -217,6 +217,61 @@ def privacy(prefix):
     return out
 
 
+def graphs(prefix):
+    """Sampling on a graph, by partition, skew and weights: accuracy, and the rows of features that were fetched."""
+    by_method = runs_by_seed(prefix)
+    test = {method: {s: r["summary"]["test_acc1"] for s, r in seeds.items()} for method, seeds in by_method.items()}
+    rows, kept = [], {}
+    order = ["1", "budget", "2", "4", "8", "16", "local"]
+    for method in sorted(by_method, key=lambda m: (m.split("-")[0], order.index(m.split("-")[1]), m.split("-")[2])):
+        part, skew, weights = method.split("-")
+        seeds, uniform = by_method[method], by_method.get(f"{part}-1-uniform", {})
+        fetched = mean(r["summary"]["feature_rows"] for r in seeds.values())
+        most = mean(r["summary"]["feature_rows"] for r in uniform.values())
+        both = test[method].keys() & uniform.keys()
+        points = mean(test[method][s] - test[f"{part}-1-uniform"][s] for s in both)
+        kept[method] = points, most / fetched if most and fetched else None, len(both)
+        found = [seeds[s]["summary"] for s in seeds]
+        inflation = mean(x["inflation"] for x in found)
+        rows.append([part, "1.5 in variance" if skew == "budget" else skew, weights if skew != "1" else "",
+                     ", ".join(number(x) for x in test[method].values()), number(mean(test[method].values())),
+                     number(points if skew != "1" else None), number(fetched, 0),
+                     number(kept[method][1] if skew != "1" else None, 1), number(mean(x["remote_share"] for x in found), 3),
+                     number(inflation if skew != "local" else None, 2)])
+    out = table(["partition", "skew", "weights", "test accuracy by seed, %", "mean", "against uniform, points",
+                 "rows fetched, per step and learner", "fewer, times", "remote share of draws", "variance, times"], rows)
+    for method, least, fewer in (("ldg-budget-unbiased", -0.3, 2), ("ldg-budget-normalised", -0.3, 2), ("ldg-16-normalised", -0.5, 7)):
+        if method in kept and "debian" in prefix:
+            points, times, n = kept[method]
+            out += "\n" if "\n- " not in out else ""
+            out += expected(f"{method}, points against uniform", points, least=least, over=plural(n, "seed"))
+            out += expected(f"{method}, rows, times fewer", times, least=fewer, over=plural(n, "seed"))
+    hashes = sorted({r["summary"]["graph_hash"] for seeds in by_method.values() for r in seeds.values()})
+    return out + ("\nThe graph's hash: " + ", ".join(hashes) + ".\n" if hashes else "")
+
+
+def composed_graphs(prefix):
+    """Skewed sampling together with compressed gradients: accuracy, bytes of features and of gradients in a step."""
+    rows = []
+    for method, seeds in runs_by_seed(prefix).items():
+        found = [r["summary"] for r in seeds.values()]
+        rows.append([*method.split("-"), ", ".join(number(x["test_acc1"]) for x in found), number(mean(x["test_acc1"] for x in found)),
+                     f"{mean(x['feature_bytes'] for x in found):,.0f}", f"{mean(x['bytes_step_mean'] for x in found):,.0f}"])
+    return table(["gradients", "sampling", "test accuracy by seed, %", "mean", "bytes of features, per step and learner",
+                  "of gradients, compressed step"], rows)
+
+
+def graph_times(prefix):
+    """Seconds of the second epoch over a slow network."""
+    rows = []
+    for method, r in group(prefix).items():
+        at = {entry["epoch"]: entry["train_s"] for entry in r["curve"]}
+        rows.append([*method.split("-"), number(at[2] - at[1]), number(1000 * r["step_s"], 0),
+                     f"{r['summary']['feature_bytes']:,.0f}", f"{r['summary']['bytes_step_mean']:,.0f}"])
+    return table(["gradients", "skew", "seconds of an epoch", "ms of a step", "bytes of features, per step and learner",
+                  "of gradients"], rows)
+
+
 def softmax_methods():
     return RESULTS.get("softmax-by-class", {"methods": []})["methods"]
 
@@ -647,6 +702,9 @@ def main(docs=results.DOCS):
             "classes": (lambda: peers("classes-", runs_by_seed("classes-").get("dense", {})), "classes-"),
             "eight": (lambda: peers("eight-", runs_by_seed("eight-").get("dense", {})), "eight-"),
             "dp": (lambda: privacy("dp-"), "dp-"), "dpgan": (lambda: privacy("dpgan-"), "dpgan-"),
+            "gcn_debian": (lambda: graphs("gcn-debian-"), "gcn-debian-"), "gcn_sbm": (lambda: graphs("gcn-sbm-"), "gcn-sbm-"),
+            "gcn_composed": (lambda: composed_graphs("gcn-composed-"), "gcn-composed-"),
+            "gcn_time": (lambda: graph_times("gcn-time-"), "gcn-time-"),
             "softmax": (softmax, "softmax-"),
             "scaling": (scaling, "scaling-"), "times": (times, "time-"), "whole": (whole, "whole-model-"), "full": (full, "full-")}
     file = docs / "results.md"

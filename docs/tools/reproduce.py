@@ -10,7 +10,8 @@ result to docs/results.jsonl as one line: the command, the revision, curves, rat
   ./run reproduce --keep DIR NAME keeps the run folder as DIR/NAME
   ./run reproduce --add FILE…     adds results from JSON files (one result each, as earlier revisions wrote them)
 
-Data sets are expected in HEDDLE_DATA, or in ../shared/data.
+Data sets are expected in HEDDLE_DATA, or in ../shared/data; the graph of Debian's packages in HEDDLE_GRAPH, or it is made
+of this machine's package index, in runs/debian.
 """
 import argparse
 import hashlib
@@ -45,6 +46,29 @@ QSGD = " --compress qsgd:bits=4"
 PEERS, QSGD4, BY_CLASS = " --peers ring", " --innovation qsgd:bits=4", " --shard by-class"
 NO_MOMENTUM = " --momentum 0 --no-nesterov"
 FULL = "full-"  # runs with this prefix take hours and run only when named; all except full-cpu-… need a GPU
+
+
+def graph_runs():
+    """Sampling on graphs, 4 learners: what a preference for a learner's own neighbours saves and costs."""
+    runs = {}
+    debian = "train_gcn --data GRAPH --epochs 4 --learners 4"
+    for seed in 1, 2, 3:
+        for graph, base in ("debian", debian), ("sbm", "train_gcn --learners 4"):
+            for part in "ldg", "random":
+                name, command = f"gcn-{graph}-{part}", f"{base} --partition {part} --seed {seed} --skew"
+                runs[f"{name}-1-uniform-{seed}"] = command + " 1"
+                runs[f"{name}-local-plain-{seed}"] = command + " local --skew-weights plain"
+                for weights in "unbiased", "normalised", "plain":
+                    for skew, value in (("budget", "budget=1.5"), ("2", 2), ("4", 4), ("8", 8), ("16", 16)):
+                        runs[f"{name}-{skew}-{weights}-{seed}"] = f"{command} {value} --skew-weights {weights}"
+        for name, flags in ("dense", ""), ("scalecom", SCALECOM):  # with compressed gradients
+            for skew, value in ("uniform", "1"), ("budget", "budget=1.5"):
+                runs[f"gcn-composed-{name}-{skew}-{seed}"] = f"{debian} --seed {seed} --skew {value}{flags}"
+    for name, flags in ("dense", ""), ("scalecom", SCALECOM + " --compress-start 0"):
+        for skew, value in ("1", "1"), ("budget", "budget=1.5"), ("16", "16"):
+            runs[f"gcn-time-{name}-{skew}"] = (
+                f"{debian.replace('--epochs 4', '--epochs 2')} --net 100mbit,1ms --skew {value}{flags}")
+    return runs
 
 
 def experiments():
@@ -90,6 +114,7 @@ def experiments():
                             ("1", f"{votes},epsilon=1 --steps 86"), ("none", votes + " --dp-anyway"),
                             ("1-4000", f"{votes},epsilon=1 --steps 86 --teachers 4000 --images-each 4")):
             runs[f"dpgan-{name}-{seed}"] = gan + flags
+    runs.update(graph_runs())
     runs["softmax-by-class"] = "bench softmax --data DATA"
     runs["meter-scalecom"] = f"{RESNET} --epochs 16 --seed 1{SCALECOM} --shadow 50"  # the headline's first seed with the quality meter
     for name, flags in (
@@ -237,7 +262,8 @@ def digest(folder, metrics, summary):
         elif line.get("split") in ("valid", "test"):
             curve.append({k: line[k] for k in ("epoch", "step", "loss", "acc1", "ppl", "consensus_error") if k in line}
                          | {"train_s": round(trained, 2)})
-    out = {"curve": curve, "summary": summary}
+    # Sampling on graphs is compared in many short runs, of which the end matters.
+    out = {"curve": curve[-1:] if "feature_rows" in summary and len(curve) > 3 else curve, "summary": summary}
     config = (folder / "config.toml").read_text()
     if not re.search(r'^compress = "none"', config, re.M):
         typed = int(re.search(r"^compress-start = (-?\d+)", config, re.M)[1])
@@ -300,12 +326,20 @@ def interrupted(folder, flags, revision):
 
 
 # These runs measure one process (times, and each rank's bytes), so a resumed run would not do.
-IN_ONE_GO = "time-", "race-", "scaling-", "whole-"
+IN_ONE_GO = "time-", "gcn-", "race-", "scaling-", "whole-"
 
 
 def shown(typed):
     """Returns the command that a user would type."""
-    return "./run " + re.sub("^netlab ", "netlab run build/", typed.replace("DATA", "…"))
+    return "./run " + re.sub("^netlab ", "netlab run build/", typed.replace("DATA", "…").replace("GRAPH", "…/debian"))
+
+
+def debian_graph():
+    """Returns the folder of the graph of Debian's packages, which it makes of this machine's index if it is not there."""
+    folder = pathlib.Path(os.environ.get("HEDDLE_GRAPH", ROOT / "runs" / "debian"))
+    if not folder.exists():
+        subprocess.run([ROOT / "run", "debian_graph", folder], check=True)
+    return folder
 
 
 def run_bench(name, typed, words):
@@ -327,7 +361,8 @@ def run_bench(name, typed, words):
 
 def run(name, typed, keep, again=False):
     """Runs one experiment and adds its result. Returns whether it succeeded."""
-    words = typed.replace("DATA", str(DATA)).split()
+    here = typed.replace("GRAPH", str(debian_graph())) if "GRAPH" in typed else typed
+    words = here.replace("DATA", str(DATA)).split()
     if words[0] == "bench":
         return run_bench(name, typed, words)
     hosts = words[0] == "netlab"
