@@ -44,8 +44,7 @@ struct Job {
 struct Nodes {
   Nodes(const Job& job, int rank)
       : sampler(job.graph, job.owners, rank, sampler_options(job.o)),
-        features(job.owners, rank, feature_rows(job.graph, nodes_of(job.owners, rank)),
-                 job.graph.feature_count),
+        features(job.owners, rank, feature_rows(job.graph, nodes_of(job.owners, rank))),
         whole(job.graph, job.owners, rank, sampler, features) {}
 
   NeighbourSampler sampler;
@@ -56,13 +55,14 @@ struct Nodes {
 // A batch whose features have arrived.
 struct ReadyBatch {
   SampledBatch sampled;
-  Tensor x, labels;  // (inputs, features) and i32 (nodes), on the host
+  NodeFeatures x;  // of sampled.inputs
+  Tensor labels;   // i32 (nodes), all on the host
 };
 
 Var loss_of(const GraphNet& model, Tape& tape, const ReadyBatch& batch, Device device) {
   std::vector<SparseMatrix> mix;
   for (const SparseMatrix& a : batch.sampled.mix) mix.push_back(a.to(device));
-  const Var logits = model.forward(tape, Var(batch.x.to(device)), mix);
+  const Var logits = model.forward(tape, batch.x.to(device), mix);
   return softmax_cross_entropy(tape, logits, batch.labels);
 }
 
@@ -207,7 +207,8 @@ class GcnTraining : public TrainingLoop {
                       const std::vector<int32_t> nodes = train_.batch(epoch, at);
                       next_.sampled = nodes_.sampler.sample(nodes, step);
                       next_.labels = labels_of(graph_, nodes);
-                      next_.x = nodes_.features.fetch(next_.sampled.inputs, comm, ledger);
+                      next_.x = node_features(
+                          graph_, nodes_.features.fetch(next_.sampled.inputs, comm, ledger), true);
                     });
     if (o_.overlap == "off") optimizer_.wait();
   }
@@ -318,7 +319,8 @@ int run_rank(const Job& job, Communicator& started) {
     NodeBatches batches(o, job.graph, job.owners, learner.comm.rank());
     if (o.dry_run) {
       if (learner.is_first())
-        print(describe_plan(o, learner.context, model, learner.store, nodes.sampler, batches));
+        print(describe_plan(o, job.graph, learner.context, model, learner.store, nodes.sampler,
+                            batches));
       return 0;
     }
     Ledger ledger;
@@ -326,7 +328,8 @@ int run_rank(const Job& job, Communicator& started) {
     const std::vector<int32_t> first = batches.batch(0, 0);
     batch.sampled = nodes.sampler.sample(first, 0);
     batch.labels = labels_of(job.graph, first);
-    batch.x = nodes.features.fetch(batch.sampled.inputs, learner.comm, ledger);
+    batch.x = node_features(job.graph,
+                            nodes.features.fetch(batch.sampled.inputs, learner.comm, ledger), true);
     return run_headroom(o, learner.store, learner.comm, plan_steps(o, batches), [&](Tape& tape) {
       return loss_of(model, tape, batch, learner.context.device());
     });

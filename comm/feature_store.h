@@ -1,8 +1,8 @@
 // FeatureStore: the rows of a matrix, each of which one rank owns. A rank fetches those that it
 // needs from their owners.
 //
-//   FeatureStore store(owners, rank, own_rows, 512);
-//   Tensor x = store.fetch({3, 17, 200}, comm, ledger);     // (3, 512)
+//   FeatureStore store(owners, rank, own_rows);
+//   Tensor x = store.fetch({3, 17, 200}, comm, ledger);     // (3, width)
 //
 //   rank 0                          rank 1
 //   counts  ─── all_gather ───▶  ◀───  counts        4 bytes for each pair of ranks
@@ -24,13 +24,12 @@ namespace heddle {
 
 class FeatureStore {
  public:
-  // owners: the rank of each row, equal on all ranks. rows: those of `rank` in ascending order, on
-  // the host: f32 (n, width), or u8 (n, (width + 7) / 8) with a bit for each value, as in Graph.
-  // Throws InputError for rows that do not fit.
-  FeatureStore(const std::vector<int32_t>& owners, int rank, Tensor rows, int64_t width);
+  // owners: the rank of each row, equal on all ranks. rows: those of `rank` in ascending order, (n,
+  // width) on the host, of any type. Throws InputError for another number of rows.
+  FeatureStore(const std::vector<int32_t>& owners, int rank, Tensor rows);
 
-  // Returns the rows with these ids, in their order, as f32 (n, width) on the host. Books the bytes
-  // under `purpose`. Collective, with any ids on each rank, and none. Throws InputError for an id
+  // Returns the rows with these ids, in their order: (n, width) on the host. Books the bytes under
+  // `purpose`. Collective, with any ids on each rank, and none. Throws InputError for an id
   // out of range, before anything is sent, and Error for a rank that asks for a row that is not
   // here.
   Tensor fetch(std::span<const int32_t> ids, Communicator& comm, Ledger& ledger,
@@ -39,13 +38,10 @@ class FeatureStore {
   int64_t remote(std::span<const int32_t> ids) const;
 
  private:
-  void decode(const Tensor& rows, int64_t row, float* out) const;
-
   std::vector<int32_t> owners_;
   std::vector<int32_t> place_;  // of each row among its owner's
   int rank_;
   Tensor rows_;
-  int64_t width_;
 };
 
 }  // namespace heddle

@@ -1,6 +1,7 @@
 #include "core/sparse_matrix.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "core/kernels.h"
@@ -32,11 +33,17 @@ SparseMatrix::SparseMatrix(int64_t cols, const std::vector<int32_t>& starts,
   check_indices(columns_, cols, "sparse matrix: columns");
 }
 
-SparseMatrix SparseMatrix::slice(int64_t begin, int64_t end) const {
-  SparseMatrix out = *this;
-  out.transpose_ = nullptr;
-  out.starts_ = starts_.slice(begin, end + 1);
-  return out;
+SparseMatrix SparseMatrix::from_bits(const Tensor& rows, int64_t cols) {
+  check_shape(rows, {rows.shape()[0], ceil_div(cols, 8)}, "bits of a sparse matrix");
+  std::vector<int32_t> starts = {0}, columns;
+  const uint8_t* bytes = rows.data<uint8_t>();
+  for (int64_t r = 0; r < rows.shape()[0]; ++r) {
+    for (int64_t first = 0; first < cols; first += 8)
+      for (unsigned bits = *bytes++; bits != 0; bits &= bits - 1)
+        columns.push_back(to_int(first + std::countr_zero(bits)));
+    starts.push_back(to_int(columns.size()));
+  }
+  return SparseMatrix(cols, starts, columns, std::vector<float>(columns.size(), 1.0f));
 }
 
 SparseMatrix SparseMatrix::with_transpose() const {
@@ -48,14 +55,17 @@ SparseMatrix SparseMatrix::with_transpose() const {
   t.starts_.fill_zero();
   const int32_t *starts = starts_.data<int32_t>(), *columns = columns_.data<int32_t>();
   int32_t* next = t.starts_.data<int32_t>();
-  for (int32_t i = starts[0]; i < starts[rows()]; ++i) ++next[columns[i]];
+  for (int64_t i = 0; i < entries(); ++i) ++next[columns[i]];
   int32_t before = 0;
   for (int64_t c = 0; c <= cols_; ++c) before += std::exchange(next[c], before);
+  const float* weights = weights_.data<float>();
+  int32_t* to_columns = t.columns_.data<int32_t>();
+  float* to_weights = t.weights_.data<float>();
   for (int32_t r = 0; r < rows(); ++r) {
     for (int32_t i = starts[r]; i < starts[r + 1]; ++i) {
       const int32_t at = next[columns[i]]++;
-      t.columns_.data<int32_t>()[at] = r;
-      t.weights_.data<float>()[at] = weights_.data<float>()[i];
+      to_columns[at] = r;
+      to_weights[at] = weights[i];
     }
   }
   std::copy_backward(next, next + cols_,

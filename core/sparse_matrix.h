@@ -26,6 +26,10 @@ class SparseMatrix {
   SparseMatrix(int64_t cols, const std::vector<int32_t>& starts,
                const std::vector<int32_t>& columns, const std::vector<float>& weights);
 
+  // Returns the matrix whose elements are 1 where bit c % 8 of byte c / 8 of a row is set. rows: u8
+  // (n, (cols + 7) / 8) on the host, as Graph keeps features.
+  static SparseMatrix from_bits(const Tensor& rows, int64_t cols);
+
   int64_t rows() const { return starts_.defined() ? starts_.size() - 1 : 0; }
   int64_t cols() const { return cols_; }
   int64_t entries() const { return columns_.defined() ? columns_.size() : 0; }
@@ -33,8 +37,6 @@ class SparseMatrix {
   const Tensor& columns() const { return columns_; }  // i32 (entries)
   const Tensor& weights() const { return weights_; }  // f32 (entries)
 
-  // Returns rows [begin, end), as a view.
-  SparseMatrix slice(int64_t begin, int64_t end) const;
   // Returns this matrix with its transpose, in which the entries of a row are in the order of the
   // columns here; from the host.
   SparseMatrix with_transpose() const;

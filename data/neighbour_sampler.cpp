@@ -94,9 +94,12 @@ void NeighbourSampler::draw(const Node& node, const Philox& rng, uint64_t first,
     return std::isinf(node.s) ? local : all_[to_size(edge)] + (node.s - 1) * local;
   };
   picks_.clear();
-  for (int64_t i = 0; i < count; ++i) {
-    const double u = (rng.bits(first + to_size(i)) + 0.5) / 4294967296.0 * node.total;
+  Philox::Block block = rng.block(first / 4);
+  for (uint64_t i = first; i < first + to_size(count); ++i) {
+    if (i % 4 == 0) block = rng.block(i / 4);
+    const double u = (block.word[i % 4] + 0.5) / 4294967296.0 * node.total;
     int64_t low = node.first, high = node.first + node.degree - 1;
+    if (node.s == 1 && options_.mixing == Mixing::mean) low = high = low + static_cast<int64_t>(u);
     while (low < high) {  // the first edge with mass_to(edge) > u; the last if rounding leaves none
       const int64_t middle = (low + high) / 2;
       if (mass_to(middle) > u)
@@ -133,6 +136,9 @@ SparseMatrix NeighbourSampler::mix(std::span<const int32_t> rows, int64_t column
   std::vector<int32_t> from, places;
   std::vector<float> weights;
   const bool with_self = options_.mixing == Mixing::symmetric;
+  from.reserve(rows.size() + 1);
+  places.reserve(entries.size() + (with_self ? rows.size() : 0));
+  weights.reserve(places.capacity());
   for (size_t r = 0; r < rows.size(); ++r) {
     from.push_back(to_int(places.size()));
     if (with_self) {
@@ -192,9 +198,7 @@ SampledBatch NeighbourSampler::sample(std::span<const int32_t> batch, int64_t st
     }
     std::sort(nodes.begin() + std::ssize(rows), nodes.end());
     for (size_t i = rows.size(); i < nodes.size(); ++i) position_[to_size(nodes[i])] = to_int(i);
-    const SparseMatrix layer = mix(rows, std::ssize(nodes), starts, entries);
-    const bool reads_inputs = hop + 1 == options_.fanout.size();
-    out.mix.insert(out.mix.begin(), reads_inputs ? layer : layer.with_transpose());
+    out.mix.insert(out.mix.begin(), mix(rows, std::ssize(nodes), starts, entries).with_transpose());
     for (const int32_t v : nodes) position_[to_size(v)] = -1;
   }
   return out;

@@ -48,7 +48,7 @@ struct SamplerOptions {
 };
 
 struct SampledBatch {
-  std::vector<SparseMatrix> mix;  // for each layer of GraphNet, the one that reads inputs first
+  std::vector<SparseMatrix> mix;  // for each layer of GraphNet, from the first; with transposes
   std::vector<int32_t> inputs;    // nodes whose features the first layer reads
   int64_t draws = 0, remote_draws = 0;  // remote: of other ranks' nodes
   int64_t drawn_nodes = 0;              // that have draws, by a finite skew

@@ -140,7 +140,8 @@ void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, con
 void subsample_forward(const Tensor& x, const Tensor& y);
 void subsample_backward(const Tensor& dy, const Tensor& dx);
 
-// y = a x, with a's entries added in their order.
+// y = a x, with a's entries added in their order; y = x transposed + beta y, f32.
+void add_transposed(const Tensor& x, float beta, const Tensor& y);
 void sparse_matmul(const SparseMatrix& a, const Tensor& x, const Tensor& y);
 }  // namespace cpu
 
@@ -191,6 +192,7 @@ void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, con
 void subsample_forward(const Tensor& x, const Tensor& y);
 void subsample_backward(const Tensor& dy, const Tensor& dx);
 
+void add_transposed(const Tensor& x, float beta, const Tensor& y);
 void sparse_matmul(const SparseMatrix& a, const Tensor& x, const Tensor& y);
 }  // namespace cuda
 

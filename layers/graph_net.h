@@ -9,7 +9,7 @@
 // layer's output come first in its input, so the layers narrow from inputs to the batch.
 //
 //   GraphNet model(store, {.features = 512, .classes = 30});
-//   Var logits = model.forward(tape, x, {outer, inner});     // outer (M, N), inner (B, M)
+//   Var logits = model.forward(tape, {x}, {outer, inner});   // outer (M, N), inner (B, M)
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,13 @@ struct GraphNetOptions {
   float dropout = 0;
 };
 
+// Holds the features of N nodes: dense (N, F) f32 or, if most of them are 0, sparse.
+struct NodeFeatures {
+  Tensor dense = {};  // undefined: they are sparse
+  SparseMatrix sparse = {};
+  NodeFeatures to(Device device) const;
+};
+
 class GraphNet {
  public:
   // Parameters have PyTorch Geometric's names: convs.0.lin_l.weight, convs.0.lin_l.bias,
@@ -37,13 +44,14 @@ class GraphNet {
   // that are not positive.
   GraphNet(ParameterStore& store, const GraphNetOptions& options);
 
-  // x (N, features) f32; mix: a matrix for each layer, the first (M, N) applied to x, the last
-  // (B, ...) -> (B, classes). With gcn the matrix contains the node itself.
-  Var forward(Tape& tape, const Var& x, const std::vector<SparseMatrix>& mix) const;
-  // Applies one layer, 0 the first, with what follows it. self (M, F): x's rows of the nodes
-  // that it computes; not read with gcn.
-  Var layer(Tape& tape, int64_t index, const Var& self, const Var& x,
-            const SparseMatrix& mix) const;
+  // x: N nodes; mix: a matrix for each layer, the first (M, N) applied to x, the last (B, ...) ->
+  // (B, classes). With gcn the matrix contains the node itself. All on one device; while training,
+  // sparse matrices with their transposes.
+  Var forward(Tape& tape, const NodeFeatures& x, const std::vector<SparseMatrix>& mix) const;
+  // Apply the first layer, or another one, with what follows it. The nodes that are computed come
+  // first in x.
+  Var first_layer(Tape& tape, const NodeFeatures& x, const SparseMatrix& mix) const;
+  Var layer(Tape& tape, int64_t index, const Var& x, const SparseMatrix& mix) const;
   const GraphNetOptions& options() const { return options_; }
 
  private:
@@ -51,6 +59,8 @@ class GraphNet {
     Parameter *mixed, *bias;
     Parameter* self;  // null with gcn
   };
+  Var finish(Tape& tape, int64_t index, const Var& mixed, const Var& self) const;
+
   GraphNetOptions options_;
   std::vector<Conv> convs_;
 };

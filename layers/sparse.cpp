@@ -32,6 +32,43 @@ Var sparse_matmul(Tape& tape, const SparseMatrix& a, const Var& x) {
   return y;
 }
 
+Var sparse_linear(Tape& tape, const SparseMatrix& x, Parameter& weight) {
+  TraceRange range("forward", weight.name);
+  const int64_t out = weight.shape()[0], in = weight.shape()[1];
+  const Device device = weight.value.device();
+  check(x.cols() == in, weight.name, ": expected a sparse matrix (N, ", in, "), found (N, ",
+        x.cols(), ")");
+  check(!tape.training() || x.transpose() != nullptr, weight.name,
+        ": a gradient needs the sparse matrix's transpose");
+  const Tensor matrix = Tensor::empty_on(device, {in, out});
+  HEDDLE_DISPATCH(device, add_transposed(weight.value, 0, matrix));
+  const Tensor output = Tensor::empty_on(device, {x.rows(), out});
+  HEDDLE_DISPATCH(device, sparse_matmul(x, matrix, output));
+  weight.uses_per_sample = 1;
+  Var y(output, true);
+  tape.record(weight.name, y, {&weight}, [x, &weight, in, out, device](BackwardPass& pass) {
+    const Tensor dy = std::move(pass.dy).sum();
+    const Tensor gradient = Tensor::empty_on(device, {in, out});
+    HEDDLE_DISPATCH(device, sparse_matmul(*x.transpose(), dy, gradient));
+    HEDDLE_DISPATCH(device, add_transposed(gradient, weight.next_beta(), weight.grad));
+    pass.contributed(weight);
+  });
+  return y;
+}
+
+Var add_bias(Tape& tape, const Var& x, Parameter& bias) {
+  const Tensor output = x.value().clone();
+  add_row(bias.value, output);
+  Var y(output, true);
+  tape.record(bias.name, y, {&bias}, [x, &bias](BackwardPass& pass) {
+    Tensor dy = std::move(pass.dy).sum();
+    sum_rows(dy, bias.grad, bias.next_beta());
+    pass.contributed(bias);
+    x.add_grad(std::move(dy));
+  });
+  return y;
+}
+
 Var first_rows(Tape& tape, const Var& x, int64_t n) {
   check(x.shape().rank() > 0 && n >= 0 && n <= x.shape()[0], "first_rows: expected at most ",
         to_string(x.shape()), ", found ", n);

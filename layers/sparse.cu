@@ -1,10 +1,12 @@
-// The product of a sparse and a dense matrix, shared between CPU and CUDA.
+// The product of a sparse and a dense matrix, on CPU and CUDA; on the CPU row by row, so that the
+// sums of a row stay in registers.
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
+#ifdef HEDDLE_GPU
 template <class T>
 struct SparseRow {
   const int32_t *starts, *columns;
@@ -19,15 +21,68 @@ struct SparseRow {
     y[r * width + c] = T(sum);
   }
 };
+#else
+constexpr int64_t kStrip = 64;  // columns whose sums stay in registers
+
+template <class T>
+struct SparseRows {
+  const int32_t *starts, *columns;
+  const float* weights;
+  const T* x;
+  T* y;
+  int64_t width;
+  template <bool whole>
+  void strip(int64_t r, int64_t begin, int64_t count) const {
+    const int64_t n = whole ? kStrip : count;
+    float sums[kStrip] = {};
+    for (int32_t i = starts[r]; i < starts[r + 1]; ++i) {
+      const float weight = weights[i];
+      const T* from = x + columns[i] * width + begin;
+#pragma omp simd
+      for (int64_t c = 0; c < n; ++c) sums[c] += weight * to_float(from[c]);
+    }
+    for (int64_t c = 0; c < n; ++c) y[r * width + begin + c] = T(sums[c]);
+  }
+  void operator()(int64_t r) const {
+    int64_t c = 0;
+    for (; c + kStrip <= width; c += kStrip) strip<true>(r, c, kStrip);
+    if (c < width) strip<false>(r, c, width - c);
+  }
+};
+#endif
+
+struct Transposed {
+  const float* x;
+  float* y;
+  float beta;
+  int64_t rows, columns;  // of y
+  HEDDLE_HD void operator()(int64_t r, int64_t c) const {
+    const float old = beta == 0 ? 0 : beta * y[r * columns + c];
+    y[r * columns + c] = old + x[c * rows + r];
+  }
+};
 
 }  // namespace
 
+void add_transposed(const Tensor& x, float beta, const Tensor& y) {
+  for_each_in_grid(y.shape()[0], y.shape()[1],
+                   Transposed{x.data<float>(), y.data<float>(), beta, y.shape()[0], y.shape()[1]});
+}
+
 void sparse_matmul(const SparseMatrix& a, const Tensor& x, const Tensor& y) {
   const int64_t width = x.shape()[1];
+  const auto *starts = a.starts().data<int32_t>(), *columns = a.columns().data<int32_t>();
+  const float* weights = a.weights().data<float>();
   with_type(x, [&]<class T>() {
+#ifdef HEDDLE_GPU
     for_each_in_grid(a.rows(), width,
-                     SparseRow<T>{a.starts().data<int32_t>(), a.columns().data<int32_t>(),
-                                  a.weights().data<float>(), x.data<T>(), y.data<T>(), width});
+                     SparseRow<T>{starts, columns, weights, x.data<T>(), y.data<T>(), width});
+#else
+    const SparseRows<T> rows{starts, columns, weights, x.data<T>(), y.data<T>(), width};
+    parallel_for(a.rows(), 16, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) rows(r);
+    });
+#endif
   });
 }
 

@@ -42,7 +42,7 @@ class Suite {
     });
   }
 
-  // Rows of a matrix that the ranks own in turn, as f32 and as bits; the second rank fetches none.
+  // Rows of a matrix that the ranks own in turn, of two types; the second rank fetches none.
   void run_features() {
     constexpr int64_t kRows = 61, kWidth = 13;
     std::vector<int32_t> owners, ids;
@@ -55,34 +55,27 @@ class Suite {
       ids.push_back(static_cast<int32_t>((i * i * 7 + r_ * 11) % kRows));  // some more than once
       remote += owners[static_cast<size_t>(ids.back())] != r_ ? 1 : 0;
     }
-    for (const bool bits : {false, true}) {
-      const auto feature = [&](int64_t row, int64_t c) {
-        return bits ? (row * 3 + c * c) % 5 % 2 : value(row, c, 3);
+    for (const DType type : {DType::f32, DType::u8}) {
+      const Tensor rows = Tensor::empty_on(Device{}, {own, kWidth}, type);
+      const auto feature = [](int64_t row, int64_t c) { return 50 + value(row, c, 3); };
+      const auto fill = [&]<class T>() {
+        for (int64_t row = 0, at = 0; row < kRows; ++row)
+          for (int64_t c = 0; c < kWidth && owners[static_cast<size_t>(row)] == r_; ++c)
+            rows.data<T>()[at++] = static_cast<T>(feature(row, c));
       };
-      const int64_t columns = bits ? 2 : kWidth;
-      const Tensor rows = Tensor::empty_on(Device{}, {own, columns}, bits ? DType::u8 : DType::f32);
-      rows.fill_zero();
-      for (int64_t row = 0, at = 0; row < kRows; ++row) {
-        if (owners[static_cast<size_t>(row)] != r_) continue;
-        for (int64_t c = 0; c < kWidth; ++c) {
-          if (bits)
-            rows.data<uint8_t>()[at * columns + c / 8] |=
-                static_cast<uint8_t>(feature(row, c) << c % 8);
-          else
-            rows.data<float>()[at * columns + c] = static_cast<float>(feature(row, c));
-        }
-        ++at;
-      }
-      const FeatureStore store(owners, static_cast<int>(r_), rows, kWidth);
+      type == DType::f32 ? fill.template operator()<float>() : fill.template operator()<uint8_t>();
+      const FeatureStore store(owners, static_cast<int>(r_), rows);
       if (store.remote(ids) != remote) failures_.push_back("features: wrong number of remote rows");
-      tag(bits ? "bits" : "features", 0);
+      tag("features", dtype_size(type));
       Ledger ledger;
       const Tensor x = store.fetch(ids, comm_, ledger);
-      expect<float>(x, "features", [&](int64_t i) {
+      const auto expected = [&](int64_t i) {
         return feature(ids[static_cast<size_t>(i / kWidth)], i % kWidth);
-      });
+      };
+      type == DType::f32 ? expect<float>(x, "features", expected)
+                         : expect<uint8_t>(x, "features", expected);
       if (p_ == 1) continue;
-      const int64_t row_bytes = columns * dtype_size(rows.dtype());
+      const int64_t row_bytes = kWidth * dtype_size(type);
       const auto& entries = ledger.entries();
       const int64_t asked = entries.at({"features ids", PayloadKind::features}).sent,
                     received = entries.at({"features", PayloadKind::features}).received;

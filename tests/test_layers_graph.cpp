@@ -80,9 +80,16 @@ TEST_CASE("sparse matrix: transpose, slices, and what is refused") {
   CHECK(columns.size() == 6);
   for (size_t r = 0; r < 9; ++r)
     for (size_t c = 0; c < 6; ++c) CHECK(rows[r][c] == columns[c][r]);
-  CHECK(dense(a.slice(2, 5)) == Rows(rows.begin() + 2, rows.begin() + 5));
-  CHECK(dense(*a.slice(2, 5).with_transpose().transpose())[0][1] == rows[3][0]);
-  CHECK(a.slice(3, 3).rows() == 0);
+  const Tensor bits = Tensor::empty_on(Device{}, {2, 2}, DType::u8);
+  const uint8_t set[] = {0b10000001, 0b10, 0, 0b100};  // columns 0, 7, 9 and 10
+  std::copy_n(set, 4, bits.data<uint8_t>());
+  const Rows ones = dense(SparseMatrix::from_bits(bits, 11));
+  for (size_t c = 0; c < 11; ++c) {
+    CHECK(ones[0][c] == (c == 0 || c == 7 || c == 9 ? 1 : 0));
+    CHECK(ones[1][c] == (c == 10 ? 1 : 0));
+  }
+  CHECK_THROWS_AS(SparseMatrix::from_bits(bits, 10), InputError);  // bit 10 is set
+  CHECK_THROWS_AS(SparseMatrix::from_bits(bits, 8), InputError);
   CHECK_THROWS_AS(SparseMatrix(2, {0, 1}, {2}, {1}), InputError);
   CHECK_THROWS_AS(SparseMatrix(2, {0, 1}, {-1}, {1}), InputError);
   CHECK_THROWS_AS(SparseMatrix(2, {0, 2}, {1}, {1}), InputError);
@@ -128,6 +135,27 @@ TEST_CASE("sparse product: bf16 is summed in fp32") {
         std::vector<float>{1});  // rounded after each addition it would be 0 or 2
 }
 
+TEST_CASE("sparse linear, bias: values and gradients, also added to others") {
+  Context context(on_test_device());
+  ParameterStore store;
+  Parameter& weight = store.add("w", {5, 33}, uniform_init(1.0f));
+  Parameter& bias = store.add("b", {5}, uniform_init(1.0f));
+  store.finalize(3);
+  const SparseMatrix x = random_matrix(17, 33, 4).with_transpose().to(context.device());
+  const GradCheck::Network network = [&](Tape& tape, const std::vector<Var>&) {
+    return add_bias(tape, sparse_linear(tape, x, weight), bias);
+  };
+  Rows expected = product(dense(x), dense(weight.value), true);
+  for (Rows::value_type& row : expected)
+    for (size_t c = 0; c < 5; ++c) row[c] += double{bias.value.to_vector()[c]};
+  check_close(forward_value(network, {}), expected);
+  GradCheck(store, {}, network, {.samples = 60}).run();
+  Tape tape;
+  CHECK_THROWS_AS(sparse_linear(tape, random_matrix(4, 33, 5), weight), InputError);
+  CHECK_THROWS_AS(sparse_linear(tape, random_matrix(4, 32, 5).with_transpose(), weight),
+                  InputError);
+}
+
 TEST_CASE("first rows and sums: values and gradients") {
   Context context(on_test_device());
   ParameterStore none;
@@ -155,34 +183,42 @@ TEST_CASE("graph network: both convolutions against dense products, and their gr
     const SparseMatrix inner = SparseMatrix(7, {0, 0, 2, 3}, {1, 5, 6}, {0.5f, 0.5f, 1})
                                    .with_transpose()
                                    .to(context.device());
-    const Tensor x = random_tensor({11, 6}, 4);
-    const GradCheck::Network network = [&](Tape& tape, const std::vector<Var>& in) {
-      return model.forward(tape, in[0], {outer, inner});
-    };
-    const auto parameter = [&](const std::string& name) { return dense(store.find(name)->value); };
-    const auto bias = [&](const std::string& name) { return store.find(name)->value.to_vector(); };
-    Rows h = dense(x);
-    for (size_t layer = 0; layer < 2; ++layer) {
-      const std::string name = concat("convs.", layer);
-      const Rows mixed = product(dense(layer == 0 ? outer : inner), h);
-      const bool sage = conv == GraphConv::sage;
-      Rows y = product(mixed, parameter(name + (sage ? ".lin_l.weight" : ".lin.weight")), true);
-      const Rows own = sage ? product(h, parameter(name + ".lin_r.weight"), true) : Rows{};
-      const std::vector<float> b = bias(name + (sage ? ".lin_l.bias" : ".bias"));
-      for (size_t i = 0; i < y.size(); ++i) {
-        for (size_t j = 0; j < y[i].size(); ++j) {
-          y[i][j] += double{b[j]} + (sage ? own[i][j] : 0);
-          if (layer == 0) y[i][j] = std::max(0.0, y[i][j]);
+    for (const bool sparse : {false, true}) {
+      CAPTURE(sparse);
+      NodeFeatures features{random_tensor({11, 6}, 4)};
+      if (sparse) features = {{}, random_matrix(11, 6, 5).with_transpose().to(context.device())};
+      const GradCheck::Network network = [&](Tape& tape, const std::vector<Var>&) {
+        return model.forward(tape, features, {outer, inner});
+      };
+      const auto parameter = [&](const std::string& name) {
+        return dense(store.find(name)->value);
+      };
+      const auto bias = [&](const std::string& name) {
+        return store.find(name)->value.to_vector();
+      };
+      Rows h = sparse ? dense(features.sparse) : dense(features.dense);
+      for (size_t layer = 0; layer < 2; ++layer) {
+        const std::string name = concat("convs.", layer);
+        const Rows mixed = product(dense(layer == 0 ? outer : inner), h);
+        const bool sage = conv == GraphConv::sage;
+        Rows y = product(mixed, parameter(name + (sage ? ".lin_l.weight" : ".lin.weight")), true);
+        const Rows own = sage ? product(h, parameter(name + ".lin_r.weight"), true) : Rows{};
+        const std::vector<float> b = bias(name + (sage ? ".lin_l.bias" : ".bias"));
+        for (size_t i = 0; i < y.size(); ++i) {
+          for (size_t j = 0; j < y[i].size(); ++j) {
+            y[i][j] += double{b[j]} + (sage ? own[i][j] : 0);
+            if (layer == 0) y[i][j] = std::max(0.0, y[i][j]);
+          }
         }
+        h = y;
       }
-      h = y;
+      check_close(forward_value(network, {}), h);
+      GradCheck(store, {}, network, {.max_skipped = 0.1}).run();
     }
-    check_close(forward_value(network, {x}), h);
-    GradCheck(store, {x}, network, {.max_skipped = 0.1}).run();
   }
   ParameterStore store;
   CHECK_THROWS_AS(GraphNet(store, {.features = 6, .classes = 0}), InputError);
   const GraphNet model(store, {.features = 6, .classes = 2, .layers = 1});
   Tape tape;
-  CHECK_THROWS_AS(model.forward(tape, Var(Tensor::zeros({1, 6})), {}), InputError);
+  CHECK_THROWS_AS(model.forward(tape, {Tensor::zeros({1, 6})}, {}), InputError);
 }

@@ -34,6 +34,8 @@ const std::vector<Part> kParts = {
      measure_peers},
     {"softmax", "how near the optimum of a softmax regression such learners come, over bytes",
      measure_softmax},
+    {"gcn", "a training step of a graph network, next to PyTorch's, on the same batches",
+     measure_gcn},
     {"loader", "images per second and CPU time of the loader, and resnet20's demand",
      measure_loader},
     {"first-step", "seconds from process start to the end of train_resnet's first step",
@@ -84,8 +86,9 @@ FlagTable make_flags(Options& o, std::vector<std::string>& words) {
   flags.add("torch", &o.torch, "", "run PyTorch too, if it is found");
   flags.add("python", &o.python, "FILE", "a Python with PyTorch", otherwise("python3, /usr/bin"));
   flags.add("python-new", &o.python_new, "FILE", "a second Python, with a newer PyTorch");
-  flags.add("data", &o.data, "DIR", "folder of CIFAR-10, for loader, first-step and softmax",
-            otherwise("../shared/data next to the sources, else shapes"));
+  flags.add("data", &o.data, "DIR",
+            "folder of CIFAR-10, for loader, first-step and softmax; of a graph, for gcn",
+            otherwise("../shared/data next to the sources, else shapes; a block model"));
   flags.add("learners", &o.learners, "N", "ranks, for comm and overlap", at_least(1),
             at_most(1024));
   flags.add("net", &o.net, "SPEC", "simulated network, for comm, as for train_resnet --net");

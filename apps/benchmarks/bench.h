@@ -119,6 +119,8 @@ std::vector<std::string> step_command(const Options& o, const Case& c,
                                       const std::string& precision);
 // Returns the folder of this program.
 std::string own_folder();
+// Returns the path of a Python script of the benchmarks. Throws Error if it is not found.
+std::string find_script(const std::string& name);
 
 struct TrainingRun {
   nlohmann::json result;              // the line of --json
@@ -142,6 +144,7 @@ void measure_overlap(const Options& o);      // bench_overlap.cpp
 void measure_compression(const Options& o);  // bench_compress.cpp
 void measure_peers(const Options& o);        // bench_peers.cpp
 void measure_softmax(const Options& o);      // bench_softmax.cpp
+void measure_gcn(const Options& o);          // bench_gcn.cpp
 void measure_loader(const Options& o);       // bench_tools.cpp
 void measure_first_step(const Options& o);   // bench_tools.cpp
 void break_down_steps(const Options& o);     // bench_ops.cpp

@@ -72,6 +72,14 @@ nlohmann::json run_for_json(const std::vector<std::string>& command,
 
 std::string own_folder() { return std::filesystem::path(own_path()).parent_path().string(); }
 
+std::string find_script(const std::string& name) {
+  for (const std::string& folder :
+       {own_folder(), std::string(HEDDLE_SOURCE_DIR "/apps/benchmarks")})
+    if (std::filesystem::exists(folder + "/" + name)) return folder + "/" + name;
+  throw Error(concat(
+      name, ": found neither next to this program nor in " HEDDLE_SOURCE_DIR "/apps/benchmarks"));
+}
+
 std::vector<std::string> child_command(const Options& o, const std::string& part) {
   return {own_path(),           "--child=" + part,      concat("--threads=", o.threads),
           "--clock=" + o.clock, "--device=" + o.device, concat("--warmup=", o.warmup)};

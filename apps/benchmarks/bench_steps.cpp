@@ -39,14 +39,6 @@ std::vector<std::string> best_environment() {
   return out;
 }
 
-std::string step_script() {
-  for (const std::string& folder :
-       {own_folder(), std::string(HEDDLE_SOURCE_DIR "/apps/benchmarks")})
-    if (std::filesystem::exists(folder + "/torch_step.py")) return folder + "/torch_step.py";
-  throw Error("torch_step.py: found neither next to this program nor in " HEDDLE_SOURCE_DIR
-              "/apps/benchmarks");
-}
-
 // Returns the flags that describe a case to torch_step.py.
 std::vector<std::string> script_flags(const Case& c) {
   std::vector<std::string> out = {concat("--batch=", c.batch), concat("--momentum=", c.momentum),
@@ -80,7 +72,7 @@ std::vector<Contender> make_contenders(const Options& o, const Case& c,
       t.name = concat("PyTorch ", python.torch_version, " ", setting);
       t.command = {python.path,
                    "-Wignore",
-                   step_script(),
+                   find_script("torch_step.py"),
                    concat("--threads=", o.threads),
                    concat("--layout=", nchw ? "nchw" : "nhwc"),
                    "--precision=" + precision,

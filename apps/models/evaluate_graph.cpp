@@ -12,8 +12,6 @@
 namespace heddle {
 namespace {
 
-constexpr int64_t kRows = 4096;  // nodes that are computed at once
-
 // Copies rows of `bytes` each.
 template <class Places>
 void copy_rows(const void* from, int64_t bytes, const Places& places, const Tensor& to) {
@@ -53,6 +51,12 @@ Tensor feature_rows(const Graph& graph, const std::vector<int32_t>& nodes) {
   return out;
 }
 
+NodeFeatures node_features(const Graph& graph, const Tensor& rows, bool transposed) {
+  if (!graph.bits) return {rows};
+  const SparseMatrix x = SparseMatrix::from_bits(rows, graph.feature_count);
+  return {{}, transposed ? x.with_transpose() : x};
+}
+
 Tensor labels_of(const Graph& graph, const std::vector<int32_t>& nodes) {
   const Tensor out = Tensor::empty_on(Device{}, {std::ssize(nodes)}, DType::i32);
   for (size_t i = 0; i < nodes.size(); ++i)
@@ -81,7 +85,6 @@ WholeGraph::WholeGraph(const Graph& graph, const std::vector<int32_t>& owners, i
 Tensor WholeGraph::logits(const GraphNet& model, const OnRanks& on_ranks) const {
   const Device device = Context::current().device();
   const SparseMatrix mix = mix_.to(device);
-  const auto count = std::ssize(own_);
   Tensor own;  // of this rank's nodes, after the last layer
   for (int64_t layer = 0; layer < model.options().layers; ++layer) {
     Tensor x;
@@ -89,20 +92,12 @@ Tensor WholeGraph::logits(const GraphNet& model, const OnRanks& on_ranks) const 
       if (layer == 0)
         x = features_.fetch(read_, comm, ledger, "evaluation");
       else
-        x = FeatureStore(owners_, rank_, own.to(Device{}), own.shape()[1])
-                .fetch(read_, comm, ledger, "evaluation");
+        x = FeatureStore(owners_, rank_, own.to(Device{})).fetch(read_, comm, ledger, "evaluation");
     });
-    x = x.to(device);
-    const bool last = layer + 1 == model.options().layers;
-    own =
-        Tensor::empty_on(device, {count, last ? model.options().classes : model.options().hidden});
-    for (int64_t begin = 0; begin < count; begin += kRows) {
-      const int64_t end = std::min(begin + kRows, count);
-      Tape tape({.training = false});
-      const Var y =
-          model.layer(tape, layer, Var(x.slice(begin, end)), Var(x), mix.slice(begin, end));
-      own.slice(begin, end).copy_from(y.value());
-    }
+    Tape tape({.training = false});
+    own = (layer == 0 ? model.first_layer(tape, node_features(graph_, x, false).to(device), mix)
+                      : model.layer(tape, layer, Var(x.to(device)), mix))
+              .value();
   }
   return own;
 }

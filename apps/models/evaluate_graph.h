@@ -57,8 +57,10 @@ class WholeGraph {
 OnRanks on_ranks(LearnerOptimizer& learners);
 OnRanks alone();
 
-// Returns the rows of a graph's features with these nodes.
+// Returns the rows of a graph's features with these nodes, as it keeps them: u8 or f32.
 Tensor feature_rows(const Graph& graph, const std::vector<int32_t>& nodes);
+// Returns such rows as input of a network; `transposed`: for training.
+NodeFeatures node_features(const Graph& graph, const Tensor& rows, bool transposed);
 // Returns the nodes of a rank, ascending.
 std::vector<int32_t> nodes_of(const std::vector<int32_t>& owners, int rank);
 // Returns the labels of nodes, i32.

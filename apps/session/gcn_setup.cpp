@@ -175,8 +175,9 @@ std::string describe(const TrainGcnOptions& o, const ParameterStore& store, cons
   return out + describe_machine_use(o, store, comm);
 }
 
-std::string describe_plan(const TrainGcnOptions& o, Context& context, const GraphNet& model,
-                          ParameterStore& store, NeighbourSampler& sampler, NodeBatches& train) {
+std::string describe_plan(const TrainGcnOptions& o, const Graph& graph, Context& context,
+                          const GraphNet& model, ParameterStore& store, NeighbourSampler& sampler,
+                          NodeBatches& train) {
   std::vector<int32_t> nodes = train.batch(0, 0);
   const auto step_bytes = [&](int64_t rows) {
     const auto used =
@@ -186,11 +187,9 @@ std::string describe_plan(const TrainGcnOptions& o, Context& context, const Grap
     for (SparseMatrix& a : batch.mix) a = a.to(device);
     const Tensor labels = Tensor::empty_on(Device{}, {std::ssize(used)}, DType::i32);
     labels.fill_zero();
+    const NodeFeatures x = node_features(graph, feature_rows(graph, batch.inputs), true).to(device);
     return measure_step_bytes(context, store, [&](Tape& tape) {
-      const Tensor x =
-          Tensor::empty_on(device, {std::ssize(batch.inputs), model.options().features});
-      x.fill_zero();
-      return softmax_cross_entropy(tape, model.forward(tape, Var(x), batch.mix), labels);
+      return softmax_cross_entropy(tape, model.forward(tape, x, batch.mix), labels);
     });
   };
   return format_plan(

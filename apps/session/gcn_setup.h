@@ -69,8 +69,9 @@ NodeScore parse_node_score(const nlohmann::json& json, const char* loss_key);
 std::string describe(const TrainGcnOptions& o, const ParameterStore& store, const Graph& graph,
                      const std::vector<int32_t>& owners, const Communicator& comm);
 // Returns the text of --dry-run, or one JSON object with --json.
-std::string describe_plan(const TrainGcnOptions& o, Context& context, const GraphNet& model,
-                          ParameterStore& store, NeighbourSampler& sampler, NodeBatches& train);
+std::string describe_plan(const TrainGcnOptions& o, const Graph& graph, Context& context,
+                          const GraphNet& model, ParameterStore& store, NeighbourSampler& sampler,
+                          NodeBatches& train);
 // Returns the resolved configuration as TOML, with a remark on each default.
 std::string config_text(const TrainGcnOptions& o, const FlagTable& flags);
 

@@ -1,0 +1,207 @@
+// Measures training steps of a graph network next to PyTorch's, on the same batches: GraphSAGE, two
+// layers, five neighbours of each node. Sampling is timed separately and counts for both.
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "apps/benchmarks/bench.h"
+#include "apps/cli/format.h"
+#include "apps/cli/program.h"
+#include "apps/models/evaluate_graph.h"
+#include "comm/feature_store.h"
+#include "comm/threads.h"
+#include "core/context.h"
+#include "core/error.h"
+#include "data/graph.h"
+#include "data/neighbour_sampler.h"
+#include "layers/graph_net.h"
+#include "layers/loss.h"
+#include "optim/data_parallel.h"
+#include "optim/update_rule.h"
+
+namespace heddle::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kBatch = 256, kHidden = 64, kSteps = 40;
+constexpr double kRate = 0.01;
+
+// Opens the graph of --data, or draws one of the size of Debian's packages.
+Graph open_or_draw(const Options& o) {
+  if (!o.data.empty()) return open_graph(o.data);
+  return block_graph({.nodes = 60000, .classes = 30, .degree = 8.6});
+}
+
+struct Batch {
+  SampledBatch sampled;
+  NodeFeatures x;
+  Tensor dense, labels;  // dense: x, for PyTorch
+};
+
+Tensor dense(const NodeFeatures& x) {
+  if (x.dense.defined()) return x.dense;
+  const SparseMatrix& a = x.sparse;
+  const Tensor out = Tensor::zeros({a.rows(), a.cols()});
+  for (int64_t r = 0; r < a.rows(); ++r)
+    for (int32_t i = a.starts().data<int32_t>()[r]; i < a.starts().data<int32_t>()[r + 1]; ++i)
+      out.data<float>()[r * a.cols() + a.columns().data<int32_t>()[i]] = 1;
+  return out;
+}
+
+// Draws the batches of one learner that owns all nodes, and times each.
+struct Drawn {
+  std::vector<Batch> batches;
+  std::vector<double> sample_ms, fetch_ms;
+};
+Drawn draw(const Options& o, const Graph& graph) {
+  const std::vector<int32_t> owners(static_cast<size_t>(graph.nodes()), 0);
+  NeighbourSampler sampler(graph, owners, 0, {});
+  const FeatureStore store(owners, 0, feature_rows(graph, nodes_of(owners, 0)));
+  std::vector<int32_t> training;
+  for (size_t v = 0; v < owners.size(); ++v)
+    if (graph.splits[v] == NodeSplit::train) training.push_back(static_cast<int32_t>(v));
+  shuffle(training, 0, training.size(), Philox(1, stream_id(Stream::shuffle)));
+  const auto size = static_cast<size_t>(o.batch > 0 ? o.batch : kBatch);
+  const int64_t steps = o.steps > 0 ? o.steps : kSteps;
+  check(training.size() >= size, "gcn: expected ", size, " nodes for training, found ",
+        training.size());
+  const auto solo = make_solo();
+  Ledger ledger;
+  Drawn out;
+  for (int64_t step = 0; step < steps; ++step) {
+    const size_t at = static_cast<size_t>(step) * size % (training.size() - size + 1);
+    const std::vector<int32_t> nodes(training.begin() + static_cast<int64_t>(at),
+                                     training.begin() + static_cast<int64_t>(at + size));
+    const double begin = steady_seconds();
+    Batch batch{sampler.sample(nodes, step), {}, {}, {}};
+    const double sampled = steady_seconds();
+    batch.x = node_features(graph, store.fetch(batch.sampled.inputs, *solo, ledger), true);
+    out.fetch_ms.push_back(1000 * (steady_seconds() - sampled));
+    out.sample_ms.push_back(1000 * (sampled - begin));
+    batch.dense = dense(batch.x);
+    batch.labels = labels_of(graph, nodes);
+    out.batches.push_back(std::move(batch));
+  }
+  return out;
+}
+
+// Writes the batches for torch_gcn.py, which says how they are read.
+void write(const std::vector<Batch>& batches, int64_t features, const std::string& folder) {
+  for (size_t i = 0; i < batches.size(); ++i) {
+    char name[32];
+    std::snprintf(name, sizeof name, "/batch-%06zu", i);
+    std::ofstream file(folder + name, std::ios::binary);
+    const auto put = [&](const Tensor& x) {
+      file.write(static_cast<const char*>(x.raw()), x.bytes());
+    };
+    const auto numbers = [&](std::initializer_list<int64_t> values) {
+      for (const int64_t value : values) {
+        const auto small = static_cast<int32_t>(value);
+        file.write(reinterpret_cast<const char*>(&small), sizeof small);
+      }
+    };
+    const Batch& b = batches[i];
+    numbers({std::ssize(b.sampled.mix), features});
+    for (const SparseMatrix& a : b.sampled.mix) {
+      numbers({a.rows(), a.cols(), a.entries()});
+      put(a.starts()), put(a.columns()), put(a.weights());
+    }
+    put(b.dense), put(b.labels);
+    if (!file.flush()) throw Error(concat(folder, name, ": cannot be written"));
+  }
+}
+
+// Trains on the batches once, after a warm-up, and returns the milliseconds of each step.
+std::vector<double> train(const Options& o, const Graph& graph, const std::vector<Batch>& batches) {
+  ParameterStore store;
+  const GraphNet model(
+      store,
+      {.features = graph.feature_count, .hidden = kHidden, .classes = std::ssize(graph.classes)});
+  store.finalize(1);
+  const auto solo = make_solo();
+  DataParallelOptimizer optimizer(store, make_adam({}), *solo);
+  std::vector<double> ms;
+  for (int64_t step = -o.warmup; step < std::ssize(batches); ++step) {
+    const Batch& batch = batches[static_cast<size_t>(std::max<int64_t>(step, 0))];
+    const double begin = steady_seconds();
+    Tape tape;
+    const Var loss =
+        softmax_cross_entropy(tape, model.forward(tape, batch.x, batch.sampled.mix), batch.labels);
+    (void)loss.value().item();
+    optimizer.begin_step(kRate);
+    tape.backward(
+        loss, [&](Parameter& p) { optimizer.ready(p); },
+        [&](Parameter& p) { optimizer.weights_free(p); });
+    (void)optimizer.finish_step();
+    if (step >= 0) ms.push_back(1000 * (steady_seconds() - begin));
+  }
+  return ms;
+}
+
+}  // namespace
+
+void measure_gcn(const Options& o) {
+  const Context context({.threads = static_cast<int>(o.threads)});
+  const Graph graph = open_or_draw(o);
+  const Drawn drawn = draw(o, graph);
+  std::string folder = fs::temp_directory_path() / "heddle-bench-XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) throw Error(folder + ": cannot be made");
+  const std::shared_ptr<void> removed(nullptr, [&](void*) {
+    std::error_code ignored;
+    fs::remove_all(folder, ignored);
+  });
+  write(drawn.batches, graph.feature_count, folder);
+
+  const std::vector<Python> pythons = find_pythons(o);
+  std::map<std::string, std::vector<double>> rounds;  // by program: the median of each
+  for (int64_t round = 0; round < o.rounds; ++round) {
+    rounds["heddle"].push_back(median(train(o, graph, drawn.batches)));
+    for (const Python& python : pythons) {
+      for (const char* product : {"coo", "csr", "gather"}) {
+        const std::string name = concat("PyTorch ", python.torch_version, " ", product);
+        try {
+          const nlohmann::json found = run_for_json(
+              {python.path, "-Wignore", find_script("torch_gcn.py"), "--folder", folder,
+               concat("--hidden=", kHidden), concat("--classes=", graph.classes.size()),
+               concat("--threads=", o.threads), concat("--warmup=", o.warmup),
+               std::string("--product=") + product});
+          rounds[name].push_back(median(found.at("ms").get<std::vector<double>>()));
+        } catch (const Error& error) {
+          if (round == 0)
+            std::fprintf(stderr, "bench: %s is left out: %s\n", name.c_str(), error.what());
+        }
+      }
+    }
+  }
+  const double sample = median(drawn.sample_ms), fetch = median(drawn.fetch_ms);
+  const double ours = median(rounds["heddle"]) + sample + fetch;
+  std::printf(
+      "# %s, %lld threads; %s, %lld nodes, %lld edges, %lld features; batches of %lld nodes, "
+      "fan-out "
+      "5,5, hidden %lld\n# a step is sampling (%.2f ms, %.0f %% of heddle's), features (%.2f ms) "
+      "and "
+      "training; sampling and features are heddle's in every row\n",
+      cpu_name().c_str(), static_cast<long long>(o.threads), graph.name.c_str(),
+      static_cast<long long>(graph.nodes()), static_cast<long long>(graph.edges()),
+      static_cast<long long>(graph.feature_count),
+      static_cast<long long>(drawn.batches[0].labels.size()), static_cast<long long>(kHidden),
+      sample, 100 * sample / ours, fetch);
+  const TextTable table("program -32|training ms 12.2|step ms 9.2|ratio 7.2");
+  print(table.heading());
+  for (const auto& [name, ms] : rounds) {
+    if (ms.empty()) continue;
+    std::vector<double> ratios;  // of steps measured in the same round
+    for (size_t i = 0; i < std::min(ms.size(), rounds["heddle"].size()); ++i)
+      ratios.push_back((ms[i] + sample + fetch) / (rounds["heddle"][i] + sample + fetch));
+    print(table.row({name, median(ms), median(ms) + sample + fetch, median(ratios)}));
+  }
+}
+
+}  // namespace heddle::bench
