@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs whole programs on the simulated GPU (tests/simulated_gpu): their losses agree with the CPU's, whatever the
 # exchange; a resumed run equals an uninterrupted one; a user's mistake ends with one line.
-#   tests/test_simulated_gpu.sh build-simulated/train_resnet build-simulated/train_lm [mpirun]
+#   tests/test_simulated_gpu.sh build-simulated/train_resnet build-simulated/train_lm build-simulated/train_gcn [mpirun]
 set -u
-resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
-mpirun=${3:-}
+resnet=$(realpath "$1") && lm=$(realpath "$2") && gcn=$(realpath "$3") || exit 2
+mpirun=${4:-}
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 2
@@ -61,6 +61,15 @@ run text-tuned "${words[@]/--deterministic/--tune}" --dropout 0.3 --device cuda 
 close_to text text-tuned 2e-3
 both_in_bf16 tied 2e-2 "${words[@]}" --tied
 both readers 2e-3 "${words[@]}" --learners 2 --compress scalecom:rate=20 --compress-start 1 --clip-grad-norm 1
+
+# Graph networks: sparse and dense features, both convolutions, features that travel.
+nodes=("$gcn" --data sbm:nodes=300,classes=3 --batch-size 16 --hidden 16 --steps 6 --threads 1 --print-freq 1 --deterministic --learners 2)
+both nodes 2e-3 "${nodes[@]}" --dropout 0.3
+both convolved 2e-3 "${nodes[@]}" --model gcn --compress scalecom:rate=10 --compress-start 2
+mkdir graph
+for i in {0..59}; do echo "c$((i % 2))" >&3; echo "0:0.$i $((1 + i % 2)):1.5" >&4; echo "$i $(((i * 7 + 2) % 60))"; done \
+  3>graph/labels.txt 4>graph/features.txt >graph/edges.txt
+both dense-nodes 2e-3 "${nodes[@]/sbm*/graph}"
 
 # Steps recorded as a graph give the same bits as others. In the text runs the last batch of an epoch is shorter.
 run eager "${images[@]}" --augment standard --device cuda --graph off
