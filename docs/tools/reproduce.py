@@ -10,8 +10,8 @@ result to docs/results.jsonl as one line: the command, the revision, curves, rat
   ./run reproduce --keep DIR NAME keeps the run folder as DIR/NAME
   ./run reproduce --add FILE…     adds results from JSON files (one result each, as earlier revisions wrote them)
 
-Data sets are expected in HEDDLE_DATA, or in ../shared/data; the graph of Debian's packages in HEDDLE_GRAPH, or it is made
-of this machine's package index, in runs/debian.
+Data sets are expected in HEDDLE_DATA, or in ../shared/data; the graph of Debian's packages in runs/debian, where it is made
+of this machine's package index if it is missing.
 """
 import argparse
 import hashlib
@@ -336,7 +336,7 @@ def shown(typed):
 
 def debian_graph():
     """Returns the folder of the graph of Debian's packages, which it makes of this machine's index if it is not there."""
-    folder = pathlib.Path(os.environ.get("HEDDLE_GRAPH", ROOT / "runs" / "debian"))
+    folder = ROOT / "runs" / "debian"
     if not folder.exists():
         subprocess.run([ROOT / "run", "debian_graph", folder], check=True)
     return folder
