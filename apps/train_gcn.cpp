@@ -105,6 +105,14 @@ class GcnTraining : public TrainingLoop {
       valid_ = parse_node_score(own_json(*session.checkpoint(), {"acc1", "nodes"}), "valid_loss");
   }
 
+  // Waits for what the communicating thread still does to this object.
+  ~GcnTraining() override {
+    try {
+      optimizer_.wait();
+    } catch (...) {  // known already: it has ended the run
+    }
+  }
+
   // The inner loop: an update from the mean gradient of --accumulate batches. While a batch is
   // computed, the next one is drawn and its features are fetched on the communicating thread.
   void train_epoch() override {
@@ -148,24 +156,24 @@ class GcnTraining : public TrainingLoop {
     const GraphEvaluation e = nodes_.whole.evaluate(model_, on_ranks(optimizer_));
     valid_ = e.valid;
     test_ = e.test;
+    seconds_ = e.seconds;
     char text[160];
     std::snprintf(text, sizeof text, "train loss %.4f, valid loss %.4f, accuracy %.2f %%",
                   log_.result().train_loss, valid_.loss, valid_.acc1);
-    record("valid", valid_, e.seconds, text);
+    record("valid", valid_, text);
     return valid_.loss;
   }
   // Records the accuracy on the test set, which the last validation has measured along with its
   // own; measures it now if a finished run was resumed.
   void test() {
-    double seconds = 1e-9;
     if (test_.nodes == 0) {
       const GraphEvaluation e = nodes_.whole.evaluate(model_, on_ranks(optimizer_));
       test_ = e.test;
-      seconds = e.seconds;
+      seconds_ = e.seconds;
     }
     char text[80];
     std::snprintf(text, sizeof text, "test loss %.4f, accuracy %.2f %%", test_.loss, test_.acc1);
-    record("test", test_, seconds, text);
+    record("test", test_, text);
   }
 
   OwnState own_state() const override {
@@ -176,7 +184,7 @@ class GcnTraining : public TrainingLoop {
   }
 
   // Returns the program's keys of the final JSON object, means over steps and ranks. Collective.
-  nlohmann::ordered_json sampling(const Job& job) {
+  nlohmann::ordered_json sampling() {
     std::vector<double> sums;
     for (size_t i = 0; i < SamplingTotals::kWords; ++i)
       sums.push_back(totals_.get(SamplingTotals::Word{i}));
@@ -189,9 +197,7 @@ class GcnTraining : public TrainingLoop {
     return {{"feature_rows", rows},
             {"feature_bytes", rows * static_cast<double>(graph_.row_bytes())},
             {"remote_share", share(SamplingTotals::remote_draws, SamplingTotals::draws)},
-            {"inflation", share(SamplingTotals::inflation, SamplingTotals::drawn_nodes)},
-            {"cut", cut_share(job.graph, job.owners)},
-            {"graph_hash", graph_hash(job.graph)}};
+            {"inflation", share(SamplingTotals::inflation, SamplingTotals::drawn_nodes)}};
   }
 
   const NodeScore& valid() const { return valid_; }  // the last
@@ -213,11 +219,11 @@ class GcnTraining : public TrainingLoop {
     if (o_.overlap == "off") optimizer_.wait();
   }
 
-  void record(const char* split, const NodeScore& score, double seconds, const char* text) {
+  void record(const char* split, const NodeScore& score, const char* text) {
     log_.evaluated(split, score.loss,
                    {{"acc1", score.acc1},
                     {"nodes", score.nodes},
-                    {kRateKey, static_cast<double>(graph_.nodes()) / seconds}},
+                    {kRateKey, static_cast<double>(graph_.nodes()) / seconds_}},
                    text);
   }
 
@@ -231,14 +237,21 @@ class GcnTraining : public TrainingLoop {
   ReadyBatch next_;  // written by the communicating thread until wait() returns
   SamplingTotals totals_;
   NodeScore valid_, test_;
+  double seconds_ = 0;  // of the last evaluation
 };
 
-void set_results(const TrainGcnOptions& o, const NodeScore& valid, const NodeScore& test,
-                 Outcome& out) {
+void set_results(const Job& job, const NodeScore& valid, const NodeScore& test, Outcome& out) {
+  const TrainGcnOptions& o = job.o;
   out.results = {{"valid_loss", valid.loss},
                  {"valid_acc1", valid.acc1},
                  {"test_loss", test.loss},
-                 {"test_acc1", test.acc1}};
+                 {"test_acc1", test.acc1},
+                 {"feature_rows", nullptr},
+                 {"feature_bytes", nullptr},
+                 {"remote_share", nullptr},
+                 {"inflation", nullptr},
+                 {"cut", cut_share(job.graph, job.owners)},
+                 {"graph_hash", graph_hash(job.graph)}};
   if (o.quiet || test.nodes == 0) return;
   char text[160];
   std::snprintf(text, sizeof text, "test accuracy %.2f %% (valid %.2f %%), loss %.4f on %lld nodes",
@@ -256,7 +269,7 @@ Outcome train(const Job& job, Learner& learner, const GraphNet& model, Nodes& no
   if (const auto done = find_finished(o, config, false, learner.comm)) {
     load_weights(WeightsFile(o.output_dir), learner.store.named_tensors());
     out = {.run = done->result, .run_folder = o.output_dir};
-    set_results(o, parse_node_score(done->valid, "loss"), parse_node_score(done->test, "loss"),
+    set_results(job, parse_node_score(done->valid, "loss"), parse_node_score(done->test, "loss"),
                 out);
     return out;
   }
@@ -278,26 +291,26 @@ Outcome train(const Job& job, Learner& learner, const GraphNet& model, Nodes& no
       save_safetensors(session.folder()->file("model.safetensors"), learner.store.named_tensors(),
                        graph_metadata(job.card));
     training.test();
-    sampling = training.sampling(job);
+    sampling = training.sampling();
   }
   out = session.finish();
-  set_results(o, training.valid(), training.last_test(), out);
+  set_results(job, training.valid(), training.last_test(), out);
   if (!sampling.empty()) out.results.update(sampling);
   return out;
 }
 
 // Returns each node's best classes, for the final JSON object; prints them unless --json is given.
-nlohmann::ordered_json predict_all(const Job& job, const GraphNet& model, const WholeGraph& whole) {
-  const Tensor all = whole.logits(model, alone()).to(Device{});
-  const auto classes = static_cast<size_t>(all.shape()[1]);
+nlohmann::ordered_json predictions(const Job& job, const std::vector<int32_t>& nodes,
+                                   const Tensor& logits) {
+  const auto classes = static_cast<size_t>(logits.shape()[1]);
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
   std::string text;
-  for (const int32_t node : find_nodes(job.o, job.graph)) {
-    const auto at = static_cast<size_t>(node);
-    const std::span logits(all.data<float>() + at * classes, classes);
-    const std::string name = job.graph.names.empty() ? std::to_string(node) : job.graph.names[at];
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const auto at = static_cast<size_t>(nodes[i]);
+    const std::span row(logits.data<float>() + i * classes, classes);
+    const std::string name = job.graph.names.empty() ? std::to_string(at) : job.graph.names[at];
     out.push_back(
-        guesses_json("node", name, best_classes(logits, kGuesses, name), job.graph.classes, text));
+        guesses_json("node", name, best_classes(row, kGuesses, name), job.graph.classes, text));
     if (const int32_t label = job.graph.labels[at]; label >= 0)
       out.back()["label"] = job.graph.classes[static_cast<size_t>(label)];
   }
@@ -336,18 +349,20 @@ int run_rank(const Job& job, Communicator& started) {
   }
   Outcome out;
   if (o.training) out = train(job, learner, model, nodes);
-  if (learner.is_first() && out.run.status == "done" && (!o.training || !o.predict.empty())) {
-    // Alone: the first rank has read the whole graph.
-    const std::vector<int32_t> all(job.owners.size(), 0);
-    const Job own{o, job.flags, job.arguments, job.card, job.graph, all};
-    const Nodes every(own, 0);
-    if (o.evaluate) {
-      const GraphEvaluation e = every.whole.evaluate(model, alone());
-      if (!std::isfinite(e.valid.loss) && !std::isfinite(e.test.loss)) out.run.status = "diverged";
-      set_results(o, e.valid, e.test, out);
-    }
-    if (!o.predict.empty() && out.run.status == "done")
-      out.appended["predictions"] = predict_all(own, model, every.whole);
+  const OnRanks together = [&](const auto& call) {
+    Ledger ledger;
+    call(learner.comm, ledger);
+  };
+  if (!o.training) set_results(job, {}, {}, out);
+  if (!o.training && o.evaluate) {
+    const GraphEvaluation e = nodes.whole.evaluate(model, together);
+    if (!std::isfinite(e.valid.loss) || !std::isfinite(e.test.loss)) out.run.status = "diverged";
+    set_results(job, e.valid, e.test, out);
+  }
+  if (out.run.status == "done" && !o.predict.empty()) {  // on all ranks
+    const std::vector<int32_t> wanted = find_nodes(o, job.graph);
+    const Tensor logits = nodes.whole.logits_of(wanted, model, together);
+    if (learner.is_first()) out.appended["predictions"] = predictions(job, wanted, logits);
   }
   return report(o, kRateKey, learner, out);
 }

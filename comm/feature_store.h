@@ -4,11 +4,10 @@
 //   FeatureStore store(owners, rank, own_rows);
 //   Tensor x = store.fetch({3, 17, 200}, comm, ledger);     // (3, width)
 //
-//   rank 0                          rank 1
-//   counts  ─── all_gather ───▶  ◀───  counts        4 bytes for each pair of ranks
-//   ids     ──── exchange ────▶  ◀───  ids           4 bytes for each row
-//   rows    ◀─── exchange ─────  ───▶  rows          as they are stored: f32, or a bit for each
-//   value
+//   rank 0                       rank 1
+//   counts  ── all_gather ──▶ ◀──  counts       4 bytes for each pair of ranks
+//   ids     ─── exchange ───▶ ◀──  ids          4 bytes for each row
+//   rows    ◀── exchange ────  ──▶ rows         as they are stored
 #pragma once
 
 #include <cstdint>

@@ -15,9 +15,10 @@ void add(Ledger::Entry& into, const Ledger::Entry& from) {
 }
 
 // Returns the share of `bytes` for the interval [begin, end) of `total`; the shares of intervals
-// that partition `total` add up to `bytes`. For payloads below 3 GB.
+// that partition `total` add up to `bytes`.
 int64_t share(int64_t bytes, int64_t begin, int64_t end, int64_t total) {
-  const auto at = [&](int64_t x) { return bytes / total * x + bytes % total * x / total; };
+  __extension__ using Wide = __int128;
+  const auto at = [&](int64_t x) { return static_cast<int64_t>(Wide{bytes} * x / total); };
   return at(end) - at(begin);
 }
 

@@ -41,6 +41,7 @@ SparseMatrix SparseMatrix::from_bits(const Tensor& rows, int64_t cols) {
     for (int64_t first = 0; first < cols; first += 8)
       for (unsigned bits = *bytes++; bits != 0; bits &= bits - 1)
         columns.push_back(to_int(first + std::countr_zero(bits)));
+    check(columns.size() <= INT32_MAX, "sparse matrix: more than ", INT32_MAX, " entries");
     starts.push_back(to_int(columns.size()));
   }
   return SparseMatrix(cols, starts, columns, std::vector<float>(columns.size(), 1.0f));

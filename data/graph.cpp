@@ -27,6 +27,7 @@ void read_labels(const fs::path& path, Graph& graph) {
   for (Lines lines(path.string()); lines.next();) {
     lines.expect(std::ssize(words) < kMaxNodes, "at most ", kMaxNodes, " nodes");
     lines.expect(!lines.line().empty(), "a class or -, found an empty line");
+    lines.expect_text();
     words.emplace_back(lines.line());
     if (words.back() != "-") ids.emplace(words.back(), 0);
   }
@@ -139,7 +140,10 @@ void read_split(const fs::path& path, Graph& graph) {
 
 void read_names(const fs::path& path, Graph& graph) {
   Lines lines(path.string());
-  while (lines.next()) graph.names.emplace_back(lines.line());
+  while (lines.next()) {
+    lines.expect_text();
+    graph.names.emplace_back(lines.line());
+  }
   lines.expect_count(std::ssize(graph.labels), "as in labels.txt");
 }
 
@@ -175,12 +179,15 @@ Graph open_graph(const fs::path& folder) {
   read_labels(folder / "labels.txt", graph);
   read_features(folder / "features.txt", graph);
   read_edges(folder / "edges.txt", graph);
-  std::error_code error;
-  if (fs::exists(folder / "split.txt", error))
+  const auto is_there = [&](const char* name) {  // a link that leads nowhere is there
+    std::error_code error;
+    return fs::symlink_status(folder / name, error).type() != fs::file_type::not_found;
+  };
+  if (is_there("split.txt"))
     read_split(folder / "split.txt", graph);
   else
     draw_split(graph, 0);
-  if (fs::exists(folder / "names.txt", error)) read_names(folder / "names.txt", graph);
+  if (is_there("names.txt")) read_names(folder / "names.txt", graph);
   return graph;
 }
 

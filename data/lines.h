@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/scalar.h"
+#include "data/text.h"
 
 namespace heddle {
 
@@ -58,6 +59,16 @@ class Lines {
     expect(whole && value >= 0 && value < bound, what, " from 0 to ", bound - 1, ", found '",
            printable(word, 40), "'");
     return static_cast<int32_t>(value);
+  }
+  // Throws InputError for a line that is not UTF-8 or has control characters.
+  void expect_text() const {
+    size_t length = 0;
+    for (size_t i = 0; i < line_.size(); i += length) {
+      length = utf8_length(line_.substr(i, 4));
+      expect(length > 0 && printable(line_.substr(i, length)) == line_.substr(i, length),
+             "UTF-8 text without control characters, found byte ",
+             int{static_cast<uint8_t>(line_[i])});
+    }
   }
   // Throws InputError unless so many lines were read.
   void expect_count(int64_t count, const char* as) const {

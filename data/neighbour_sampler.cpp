@@ -12,6 +12,12 @@ constexpr int64_t kMaxLayers = 64;
 constexpr double kMaxSkew = 64;
 constexpr int32_t kNew = -2;  // a position that is not known yet
 
+// Returns the number of entries up to here, as a matrix keeps it.
+int32_t to_start(size_t entries) {
+  check(entries <= INT32_MAX, "sampler: more than ", INT32_MAX, " neighbours in one matrix");
+  return static_cast<int32_t>(entries);
+}
+
 }  // namespace
 
 double skew_for_budget(double local_share, double budget) {
@@ -25,8 +31,8 @@ NeighbourSampler::NeighbourSampler(const Graph& graph, const std::vector<int32_t
                                    const SamplerOptions& options)
     : graph_(graph), options_(options), position_(to_size(graph.nodes()), -1) {
   check(!options.fanout.empty() && std::ssize(options.fanout) <= kMaxLayers &&
-            std::ranges::all_of(options.fanout, [](int64_t k) { return k >= 0 && k < 1 << 20; }),
-        "sampler: expected 1 to ", kMaxLayers, " numbers of draws, each below 2^20");
+            std::ranges::all_of(options.fanout, [](int64_t k) { return k >= 0 && k <= 1 << 20; }),
+        "sampler: expected 1 to ", kMaxLayers, " numbers of draws, each at most 2^20");
   check(options.skew >= 1 && (options.variance_budget == 0 || options.variance_budget >= 1),
         "sampler: expected a skew and a variance budget of at least 1, found ", options.skew,
         " and ", options.variance_budget);
@@ -140,7 +146,7 @@ SparseMatrix NeighbourSampler::mix(std::span<const int32_t> rows, int64_t column
   places.reserve(entries.size() + (with_self ? rows.size() : 0));
   weights.reserve(places.capacity());
   for (size_t r = 0; r < rows.size(); ++r) {
-    from.push_back(to_int(places.size()));
+    from.push_back(to_start(places.size()));
     if (with_self) {
       places.push_back(position_[to_size(rows[r])]);
       weights.push_back(1 / to_float(graph_.degree(rows[r]) + 1));
@@ -150,7 +156,7 @@ SparseMatrix NeighbourSampler::mix(std::span<const int32_t> rows, int64_t column
       weights.push_back(entries[to_size(i)].weight);
     }
   }
-  from.push_back(to_int(places.size()));
+  from.push_back(to_start(places.size()));
   return SparseMatrix(columns, from, places, weights);
 }
 
@@ -170,7 +176,8 @@ SampledBatch NeighbourSampler::sample(std::span<const int32_t> batch, int64_t st
     entries.clear();
     std::vector<int32_t> starts = {0};
     for (const int32_t v : nodes) {
-      const Node node = look_up(v);
+      Node node = look_up(v);
+      if (k == 0) node.s = 1;  // all, wherever they are
       const size_t begin = entries.size();
       const bool all =
           k == 0 || (node.s == 1 && node.degree <= k) || (std::isinf(node.s) && few_local(node, k));
@@ -188,7 +195,7 @@ SampledBatch NeighbourSampler::sample(std::span<const int32_t> batch, int64_t st
         for (size_t i = begin; i < entries.size(); ++i)
           out.remote_draws += 1 - here_[to_size(entries[i].node)];
       }
-      starts.push_back(to_int(entries.size()));
+      starts.push_back(to_start(entries.size()));
     }
     const std::vector<int32_t> rows = nodes;
     for (size_t i = 0; i < rows.size(); ++i) position_[to_size(rows[i])] = to_int(i);
@@ -212,7 +219,7 @@ SparseMatrix NeighbourSampler::exact(std::span<const int32_t> rows,
     Node node = look_up(v);
     node.s = 1;
     take_all(node, entries);
-    starts.push_back(to_int(entries.size()));
+    starts.push_back(to_start(entries.size()));
   }
   for (size_t i = 0; i < columns.size(); ++i) position_[to_size(columns[i])] = to_int(i);
   const SparseMatrix out = mix(rows, std::ssize(columns), starts, entries);

@@ -16,25 +16,6 @@ constexpr std::string_view kEndOfLine = "<eos>", kUnknown = "<unk>",
                            kByteOrderMark = "\xef\xbb\xbf";
 constexpr size_t kMaxShown = 40;  // bytes of a word in an error
 
-// Returns the length in bytes of the UTF-8 character at the beginning of a text; 0 if it is not
-// valid: NUL, overlong forms, surrogates and code points beyond U+10FFFF.
-size_t utf8_length(std::string_view text) {
-  const auto in = [&](size_t i, int low, int high) {
-    const int byte = i < text.size() ? static_cast<uint8_t>(text[i]) : -1;
-    return low <= byte && byte <= high;
-  };
-  const auto first = static_cast<uint8_t>(text[0]);
-  if (first < 0x80) return first != 0 ? 1 : 0;
-  if (in(0, 0xc2, 0xdf)) return in(1, 0x80, 0xbf) ? 2 : 0;
-  if (in(0, 0xe0, 0xef)) {
-    const bool second = in(1, first == 0xe0 ? 0xa0 : 0x80, first == 0xed ? 0x9f : 0xbf);
-    return second && in(2, 0x80, 0xbf) ? 3 : 0;
-  }
-  if (!in(0, 0xf0, 0xf4)) return 0;
-  const bool second = in(1, first == 0xf0 ? 0x90 : 0x80, first == 0xf4 ? 0x8f : 0xbf);
-  return second && in(2, 0x80, 0xbf) && in(3, 0x80, 0xbf) ? 4 : 0;
-}
-
 void check_utf8(std::string_view text, const std::string& name) {
   for (size_t i = 0, length = 0; i < text.size(); i += length) {
     length = utf8_length(text.substr(i, 4));
@@ -175,6 +156,23 @@ size_t cut_at(std::string_view text, size_t twentieths, TextLevel level) {
 }
 
 }  // namespace
+
+size_t utf8_length(std::string_view text) {
+  const auto in = [&](size_t i, int low, int high) {
+    const int byte = i < text.size() ? static_cast<uint8_t>(text[i]) : -1;
+    return low <= byte && byte <= high;
+  };
+  const auto first = static_cast<uint8_t>(text[0]);
+  if (first < 0x80) return first != 0 ? 1 : 0;
+  if (in(0, 0xc2, 0xdf)) return in(1, 0x80, 0xbf) ? 2 : 0;
+  if (in(0, 0xe0, 0xef)) {
+    const bool second = in(1, first == 0xe0 ? 0xa0 : 0x80, first == 0xed ? 0x9f : 0xbf);
+    return second && in(2, 0x80, 0xbf) ? 3 : 0;
+  }
+  if (!in(0, 0xf0, 0xf4)) return 0;
+  const bool second = in(1, first == 0xf0 ? 0x90 : 0x80, first == 0xf4 ? 0x8f : 0xbf);
+  return second && in(2, 0x80, 0xbf) && in(3, 0x80, 0xbf) ? 4 : 0;
+}
 
 TextLevel parse_text_level(const std::string& text) {
   for (const auto level : {TextLevel::automatic, TextLevel::word, TextLevel::character})

@@ -76,6 +76,10 @@ std::vector<int32_t> encode_text(std::string_view text, TextLevel level,
 std::string decode_text(const std::vector<int32_t>& tokens, TextLevel level,
                         const Vocabulary& vocabulary);
 
+// Returns the length in bytes of the UTF-8 character at the beginning of a text that is not empty;
+// 0 if it is not valid: NUL, overlong forms, surrogates and code points beyond U+10FFFF.
+size_t utf8_length(std::string_view text);
+
 struct TokenWindow {
   Tensor inputs, targets;    // i32 (T, B) on the CPU; target t is the token after input t
   int64_t first_column = 0;  // this rank's first column of the global batch

@@ -1,9 +1,8 @@
 // GraphNet: convolutions on a graph. A layer mixes the values of a node's neighbours by a sparse
 // matrix A, one row for each node that it computes:
 //
-//   sage  (Hamilton et al., 2017)     y = W_l (A x) + b + W_r x     A: the mean over neighbours
-//   gcn   (Kipf and Welling, 2017)    y = W (A x) + b               A: D^-1/2 (adjacency + I)
-//   D^-1/2
+//   sage (Hamilton et al., 2017)   y = W_l (A x) + b + W_r x   A: mean over the neighbours
+//   gcn (Kipf and Welling, 2017)   y = W (A x) + b             A: 1 / sqrt((d_i + 1) (d_j + 1))
 //
 // between layers ReLU, then dropout. Each layer computes fewer nodes than it reads: the nodes of a
 // layer's output come first in its input, so the layers narrow from inputs to the batch.

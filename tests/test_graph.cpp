@@ -118,6 +118,11 @@ TEST_CASE("graph: errors name the file, the line and what was found") {
   expect({.features = "\n\n\n\n"}, "features.txt: expected features, found none");
   expect({.labels = "a\n\nb\na\n"},
          "labels.txt: line 2: expected a class or -, found an empty line");
+  expect({.labels = "a\n\xe9t\xe9\nb\na\n"},
+         "line 2: expected UTF-8 text without control characters, found byte 233");
+  expect({.labels = "a\n\x1b[31mred\nb\na\n"}, "found byte 27");
+  expect({.names = "a\nb\nc\nd\x01\n"}, "names.txt: line 4: expected UTF-8 text");
+  CHECK(open({.labels = "\u00e9t\u00e9\na\n-\na\n"}).classes[1] == "\u00e9t\u00e9");
   expect({.labels = "a\na\na\na\n"}, "labels.txt: expected at least two classes, found 1");
   expect({.labels = ""}, "labels.txt: expected a line for each node");
   expect({.split = "train\nvalid\ntest\ntest\n"},
@@ -127,6 +132,13 @@ TEST_CASE("graph: errors name the file, the line and what was found") {
   expect({.split = "train\n"}, "split.txt: expected 4 lines");
   expect({.split = "train\n-\n-\n-\n-\n"}, "split.txt: line 5: expected 4 lines");
   expect({.names = "a\n"}, "names.txt: expected 4 lines");
+  TempFolder linked;  // a split that cannot be read is not replaced by another
+  linked.write("labels.txt", bytes("a\nb\n"));
+  linked.write("features.txt", bytes("0\n0\n"));
+  linked.write("edges.txt", {});
+  fs::create_symlink("nowhere", linked.path() / "split.txt");
+  CHECK(input_error([&] { (void)open_graph(linked.path()); }).find("split.txt") !=
+        std::string::npos);
   TempFolder folder;
   CHECK(input_error([&] { (void)open_graph(folder.path()); }).find("labels.txt") !=
         std::string::npos);

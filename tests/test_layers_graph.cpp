@@ -73,7 +73,7 @@ SparseMatrix random_matrix(int64_t rows, int64_t cols, uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("sparse matrix: transpose, slices, and what is refused") {
+TEST_CASE("sparse matrix: transpose, bits, and what is refused") {
   Context context(on_test_device());
   const SparseMatrix a = random_matrix(9, 6, 1).with_transpose();
   const Rows rows = dense(a), columns = dense(*a.transpose());

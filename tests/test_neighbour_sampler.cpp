@@ -57,14 +57,12 @@ Moments measure(const Graph& graph, int32_t local, const SamplerOptions& options
   NeighbourSampler sampler(graph, owners(graph, local), 0, options);
   Moments out;
   const std::vector<int32_t> batch = {0};
-  double fourth = 0;
   for (int64_t step = 0; step < draws; ++step) {
     const SampledBatch sampled = sampler.sample(batch, step);
     double sum = 0;
     for (const auto& [node, weight] : row_of(sampled)) sum += weight * x[to_size(node)];
     out.mean += sum;
     out.second += sum * sum;
-    fourth += 1;
     out.remote += to_double(sampled.remote_draws);
     out.draws += to_double(sampled.draws);
   }
@@ -102,7 +100,7 @@ TEST_CASE("sampler: unbiased for every skew and both ways to mix, over 1e5 draws
 TEST_CASE("sampler: the share of remote draws and the second moment are what the formulas say") {
   Context context;
   const Graph graph = star(10);
-  // All terms a_j |x_j| / p_j equal, with random signs: one draw's second moment is x^2 / (10 q).
+  // All terms a_j x_j / p_j are equal: that of one draw is 1 / q_j over 10.
   const std::vector<double> x(to_size(graph.nodes()), 1.0);
   const int64_t draws = 100000;
   const double uniform = measure(graph, 5, {.fanout = {1}}, draws, x).second;
@@ -116,7 +114,7 @@ TEST_CASE("sampler: the share of remote draws and the second moment are what the
   const Moments quarter = measure(graph, 8, {.fanout = {1}, .skew = 4}, draws, x);
   CHECK(quarter.remote / quarter.draws == doctest::Approx(0.2 / (0.2 + 4 * 0.8)).epsilon(0.05));
   CHECK(quarter.second == doctest::Approx(1 + 0.16 * 9 / 4).epsilon(0.02));
-  // ALGORITHMS2's table: P_L, D, s.
+  // For P_L and D, s solves 1 + P_L P_R (s - 1)^2 / s = D.
   CHECK(skew_for_budget(0.5, 1.25) == doctest::Approx(2.618).epsilon(1e-4));
   CHECK(skew_for_budget(0.5, 1.5) == doctest::Approx(3.732).epsilon(1e-4));
   CHECK(skew_for_budget(0.5, 2) == doctest::Approx(5.828).epsilon(1e-4));
@@ -268,6 +266,9 @@ TEST_CASE("sampler: all neighbours are exact, isolated nodes have none") {
   }
   NeighbourSampler all(graph, {0, 1, 1, 1, 1}, 0, {.fanout = {0}, .skew = 8});
   CHECK(row_of(all.sample(std::vector{0}, 0)).size() == 2);
+  NeighbourSampler every(graph, {0, 1, 0, 0, 0}, 0,
+                         {.fanout = {0}, .skew = kLocalOnly, .weights = SkewWeights::plain});
+  CHECK(row_of(every.sample(std::vector{0}, 0)).size() == 2);  // 0 is all, of other ranks too
 }
 
 }  // namespace heddle

@@ -15,16 +15,16 @@ small=("$gcn" --data sbm:nodes=1200,classes=4 --threads 1 --no-report --print-fr
 
 echo 'refused'
 refuse "layers, found 3" "${small[@]}" --fanout 5,5,5
-refuse '"5x"\|5x' "${small[@]}" --learners 2 --skew 5x
-refuse 'skew' "${small[@]}" --learners 2 --skew budget=0.5
+refuse 'expected budget=X' "${small[@]}" --learners 2 --skew 5x
+refuse 'number from 1 to' "${small[@]}" --learners 2 --skew budget=0.5
 refuse 'either' "${small[@]}" --learners 2 --skew budget=1.5,s=2
 refuse 'plain' "${small[@]}" --learners 2 --skew local --skew-weights unbiased
-refuse 'partition' "${small[@]}" --partition ldg
+refuse 'needs several learners' "${small[@]}" --partition ldg
 refuse 'no such\|nowhere' "${small[@]}" --learners 2 --partition nowhere
 refuse 'fp32' "${small[@]}" --precision bf16
-refuse 'graph on' "${small[@]}" --graph on
-refuse 'topagg' "${small[@]}" --compress topagg:sigma=1 --learners 2
-refuse 'nodes' "$gcn" --data sbm:nodes=3
+refuse 'sampled steps differ' "${small[@]}" --graph on
+refuse 'votes do not hide' "${small[@]}" --compress topagg:sigma=1 --learners 2
+refuse 'whole number from 4' "$gcn" --data sbm:nodes=3
 refuse 'nearest is classes' "$gcn" --data sbm:clases=3
 refuse 'labels.txt' "$gcn" --data "$work"
 refuse '1200.*no such node\|no such node.*1199' "${small[@]}" --train --predict 1200
@@ -64,6 +64,9 @@ for n in nodes:
     shares = [b["probability"] for b in n["best"]]
     assert len(shares) == 4 and shares == sorted(shares, reverse=True) and abs(sum(shares) - 1) < 1e-6
 P
+"${small[@]}" --model gcn --epochs 8 --batch-size 32 --learners 2 --json --output-dir convolved >convolved.json 2>convolved.err ||
+  fail "gcn: $(tail -1 convolved.err)"
+awk -v a="$(json convolved.json test_acc1)" 'BEGIN { exit !(a > 75) }' || fail "gcn: accuracy $(json convolved.json test_acc1), a guess has 25"
 "${small[@]}" --dry-run --learners 2 --json >plan.json 2>plan.err || fail "dry run: $(tail -1 plan.err)"
 [ "$(json plan.json model)" = '"sage"' ] || fail "plan: $(cat plan.json)"
 "${small[@]}" --headroom 1 --learners 2 >headroom.txt 2>headroom.err || fail "headroom: $(tail -1 headroom.err)"
@@ -89,6 +92,9 @@ fi
 from() { rm -rf "$1"; cp -r whole "$1" && find "$1/checkpoints" -mindepth 1 -maxdepth 1 ! -name step-6 -exec rm -r {} +; rm "$1/model.safetensors"; }
 from on
 "${four[@]}" --output-dir on --resume auto --json >on.json || fail 'resume'
+grep -q '"split":"test".*"nodes_per_s":' whole/metrics.jsonl || fail 'no rate of the test'
+awk -v r="$(sed -n 's/.*"split":"test".*"nodes_per_s":\([^},]*\).*/\1/p' whole/metrics.jsonl)" 'BEGIN { exit !(r > 0 && r < 1e10) }' ||
+  fail "a rate that nobody has measured: $(grep '"split":"test"' whole/metrics.jsonl)"
 for key in feature_rows remote_share inflation; do
   [ "$(json on.json $key)" = "$(json whole.json $key)" ] || fail "resumed, $key: $(json on.json $key) instead of $(json whole.json $key)"
 done
@@ -103,6 +109,8 @@ from other
 says 2 'hash' "${four[@]}" --data sbm:nodes=1200,classes=4,own=0.5 --output-dir other --resume auto
 "${four[@]}" --output-dir on --resume auto --json >done.json 2>done.err || fail "a finished run: $(tail -1 done.err)"
 [ "$(json done.json test_acc1)" = "$(json whole.json test_acc1)" ] || fail "a finished run: $(cat done.json)"
+[ "$(json done.json graph_hash)" = "$(json whole.json graph_hash)" ] && [ "$(json done.json feature_rows)" = "$(json whole.json feature_rows)" ] ||
+  fail "keys of a finished run: $(cat done.json)"
 for flags in '--model gcn' '--layers 3 --fanout 3,2,0' '--accumulate 2' '--peers ring --innovation dyna' '--dropout 0.5' '--skew local' \
   '--skew 8 --skew-weights unbiased' '--partition random --compress qsgd:bits=4' '--layers 1'; do
   # shellcheck disable=SC2086
@@ -143,12 +151,25 @@ assert len(one) == len(four) > 10 and all(abs(a - b) < 1e-5 * a for a, b in zip(
 assert one[0] - one[-3] > 1e-3
 P
 "${graph[@]}" --train --predict 'node 3' 79 --output-dir names >names.json || fail 'names'
+"${graph[@]}" --learners 4 --partition parts --batch-size 16 --train --predict 'node 3' 79 --output-dir names4 >names4.json || fail 'names of four'
+python3 - names4.json four/model.safetensors <<'P' || fail "predictions of four learners: $(cat names4.json)"
+import json, sys
+nodes = json.loads(open(sys.argv[1]).read())["predictions"]
+assert [n["node"] for n in nodes] == ["node 3", "node 79"] and all(abs(sum(b["probability"] for b in n["best"]) - 1) < 1e-6 for n in nodes)
+P
+"$gcn" --data graph --threads 1 --init names4 --predict 'node 3' 79 --json --quiet >alone.json || fail 'names of four, alone'
+[ "$(json alone.json predictions)" = "$(json names4.json predictions)" ] || fail 'one learner predicts other classes than four'
 grep -q '"node":"node 3".*"node":"node 79"' names.json || fail "names: $(cat names.json)"
 refuse "node 3" "${graph[@]}" --train --predict 'nod 3'
 printf '1\n%.0s' {1..81} >long
 refuse 'line 81' "${graph[@]}" --learners 2 --partition long
 printf '0\n%.0s' {1..80} >zeros
 refuse 'part 1 has no nodes' "${graph[@]}" --learners 2 --partition zeros
+mkdir unsplit && cp graph/*.txt unsplit && sed -i 's/valid/train/' unsplit/split.txt
+refuse 'nodes for validation' "$gcn" --data unsplit
+{ printf '0\n%.0s' {1..60}; printf '1\n%.0s' {1..20}; } >uneven
+"$gcn" --data graph --learners 2 --partition uneven --batch-size 16 --steps 1 --no-report --output-dir uneven-run 2>uneven.err || fail 'uneven'
+grep -q 'an epoch reads 50 %' uneven.err || fail "an uneven partition, and not a word of it: $(cat uneven.err)"
 { printf '0\n%.0s' {1..64}; printf '1\n%.0s' {1..16}; } >untrained
 refuse 'learner 1 has no nodes for training' "${graph[@]}" --learners 2 --partition untrained
 
@@ -194,14 +215,23 @@ echo "seed ${SEED:-$$}"
 killed=("${small[@]}" --steps 1500 --batch-size 32 --save-every 7 --comm-timeout 20 --compress scalecom:rate=10 --compress-start 40)
 "${killed[@]}" --learners 4 --quiet --output-dir unkilled || fail 'unkilled'
 survived=0
+# Waits until the run has saved once more than before.
+saved_again() {
+  local i
+  for i in {1..500}; do
+    [ "$(ls run/checkpoints 2>/dev/null | grep -v part | sort -t- -k2 -n | tail -1)" != "$newest" ] && return
+    sleep 0.02
+  done
+}
 for ((round = 0; survived < ${KILLS:-2} && round < 20 * ${KILLS:-2}; round++)); do
+  newest=$(ls run/checkpoints 2>/dev/null | grep -v part | sort -t- -k2 -n | tail -1)
   if [ $((round % 2)) = 0 ] || [ -z "$mpirun" ]; then
     "${killed[@]}" --learners 4 --output-dir run --resume auto >/dev/null 2>run.err & pid=$!
-    sleep "0.$((RANDOM % 500 + 200))"
+    saved_again; sleep "0.0$((RANDOM % 90 + 10))"
     kill -KILL $pid 2>/dev/null
   else  # one process of four
     ranks 4 "${killed[@]}" --output-dir run --resume auto >/dev/null 2>run.err & pid=$!
-    sleep "$((RANDOM % 2)).$((RANDOM % 500 + 500))"
+    saved_again; sleep "0.0$((RANDOM % 90 + 10))"
     mapfile -t pids < <(mine)
     [ ${#pids[@]} = 0 ] || kill -KILL "${pids[RANDOM % ${#pids[@]}]}"
   fi

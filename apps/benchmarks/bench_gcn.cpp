@@ -184,8 +184,8 @@ void measure_gcn(const Options& o) {
   const double ours = median(rounds["heddle"]) + sample + fetch;
   std::printf(
       "# %s, %lld threads; %s, %lld nodes, %lld edges, %lld features; batches of %lld nodes, "
-      "fan-out "
-      "5,5, hidden %lld\n# a step is sampling (%.2f ms, %.0f %% of heddle's), features (%.2f ms) "
+      "fan-out 5,5, hidden %lld\n# a step is sampling (%.2f ms, %.0f %% of heddle's), features "
+      "(%.2f ms) "
       "and "
       "training; sampling and features are heddle's in every row\n",
       cpu_name().c_str(), static_cast<long long>(o.threads), graph.name.c_str(),

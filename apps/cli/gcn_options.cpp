@@ -90,10 +90,11 @@ FlagTable gcn_flags(TrainGcnOptions& o) {
   flags.add("partition", &o.partition, "HOW",
             "how nodes are divided among learners; ldg: neighbours together (linear deterministic "
             "greedy); random; or a file with a learner for each node and line, as METIS writes");
-  flags.add("skew", &o.skew, "HOW",
-            "preference for neighbours of the same learner; budget=X: for each node as much as "
-            "raises the variance of its mean by a factor of X; s=X: X times as likely; 1: none; "
-            "local: others only where a node has no such neighbour (with weights plain)");
+  flags.add(
+      "skew", &o.skew, "HOW",
+      "preference for neighbours of the same learner; budget=X: for each node that draws, as much "
+      "as multiplies the second moment of its unbiased mean by X; s=X: X times as likely; 1: "
+      "none; local: others only where a node has no such neighbour (with weights plain)");
   flags.add("skew-weights", &o.skew_weights, "HOW",
             "weights of neighbours that were drawn with preference; unbiased: the mean is right on "
             "average; normalised: a little bias, less variance; plain: equal, biased",

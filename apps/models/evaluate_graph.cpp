@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/threads.h"
 #include "core/context.h"
 #include "core/error.h"
 #include "core/trace.h"
@@ -26,13 +25,6 @@ OnRanks on_ranks(LearnerOptimizer& learners) {
   return [&learners](const auto& call) {
     learners.post("evaluation", call);
     learners.wait();
-  };
-}
-
-OnRanks alone() {
-  return [](const auto& call) {
-    Ledger ledger;
-    call(*make_solo(), ledger);
   };
 }
 
@@ -100,6 +92,24 @@ Tensor WholeGraph::logits(const GraphNet& model, const OnRanks& on_ranks) const 
               .value();
   }
   return own;
+}
+
+Tensor WholeGraph::logits_of(const std::vector<int32_t>& nodes, const GraphNet& model,
+                             const OnRanks& on_ranks) const {
+  const Tensor all = logits(model, on_ranks).to(Device{});
+  const Tensor out = Tensor::empty_on(Device{}, {std::ssize(nodes), all.shape()[1]});
+  out.fill_zero();
+  for (int64_t i = 0; i < std::ssize(nodes); ++i) {
+    const auto own = std::ranges::lower_bound(own_, nodes[static_cast<size_t>(i)]);
+    if (own == own_.end() || *own != nodes[static_cast<size_t>(i)]) continue;
+    const int64_t at = own - own_.begin();
+    out.slice(i, i + 1).copy_from(all.slice(at, at + 1));
+  }
+  on_ranks([&](Communicator& comm, Ledger& ledger) {
+    ledger.book(comm, {{"predictions", PayloadKind::control, out.bytes()}},
+                [&] { comm.all_reduce(out); });
+  });
+  return out;
 }
 
 GraphEvaluation WholeGraph::evaluate(const GraphNet& model, const OnRanks& on_ranks) const {

@@ -40,6 +40,9 @@ class WholeGraph {
 
   // Returns the logits (own nodes, classes) of own(), on the device. Collective.
   Tensor logits(const GraphNet& model, const OnRanks& on_ranks) const;
+  // Returns the logits (nodes, classes) of any nodes, on the host. Collective, with the same nodes.
+  Tensor logits_of(const std::vector<int32_t>& nodes, const GraphNet& model,
+                   const OnRanks& on_ranks) const;
   // Returns loss and accuracy over all ranks' nodes. Collective.
   GraphEvaluation evaluate(const GraphNet& model, const OnRanks& on_ranks) const;
   const std::vector<int32_t>& own() const { return own_; }  // this rank's nodes, ascending
@@ -53,9 +56,8 @@ class WholeGraph {
   SparseMatrix mix_;                 // (own, read)
 };
 
-// Returns OnRanks over an optimizer's worker thread, or without other ranks.
+// Returns OnRanks over an optimizer's worker thread.
 OnRanks on_ranks(LearnerOptimizer& learners);
-OnRanks alone();
 
 // Returns the rows of a graph's features with these nodes, as it keeps them: u8 or f32.
 Tensor feature_rows(const Graph& graph, const std::vector<int32_t>& nodes);

@@ -51,7 +51,7 @@ const Json& object_with(const Json& line, const char* key) {
 
 void read_line(RunRecord& run, const Json& line) {
   if (run.rate_key.empty())
-    for (const char* key : {"samples_per_s", "tokens_per_s"})
+    for (const char* key : {"samples_per_s", "tokens_per_s", "nodes_per_s"})
       if (line.contains(key)) run.rate_key = key;
   if (const std::string split = text_at(line, "split"); split == "train")
     run.steps.push_back(step_record(line, run.rate_key));

@@ -37,7 +37,11 @@ struct RunRecord {
   std::string samples;            // the newest sheet of generated pictures, a PNG file in base 64
   Json summary = Json::object();  // empty until the run has ended
   std::vector<std::pair<std::string, std::string>> config;  // key and value, as written
-  std::string rate_key;                                     // "samples_per_s", "tokens_per_s"
+  const char* unit() const {                                // of what the rate counts
+    if (rate_key == "nodes_per_s") return "nodes";
+    return rate_key == "tokens_per_s" ? "tokens" : "images";
+  }
+  std::string rate_key;  // "samples_per_s", "tokens_per_s", "nodes_per_s"
   std::vector<StepRecord> steps;
   std::vector<Json> scores;          // evaluations: step, epoch, split, and loss, acc1, ppl or bpc
   std::vector<Json> plans, choices;  // the files' contents, by step

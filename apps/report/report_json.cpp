@@ -94,7 +94,7 @@ Json facts(const RunRecord& run) {
   Json out = {{"loss", last_epoch.mean()},
               {"steps", run.steps.empty() ? 0 : run.steps.back().step},
               {"epochs", epoch},
-              {"unit", run.rate_key == "tokens_per_s" ? "tokens" : "images"},
+              {"unit", run.unit()},
               {"rate", rounded(steady.rate)},
               {"seconds", rounded(total(run, &StepRecord::seconds))},
               {"step_s", rounded(steady.seconds())}};

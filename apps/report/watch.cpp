@@ -106,9 +106,8 @@ std::string recent_text(const RunRecord& run, double idle_s) {
     rate += s->rate / static_cast<double>(run.steps.end() - begin);
   }
   const StepRecord& last = run.steps.back();
-  std::string out =
-      concat("  loss ", significant(last.loss, 4), "  lr ", significant(last.lr, 3), "  ",
-             scaled(rate), run.rate_key == "tokens_per_s" ? " tokens/s" : " images/s");
+  std::string out = concat("  loss ", significant(last.loss, 4), "  lr ", significant(last.lr, 3),
+                           "  ", scaled(rate), " ", run.unit(), "/s");
   if (const std::string steps = run.setting("steps"); !steps.empty() && run.summary.empty()) {
     const double left = std::atof(steps.c_str()) - static_cast<double>(last.step);
     if (left > 0)

@@ -23,8 +23,11 @@ uint64_t hash_of(const std::vector<T>& values) {
 }
 
 uint64_t hash_number(const Graph& graph) {
-  return hash_of(std::vector{hash_of(graph.starts), hash_of(graph.ends), hash_of(graph.labels),
-                             hash_of(graph.splits), hash_of(graph.features)});
+  std::vector<uint64_t> hashes = {hash_of(graph.starts), hash_of(graph.ends), hash_of(graph.labels),
+                                  hash_of(graph.splits), hash_of(graph.features)};
+  for (const std::string& name : graph.classes)
+    hashes.push_back(hash_bytes(name.data(), name.size()));
+  return hash_of(hashes);
 }
 
 int64_t count(const Graph& graph, NodeSplit split) {
@@ -34,8 +37,18 @@ int64_t count(const Graph& graph, NodeSplit split) {
 }  // namespace
 
 Graph open_data(const TrainGcnOptions& o) {
-  if (is_block_model(o.data)) return block_graph(parse_block_model(o.data));
-  return open_graph(o.data);
+  Graph graph =
+      is_block_model(o.data) ? block_graph(parse_block_model(o.data)) : open_graph(o.data);
+  const auto expect = [&](NodeSplit split, const char* purpose) {
+    check(count(graph, split) > 0, "--data ", o.data, ": expected nodes for ", purpose,
+          " with labels, found none");
+  };
+  if (o.training) expect(NodeSplit::train, "training");
+  if (o.training || o.evaluate) {
+    expect(NodeSplit::valid, "validation");
+    expect(NodeSplit::test, "tests");
+  }
+  return graph;
 }
 
 std::string graph_hash(const Graph& graph) {
@@ -169,6 +182,14 @@ std::string describe(const TrainGcnOptions& o, const ParameterStore& store, cons
                            " + ", count(graph, NodeSplit::test), " nodes with labels");
   if (graph.loops + graph.repeated > 0)
     out += concat(", without ", graph.loops, " loops and ", graph.repeated, " repeated edges");
+  if (o.training) {
+    const NodeBatches batches(o, graph, owners, 0);
+    const int64_t read = batches.size() * o.batch_size * comm.size();
+    const int64_t all = count(graph, NodeSplit::train);
+    if (read < all - all / 4)
+      out += concat(", of which an epoch reads ", 100 * read / all,
+                    " %, because a learner has few of them");
+  }
   if (comm.size() > 1)
     out += concat(" | ", o.partition, ", ", decimals(100 * cut_share(graph, owners), 1),
                   " % of the edges cut, skew ", o.skew);

@@ -31,7 +31,7 @@ GraphCard read_card(TrainGcnOptions& o, FlagTable& flags);
 GraphCard make_card(const TrainGcnOptions& o, const GraphCard& loaded, const Graph& graph);
 GraphNetOptions network_options(const TrainGcnOptions& o, const GraphCard& card);
 
-// Returns the hash of nodes, edges, features, labels and split, 16 hexadecimal digits.
+// Returns the hash of edges, features, classes, labels and split, 16 hexadecimal digits.
 std::string graph_hash(const Graph& graph);
 
 // Divides the nodes among ranks, by --partition. Throws InputError for a rank without nodes for

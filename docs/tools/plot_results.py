@@ -233,13 +233,13 @@ def graphs(prefix):
         kept[method] = points, most / fetched if most and fetched else None, len(both)
         found = [seeds[s]["summary"] for s in seeds]
         inflation = mean(x["inflation"] for x in found)
-        rows.append([part, "1.5 in variance" if skew == "budget" else skew, weights if skew != "1" else "",
+        rows.append([part, "budget 1.5" if skew == "budget" else skew, weights if skew != "1" else "",
                      ", ".join(number(x) for x in test[method].values()), number(mean(test[method].values())),
                      number(points if skew != "1" else None), number(fetched, 0),
                      number(kept[method][1] if skew != "1" else None, 1), number(mean(x["remote_share"] for x in found), 3),
                      number(inflation if skew != "local" else None, 2)])
     out = table(["partition", "skew", "weights", "test accuracy by seed, %", "mean", "against uniform, points",
-                 "rows fetched, per step and learner", "fewer, times", "remote share of draws", "variance, times"], rows)
+                 "rows fetched, per step and learner", "fewer, times", "remote share of draws", "second moment, times"], rows)
     for method, least, fewer in (("ldg-budget-unbiased", -0.3, 2), ("ldg-budget-normalised", -0.3, 2), ("ldg-16-normalised", -0.5, 7)):
         if method in kept and "debian" in prefix:
             points, times, n = kept[method]
