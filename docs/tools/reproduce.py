@@ -54,6 +54,8 @@ def graph_runs():
     debian = "train_gcn --data GRAPH --epochs 4 --learners 4"
     for seed in 1, 2, 3:
         for graph, base in ("debian", debian), ("sbm", "train_gcn --learners 4"):
+            alone = base.replace("--learners 4", f"--batch-size {1024 if graph == 'debian' else 256}")  # as many as four's
+            runs[f"gcn-{graph}-one-1-uniform-{seed}"] = f"{alone} --seed {seed}"
             for part in "ldg", "random":
                 name, command = f"gcn-{graph}-{part}", f"{base} --partition {part} --seed {seed} --skew"
                 runs[f"{name}-1-uniform-{seed}"] = command + " 1"
