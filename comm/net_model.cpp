@@ -12,20 +12,20 @@
 namespace heddle {
 namespace {
 
-struct Unit {
+struct UnitName {
   const char* name;
   double factor;
 };
-constexpr Unit kRates[] = {{"kbit", 1e3 / 8}, {"mbit", 1e6 / 8}, {"gbit", 1e9 / 8}};
-constexpr Unit kTimes[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1.0}};
+constexpr UnitName kRates[] = {{"kbit", 1e3 / 8}, {"mbit", 1e6 / 8}, {"gbit", 1e9 / 8}};
+constexpr UnitName kTimes[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1.0}};
 
 // Parses a number with one of the units, such as "20ms". Returns -1 for any other text.
 template <size_t kCount>
-double parse_quantity(const std::string& text, const Unit (&units)[kCount]) {
+double parse_quantity(const std::string& text, const UnitName (&units)[kCount]) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || !std::isfinite(value) || value < 0) return -1;
-  for (const Unit& unit : units)
+  for (const UnitName& unit : units)
     if (std::string(end) == unit.name) return value * unit.factor;
   return -1;
 }
