@@ -102,7 +102,8 @@ FlagTable gcn_flags(TrainGcnOptions& o) {
   add_common_flags(flags, o);
   flags.at("data").help =
       "folder with labels.txt, features.txt and edges.txt (docs/howto/graphs.md), or the block "
-      "model sbm, such as sbm:nodes=8000,classes=8,degree=8,between=0.3,words=4,own=0.3,seed=0";
+      "model sbm, also as sbm:nodes=8000,classes=8,degree=8 with further settings between=0.3, "
+      "words=4, own=0.3, seed=0";
   flags.at("batch-size").help = "nodes per step and learner";
   flags.at("lr").default_text = "0.01; 0.1 for sgd";
   flags.at("weight-decay").default_text = "0; 0.01 for adamw";
