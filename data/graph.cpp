@@ -159,9 +159,9 @@ void set_edges(Graph& graph, int64_t nodes, const std::vector<std::pair<int32_t,
   }
   graph.loops = std::ssize(edges) - std::ssize(both) / 2;
   std::ranges::sort(both);
-  const auto again = std::ranges::unique(both);
-  graph.repeated = std::ssize(again) / 2;
-  both.erase(again.begin(), again.end());
+  const auto again = std::unique(both.begin(), both.end());
+  graph.repeated = (both.end() - again) / 2;
+  both.erase(again, both.end());
   graph.starts.assign(to_size(nodes) + 1, 0);
   graph.ends.clear();
   graph.ends.reserve(both.size());

@@ -68,7 +68,7 @@ WholeGraph::WholeGraph(const Graph& graph, const std::vector<int32_t>& owners, i
     for (const int32_t u : graph.neighbours(v))
       if (owners[static_cast<size_t>(u)] != rank) others.push_back(u);
   std::ranges::sort(others);
-  others.erase(std::ranges::unique(others).begin(), others.end());
+  others.erase(std::unique(others.begin(), others.end()), others.end());
   read_ = own_;
   read_.insert(read_.end(), others.begin(), others.end());
   mix_ = sampler.exact(own_, read_);
