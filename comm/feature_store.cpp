@@ -39,7 +39,7 @@ Tensor FeatureStore::fetch(std::span<const int32_t> ids, Communicator& comm, Led
     targets[owner].push_back(to_int64(i));
   }
   const int64_t columns = rows_.shape()[1], bytes = columns * dtype_size(rows_.dtype());
-  const Tensor out = Tensor::empty_on(Device{}, {std::ssize(ids), columns}, rows_.dtype());
+  Tensor out = Tensor::empty_on(Device{}, {std::ssize(ids), columns}, rows_.dtype());
   const auto copy_row = [bytes](const Tensor& from, int64_t row, const Tensor& to, int64_t at) {
     std::memcpy(static_cast<char*>(to.raw()) + at * bytes,
                 static_cast<const char*>(from.raw()) + row * bytes, to_size(bytes));

@@ -11,7 +11,7 @@ namespace {
 
 template <class T>
 Tensor tensor_of(const std::vector<T>& values) {
-  const Tensor out = Tensor::empty_on(Device{}, {to_int64(values.size())}, dtype_of<T>());
+  Tensor out = Tensor::empty_on(Device{}, {to_int64(values.size())}, dtype_of<T>());
   std::ranges::copy(values, out.data<T>());
   return out;
 }

@@ -222,7 +222,7 @@ SparseMatrix NeighbourSampler::exact(std::span<const int32_t> rows,
     starts.push_back(to_start(entries.size()));
   }
   for (size_t i = 0; i < columns.size(); ++i) position_[to_size(columns[i])] = to_int(i);
-  const SparseMatrix out = mix(rows, std::ssize(columns), starts, entries);
+  SparseMatrix out = mix(rows, std::ssize(columns), starts, entries);
   for (const int32_t v : columns) position_[to_size(v)] = -1;
   return out;
 }

@@ -48,7 +48,7 @@ struct Batch {
 Tensor dense(const NodeFeatures& x) {
   if (x.dense.defined()) return x.dense;
   const SparseMatrix& a = x.sparse;
-  const Tensor out = Tensor::zeros({a.rows(), a.cols()});
+  Tensor out = Tensor::zeros({a.rows(), a.cols()});
   for (int64_t r = 0; r < a.rows(); ++r)
     for (int32_t i = a.starts().data<int32_t>()[r]; i < a.starts().data<int32_t>()[r + 1]; ++i)
       out.data<float>()[r * a.cols() + a.columns().data<int32_t>()[i]] = 1;

@@ -75,7 +75,7 @@ std::string own_folder() { return std::filesystem::path(own_path()).parent_path(
 std::string find_script(const std::string& name) {
   for (const std::string& folder :
        {own_folder(), std::string(HEDDLE_SOURCE_DIR "/apps/benchmarks")})
-    if (std::filesystem::exists(folder + "/" + name)) return folder + "/" + name;
+    if (std::string path = concat(folder, "/", name); std::filesystem::exists(path)) return path;
   throw Error(concat(
       name, ": found neither next to this program nor in " HEDDLE_SOURCE_DIR "/apps/benchmarks"));
 }

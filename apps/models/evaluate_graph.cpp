@@ -50,7 +50,7 @@ NodeFeatures node_features(const Graph& graph, const Tensor& rows, bool transpos
 }
 
 Tensor labels_of(const Graph& graph, const std::vector<int32_t>& nodes) {
-  const Tensor out = Tensor::empty_on(Device{}, {std::ssize(nodes)}, DType::i32);
+  Tensor out = Tensor::empty_on(Device{}, {std::ssize(nodes)}, DType::i32);
   for (size_t i = 0; i < nodes.size(); ++i)
     out.data<int32_t>()[i] = graph.labels[static_cast<size_t>(nodes[i])];
   return out;
@@ -97,7 +97,7 @@ Tensor WholeGraph::logits(const GraphNet& model, const OnRanks& on_ranks) const 
 Tensor WholeGraph::logits_of(const std::vector<int32_t>& nodes, const GraphNet& model,
                              const OnRanks& on_ranks) const {
   const Tensor all = logits(model, on_ranks).to(Device{});
-  const Tensor out = Tensor::empty_on(Device{}, {std::ssize(nodes), all.shape()[1]});
+  Tensor out = Tensor::empty_on(Device{}, {std::ssize(nodes), all.shape()[1]});
   out.fill_zero();
   for (int64_t i = 0; i < std::ssize(nodes); ++i) {
     const auto own = std::ranges::lower_bound(own_, nodes[static_cast<size_t>(i)]);
