@@ -37,7 +37,7 @@ std::vector<int32_t> nodes_of(const std::vector<int32_t>& owners, int rank) {
 
 Tensor feature_rows(const Graph& graph, const std::vector<int32_t>& nodes) {
   const int64_t width = graph.bits ? graph.row_bytes() : graph.feature_count;
-  const Tensor out =
+  Tensor out =
       Tensor::empty_on(Device{}, {std::ssize(nodes), width}, graph.bits ? DType::u8 : DType::f32);
   copy_rows(graph.features.data(), graph.row_bytes(), nodes, out);
   return out;
