@@ -42,7 +42,7 @@ Graph open_or_draw(const Options& o) {
 struct Batch {
   SampledBatch sampled;
   NodeFeatures x;
-  Tensor dense, labels;  // dense: x, for PyTorch
+  Tensor labels;
 };
 
 Tensor dense(const NodeFeatures& x) {
@@ -55,48 +55,51 @@ Tensor dense(const NodeFeatures& x) {
   return out;
 }
 
-// Draws the batches of one learner that owns all nodes, and times each.
-struct Drawn {
-  std::vector<Batch> batches;
-  std::vector<double> sample_ms, fetch_ms;
-};
-Drawn draw(const Options& o, const Graph& graph) {
-  const std::vector<int32_t> owners(static_cast<size_t>(graph.nodes()), 0);
-  NeighbourSampler sampler(graph, owners, 0, {});
-  const FeatureStore store(owners, 0, feature_rows(graph, nodes_of(owners, 0)));
-  std::vector<int32_t> training;
-  for (size_t v = 0; v < owners.size(); ++v)
-    if (graph.splits[v] == NodeSplit::train) training.push_back(static_cast<int32_t>(v));
-  shuffle(training, 0, training.size(), Philox(1, stream_id(Stream::shuffle)));
-  const auto size = static_cast<size_t>(o.batch > 0 ? o.batch : kBatch);
-  const int64_t steps = o.steps > 0 ? o.steps : kSteps;
-  check(training.size() >= size, "gcn: expected ", size, " nodes for training, found ",
-        training.size());
-  const auto solo = make_solo();
-  Ledger ledger;
-  Drawn out;
-  for (int64_t step = 0; step < steps; ++step) {
-    const size_t at = static_cast<size_t>(step) * size % (training.size() - size + 1);
-    const std::vector<int32_t> nodes(training.begin() + static_cast<int64_t>(at),
-                                     training.begin() + static_cast<int64_t>(at + size));
-    const double begin = steady_seconds();
-    Batch batch{sampler.sample(nodes, step), {}, {}, {}};
-    const double sampled = steady_seconds();
-    batch.x = node_features(graph, store.fetch(batch.sampled.inputs, *solo, ledger), true);
-    out.fetch_ms.push_back(1000 * (steady_seconds() - sampled));
-    out.sample_ms.push_back(1000 * (sampled - begin));
-    batch.dense = dense(batch.x);
-    batch.labels = labels_of(graph, nodes);
-    out.batches.push_back(std::move(batch));
+// Draws the batches of one learner that owns all nodes, and times each draw.
+class Source {
+ public:
+  Source(const Options& o, const Graph& graph)
+      : graph_(graph),
+        owners_(static_cast<size_t>(graph.nodes()), 0),
+        sampler_(graph, owners_, 0, {}),
+        store_(owners_, 0, feature_rows(graph, nodes_of(owners_, 0))),
+        size_(static_cast<size_t>(o.batch > 0 ? o.batch : kBatch)) {
+    for (size_t v = 0; v < owners_.size(); ++v)
+      if (graph.splits[v] == NodeSplit::train) training_.push_back(static_cast<int32_t>(v));
+    shuffle(training_, 0, training_.size(), Philox(1, stream_id(Stream::shuffle)));
+    check(training_.size() >= size_, "gcn: expected ", size_, " nodes for training, found ",
+          training_.size());
   }
-  return out;
-}
+  Batch draw(int64_t step) {
+    const size_t at = static_cast<size_t>(step) * size_ % (training_.size() - size_ + 1);
+    const auto first = training_.begin() + static_cast<int64_t>(at);
+    const std::vector<int32_t> nodes(first, first + static_cast<int64_t>(size_));
+    const double begin = steady_seconds();
+    Batch batch{sampler_.sample(nodes, step), {}, {}};
+    const double sampled = steady_seconds();
+    batch.x = node_features(graph_, store_.fetch(batch.sampled.inputs, *solo_, ledger_), true);
+    fetch_ms.push_back(1000 * (steady_seconds() - sampled));
+    sample_ms.push_back(1000 * (sampled - begin));
+    batch.labels = labels_of(graph_, nodes);
+    return batch;
+  }
+  std::vector<double> sample_ms, fetch_ms;
+
+ private:
+  const Graph& graph_;
+  std::vector<int32_t> owners_, training_;
+  NeighbourSampler sampler_;
+  FeatureStore store_;
+  size_t size_;
+  std::unique_ptr<Communicator> solo_ = make_solo();
+  Ledger ledger_;
+};
 
 // Writes the batches for torch_gcn.py, which says how they are read.
-void write(const std::vector<Batch>& batches, int64_t features, const std::string& folder) {
-  for (size_t i = 0; i < batches.size(); ++i) {
+void write(Source& source, int64_t steps, int64_t features, const std::string& folder) {
+  for (int64_t step = 0; step < steps; ++step) {
     char name[32];
-    std::snprintf(name, sizeof name, "/batch-%06zu", i);
+    std::snprintf(name, sizeof name, "/batch-%06lld", static_cast<long long>(step));
     std::ofstream file(folder + name, std::ios::binary);
     const auto put = [&](const Tensor& x) {
       file.write(static_cast<const char*>(x.raw()), x.bytes());
@@ -107,19 +110,20 @@ void write(const std::vector<Batch>& batches, int64_t features, const std::strin
         file.write(reinterpret_cast<const char*>(&small), sizeof small);
       }
     };
-    const Batch& b = batches[i];
+    const Batch b = source.draw(step);
     numbers({std::ssize(b.sampled.mix), features});
     for (const SparseMatrix& a : b.sampled.mix) {
       numbers({a.rows(), a.cols(), a.entries()});
       put(a.starts()), put(a.columns()), put(a.weights());
     }
-    put(b.dense), put(b.labels);
+    put(dense(b.x)), put(b.labels);
     if (!file.flush()) throw Error(concat(folder, name, ": cannot be written"));
   }
 }
 
-// Trains on the batches once, after a warm-up, and returns the milliseconds of each step.
-std::vector<double> train(const Options& o, const Graph& graph, const std::vector<Batch>& batches) {
+// Trains on the batches once, after a warm-up, and returns the milliseconds of each step without
+// drawing its batch.
+std::vector<double> train(const Options& o, const Graph& graph, Source& source, int64_t steps) {
   ParameterStore store;
   const GraphNet model(
       store,
@@ -128,8 +132,9 @@ std::vector<double> train(const Options& o, const Graph& graph, const std::vecto
   const auto solo = make_solo();
   DataParallelOptimizer optimizer(store, make_adam({}), *solo);
   std::vector<double> ms;
-  for (int64_t step = -o.warmup; step < std::ssize(batches); ++step) {
-    const Batch& batch = batches[static_cast<size_t>(std::max<int64_t>(step, 0))];
+  for (int64_t step = -o.warmup; step < steps; ++step) {
+    if (step == 0) source.sample_ms.clear(), source.fetch_ms.clear();
+    const Batch batch = source.draw(std::max<int64_t>(step, 0));
     const double begin = steady_seconds();
     Tape tape;
     const Var loss =
@@ -150,19 +155,23 @@ std::vector<double> train(const Options& o, const Graph& graph, const std::vecto
 void measure_gcn(const Options& o) {
   const Context context({.threads = static_cast<int>(o.threads)});
   const Graph graph = open_or_draw(o);
-  const Drawn drawn = draw(o, graph);
+  const int64_t steps = o.steps > 0 ? o.steps : kSteps;
+  Source source(o, graph);
   std::string folder = fs::temp_directory_path() / "heddle-bench-XXXXXX";
   if (mkdtemp(folder.data()) == nullptr) throw Error(folder + ": cannot be made");
   const std::shared_ptr<void> removed(nullptr, [&](void*) {
     std::error_code ignored;
     fs::remove_all(folder, ignored);
   });
-  write(drawn.batches, graph.feature_count, folder);
+  write(source, steps, graph.feature_count, folder);
 
   const std::vector<Python> pythons = find_pythons(o);
   std::map<std::string, std::vector<double>> rounds;  // by program: the median of each
+  std::vector<double> samples, fetches;
   for (int64_t round = 0; round < o.rounds; ++round) {
-    rounds["heddle"].push_back(median(train(o, graph, drawn.batches)));
+    rounds["heddle"].push_back(median(train(o, graph, source, steps)));
+    samples.push_back(median(source.sample_ms));
+    fetches.push_back(median(source.fetch_ms));
     for (const Python& python : pythons) {
       for (const char* product : {"coo", "csr", "gather"}) {
         const std::string name = concat("PyTorch ", python.torch_version, " ", product);
@@ -180,7 +189,7 @@ void measure_gcn(const Options& o) {
       }
     }
   }
-  const double sample = median(drawn.sample_ms), fetch = median(drawn.fetch_ms);
+  const double sample = median(samples), fetch = median(fetches);
   const double ours = median(rounds["heddle"]) + sample + fetch;
   std::printf(
       "# %s, %lld threads; %s, %lld nodes, %lld edges, %lld features; batches of %lld nodes, "
@@ -191,7 +200,7 @@ void measure_gcn(const Options& o) {
       cpu_name().c_str(), static_cast<long long>(o.threads), graph.name.c_str(),
       static_cast<long long>(graph.nodes()), static_cast<long long>(graph.edges()),
       static_cast<long long>(graph.feature_count),
-      static_cast<long long>(drawn.batches[0].labels.size()), static_cast<long long>(kHidden),
+      static_cast<long long>(o.batch > 0 ? o.batch : kBatch), static_cast<long long>(kHidden),
       sample, 100 * sample / ours, fetch);
   const TextTable table("program -32|training ms 12.2|step ms 9.2|ratio 7.2");
   print(table.heading());
