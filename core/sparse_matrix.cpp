@@ -69,8 +69,8 @@ SparseMatrix SparseMatrix::with_transpose() const {
       to_weights[at] = weights[i];
     }
   }
-  std::copy_backward(next, next + cols_,
-                     next + cols_ + 1);  // each row has ended where the next begins
+  // Each row has ended where the next one begins.
+  std::copy_backward(next, next + cols_, next + cols_ + 1);
   next[0] = 0;
   SparseMatrix out = *this;
   out.transpose_ = std::make_shared<const SparseMatrix>(t);

@@ -6,31 +6,23 @@
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
-#ifdef HEDDLE_GPU
+constexpr int64_t kStrip = 64;  // columns whose sums the CPU keeps in registers
+
 template <class T>
-struct SparseRow {
+struct SparseProduct {
   const int32_t *starts, *columns;
   const float* weights;
   const T* x;
   T* y;
   int64_t width;
+#ifdef HEDDLE_GPU
   HEDDLE_HD void operator()(int64_t r, int64_t c) const {
     float sum = 0;
     for (int32_t i = starts[r]; i < starts[r + 1]; ++i)
       sum += weights[i] * to_float(x[columns[i] * width + c]);
     y[r * width + c] = T(sum);
   }
-};
 #else
-constexpr int64_t kStrip = 64;  // columns whose sums stay in registers
-
-template <class T>
-struct SparseRows {
-  const int32_t *starts, *columns;
-  const float* weights;
-  const T* x;
-  T* y;
-  int64_t width;
   template <bool whole>
   void strip(int64_t r, int64_t begin, int64_t count) const {
     const int64_t n = whole ? kStrip : count;
@@ -48,8 +40,8 @@ struct SparseRows {
     for (; c + kStrip <= width; c += kStrip) strip<true>(r, c, kStrip);
     if (c < width) strip<false>(r, c, width - c);
   }
-};
 #endif
+};
 
 struct Transposed {
   const float* x;
@@ -71,16 +63,18 @@ void add_transposed(const Tensor& x, float beta, const Tensor& y) {
 
 void sparse_matmul(const SparseMatrix& a, const Tensor& x, const Tensor& y) {
   const int64_t width = x.shape()[1];
-  const auto *starts = a.starts().data<int32_t>(), *columns = a.columns().data<int32_t>();
-  const float* weights = a.weights().data<float>();
   with_type(x, [&]<class T>() {
+    const SparseProduct<T> product{a.starts().data<int32_t>(),
+                                   a.columns().data<int32_t>(),
+                                   a.weights().data<float>(),
+                                   x.data<T>(),
+                                   y.data<T>(),
+                                   width};
 #ifdef HEDDLE_GPU
-    for_each_in_grid(a.rows(), width,
-                     SparseRow<T>{starts, columns, weights, x.data<T>(), y.data<T>(), width});
+    for_each_in_grid(a.rows(), width, product);
 #else
-    const SparseRows<T> rows{starts, columns, weights, x.data<T>(), y.data<T>(), width};
     parallel_for(a.rows(), 16, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) rows(r);
+      for (int64_t r = begin; r < end; ++r) product(r);
     });
 #endif
   });

@@ -17,7 +17,8 @@ Var sparse_matmul(Tape& tape, const SparseMatrix& a, const Var& x);
 // Throws InputError for shapes that do not fit, and while training for x without its transpose.
 Var sparse_linear(Tape& tape, const SparseMatrix& x, Parameter& weight);
 
-// Adds a bias (F) to each row: x (N, F) f32 -> (N, F).
+// Adds a bias (F) to each row: x (N, F) f32 -> (N, F). Throws InputError for shapes that do not
+// fit.
 Var add_bias(Tape& tape, const Var& x, Parameter& bias);
 
 // Returns the first n rows: x (N, ...) -> (n, ...). Throws InputError unless 0 <= n <= N.

@@ -188,7 +188,7 @@ std::string describe(const TrainGcnOptions& o, const ParameterStore& store, cons
     const int64_t all = count(graph, NodeSplit::train);
     if (read < all - all / 4)
       out += concat(", of which an epoch reads ", 100 * read / all,
-                    " %, because a learner has few of them");
+                    " %: full batches, as many as every learner has");
   }
   if (comm.size() > 1)
     out += concat(" | ", o.partition, ", ", decimals(100 * cut_share(graph, owners), 1),
