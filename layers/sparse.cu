@@ -6,8 +6,6 @@
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
-constexpr int64_t kStrip = 64;  // columns whose sums the CPU keeps in registers
-
 template <class T>
 struct SparseProduct {
   const int32_t *starts, *columns;
@@ -23,6 +21,8 @@ struct SparseProduct {
     y[r * width + c] = T(sum);
   }
 #else
+  static constexpr int64_t kStrip = 64;  // columns whose sums stay in registers
+
   template <bool whole>
   void strip(int64_t r, int64_t begin, int64_t count) const {
     const int64_t n = whole ? kStrip : count;
