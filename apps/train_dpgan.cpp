@@ -236,7 +236,7 @@ int run_rank(const Job& job, Communicator& started) {
   Learner learner(o, started);
   for (int64_t i = o.batch_size; i-- > 0;)  // the first in memory is created last
     learner.store.add(concat("picture.", i), {Pictures::kPixels}, constant_init(0));
-  learner.store.finalize(static_cast<uint64_t>(o.seed));
+  learner.finalize_store();
   ParameterStore weights;
   const Generator generator(weights, job.classes());
   weights.finalize(static_cast<uint64_t>(o.seed));

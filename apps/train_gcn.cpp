@@ -323,7 +323,7 @@ int run_rank(const Job& job, Communicator& started) {
   const TrainGcnOptions& o = job.o;
   Learner learner(o, started);
   const GraphNet model(learner.store, network_options(o, job.card));
-  learner.store.finalize(static_cast<uint64_t>(o.seed));
+  learner.finalize_store();
   if (!o.init.empty()) load_weights(WeightsFile(o.init), learner.store.named_tensors());
   check_same_graph(job.graph, job.owners, learner.comm);
   learner.announce(describe(o, learner.store, job.graph, job.owners, learner.comm));

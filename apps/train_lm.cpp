@@ -231,7 +231,7 @@ int run_rank(const Job& job, Communicator& started) {
   const Corpus& corpus = job.corpus;
   Learner learner(o, started);
   const LstmLm model(learner.store, network_options(o, job.corpus.vocabulary.size()));
-  learner.store.finalize(static_cast<uint64_t>(o.seed));
+  learner.finalize_store();
   if (!o.init.empty())
     load_weights(WeightsFile(o.init), model.named_tensors(),
                  {{"encoder.", "a different vocabulary or --emsize"}});

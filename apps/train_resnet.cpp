@@ -214,14 +214,12 @@ int run_rank(const Job& job, Communicator& started) {
   const Device device = learner.context.device();
   const auto network = make_network(o, job.card, learner.store);
   const ImageClassifier& model = *network;
-  learner.store.finalize(static_cast<uint64_t>(o.seed));
+  learner.finalize_store();
   if (!o.init.empty() && is_voting(o) && o.training)
     check(o.dp.anyway || WeightsFile(o.init, o.head).value("privacy").empty(), "--init ", o.init,
           ": trained with votes, whose cost this run would not count: use --resume, or "
           "--dp-anyway to train all the same");
-  if (!o.init.empty())
-    load_weights(WeightsFile(o.init, o.head), learner.store.named_tensors(),
-                 {{"fc.", "a different number of classes"}});
+  if (!o.init.empty()) load_initial(o, learner.store);
   learner.announce(describe(o, learner.store, job.data, job.valid, learner.comm));
   if (o.dry_run) {
     if (learner.is_first())

@@ -10,12 +10,13 @@ namespace {
 
 constexpr double kFirstRate = 4;  // of a ramp
 
-// Returns the parameter with four axes that was added first, and so lies last in memory; null if
-// there is none.
+// Returns the parameter with four axes that was added first, frozen or not; null if there is none.
 const Parameter* first_convolution(const ParameterStore& store) {
-  for (const Parameter& p : store.parameters())
-    if (p.shape().rank() == 4) return &p;
-  return nullptr;
+  const Parameter* first = nullptr;
+  for (const auto* parameters : {&store.parameters(), &store.frozen()})
+    for (const Parameter& p : *parameters)
+      if (p.shape().rank() == 4 && (first == nullptr || p.index < first->index)) first = &p;
+  return first;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "core/parameters.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/parallel.h"
 
@@ -8,6 +9,12 @@ namespace heddle {
 namespace {
 
 constexpr int64_t kAlignElements = 256 / sizeof(float);
+
+int64_t elements(const std::deque<Parameter>& parameters) {
+  int64_t n = 0;
+  for (const Parameter& p : parameters) n += p.shape().elements();
+  return n;
+}
 
 int64_t padded(int64_t n) { return ceil_div(n, kAlignElements) * kAlignElements; }
 
@@ -31,27 +38,34 @@ Init uniform_init(float bound) {
   };
 }
 
+bool any_trained(std::initializer_list<const Parameter*> parameters) {
+  return std::ranges::any_of(parameters,
+                             [](const Parameter* p) { return p != nullptr && !p->frozen; });
+}
+
 void ParameterStore::check_name(const std::string& name) const {
   check(!values_.defined(), "parameter ", name, ": added after finalize");
-  for (const Parameter& p : parameters_) check(p.name != name, "parameter ", name, ": added twice");
-  for (const Buffer& b : buffers_) check(b.name != name, "buffer ", name, ": added twice");
+  for (const Entry& e : order_) check(e.name() != name, "parameter ", name, ": added twice");
 }
 
 Parameter& ParameterStore::add(const std::string& name, const Shape& shape, Init init, bool decay) {
   check_name(name);
-  order_.push_back({false, parameters_.size()});
-  Parameter& p = parameters_.emplace_back();
+  const size_t index = parameters_.size() + frozen_.size();
+  const bool frozen = chosen_ && chosen_(name);
+  Parameter& p = (frozen ? frozen_ : parameters_).emplace_back();
+  order_.push_back({.parameter = &p});
   p.name = name;
+  p.frozen = frozen;
   p.decay = decay;
   p.shape_ = shape;
   p.init_ = std::move(init);
+  p.index = index;
   return p;
 }
 
 Buffer& ParameterStore::add_buffer(const std::string& name, const Shape& shape, DType dtype,
-                                   float value) {
+                                   float value, bool frozen) {
   check_name(name);
-  order_.push_back({true, buffers_.size()});
   Tensor host = Tensor::empty_on(Device{}, shape, dtype);
   for (int64_t i = 0; i < host.size(); ++i) {
     if (dtype == DType::i64)
@@ -59,46 +73,56 @@ Buffer& ParameterStore::add_buffer(const std::string& name, const Shape& shape, 
     else
       host.data<float>()[i] = value;
   }
-  return buffers_.emplace_back(Buffer{name, host});
+  Buffer& buffer = (frozen ? frozen_buffers_ : buffers_).emplace_back(Buffer{name, host});
+  order_.push_back({.buffer = &buffer});
+  return buffer;
 }
 
 void ParameterStore::finalize(uint64_t seed) {
   check(!values_.defined(), "ParameterStore: finalized twice");
-  int64_t total = 0;
-  for (auto p = parameters_.rbegin(); p != parameters_.rend(); ++p) {
-    p->offset = total;
-    total += padded(p->shape_.elements());
-  }
-  Tensor host = Tensor::empty_on(Device{}, {total});
-  host.fill_zero();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& p = parameters_[i];
-    p.init_(host.data<float>() + p.offset, p.shape_.elements(),
-            Philox(seed, stream_id(Stream::init, i)));
-  }
-  values_ = Tensor::empty({total});
-  values_.copy_from(host);
-  grads_and_extra_ = Tensor::zeros({total + kExtra});
-  grads_ = grads_and_extra_.slice(0, total);
+  check(!parameters_.empty() || frozen_.empty(),
+        "every parameter is frozen: nothing can be trained");
+  const auto initialised = [seed](std::deque<Parameter>& parameters) {
+    int64_t total = 0;
+    for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {
+      p->offset = total;
+      total += padded(p->shape_.elements());
+    }
+    Tensor host = Tensor::empty_on(Device{}, {total});
+    host.fill_zero();
+    for (Parameter& p : parameters)
+      p.init_(host.data<float>() + p.offset, p.shape_.elements(),
+              Philox(seed, stream_id(Stream::init, p.index)));
+    Tensor values = Tensor::empty({total});
+    values.copy_from(host);
+    return values;
+  };
+  values_ = initialised(parameters_);
+  frozen_values_ = initialised(frozen_);
+  grads_and_extra_ = Tensor::zeros({values_.size() + kExtra});
+  grads_ = grads_and_extra_.slice(0, values_.size());
+  const auto view = [](const Tensor& flat, const Parameter& p) {
+    return flat.slice(p.offset, p.offset + p.shape_.elements()).reshape(p.shape_);
+  };
   for (Parameter& p : parameters_) {
-    const int64_t n = p.shape_.elements();
-    p.value = values_.slice(p.offset, p.offset + n).reshape(p.shape_);
-    p.grad = grads_.slice(p.offset, p.offset + n).reshape(p.shape_);
+    p.value = view(values_, p);
+    p.grad = view(grads_, p);
   }
-  for (Buffer& b : buffers_) b.value = b.value.to(values_.device());
+  for (Parameter& p : frozen_) p.value = view(frozen_values_, p);
+  for (auto* buffers : {&buffers_, &frozen_buffers_})
+    for (Buffer& b : *buffers) b.value = b.value.to(values_.device());
 }
 
 Parameter* ParameterStore::find(const std::string& name) {
-  auto found = std::find_if(parameters_.begin(), parameters_.end(),
-                            [&](const Parameter& p) { return p.name == name; });
-  return found == parameters_.end() ? nullptr : &*found;
+  for (auto* parameters : {&parameters_, &frozen_})
+    for (Parameter& p : *parameters)
+      if (p.name == name) return &p;
+  return nullptr;
 }
 
-int64_t ParameterStore::count() const {
-  int64_t n = 0;
-  for (const Parameter& p : parameters_) n += p.shape_.elements();
-  return n;
-}
+int64_t ParameterStore::count() const { return elements(parameters_); }
+
+int64_t ParameterStore::frozen_count() const { return elements(frozen_); }
 
 void ParameterStore::begin_step() {
   for (Parameter& p : parameters_) p.written = false;
@@ -106,12 +130,8 @@ void ParameterStore::begin_step() {
 
 std::vector<std::pair<std::string, Tensor>> ParameterStore::named_tensors() const {
   std::vector<std::pair<std::string, Tensor>> out;
-  for (const Entry& e : order_) {
-    if (e.is_buffer)
-      out.emplace_back(buffers_[e.index].name, buffers_[e.index].value);
-    else
-      out.emplace_back(parameters_[e.index].name, parameters_[e.index].value);
-  }
+  out.reserve(order_.size());
+  for (const Entry& e : order_) out.emplace_back(e.name(), e.value());
   return out;
 }
 

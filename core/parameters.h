@@ -10,6 +10,9 @@
 //   grads()    | fc.weight       | bn1.weight 000 | conv1.weight 000 | extra |
 //              ▲ final first in backward             final last ▲
 //
+// Frozen parameters (freeze()) are not trained: they have values in a buffer of their own and no
+// gradient, so that the optimizer, the exchange and the tape never meet them.
+//
 //   ParameterStore store;
 //   Parameter& w = store.add("fc.weight", {10, 64}, uniform_init(0.125f));
 //   store.finalize(seed);
@@ -17,6 +20,7 @@
 
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <utility>
@@ -37,7 +41,9 @@ Init uniform_init(float bound);  // uniform in [-bound, bound)
 struct Parameter {
   std::string name;
   Tensor value, grad;          // views into the store's flat buffers, f32, plain
+  bool frozen = false;         // not trained: value lies in frozen_values(), grad is undefined
   int64_t offset = 0;          // of both views, in elements
+  size_t index = 0;            // in the order of creation, frozen ones included
   bool decay = true;           // false for batch norm and biases: weight decay may leave them out
   double uses_per_sample = 0;  // multiply-accumulates per weight and sample; set by forward
 
@@ -66,6 +72,10 @@ struct Parameter {
   Init init_;
 };
 
+// Returns whether one of these is trained, so that their layer's output needs a gradient. A layer
+// without a bias passes null for it.
+bool any_trained(std::initializer_list<const Parameter*> parameters);
+
 // A named tensor of the model that is saved but not trained: running statistics, counters.
 struct Buffer {
   std::string name;
@@ -78,48 +88,62 @@ class ParameterStore {
   ParameterStore(const ParameterStore&) = delete;
   ParameterStore& operator=(const ParameterStore&) = delete;
 
+  // Freezes every parameter that is added from now on and whose name `chosen` accepts.
+  void freeze(std::function<bool(const std::string&)> chosen) { chosen_ = std::move(chosen); }
   // Adds a parameter, whose address stays valid for the life of the store. Throws InputError for a
   // name in use.
   Parameter& add(const std::string& name, const Shape& shape, Init init, bool decay = true);
-  // Adds a buffer, f32 or i64, filled with the value; otherwise as add().
-  Buffer& add_buffer(const std::string& name, const Shape& shape, DType dtype, float value);
+  // Adds a buffer, f32 or i64, filled with the value; otherwise as add(). `frozen`: it belongs to
+  // frozen parameters and never changes.
+  Buffer& add_buffer(const std::string& name, const Shape& shape, DType dtype, float value,
+                     bool frozen = false);
 
   // Allocates the flat buffers on the Context's device and initialises every parameter from the
   // random stream of its index in the order of creation. Call it once; add() throws afterwards.
+  // Throws InputError if every parameter is frozen.
   void finalize(uint64_t seed);
 
-  std::deque<Parameter>& parameters() { return parameters_; }  // in order of creation
+  // All that is trained, and the buffers that training changes, in order of creation.
+  std::deque<Parameter>& parameters() { return parameters_; }
   const std::deque<Parameter>& parameters() const { return parameters_; }
   std::deque<Buffer>& buffers() { return buffers_; }
   const std::deque<Buffer>& buffers() const { return buffers_; }
-  Parameter* find(const std::string& name);  // null if there is none
+  const std::deque<Parameter>& frozen() const { return frozen_; }
+  Parameter* find(const std::string& name);  // frozen or not; null if there is none
 
-  const Tensor& values() const { return values_; }  // flat, padding included
+  const Tensor& values() const { return values_; }  // flat, padding included, without frozen ones
+  const Tensor& frozen_values() const { return frozen_values_; }  // likewise; may be empty
   const Tensor& grads() const { return grads_; }
   // The gradients followed by kExtra elements that an exchange may sum along with them (flags,
   // losses); zero when not in use.
   const Tensor& grads_and_extra() const { return grads_and_extra_; }
   static constexpr int64_t kExtra = 4;
-  int64_t count() const;  // of trainable values, padding excluded
+  int64_t count() const;  // of trained values, padding excluded
+  int64_t frozen_count() const;
 
   // Discards the gradients: the next contributions overwrite them. It does not touch the use counts
   // of tapes, so it may be called between forward and backward.
   void begin_step();
 
-  // Returns views of all tensors of a weights file, parameters and buffers, in order of creation.
+  // Returns views of all tensors of a weights file, parameters and buffers, frozen or not, in order
+  // of creation.
   std::vector<std::pair<std::string, Tensor>> named_tensors() const;
 
  private:
+  // One of the two; both have a name and a value.
   struct Entry {
-    bool is_buffer;
-    size_t index;
+    const Parameter* parameter = nullptr;
+    const Buffer* buffer = nullptr;
+    const std::string& name() const { return parameter ? parameter->name : buffer->name; }
+    const Tensor& value() const { return parameter ? parameter->value : buffer->value; }
   };
   void check_name(const std::string& name) const;
 
-  std::deque<Parameter> parameters_;
-  std::deque<Buffer> buffers_;
+  std::function<bool(const std::string&)> chosen_;
+  std::deque<Parameter> parameters_, frozen_;
+  std::deque<Buffer> buffers_, frozen_buffers_;
   std::vector<Entry> order_;
-  Tensor values_, grads_, grads_and_extra_;
+  Tensor values_, frozen_values_, grads_, grads_and_extra_;
 };
 
 }  // namespace heddle

@@ -49,6 +49,7 @@ Tensor Var::grad() const {
 }
 
 void BackwardPass::contributed(Parameter& p) {
+  if (p.frozen) return;
   auto open = std::find(open_->begin(), open_->end(), &p);
   check(open != open_->end(), "tape: ", p.name, " contributed more often than it was used");
   open_->erase(open);
@@ -72,7 +73,8 @@ Tape::~Tape() {
 
 void Tape::record(std::string name, const Var& output, std::vector<Parameter*> uses,
                   std::function<void(BackwardPass&)> backward) {
-  if (!training()) return;
+  if (!training() || !output.needs_grad()) return;
+  std::erase_if(uses, [](const Parameter* p) { return p->frozen; });
   for (Parameter* p : uses) {
     ++p->pending;
     ++p->readers;

@@ -80,9 +80,9 @@ class Tape;
 class BackwardPass {
  public:
   Grad dy;
-  // Reports that this node has written its contribution to p.grad, once per use. Call it before
-  // computing the input's gradient if possible, so that the exchange starts early. Throws
-  // InputError for a parameter that was not recorded as used.
+  // Reports that this node has written its contribution to p.grad, once per use; ignored for a
+  // frozen parameter. Call it before computing the input's gradient if possible, so that the
+  // exchange starts early. Throws InputError for a parameter that was not recorded as used.
   void contributed(Parameter& p);
 
  private:
@@ -106,7 +106,8 @@ class Tape {
   int next_random_op() { return random_ops_++; }
 
   // Records a closure that propagates the gradient of `output`. `uses`: the parameters it
-  // contributes to, one entry per contribution. Nothing is kept when not training.
+  // contributes to, one entry per contribution; frozen ones are left out. Nothing is kept when not
+  // training, or if the output needs no gradient.
   void record(std::string name, const Var& output, std::vector<Parameter*> uses,
               std::function<void(BackwardPass&)> backward);
 

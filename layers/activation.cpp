@@ -17,7 +17,7 @@ Var activate(Tape& tape, const char* name, const Activation& a, const Var& x) {
   const Device device = x.value().device();
   const Tensor output = Tensor::empty_like(x.value());
   HEDDLE_DISPATCH(device, activation_forward(a, x.value(), output));
-  Var y(output, true);
+  Var y(output, x.needs_grad());
   tape.record(name, y, {}, [x, output, a, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy);
@@ -45,7 +45,7 @@ Var tanh(Tape& tape, const Var& x) { return activate(tape, "tanh", {Activation::
 Var add(Tape& tape, const Var& a, const Var& b) {
   const Tensor output = Tensor::empty_like(a.value());
   add(a.value(), b.value(), output);
-  Var y(output, true);
+  Var y(output, a.needs_grad() || b.needs_grad());
   tape.record("add", y, {}, [a, b](BackwardPass& pass) {
     // Both inputs get the same memory: no longer unique, so neither writes into it.
     Tensor dy = std::move(pass.dy).sum();
@@ -77,7 +77,7 @@ Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
         "dropout: expected counters on ", to_string(device));
   const Tensor output = Tensor::empty_like(input);
   HEDDLE_DISPATCH(device, dropout_apply(input, output, key));
-  Var y(output, true);
+  Var y(output, x.needs_grad());
   tape.record("dropout", y, {}, [x, key, device](BackwardPass& pass) {
     // The mask is a function of the counter: it is drawn again instead of kept.
     const Tensor dy = std::move(pass.dy).sum();

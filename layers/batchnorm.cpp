@@ -12,9 +12,35 @@ namespace heddle {
 BatchNorm2d::BatchNorm2d(ParameterStore& store, const std::string& name, int64_t channels)
     : weight(&store.add(name + ".weight", {channels}, constant_init(1.0f), false)),
       bias(&store.add(name + ".bias", {channels}, constant_init(0.0f), false)),
-      running_mean(&store.add_buffer(name + ".running_mean", {channels}, DType::f32, 0.0f)),
-      running_var(&store.add_buffer(name + ".running_var", {channels}, DType::f32, 1.0f)),
-      batches(&store.add_buffer(name + ".num_batches_tracked", {}, DType::i64, 0.0f)) {}
+      running_mean(
+          &store.add_buffer(name + ".running_mean", {channels}, DType::f32, 0.0f, fixed())),
+      running_var(&store.add_buffer(name + ".running_var", {channels}, DType::f32, 1.0f, fixed())),
+      batches(&store.add_buffer(name + ".num_batches_tracked", {}, DType::i64, 0.0f, fixed())) {}
+
+namespace {
+
+// Records the backward pass of y = [relu](x * scale + shift + skip), whose statistics depend on
+// nothing.
+void record_fixed(Tape& tape, const std::string& name, const Var& x, const Var& skip, bool relu,
+                  const Tensor& scale, const Var& y) {
+  const Tensor kept = relu ? y.value() : Tensor{};
+  tape.record(name, y, {}, [x, skip, scale, kept, device = x.value().device()](BackwardPass& pass) {
+    Tensor dz = std::move(pass.dy).sum();
+    if (kept.defined()) {
+      const Tensor dy = dz;
+      dz = Tensor::empty_like(dy);
+      HEDDLE_DISPATCH(device, activation_backward({Activation::relu}, kept, dy, dz));
+    }
+    if (x.needs_grad()) {
+      const Tensor dx = Tensor::empty_like(dz), none = Tensor::zeros(scale.shape());
+      HEDDLE_DISPATCH(device, batchnorm_apply(dz, scale, none, Tensor{}, false, dx));
+      x.add_grad(dx);
+    }
+    if (skip.needs_grad()) skip.add_grad(std::move(dz));
+  });
+}
+
+}  // namespace
 
 Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNormFusion& fusion) {
   TraceRange range("forward", norm.weight->name);
@@ -26,7 +52,7 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
   if (residual.defined()) check_form(residual, input.form(), norm.weight->name.c_str());
   const Device device = input.device();
   Tensor mean = norm.running_mean->value, variance = norm.running_var->value;
-  if (tape.training()) {
+  if (tape.training() && !norm.fixed()) {
     check(n * h * w > 1, norm.weight->name, ": one value per channel cannot be normalised, input ",
           to_string(input.shape()));
     mean = Tensor::empty_on(device, {c});
@@ -54,8 +80,12 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
                                             .shift = shift}));
   Tensor output = Tensor::empty_like(input);
   HEDDLE_DISPATCH(device, batchnorm_apply(input, scale, shift, residual, fusion.relu, output));
-  Var y(output, true);
   const Var skip = fusion.residual ? *fusion.residual : Var();
+  Var y(output, x.needs_grad() || skip.needs_grad() || !norm.fixed());
+  if (norm.fixed()) {
+    record_fixed(tape, norm.weight->name, x, skip, fusion.relu, scale, y);
+    return y;
+  }
   // Without a residual the sign of ReLU's input follows from x, and y need not be kept.
   const Tensor kept = residual.defined() ? output : Tensor{};
   Parameter &weight = *norm.weight, &bias = *norm.bias;
@@ -67,22 +97,26 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
                 const bool wants_dz = skip.needs_grad();
                 Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy), dz;
                 if (wants_dz) dz = std::exchange(dx, Tensor::empty_like(x.value()));
-                HEDDLE_DISPATCH(device, batchnorm_backward({.x = x.value(),
-                                                            .y = kept,
-                                                            .mean = mean,
-                                                            .invstd = invstd,
-                                                            .scale = scale,
-                                                            .shift = shift,
-                                                            .dy = dy,
-                                                            .dy2 = dy2,
-                                                            .dz = dz,
-                                                            .dx = dx,
-                                                            .dweight = weight.grad,
-                                                            .dbias = bias.grad,
-                                                            .beta_weight = weight.next_beta(),
-                                                            .beta_bias = bias.next_beta(),
-                                                            .relu = relu,
-                                                            .residual = kept.defined()}));
+                // One of the two may be frozen; the kernel computes both.
+                const bool partly = weight.frozen || bias.frozen;
+                const Tensor unused = partly ? Tensor::empty_like(scale) : Tensor{};
+                HEDDLE_DISPATCH(device, batchnorm_backward(
+                                            {.x = x.value(),
+                                             .y = kept,
+                                             .mean = mean,
+                                             .invstd = invstd,
+                                             .scale = scale,
+                                             .shift = shift,
+                                             .dy = dy,
+                                             .dy2 = dy2,
+                                             .dz = dz,
+                                             .dx = dx,
+                                             .dweight = weight.frozen ? unused : weight.grad,
+                                             .dbias = bias.frozen ? unused : bias.grad,
+                                             .beta_weight = weight.frozen ? 0 : weight.next_beta(),
+                                             .beta_bias = bias.frozen ? 0 : bias.next_beta(),
+                                             .relu = relu,
+                                             .residual = kept.defined()}));
                 pass.contributed(weight);
                 pass.contributed(bias);
                 dy = dy2 = {};

@@ -15,6 +15,10 @@ class BatchNorm2d {
   // .num_batches_tracked (i64), all (C) but the counter.
   BatchNorm2d(ParameterStore& store, const std::string& name, int64_t channels);
 
+  // With both parameters frozen it normalises by the running statistics while training, too, and
+  // leaves them unchanged.
+  bool fixed() const { return weight->frozen && bias->frozen; }
+
   Parameter *weight, *bias;
   Buffer *running_mean, *running_var, *batches;
   float momentum = 0.1f;  // the weight of the new value in the running statistics

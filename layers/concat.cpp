@@ -37,7 +37,7 @@ Var concat_channels(Tape& tape, const Var& a, const Var& b) {
     const Tensor to = output.reshape({n * all}).slice(at, n * all);
     HEDDLE_DISPATCH(device, copy_pieces(n, width, plain, width, to, all));
   });
-  Var y(output, true);
+  Var y(output, a.needs_grad() || b.needs_grad());
   tape.record("concat", y, {}, [for_both, n, all, type, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum().reshape({n * all});
     for_both([&](const Var& x, int64_t width, int64_t at) {

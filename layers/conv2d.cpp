@@ -36,15 +36,17 @@ Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const C
   if (bias != nullptr) add_channel_bias(output, bias->value);
   weight.uses_per_sample = to_double(shape[2] * shape[3]);
 
-  Var y(output, true);
+  Var y(output, x.needs_grad() || any_trained({&weight, bias}));
   std::vector<Parameter*> uses = {&weight};
   if (bias != nullptr) uses.push_back(bias);
   tape.record(weight.name, y, uses, [x, input, &weight, bias, o, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
-    const float beta = weight.next_beta();
-    HEDDLE_DISPATCH(device, conv2d_backward_weight(input, dy, weight.grad, beta, o));
+    if (!weight.frozen) {
+      const float beta = weight.next_beta();
+      HEDDLE_DISPATCH(device, conv2d_backward_weight(input, dy, weight.grad, beta, o));
+    }
     pass.contributed(weight);
-    if (bias != nullptr) {
+    if (any_trained({bias})) {
       sum_channels(dy, bias->grad, bias->next_beta());
       pass.contributed(*bias);
     }
@@ -85,15 +87,17 @@ Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bia
   if (bias != nullptr) add_channel_bias(output, bias->value);
   weight.uses_per_sample = to_double(s[2] * s[3]);
 
-  Var y(output, true);
+  Var y(output, x.needs_grad() || any_trained({&weight, bias}));
   std::vector<Parameter*> uses = {&weight};
   if (bias != nullptr) uses.push_back(bias);
   tape.record(weight.name, y, uses, [x, input, &weight, bias, o, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
-    const float beta = weight.next_beta();
-    HEDDLE_DISPATCH(device, conv2d_backward_weight(dy, input, weight.grad, beta, o));
+    if (!weight.frozen) {
+      const float beta = weight.next_beta();
+      HEDDLE_DISPATCH(device, conv2d_backward_weight(dy, input, weight.grad, beta, o));
+    }
     pass.contributed(weight);
-    if (bias != nullptr) {
+    if (any_trained({bias})) {
       sum_channels(dy, bias->grad, bias->next_beta());
       pass.contributed(*bias);
     }

@@ -106,7 +106,7 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& weight, DType dtype) 
   const Tensor output = Tensor::empty_on(device, Shape(shape), dtype);
   const Tensor here = tokens.to(device);
   HEDDLE_DISPATCH(device, embedding_forward(here, weight.value, output));
-  Var y(output, true);
+  Var y(output, !weight.frozen);
   tape.record(weight.name, y, {&weight}, [here, &weight, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     HEDDLE_DISPATCH(device, embedding_backward(dy, here, weight));

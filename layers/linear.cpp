@@ -27,18 +27,19 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
 
   Shape shape = x.shape();
   shape[axes - 1] = out;
-  Var y(output.reshape(shape), true);
+  Var y(output.reshape(shape), x.needs_grad() || any_trained({&weight, bias}));
   std::vector<Parameter*> uses = {&weight};
   if (bias != nullptr) uses.push_back(bias);
   tape.record(weight.name, y, uses, [x, input, &weight, bias, n, out](BackwardPass& pass) {
     const DType dtype = input.dtype();
     Tensor dy = std::move(pass.dy).sum().reshape({n, out});
-    if (bias != nullptr) {
+    if (any_trained({bias})) {
       sum_rows(dy, bias->grad, bias->next_beta());
       pass.contributed(*bias);
     }
     dy = converted(dy, dtype, Layout::plain);
-    gemm(dy, input, weight.grad, {.transpose_a = true, .beta = weight.next_beta()});
+    if (!weight.frozen)
+      gemm(dy, input, weight.grad, {.transpose_a = true, .beta = weight.next_beta()});
     pass.contributed(weight);
     if (!x.needs_grad()) return;
     const Tensor dx = Tensor::empty_like(input);

@@ -24,9 +24,11 @@ Tensor rows_of(const Tensor& x) { return x.reshape({x.shape()[0] * x.shape()[1],
 
 // Adds the gradient of the biases, the same for both: the sum over steps and batch.
 void add_bias_gradient(const Tensor& dgates, const LstmWeights& w, BackwardPass& pass) {
-  const Tensor sums = Tensor::empty_like(w.bias_ih->grad);
+  if (!any_trained({w.bias_ih, w.bias_hh})) return;
+  const Tensor sums = Tensor::empty_like(w.bias_ih->value);
   sum_rows(dgates, sums, 0.0f);
   for (Parameter* bias : {w.bias_ih, w.bias_hh}) {
+    if (bias->frozen) continue;
     if (bias->next_beta() == 0.0f)
       bias->grad.copy_from(sums);
     else
@@ -89,7 +91,7 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
   c = entry(cs, steps);
   w.ih->uses_per_sample = w.hh->uses_per_sample = to_double(steps);
 
-  Var y(hs.slice(1, steps + 1), true);
+  Var y(hs.slice(1, steps + 1), x.needs_grad() || any_trained({w.ih, w.hh, w.bias_ih, w.bias_hh}));
   auto backward = [x, input, w, hs = hs, cs = cs, gates = gates, device,
                    dtype](BackwardPass& pass) {
     const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
@@ -113,10 +115,11 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
       if (t > 0) recurrent.multiply(entry(dgates, t), dh);
     }
     const Tensor d = rows_of(dgates);
-    gemm(d, rows_of(hs.slice(0, steps)), w.hh->grad,
-         {.transpose_a = true, .beta = w.hh->next_beta()});
+    if (!w.hh->frozen)
+      gemm(d, rows_of(hs.slice(0, steps)), w.hh->grad,
+           {.transpose_a = true, .beta = w.hh->next_beta()});
     pass.contributed(*w.hh);
-    gemm(d, input, w.ih->grad, {.transpose_a = true, .beta = w.ih->next_beta()});
+    if (!w.ih->frozen) gemm(d, input, w.ih->grad, {.transpose_a = true, .beta = w.ih->next_beta()});
     pass.contributed(*w.ih);
     add_bias_gradient(d, w, pass);
     if (!x.needs_grad()) return;

@@ -214,7 +214,7 @@ Var cudnn_lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, 
   const LstmPlan& plan = lstm_plan(x.value(), w, [] { return std::optional<LstmPlan>(); }).value();
   Forwarded out;
   check_cudnn(run_forward(plan, x.value(), w, h, c, out), "cudnnRNNForward");
-  Var y(out.y, true);
+  Var y(out.y, x.needs_grad() || any_trained({w.ih, w.hh, w.bias_ih, w.bias_hh}));
   auto backward = [x, w, out, &plan, h_before = h, c_before = c](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dx = Tensor::empty_like(x.value());
@@ -237,6 +237,7 @@ Var cudnn_lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, 
     for (auto parameter :
          {&LstmWeights::hh, &LstmWeights::ih, &LstmWeights::bias_ih, &LstmWeights::bias_hh}) {
       Parameter& p = *(w.*parameter);
+      if (p.frozen) continue;
       const bool first = p.next_beta() == 0.0f;
       for (const Span& s : plan.spans) {
         if (s.parameter != parameter) continue;

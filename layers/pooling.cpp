@@ -21,7 +21,7 @@ Var pool(Tape& tape, const Var& x, PoolKind kind, const PoolWindow& o) {
                        (w + 2 * o.padding - o.kernel_w) / o.stride + 1};
   const Tensor output = Tensor::empty_on(device, shape, x.value().dtype(), x.value().layout());
   const Tensor workspace = HEDDLE_DISPATCH(device, pool_forward(kind, x.value(), output, o));
-  Var y(output, true);
+  Var y(output, x.needs_grad());
   tape.record("pooling", y, {}, [x, workspace, kind, o, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dx = Tensor::empty_like(x.value());
@@ -45,7 +45,7 @@ Var global_average_pool(Tape& tape, const Var& x) {
   // One pixel per map: every layout stores (N, C) in the same order.
   const Tensor& value = maps.value();
   const Tensor plain = Tensor::view_as(value, {n, c});
-  Var y(plain, true);
+  Var y(plain, x.needs_grad());
   tape.record("global average pooling", y, {}, [maps](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor& like = maps.value();
@@ -59,7 +59,7 @@ Var flatten(Tape& tape, const Var& x) {
   const auto [n, c, h, w] = dims<4>(x.value(), "flatten input");
   check_floating(x.value(), "flatten input");
   const Tensor plain = converted(x.value(), x.value().dtype(), Layout::plain);
-  Var y(Tensor::view_as(plain, {n, c * h * w}), true);
+  Var y(Tensor::view_as(plain, {n, c * h * w}), x.needs_grad());
   tape.record("flatten", y, {}, [x](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     x.add_grad(converted(Tensor::view_as(dy, x.shape()), dy.dtype(), x.value().layout()));

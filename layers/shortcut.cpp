@@ -70,7 +70,7 @@ Var subsample_pad(Tape& tape, const Var& x, int64_t channels) {
   const Tensor output = Tensor::empty_on(device, {n, channels, (h + 1) / 2, (w + 1) / 2},
                                          x.value().dtype(), x.value().layout());
   HEDDLE_DISPATCH(device, subsample_forward(x.value(), output));
-  Var y(output, true);
+  Var y(output, x.needs_grad());
   tape.record("shortcut", y, {}, [x, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dx = Tensor::empty_like(x.value());

@@ -45,7 +45,7 @@ Var sparse_linear(Tape& tape, const SparseMatrix& x, Parameter& weight) {
   const Tensor output = Tensor::empty_on(device, {x.rows(), out});
   HEDDLE_DISPATCH(device, sparse_matmul(x, matrix, output));
   weight.uses_per_sample = 1;
-  Var y(output, true);
+  Var y(output, !weight.frozen);
   tape.record(weight.name, y, {&weight}, [x, &weight, in, out, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor gradient = Tensor::empty_on(device, {in, out});
@@ -59,10 +59,10 @@ Var sparse_linear(Tape& tape, const SparseMatrix& x, Parameter& weight) {
 Var add_bias(Tape& tape, const Var& x, Parameter& bias) {
   const Tensor output = x.value().clone();
   add_row(bias.value, output);
-  Var y(output, true);
+  Var y(output, x.needs_grad() || !bias.frozen);
   tape.record(bias.name, y, {&bias}, [x, &bias](BackwardPass& pass) {
     Tensor dy = std::move(pass.dy).sum();
-    sum_rows(dy, bias.grad, bias.next_beta());
+    if (!bias.frozen) sum_rows(dy, bias.grad, bias.next_beta());
     pass.contributed(bias);
     x.add_grad(std::move(dy));
   });
@@ -73,7 +73,6 @@ Var first_rows(Tape& tape, const Var& x, int64_t n) {
   check(x.shape().rank() > 0 && n >= 0 && n <= x.shape()[0], "first_rows: expected at most ",
         to_string(x.shape()), ", found ", n);
   Var y(x.value().slice(0, n), x.needs_grad());
-  if (!x.needs_grad()) return y;
   tape.record("first_rows", y, {}, [x, n](BackwardPass& pass) {
     const Tensor dx = Tensor::empty_like(x.value());
     dx.fill_zero();

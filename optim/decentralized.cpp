@@ -86,7 +86,10 @@ DecentralizedOptimizer::DecentralizedOptimizer(ParameterStore& store,
   if (alone()) return;
   collective("peers", [&](Communicator& c) { check_same(topology_, mixing_, peers, c); });
   if (peers.broadcast)
-    collective("parameters", [&](Communicator& c) { c.broadcast(store.values(), 0); });
+    collective("parameters", [&](Communicator& c) {
+      c.broadcast(store.values(), 0);
+      if (!store.frozen().empty()) c.broadcast(store.frozen_values(), 0);
+    });
   estimate_ = Tensor::empty_on(Device{}, store.values().shape());
   dual_ = Tensor::empty_on(Device{}, estimate_.shape(), DType::i64);
   apart_ = Tensor::empty_on(Device{}, estimate_.shape(), DType::i64);

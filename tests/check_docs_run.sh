@@ -141,7 +141,7 @@ prepare() {  # PAGE
   case $1 in
     README.md | docs/flags.md)  # two runs to look at
       for run in a b; do build/train_resnet --output-dir runs/$run || return 1; done ;;
-    *weights-in-pytorch.md)  # the page makes this file with PyTorch
+    *weights-in-pytorch.md | *fine-tuning.md)  # the page makes this file with PyTorch
       build/train_resnet --arch resnet18 --stem imagenet --data path/to/imagenet --steps 1 --output-dir made &&
         cp made/model.safetensors resnet18.safetensors ;;
   esac

@@ -46,6 +46,7 @@ KNOWN = {
     'net': ['1gbit,1ms', '100mbit,1ms,jitter=1ms', '1gbit', '-1gbit,1ms', 'gbit'],
     'headroom-net': ['25gbit,5us', 'fast'],
     'dense-layers': ['.', 'fc', 'decoder|encoder', 'nosuchlayer', '(', '[z-a]', '(a*)*b'],
+    'freeze': ['.', 'fc', '^(?!fc)', 'weight', 'nosuchlayer', '(', '^encoder|bias'],
     'trace-steps': ['1:2', '2:1', '1:', ':'], 'save-every': ['1', '0', '1epoch', '2epochs', 'often'],
     'device': ['cpu', 'auto', 'cuda', 'cuda:9', 'gpu'], 'lr-milestones': ['1', '1,2', '2,1', '1,1'],
     'resume': ['auto', 'earlier', 'nowhere', 'data'], 'init': ['earlier', 'data', 'nowhere', 'text.txt'],

@@ -217,6 +217,18 @@ TEST_CASE("which layers are dense: first convolution, one axis, small ones, name
   CHECK(compressed({.dense_layers = "weight"}) == "");
   CHECK(complaint([&] { compressed({.dense_layers = "("}); }).find("\"(\"") != std::string::npos);
 
+  for (const std::string frozen : {"conv1", "conv2"}) {  // the first of all, not of those trained
+    ParameterStore store;
+    store.freeze([&](const std::string& name) { return name.starts_with(frozen); });
+    for (const char* name : {"conv1.weight", "conv2.weight", "conv3.weight"})
+      store.add(name, {16, 16, 3, 3}, constant_init(0));
+    store.finalize(1);
+    const auto choices = make_reducer(parse_compress("topk"), {}, store)->choices();
+    CHECK_FALSE(choices.contains("conv1.weight"));
+    CHECK(choices.contains("conv2.weight") == (frozen == "conv1"));
+    CHECK(choices.contains("conv3.weight"));
+  }
+
   const auto reducer = make_reducer(parse_compress("qsgd"), {}, model.store);
   reducer->set_choice("fc.weight", 8);
   CHECK(reducer->choices().at("fc.weight") == 8);

@@ -208,6 +208,47 @@ TEST_CASE("learners: language model with tied weights, row-sparse gradients of d
   }
 }
 
+TEST_CASE("learners: frozen parameters are the first rank's, are not exchanged and do not change") {
+  for (const char* compress : {"none", "scalecom:rate=4"})
+    expect_none(run_ranks(3, [&](Communicator& comm) {
+      const auto fill_store = [](ParameterStore& store, uint64_t seed) {
+        store.freeze([](const std::string& name) { return name.starts_with("first"); });
+        std::pair<Linear, Linear> layers{Linear(store, "first", 20, 30),
+                                         Linear(store, "second", 30, 40)};
+        store.finalize(seed);
+        return layers;
+      };
+      ParameterStore store, untrained;
+      fill_store(untrained, 1);
+      const auto [first, second] = fill_store(store, static_cast<uint64_t>(comm.rank()) + 1);
+      DataParallelOptimizer optimizer(
+          store, make_sgd({.momentum = 0.9, .weight_decay = 0.01}), comm, {}, {},
+          make_reducer(parse_compress(compress), {.min_compress = 100}, store));
+      const Tensor x = Tensor::empty_on(Device{}, {4, 20}),
+                   y = Tensor::empty_on(Device{}, {4}, DType::i32);
+      for (int64_t step = 0; step < 4; ++step) {
+        fill_batch(step, comm.rank() * 4, x, y);
+        Tape tape;
+        const Var loss = softmax_cross_entropy(
+            tape, second.forward(tape, relu(tape, first.forward(tape, Var(here(x))))), y);
+        optimizer.begin_step(0.1);
+        tape.backward(
+            loss, [&](Parameter& p) { optimizer.ready(p); },
+            [&](Parameter& p) { optimizer.weights_free(p); });
+        optimizer.finish_step();
+      }
+      optimizer.check_replicas();
+      if (store.frozen_values().to_vector() != untrained.frozen_values().to_vector())
+        throw Error("a frozen parameter is not the first rank's initial one");
+      if (store.values().to_vector() == untrained.values().to_vector())
+        throw Error("nothing trained");
+      for (const auto& [key, entry] : optimizer.ledger().entries())
+        if (key.first.starts_with("first")) throw Error("exchanged: " + key.first);
+      for (const auto& [name, tensor] : optimizer.optimizer().named_state())
+        if (name.find("first") != std::string::npos) throw Error("state: " + name);
+    }));
+}
+
 TEST_CASE("learners: the ledger has every byte that the communicator counted") {
   expect_none(run_ranks(3, [](Communicator& comm) {
     Net net(1);

@@ -218,6 +218,10 @@ void add_output_flags(FlagTable& flags, CommonOptions& o) {
 void add_action_flags(FlagTable& flags, CommonOptions& o) {
   flags.group("Weights, configuration, questions");
   flags.add("init", &o.init, "FILE", "start from these weights (safetensors)");
+  flags.add(
+      "freeze", &o.freeze, "REGEX",
+      "names of parameters that are not trained; a batch norm whose parameters are all frozen "
+      "keeps its running statistics and normalises by them");
   flags.add("evaluate", &o.evaluate, "", "measure the loss once and do not train", not_saved);
   flags.add("dry-run", &o.dry_run, "", "print the plan: parameters, memory, steps, bytes",
             not_saved);

@@ -62,7 +62,7 @@ struct ParsedOptions {
 
 struct CommonOptions {
   // data and run
-  std::string data, device = "auto", precision = "fp32", init;
+  std::string data, device = "auto", precision = "fp32", init, freeze;
   int64_t seed = 1, threads = 0, workers = 1;
   bool deterministic = false;
   bool tf32 = false, tune = true;

@@ -56,7 +56,8 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
   needs.push_back({"peers", o.parsed.learners.size > 1, "needs several learners"});
   for (const char* flag : {"compress-start", "compressed-momentum", "dense-layers", "shadow"})
     needs.push_back({flag, o.compress != "none", "needs --compress"});
-  for (const char* flag : {"epochs", "steps", "trace", "explain-step", "dump-gradients", "ledger"})
+  for (const char* flag :
+       {"epochs", "steps", "trace", "explain-step", "dump-gradients", "ledger", "freeze"})
     needs.push_back({flag, o.training,
                      o.evaluate ? "is for training, and --evaluate does not train"
                                 : "is for training: add --train"});

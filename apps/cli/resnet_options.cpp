@@ -88,6 +88,8 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
             one_of(kAugmentations), otherwise("by recipe"));
   flags.add("head", &o.head, "NAME", "name of the last layer in the file of --init",
             otherwise("fc"));
+  flags.add("new-head", &o.new_head, "",
+            "train a new last layer for the classes of --data, whatever the file of --init has");
   add_common_flags(flags, o);
   flags.add("shard", &o.shard, "HOW",
             "learners share the images at random, anew in each epoch; fixed: each has a random "
@@ -130,6 +132,7 @@ void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   o.training = decide_training(o, o.predict.empty() ? "" : "predict");
   flags.check_needs({{"predict", !o.dry_run && o.headroom == 0,
                       "predicts nothing with --dry-run or --headroom"}});
+  flags.check_needs({{"new-head", !o.init.empty() && o.training, "needs --init, and training"}});
   flags.check_needs({{"shard", o.parsed.learners.size > 1, "needs several learners"}});
   const bool voting = is_voting(o);
   flags.check_needs(privacy_needs(o.dp, voting));

@@ -22,6 +22,7 @@ struct TrainResnetOptions : CommonOptions {
   double label_smoothing = 0;
   std::vector<std::string> predict;
   std::string head;  // the last layer's name in the file of --init; empty: fc
+  bool new_head = false;
 };
 
 // The --arch that is no residual network (layers/small_cnn.h).

@@ -36,7 +36,7 @@ std::array<float, 3> parse_three(const std::string& text, const std::string& whe
   return out;
 }
 
-// Throws InputError unless the file is a residual network.
+// Throws InputError unless the file is a residual network. It may lack its last layer.
 void check_residual(const WeightsFile& file) {
   check(!file.has("rnn.weight_ih_l0"), file.path(),
         ": expected a residual network, found a language model, which train_lm reads");
@@ -45,6 +45,7 @@ void check_residual(const WeightsFile& file) {
   for (const auto& [name, theirs] : file.names())
     if (name.ends_with(".weight") && file.info(name).shape.rank() == 2)
       others = name.substr(0, name.size() - std::string(".weight").size());
+  if (others.empty() && file.has("conv1.weight")) return;
   throw InputError(concat(
       file.path(), ": expected a tensor fc.weight (classes, features), found none",
       others.empty() ? "" : concat("; if ", others, " is the last layer, give --head ", others)));
@@ -89,7 +90,8 @@ ResnetCard read_resnet_card(const WeightsFile& file) {
   const std::string where = file.path() + ": metadata ";
   if (const std::string size = file.value("image_size"); !size.empty())
     card.image_size = parse_metadata_number(size, 1, kMaxImageSize, where + "image_size");
-  if (file.info("fc.weight").shape.rank() == 2) card.class_count = file.info("fc.weight").shape[0];
+  if (file.has("fc.weight") && file.info("fc.weight").shape.rank() == 2)
+    card.class_count = file.info("fc.weight").shape[0];
   if (file.metadata().contains("mean")) {
     card.normalization.mean = parse_three(file.value("mean"), where + "mean");
     card.normalization.std = parse_three(file.value("std"), where + "std");

@@ -90,6 +90,10 @@ WeightsFile::WeightsFile(const std::string& path, const std::string& head)
         printable(head), ".weight in ", file_.path(), ", found none");
 }
 
+void WeightsFile::leave_out(const std::string& beginning) {
+  std::erase_if(names_, [&](const auto& pair) { return pair.first.starts_with(beginning); });
+}
+
 std::string WeightsFile::value(const std::string& key) const {
   const auto found = metadata().find(key);
   return found == metadata().end() ? "" : found->second;
@@ -108,7 +112,7 @@ void load_weights(const WeightsFile& file, const std::vector<std::pair<std::stri
     known.insert(name);
     if (!file.has(name) && name.ends_with(".num_batches_tracked")) continue;
     check(file.has(name), file.path(), ": tensor ", name, " ", to_string(tensor.shape()),
-          " is missing");
+          " is missing", hint_for(name, hints));
     const Shape& found = file.info(name).shape;
     check(found == tensor.shape(), file.path(), ": ", name, ": expected shape ",
           to_string(tensor.shape()), ", found ", to_string(found), hint_for(name, hints));

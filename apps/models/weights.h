@@ -28,6 +28,7 @@ class WeightsFile {
   const std::map<std::string, std::string>& metadata() const { return file_.metadata(); }
   std::string value(const std::string& key) const;  // of metadata; empty if there is none
   const std::map<std::string, std::string>& names() const { return names_; }  // ours -> the file's
+  void leave_out(const std::string& beginning);  // tensors whose names begin so
   bool has(const std::string& name) const { return names_.contains(name); }
   // Both throw InputError if there is no such tensor.
   const SafetensorsInfo& info(const std::string& name) const { return file_.info(own(name)); }
@@ -42,9 +43,9 @@ class WeightsFile {
 
 // Fills tensors from a file, which must hold exactly these names; floating types become f32. A
 // tensor that is listed twice (tied weights) must be equal in the file. Batch counts that older
-// files lack keep their values. `hints`: by the beginning of a name, the probable reason for a
-// different shape. Throws an InputError that names the first tensor that is missing, unknown, of a
-// different shape or unequal; in that case nothing is changed.
+// files lack keep their values. `hints`: by the beginning of a name, what to say of a tensor that
+// is missing or has a different shape. Throws an InputError that names the first tensor that is
+// missing, unknown, of a different shape or unequal; in that case nothing is changed.
 void load_weights(const WeightsFile& file,
                   const std::vector<std::pair<std::string, Tensor>>& tensors,
                   const std::map<std::string, std::string>& hints = {});

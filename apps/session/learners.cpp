@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <regex>
 #include <vector>
 
 #include "apps/checkpoint/signals.h"
@@ -79,7 +80,24 @@ Learner::Learner(const CommonOptions& options, Communicator& started)
                .deterministic = o.deterministic,
                .tf32 = o.tf32}),
       gpus(join_gpus(o, started)),
-      comm(gpus == nullptr ? started : *gpus) {}
+      comm(gpus == nullptr ? started : *gpus) {
+  if (o.freeze.empty()) return;
+  try {
+    store.freeze([pattern = std::regex(o.freeze)](const std::string& name) {
+      return std::regex_search(name, pattern);
+    });
+  } catch (const std::regex_error& error) {
+    throw InputError(concat("--freeze ", o.freeze, ": ", error.what()));
+  }
+}
+
+void Learner::finalize_store() {
+  check(o.freeze.empty() || !store.parameters().empty(), "--freeze ", o.freeze,
+        ": every parameter is frozen, nothing would be trained");
+  check(o.freeze.empty() || !store.frozen().empty(), "--freeze ", o.freeze,
+        ": matches no parameter; the first is called ", store.parameters().front().name);
+  store.finalize(static_cast<uint64_t>(o.seed));
+}
 
 void Learner::announce(const std::string& line) const {
   if (is_first() && !o.quiet) std::fprintf(stderr, "%s\n", line.c_str());

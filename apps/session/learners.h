@@ -31,6 +31,9 @@ struct Learner {
   // some ranks compute on a CPU and others on a GPU, whose updates would not have the same bits.
   Learner(const CommonOptions& o, Communicator& started);
 
+  // Finalizes the store, without gradients for what --freeze names. Throws InputError if that is
+  // nothing or everything.
+  void finalize_store();
   bool is_first() const { return comm.rank() == 0; }
   // Prints a line on stderr, on the first rank and without --quiet.
   void announce(const std::string& line) const;

@@ -136,6 +136,17 @@ std::unique_ptr<ImageClassifier> make_network(const TrainResnetOptions& o, const
       store, SmallCnn::Options{.classes = card.class_count, .image_size = o.image_size});
 }
 
+void load_initial(const TrainResnetOptions& o, const ParameterStore& store) {
+  constexpr const char* kHead = "fc.";
+  WeightsFile file(o.init, o.head);
+  NamedTensors tensors = store.named_tensors();
+  if (o.new_head) {
+    file.leave_out(kHead);
+    std::erase_if(tensors, [](const auto& tensor) { return tensor.first.starts_with(kHead); });
+  }
+  load_weights(file, tensors, {{kHead, "--new-head trains a new last layer for other classes"}});
+}
+
 StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train) {
   StepPlan plan =
       plan_updates(o, train.batches_per_epoch(), concat("batches of ", o.batch_size, " images"));

@@ -52,6 +52,9 @@ void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
 std::unique_ptr<ImageClassifier> make_network(const TrainResnetOptions& o, const ResnetCard& card,
                                               ParameterStore& store);
 
+// Fills the network from the file of --init; with --new-head not its last layer.
+void load_initial(const TrainResnetOptions& o, const ParameterStore& store);
+
 // Throws InputError if an epoch has fewer than --accumulate batches.
 StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train);
 

@@ -110,7 +110,10 @@ ScheduleOptions schedule_options(const CommonOptions& o, const StepPlan& plan) {
 }
 
 std::string describe_size(const ParameterStore& store) {
-  return decimals(static_cast<double>(store.count()) / 1e6, 2) + " M parameters";
+  const auto millions = [](int64_t n) { return decimals(static_cast<double>(n) / 1e6, 2) + " M"; };
+  return concat(
+      millions(store.count()), " parameters",
+      store.frozen().empty() ? "" : concat(", ", millions(store.frozen_count()), " frozen"));
 }
 
 std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store,
@@ -147,6 +150,7 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
     const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;
     nlohmann::ordered_json json = {{plan.model, plan.model_name},
                                    {"parameters", store.count()},
+                                   {"frozen", store.frozen_count()},
                                    {"epochs", epochs},
                                    {"steps_per_epoch", steps.steps_per_epoch},
                                    {"steps", steps.total_steps},
@@ -179,11 +183,12 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   if (is_voting(o)) compressed += "privacy           " + exchange.privacy + '\n';
   const std::string article = plan.unit == "image" ? "an " : "a ";
   return concat(
-      "parameters        ", store.count(), " in ", store.parameters().size(), " tensors\n",
+      "parameters        ", store.count(), " in ", store.parameters().size(), " tensors",
+      store.frozen().empty() ? "" : concat(", ", store.frozen_count(), " frozen ones"), "\n",
       "steps             ", steps.total_steps, ", ", steps.steps_per_epoch, " an epoch, ",
       std::llround(static_cast<double>(units * o.accumulate) * steps.voters), " ", plan.unit,
-      "s each\n", "weights           ", format_bytes(gradient), "\n", "gradients         ",
-      format_bytes(gradient),
+      "s each\n", "weights           ", format_bytes(gradient + 4 * store.frozen_count()), "\n",
+      "gradients         ", format_bytes(gradient),
       " a step; a dense exchange between P learners sends 2 (P - 1) / P times that\n", compressed,
       "optimizer state   ", format_bytes(state), "\n", "activations       ",
       format_bytes(activations), ", ", format_bytes(activations / units), " ", article, plan.unit,

@@ -23,6 +23,11 @@ std::string describe_memory(int64_t learners) {
   return learners < 2 ? concat(mb, " MB") : concat(mb, " MB, ", mb / learners, " MB a learner");
 }
 
+RunSpec with_freeze(const CommonOptions& o, RunSpec spec) {
+  if (!o.freeze.empty()) spec.identity["freeze"] = o.freeze;
+  return spec;
+}
+
 }  // namespace
 
 TrainingLoop::TrainingLoop(Session& session)
@@ -39,7 +44,7 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
                  Learner& learner, RunSpec spec)
     : o_(o),
       learner_(learner),
-      spec_(std::move(spec)),
+      spec_(with_freeze(o, std::move(spec))),
       start_(find_start(o, spec_, learner.comm)),
       files_(open_run(o, spec_, arguments, learner, start_)),
       batch_(start_.batch),

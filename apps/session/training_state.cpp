@@ -215,7 +215,7 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
                 " here: each gets the mean of the ", peers ? "" : "residuals and of the ",
                 "statistics"));
   if (!same) return;
-  fill_from(files[0], buffers_of(parts), kBuffer);
+  fill_from(files[0], buffers_of(parts), kBuffer, anyway);
   fill_from(files[0], own.rank, kOwn);
 }
 
