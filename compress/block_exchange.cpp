@@ -11,9 +11,9 @@ namespace heddle {
 namespace {
 
 struct Block {
-  CodedBlock coded;  // at its offset in the owner's slot
-  uint64_t layer;    // CompressedLayer::index
-  int owner;         // rank that adds it up
+  CodedBlock coded;           // at its offset in the owner's slot
+  const CodedTensor* tensor;  // whose elements these are
+  int owner;                  // rank that adds it up
 };
 
 // Divides a bucket's blocks among their owners, each in the emptiest slot.
@@ -22,24 +22,24 @@ struct Plan {
   std::vector<PayloadPart> parts;
   std::vector<int64_t> used;  // bytes of each owner's slot, which begins with a flag
 
-  // Adds the blocks of x, of at most `length` elements, coded as `form` says.
-  void add(const std::string& name, const Tensor& x, CodedBlock form, uint64_t layer,
-           int64_t length) {
+  // Adds the blocks of a tensor, of at most `length` elements.
+  void add(const CodedTensor& tensor, int64_t length) {
+    CodedBlock form = tensor.form;
     const int64_t scale = form.coding == Coding::levels ? 4 : 0;
     int64_t values = 0, scales = 0;
-    for (form.begin = 0; form.begin < x.size(); form.begin += length) {
-      form.x = x.data<float>() + form.begin;
-      form.n = std::min(length, x.size() - form.begin);
+    for (form.begin = 0; form.begin < tensor.x.size(); form.begin += length) {
+      form.x = tensor.x.data<float>() + form.begin;
+      form.n = std::min(length, tensor.x.size() - form.begin);
       const auto slot = std::ranges::min_element(used);
       form.offset = *slot;
-      blocks.push_back({form, layer, static_cast<int>(slot - used.begin())});
+      blocks.push_back({form, &tensor, static_cast<int>(slot - used.begin())});
       const int64_t bytes = encoded_bytes(form.coding, form.bits, form.n);
       *slot += (bytes + 3) / 4 * 4;
       scales += scale;
       values += bytes - scale;
     }
-    parts.push_back({name, kind_of(name), values});
-    if (scale > 0) parts.push_back({name, PayloadKind::scales, scales});
+    parts.push_back({tensor.name, kind_of(tensor.name), values});
+    if (scale > 0) parts.push_back({tensor.name, PayloadKind::scales, scales});
   }
 };
 
@@ -49,7 +49,7 @@ CodedBlock keyed(const Block& b, const Exchange& e, uint64_t round) {
   CodedBlock out = b.coded;
   const uint64_t step = static_cast<uint64_t>(e.step) << 28;
   const uint64_t rank = static_cast<uint64_t>(e.comm.rank()) << 16;
-  out.stream = stream_id(Stream::codec, step | rank | b.layer << 1 | round);
+  out.stream = stream_id(Stream::codec, step | rank | b.tensor->layer << 1 | round);
   return out;
 }
 
@@ -61,25 +61,16 @@ void encode(const char* phase, const std::vector<CodedBlock>& blocks, const Tens
 
 }  // namespace
 
-bool BlockExchange::exchange(Exchange& e) {
+bool sum_blocks(Exchange& e, const std::vector<CodedTensor>& tensors) {
   const int p = e.comm.size(), me = e.comm.rank();
   Plan plan;
   plan.used.assign(static_cast<size_t>(p), 4);
   // Short enough that the owners get similar shares of a small bucket.
   int64_t elements = 0;
-  for (const Item& item : e.compressed) elements += item.n();
-  for (const auto& [name, x] : e.dense) elements += x.size();
-  const int64_t length = std::clamp<int64_t>(elements / (4 * p) / 64 * 64, 64, kBlock);
-  for (const Item& item : e.compressed) {
-    const CodedBlock form{.seed = seed_,
-                          .coding = coding_,
-                          .stochastic = stochastic_,
-                          .bits = static_cast<int>(item.layer->choice)};
-    plan.add(item.name(), item.tensor, form, item.layer->index,
-             coding_ == Coding::levels ? block_ : length);
-    explain("select", item.name(), [&] { return rounding(item); });
-  }
-  for (const auto& [name, x] : e.dense) plan.add(name, x, {}, 0, length);
+  for (const CodedTensor& t : tensors) elements += t.x.size();
+  const int64_t length = std::max<int64_t>(elements / (4 * p) / 64 * 64, 64);
+  for (const CodedTensor& t : tensors)
+    plan.add(t, t.form.coding == Coding::levels ? t.block : std::min(t.block, length));
   const int64_t slot = std::ranges::max(plan.used);
   int64_t rest = p * slot;  // flags and padding
   for (const PayloadPart& part : plan.parts) rest -= part.bytes;
@@ -123,10 +114,55 @@ bool BlockExchange::exchange(Exchange& e) {
       e.comm, plan.parts, [&] { e.comm.all_gather(sums, theirs); }, true);
   const TraceRange range("compress", "decode");
   HEDDLE_DISPATCH(e.device, decode_blocks(e.device, all, theirs.data<uint8_t>()));
+  int64_t begin = 0;
+  for (const Block& b : plan.blocks) {
+    if (b.owner != me) continue;
+    const CodedBlock& coded = b.coded;
+    if (const Tensor& lost = b.tensor->lost; lost.defined()) {
+      const Tensor sum = added.slice(begin, begin + coded.n);
+      axpy(-1, b.tensor->x.slice(coded.begin, coded.begin + coded.n), sum);  // exact
+      axpy(1, sum, lost.slice(coded.begin, coded.begin + coded.n));
+    }
+    begin += coded.n;
+  }
   std::vector<Tensor> values;
-  for (const Item& item : e.compressed) values.push_back(item.tensor);
-  for (const auto& [name, x] : e.dense) values.push_back(x);
+  for (const CodedTensor& t : tensors) values.push_back(t.x);
   return largest_magnitude_of(values) < kInfinite;  // beyond fp16, or beyond fp32 in the sum
+}
+
+bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors& rounded,
+                     const std::vector<Tensor>& lost) {
+  std::vector<CodedTensor> tensors;
+  std::vector<Tensor> sums;
+  const auto add = [&](const std::string& name, const Tensor& x, Coding coding) {
+    sums.push_back(x.reshape({x.size()}));
+    tensors.push_back({name, sums.back(), {.coding = coding}, BlockExchange::kBlock, 0});
+  };
+  for (const auto& [name, x] : dense) add(name, x, Coding::fp32);
+  for (size_t i = 0; i < rounded.size(); ++i) {
+    const auto& [name, x] = rounded[i];
+    add(name, x, Coding::bf16);
+    if (lost.empty()) continue;
+    lost[i].copy_from(x);
+    x.copy_from(converted(converted(x, DType::bf16, Layout::plain), DType::f32, Layout::plain));
+    axpy(-1, x, lost[i]);
+    tensors.back().lost = lost[i];
+  }
+  return sum_blocks(e, tensors) && largest_magnitude_of(sums) <= magnitude(kMaxSum);
+}
+
+bool BlockExchange::exchange(Exchange& e) {
+  std::vector<CodedTensor> tensors;
+  for (const Item& item : e.compressed) {
+    const CodedBlock form{.seed = seed_,
+                          .coding = coding_,
+                          .stochastic = stochastic_,
+                          .bits = static_cast<int>(item.layer->choice)};
+    tensors.push_back({item.name(), item.tensor, form, block_, item.layer->index});
+    explain("select", item.name(), [&] { return rounding(item); });
+  }
+  for (const auto& [name, x] : e.dense) tensors.push_back({name, x, {}, kBlock, 0});
+  return sum_blocks(e, tensors);
 }
 
 int64_t BlockExchange::bytes(const Layer& layer, double bits) const {

@@ -6,14 +6,41 @@
 // the encoded gradients, as in a ring; dense layers are included as fp32 blocks.
 //
 //   std::make_unique<BlockExchange>(setup, Coding::bf16, BlockExchange::kBlock, false);
+//
+// sum_blocks() is that exchange for tensors of any algorithm, and all_reduce_bf16() sums the values
+// that top-k's relatives and PowerSGD select, rounded to bf16 (values=bf16); what rounding loses
+// can be kept in a residual.
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "compress/codecs/blocks.h"
 #include "compress/compressed_reducer.h"
 
 namespace heddle {
+
+// A tensor that is summed in coded blocks.
+struct CodedTensor {
+  std::string name;  // the ledger's
+  Tensor x;          // f32, in place
+  CodedBlock form;   // how it is coded
+  int64_t block;     // elements of a block; fewer in small buckets for codings without scales
+  uint64_t layer;    // CompressedLayer::index, for random numbers
+  // f32 of x's size, or undefined: gains what this rank, as an owner, lost by coding sums.
+  Tensor lost = {};
+};
+
+// Sums the tensors over the ranks in place. Returns false on all ranks if a rank's gradients were
+// non-finite, or a sum is; the tensors then hold anything.
+bool sum_blocks(Exchange& e, const std::vector<CodedTensor>& tensors);
+
+// all_reduce() (exchange.h) with `dense` as fp32 and `rounded` as bf16. lost[i], where there is
+// one, receives what of rounded[i] did not reach the sum because of this rank: over all ranks,
+// the tensors before equal the sum and all that is lost. The tensors hold anything after false.
+bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors& rounded,
+                     const std::vector<Tensor>& lost = {});
 
 class BlockExchange : public CompressedReducer {
  public:

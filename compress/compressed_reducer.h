@@ -28,7 +28,8 @@ namespace heddle {
 // One object per rank. reduce() runs on the worker thread; all else is called between steps.
 class CompressedReducer : public Reducer, public LayerCosts {
  public:
-  explicit CompressedReducer(const ReducerSetup& setup) : LayerCosts(setup) {}
+  explicit CompressedReducer(const ReducerSetup& setup)
+      : LayerCosts(setup), coding_of_values_(coding_of_values(setup.spec)) {}
 
   const char* name() const override { return layers_.family().name.c_str(); }
   bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) final;
@@ -71,15 +72,24 @@ class CompressedReducer : public Reducer, public LayerCosts {
   // Returns whether exchange() accepts tensors of any device; otherwise they are on the host.
   virtual bool works_on_devices() const { return false; }
 
+  // Returns how the values that are sent are coded (values=): fp32 or bf16.
+  Coding coding_of_values() const { return coding_of_values_; }
+  int64_t value_bytes() const { return encoded_bytes(coding_of_values_, 0, 1); }
+
   mutable std::optional<ErrorFeedback> feedback_;  // emplaced by algorithms that keep residuals
 
  private:
+  static Coding coding_of_values(const CompressSpec& spec) {
+    const auto found = spec.values.find("values");
+    return found != spec.values.end() && found->second == 1 ? Coding::bf16 : Coding::fp32;
+  }
   void add_residuals(const GradientBucket& bucket, const Tensor& flat, Exchange& e);
   void zero_nonfinite(Exchange& e) const;
   bool exchange_or_restore(Exchange& e);
   void finish_residuals(const Exchange& e, bool accepted);
   void mark_culprit(const GradientBucket& bucket, Exchange& e) const;
 
+  Coding coding_of_values_;
   WindowRecorder window_;
 };
 

@@ -54,9 +54,11 @@ class ErrorFeedback {
   // largest |m + g| of every chunk. x becomes the new residual: whoever encodes it subtracts there
   // what was sent.
   Compensated compensate_swapping(const std::string& name, const Tensor& g, int64_t chunk);
-  // Turns x into the new residual after its elements at these indices (k) i32 were sent. Clears
-  // old_residual, which is the gradient's memory.
-  void keep_unsent(const std::string& name, const Tensor& old_residual, const Tensor& sent);
+  // Turns x into the new residual after its elements at these indices (k) i32 were sent, all but
+  // `lost` (k) f32 of them where that is defined. Clears old_residual, which is the gradient's
+  // memory.
+  void keep_unsent(const std::string& name, const Tensor& old_residual, const Tensor& sent,
+                   const Tensor& lost = {});
   // Makes the residual what it was before compensate_swapping().
   void restore(const std::string& name, const Tensor& old_residual);
   // Adds what was sent but not applied to the residual: m += beta * share * x.

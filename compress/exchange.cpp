@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compress/block_exchange.h"
 #include "compress/codecs/magnitude.h"
 #include "compress/codecs/sparse_kernels.h"
 #include "core/kernels.h"
@@ -66,8 +67,18 @@ bool all_reduce(Exchange& e, const NamedTensors& tensors) {
   return true;
 }
 
-bool sum_at_indices(Exchange& e, ErrorFeedback& feedback, const std::vector<Tensor>& indices) {
-  NamedTensors sums = e.dense;
+bool sum_values(Exchange& e, const NamedTensors& dense, const NamedTensors& values, Coding coding,
+                const std::vector<Tensor>& lost) {
+  if (coding == Coding::bf16) return all_reduce_bf16(e, dense, values, lost);
+  NamedTensors all = dense;
+  all.insert(all.end(), values.begin(), values.end());
+  return all_reduce(e, all);
+}
+
+bool sum_at_indices(Exchange& e, ErrorFeedback& feedback, const std::vector<Tensor>& indices,
+                    Coding coding) {
+  NamedTensors sums;
+  std::vector<Tensor> lost(indices.size());
   {
     const TraceRange range("compress", "gather values");
     for (size_t i = 0; i < indices.size(); ++i) {
@@ -75,14 +86,15 @@ bool sum_at_indices(Exchange& e, ErrorFeedback& feedback, const std::vector<Tens
       HEDDLE_DISPATCH(e.device, gather(e.compressed[i].tensor, indices[i], values));
       explain_selection(e.compressed[i], values);
       sums.emplace_back(e.compressed[i].name(), values);
+      if (coding == Coding::bf16) lost[i] = Tensor::empty_like(values);
     }
   }
-  if (!all_reduce(e, sums)) return false;
+  if (!sum_values(e, e.dense, sums, coding, lost)) return false;
   const TraceRange range("compress", "residuals, sums");
   for (size_t i = 0; i < indices.size(); ++i) {
     const Exchange::Item& item = e.compressed[i];
-    feedback.keep_unsent(item.name(), item.old_residual(), indices[i]);
-    HEDDLE_DISPATCH(e.device, scatter(sums[e.dense.size() + i].second, indices[i], item.sum));
+    feedback.keep_unsent(item.name(), item.old_residual(), indices[i], lost[i]);
+    HEDDLE_DISPATCH(e.device, scatter(sums[i].second, indices[i], item.sum));
   }
   return true;
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "compress/codecs/blocks.h"
 #include "compress/error_feedback.h"
 #include "compress/layer_table.h"
 #include "compress/reducer.h"
@@ -57,12 +58,19 @@ PayloadKind kind_of(const std::string& name);
 // leaves the tensors as they were, if a flag was set or a sum is above kMaxSum.
 bool all_reduce(Exchange& e, const NamedTensors& tensors);
 
+// all_reduce() of dense tensors and values, these as fp32 or bf16. lost[i], where there is one,
+// then receives what rounding values[i] has lost (all_reduce_bf16() in block_exchange.h).
+bool sum_values(Exchange& e, const NamedTensors& dense, const NamedTensors& values, Coding coding,
+                const std::vector<Tensor>& lost = {});
+
 // Sums the elements at indices that are the same on all ranks: gathers each item's values at
 // `indices` ((k) i32 for each compressed item, on its device), sums them and the dense tensors over
 // the ranks by one all-reduce, keeps what was not sent in the residuals, and scatters the sums into
 // item.sum. A learner's traffic does not grow with the number of learners. Returns false on all
-// ranks, having written nothing, as all_reduce() does.
-bool sum_at_indices(Exchange& e, ErrorFeedback& feedback, const std::vector<Tensor>& indices);
+// ranks, as all_reduce() does. `coding`: of the values, fp32 or bf16; what rounding loses stays in
+// the residuals.
+bool sum_at_indices(Exchange& e, ErrorFeedback& feedback, const std::vector<Tensor>& indices,
+                    Coding coding);
 
 // A part of a message: any type, on any device.
 struct MessagePart {

@@ -20,14 +20,15 @@ const std::vector<Family>& families() {
   static const SpecKey kDensity{.name = "density", .initial = 0.01, .low = 1e-6, .high = 1};
   // Steps in which a rate grows from 4 to its final value; see LayerTable::ramped().
   static const SpecKey kRamp{.name = "ramp", .initial = 0, .low = 0, .high = 1e9, .whole = true};
+  static const SpecKey kValues{.name = "values", .initial = 0, .words = {"fp32", "bf16"}};
   static const std::vector<Family> kFamilies = {
       {"none", {}, make_dense},
       {"bf16", {}, make_cast},
       {"fp16", {}, make_cast},
       {"topk",
-       {kDensity, {.name = "indices", .initial = 0, .words = {"delta", "plain"}}, kRamp},
+       {kDensity, {.name = "indices", .initial = 0, .words = {"delta", "plain"}}, kRamp, kValues},
        make_top_k},
-      {"randomk", {kDensity, kRamp}, make_random_k},
+      {"randomk", {kDensity, kRamp, kValues}, make_random_k},
       {"adacomp",
        {{.name = "bin", .initial = 0, .low = 2, .high = 16384, .whole = true, .words = {"auto"}},
         {.name = "factor", .initial = 2, .low = 1, .high = 8},
@@ -37,7 +38,8 @@ const std::vector<Family>& families() {
        {{.name = "rate", .initial = 100, .low = 1, .high = 1e6, .whole = true, .words = {"auto"}},
         {.name = "beta", .initial = 1, .low = 0.001, .high = 1},
         {.name = "select", .initial = 0, .words = {"chunk", "exact"}},
-        kRamp},
+        kRamp,
+        kValues},
        make_scalecom},
       {"lgc",
        {{.name = "density", .initial = 0.001, .low = 1e-6, .high = 1},
@@ -55,7 +57,7 @@ const std::vector<Family>& families() {
         {.name = "rounding", .initial = 0, .words = {"stochastic", "nearest"}}},
        make_qsgd},
       {"powersgd",
-       {{.name = "rank", .initial = 4, .low = 1, .high = 256, .whole = true}},
+       {{.name = "rank", .initial = 4, .low = 1, .high = 256, .whole = true}, kValues},
        make_power_sgd},
       {"topagg",
        {kDensity,

@@ -48,7 +48,7 @@ class PowerSgd : public CompressedReducer {
   }
   int64_t bytes(const Layer& layer, double rank) const override {
     const Matrix m = matrix(layer);
-    return static_cast<int64_t>(rank) * (m.rows + m.columns) * 4;
+    return static_cast<int64_t>(rank) * (m.rows + m.columns) * value_bytes();
   }
   // Takes a few steps of power iteration from the first factor. The leading rows of orthonormal
   // factors are those of an iteration with fewer rows, so one iteration serves all low ranks.
@@ -92,12 +92,11 @@ class PowerSgd : public CompressedReducer {
 
   bool works_on_devices() const override { return true; }
   bool exchange(Exchange& e) override {
-    NamedTensors p = e.dense, q;
+    NamedTensors p, q;
     multiply(e, p);
-    if (!all_reduce(e, p)) return false;
-    p.erase(p.begin(), p.begin() + std::ssize(e.dense));
+    if (!sum_values(e, e.dense, p, coding_of_values())) return false;
     orthogonalize_and_multiply(e, p, q);
-    if (!all_reduce(e, q)) return false;
+    if (!sum_values(e, {}, q, coding_of_values())) return false;
     const TraceRange range("compress", "P Q^T, residuals");
     for (size_t i = 0; i < p.size(); ++i)
       finish(e.compressed[i], p[i].second, q[i].second, e.comm.size());

@@ -18,10 +18,12 @@ class RandomK : public CompressedReducer {
 
  protected:
   bool works_on_devices() const override { return true; }
-  bool exchange(Exchange& e) override { return sum_at_indices(e, *feedback_, choose(e)); }
+  bool exchange(Exchange& e) override {
+    return sum_at_indices(e, *feedback_, choose(e), coding_of_values());
+  }
 
   int64_t bytes(const Layer& layer, double density) const override {
-    return kept_elements(density, layer.size()) * 4;
+    return kept_elements(density, layer.size()) * value_bytes();
   }
   // The root of the mean square over all selections: each element is equally likely to be sent.
   std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,

@@ -83,12 +83,12 @@ class ScaleCom : public CompressedReducer {
         chosen.push_back(HEDDLE_DISPATCH(e.device, decode_indices(codes[i], part)));
       });
     }
-    return sum_at_indices(e, *feedback_, chosen);
+    return sum_at_indices(e, *feedback_, chosen, coding_of_values());
   }
 
   int64_t bytes(const Layer& layer, double rate) const override {
     const IndexCode indices = code(layer.size(), rate);
-    return indices.k * 4 + indices.bytes();
+    return indices.k * value_bytes() + indices.bytes();
   }
   // Computes the loss of the rank's own selection, as the leader. Under another leader it loses
   // more, especially if the ranks' gradients are weakly correlated.

@@ -10,6 +10,7 @@
 #include "compress/codecs/magnitude.h"
 #include "compress/codecs/sparse_kernels.h"
 #include "compress/compressed_reducer.h"
+#include "core/kernels.h"
 #include "core/shared_kernel.h"
 
 namespace heddle {
@@ -26,9 +27,10 @@ class TopK : public CompressedReducer {
   bool works_on_devices() const override { return true; }
   bool exchange(Exchange& e) override {
     const Outgoing mine = encode(e);
-    const int64_t least = 1 + 4 * mine.values + (delta_ ? 0 : mine.index_bytes);
+    const int64_t values_and_flag = 1 + value_bytes() * mine.values;
     const Messages all =
-        gather_messages(e, mine.parts, least, 1 + 4 * mine.values + mine.index_bytes, "top-k");
+        gather_messages(e, mine.parts, values_and_flag + (delta_ ? 0 : mine.index_bytes),
+                        values_and_flag + mine.index_bytes, "top-k");
     if (!all.finite) return false;
     const Tensor values = Tensor::empty_on(e.device, {e.comm.size(), mine.values});
     std::vector<Sparse> received;  // by rank and layer
@@ -42,7 +44,7 @@ class TopK : public CompressedReducer {
     const TraceRange range("compress", "add up, residuals");
     for (size_t i = 0; i < mine.codes.size(); ++i) {
       const Item& item = e.compressed[i];
-      feedback_->keep_unsent(item.name(), item.old_residual(), mine.indices[i]);
+      feedback_->keep_unsent(item.name(), item.old_residual(), mine.indices[i], mine.lost[i]);
       for (size_t at = i; at < received.size(); at += mine.codes.size())
         HEDDLE_DISPATCH(e.device, scatter_add(received[at].values, received[at].indices, item.sum));
     }
@@ -52,7 +54,7 @@ class TopK : public CompressedReducer {
   // An upper bound for differences.
   int64_t bytes(const Layer& layer, double density) const override {
     const int64_t n = layer.size(), k = kept_elements(density, n);
-    return k * 4 + most_bytes({n, k});
+    return k * value_bytes() + most_bytes({n, k});
   }
   std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
                                  const std::vector<double>& densities) const override {
@@ -69,11 +71,15 @@ class TopK : public CompressedReducer {
   struct Outgoing {
     std::vector<IndexCode> codes;  // of each layer
     std::vector<Tensor> indices;   // of each layer, (k) i32
+    std::vector<Tensor> lost;      // of each layer, (k) f32, by rounding values; undefined: nothing
     std::vector<MessagePart> parts;
     int64_t values = 0;       // elements
     int64_t index_bytes = 0;  // an upper bound for differences
   };
 
+  DType type_of_values() const {
+    return coding_of_values() == Coding::bf16 ? DType::bf16 : DType::f32;
+  }
   int64_t most_bytes(const IndexCode& code) const {
     return delta_ ? DeltaCode{code.n, code.k}.max_bytes() : code.bytes();
   }
@@ -88,7 +94,13 @@ class TopK : public CompressedReducer {
       const Tensor values = Tensor::empty_on(e.device, {code.k});
       HEDDLE_DISPATCH(e.device, gather(item.tensor, out.indices.back(), values));
       explain_selection(item, values);
-      out.parts.push_back({item.name(), PayloadKind::values, values});
+      const Tensor coded = converted(values, type_of_values(), Layout::plain);
+      out.parts.push_back({item.name(), PayloadKind::values, coded});
+      out.lost.emplace_back();
+      if (coded.dtype() != DType::f32) {
+        axpy(-1, converted(coded, DType::f32, Layout::plain), values);
+        out.lost.back() = values;
+      }
       out.values += code.k;
       out.index_bytes += most_bytes(code);
     }
@@ -118,8 +130,10 @@ class TopK : public CompressedReducer {
   void decode(const Outgoing& mine, int rank, const Tensor& message, const Tensor& values,
               std::vector<Sparse>& received) const {
     const Device device = message.device();
-    int64_t at = values.bytes();
-    HEDDLE_DISPATCH(device, copy_bytes(message.slice(0, at), values));
+    const Tensor coded = Tensor::empty_on(device, values.shape(), type_of_values());
+    int64_t at = coded.bytes();
+    HEDDLE_DISPATCH(device, copy_bytes(message.slice(0, at), coded));
+    convert(coded, values);
     const Tensor host = delta_ ? message.slice(at, message.size()).to(Device{}) : Tensor{};
     std::span<const uint8_t> rest;
     if (delta_) rest = {host.data<uint8_t>(), static_cast<size_t>(host.size())};

@@ -120,7 +120,10 @@ inline const std::vector<std::string> kAllSpecs = {"none",
                                                    "codec=paper,gate=10,refresh=2",
                                                    "qsgd:bits=4,bucket=64",
                                                    "qsgd:bits=3,rounding=nearest",
-                                                   "powersgd:rank=2"};
+                                                   "powersgd:rank=2",
+                                                   "topk:density=0.02,values=bf16",
+                                                   "scalecom:rate=30,beta=0.3,values=bf16",
+                                                   "powersgd:rank=2,values=bf16"};
 
 // Where a parameter of the model lies in the flat buffers.
 inline std::pair<int64_t, int64_t> place_of(const std::string& name) {

@@ -37,7 +37,7 @@ SMALL = {
 KNOWN = {
     'compress': ['none', 'bf16', 'fp16', 'topk:density=0.1', 'topk:density=0.01,indices=delta',
                  'randomk:density=0.1', 'scalecom:rate=10', 'scalecom:rate=auto',
-                 'scalecom:rate=4,beta=0.3,select=exact', 'qsgd:bits=4,bucket=64', 'powersgd:rank=2',
+                 'scalecom:rate=4,beta=0.3,select=exact', 'scalecom:rate=4,values=bf16', 'topk:values=bf16', 'powersgd:values=fp64', 'qsgd:bits=4,bucket=64', 'powersgd:rank=2',
                  'adacomp', 'adacomp:bin=20,scale=bin', 'adacomp:bin=1',
                  'lgc:density=0.01,train=2,gate=10', 'lgc:train=1,codec=paper,order=index,refresh=1', 'lgc:lr=2',
                  'topagg:sigma=2', 'topagg:density=0.2,epsilon=8,output=votes', 'topagg:sigma=1,vote=clip,noise-seed=3',

@@ -331,13 +331,14 @@ TEST_CASE("quantiser: bounds, unbiased over keys, variance; zeros, spikes, NaN, 
 }
 
 TEST_CASE("spec: defaults, canonical text, errors suggest the nearest name") {
-  CHECK(to_string(parse_compress("scalecom")) == "scalecom:rate=100,beta=1,select=chunk,ramp=0");
+  CHECK(to_string(parse_compress("scalecom")) ==
+        "scalecom:rate=100,beta=1,select=chunk,ramp=0,values=fp32");
   CHECK(to_string(parse_compress("scalecom:select=exact,rate=auto,beta=.1")) ==
-        "scalecom:rate=auto,beta=0.1,select=exact,ramp=0");
+        "scalecom:rate=auto,beta=0.1,select=exact,ramp=0,values=fp32");
   CHECK(to_string(parse_compress("qsgd:rounding=nearest")) ==
         "qsgd:bits=4,bucket=512,rounding=nearest");
   CHECK(to_string(parse_compress("topk:density=0.123456789")) ==
-        "topk:density=0.123456789,indices=delta,ramp=0");
+        "topk:density=0.123456789,indices=delta,ramp=0,values=fp32");
   for (const Family& family : families()) {
     const std::string text = to_string(parse_compress(family.name));
     CHECK(to_string(parse_compress(text)) == text);

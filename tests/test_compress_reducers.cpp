@@ -70,8 +70,10 @@ TEST_CASE("reducers: two runs, and buckets of one layer or of all, give the same
     CHECK(again[1].sums == runs[0].sums);
     CHECK(again[1].states == runs[1].states);
     // Sums of two do not depend on the position in the bucket; the noise that rounds them does, and
-    // LGC codes the bucket as a whole.
+    // LGC codes the bucket as a whole. Whose residual gets what a sum's rounding loses depends on
+    // the position, too.
     if (spec == "qsgd:bits=4,bucket=64" || spec.starts_with("lgc")) continue;
+    if (spec == "scalecom:rate=30,beta=0.3,values=bf16") continue;
     const auto single = reduce_ranks(2, spec, {.single_layers = true});
     CHECK(single[0].sums == runs[0].sums);
     CHECK(single[1].states == runs[1].states);
@@ -247,7 +249,9 @@ TEST_CASE("payload: the bytes of a parameter in a step equal the ledger's") {
   Context context({.threads = 1});
   for (const char* spec :
        {"bf16", "fp16", "scalecom:rate=50", "scalecom:rate=1000", "topk:density=0.05,indices=plain",
-        "randomk:density=0.02", "qsgd:bits=4", "powersgd:rank=2"}) {
+        "randomk:density=0.02", "qsgd:bits=4", "powersgd:rank=2", "scalecom:rate=50,values=bf16",
+        "topk:density=0.05,indices=plain,values=bf16", "randomk:density=0.02,values=bf16",
+        "powersgd:rank=2,values=bf16"}) {
     const int steps = 4;
     const std::vector<RankRun> runs = reduce_ranks(2, spec, {.steps = steps});
     CompressModel model;

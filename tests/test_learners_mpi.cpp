@@ -24,7 +24,9 @@ TEST_CASE("learners: threads and MPI give the same bits with every family") {
         "randomk:density=0.1", "scalecom:rate=10,beta=0.3", "scalecom:rate=10,select=exact",
         "scalecom:rate=auto", "adacomp:bin=20", "adacomp:bin=9,scale=bin",
         "lgc:density=0.1,train=2,gate=10", "lgc:density=0.1,train=1,gate=10,codec=paper,refresh=2",
-        "qsgd:bits=4,bucket=64", "qsgd:bits=3,rounding=nearest", "powersgd:rank=2"}) {
+        "qsgd:bits=4,bucket=64", "qsgd:bits=3,rounding=nearest", "powersgd:rank=2",
+        "scalecom:rate=10,values=bf16", "topk:density=0.1,values=bf16",
+        "powersgd:rank=2,values=bf16"}) {
     CAPTURE(spec);
     RunOptions o{.batch = 12, .steps = 5, .compress = spec};
     o.parallel = {.bucket_bytes = 2000, .compress_start = 1};

@@ -71,7 +71,7 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             one_of({"on", "off"}));
   flags.add("compress", &o.compress, "SPEC",
             "gradient compression: none, bf16, fp16, topk:density=0.01,indices=delta, "
-            "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk,ramp=0, "
+            "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk,ramp=0,values=fp32, "
             "adacomp:bin=auto,factor=2,scale=layer, lgc:density=0.001,train=300, "
             "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
             "each bucket dense or compressed, whichever is measured to be faster");
