@@ -109,6 +109,7 @@ class ParameterStore {
   std::deque<Buffer>& buffers() { return buffers_; }
   const std::deque<Buffer>& buffers() const { return buffers_; }
   const std::deque<Parameter>& frozen() const { return frozen_; }
+  const std::deque<Buffer>& frozen_buffers() const { return frozen_buffers_; }
   Parameter* find(const std::string& name);  // frozen or not; null if there is none
 
   const Tensor& values() const { return values_; }  // flat, padding included, without frozen ones

@@ -27,7 +27,7 @@ Var prelu(Tape& tape, const Var& x, Parameter& slope) {
   });
   slope.uses_per_sample = static_cast<double>(input.size() / input.shape()[0]);
 
-  Var y(output, true);
+  Var y(output, x.needs_grad() || any_trained({&slope}));
   // The closure keeps what backward needs. `slope` is used once here: one contribution is promised.
   tape.record(slope.name, y, {&slope}, [x, input, &slope](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
@@ -35,14 +35,16 @@ Var prelu(Tape& tape, const Var& x, Parameter& slope) {
     const float* d = dy.data<float>();
     // Parameters first, so that their gradients can travel while the rest is computed. A fixed
     // order of summation keeps the result independent of the number of threads.
-    const double sum = parallel_reduce(input.size(), 0.0, [&](int64_t begin, int64_t end) {
-      double part = 0;
-      for (int64_t i = begin; i < end; ++i) part += in[i] < 0.0f ? double{d[i]} * in[i] : 0.0;
-      return part;
-    });
-    float& gradient = slope.grad.data<float>()[0];
-    const float beta = slope.next_beta();  // 0: overwrite, whatever is there; 1: add
-    gradient = (beta == 0.0f ? 0.0f : gradient) + static_cast<float>(sum);
+    if (!slope.frozen) {  // then it has no gradient
+      const double sum = parallel_reduce(input.size(), 0.0, [&](int64_t begin, int64_t end) {
+        double part = 0;
+        for (int64_t i = begin; i < end; ++i) part += in[i] < 0.0f ? double{d[i]} * in[i] : 0.0;
+        return part;
+      });
+      float& gradient = slope.grad.data<float>()[0];
+      const float beta = slope.next_beta();  // 0: overwrite, whatever is there; 1: add
+      gradient = (beta == 0.0f ? 0.0f : gradient) + static_cast<float>(sum);
+    }
     pass.contributed(slope);
     if (!x.needs_grad()) return;
     const Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy);  // in place if nobody shares it

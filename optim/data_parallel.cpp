@@ -63,10 +63,7 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
     if (exchanges) optimizer_.on_update([this](const Parameter& p) { probes_->updated(p); });
   }
   if (exchanges && parallel.broadcast)
-    collective("parameters", [&](Communicator& c) {
-      c.broadcast(store.values(), 0);
-      if (!store.frozen().empty()) c.broadcast(store.frozen_values(), 0);
-    });
+    collective("parameters", [&](Communicator& c) { broadcast_replica(store, c); });
 }
 
 DataParallelOptimizer::~DataParallelOptimizer() = default;

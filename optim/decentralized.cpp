@@ -10,6 +10,7 @@
 #include "core/kernels.h"
 #include "core/streams.h"
 #include "core/trace.h"
+#include "optim/replica_check.h"
 
 namespace heddle {
 namespace {
@@ -86,10 +87,7 @@ DecentralizedOptimizer::DecentralizedOptimizer(ParameterStore& store,
   if (alone()) return;
   collective("peers", [&](Communicator& c) { check_same(topology_, mixing_, peers, c); });
   if (peers.broadcast)
-    collective("parameters", [&](Communicator& c) {
-      c.broadcast(store.values(), 0);
-      if (!store.frozen().empty()) c.broadcast(store.frozen_values(), 0);
-    });
+    collective("parameters", [&](Communicator& c) { broadcast_replica(store, c); });
   estimate_ = Tensor::empty_on(Device{}, store.values().shape());
   dual_ = Tensor::empty_on(Device{}, estimate_.shape(), DType::i64);
   apart_ = Tensor::empty_on(Device{}, estimate_.shape(), DType::i64);

@@ -9,8 +9,12 @@
 
 namespace heddle {
 
-// Collective: compares an 8-byte hash of each parameter. Throws Error, on every rank, that names
-// `step`, the first parameter whose values differ from rank 0's, and the rank.
+// Collective: gives all ranks the first one's values, those of frozen parameters and of their
+// buffers included.
+void broadcast_replica(const ParameterStore& store, Communicator& comm);
+
+// Collective: compares an 8-byte hash of each parameter, frozen or not. Throws Error, on every
+// rank, that names `step`, the first parameter whose values differ from rank 0's, and the rank.
 void check_replicas(const ParameterStore& store, int64_t step, Communicator& comm);
 
 }  // namespace heddle

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Fine-tunes a ResNet-18 with torchvision's names, 1,000 classes and random weights on ten classes: --new-head, --freeze
 # with one and with four learners, resume, and a language model whose embedding is frozen.
-#   tests/test_program_finetune.sh build/train_resnet build/train_lm [mpirun]
+#   tests/test_program_finetune.sh build/train_resnet build/train_lm build/train_gcn [mpirun]
 set -u
-resnet=$(realpath "$1") && lm=$(realpath "$2") || exit 2
-mpirun=${3:-}
+resnet=$(realpath "$1") && lm=$(realpath "$2") && gcn=$(realpath "$3") || exit 2
+mpirun=${4:-}
 . "$(dirname "$0")/program.sh"
 
 # A weights file as torch writes it, without metadata: He's deviations, batch norms as they begin.
@@ -99,12 +99,17 @@ tune+=(--new-head --freeze "$frozen")
 "${tune[@]}" --steps 60 --batch-size 16 --save-every 30 --keep 9 --deterministic --json --output-dir tuned >tuned.json 2>tuned.err || fail "tuned: $(tail -1 tuned.err)"
 falls tuned 60
 equal_where published.safetensors tuned/model.safetensors "$frozen"
-grep -q '11.02 M.*0.16 M frozen' tuned.err || fail "sizes: $(cat tuned.err)"
+grep -q '11.18 M.*0.16 M of them frozen' tuned.err || fail "sizes: $(cat tuned.err)"
 "${tune[@]}" --batch-size 8 --dry-run --json >plan.json 2>plan.err || fail "dry run: $(tail -1 plan.err)"
-[ "$(json plan.json parameters) $(json plan.json frozen)" = '11024138 157504' ] || fail "plan: $(cat plan.json)"
-for file in tuned published.safetensors; do  # its class names have come from the data
-  "$resnet" --init $file --evaluate --data shapes --json >evaluated.json 2>evaluated.err || fail "evaluate $file: $(tail -1 evaluated.err)"
-done
+[ "$(json plan.json parameters) $(json plan.json frozen)" = '11181642 157504' ] || fail "plan: $(cat plan.json)"
+"$resnet" --init tuned --evaluate --data shapes --json >evaluated.json 2>evaluated.err || fail "evaluate: $(tail -1 evaluated.err)"
+# A run's config.toml says new-head and freeze, which are for training.
+"$resnet" --config tuned/config.toml --init tuned --evaluate --json >again.json 2>again.err || fail "evaluate by config: $(tail -1 again.err)"
+[ "$(json evaluated.json valid_loss | cut -c1-6)" = "$(json again.json valid_loss | cut -c1-6)" ] ||
+  fail "config.toml evaluates another network: $(json again.json valid_loss)"
+[ "$(json tuned.json valid_loss | cut -c1-6)" = "$(json evaluated.json valid_loss | cut -c1-6)" ] || fail 'the saved network has another loss'
+grep -aq '"mean":"0.485' tuned/model.safetensors || fail "images were not normalised as the file's layers expect"
+says 0 . "$resnet" --init published.safetensors --evaluate --data shapes
 
 echo 'resumed'
 "${tune[@]}" --steps 60 --batch-size 16 --deterministic --resume tuned/checkpoints/step-30 --output-dir resumed >/dev/null 2>resumed.err || fail "resumed: $(tail -1 resumed.err)"
@@ -114,8 +119,17 @@ refuse 'freeze' "${tune[@]}" --steps 62 --batch-size 16 --freeze '^conv1' --resu
   fail "thawed: $(tail -1 thawed.err)"
 equal_where tuned/model.safetensors thawed/model.safetensors '^(conv1|bn1)\.'
 
+compressed=("${tune[@]}" --learners 2 --batch-size 4 --compress scalecom:rate=20 --compress-start 1 --quiet)
+"${compressed[@]}" --steps 4 --save-every 4 --output-dir half >/dev/null 2>half.err || fail "half: $(tail -1 half.err)"
+for other in '^conv1' '^(conv1|bn1|layer[123])\.'; do  # fewer and more frozen layers: residuals and settings begin anew
+  "${compressed[@]}" --steps 6 --freeze "$other" --resume half/checkpoints/step-4 --resume-anyway --output-dir other >/dev/null 2>other.err ||
+    fail "resume with $other: $(tail -1 other.err)"
+  equal_where half/model.safetensors other/model.safetensors "$other"
+  rm -rf other
+done
+
 echo 'a file without a last layer'
-refuse 'fc.weight.*--new-head' "$resnet" --init headless.safetensors --image-size 32
+refuse 'fc.weight.*--new-head' "$resnet" --init headless.safetensors --image-size 24
 refuse 'fc.weight' "$resnet" --init headless.safetensors --predict "$work/compare.py"
 "${tune[@]}" --init headless.safetensors --steps 2 --batch-size 4 --output-dir headless >/dev/null 2>headless.err || fail "headless: $(tail -1 headless.err)"
 
@@ -140,4 +154,16 @@ words=("$lm" --data a.txt --emsize 24 --nhid 24 --bptt 9 --steps 20 --batch-size
 "${words[@]}" --output-dir first >/dev/null 2>first.err || fail "first: $(tail -1 first.err)"
 "${words[@]}" --init first --freeze '^encoder|bias_hh' --output-dir second >/dev/null 2>second.err || fail "second: $(tail -1 second.err)"
 equal_where first/model.safetensors second/model.safetensors '^encoder|bias_hh'
+
+echo 'neighbours only, and a graph'
+"${words[@]}" --init first --freeze '^encoder' --learners 3 --peers ring --save-every 20 --output-dir peers >/dev/null 2>peers.err || fail "peers: $(tail -1 peers.err)"
+equal_where first/model.safetensors peers/model.safetensors '^encoder'
+"${words[@]}" --init first --freeze '^rnn' --learners 3 --peers ring --steps 22 --resume peers/checkpoints/step-20 --resume-anyway --output-dir thawed-peers \
+  >/dev/null 2>peers.err || fail "thawed peers: $(tail -1 peers.err)"
+equal_where peers/model.safetensors thawed-peers/model.safetensors '^rnn'
+nodes=("$gcn" --data sbm:nodes=300,classes=3 --batch-size 16 --hidden 16 --steps 6 --threads 1 --learners 2 --quiet --no-report)
+"${nodes[@]}" --output-dir graph >/dev/null 2>graph.err || fail "graph: $(tail -1 graph.err)"
+layer=$(python3 -c 'import json, struct, sys; f = open("graph/model.safetensors", "rb"); print(sorted(n for n in json.loads(f.read(struct.unpack("<Q", f.read(8))[0])) if n.endswith(".weight"))[0])')
+"${nodes[@]}" --init graph --freeze "^${layer//./\\.}" --output-dir graph2 >/dev/null 2>graph.err || fail "graph2: $(tail -1 graph.err)"
+equal_where graph/model.safetensors graph2/model.safetensors "^${layer//./\\.}"
 finish

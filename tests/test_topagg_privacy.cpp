@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "layers/batchnorm.h"
 #include "tests/voted.h"
 
 namespace heddle {
@@ -197,6 +198,24 @@ TEST_CASE("topagg: epsilon gives the noise that keeps it") {
     CHECK(spent > 1.999);
     CHECK(reducer.accountant()->mechanism().delta == 1e-6);
     CHECK(reducer.accountant()->spent_after(301).epsilon > 2);
+  }
+}
+
+TEST_CASE("topagg: batch norms must be frozen") {
+  Context context;
+  for (const bool freeze : {false, true}) {
+    ParameterStore store;
+    store.freeze([&](const std::string& name) { return freeze && name.starts_with("bn"); });
+    const BatchNorm2d norm(store, "bn1", 4);
+    store.add("fc.weight", {4, 4}, constant_init(0));
+    store.finalize(1);
+    const auto make = [&] {
+      (void)make_reducer(parse_compress("topagg:sigma=1"), {.voting = {.voters = 4}}, store);
+    };
+    if (freeze)
+      CHECK_NOTHROW(make());
+    else
+      CHECK_THROWS_WITH_AS(make(), doctest::Contains("bn1.running_mean"), InputError);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <regex>
 #include <string_view>
 
 #include "comm/launch.h"
@@ -332,6 +333,12 @@ void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule) {
 void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embedded) {
   check(o.resume.empty() || !o.evaluate, "--resume continues training; with --evaluate use --init");
   flags.check_needs(common_needs(o));
+  if (!o.training) o.freeze.clear();
+  try {
+    (void)std::regex(o.freeze);
+  } catch (const std::regex_error& error) {
+    throw InputError(concat("--freeze ", o.freeze, ": ", error.what()));
+  }
   set_default(flags, "threads", o.threads,
               std::max(1, omp_get_max_threads() / o.parsed.learners.on_machine));
 

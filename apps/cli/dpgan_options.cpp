@@ -63,6 +63,7 @@ void resolve(TrainDpganOptions& o, FlagTable& flags) {
   o.optimizer = "sgd";  // files may set these for other programs; here they would move the pictures
   o.momentum = o.weight_decay = o.clip_grad_norm = 0;
   o.nesterov = false;
+  o.freeze.clear();
   check(!o.parsed.device.is_cuda() || !flags.given("device"),
         "--device: train_dpgan computes on the CPU");
   o.parsed.device = Device{};

@@ -108,10 +108,11 @@ ResnetCard read_resnet_card(const WeightsFile& file) {
   else
     card.resize = large ? kFolderResize : 1;
   if (!complete)
-    card.found = concat(file.path(), " has incomplete metadata; from its tensors: ",
-                        card.arch.empty() ? "no known architecture" : card.arch, ", stem ",
-                        card.stem, ", ", card.class_count, " classes, images of ", card.image_size,
-                        " pixels", large ? " after a resize to 256" : "");
+    card.found =
+        concat(file.path(), " has incomplete metadata; from its tensors: ",
+               card.arch.empty() ? "no known architecture" : card.arch, ", stem ", card.stem, ", ",
+               card.class_count > 0 ? concat(card.class_count, " classes") : "no last layer",
+               ", images of ", card.image_size, " pixels", large ? " after a resize to 256" : "");
   return card;
 }
 

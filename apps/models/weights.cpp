@@ -112,7 +112,7 @@ void load_weights(const WeightsFile& file, const std::vector<std::pair<std::stri
     known.insert(name);
     if (!file.has(name) && name.ends_with(".num_batches_tracked")) continue;
     check(file.has(name), file.path(), ": tensor ", name, " ", to_string(tensor.shape()),
-          " is missing", hint_for(name, hints));
+          " is missing");
     const Shape& found = file.info(name).shape;
     check(found == tensor.shape(), file.path(), ": ", name, ": expected shape ",
           to_string(tensor.shape()), ", found ", to_string(found), hint_for(name, hints));

@@ -43,8 +43,8 @@ class WeightsFile {
 
 // Fills tensors from a file, which must hold exactly these names; floating types become f32. A
 // tensor that is listed twice (tied weights) must be equal in the file. Batch counts that older
-// files lack keep their values. `hints`: by the beginning of a name, what to say of a tensor that
-// is missing or has a different shape. Throws an InputError that names the first tensor that is
+// files lack keep their values. `hints`: by the beginning of a name, the probable reason for a
+// different shape. Throws an InputError that names the first tensor that is
 // missing, unknown, of a different shape or unequal; in that case nothing is changed.
 void load_weights(const WeightsFile& file,
                   const std::vector<std::pair<std::string, Tensor>>& tensors,

@@ -82,13 +82,9 @@ Learner::Learner(const CommonOptions& options, Communicator& started)
       gpus(join_gpus(o, started)),
       comm(gpus == nullptr ? started : *gpus) {
   if (o.freeze.empty()) return;
-  try {
-    store.freeze([pattern = std::regex(o.freeze)](const std::string& name) {
-      return std::regex_search(name, pattern);
-    });
-  } catch (const std::regex_error& error) {
-    throw InputError(concat("--freeze ", o.freeze, ": ", error.what()));
-  }
+  store.freeze([pattern = std::regex(o.freeze)](const std::string& name) {
+    return std::regex_search(name, pattern);
+  });
 }
 
 void Learner::finalize_store() {

@@ -92,7 +92,9 @@ ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, cons
   if (set != nullptr) card.classes = set->classes();
   if (set != nullptr && !more) card.class_count = set->class_count();
   if (from_data) card.resize = set->info().image_size > 0 ? 1 : kFolderResize;
-  if (from_data || (set != nullptr && card.normalization.std[0] == 0))
+  // Layers that stay what they are see what they have seen.
+  const bool as_before = fine_tunes(o) && (card.normalization.std[0] > 0 || o.stem == "imagenet");
+  if (!as_before && (from_data || (set != nullptr && card.normalization.std[0] == 0)))
     card.normalization = set->info().normalization;
   if (card.normalization.std[0] == 0) card.normalization = kImageNet;
   return card;
@@ -140,11 +142,15 @@ void load_initial(const TrainResnetOptions& o, const ParameterStore& store) {
   constexpr const char* kHead = "fc.";
   WeightsFile file(o.init, o.head);
   NamedTensors tensors = store.named_tensors();
+  check(o.new_head || file.has("fc.weight"), o.init, ": has no last layer, fc.weight",
+        o.training ? "; --new-head trains one" : "");
   if (o.new_head) {
     file.leave_out(kHead);
     std::erase_if(tensors, [](const auto& tensor) { return tensor.first.starts_with(kHead); });
   }
-  load_weights(file, tensors, {{kHead, "--new-head trains a new last layer for other classes"}});
+  load_weights(file, tensors,
+               {{kHead, concat("a different number of classes",
+                               o.training ? "; --new-head trains a new last layer" : "")}});
 }
 
 StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train) {

@@ -41,6 +41,10 @@ ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags);
 // file, completed from the data. `set` may be null.
 ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, const ImageDataset* set,
                      bool training);
+// Returns whether a run keeps layers of the file of --init, and with them its normalisation.
+inline bool fine_tunes(const TrainResnetOptions& o) {
+  return o.training && !o.init.empty() && (o.new_head || !o.freeze.empty());
+}
 // Returns how --predict and --evaluate prepare an image: as validation did during training.
 Augmentation evaluation_transform(const ResnetCard& card);
 // Prepares the images of --evaluate like those of --predict if --init gives weights, and warns on

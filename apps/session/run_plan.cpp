@@ -110,10 +110,12 @@ ScheduleOptions schedule_options(const CommonOptions& o, const StepPlan& plan) {
 }
 
 std::string describe_size(const ParameterStore& store) {
-  const auto millions = [](int64_t n) { return decimals(static_cast<double>(n) / 1e6, 2) + " M"; };
-  return concat(
-      millions(store.count()), " parameters",
-      store.frozen().empty() ? "" : concat(", ", millions(store.frozen_count()), " frozen"));
+  const auto millions = [](int64_t n) {
+    return decimals(static_cast<double>(n) / 1e6, n > 0 && n < 10000 ? 4 : 2) + " M";
+  };
+  const int64_t frozen = store.frozen_count();
+  return concat(millions(store.count() + frozen), " parameters",
+                frozen == 0 ? "" : concat(", ", millions(frozen), " of them frozen"));
 }
 
 std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store,
@@ -149,7 +151,7 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   if (o.json) {
     const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;
     nlohmann::ordered_json json = {{plan.model, plan.model_name},
-                                   {"parameters", store.count()},
+                                   {"parameters", store.count() + store.frozen_count()},
                                    {"frozen", store.frozen_count()},
                                    {"epochs", epochs},
                                    {"steps_per_epoch", steps.steps_per_epoch},
@@ -183,8 +185,9 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   if (is_voting(o)) compressed += "privacy           " + exchange.privacy + '\n';
   const std::string article = plan.unit == "image" ? "an " : "a ";
   return concat(
-      "parameters        ", store.count(), " in ", store.parameters().size(), " tensors",
-      store.frozen().empty() ? "" : concat(", ", store.frozen_count(), " frozen ones"), "\n",
+      "parameters        ", store.count() + store.frozen_count(), " in ",
+      store.parameters().size() + store.frozen().size(), " tensors",
+      store.frozen().empty() ? "" : concat(", ", store.frozen_count(), " of them frozen"), "\n",
       "steps             ", steps.total_steps, ", ", steps.steps_per_epoch, " an epoch, ",
       std::llround(static_cast<double>(units * o.accumulate) * steps.voters), " ", plan.unit,
       "s each\n", "weights           ", format_bytes(gradient + 4 * store.frozen_count()), "\n",

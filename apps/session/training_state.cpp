@@ -226,7 +226,9 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
   const nlohmann::json& state = checkpoint.state;
   const bool anyway = parts.o.resume_anyway;
   read_members(checkpoint.file("state.json"), [&] {
-    const bool same_compression = compression_differs(state.at("compression"), parts.o).empty();
+    // With other frozen parameters neither residuals nor settings fit.
+    const bool same_compression = compression_differs(state.at("compression"), parts.o).empty() &&
+                                  state.at("identity").value("freeze", "") == parts.o.freeze;
     load_weights(WeightsFile(checkpoint.file(kModel)), parts.spec.model);
     fill_from(SafetensorsFile::open(checkpoint.file(kOptimizer)),
               parts.optimizer.optimizer().named_state(), "", anyway);
