@@ -215,6 +215,7 @@ TEST_CASE("learners: frozen parameters are the first rank's, are not exchanged a
         store.freeze([](const std::string& name) { return name.starts_with("first"); });
         std::pair<Linear, Linear> layers{Linear(store, "first", 20, 30),
                                          Linear(store, "second", 30, 40)};
+        store.add_buffer("first.mean", {3}, DType::f32, static_cast<float>(seed), true);
         store.finalize(seed);
         return layers;
       };
@@ -240,12 +241,21 @@ TEST_CASE("learners: frozen parameters are the first rank's, are not exchanged a
       optimizer.check_replicas();
       if (store.frozen_values().to_vector() != untrained.frozen_values().to_vector())
         throw Error("a frozen parameter is not the first rank's initial one");
+      if (store.frozen_buffers()[0].value.to_vector() != std::vector<float>(3, 1.0f))
+        throw Error("statistics are not the first rank's");
       if (store.values().to_vector() == untrained.values().to_vector())
         throw Error("nothing trained");
       for (const auto& [key, entry] : optimizer.ledger().entries())
         if (key.first.starts_with("first")) throw Error("exchanged: " + key.first);
       for (const auto& [name, tensor] : optimizer.optimizer().named_state())
         if (name.find("first") != std::string::npos) throw Error("state: " + name);
+      if (comm.rank() == 2) fill(store.frozen_values(), 7);
+      try {
+        optimizer.check_replicas();
+      } catch (const Error& error) {
+        if (std::string(error.what()).find("first.weight on rank 2") != std::string::npos) return;
+      }
+      throw Error("frozen replicas that differ were not noticed");
     }));
 }
 

@@ -227,6 +227,16 @@ TEST_CASE("frozen parameters: a residual network's frozen beginning is not recor
   CHECK(store.buffers().front().name == "other.running_mean");
 }
 
+TEST_CASE("frozen parameters: a layer whose output ignores a trained parameter is an error") {
+  Context context(on_test_device());
+  ParameterStore store;
+  Parameter& p = store.add("p", {2}, constant_init(1));
+  store.finalize(1);
+  Tape tape;
+  CHECK_THROWS_AS(tape.record("layer", Var(p.value, false), {&p}, [](BackwardPass&) {}), Error);
+  CHECK(p.pending == 0);
+}
+
 TEST_CASE("frozen parameters: initial values do not depend on what is frozen; all is too much") {
   Context context(on_test_device());
   const auto values = [](const std::string& frozen) {

@@ -31,7 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kBatch = 256, kHidden = 64, kSteps = 40;
-constexpr double kRate = 0.01;
+constexpr double kLearningRate = 0.01;
 
 // Opens the graph of --data, or draws one of the size of Debian's packages.
 Graph open_or_draw(const Options& o) {
@@ -140,7 +140,7 @@ std::vector<double> train(const Options& o, const Graph& graph, Source& source, 
     const Var loss =
         softmax_cross_entropy(tape, model.forward(tape, batch.x, batch.sampled.mix), batch.labels);
     (void)loss.value().item();
-    optimizer.begin_step(kRate);
+    optimizer.begin_step(kLearningRate);
     tape.backward(
         loss, [&](Parameter& p) { optimizer.ready(p); },
         [&](Parameter& p) { optimizer.weights_free(p); });

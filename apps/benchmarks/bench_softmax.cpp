@@ -33,7 +33,7 @@ using Json = nlohmann::ordered_json;
 constexpr int kRanks = 8;
 constexpr int64_t kImages = 2500;   // of each learner, all in every step
 constexpr double kPenalty = 1e-2;   // the loss is strongly convex with this constant
-constexpr double kRate = 2;         // the gradient's Lipschitz constant is at most 0.51
+constexpr double kFullRate = 2;     // the gradient's Lipschitz constant is at most 0.51
 constexpr double kEnd = 1e-5;       // distance from the optimum that ends a run
 constexpr int kSteps = 700;         // of a run that does not come so near
 constexpr int kOptimumSteps = 600;  // of Nesterov's method, momentum for condition number 51
@@ -110,7 +110,7 @@ Trained train(const std::vector<Share>& shares, const Method& method, int64_t st
       Tape tape;
       const Var logits = linear(tape, Var(share.images), weight, nullptr);
       const Var loss = softmax_cross_entropy(tape, logits, share.labels);
-      optimizer->begin_step(kRate);
+      optimizer->begin_step(kFullRate);
       tape.backward(
           loss, [&](Parameter& p) { optimizer->ready(p); },
           [&](Parameter& p) { optimizer->weights_free(p); });
