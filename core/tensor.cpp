@@ -175,6 +175,12 @@ Tensor Tensor::from(const std::vector<float>& values, const Shape& shape) {
   return out;
 }
 
+Tensor Tensor::from_integers(const std::vector<int32_t>& values) {
+  Tensor out = empty_on(Device{}, Shape{to_int64(values.size())}, DType::i32);
+  std::ranges::copy(values, out.data<int32_t>());
+  return out;
+}
+
 Device Tensor::device() const { return storage_ ? storage_->device() : Device{}; }
 
 bool Tensor::unique() const { return storage_.use_count() == 1; }

@@ -98,6 +98,8 @@ class Tensor {
   // Returns a CPU tensor with these values, one-dimensional or of the given shape.
   static Tensor from(const std::vector<float>& values);
   static Tensor from(const std::vector<float>& values, const Shape& shape);
+  // Returns a one-dimensional CPU tensor of type i32: labels, tokens.
+  static Tensor from_integers(const std::vector<int32_t>& values);
 
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }

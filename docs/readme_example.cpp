@@ -38,9 +38,7 @@ int main() {
         const Var loss = softmax_cross_entropy(tape, head.forward(tape, x), batch.labels);
         loss_sum += loss.value().item();
         optimizer.begin_step(/*lr=*/0.05);
-        tape.backward(  // buckets are compressed and exchanged while backward is still running
-            loss, [&](Parameter& p) { optimizer.ready(p); },
-            [&](Parameter& p) { optimizer.weights_free(p); });
+        optimizer.backward(tape, loss);  // buckets are compressed and exchanged while it runs
         optimizer.finish_step();
       }
       if (comm.rank() == 0) std::printf("epoch %d: loss %.3f\n", epoch + 1, loss_sum / 50);

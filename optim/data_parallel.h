@@ -17,8 +17,7 @@
 //   DataParallelOptimizer optimizer(store, make_sgd({.momentum = 0.9}), comm, {},
 //                                   {.bucket_bytes = 4 << 20});
 //   optimizer.begin_step(lr);
-//   tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
-//                 [&](Parameter& p) { optimizer.weights_free(p); });
+//   optimizer.backward(tape, loss);  // calls ready() and weights_free()
 //   optimizer.finish_step();
 //
 // With one rank and no reducer nothing is exchanged, and no thread is started. Call all functions

@@ -3,8 +3,7 @@
 // ranks, or DecentralizedOptimizer (decentralized.h), whose ranks talk to their neighbours.
 //
 //   optimizer.begin_step(lr);
-//   tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
-//                 [&](Parameter& p) { optimizer.weights_free(p); });
+//   optimizer.backward(tape, loss);
 //   StepReport report = optimizer.finish_step();
 //
 // Call all functions except set_control() on the thread that runs backward.
@@ -24,6 +23,7 @@
 #include "compress/plan/quality_meter.h"
 #include "compress/reducer.h"
 #include "core/privacy.h"
+#include "core/tape.h"
 #include "optim/control_words.h"
 #include "optim/optimizer.h"
 
@@ -40,6 +40,11 @@ class LearnerOptimizer {
   virtual void ready(Parameter& p) = 0;
   // Signals that backward will not read p.value again.
   virtual void weights_free(Parameter& p) = 0;
+  // Runs the backward pass, with both signals.
+  void backward(Tape& tape, const Var& loss) {
+    tape.backward(
+        loss, [this](Parameter& p) { ready(p); }, [this](Parameter& p) { weights_free(p); });
+  }
   // Waits until every bucket is exchanged, finishes the update, and throws what an exchange has
   // thrown. Gradients that this rank has not computed count as zero; other ranks may have them.
   virtual StepReport finish_step() = 0;

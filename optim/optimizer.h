@@ -10,8 +10,7 @@
 // runs on the thread that gave the second signal, and two updates may run at once.
 //
 //   optimizer.begin_step(schedule.lr(step));
-//   tape.backward(loss, [&](Parameter& p) { optimizer.ready(p); },
-//                 [&](Parameter& p) { optimizer.weights_free(p); });
+//   optimizer.backward(tape, loss);
 //   StepReport report = optimizer.finish_step();
 #pragma once
 
@@ -27,6 +26,7 @@
 #include <vector>
 
 #include "core/parameters.h"
+#include "core/tape.h"
 #include "optim/update_rule.h"
 
 namespace heddle {
@@ -73,6 +73,11 @@ class Optimizer {
   // Signals that no closure of this backward pass will read p.value again. Without it, finish_step
   // updates p.
   void weights_free(Parameter& p);
+  // Runs the backward pass, with both signals.
+  void backward(Tape& tape, const Var& loss) {
+    tape.backward(
+        loss, [this](Parameter& p) { ready(p); }, [this](Parameter& p) { weights_free(p); });
+  }
   // Sets unwritten gradients to zero and logs the names of their parameters, each once. For
   // finish_step, and before gradients are exchanged.
   void zero_missing_gradients();

@@ -134,16 +134,17 @@ refuse 'fc.weight' "$resnet" --init headless.safetensors --predict "$work/compar
 "${tune[@]}" --init headless.safetensors --steps 2 --batch-size 4 --output-dir headless >/dev/null 2>headless.err || fail "headless: $(tail -1 headless.err)"
 
 echo 'four learners'
-four=("${tune[@]}" --deterministic --batch-size 8 --compress scalecom:rate=20 --compress-start 2 --min-compress 100 --ledger --steps 60 --json)
-"${four[@]}" --learners 4 --output-dir four >four.json 2>four.err || fail "four: $(tail -1 four.err)"
+four=("${tune[@]}" --deterministic --batch-size 8 --compress scalecom:rate=20 --compress-start 2 --min-compress 100 --ledger --json)
+"${four[@]}" --learners 4 --steps 60 --output-dir four >four.json 2>four.err || fail "four: $(tail -1 four.err)"
 falls four 60
 equal_where published.safetensors four/model.safetensors "$frozen"
 grep '^{"ledger"' four/metrics.jsonl >ledger || fail 'no ledger'
 grep -q '"layer4.0.conv1.weight"' ledger || fail 'layer4 is not in the ledger'
 ! grep -q '"layer1' ledger || fail 'frozen layers are in the ledger'
 if [ -n "$mpirun" ]; then
-  ranks 4 "${four[@]}" --output-dir processes >/dev/null 2>mpi.err || fail "MPI: $(tail -1 mpi.err)"
-  cmp -s four/model.safetensors processes/model.safetensors || fail 'processes and threads end with other weights'
+  "${four[@]}" --learners 2 --steps 5 --output-dir threads >/dev/null 2>threads.err || fail "threads: $(tail -1 threads.err)"
+  ranks 2 "${four[@]}" --steps 5 --output-dir processes >/dev/null 2>mpi.err || fail "MPI: $(tail -1 mpi.err)"
+  cmp -s threads/model.safetensors processes/model.safetensors || fail 'processes and threads end with other weights'
 else
   echo 'skipped: MPI (no mpirun here)'
 fi

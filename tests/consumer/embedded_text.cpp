@@ -1,4 +1,4 @@
-// A separate project that uses the installed library: see CMakeLists.txt in this folder.
+// Uses tensors and the texts that are part of the library. See CMakeLists.txt in this folder.
 #include <core/context.h>
 #include <core/tensor.h>
 #include <data/text.h>
