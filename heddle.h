@@ -1,6 +1,7 @@
-// The whole library: tensors and the tape, layers, data sets, communicators, compression, and the
-// optimizers that use them. One header of each folder is enough to read first: core/tape.h,
-// layers/linear.h, data/loader.h, comm/communicator.h, compress/reducer.h, optim/data_parallel.h.
+// What most programs need: tensors and the tape, layers, data sets, learners as threads,
+// compression, and the optimizers that use them. One header of each folder is enough to read first:
+// core/tape.h, layers/linear.h, data/loader.h, comm/communicator.h, compress/reducer.h,
+// optim/data_parallel.h.
 //
 //   #include <heddle.h>
 #pragma once
@@ -12,7 +13,9 @@
 #include "core/safetensors.h"
 #include "core/tape.h"
 #include "core/tensor.h"
+#include "data/graph.h"
 #include "data/loader.h"
+#include "data/neighbour_sampler.h"
 #include "data/shapes.h"
 #include "data/text.h"
 #include "layers/activation.h"

@@ -274,7 +274,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   }
   if (o.training || o.evaluate) valid = open_data(o, Split::valid);
   const ResnetCard card = make_card(o, loaded, valid.set.get(), o.training);
-  if (fine_tunes(o))
+  if (continues_weights(o))
     data.transform.normalization = valid.transform.normalization = card.normalization;
   if (!o.training && o.evaluate) prepare_evaluation(o, loaded, card, valid);
   const Job job{o, flags, arguments, card, data, valid};

@@ -142,7 +142,7 @@ bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors&
   for (size_t i = 0; i < rounded.size(); ++i) {
     const auto& [name, x] = rounded[i];
     add(name, x, Coding::bf16);
-    if (lost.empty()) continue;
+    if (lost.empty() || !lost[i].defined()) continue;
     lost[i].copy_from(x);
     x.copy_from(converted(converted(x, DType::bf16, Layout::plain), DType::f32, Layout::plain));
     axpy(-1, x, lost[i]);

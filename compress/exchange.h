@@ -2,7 +2,7 @@
 // algorithms use.
 //
 //   if (!all_reduce(e, sums)) return false;                 // sums of tensors
-//   return sum_at_indices(e, *feedback_, indices);          // sums of selected elements
+//   return sum_at_indices(e, *feedback_, indices, coding);  // sums of selected elements
 //   const Messages all = gather_messages(e, parts, least, most, "top-k");   // messages to all
 #pragma once
 
@@ -59,7 +59,8 @@ PayloadKind kind_of(const std::string& name);
 bool all_reduce(Exchange& e, const NamedTensors& tensors);
 
 // all_reduce() of dense tensors and values, these as fp32 or bf16. lost[i], where there is one,
-// then receives what rounding values[i] has lost (all_reduce_bf16() in block_exchange.h).
+// then receives what rounding values[i] has lost (all_reduce_bf16() in block_exchange.h). With bf16
+// the tensors hold anything after false.
 bool sum_values(Exchange& e, const NamedTensors& dense, const NamedTensors& values, Coding coding,
                 const std::vector<Tensor>& lost = {});
 

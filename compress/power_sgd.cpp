@@ -1,8 +1,8 @@
 // PowerSGD (Vogels et al. 2019, arXiv 1905.13727, algorithm 1): a layer (O, ...) is a matrix M of O
 // rows, residual included, and is sent as two factors of low rank, found by one step of power
-// iteration from the last step's factor. A bucket takes two all-reduces: all P = M Q with the dense
-// layers, then, with P orthonormal, all Q = M^T P. As in the paper a rank's residual is its own M
-// minus the mean over ranks of P Q^T, not minus its own approximation.
+// iteration from the last step's factor. A bucket takes two sums over ranks: all P = M Q with the
+// dense layers, then, with P orthonormal, all Q = M^T P. As in the paper a rank's residual is its
+// own M minus the mean over ranks of P Q^T, not minus its own approximation.
 #include <algorithm>
 #include <cmath>
 

@@ -130,10 +130,12 @@ class TopK : public CompressedReducer {
   void decode(const Outgoing& mine, int rank, const Tensor& message, const Tensor& values,
               std::vector<Sparse>& received) const {
     const Device device = message.device();
-    const Tensor coded = Tensor::empty_on(device, values.shape(), type_of_values());
+    const bool rounded = coding_of_values() == Coding::bf16;
+    const Tensor coded =
+        rounded ? Tensor::empty_on(device, values.shape(), type_of_values()) : values;
     int64_t at = coded.bytes();
     HEDDLE_DISPATCH(device, copy_bytes(message.slice(0, at), coded));
-    convert(coded, values);
+    if (rounded) convert(coded, values);
     const Tensor host = delta_ ? message.slice(at, message.size()).to(Device{}) : Tensor{};
     std::span<const uint8_t> rest;
     if (delta_) rest = {host.data<uint8_t>(), static_cast<size_t>(host.size())};

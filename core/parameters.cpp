@@ -45,7 +45,8 @@ bool any_trained(std::initializer_list<const Parameter*> parameters) {
 
 void ParameterStore::check_name(const std::string& name) const {
   check(!values_.defined(), "parameter ", name, ": added after finalize");
-  for (const Entry& e : order_) check(e.name() != name, "parameter ", name, ": added twice");
+  for (const Entry& e : order_)
+    check(e.name() != name, e.buffer ? "buffer " : "parameter ", name, ": added twice");
 }
 
 Parameter& ParameterStore::add(const std::string& name, const Shape& shape, Init init, bool decay) {

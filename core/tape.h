@@ -107,8 +107,8 @@ class Tape {
 
   // Records a closure that propagates the gradient of `output`. `uses`: the parameters it
   // contributes to, one entry per contribution; frozen ones are left out. Nothing is kept when not
-  // training, or if the output needs no gradient;
-  // it does if an input does or if any_trained(uses), which is checked.
+  // training, or if the output needs no gradient. Throws InputError if it does not although one of
+  // `uses` is trained.
   void record(std::string name, const Var& output, std::vector<Parameter*> uses,
               std::function<void(BackwardPass&)> backward);
 

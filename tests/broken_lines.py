@@ -564,7 +564,7 @@ BREAKS = [
     ("values=bf16 is ignored", "compress/compressed_reducer.h", "found->second == 1 ? Coding::bf16", "found->second == 2 ? Coding::bf16",
      "test_compress", "values=bf16: half*"),
     ("flags of others are not looked at", "compress/block_exchange.cpp", "  for (int r = 0; r < p; ++r)  // every rank has received all flags\n",
-     "  for (int r = 0; r < p * 0; ++r)  // every rank has received all flags\n", "test_compress", "values=bf16: values beyond*"),
+     "  for (int r = 0; r < p * 0; ++r)  // every rank has received all flags\n", "test_compress", "values=bf16: a bucket with*"),
     # Momentum after a residual, and the ramp of a rate
     ("a gradient from a residual skips weight decay", "optim/update.cu",
      "const float v = multiply_add(s.momentum, velocity[i], decay);", "const float v = s.momentum * velocity[i];", "test_optim",
@@ -647,7 +647,7 @@ BREAKS = [
      "        true;", "test_program_finetune", ""),
     ("config.toml evaluates a new head", "apps/cli/resnet_options.cpp", "  o.new_head = o.new_head && o.training;", "  (void)o.new_head;",
      "test_program_finetune", ""),
-    ("frozen layers see other images", "apps/train_resnet.cpp", "  if (fine_tunes(o))\n", "  if (fine_tunes(o) && o.batch_size < 0)\n",
+    ("frozen layers see other images", "apps/train_resnet.cpp", "  if (continues_weights(o))\n", "  if (continues_weights(o) && o.batch_size < 0)\n",
      "test_program_finetune", ""),
     ("the first trained convolution is dense", "compress/layer_table.cpp", "for (const auto* parameters : {&store.parameters(), &store.frozen()})",
      "for (const auto* parameters : {&store.parameters()})", "test_compress", "which layers are dense:*"),

@@ -40,17 +40,17 @@ lab --arch resnet20 >table || fail "exit code $?"
 rows table <<'SPECS' || fail "$(cat table)"
 bf16                                    1.97 2      1.97 2      0.0005 0.003
 fp16                                    1.97 2      1.97 2      0.0001 0.01
-topk:density=0.01,indices=delta,ramp=0         50   53     44   49     0.5    0.99
-randomk:density=0.01,ramp=0                    50   53     50   53     0.95   1
-scalecom:rate=100,beta=1,select=chunk,ramp=0   50   53     45   49     0.5    0.99
-scalecom:rate=100,beta=1,select=exact,ramp=0   50   53     40   44     0.5    0.99
+topk:density=0.01,indices=delta,ramp=0,values=fp32         50   53     44   49     0.5    0.99
+randomk:density=0.01,ramp=0,values=fp32                    50   53     50   53     0.95   1
+scalecom:rate=100,beta=1,select=chunk,ramp=0,values=fp32   50   53     45   49     0.5    0.99
+scalecom:rate=100,beta=1,select=exact,ramp=0,values=fp32   50   53     40   44     0.5    0.99
 adacomp:bin=auto,factor=2,scale=layer          5    45     5    60     0.3    0.99
 adacomp:bin=auto,factor=2,scale=bin            5    45     5    55     0.3    0.99
 qsgd:bits=2,bucket=512,rounding=stochastic  13 16   13   16     0.5    10
 qsgd:bits=4,bucket=512,rounding=stochastic  7  8    7    8      0.1    2
 qsgd:bits=8,bucket=512,rounding=stochastic  3.8 4   3.8  4      0.005  0.1
-powersgd:rank=2                         10   60     10   60     0.5    1
-powersgd:rank=4                         5    40     5    40     0.5    1
+powersgd:rank=2,values=fp32                         10   60     10   60     0.5    1
+powersgd:rank=4,values=fp32                         5    40     5    40     0.5    1
 SPECS
 grep -Eq '^# .* 60 .* 12 .* [0-9.]+ ms$' table || fail "no time of a plan: $(tail -1 table)"
 grep -q 'resnet20.* 269722 .* 59 ' table || fail "$(head -1 table)"
@@ -67,8 +67,8 @@ one='{"w":{"dtype":"F32","shape":[64,64],"data_offsets":[0,16384]}}'
 numbers | safetensors one "$one"
 lab --gradients one >dumped || fail "exit code $?"
 grep -q ' one.* 4096 .* 1 ' dumped || fail "$(head -1 dumped)"
-awk '$1 == "topk:density=0.01,indices=delta" { exit !($2 > 99 && $2 < 101 && $3 < 85 && $4 > 0.9 && $4 < 1) }' dumped || fail "$(cat dumped)"
-awk '$1 == "powersgd:rank=4" { exit !($2 == 8 && $4 < 0.9) }' dumped || fail "$(cat dumped)"
+awk '$1 == "topk:density=0.01,indices=delta,ramp=0,values=fp32" { exit !($2 > 99 && $2 < 101 && $3 < 85 && $4 > 0.9 && $4 < 1) }' dumped || fail "$(cat dumped)"
+awk '$1 == "powersgd:rank=4,values=fp32" { exit !($2 == 8 && $4 < 0.9) }' dumped || fail "$(cat dumped)"
 numbers | head -c 8 | safetensors counters '{"steps":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}'
 numbers | tr '0<' '\377\377' | safetensors nan "$one"
 head -c 16384 /dev/zero | safetensors zeros "$one"

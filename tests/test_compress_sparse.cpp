@@ -215,7 +215,7 @@ TEST_CASE("values=bf16: half the bytes of values; what rounding loses stays in t
     }
 }
 
-TEST_CASE("values=bf16: values beyond what can be summed are used on no rank") {
+TEST_CASE("values=bf16: a bucket with NaN on one rank is used on no rank") {
   for (const char* spec : {"scalecom:rate=50,values=bf16", "topk:density=0.02,values=bf16"}) {
     const auto fill = [](CompressModel& m, int rank, int64_t step) {
       m.fill_random(rank, step);

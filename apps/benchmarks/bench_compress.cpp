@@ -320,7 +320,7 @@ double measure_step_ms(const Options& o) {
 }
 
 const TextTable kTable(
-    "compress -42|values 7.2|wire 7.2|error 8.4|energy 8.2|encode 8|% 6.1|decode 8|"
+    "compress -57|values 7.2|wire 7.2|error 8.4|energy 8.2|encode 8|% 6.1|decode 8|"
     "% 6.1|reduce ms 10.2|% 6.2");
 
 void print_heading(const Lab& lab, double copy, double step_ms) {

@@ -93,7 +93,8 @@ ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, cons
   if (set != nullptr && !more) card.class_count = set->class_count();
   if (from_data) card.resize = set->info().image_size > 0 ? 1 : kFolderResize;
   // Layers that stay what they are see what they have seen.
-  const bool as_before = fine_tunes(o) && (card.normalization.std[0] > 0 || o.stem == "imagenet");
+  const bool as_before =
+      continues_weights(o) && (card.normalization.std[0] > 0 || o.stem == "imagenet");
   if (!as_before && (from_data || (set != nullptr && card.normalization.std[0] == 0)))
     card.normalization = set->info().normalization;
   if (card.normalization.std[0] == 0) card.normalization = kImageNet;
@@ -183,6 +184,8 @@ nlohmann::ordered_json identity(const TrainResnetOptions& o, const ResnetCard& c
                                  {"images", train.size()},
                                  {"classes", card.classes},
                                  {"optimizer", o.optimizer}};
+  if (card.normalization.mean != train.info().normalization.mean)
+    json["normalization"] = "of --init";
   if (o.shard != "random") json["shard"] = o.shard;
   if (is_voting(o)) json["privacy-unit"] = privacy_unit(o);
   return json;

@@ -41,10 +41,8 @@ ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags);
 // file, completed from the data. `set` may be null.
 ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, const ImageDataset* set,
                      bool training);
-// Returns whether a run keeps layers of the file of --init, and with them its normalisation.
-inline bool fine_tunes(const TrainResnetOptions& o) {
-  return o.training && !o.init.empty() && (o.new_head || !o.freeze.empty());
-}
+// Returns whether a run trains the weights of --init, whose normalisation it then keeps.
+inline bool continues_weights(const TrainResnetOptions& o) { return o.training && !o.init.empty(); }
 // Returns how --predict and --evaluate prepare an image: as validation did during training.
 Augmentation evaluation_transform(const ResnetCard& card);
 // Prepares the images of --evaluate like those of --predict if --init gives weights, and warns on
