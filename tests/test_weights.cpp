@@ -135,7 +135,7 @@ TEST_CASE("weights: an error describes a file that has no weights of this progra
                  "found a residual network, which train_resnet reads"));
 }
 
-TEST_CASE("weights: evaluation uses the file's card, training the data's") {
+TEST_CASE("weights: evaluation uses the file's card, training the data's classes") {
   const Context context({.threads = 1});
   TrainResnetOptions o;
   o.image_size = 32;
@@ -148,7 +148,7 @@ TEST_CASE("weights: evaluation uses the file's card, training the data's") {
   const ResnetCard trained = make_card(o, loaded, shapes.set.get(), true);
   CHECK(trained.class_count == 10);
   CHECK(trained.resize == 1);
-  CHECK(trained.normalization.mean == shapes.set->info().normalization.mean);
+  CHECK(trained.normalization.mean == loaded.normalization.mean);
   const ResnetCard evaluated = make_card(o, loaded, shapes.set.get(), false);
   CHECK(evaluated.class_count == 1000);
   CHECK(evaluated.resize == kFolderResize);
