@@ -134,6 +134,8 @@ bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors&
                      const std::vector<Tensor>& lost) {
   std::vector<CodedTensor> tensors;
   std::vector<Tensor> sums;
+  tensors.reserve(dense.size() + rounded.size());
+  sums.reserve(dense.size() + rounded.size());
   const auto add = [&](const std::string& name, const Tensor& x, Coding coding) {
     sums.push_back(x.reshape({x.size()}));
     tensors.push_back({name, sums.back(), {.coding = coding}, BlockExchange::kBlock, 0});
@@ -153,6 +155,7 @@ bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors&
 
 bool BlockExchange::exchange(Exchange& e) {
   std::vector<CodedTensor> tensors;
+  tensors.reserve(e.compressed.size() + e.dense.size());
   for (const Item& item : e.compressed) {
     const CodedBlock form{.seed = seed_,
                           .coding = coding_,
