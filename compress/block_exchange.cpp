@@ -126,6 +126,7 @@ bool sum_blocks(Exchange& e, const std::vector<CodedTensor>& tensors) {
     begin += coded.n;
   }
   std::vector<Tensor> values;
+  values.reserve(tensors.size());
   for (const CodedTensor& t : tensors) values.push_back(t.x);
   return largest_magnitude_of(values) < kInfinite;  // beyond fp16, or beyond fp32 in the sum
 }
