@@ -61,7 +61,7 @@ void encode(const char* phase, const std::vector<CodedBlock>& blocks, const Tens
 
 }  // namespace
 
-bool sum_blocks(Exchange& e, const std::vector<CodedTensor>& tensors) {
+bool sum_blocks(Exchange& e, const std::vector<CodedTensor>& tensors, uint32_t most) {
   const int p = e.comm.size(), me = e.comm.rank();
   Plan plan;
   plan.used.assign(static_cast<size_t>(p), 4);
@@ -128,18 +128,16 @@ bool sum_blocks(Exchange& e, const std::vector<CodedTensor>& tensors) {
   std::vector<Tensor> values;
   values.reserve(tensors.size());
   for (const CodedTensor& t : tensors) values.push_back(t.x);
-  return largest_magnitude_of(values) < kInfinite;  // beyond fp16, or beyond fp32 in the sum
+  return largest_magnitude_of(values) <= most;
 }
 
 bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors& rounded,
                      const std::vector<Tensor>& lost) {
   std::vector<CodedTensor> tensors;
-  std::vector<Tensor> sums;
   tensors.reserve(dense.size() + rounded.size());
-  sums.reserve(dense.size() + rounded.size());
   const auto add = [&](const std::string& name, const Tensor& x, Coding coding) {
-    sums.push_back(x.reshape({x.size()}));
-    tensors.push_back({name, sums.back(), {.coding = coding}, BlockExchange::kBlock, 0});
+    const Tensor flat = x.reshape({x.size()});
+    tensors.push_back({name, flat, {.coding = coding}, BlockExchange::kBlock, 0});
   };
   for (const auto& [name, x] : dense) add(name, x, Coding::fp32);
   for (size_t i = 0; i < rounded.size(); ++i) {
@@ -151,7 +149,7 @@ bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors&
     axpy(-1, x, lost[i]);
     tensors.back().lost = lost[i];
   }
-  return sum_blocks(e, tensors) && largest_magnitude_of(sums) <= magnitude(kMaxSum);
+  return sum_blocks(e, tensors, magnitude(kMaxSum));
 }
 
 bool BlockExchange::exchange(Exchange& e) {
@@ -166,7 +164,7 @@ bool BlockExchange::exchange(Exchange& e) {
     explain("select", item.name(), [&] { return rounding(item); });
   }
   for (const auto& [name, x] : e.dense) tensors.push_back({name, x, {}, kBlock, 0});
-  return sum_blocks(e, tensors);
+  return sum_blocks(e, tensors, kInfinite - 1);  // beyond fp16, or beyond fp32 in the sum
 }
 
 int64_t BlockExchange::bytes(const Layer& layer, double bits) const {

@@ -33,8 +33,9 @@ struct CodedTensor {
 };
 
 // Sums the tensors over the ranks in place. Returns false on all ranks if a rank's gradients were
-// non-finite, or a sum is; the tensors then hold anything.
-bool sum_blocks(Exchange& e, const std::vector<CodedTensor>& tensors);
+// non-finite, or a sum's magnitude (codecs/magnitude.h) is above `most`; the tensors then hold
+// anything.
+bool sum_blocks(Exchange& e, const std::vector<CodedTensor>& tensors, uint32_t most);
 
 // all_reduce() (exchange.h) with `dense` as fp32 and `rounded` as bf16. lost[i], where there is
 // one, receives what of rounded[i] did not reach the sum because of this rank: over all ranks,

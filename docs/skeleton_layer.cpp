@@ -35,7 +35,7 @@ Var prelu(Tape& tape, const Var& x, Parameter& slope) {
     const float* d = dy.data<float>();
     // Parameters first, so that their gradients can travel while the rest is computed. A fixed
     // order of summation keeps the result independent of the number of threads.
-    if (!slope.frozen) {  // then it has no gradient
+    if (!slope.frozen) {  // a frozen parameter has no gradient
       const double sum = parallel_reduce(input.size(), 0.0, [&](int64_t begin, int64_t end) {
         double part = 0;
         for (int64_t i = begin; i < end; ++i) part += in[i] < 0.0f ? double{d[i]} * in[i] : 0.0;

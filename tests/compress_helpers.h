@@ -1,6 +1,8 @@
 // A small model, gradients for every rank and step, and ranks that reduce them, for tests.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -136,6 +138,30 @@ inline std::pair<int64_t, int64_t> place_of(const std::string& name) {
 inline Values part_of(const Values& flat, const std::string& name) {
   const auto [offset, size] = place_of(name);
   return {flat.begin() + offset, flat.begin() + offset + size};
+}
+
+// Returns the factor of a spec's low-pass filter; 1 without one.
+inline double beta_of(const std::string& spec) {
+  const auto values = parse_compress(spec).values;
+  return values.contains("beta") ? values.at("beta") : 1;
+}
+
+// Returns the largest difference, over a layer's elements, between all gradients that the ranks
+// were given and what they have sent plus their residuals m / beta.
+inline double imbalance(const std::vector<RankRun>& runs, const std::string& layer, double beta) {
+  const auto [offset, size] = place_of(layer);
+  double worst = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const auto at = static_cast<size_t>(offset + i);
+    double balance = 0;
+    for (const RankRun& run : runs) {
+      for (const Values& g : run.given) balance += g[at];
+      balance -= run.states.back().at("residual." + layer)[static_cast<size_t>(i)] / beta;
+    }
+    for (const Values& sum : runs[0].sums) balance -= sum[at];
+    worst = std::max(worst, std::abs(balance));
+  }
+  return worst;
 }
 
 }  // namespace heddle

@@ -192,13 +192,14 @@ TEST_CASE("powersgd: an overflowing factor of finite gradients is used on no ran
     for (const auto& [name, x] : reducer.named_state())
       if (name == "factor.fc.weight") std::fill_n(x.data<float>(), x.size(), 1e31f);
   };
-  for (const RankRun& run :
-       reduce_ranks(2, "powersgd:rank=2", {.steps = 3, .fill = fill, .before = before})) {
-    CHECK(run.accepted == std::vector<bool>{true, true, false});
-    for (const std::string name :
-         {"residual.fc.weight", "residual.conv2.weight", "factor.conv2.weight"})
-      CHECK(run.states[2].at(name) == run.states[1].at(name));
-  }
+  for (const char* spec : {"powersgd:rank=2", "powersgd:rank=2,values=bf16"})
+    for (const RankRun& run : reduce_ranks(2, spec, {.steps = 3, .fill = fill, .before = before})) {
+      CAPTURE(spec);
+      CHECK(run.accepted == std::vector<bool>{true, true, false});
+      for (const std::string name :
+           {"residual.fc.weight", "residual.conv2.weight", "factor.conv2.weight"})
+        CHECK(run.states[2].at(name) == run.states[1].at(name));
+    }
 }
 
 TEST_CASE("which layers are dense: first convolution, one axis, small ones, named ones") {

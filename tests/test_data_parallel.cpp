@@ -233,9 +233,7 @@ TEST_CASE("learners: frozen parameters are the first rank's, are not exchanged a
         const Var loss = softmax_cross_entropy(
             tape, second.forward(tape, relu(tape, first.forward(tape, Var(here(x))))), y);
         optimizer.begin_step(0.1);
-        tape.backward(
-            loss, [&](Parameter& p) { optimizer.ready(p); },
-            [&](Parameter& p) { optimizer.weights_free(p); });
+        optimizer.backward(tape, loss);
         optimizer.finish_step();
       }
       optimizer.check_replicas();
