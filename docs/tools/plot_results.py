@@ -612,6 +612,9 @@ def claims():
     against_dense("ScaleCom at rate 100 loses no accuracy, ResNet-20 on CIFAR-10", "headline-", "scalecom", -0.3)
     against_dense("… nor at rate 25", "headline-", "scalecom-25", -0.3)
     against_dense("… nor at rate 400", "headline-", "scalecom-400", -0.3)
+    for what, method in ("ScaleCom's values", "scalecom"), ("PowerSGD's factors", "powersgd"):
+        points, n = difference(headline.get(f"{method}-bf16", {}), headline.get(method, {}))
+        claim(f"{what} sent as bf16 lose nothing: accuracy against fp32, points", points, least=-0.3, over=plural(n, "seed"))
     for key, where, least in ("layers", "the compressed tensors", 99), ("values", "the whole model", 50):
         found = mean(r["summary"][f"ratio_{key}"] for r in scalecom)
         claim(f"Ratio at rate 100, values of {where}", found, least=least)

@@ -42,6 +42,7 @@ MOMENTUM = " --compressed-momentum full"
 # Measured before --compressed-momentum existed, when "full" was the only rule: their recorded commands lack the flag.
 BEFORE = "ablation-", "pair-", "large-", "root-", "long-", "scaling-", "meter-"
 ADACOMP = " --compress adacomp"
+BF16 = ",values=bf16"
 QSGD = " --compress qsgd:bits=4"
 PEERS, QSGD4, BY_CLASS = " --peers ring", " --innovation qsgd:bits=4", " --shard by-class"
 NO_MOMENTUM = " --momentum 0 --no-nesterov"
@@ -81,6 +82,7 @@ def experiments():
                             ("scalecom-full", SCALECOM + MOMENTUM), ("lgreco-scalecom-full", SCALECOM + LGRECO + MOMENTUM),
                             ("scalecom-25", SCALECOM.replace("100", "25")), ("scalecom-400", SCALECOM.replace("100", "400")),
                             ("topk", " --compress topk:density=0.01"), ("powersgd", " --compress powersgd:rank=2"),
+                            ("scalecom-bf16", SCALECOM + BF16), ("powersgd-bf16", " --compress powersgd:rank=2" + BF16),
                             ("adacomp", ADACOMP), ("adacomp-bin", ADACOMP + ":scale=bin")):
             runs[f"headline-{name}-{seed}"] = f"{RESNET} --epochs 16 --seed {seed}{flags}"
         # For fairness: what dense loses without momentum at the rate that moves as far, 0.2 / (1 - 0.9).
