@@ -626,7 +626,7 @@ class Names(unittest.TestCase):
         self.assertEqual(reproduce.choose(runs, [""]), [])
         self.assertEqual(self.main("full")[0], full)
         self.assertEqual(self.main("headline-scalecom-2")[0], ["headline-scalecom-2"])
-        self.assertEqual(len(self.main("headline-scalecom-")[0]), 12)  # rates 25, 100, 400 and the rule full
+        self.assertEqual(len(self.main("headline-scalecom-")[0]), 15)  # rates 25, 100, 400, the rule full, bf16
         self.assertEqual(self.main("full-zaremba")[0], [name for name in full if name.startswith("full-zaremba")])
         self.assertEqual(self.main("ptb")[0], [name for name in runs if name.startswith("ptb-") and name != "ptb-dense"])
 
