@@ -51,11 +51,13 @@ std::string why_no_device() {
   return "no GPU";
 }
 
+bool has_isa(unsigned bits) { return (dnnl_get_effective_cpu_isa() & bits) == bits; }
+
 }  // namespace
 
-bool has_avx512() {
-  return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
-}
+bool has_avx512() { return has_isa(dnnl_cpu_isa_avx512_core); }
+
+bool has_matrix_tiles() { return has_isa(dnnl_cpu_isa_avx512_core_amx); }
 
 std::string library_versions() {
   const dnnl_version_t* v = dnnl_version();

@@ -34,6 +34,8 @@ constexpr bool built_with_cuda() {
 
 // Returns whether this processor has AVX-512 and oneDNN may use it; bf16 on the CPU needs it.
 bool has_avx512();
+// Returns whether oneDNN may use AMX, which multiplies tiles of bf16.
+bool has_matrix_tiles();
 
 // Returns the vendor libraries with their versions: "oneDNN 2.6.3, CUDA 13.0, …".
 std::string library_versions();

@@ -216,6 +216,34 @@ grep -A1 '^.fB' page.1 | grep -v '^--$\|^.fB' | sed 's/\\-/-/g; s/^\\&//; s/\\e/
   grep -qF -- "$line" help.flat || echo "not in --help: $line"
 done >other.words
 [ ! -s other.words ] || fail "$(cat other.words)"
+# Completion of the same flags, --no-… of switches, and choices.
+"$program" --completion bash >complete.bash || fail '--completion bash'
+complete_words() {  # WORD…, of which the last is completed
+  bash -c '. ./complete.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _train_resnet; printf "%s\n" "${COMPREPLY[@]}"' - train_resnet "$@"
+}
+complete_words -- >flags.bash
+grep -v ^--no- flags.bash | cmp - flags.help || fail 'completion: flags'
+grep -qx -e --no-nesterov flags.bash || fail 'completion: --no-nesterov'
+[ "$(complete_words --lr 0.1 --prec)" = --precision ] || fail "completion: --prec gives $(complete_words --prec)"
+for words in '--precision b' '--precision = b'; do
+  # shellcheck disable=SC2086
+  [ "$(complete_words $words)" = bf16 ] || fail "completion: $words gives $(complete_words $words)"
+done
+[ -z "$(complete_words --batch-size -)" ] || fail 'completion: a flag instead of a number'
+if command -v zsh >/dev/null; then
+  "$program" --completion zsh >_train_resnet
+  # A terminal of its own: _arguments works only while keys are read.
+  zsh -f -c 'zmodload zsh/zpty; zpty z "PS1= TERM=dumb zsh -f -i"
+    zpty -w z "autoload -U compinit; compinit -u -D; source ./_train_resnet; echo rea""dy"
+    zpty -r z out "*ready*"; zpty -w -n z $'"'train_resnet --prec\tb\t\n'"'; zpty -r -m z out "*bf16*" && print -r -- $out' \
+    >zsh.out 2>&1 &
+  zsh=$!
+  for ((i = 0; i < 300; i++)); do kill -0 $zsh 2>/dev/null || break; sleep 0.1; done
+  kill $zsh 2>/dev/null
+  grep -q -e '--precision.*bf16' zsh.out || fail "completion by zsh: $(cat -v zsh.out)"
+else
+  echo 'skipped: completion by zsh, which is not installed'
+fi
 if command -v man >/dev/null; then
   LC_ALL=C MANWIDTH=80 man --warnings -l page.1 >page.txt 2>man.err || fail "man -l: $(cat man.err)"
   [ ! -s man.err ] || fail "man warns: $(cat man.err)"

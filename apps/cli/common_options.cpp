@@ -242,6 +242,9 @@ void add_action_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("version", &o.version, "", "print the version", not_saved);
   flags.add("help", &o.help, "", "print this text, as -h does", not_saved);
   flags.add("man", &o.man, "", "print this text as a manual page (troff)", not_saved);
+  flags.add("completion", &o.completion, "SHELL",
+            "print a script that lets this shell complete the flags", one_of({"", "bash", "zsh"}),
+            not_saved, not_in_environment);
 }
 
 // Decides from --learners, --comm, --net and the launcher's environment. Throws InputError for

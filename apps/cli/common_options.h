@@ -108,6 +108,7 @@ struct CommonOptions {
   std::string headroom_net;
   bool evaluate = false, dry_run = false, dump_config = false, list = false, version = false;
   bool help = false, man = false;
+  std::string completion;
   bool train = false;    // train before --predict or --generate
   bool training = true;  // set by resolve()
   std::string config;

@@ -124,6 +124,8 @@ class FlagTable {
   std::string help() const;
   // Returns the same as a manual page in troff, section 1.
   std::string manual() const;
+  // Returns a script by which bash or zsh completes the flags and their choices.
+  std::string completion(const std::string& shell) const;
   // Returns all saved flags as TOML. A number outside its range and an empty text mean "not set"
   // and are left out. A value that was not given is marked "# default", or with `rule_note` if a
   // rule set it.

@@ -84,11 +84,13 @@ bool answer_questions(const CommonOptions& o, const FlagTable& flags, const std:
     print(flags.help());
   else if (o.man)
     print(flags.manual());
+  else if (!o.completion.empty())
+    print(flags.completion(o.completion));
   else if (o.version)
     print(version_text());
   else if (o.list)
     print(choices);
-  return o.help || o.man || o.version || o.list;
+  return o.help || o.man || !o.completion.empty() || o.version || o.list;
 }
 
 void print_warnings(const CommonOptions& o, const FlagTable& flags) {

@@ -121,10 +121,14 @@ std::string describe_size(const ParameterStore& store) {
 std::string describe_machine_use(const CommonOptions& o, const ParameterStore& store,
                                  const Communicator& comm) {
   const Device device = store.values().device();
+  const bool slow = o.precision == "bf16" && !device.is_cuda() && !has_matrix_tiles();
   return concat(
       " | ", comm.size() == 1 ? "" : concat(comm.size(), " learners (", comm.name(), "), "),
       to_string(device), ", ", o.threads, o.threads == 1 ? " thread, " : " threads, ", o.precision,
-      o.tf32 && device.is_cuda() ? " (fp32 products in TF32)" : "", ", seed ", o.seed);
+      o.tf32 && device.is_cuda() ? " (fp32 products in TF32)"
+      : slow                     ? " (saves memory, hardly time: this processor has no AMX)"
+                                 : "",
+      ", seed ", o.seed);
 }
 
 int64_t measure_step_bytes(Context& context, ParameterStore& store,
