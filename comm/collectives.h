@@ -55,7 +55,9 @@ class MessageCommunicator : public Communicator {
   }
   double now() const override { return transport_->now(); }
   bool virtual_time() const override { return transport_->virtual_time(); }
+  std::vector<int> hosts() override { return transport_->hosts(); }
   Transport& transport() { return *transport_; }
+  const CollectiveOptions& options() const { return options_; }
 
  protected:
   void do_all_reduce(const Tensor& x) override;

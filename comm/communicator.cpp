@@ -25,6 +25,12 @@ void check_shares(const Tensor& mine, const Tensor& all, int size, const char* n
         dtype_name(all.dtype()), " differ");
 }
 
+void add(Traffic& sum, const Traffic& now, const Traffic& before = {}) {
+  sum.sent += now.sent - before.sent;
+  sum.received += now.received - before.received;
+  sum.calls += now.calls - before.calls;
+}
+
 }  // namespace
 
 // Counts and traces a call, and adds to a CommError what was being done.
@@ -32,14 +38,16 @@ template <class Call>
 void Communicator::run(const char* collective, const Call& call) {
   TraceRange range("comm", tag_.empty() ? collective : tag_);
   counting_ = &traffic_[{collective, tag_}];
+  const Traffic before = *counting_;
   ++counting_->calls;
   try {
     call();
+    if (other_ != nullptr) add(other_->traffic_[{collective, tag_}], *counting_, before);
   } catch (const CommError& error) {
     withdraw();
-    throw CommError(
-        concat("rank ", rank(), " of ", size(), ", ", collective, tag_.empty() ? "" : " of ", tag_,
-               step_ < 0 ? std::string() : concat(", step ", step_), ": ", error.what()));
+    throw CommError(concat(who(), ", ", collective, tag_.empty() ? "" : " of ", tag_,
+                           step_ < 0 ? std::string() : concat(", step ", step_), ": ",
+                           error.what()));
   } catch (...) {
     withdraw();
     throw;
@@ -95,13 +103,11 @@ void Communicator::barrier() {
 
 Traffic Communicator::total_traffic() const {
   Traffic total;
-  for (const auto& [key, t] : traffic_) {
-    total.sent += t.sent;
-    total.received += t.received;
-    total.calls += t.calls;
-  }
+  for (const auto& [key, t] : traffic_) add(total, t);
   return total;
 }
+
+std::string Communicator::who() const { return concat("rank ", rank(), " of ", size()); }
 
 std::vector<double> mean_over_ranks(Communicator& comm, const std::vector<double>& mine) {
   std::vector<double> mean(mine.size());

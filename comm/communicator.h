@@ -69,6 +69,9 @@ class Communicator {
   virtual double now() const = 0;
   // Returns whether now() advances by the network model only.
   virtual bool virtual_time() const { return false; }
+  // Returns the number of each rank's host, from 0 in the order of their first ranks, as the
+  // launcher or the network model knows them. Collective.
+  virtual std::vector<int> hosts() { return std::vector<int>(static_cast<size_t>(size())); }
 
   // Set the purpose of the following calls, for errors and the keys of traffic(), and their step.
   void set_tag(const std::string& tag) { tag_ = tag; }
@@ -90,6 +93,9 @@ class Communicator {
 
   virtual void withdraw() noexcept {}         // cancels the open messages of a call that failed
   Traffic& counting() { return *counting_; }  // entry of the call in progress
+  // Adds what this communicator sends and receives to the traffic of another one, too.
+  void count_in(Communicator& other) { other_ = &other; }
+  virtual std::string who() const;  // in errors: "rank 1 of 4"
 
  private:
   template <class Call>
@@ -99,6 +105,7 @@ class Communicator {
   int64_t step_ = -1;
   CollectiveTraffic traffic_;
   Traffic* counting_ = nullptr;
+  Communicator* other_ = nullptr;
 };
 
 // Returns the values of all ranks, indexed by rank; all ranks pass equally many. Collective.

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "comm/launch.h"
@@ -62,6 +63,20 @@ class MpiTransport : public Transport {
   int size() const override { return size_; }
   const char* name() const override { return "mpi"; }
   double now() const override { return steady_seconds(); }
+
+  std::vector<int> hosts() override {
+    MPI_Comm host = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host),
+              "hosts");
+    int first = rank_;  // the host's lowest rank stands for it
+    check_mpi(MPI_Bcast(&first, 1, MPI_INT, 0, host), "hosts");
+    MPI_Comm_free(&host);
+    std::vector<int> firsts(to_size(size_)), out;
+    check_mpi(MPI_Allgather(&first, 1, MPI_INT, firsts.data(), 1, MPI_INT, comm_), "hosts");
+    for (const int f : firsts)
+      out.push_back(to_int(std::set<int>(firsts.begin(), std::ranges::find(firsts, f)).size()));
+    return out;
+  }
 
   void abort(const std::string& why, int exit_code) noexcept override {
     if (!why.empty()) std::fprintf(stderr, "[rank %d] %s\n", rank_, why.c_str());

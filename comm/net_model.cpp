@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <iterator>
+#include <set>
 
 #include "core/error.h"
 #include "core/random.h"
@@ -30,15 +31,11 @@ double parse_quantity(const std::string& text, const UnitName (&units)[kCount]) 
   return -1;
 }
 
-}  // namespace
-
-NetModel parse_net(const std::string& text, const char* flag) {
+// Parses one link; refuse(part) throws.
+template <class Refuse>
+NetModel parse_link(const std::string& text, const Refuse& refuse) {
   NetModel net;
   bool has_rate = false, has_latency = false, has_jitter = false;
-  auto refuse = [&](const std::string& part) {
-    throw InputError(concat(flag, " ", text, ": expected RATE[,DELAY][,jitter=DELAY] such as ",
-                            "100mbit,20ms,jitter=2ms, found '", part, "'"));
-  };
   for (size_t at = 0; at <= text.size();) {
     const size_t end = std::min(text.find(',', at), text.size());
     const std::string part = text.substr(at, end - at);
@@ -60,6 +57,43 @@ NetModel parse_net(const std::string& text, const char* flag) {
     at = end + 1;
   }
   if (net.jitter_s > net.latency_s) refuse("a jitter above the delay");
+  return net;
+}
+
+}  // namespace
+
+NetModel parse_net(const std::string& text, const char* flag) {
+  const auto refuse = [&](const std::string& part) {
+    throw InputError(concat(flag, " ", text, ": expected RATE[,DELAY][,jitter=DELAY] such as ",
+                            "100mbit,20ms,jitter=2ms, or two such links as ",
+                            "[hosts=N;]host=LINK;between=LINK, found '", part, "'"));
+  };
+  if (!text.starts_with("host") && !text.starts_with("between")) return parse_link(text, refuse);
+  NetModel net, host;
+  std::set<std::string> seen;
+  int hosts = -1;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(';', at), text.size());
+    const std::string part = text.substr(at, end - at), name = part.substr(0, part.find('='));
+    const std::string value = part.substr(std::min(part.size(), name.size() + 1));
+    if (!seen.insert(name).second) refuse(part);
+    if (name == "hosts") {
+      const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), hosts);
+      if (error != std::errc() || *stop != '\0' || hosts < 1) refuse(part);
+    } else if (name == "host") {
+      host = parse_link(value, refuse);
+      if (host.jitter_s > 0) refuse(part);
+    } else if (name == "between") {
+      net = parse_link(value, refuse);
+    } else {
+      refuse(part);
+    }
+    at = end + 1;
+  }
+  if (!seen.contains("between")) refuse("no between=LINK");
+  net.hosts = hosts;
+  net.host_bytes_per_s = host.bytes_per_s;
+  net.host_latency_s = host.latency_s;
   return net;
 }
 
@@ -88,17 +122,24 @@ double LinkTime::reserve(double from, double duration) {
 }
 
 NetClock::NetClock(const NetModel& model, int ranks)
-    : model_(model), up_free_(to_size(ranks)), down_(to_size(ranks)) {}
+    : model_(model), ranks_(ranks), up_free_(to_size(2 * ranks)), down_(to_size(2 * ranks)) {
+  check(model.hosts >= 0 && model.hosts <= ranks, "network: expected at most ", ranks,
+        " hosts, one for each rank, found ", model.hosts);
+}
 
 double NetClock::arrival(int from, int to, size_t bytes, double now) {
   std::lock_guard lock(mutex_);
-  const double duration = to_double(bytes) / model_.bytes_per_s;
+  const int from_host = model_.host_of(from, ranks_), to_host = model_.host_of(to, ranks_);
+  const bool within = model_.hosts > 0 && from_host == to_host;
+  const double duration =
+      to_double(bytes) / (within ? model_.host_bytes_per_s : model_.bytes_per_s);
   // The switch forwards while it receives: the second link adds time only when it is busy.
-  double& up = up_free_[to_size(from)];
+  double& up = up_free_[to_size(within ? ranks_ + from : from_host)];
   const double begin = std::max(up, now);
   up = begin + duration;
-  const double down = down_[to_size(to)].reserve(begin, duration);
-  const auto link = static_cast<uint64_t>(from) * up_free_.size() + static_cast<uint64_t>(to);
+  const double down = down_[to_size(within ? ranks_ + to : to_host)].reserve(begin, duration);
+  if (within) return down + model_.host_latency_s;
+  const auto link = static_cast<uint64_t>(from) * to_size(ranks_) + static_cast<uint64_t>(to);
   const float u = Philox(0, stream_id(Stream::network, link)).uniform(messages_[{from, to}]++);
   return down + model_.latency_s + model_.jitter_s * (2.0 * to_double(u) - 1.0);
 }

@@ -4,6 +4,7 @@
 #   ./run netlab up 4 100mbit           four hosts, 10.77.0.1 …; a rate as tc takes it, or none
 #   ./run netlab rate 10mbit            changes the rate of the links that are up
 #   ./run netlab run build/train_resnet …   mpirun with one rank on each host
+#   ./run netlab run --each 2 build/…       … with two, which share the host's link
 #   ./run netlab bytes                  what each host's interface has sent and received
 #   ./run netlab down
 # Needs root, ip, tc, ethtool and Open MPI. Nothing leaves the machine. There is no added delay: netem
@@ -11,7 +12,7 @@
 set -euo pipefail
 state=/run/heddle-netlab  # root's alone
 fail() { printf 'netlab: %s\n' "$*" >&2; exit "${code:-2}"; }
-usage() { sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//'; }
+usage() { sed -n '2,11p' "$0" | sed 's/^# \{0,1\}//'; }
 misused() { usage >&2; exit 2; }
 
 hosts() { [ -f "$state/hosts" ] && wc -l <"$state/hosts" || echo 0; }
@@ -84,8 +85,15 @@ up() {  # N RATE
   trap - EXIT
 }
 
-run() {  # COMMAND…
+run() {  # [--each N] COMMAND…
   need_hosts
+  local each=1 btl=tcp,self
+  if [ "$1" = --each ]; then
+    [[ ${2:-} =~ ^[1-9][0-9]?$ ]] && [ $# -gt 2 ] || misused
+    each=$2
+    shift 2
+    btl+=,vader  # shared memory
+  fi
   # Stands in for ssh: the last number of an address names the namespace; each has a host name of its
   # own, so that Open MPI sees different machines.
   cat >"$state/agent" <<'AGENT'
@@ -97,9 +105,9 @@ AGENT
   chmod +x "$state/agent"
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   exec ip netns exec hl0 unshare --uts sh -c 'hostname hl0; exec "$@"' sh \
-    mpirun -n "$(hosts)" --hostfile "$state/hosts" --map-by node --bind-to none \
+    mpirun -n "$(($(hosts) * each))" --hostfile "$state/hosts" --map-by "ppr:$each:node" --oversubscribe --bind-to none \
     --mca mpi_yield_when_idle 1 --mca plm_rsh_agent "$state/agent" --mca plm_rsh_no_tree_spawn 1 \
-    --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include 10.77.0.0/24 \
+    --mca pml ob1 --mca btl $btl --mca btl_tcp_if_include 10.77.0.0/24 \
     --mca oob_tcp_if_include 10.77.0.0/24 -x "OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}" "$@"
 }
 

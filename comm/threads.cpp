@@ -74,6 +74,12 @@ class ThreadsTransport : public Transport {
   const char* name() const override { return size_ == 1 ? "solo" : "threads"; }
   bool virtual_time() const override { return world_->options_.net.virtual_time; }
   double now() const override { return virtual_time() ? virtual_now_ : steady_seconds(); }
+  std::vector<int> hosts() override {
+    std::vector<int> out(to_size(size_));
+    const NetModel& net = world_->options_.net;
+    for (int r = 0; r < size_ && net.hosts > 0; ++r) out[to_size(r)] = net.host_of(r, size_);
+    return out;
+  }
   void abort(const std::string& why, int) noexcept override { world_->abort(why); }
 
   uint64_t post_send(int peer, const void* data, size_t bytes) override {

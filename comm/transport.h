@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "core/trace.h"
@@ -46,6 +47,8 @@ class Transport {
   // Returns this rank's clock in seconds: the steady clock, or the network model's.
   virtual double now() const = 0;
   virtual bool virtual_time() const { return false; }
+  // As in Communicator.
+  virtual std::vector<int> hosts() { return std::vector<int>(static_cast<size_t>(size())); }
 };
 
 // Time without progress, for a caller that polls. A long gap between two polls counts only in part:

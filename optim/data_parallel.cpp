@@ -51,6 +51,12 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
                             parallel.chooser.every == 0 && !parallel.on_event),
         "without probes there is no quality meter, no planner, no chooser and no event");
   if (voting()) check_voting(options, parallel);
+  if (!parallel.hosts.empty()) {
+    check(!voting() && parallel.shadow_every == 0 && parallel.planner.every == 0 &&
+              parallel.chooser.every == 0,
+          "hosts: expected no votes, no quality meter, no planner and no chooser");
+    levels_ = std::make_unique<HostLevels>(comm, parallel.hosts);
+  }
   const bool exchanges = comm.size() > 1 || reducer_ != nullptr;
   if (exchanges) {
     buckets_ = Buckets(store, parallel.bucket_bytes);
@@ -58,8 +64,8 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
   }
   if (parallel.probes) {
     const auto run = [this](const auto& what, const auto& call) { collective(what, call); };
-    probes_ =
-        std::make_unique<ExchangeProbes>(parallel, buckets_, comm, ledger_, reducer_.get(), run);
+    probes_ = std::make_unique<ExchangeProbes>(parallel, buckets_, comm, ledger_, reducer_.get(),
+                                               levels_.get(), run);
     if (exchanges) optimizer_.on_update([this](const Parameter& p) { probes_->updated(p); });
   }
   if (exchanges && parallel.broadcast)
@@ -99,6 +105,7 @@ void DataParallelOptimizer::exchange(size_t index) {
   Bucket& bucket = buckets_[index];
   comm_.set_tag(concat("bucket ", index));
   comm_.set_step(step_);
+  if (levels_ != nullptr) levels_->set_tag(comm_.tag(), step_);
   wait_for_stream();  // until a GPU has made the gradients
   if (probes_ != nullptr) probes_->before(index, gradients_of(bucket));
   bucket.finite = sum_over_ranks(bucket);
@@ -116,12 +123,17 @@ bool DataParallelOptimizer::sum_over_ranks(const Bucket& bucket) {
       gradients.flat.slice(gradients.flat.size() - gradients.control, gradients.flat.size());
   if (gradients.control > 0) control_.write(words);
   bool finite = true;
-  if (compressing()) {
-    TraceRange range("compress", comm_.tag());
-    finite = reducer_->reduce(gradients, comm_, ledger_);
-  } else {
-    sum_dense(gradients, gradients.flat, comm_, ledger_);
+  if (levels_ != nullptr) levels_->sum_within(gradients, ledger_);
+  if (reduces()) {
+    Communicator& comm = levels_ == nullptr ? comm_ : levels_->between();
+    if (compressing()) {
+      TraceRange range("compress", comm_.tag());
+      finite = reducer_->reduce(gradients, comm, ledger_);
+    } else {
+      sum_dense(gradients, gradients.flat, comm, ledger_);
+    }
   }
+  if (levels_ != nullptr) finite = levels_->share(gradients, finite, ledger_);
   if (gradients.control > 0 && finite) control_.read(words);
   if (gradients.control > 0 && !finite) control_.sum_separately(words, comm_, ledger_);
   return finite;
@@ -202,9 +214,9 @@ void DataParallelOptimizer::wait_for_exchanges() {
 void DataParallelOptimizer::end_step(const StepReport& report) {
   if (alone()) control_.use_own();
   // No sum of this step was applied: what the ranks sent returns to their residuals.
-  if (report.skipped && compressing())
+  if (report.skipped && compressing() && reduces())
     for (const Bucket& bucket : buckets_)
-      if (bucket.finite) reducer_->return_unapplied(gradients_of(bucket), comm_.size());
+      if (bucket.finite) reducer_->return_unapplied(gradients_of(bucket), sources());
   if (probes_ != nullptr) {
     probes_->step_ended(optimizer_.lr());
     buckets_.join(probes_->joined());
@@ -258,7 +270,7 @@ void DataParallelOptimizer::check_replicas() {
 }
 
 int64_t DataParallelOptimizer::dense_bytes() const {
-  return 2 * store_.count() * 4 * (comm_.size() - 1) / comm_.size();
+  return 2 * store_.count() * 4 * (sources() - 1) / sources();
 }
 
 DataParallelOptimizer::Totals DataParallelOptimizer::totals() const {
@@ -280,6 +292,7 @@ std::string DataParallelOptimizer::take_note() {
 DataParallelOptimizer::State DataParallelOptimizer::state() {
   State state;
   state.steps = step_;
+  state.hosts = parallel_.hosts;
   state.ledger = ledger_.entries();
   if (reducer_ != nullptr) state.settings = reducer_->choices();
   if (accountant() != nullptr) state.privacy = accountant()->state();
@@ -298,7 +311,7 @@ void DataParallelOptimizer::restore(const State& state) {
 }
 
 NamedTensors DataParallelOptimizer::named_state() const {
-  return reducer_ == nullptr ? NamedTensors{} : reducer_->named_state();
+  return reducer_ == nullptr || !reduces() ? NamedTensors{} : reducer_->named_state();
 }
 
 }  // namespace heddle

@@ -40,6 +40,7 @@
 #include "optim/buckets.h"
 #include "optim/comm_worker.h"
 #include "optim/control_words.h"
+#include "optim/host_levels.h"
 #include "optim/learner_optimizer.h"
 #include "optim/optimizer.h"
 
@@ -61,6 +62,10 @@ struct DataParallelOptions {
   // true: a gradient that a residual held back is applied by SGD at once, without momentum
   // (UpdateInput); false: with momentum, like a dense one (ScaleCom's algorithm 1).
   bool residual_momentum = true;
+  // The number of each rank's host: gradients are summed densely within a host, and exchanged
+  // between hosts (host_levels.h). Empty: all ranks exchange with each other. Neither with votes
+  // nor with what measures and decides (shadow_every, planner, chooser).
+  std::vector<int> hosts = {};
   // Enables set_control() and control(), which cost ControlWords::kCount * 4 bytes per step.
   bool control_words = false;
 
@@ -116,6 +121,7 @@ class DataParallelOptimizer : public LearnerOptimizer {
 
   State state() override;
   void restore(const State& state) override;
+  // The reducer's; with hosts only on the ranks that exchange between them.
   NamedTensors named_state() const override;
   Tensor shared_values() override { return store_.values().to(Device{}).clone(); }
   std::vector<LayerQuality> take_quality() override;
@@ -130,6 +136,10 @@ class DataParallelOptimizer : public LearnerOptimizer {
   bool last_micro_step() const { return micro_step_ + 1 == accumulate_; }
   bool voting() const { return reducer_ != nullptr && reducer_->votes(); }
   bool compressing() const { return reducer_ != nullptr && step_ >= parallel_.compress_start; }
+  // Returns whether this rank's reducer is used: on each host, that of the first rank.
+  bool reduces() const { return levels_ == nullptr || levels_->first(); }
+  // Returns how many sums are exchanged: one for each rank or host.
+  int sources() const { return levels_ == nullptr ? comm_.size() : levels_->hosts(); }
   void vote();
   void post_complete_buckets();
   void exchange(size_t index);
@@ -153,6 +163,7 @@ class DataParallelOptimizer : public LearnerOptimizer {
   int64_t step_ = 0;
   Ledger ledger_;
   ControlWords control_;
+  std::unique_ptr<HostLevels> levels_;  // null without hosts
   Optimizer optimizer_;
   std::unique_ptr<ExchangeProbes> probes_;
   std::unique_ptr<CommWorker> worker_;  // last: its jobs use all of the above

@@ -11,12 +11,13 @@ namespace heddle {
 
 ExchangeProbes::ExchangeProbes(const DataParallelOptions& options, const Buckets& buckets,
                                Communicator& comm, Ledger& ledger, Reducer* reducer,
-                               const Collective& run)
+                               const HostLevels* levels, const Collective& run)
     : options_(options),
       buckets_(buckets),
       comm_(comm),
       ledger_(ledger),
       reducer_(reducer),
+      levels_(levels),
       run_(run),
       outside_(comm.total_traffic()) {
   const bool plans = options.planner.every > 0, chooses = options.chooser.every > 0;
@@ -96,17 +97,17 @@ void ExchangeProbes::before(size_t index, const GradientBucket& gradients) {
   arrow(Trace::Flow::pass, "comm", index);
   begin_.thread_seconds = thread_seconds();
   begin_.comm_seconds = ledger_.seconds();
-  begin_.sent = comm_.total_traffic().sent;
+  begin_.sent = sent();
 }
 
 void ExchangeProbes::after(size_t index, bool finite) {
   wait_for_stream();  // a GPU may still be decoding, which is part of the exchange
   const double seconds = steady_seconds() - begin_.seconds;
   const double comm_seconds = ledger_.seconds() - begin_.comm_seconds;
-  const int64_t sent = comm_.total_traffic().sent - begin_.sent;
+  const int64_t bytes = sent() - begin_.sent;
   totals_.exchange_s += seconds;
   totals_.rejected += finite ? 0 : 1;
-  (compressing() ? totals_.compressed_sent : totals_.dense_sent) += sent;
+  (compressing() ? totals_.compressed_sent : totals_.dense_sent) += bytes;
   if (chooser_ != nullptr && chooser_->measuring()) {
     // In virtual time a thread also waits for others, which the model's clock does not count.
     const double code_s =
@@ -118,7 +119,7 @@ void ExchangeProbes::after(size_t index, bool finite) {
   explain("summed", comm_.tag(), [&] {
     return Figures{{compressing() ? "compressed" : "dense", 0, Unit::none},
                    {finite ? "over the ranks" : "rejected: not finite", 0, Unit::none},
-                   {"sent", to_double(sent), Unit::bytes},
+                   {"sent", to_double(bytes), Unit::bytes},
                    {"took", seconds, Unit::seconds},
                    {"of which in collectives", comm_seconds, Unit::seconds}};
   });

@@ -31,11 +31,12 @@ class ExchangeProbes {
   using Collective = LayerPlanner::Collective;
 
   // All arguments except the options must outlive the probes. `reducer` is null for dense sums,
-  // `buckets` empty for a single learner. `run` runs a collective for the main thread: with a
-  // chooser, the constructor uses it to measure the latency. Throws InputError for a planner,
-  // chooser or meter without a reducer that compresses, and for a planner together with a chooser.
+  // `levels` without hosts, `buckets` empty for a single learner. `run` runs a collective for the
+  // main thread: with a chooser, the constructor uses it to measure the latency. Throws InputError
+  // for a planner, chooser or meter without a reducer that compresses, and for a planner together
+  // with a chooser.
   ExchangeProbes(const DataParallelOptions& options, const Buckets& buckets, Communicator& comm,
-                 Ledger& ledger, Reducer* reducer, const Collective& run);
+                 Ledger& ledger, Reducer* reducer, const HostLevels* levels, const Collective& run);
 
   // From the main thread, in this order in every step; ready and posted for each bucket.
   void begin_step(int64_t step);
@@ -63,6 +64,10 @@ class ExchangeProbes {
   void restore(const State& state);
 
  private:
+  // Returns the bytes that this rank has sent, with hosts those between them.
+  int64_t sent() const {
+    return levels_ == nullptr ? comm_.total_traffic().sent : levels_->sent_between();
+  }
   bool compressing() const { return reducer_ != nullptr && step_ >= options_.compress_start; }
   void arrow(Trace::Flow point, const char* track, size_t index) const;
   void event(const char* what, size_t index) const;
@@ -74,6 +79,7 @@ class ExchangeProbes {
   Communicator& comm_;
   Ledger& ledger_;
   Reducer* reducer_;
+  const HostLevels* levels_;
   Collective run_;
   std::unique_ptr<QualityMeter> meter_;
   std::unique_ptr<ExchangeChooser> chooser_;

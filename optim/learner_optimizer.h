@@ -78,7 +78,8 @@ class LearnerOptimizer {
   virtual void wait() = 0;
 
   virtual int learners() const = 0;
-  // Returns the bytes that a rank sends in a dense step: its share of a ring all-reduce.
+  // Returns the bytes that a rank, or with hosts the first of a host to others, sends in a dense
+  // step: its share of a ring all-reduce.
   virtual int64_t dense_bytes() const = 0;
   virtual const Optimizer& optimizer() const = 0;
   // Totals of this rank over the run. totals() and ledger(): between steps only.
@@ -88,7 +89,8 @@ class LearnerOptimizer {
     double collective_s = 0;  // of which in collectives
     double exposed_s = 0;     // seconds that the main thread waited for exchanges
     int64_t dense_steps = 0, compressed_steps = 0;
-    int64_t dense_sent = 0, compressed_sent = 0;  // bytes of gradients, in these steps
+    // Bytes of gradients in these steps; with hosts, of those between hosts.
+    int64_t dense_sent = 0, compressed_sent = 0;
     int64_t rejected = 0;  // compressed buckets with a non-finite value or sum
   };
   virtual Totals totals() const = 0;
@@ -102,6 +104,7 @@ class LearnerOptimizer {
     Totals totals;
     std::map<std::pair<std::string, PayloadKind>, Ledger::Entry> ledger;
     std::map<std::string, double> settings;  // of the reducer, by layer; of peers, their graph
+    std::vector<int> hosts = {};             // the number of each rank's host, in two levels
     std::optional<LayerPlannerState> planner;
     std::optional<RdpAccountant::State> privacy = {};  // of a reducer with noise that protects
   };

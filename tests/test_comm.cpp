@@ -2,12 +2,14 @@
 // failures of a rank.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <functional>
 #include <mutex>
 #include <thread>
 
+#include "comm/group.h"
 #include "comm/threads.h"
 #include "core/context.h"
 #include "core/kernels.h"
@@ -118,6 +120,80 @@ TEST_CASE("virtual time: collectives match the alpha-beta model, for many ranks 
     CHECK(slowest >= wire);
     CHECK(slowest <= wire + 2 * (p - 1) * (kLatency + static_cast<double>(segment) / kRate));
   }
+}
+
+TEST_CASE("groups: every collective over some ranks, counted by the whole, too") {
+  expect_none(run_ranks(5, [](Communicator& comm) {
+    const std::vector<int> even = {4, 0, 2}, odd = {1, 3};  // in any order
+    const bool mine = comm.rank() % 2 == 0;
+    const auto group = make_group(comm, mine ? even : odd);
+    CHECK(group->rank() == (mine ? std::vector{1, 0, 2, 0, 0}
+                                 : std::vector{0, 0, 0, 1, 0})[static_cast<size_t>(comm.rank())]);
+    for (const std::string& problem : check_collectives(*group, 5000)) throw Error(problem);
+    CHECK(comm.total_traffic().sent == group->total_traffic().sent);
+    CHECK(comm.total_traffic().calls == group->total_traffic().calls);
+    const Tensor x = Tensor::zeros({3});
+    fill(x, static_cast<float>(comm.rank()));
+    comm.all_reduce(x);  // between the group's
+    CHECK(x.to_vector() == std::vector<float>(3, 10));
+    group->set_tag("part");
+    group->all_reduce(x);
+    CHECK(comm.traffic().at({"all_reduce", "part"}).sent > 0);
+    CHECK(x.to_vector() == std::vector<float>(3, mine ? 30 : 20));
+    CHECK_THROWS_AS(make_group(comm, {0, 1, 2, 3, 4, 0}), InputError);
+    CHECK_THROWS_AS(make_group(comm, {comm.rank(), 5}), InputError);
+    CHECK_THROWS_AS(make_group(comm, {(comm.rank() + 1) % 5}), InputError);
+  }));
+  const auto errors = run_ranks(3, [](Communicator& comm) {
+    if (comm.rank() == 1) return;
+    const auto group = make_group(comm, {0, 2});
+    group->set_tag("bucket 1");
+    if (comm.rank() == 2) throw Error("broken");
+    group->barrier();
+  });
+  CHECK(errors[0].find("rank 0 of 3 (0 of a group of 2), barrier of bucket 1") == 0);
+  CHECK(first_ranks({0, 0, 1, 0, 1, 2}) == std::vector{0, 2, 5});
+}
+
+TEST_CASE("network model: hosts share a link, and are near within") {
+  const NetModel net = parse_net("hosts=2;host=10gbit,20us;between=100mbit,1ms,jitter=1us");
+  CHECK(net.hosts == 2);
+  CHECK(net.host_bytes_per_s == doctest::Approx(1.25e9));
+  CHECK(net.host_latency_s == doctest::Approx(2e-5));
+  CHECK(net.bytes_per_s == doctest::Approx(12.5e6));
+  CHECK(net.jitter_s == doctest::Approx(1e-6));
+  CHECK(parse_net("host=1gbit;between=1mbit").hosts == -1);
+  CHECK(parse_net("between=1mbit;hosts=3", "--net").hosts == 3);
+  for (const char* bad :
+       {"host=1gbit", "hosts=2", "hosts=0;between=1mbit", "hosts=2x;between=1mbit",
+        "host=1gbit;between=1mbit;host=2gbit", "host=1gbit;between=1mbit;",
+        "host=1gbit,2ms,jitter=1ms;between=1mbit", "host;between=1mbit", "hostess",
+        "host=1gbit;between=", "hosts=99999999999;between=1mbit"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS(parse_net(bad), InputError);
+  }
+  for (const int ranks : {4, 5, 7}) {
+    std::vector<int> seen;
+    for (int r = 0; r < ranks; ++r) seen.push_back(net.host_of(r, ranks));
+    CHECK(seen.front() == 0);
+    CHECK(seen.back() == 1);
+    CHECK(std::ranges::is_sorted(seen));
+    CHECK(std::abs(2 * std::ranges::count(seen, 0) - ranks) <= 1);
+  }
+  // Two ranks of a host send one megabyte each to the other host at once: they share its link.
+  NetClock clock(parse_net("hosts=2;host=8gbit,1ms;between=80mbit,5ms"), 4);
+  CHECK(clock.arrival(0, 2, 1000000, 0) == doctest::Approx(0.105));
+  CHECK(clock.arrival(1, 3, 1000000, 0) == doctest::Approx(0.205));
+  CHECK(clock.arrival(2, 3, 1000000, 0) == doctest::Approx(0.002));  // other links
+  CHECK(clock.arrival(3, 2, 1000000, 0) == doctest::Approx(0.002));
+  CHECK_THROWS_AS(NetClock(parse_net("hosts=3;between=1mbit"), 2), InputError);
+  CHECK_THROWS_AS(NetClock(parse_net("host=1gbit;between=1mbit"), 2), InputError);
+  expect_none(run_ranks(5,
+                        [](Communicator& comm) {
+                          CHECK(comm.hosts() == std::vector{0, 0, 0, 1, 1});
+                        },
+                        {.net = net}));
+  expect_none(run_ranks(2, [](Communicator& comm) { CHECK(comm.hosts() == std::vector{0, 0}); }));
 }
 
 TEST_CASE("real time: a slow link takes at least its time") {

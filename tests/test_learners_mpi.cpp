@@ -40,6 +40,24 @@ TEST_CASE("learners: threads and MPI give the same bits with every family") {
   }
 }
 
+TEST_CASE("learners: threads and MPI give the same bits in two levels, too") {
+  const int p = processes->size();
+  CHECK(processes->hosts() == std::vector<int>(static_cast<size_t>(p)));  // all on this machine
+  if (p == 1) return;
+  for (const std::string spec : {"none", "topk:density=0.1", "scalecom:rate=10"}) {
+    RunOptions o{.batch = 12, .steps = 5, .compress = spec};
+    o.parallel = {.bucket_bytes = 2000, .compress_start = 1};
+    for (int r = 0; r < p; ++r) o.parallel.hosts.push_back(r % 2);
+    const ContextOptions options{.threads = 1, .deterministic = true};
+    std::vector<float> values;
+    {
+      Context context(options);
+      values = train(*processes, o);
+    }
+    if (processes->rank() == 0) CHECK(values == train_ranks(p, o, options)[0]);
+  }
+}
+
 namespace {
 
 // Trains on quadratics that differ from rank to rank; returns this rank's weights and the mean.

@@ -134,7 +134,8 @@ Json exchange_json(const LearnerOptimizer::State& state) {
                {"totals", counts_of(state.totals)},
                {"seconds", seconds_of(state.totals)},
                {"ledger", ledger},
-               {"settings", state.settings}};
+               {"settings", state.settings},
+               {"hosts", state.hosts}};
   if (state.planner) json["planner"] = planner_json(*state.planner);
   if (state.privacy)
     json["privacy"] = {{"queries", state.privacy->queries}, {"spent", state.privacy->spent}};
@@ -154,6 +155,7 @@ LearnerOptimizer::State parse_exchange(const nlohmann::json& json) {
         entry.at(entry.size() > 5 ? 5 : 2).get<int64_t>()};  // [5] was added later
   }
   state.settings = json.at("settings").get<std::map<std::string, double>>();
+  if (json.contains("hosts")) state.hosts = json["hosts"].get<std::vector<int>>();  // added later
   if (json.contains("planner")) state.planner = parse_planner(json["planner"]);
   if (json.contains("privacy")) state.privacy = parse_account(json["privacy"]);
   return state;

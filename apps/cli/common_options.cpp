@@ -70,6 +70,11 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("overlap", &o.overlap, "WHEN",
             "on: exchange gradients while backward runs; off: after it (bit-identical)",
             one_of({"on", "off"}));
+  flags.add("hosts", &o.hosts, "HOSTS",
+            "exchange in two levels: dense sums within each host, and between hosts one exchange "
+            "for each, as --compress says; auto: hosts as the launcher or --net knows them, or "
+            "the number of hosts, of consecutive learners",
+            otherwise("none: every learner exchanges"));
   flags.add("compress", &o.compress, "SPEC",
             "gradient compression: none, bf16, fp16, topk:density=0.01,indices=delta, "
             "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk,ramp=0,values=fp32, "
@@ -285,6 +290,17 @@ LearnerPlan plan_learners(const CommonOptions& o) {
   return plan;
 }
 
+// Returns the number of hosts, -1 for auto and 0 for none.
+int parse_hosts(const std::string& text) {
+  if (text.empty()) return 0;
+  if (text == "auto") return -1;
+  int hosts = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), hosts);
+  check(error == std::errc() && end == text.data() + text.size() && hosts > 0, "--hosts ", text,
+        ": expected auto or a number of hosts");
+  return hosts;
+}
+
 }  // namespace
 
 void add_common_flags(FlagTable& flags, CommonOptions& o) {
@@ -307,8 +323,14 @@ std::string find_data(const std::string& data, const std::string& embedded) {
 void parse_texts(CommonOptions& o) {
   if (o.trace_steps.empty()) o.trace_steps = "2:6";
   if (!o.dump_config) o.parsed.device = parse_device(o.device);  // it may be for another machine
+  o.parsed.hosts = parse_hosts(o.hosts);
   if (!o.net.empty()) o.parsed.net = parse_net(o.net);
-  if (!o.headroom_net.empty()) (void)parse_net(o.headroom_net, "--headroom-net");
+  if (o.parsed.net && o.parsed.net->hosts < 0) o.parsed.net->hosts = o.parsed.hosts;
+  check(!o.parsed.net || o.parsed.net->hosts >= 0, "--net ", o.net,
+        ": expected the number of hosts, as hosts=N; in it or as --hosts N");
+  if (!o.headroom_net.empty())
+    check(parse_net(o.headroom_net, "--headroom-net").hosts == 0, "--headroom-net ", o.headroom_net,
+          ": expected one link");
   o.parsed.learners = plan_learners(o);
   o.parsed.compress = parse_compress_choice(o.compress);
   o.parsed.save_every = parse_save_every(o.save_every);

@@ -56,6 +56,7 @@ struct ParsedOptions {
   LearnerPlan learners;
   CompressChoice compress;
   std::optional<NetModel> net;
+  int hosts = 0;  // -1: auto
   SaveInterval save_every;
   StepRange trace_steps;
 };
@@ -78,6 +79,7 @@ struct CommonOptions {
   std::string lgreco = "alpha=1,every=epoch,window=10,objective=bytes,budget=uniform";
   PrivacyOptions dp;
   double comm_timeout = 60, bucket_mb = 4;
+  std::string hosts;
   // instead of sums over all learners
   std::string peers, innovation = "none", peer_rule = "dual";
   double peer_mixing = 0;

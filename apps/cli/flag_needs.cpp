@@ -51,9 +51,10 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
   needs.push_back({"min-compress", o.compress != "none", "needs --compress", true});
   for (const char* flag : {"innovation", "peer-rule", "peer-mixing", "resync"})
     needs.push_back({flag, !o.peers.empty(), "needs --peers"});
-  for (const char* flag : {"compress", "layerwise", "clip-mode"})
+  for (const char* flag : {"compress", "layerwise", "clip-mode", "hosts"})
     needs.push_back({flag, o.peers.empty(), "has no effect with --peers"});
-  needs.push_back({"peers", o.parsed.learners.size > 1, "needs several learners"});
+  for (const char* flag : {"peers", "hosts"})
+    needs.push_back({flag, o.parsed.learners.size > 1, "needs several learners"});
   for (const char* flag : {"compress-start", "compressed-momentum", "dense-layers", "shadow"})
     needs.push_back({flag, o.compress != "none", "needs --compress"});
   for (const char* flag :

@@ -30,7 +30,7 @@ struct StepFacts {
 
 // The exchange of gradients in one step: bytes of this rank, and seconds.
 struct ExchangeFacts {
-  int64_t sent = 0, received = 0;
+  int64_t sent = 0, received = 0, between = 0;  // between hosts, with two levels
   double comm_s = 0, compress_s = 0, exposed_s = 0;
 };
 

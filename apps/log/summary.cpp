@@ -29,6 +29,13 @@ void visit_numbers(Result& result, const Visit& visit) {
   visit("exposed_comm_s", result.exposed_comm_s);
 }
 
+// Adds what only an exchange in two levels has.
+void add_hosts(nlohmann::ordered_json& json, const TrainingResult& result) {
+  if (result.hosts == 0) return;
+  json["hosts"] = result.hosts;
+  json["bytes_between"] = result.bytes_between;
+}
+
 nlohmann::ordered_json privacy_json(const PrivacyResult& p) {
   return {{"private", p.epsilon <= kLargestEpsilon},
           {"epsilon", p.epsilon},
@@ -110,6 +117,7 @@ nlohmann::ordered_json final_json(const TrainingResult& result, const nlohmann::
                {"first_step_s", result.first_step_s},
                {"peak_rss_bytes", peak_rss_bytes()}});
   visit_numbers(result, [&](const char* key, auto number) { json[key] = number; });
+  add_hosts(json, result);
   json.update({{"bytes_step_mean", result.bytes_step_mean},
                {"bytes_step_max", result.bytes_step_max},
                {"rejected_buckets", result.rejected_buckets},
@@ -125,6 +133,7 @@ nlohmann::ordered_json final_json(const TrainingResult& result, const nlohmann::
 nlohmann::ordered_json summary_line(const TrainingResult& result, const ParameterStore& store) {
   nlohmann::ordered_json line = {{"summary", result.status}};
   visit_numbers(result, [&](const char* key, auto number) { line[key] = number; });
+  add_hosts(line, result);
   if (result.privacy) line["privacy"] = privacy_json(*result.privacy);
   nlohmann::ordered_json& layers = line["layers"] = nlohmann::ordered_json::object();
   for (const Parameter& p : store.parameters()) layers[p.name] = p.size();
@@ -139,6 +148,8 @@ TrainingResult parse_summary_line(const nlohmann::json& line) {
     else
       number = static_cast<std::decay_t<decltype(number)>>(whole_at(line, key));
   });
+  result.hosts = whole_at(line, "hosts");
+  result.bytes_between = whole_at(line, "bytes_between");
   if (const auto privacy = line.find("privacy"); privacy != line.end())
     result.privacy = parse_privacy(*privacy);
   return result;

@@ -17,7 +17,8 @@
 
 namespace heddle {
 
-// Dense over compressed, of this rank's payloads or bytes sent; 1 where nothing is compressed.
+// Dense over compressed, of this rank's payloads or bytes sent, with hosts of those between hosts;
+// 1 where nothing is compressed.
 struct Ratios {
   double layers = 1;  // values of the compressed tensors, as papers report
   double values = 1;  // values of the whole model
@@ -49,6 +50,8 @@ struct TrainingResult {
   int world_size = 1;
   // Bytes of rank 0 over the run; dense: what an uncompressed exchange would have sent.
   int64_t bytes_sent = 0, bytes_received = 0, bytes_dense = 0;
+  // Hosts of an exchange in two levels, 0 in one; of bytes_sent, those of gradients between them.
+  int64_t hosts = 0, bytes_between = 0;
   Ratios ratios;
   // Bytes of gradients per compressed step (per step in a run without compression): the mean over
   // the ranks, and the largest of any rank. Counted in this process, once the run is done.

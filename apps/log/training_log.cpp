@@ -9,6 +9,7 @@
 #include "apps/log/control_word.h"
 #include "apps/log/explain_step.h"
 #include "apps/log/ledger_report.h"
+#include "comm/group.h"
 #include "core/context.h"
 #include "core/error.h"
 #include "core/kernels.h"
@@ -34,6 +35,7 @@ TrainingLog::TrainingLog(const TrainingLogOptions& options, const CommonOptions&
       progress_(progress),
       quality_(console_logger(progress)) {
   result_.world_size = optimizer.learners();
+  result_.hosts = std::ssize(first_ranks(optimizer.state().hosts));
   prepare_step(1);
 }
 
@@ -126,8 +128,12 @@ ExchangeFacts TrainingLog::exchange_since_last() {
   seen_ = optimizer_.totals();
   const double exchange_s = seen_.exchange_s - last.exchange_s;
   const double comm_s = seen_.collective_s - last.collective_s;
+  const auto between = [](const LearnerOptimizer::Totals& t) {
+    return t.dense_sent + t.compressed_sent;
+  };
   return {.sent = seen_.traffic.sent - last.traffic.sent,
           .received = seen_.traffic.received - last.traffic.received,
+          .between = between(seen_) - between(last),
           .comm_s = comm_s,
           .compress_s = std::max(0.0, exchange_s - comm_s),
           .exposed_s = seen_.exposed_s - last.exposed_s};
@@ -239,15 +245,17 @@ void TrainingLog::write_step(int64_t step, double loss, double units, const Pend
                {"t_update", t.update}});
   const int64_t dense = optimizer_.dense_bytes();
   if (result_.world_size > 1) {
-    line.update({{"bytes_sent", exchange.sent},
-                 {"bytes_received", exchange.received},
-                 {"bytes_dense", dense},
-                 {"ratio", static_cast<double>(dense) /
-                               static_cast<double>(std::max<int64_t>(exchange.sent, 1))},
-                 {"t_comm", exchange.comm_s},
-                 {"t_compress", exchange.compress_s},
-                 {"t_exposed", exchange.exposed_s}});
-    progress_->exchanged(dense, exchange.sent, exchange.exposed_s, t.total());
+    const int64_t sent = result_.hosts > 0 ? exchange.between : exchange.sent;
+    if (result_.hosts > 0) line["bytes_between"] = exchange.between;
+    line.update(
+        {{"bytes_sent", exchange.sent},
+         {"bytes_received", exchange.received},
+         {"bytes_dense", dense},
+         {"ratio", static_cast<double>(dense) / static_cast<double>(std::max<int64_t>(sent, 1))},
+         {"t_comm", exchange.comm_s},
+         {"t_compress", exchange.compress_s},
+         {"t_exposed", exchange.exposed_s}});
+    progress_->exchanged(dense, sent, exchange.exposed_s, t.total());
   }
   for (const auto& [name, value] : facts.figures) line[name] = value;
   for (const auto& [name, value] : figures) line[name] = value;
@@ -282,6 +290,7 @@ void TrainingLog::update_totals() {
   result_.bytes_dense = optimizer_.dense_bytes() * result_.step;
   result_.exposed_comm_s = totals.exposed_s;
   result_.rejected_buckets = totals.rejected;
+  if (result_.hosts > 0) result_.bytes_between = totals.dense_sent + totals.compressed_sent;
 }
 
 void TrainingLog::finish_epoch() {

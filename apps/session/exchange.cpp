@@ -9,6 +9,7 @@
 #include "apps/cli/json.h"
 #include "apps/session/layer_plan.h"
 #include "apps/session/privacy.h"
+#include "comm/group.h"
 #include "compress/compressed_reducer.h"
 #include "compress/families.h"
 #include "core/error.h"
@@ -130,6 +131,21 @@ std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
   return out;
 }
 
+// Returns the number of each learner's host for an exchange in two levels; nothing for one level.
+// Collective.
+std::vector<int> learner_hosts(const CommonOptions& o, Communicator& comm, const Logger& log) {
+  if (o.hosts.empty()) return {};
+  std::vector<int> hosts = comm.hosts();
+  if (o.parsed.hosts > 0)
+    for (int r = 0; r < comm.size(); ++r)
+      hosts[static_cast<size_t>(r)] = NetModel{.hosts = o.parsed.hosts}.host_of(r, comm.size());
+  const size_t count = first_ranks(hosts).size();
+  if (log)
+    log(count > 1 ? concat("gradients: summed within each of ", count, " hosts, exchanged between")
+                  : concat("--hosts ", o.hosts, ": all learners are on one host, so all exchange"));
+  return count > 1 ? hosts : std::vector<int>{};
+}
+
 // Returns the bytes to each neighbour, and of what a learner with peers keeps (decentralized.h).
 ExchangePlan plan_innovations(const CommonOptions& o, const ParameterStore& store) {
   std::vector<int64_t> sizes;
@@ -181,6 +197,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
   parallel.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
   parallel.overlap = o.overlap == "on";
   parallel.control_words = true;
+  parallel.hosts = learner_hosts(o, comm, log);
   if (is_voting(o)) {
     voting = make_voting(o, store, plan, comm.size());
     if (log) log(concat("gradients: votes, ", to_string(spec)));

@@ -44,6 +44,15 @@ void check_options(const CommonOptions& o) {
   }
   check_layerwise(o);
   check_privacy(o);
+  if (!o.hosts.empty()) {
+    check(o.parsed.hosts <= o.parsed.learners.size, "--hosts ", o.hosts, ": there are only ",
+          o.parsed.learners.size, " learners");
+    check(!o.parsed.learners.nccl, "--hosts: expected threads or MPI, not --comm nccl");
+    check(!is_voting(o), "--hosts: votes are protected one by one; expected no topagg");
+    check(!compress.automatic && o.layerwise == "uniform" && o.shadow == 0 && o.headroom == 0,
+          "--hosts: expected no --compress auto, no --layerwise lgreco, no --shadow and no "
+          "--headroom, which measure an exchange between all learners");
+  }
   if (!o.peers.empty()) {
     (void)Topology::parse(o.peers, o.parsed.learners.size);
     (void)parse_innovation(o.innovation);

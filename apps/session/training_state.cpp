@@ -8,6 +8,7 @@
 #include "apps/cli/json.h"
 #include "apps/models/weights.h"
 #include "apps/session/compare_runs.h"
+#include "comm/group.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/hash.h"
@@ -89,19 +90,22 @@ void fill_from(const SafetensorsFile& file, const NamedTensors& tensors, const s
   }
 }
 
-// Fills residuals with their mean over the ranks that saved, and everything else, which is equal on
-// all ranks, from the first rank's file.
+// Fills residuals with their mean over the ranks that saved them, and everything else, which is
+// equal on all ranks, from the first rank's file.
 void fill_from_all(const std::vector<SafetensorsFile>& files, const NamedTensors& tensors) {
   fill_from(files.front(), tensors, kExchange);
   for (const auto& [name, x] : tensors) {
     if (!name.starts_with("residual.")) continue;
+    int saved = 1;
     for (size_t r = 1; r < files.size(); ++r) {
+      if (!files[r].has(kExchange + name)) continue;  // with hosts only one rank of each has them
+      ++saved;
       const Tensor other = files[r].load(kExchange + name);
       check(other.shape() == x.shape(), files[r].path(), ": ", name, ": expected ",
             to_string(x.shape()), ", found ", to_string(other.shape()));
       axpy(1, other, x);
     }
-    scale(x, 1.0f / static_cast<float>(files.size()));
+    scale(x, 1.0f / static_cast<float>(saved));
   }
 }
 
@@ -178,6 +182,13 @@ void check_rank(const SafetensorsFile& file, int rank, int learners, const Check
   }
 }
 
+// Returns how many learners' gradients a residual is a part of, the mean over hosts.
+double learners_each(int learners, const std::vector<int>& hosts) {
+  check(hosts.empty() || std::ssize(hosts) == learners, "hosts: expected ", learners,
+        " numbers, found ", hosts.size());
+  return hosts.empty() ? 1 : learners / static_cast<double>(first_ranks(hosts).size());
+}
+
 // Restores the state that differs between ranks, saved by as many ranks or by a different number.
 void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
                    LearnerOptimizer::State& exchange, bool same_compression, bool anyway,
@@ -189,13 +200,18 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   const bool continues =
       same_compression &&
       (!peers || (same && exchange.settings == parts.optimizer.state().settings));
+  const std::vector<int> hosts = parts.optimizer.state().hosts;
+  const bool same_hosts = same && hosts == exchange.hosts;
+  const double factor = residual_scale(checkpoint.state, parts.o) *
+                        learners_each(parts.optimizer.learners(), hosts) /
+                        learners_each(learners, exchange.hosts);
   std::vector<SafetensorsFile> files;
-  for (int r = same ? parts.rank : 0; r < (same ? parts.rank + 1 : learners); ++r)
+  for (int r = same_hosts ? parts.rank : 0; r < (same_hosts ? parts.rank + 1 : learners); ++r)
     check_rank(files.emplace_back(SafetensorsFile::open(checkpoint.file(rank_file(r)))), r,
                learners, checkpoint);
   read_exchange_tensors(files, exchange);
   parts.optimizer.restore(exchange);  // first: settings determine the tensors
-  if (continues && same) {
+  if (continues && same_hosts) {
     for (const auto& [name, x] : parts.optimizer.named_state())
       fill_from(files[0], {{name, x}}, kExchange, anyway && name.starts_with("rule."));
   } else if (continues) {
@@ -207,16 +223,19 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
     note(
         "changed: learners, graph or code; all begin anew from the mean of the saved weights, with "
         "the first learner's momentum");
-  if (const double factor = residual_scale(checkpoint.state, parts.o); factor != 1)
+  if (factor != 1)
     for (const auto& [name, x] : parts.optimizer.named_state())
       if (name.starts_with("residual.")) scale(x, static_cast<float>(factor));
   if (!same && note && parts.rank == 0)
     note(concat("changed: ", learners, " learners in the checkpoint, ", parts.optimizer.learners(),
                 " here: each gets the mean of the ", peers ? "" : "residuals and of the ",
                 "statistics"));
+  if (same && !same_hosts && note && parts.rank == 0)
+    note("changed: hosts; each exchange begins with the mean of the residuals");
   if (!same) return;
-  fill_from(files[0], buffers_of(parts), kBuffer, anyway);
-  fill_from(files[0], own.rank, kOwn);
+  const SafetensorsFile& mine = files[same_hosts ? 0 : static_cast<size_t>(parts.rank)];
+  fill_from(mine, buffers_of(parts), kBuffer, anyway);
+  fill_from(mine, own.rank, kOwn);
 }
 
 }  // namespace

@@ -1,0 +1,24 @@
+// A communicator over some ranks of another one: those of one host, or one of each host.
+//
+//   auto host = make_group(comm, {2, 3});   // on ranks 2 and 3; they are ranks 0 and 1 of the
+//   group
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace heddle {
+
+// Returns a communicator over these ranks of `parent`, which become ranks 0, 1, … in this order;
+// the calling rank is one of them. Its messages travel over `parent` and are counted there, too.
+// `parent` must outlive it, and one thread at a time calls either. Local: ranks may make different
+// groups, but the members of a group name them in the same order. Throws InputError for ranks that
+// are not distinct ranks of `parent`, and for a parent that is not made of messages (NCCL's).
+std::unique_ptr<Communicator> make_group(Communicator& parent, std::vector<int> ranks);
+
+// Returns the lowest rank of each host, in order: {0, 2} of {0, 0, 1, 1}.
+std::vector<int> first_ranks(const std::vector<int>& hosts);
+
+}  // namespace heddle
