@@ -325,9 +325,11 @@ void parse_texts(CommonOptions& o) {
   if (!o.dump_config) o.parsed.device = parse_device(o.device);  // it may be for another machine
   o.parsed.hosts = parse_hosts(o.hosts);
   if (!o.net.empty()) o.parsed.net = parse_net(o.net);
-  if (o.parsed.net && o.parsed.net->hosts < 0) o.parsed.net->hosts = o.parsed.hosts;
-  check(!o.parsed.net || o.parsed.net->hosts >= 0, "--net ", o.net,
-        ": expected the number of hosts, as hosts=N; in it or as --hosts N");
+  if (o.parsed.net && o.parsed.net->hosts < 0) {
+    check(o.parsed.hosts > 0, "--net ", o.net,
+          ": expected the number of hosts, as hosts=N; in it or as --hosts N");
+    o.parsed.net->hosts = o.parsed.hosts;
+  }
   if (!o.headroom_net.empty())
     check(parse_net(o.headroom_net, "--headroom-net").hosts == 0, "--headroom-net ", o.headroom_net,
           ": expected one link");
