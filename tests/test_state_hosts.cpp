@@ -25,7 +25,7 @@ Means resume(const Checkpoint& checkpoint, const std::string& compress, int rank
                      [&](const std::string& line) {
                        if (comm.rank() == 0) notes.push_back(line);
                      });
-    // What is a rank's own is restored where there are as many.
+    // As many ranks get back what is their own.
     if (ranks == 4) CHECK(own.to_vector()[0] == static_cast<float>(comm.rank()));
     {
       const std::lock_guard lock(mutex);
