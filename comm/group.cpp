@@ -1,6 +1,9 @@
 #include "comm/group.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "comm/collectives.h"
@@ -11,9 +14,10 @@ namespace {
 // The parent's messages, with the group's numbers for ranks.
 class GroupTransport : public Transport {
  public:
-  GroupTransport(Transport& parent, std::vector<int> ranks)
+  GroupTransport(Transport& parent, std::vector<int> ranks, bool patient)
       : parent_(parent),
         ranks_(std::move(ranks)),
+        patient_(patient),
         rank_(to_int(std::ranges::find(ranks_, parent.rank()) - ranks_.begin())) {}
 
   int rank() const override { return rank_; }
@@ -25,24 +29,39 @@ class GroupTransport : public Transport {
   uint64_t post_receive(int peer, void* data, size_t bytes) override {
     return parent_.post_receive(ranks_.at(to_size(peer)), data, bytes);
   }
-  void wait(uint64_t ticket) override { parent_.wait(ticket); }
+  void wait(uint64_t ticket) override {
+    for (;;) {
+      try {
+        return parent_.wait(ticket);
+      } catch (const CommTimeout&) {
+        if (!patient_) throw;
+      }
+    }
+  }
   void withdraw() noexcept override { parent_.withdraw(); }
   void abort(const std::string& why, int exit_code) noexcept override {
     parent_.abort(why, exit_code);
   }
   double now() const override { return parent_.now(); }
   bool virtual_time() const override { return parent_.virtual_time(); }
+  std::vector<int> hosts() override {
+    const std::vector<int> all = parent_.hosts();
+    std::vector<int> mine;
+    for (const int rank : ranks_) mine.push_back(all[to_size(rank)]);
+    return host_numbers(mine);
+  }
 
  private:
   Transport& parent_;
   std::vector<int> ranks_;
+  bool patient_;
   int rank_;
 };
 
 class GroupCommunicator : public MessageCommunicator {
  public:
-  GroupCommunicator(MessageCommunicator& parent, const std::vector<int>& ranks)
-      : MessageCommunicator(std::make_unique<GroupTransport>(parent.transport(), ranks),
+  GroupCommunicator(MessageCommunicator& parent, const std::vector<int>& ranks, bool patient)
+      : MessageCommunicator(std::make_unique<GroupTransport>(parent.transport(), ranks, patient),
                             parent.options()),
         parent_(parent) {
     count_in(parent);
@@ -60,7 +79,8 @@ class GroupCommunicator : public MessageCommunicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_group(Communicator& parent, std::vector<int> ranks) {
+std::unique_ptr<Communicator> make_group(Communicator& parent, const std::vector<int>& ranks,
+                                         bool patient) {
   auto* messages = dynamic_cast<MessageCommunicator*>(&parent);
   check(messages != nullptr, "groups of ranks: expected threads or MPI, found ", parent.name());
   std::vector<bool> seen(to_size(parent.size()));
@@ -70,15 +90,22 @@ std::unique_ptr<Communicator> make_group(Communicator& parent, std::vector<int> 
     seen[to_size(rank)] = true;
   }
   check(seen[to_size(parent.rank())], "group: expected rank ", parent.rank(), " among its ranks");
-  return std::make_unique<GroupCommunicator>(*messages, ranks);
+  return std::make_unique<GroupCommunicator>(*messages, ranks, patient);
+}
+
+std::vector<int> host_numbers(const std::vector<int>& names) {
+  std::map<int, int> numbers;
+  std::vector<int> out;
+  for (const int name : names)
+    out.push_back(numbers.try_emplace(name, to_int(numbers.size())).first->second);
+  return out;
 }
 
 std::vector<int> first_ranks(const std::vector<int>& hosts) {
+  std::set<int> seen;
   std::vector<int> out;
   for (size_t rank = 0; rank < hosts.size(); ++rank)
-    if (std::find(hosts.begin(), hosts.begin() + to_int64(rank), hosts[rank]) ==
-        hosts.begin() + to_int64(rank))
-      out.push_back(to_int(rank));
+    if (seen.insert(hosts[rank]).second) out.push_back(to_int(rank));
   return out;
 }
 

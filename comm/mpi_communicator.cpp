@@ -9,9 +9,9 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <set>
 #include <thread>
 
+#include "comm/group.h"
 #include "comm/launch.h"
 #include "core/trace.h"
 
@@ -65,17 +65,16 @@ class MpiTransport : public Transport {
   double now() const override { return steady_seconds(); }
 
   std::vector<int> hosts() override {
+    const Deadline deadline(timeout_s_, "placement of ranks on hosts");
     MPI_Comm host = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host),
               "hosts");
     int first = rank_;  // the host's lowest rank stands for it
     check_mpi(MPI_Bcast(&first, 1, MPI_INT, 0, host), "hosts");
     MPI_Comm_free(&host);
-    std::vector<int> firsts(to_size(size_)), out;
+    std::vector<int> firsts(to_size(size_));
     check_mpi(MPI_Allgather(&first, 1, MPI_INT, firsts.data(), 1, MPI_INT, comm_), "hosts");
-    for (const int f : firsts)
-      out.push_back(to_int(std::set<int>(firsts.begin(), std::ranges::find(firsts, f)).size()));
-    return out;
+    return host_numbers(firsts);
   }
 
   void abort(const std::string& why, int exit_code) noexcept override {
@@ -120,7 +119,7 @@ class MpiTransport : public Transport {
       if (polls < kPolls) continue;
       if (!timeout) timeout.emplace(timeout_s_);
       if (timeout->expired())
-        throw CommError(concat("no answer from rank ", open.peer, " for ", timeout_s_, " s"));
+        throw CommTimeout(concat("no answer from rank ", open.peer, " for ", timeout_s_, " s"));
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     requests_.erase(found);

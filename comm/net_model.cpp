@@ -122,7 +122,11 @@ double LinkTime::reserve(double from, double duration) {
 }
 
 NetClock::NetClock(const NetModel& model, int ranks)
-    : model_(model), ranks_(ranks), up_free_(to_size(2 * ranks)), down_(to_size(2 * ranks)) {
+    : model_(model),
+      ranks_(ranks),
+      up_free_(to_size(2 * ranks)),
+      up_(to_size(ranks)),
+      down_(to_size(2 * ranks)) {
   check(model.hosts >= 0 && model.hosts <= ranks, "network: expected at most ", ranks,
         " hosts, one for each rank, found ", model.hosts);
 }
@@ -134,9 +138,14 @@ double NetClock::arrival(int from, int to, size_t bytes, double now) {
   const double duration =
       to_double(bytes) / (within ? model_.host_bytes_per_s : model_.bytes_per_s);
   // The switch forwards while it receives: the second link adds time only when it is busy.
-  double& up = up_free_[to_size(within ? ranks_ + from : from_host)];
-  const double begin = std::max(up, now);
-  up = begin + duration;
+  double begin = now;
+  if (model_.hosts > 0 && !within) {
+    begin = up_[to_size(from_host)].reserve(now, duration) - duration;
+  } else {
+    double& up = up_free_[to_size(within ? ranks_ + from : from_host)];
+    begin = std::max(up, now);
+    up = begin + duration;
+  }
   const double down = down_[to_size(within ? ranks_ + to : to_host)].reserve(begin, duration);
   if (within) return down + model_.host_latency_s;
   const auto link = static_cast<uint64_t>(from) * to_size(ranks_) + static_cast<uint64_t>(to);

@@ -64,8 +64,8 @@ class LinkTime {
 };
 
 // Computes when messages arrive. Thread-safe. A rank's sends leave in call order; messages from
-// several ranks share the receiver's link, so that arrival depends little on which thread called
-// first.
+// several ranks share the receiver's link, and that of their host, so that arrival depends little
+// on which thread called first.
 class NetClock {
  public:
   NetClock(const NetModel& model, int ranks);
@@ -78,6 +78,7 @@ class NetClock {
   std::mutex mutex_;
   // By host, then by rank for links within hosts.
   std::vector<double> up_free_;                       // when the link to the switch becomes idle
+  std::vector<LinkTime> up_;                          // the same, where ranks share it
   std::vector<LinkTime> down_;                        // links from the switch
   std::map<std::pair<int, int>, uint64_t> messages_;  // sent so far, by (sender, receiver)
 };

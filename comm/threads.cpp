@@ -77,7 +77,7 @@ class ThreadsTransport : public Transport {
   std::vector<int> hosts() override {
     std::vector<int> out(to_size(size_));
     const NetModel& net = world_->options_.net;
-    for (int r = 0; r < size_ && net.hosts > 0; ++r) out[to_size(r)] = net.host_of(r, size_);
+    for (int r = 0; r < size_ && net.active(); ++r) out[to_size(r)] = net.host_of(r, size_);
     return out;
   }
   void abort(const std::string& why, int) noexcept override { world_->abort(why); }
@@ -186,7 +186,7 @@ class ThreadsTransport : public Transport {
       world_->check_alive();
       box.changed.wait_for(lock, std::chrono::duration<double>(timeout.poll_interval_s()));
       if (timeout.expired() && !ready())
-        throw CommError(
+        throw CommTimeout(
             concat("no answer from rank ", peer, " for ", world_->options_.timeout_s, " s"));
     }
   }

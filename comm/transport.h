@@ -25,6 +25,12 @@ class CommError : public Error {
   using Error::Error;
 };
 
+// The first of these: the rank may only be slow.
+class CommTimeout : public CommError {
+ public:
+  using CommError::CommError;
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -37,8 +43,8 @@ class Transport {
   // two ranks, receives match sends in the order of posting, with equal lengths.
   virtual uint64_t post_send(int peer, const void* data, size_t bytes) = 0;
   virtual uint64_t post_receive(int peer, void* data, size_t bytes) = 0;
-  // Waits for a posted message, once. Throws CommError after the timeout, for a message of a
-  // different length, and when a rank has called abort().
+  // Waits for a posted message, once. Throws CommTimeout after the timeout, and may then be called
+  // again; CommError for a message of a different length, and when a rank has called abort().
   virtual void wait(uint64_t ticket) = 0;
   // Cancels this rank's pending messages after a failure, before their memory is freed.
   virtual void withdraw() noexcept = 0;

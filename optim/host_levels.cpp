@@ -23,7 +23,9 @@ HostLevels::HostLevels(Communicator& comm, const std::vector<int>& hosts) {
   std::vector<int> mine;
   for (int r = 0; r < comm.size(); ++r)
     if (hosts[to_size(r)] == hosts[to_size(comm.rank())]) mine.push_back(r);
-  within_ = make_group(comm, mine);
+  // While its first rank exchanges, the others wait for longer than any message takes. If a rank
+  // hangs, the first ranks of other hosts notice.
+  within_ = make_group(comm, mine, /*patient=*/true);
   if (mine.front() == comm.rank()) between_ = make_group(comm, first);
 }
 

@@ -131,6 +131,7 @@ TEST_CASE("groups: every collective over some ranks, counted by the whole, too")
                                  : std::vector{0, 0, 0, 1, 0})[static_cast<size_t>(comm.rank())]);
     for (const std::string& problem : check_collectives(*group, 5000)) throw Error(problem);
     CHECK(comm.total_traffic().sent == group->total_traffic().sent);
+    CHECK(group->hosts() == std::vector<int>(static_cast<size_t>(group->size())));
     CHECK(comm.total_traffic().calls == group->total_traffic().calls);
     const Tensor x = Tensor::zeros({3});
     fill(x, static_cast<float>(comm.rank()));
@@ -153,6 +154,7 @@ TEST_CASE("groups: every collective over some ranks, counted by the whole, too")
   });
   CHECK(errors[0].find("rank 0 of 3 (0 of a group of 2), barrier of bucket 1") == 0);
   CHECK(first_ranks({0, 0, 1, 0, 1, 2}) == std::vector{0, 2, 5});
+  CHECK(host_numbers({5, 5, 2, 5, 2, 9}) == std::vector{0, 0, 1, 0, 1, 2});
 }
 
 TEST_CASE("network model: hosts share a link, and are near within") {
@@ -194,6 +196,11 @@ TEST_CASE("network model: hosts share a link, and are near within") {
                         },
                         {.net = net}));
   expect_none(run_ranks(2, [](Communicator& comm) { CHECK(comm.hosts() == std::vector{0, 0}); }));
+  expect_none(run_ranks(2,
+                        [](Communicator& comm) {
+                          CHECK(comm.hosts() == std::vector{0, 1});
+                        },
+                        {.net = parse_net("1gbit")}));
 }
 
 TEST_CASE("real time: a slow link takes at least its time") {

@@ -95,9 +95,10 @@ std::vector<Outcome> run(int p, const Hosts& hosts, const std::string& spec, boo
 }  // namespace
 
 TEST_CASE("hosts: as many ranks with the sums of their hosts, bit for bit, in every algorithm") {
-  for (const char* spec : {"", "none", "bf16", "topk:density=0.1", "randomk:density=0.1",
-                           "scalecom:rate=10,beta=0.5", "scalecom:rate=10,values=bf16",
-                           "qsgd:bits=4,bucket=64", "powersgd:rank=2", "adacomp:bin=20"})
+  for (const char* spec :
+       {"", "none", "bf16", "topk:density=0.1", "randomk:density=0.1", "scalecom:rate=10,beta=0.5",
+        "scalecom:rate=10,values=bf16", "qsgd:bits=4,bucket=64", "powersgd:rank=2",
+        "adacomp:bin=20", "fp16", "scalecom:rate=auto"})
     for (const Hosts& hosts : {Hosts{0, 0, 1, 1}, Hosts{0, 1, 0, 1}, Hosts{0, 0, 0, 1}}) {
       CAPTURE(std::string(spec));
       CAPTURE(hosts[1]);
@@ -209,6 +210,39 @@ TEST_CASE("hosts: what is not finite on any rank is applied on none and costs no
           worst = std::max(worst, std::abs(applied[i] + kept[i] - given[i]));
         CHECK(worst < 1e-4);
       }
+}
+
+TEST_CASE("hosts: an exchange that takes longer than the timeout of a message is waited for") {
+  const NetModel net = parse_net("hosts=2;host=1gbit;between=80kbit");  // one second for a bucket
+  expect_none(run_ranks(4,
+                        [](Communicator& comm) {
+                          ParameterStore store;
+                          Parameter& w = store.add("w", {50, 50}, constant_init(0));
+                          store.finalize(1);
+                          DataParallelOptimizer optimizer(
+                              store, make_sgd({}), comm, {},
+                              {.broadcast = false, .check_every = 0, .hosts = comm.hosts()});
+                          make_step(optimizer, w, 1);
+                        },
+                        {.net = net, .timeout_s = 0.3}));
+  // But a rank that never comes is noticed, by another host.
+  const auto errors =
+      run_ranks(4,
+                [](Communicator& comm) {
+                  HostLevels levels(comm, {0, 0, 1, 1});
+                  ParameterStore store;
+                  Parameter& w = store.add("w", {50}, constant_init(0));
+                  store.finalize(1);
+                  Ledger ledger;
+                  const GradientBucket bucket{.flat = store.grads(), .parameters = {&w}};
+                  if (comm.rank() == 1) return;
+                  levels.sum_within(bucket, ledger);
+                  if (levels.first()) levels.between().all_reduce(bucket.flat);
+                  levels.share(bucket, true, ledger);
+                },
+                {.timeout_s = 0.3});
+  CHECK(errors[1].empty());
+  for (const int rank : {0, 2, 3}) CHECK(!errors[static_cast<size_t>(rank)].empty());
 }
 
 TEST_CASE("hosts: impossible choices are refused") {

@@ -135,8 +135,8 @@ refuse 'fc.weight' "$resnet" --init headless.safetensors --predict "$work/compar
 
 echo 'four learners'
 four=("${tune[@]}" --deterministic --batch-size 8 --compress scalecom:rate=20 --compress-start 2 --min-compress 100 --ledger --json)
-"${four[@]}" --learners 4 --steps 60 --output-dir four >four.json 2>four.err || fail "four: $(tail -1 four.err)"
-falls four 60
+"${four[@]}" --learners 4 --steps 30 --output-dir four >four.json 2>four.err || fail "four: $(tail -1 four.err)"
+falls four 30
 equal_where published.safetensors four/model.safetensors "$frozen"
 grep '^{"ledger"' four/metrics.jsonl >ledger || fail 'no ledger'
 grep -q '"layer4.0.conv1.weight"' ledger || fail 'layer4 is not in the ledger'

@@ -26,6 +26,7 @@ steps = [x for x in map(json.loads, open("two/metrics.jsonl")) if x.get("split")
 assert sum(x["bytes_between"] for x in steps) == two["bytes_between"]
 assert abs(steps[0]["bytes_between"] / (270852 * 4) - 1) < 1e-3, steps[0]
 assert two["bytes_dense"] == 6 * 269722 * 4, two
+assert abs(two["bytes_step_mean"] * 4 / sum(x["bytes_between"] for x in steps[2:]) - 1) < 0.2, two
 assert 45 < two["ratio_layers"] <= 50.5 and 25 < two["ratio_wire"] < 50, two
 assert abs(steps[-1]["ratio"] - 269722 * 4 / steps[-1]["bytes_between"]) < 1e-6, steps[-1]
 assert two["bytes_sent"] > two["bytes_between"] * 3, two
@@ -41,10 +42,16 @@ a, b = ([json.loads(line)["loss"] for line in open(f"{run}/metrics.jsonl") if '"
 assert len(a) == len(b) == 6 and all(abs(x / y - 1) < 1e-5 for x, y in zip(a[:4], b)), (a, b)  # then rounding has grown
 CHECK
 
+"${resnet%/*}/report" two --watch --once >watch.txt 2>&1 || fail "watch: $(tail -1 watch.txt)"
+grep -q 'ratio 2\.[6-9]' watch.txt || fail "the ratio that watch shows: $(grep ratio watch.txt)"
+
 echo 'resumed'
 "$resnet" "${two[@]}" --quiet --resume two/checkpoints/step-3 --output-dir resumed >/dev/null || fail 'resumed'
 cmp -s two/model.safetensors resumed/model.safetensors || fail 'a resumed run ends with other weights'
 "$resnet" "${two[@]}" --hosts 4 --resume two/checkpoints/step-3 --output-dir four >/dev/null 2>four.err || fail "other hosts: $(tail -1 four.err)"
+grep -q 'one level.*each learner is a host' four.err || fail "nothing is said of one learner on each host: $(cat four.err)"
+"$resnet" "${two[@]}" --quiet --hosts 4 --output-dir each >/dev/null && "$resnet" "${levels[@]/--hosts/--seed}" --quiet --seed 1 --learners 4 --output-dir none >/dev/null &&
+  cmp -s each/model.safetensors none/model.safetensors || fail 'hosts of one learner change the weights'
 grep -q 'changed: hosts' four.err || fail "nothing is said of other hosts: $(cat four.err)"
 
 if [ -n "$mpirun" ]; then
@@ -52,7 +59,7 @@ if [ -n "$mpirun" ]; then
   cmp -s two/model.safetensors mpi/model.safetensors || fail 'processes and threads end with other weights'
   [ "$(json mpi.json bytes_between)" = "$(json two.json bytes_between)" ] || fail "bytes of processes: $(cat mpi.json)"
   ranks 2 "$resnet" "${images[@]}" --hosts auto --output-dir one >/dev/null 2>one.err || fail "auto: $(tail -3 one.err)"
-  grep -q 'all learners are on one host' one.err || fail "nothing is said of one host: $(cat one.err)"
+  grep -q 'one level.*on one host' one.err || fail "nothing is said of one host: $(cat one.err)"
 else
   echo 'skipped: MPI (no mpirun here)'
 fi
@@ -63,13 +70,18 @@ echo 'refused'
 refuse '--hosts' "$resnet" --hosts 2
 refuse '--hosts' "$resnet" --learners 2 --hosts 0
 refuse '--hosts 2x' "$resnet" --learners 2 --hosts 2x
-refuse '--hosts 3.* 2 ' "$resnet" --learners 2 --hosts 3
+refuse '--hosts 3.* 2,' "$resnet" --learners 2 --hosts 3
+refuse '--hosts.*topagg' "$resnet" --arch cnn --learners 4 --hosts 2 --compress topagg --dp-unit learner --lr 0.1
+refuse '--hosts.*plan' "$resnet" --learners 4 --hosts 2 --compress topk --plan two/run.json
+refuse '--hosts 2.*learner 1 .*expected auto' "$resnet" "${images[@]}" --learners 3 --hosts 2 --net 'hosts=3;between=100mbit'
+refuse '--hosts 2.*expected auto' "$resnet" "${images[@]}" --learners 4 --hosts 2 --net 100mbit
+HEDDLE_HOSTS=2 says 0 . "$resnet" "${images[@]}" --steps 1 --output-dir alone
 refuse '--hosts.*lgreco' "$resnet" --learners 4 --hosts 2 --compress topk --layerwise lgreco
 refuse '--hosts.*auto' "$resnet" --learners 4 --hosts 2 --compress auto
 refuse '--hosts.*shadow' "$resnet" --learners 4 --hosts 2 --compress topk --shadow 5
 refuse '--hosts.*headroom' "$resnet" --learners 4 --hosts 2 --headroom 1
 refuse '--peers' "$resnet" --learners 4 --hosts 2 --peers ring
 refuse 'number of hosts' "$resnet" --learners 4 --net 'host=1gbit;between=1mbit'
-refuse 'hosts.*found 3' "$resnet" --learners 2 --net 'hosts=3;between=1mbit'
+refuse '--net.*at most 2 hosts' "$resnet" --learners 2 --net 'hosts=3;between=1mbit'
 refuse '--headroom-net' "$resnet" --learners 2 --headroom 1 --headroom-net 'hosts=2;between=1mbit'
 finish

@@ -61,7 +61,8 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             one_of({"auto", "threads", "mpi", "nccl"}));
   flags.add("net", &o.net, "MODEL",
             "simulate a network between threads, such as 100mbit,20ms,jitter=2ms: bandwidth of "
-            "each rank's link and one-way latency",
+            "each rank's link and one-way latency; "
+            "hosts=2;host=10gbit,20us;between=100mbit,1ms: ranks that share hosts and their links",
             otherwise("none"));
   flags.add("comm-timeout", &o.comm_timeout, "S",
             "seconds without an answer after which a rank gives up", above(0), at_most(1e9));
@@ -72,8 +73,8 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             one_of({"on", "off"}));
   flags.add("hosts", &o.hosts, "HOSTS",
             "exchange in two levels: dense sums within each host, and between hosts one exchange "
-            "for each, as --compress says; auto: hosts as the launcher or --net knows them, or "
-            "the number of hosts, of consecutive learners",
+            "for each, as --compress says; auto: hosts as the launcher or --net knows them; N: "
+            "that many hosts, each of consecutive learners",
             otherwise("none: every learner exchanges"));
   flags.add("compress", &o.compress, "SPEC",
             "gradient compression: none, bf16, fp16, topk:density=0.01,indices=delta, "
@@ -327,9 +328,11 @@ void parse_texts(CommonOptions& o) {
   if (!o.net.empty()) o.parsed.net = parse_net(o.net);
   if (o.parsed.net && o.parsed.net->hosts < 0) {
     check(o.parsed.hosts > 0, "--net ", o.net,
-          ": expected the number of hosts, as hosts=N; in it or as --hosts N");
+          ": expected the number of hosts: hosts=N in it, or --hosts N");
     o.parsed.net->hosts = o.parsed.hosts;
   }
+  check(!o.parsed.net || o.parsed.net->hosts <= std::max<int64_t>(1, o.learners), "--net ", o.net,
+        ": expected at most ", o.learners, " hosts, one for each learner");
   if (!o.headroom_net.empty())
     check(parse_net(o.headroom_net, "--headroom-net").hosts == 0, "--headroom-net ", o.headroom_net,
           ": expected one link");

@@ -29,11 +29,13 @@ std::string zsh_argument(const Flag& flag) {
     help += c == '\''                           ? "'\\''"
             : c == '[' || c == ']' || c == '\\' ? std::string{'\\', c}
                                                 : std::string{c};
+  std::string value;
+  for (const char c : flag.value) value += c == ':' ? "\\:" : std::string{c};
   std::string action = flag.choices.empty() ? "_files" : "(" + words(flag.choices) + ")";
   if (!std::holds_alternative<std::string*>(flag.target) && flag.choices.empty()) action = " ";
   for (const std::string& name : spellings(flag))
     out += concat(" \\\n  '", name, flag.is_switch() ? "" : "=", "[", help, "]",
-                  flag.is_switch() ? "" : concat(":", flag.value, ":", action), "'");
+                  flag.is_switch() ? "" : concat(":", value, ":", action), "'");
   return out;
 }
 

@@ -54,7 +54,8 @@ struct TrainingResult {
   int64_t hosts = 0, bytes_between = 0;
   Ratios ratios;
   // Bytes of gradients per compressed step (per step in a run without compression): the mean over
-  // the ranks, and the largest of any rank. Counted in this process, once the run is done.
+  // the ranks, with hosts over what these send to each other, and the largest of any rank. Counted
+  // in this process, once the run is done.
   double bytes_step_mean = 0, bytes_step_max = 0;
   int64_t rejected_buckets = 0;  // exchanges discarded for a rank's non-finite gradients
   // Clipping after the exchange: steps, and the sum of what it cut off the norm of the gradient.

@@ -314,9 +314,10 @@ void TrainingLog::compare_bytes() {
   optimizer_.collective("bytes sent", [&](Communicator& comm) {
     sent = gather_values(comm, std::vector{bytes_sent});
   });
+  const int64_t sources = result_.hosts > 0 ? result_.hosts : std::ssize(sent);
   for (const std::vector<int64_t>& of_rank : sent) {
     const double bytes = static_cast<double>(of_rank[0]) / static_cast<double>(steps);
-    result_.bytes_step_mean += bytes / static_cast<double>(sent.size());
+    result_.bytes_step_mean += bytes / static_cast<double>(sources);
     result_.bytes_step_max = std::max(result_.bytes_step_max, bytes);
   }
 }

@@ -487,7 +487,7 @@ function facts(run) {
   const p = run.privacy;
   if (p) rows.push(['epsilon', p.private ? significant(p.epsilon) : 'not private',
     p.private ? `at delta ${p.delta} for ${p.unit}` : 'no noise, noise that repeats, or no account']);
-  if (run.exchanges) rows.push(['sent by one learner', bytes(f.sent), `dense: ${bytes(f.dense)}`],
+  if (run.exchanges) rows.push([run.hosts ? 'sent by one host' : 'sent by one learner', bytes(f.sent), `dense: ${bytes(f.dense)}`],
     ['exposed communication', `${significant(100 * f.exposed_s / f.step_s, 3)} %`, `of a step, ${duration(f.exposed_s)}`]);
   return rows;
 }

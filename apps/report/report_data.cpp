@@ -30,6 +30,7 @@ StepRecord step_record(const Json& line, const std::string& rate_key) {
                   .epoch = whole_at(line, "epoch"),
                   .rate = number_at(line, rate_key)};
   for (const auto& [key, field] : kMeasures) step.*field = number_at(line, key);
+  if (line.contains("bytes_between")) step.sent = number_at(line, "bytes_between");
   return step;
 }
 

@@ -22,9 +22,9 @@ struct StepRecord {
   double loss = NAN, lr = NAN, rate = NAN;  // rate: samples or tokens per second
   double data = NAN, forward = NAN, backward = NAN, update = NAN;
   double compress = NAN, comm = NAN, exposed = NAN;
-  double sent = NAN, dense = NAN;
-  double decoder_error = NAN;  // of LGC
-  double epsilon = NAN;        // of topagg
+  double sent = NAN, dense = NAN;  // bytes; with --hosts, between hosts
+  double decoder_error = NAN;      // of LGC
+  double epsilon = NAN;            // of topagg
 
   double seconds() const { return data + forward + backward + update; }
 };

@@ -335,6 +335,7 @@ Json run_json(const RunRecord& run, int64_t points, int64_t cells) {
           {"info", run.info},
           {"status", run.summary.empty() ? Json() : Json(text_at(run.summary, "summary"))},
           {"learners", rounded(number_at(run.summary, "world_size"))},
+          {"hosts", run.summary.contains("hosts")},
           {"broken", {{"lines", run.broken_lines}, {"first", run.first_broken}}},
           {"exchanges", run.exchanges()},
           {"score_key", run.score_key()},

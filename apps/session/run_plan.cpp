@@ -44,14 +44,17 @@ void check_options(const CommonOptions& o) {
   }
   check_layerwise(o);
   check_privacy(o);
-  if (!o.hosts.empty()) {
-    check(o.parsed.hosts <= o.parsed.learners.size, "--hosts ", o.hosts, ": there are only ",
-          o.parsed.learners.size, " learners");
+  if (!o.hosts.empty() && o.parsed.learners.size > 1) {  // else a file or the environment has it
+    check(o.parsed.hosts <= o.parsed.learners.size, "--hosts ", o.hosts, ": expected at most ",
+          o.parsed.learners.size, ", one for each learner");
     check(!o.parsed.learners.nccl, "--hosts: expected threads or MPI, not --comm nccl");
-    check(!is_voting(o), "--hosts: votes are protected one by one; expected no topagg");
-    check(!compress.automatic && o.layerwise == "uniform" && o.shadow == 0 && o.headroom == 0,
-          "--hosts: expected no --compress auto, no --layerwise lgreco, no --shadow and no "
-          "--headroom, which measure an exchange between all learners");
+    check(!is_voting(o),
+          "--hosts: topagg protects what each learner sends; sums within a host "
+          "would be sent unprotected");
+    check(!compress.automatic && o.layerwise == "uniform" && o.plan.empty() && o.shadow == 0 &&
+              o.headroom == 0,
+          "--hosts: expected no --compress auto, --layerwise lgreco, --plan, --shadow or "
+          "--headroom, which are for an exchange between all learners");
   }
   if (!o.peers.empty()) {
     (void)Topology::parse(o.peers, o.parsed.learners.size);

@@ -201,17 +201,19 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
       same_compression &&
       (!peers || (same && exchange.settings == parts.optimizer.state().settings));
   const std::vector<int> hosts = parts.optimizer.state().hosts;
-  const bool same_hosts = same && hosts == exchange.hosts;
+  // Without a compressor's state it does not matter who exchanged with whom.
+  const bool moves = continues && hosts != exchange.hosts && !parts.optimizer.named_state().empty();
+  const bool own_file = same && !moves;
   const double factor = residual_scale(checkpoint.state, parts.o) *
                         learners_each(parts.optimizer.learners(), hosts) /
                         learners_each(learners, exchange.hosts);
   std::vector<SafetensorsFile> files;
-  for (int r = same_hosts ? parts.rank : 0; r < (same_hosts ? parts.rank + 1 : learners); ++r)
+  for (int r = own_file ? parts.rank : 0; r < (own_file ? parts.rank + 1 : learners); ++r)
     check_rank(files.emplace_back(SafetensorsFile::open(checkpoint.file(rank_file(r)))), r,
                learners, checkpoint);
   read_exchange_tensors(files, exchange);
   parts.optimizer.restore(exchange);  // first: settings determine the tensors
-  if (continues && same_hosts) {
+  if (continues && own_file) {
     for (const auto& [name, x] : parts.optimizer.named_state())
       fill_from(files[0], {{name, x}}, kExchange, anyway && name.starts_with("rule."));
   } else if (continues) {
@@ -230,10 +232,10 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
     note(concat("changed: ", learners, " learners in the checkpoint, ", parts.optimizer.learners(),
                 " here: each gets the mean of the ", peers ? "" : "residuals and of the ",
                 "statistics"));
-  if (same && !same_hosts && note && parts.rank == 0)
-    note("changed: hosts; each exchange begins with the mean of the residuals");
+  if (same && moves && note && parts.rank == 0)
+    note("changed: hosts; each begins with the mean of the saved residuals");
   if (!same) return;
-  const SafetensorsFile& mine = files[same_hosts ? 0 : static_cast<size_t>(parts.rank)];
+  const SafetensorsFile& mine = files[own_file ? 0 : static_cast<size_t>(parts.rank)];
   fill_from(mine, buffers_of(parts), kBuffer, anyway);
   fill_from(mine, own.rank, kOwn);
 }

@@ -280,7 +280,7 @@ def digest(folder, metrics, summary):
         out[key] = median(steps, key)
     if "bytes_dense" in steps[-1]:
         out["bytes_dense"] = steps[-1]["bytes_dense"]
-        timed = statistics.fmean(x["bytes_sent"] for x in steps[-12:])  # the steps that step_s covers
+        timed = statistics.fmean(x.get("bytes_between", x["bytes_sent"]) for x in steps[-12:])  # the steps that step_s covers
         out["ratio_timed"] = round(out["bytes_dense"] / timed, 5)
         # Gradients only, averaged over the compressed steps. The metrics' count also includes losses, checks, and
         # two dense exchanges in every step that the quality meter samples.
