@@ -70,6 +70,7 @@ struct DatasetOptions {
 // Opens a set; an empty path means the rendered shapes. Otherwise the path is a folder with
 //   data_batch_1.bin … data_batch_5.bin, test_batch.bin            CIFAR-10, binary version
 //   train.bin, test.bin                                            CIFAR-100, binary version
+//   train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-…       MNIST, Fashion-MNIST
 //   train/<class>/*.jpg|jpeg|png and val/, valid/ or test/<class>/*    the layout of ImageNet
 //   <class>/*.jpg|jpeg|png                                         divided by `hold_out`
 // Throws InputError for a path that is none of these and for a broken file.

@@ -95,6 +95,7 @@ case $verb in
   man) exec "$build/${1:-train_resnet}" --man ;;
   supervise) [ "$1" = -- ] && exec "build/$2" "${@:3}" --resume auto ;;  # tests/test_supervise.sh has the rest
   doctor) exec "$root/run" doctor ;;
+  unpack_data) exec python3 "$root/apps/unpack_data.py" "$@" ;;
   debian_graph)  # of an index with few packages
     for name in vim coreutils {1..20}; do
       printf 'Package: %s\nSection: %s\nDescription: text tools %s\nDepends: coreutils\n\n' $name $((${#name} % 2)) $name
@@ -132,6 +133,12 @@ make_data() {
   # CIFAR-10's binary files: a label and 3072 bytes for each image.
   for i in data_batch_{1..5} test_batch; do
     for class in {0..9}; do printf "\\x0$class"; head -c 3072 /dev/zero | tr '\0' "\\$((class + 1))0"; done >path/to/cifar-10-batches-bin/$i.bin
+  done
+  tar czf path/to/cifar-10-binary.tar.gz -C path/to cifar-10-batches-bin
+  mkdir -p path/to/mnist  # ten images, and their labels
+  for i in train t10k; do
+    { printf '\0\0\10\3\0\0\0\12\0\0\0\34\0\0\0\34' && head -c 7840 /dev/zero; } | gzip >path/to/mnist/$i-images-idx3-ubyte.gz
+    printf '\0\0\10\1\0\0\0\12\0\1\2\3\4\5\6\7\10\11' | gzip >path/to/mnist/$i-labels-idx1-ubyte.gz
   done
   printf '%s\n' airplane automobile bird cat deer dog frog horse ship truck >path/to/cifar-10-batches-bin/batches.meta.txt
 }

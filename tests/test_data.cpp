@@ -215,6 +215,77 @@ TEST_CASE("cifar-10: the real files") {
   }
 }
 
+// ------------------------------------------------------------------------------------------ MNIST
+
+// An IDX file: the sizes of its dimensions, then bytes.
+Bytes idx_file(const std::vector<uint32_t>& dims, size_t bytes, uint8_t first = 0) {
+  Bytes file = {0, 0, 8, static_cast<uint8_t>(dims.size())};
+  for (const uint32_t n : dims)
+    for (const int shift : {24, 16, 8, 0}) file.push_back(static_cast<uint8_t>(n >> shift));
+  for (size_t i = 0; i < bytes; ++i) file.push_back(static_cast<uint8_t>(first + i));
+  return file;
+}
+
+TEST_CASE("mnist: grey bytes become images, in both spellings of the files") {
+  for (const char* dash : {"-", "."}) {
+    const TempFolder folder;
+    const auto write = [&](const char* what, const Bytes& file) {
+      folder.write(concat(what, dash, file[3] == 3 ? "idx3-ubyte" : "idx1-ubyte"), file);
+    };
+    write("train-images", idx_file({5, 6, 6}, 180));
+    write("train-labels", idx_file({5}, 5, 3));
+    write("t10k-images", idx_file({2, 6, 6}, 72, 9));
+    write("t10k-labels", idx_file({2}, 2));
+    const auto train = open_dataset(folder.path(), Split::train);
+    CHECK(train->info().name == "mnist");
+    CHECK(train->info().image_size == 6);
+    CHECK(train->size() == 5);
+    CHECK(train->class_count() == 10);
+    CHECK(train->classes()[7] == "7");
+    CHECK(train->label(4) == 7);
+    CHECK(open_dataset(folder.path(), Split::valid)->size() == 2);
+    Image image;
+    train->read(3, image);
+    CHECK(image.label == 6);
+    CHECK(image.width == 6);
+    CHECK(image.height == 6);
+    Bytes expected;
+    for (int i = 0; i < 36; ++i)
+      for (int c = 0; c < 3; ++c) expected.push_back(static_cast<uint8_t>(3 * 36 + i));
+    CHECK(image.pixels == expected);
+    CHECK(contains(input_error([&] { train->read(5, image); }), "found 5"));
+    CHECK(contains(input_error([&] { train->label(-1); }), "found -1"));
+  }
+}
+
+TEST_CASE("mnist: broken files are named") {
+  const Bytes images = idx_file({2, 4, 4}, 32), labels = idx_file({2}, 2);
+  const auto error = [](const Bytes& pixels, const Bytes& names) {
+    const TempFolder folder;
+    folder.write("train-images-idx3-ubyte", pixels);
+    if (!names.empty()) folder.write("train-labels-idx1-ubyte", names);
+    return input_error([&] { open_dataset(folder.path(), Split::train); });
+  };
+  CHECK(contains(error(images, {}), "train-labels-idx1-ubyte"));
+  CHECK(contains(error({0, 0, 8}, labels), "train-images-idx3-ubyte: expected at least 16 bytes"));
+  CHECK(contains(error(labels, labels), "train-images-idx3-ubyte: expected at least 16"));
+  CHECK(contains(error(images, images), "train-labels-idx1-ubyte: expected an IDX file"));
+  CHECK(contains(error(idx_file({2, 4, 4}, 31), labels), "expected 48 bytes, found 47"));
+  CHECK(contains(error(idx_file({2, 4, 4}, 33), labels), "expected 48 bytes, found 49"));
+  CHECK(contains(error(idx_file({2, 4, 8}, 64), labels), "4 x 8"));
+  CHECK(contains(error(idx_file({0, 4, 4}, 0), labels), "found 0"));
+  CHECK(contains(error(idx_file({4294967295, 4096, 4096}, 8), labels), "expected 72057593"));
+  CHECK(contains(error(idx_file({2, 65536, 65536}, 8), labels), "found 65536"));
+  CHECK(contains(error(images, idx_file({3}, 3)), "expected 2 labels"));
+  CHECK(contains(error(images, idx_file({2}, 2, 9)), "at offset 9, found 10"));
+  Bytes packed = images;
+  packed[0] = 0x1f, packed[1] = 0x8b;
+  CHECK(contains(error(packed, labels), "gunzip"));
+  const TempFolder folder;
+  folder.write("train-images-idx3-ubyte.gz", {1});
+  CHECK(contains(input_error([&] { open_dataset(folder.path(), Split::train); }), "unpack_data"));
+}
+
 TEST_CASE("open_dataset: paths without a data set") {
   const TempFolder folder;
   const auto open = [](const fs::path& path) {

@@ -5,6 +5,7 @@
 
 #include "apps/cli/format.h"
 #include "core/error.h"
+#include "data/mnist.h"
 #include "layers/resnet.h"
 
 namespace heddle {
@@ -22,6 +23,7 @@ struct Recipe {
 constexpr Recipe kRecipes[] = {  // in the order of DataKind
     {"shapes", "resnet20", 32, 64, 3, 0.1, 5e-4, "none"},
     {"CIFAR", "resnet20", 32, 64, 24, 0.1, 5e-4, "standard"},
+    {"MNIST", "resnet20", 28, 64, 3, 0.1, 5e-4, "none"},
     {"folders", "resnet18", 224, 32, 30, 0.05, 1e-4, "standard"}};
 const std::vector<std::string> kAugmentations = {"none", "standard", "cutout"};
 constexpr double kAdamLr = 0.001, kAdamDecay = 0, kAdamwDecay = 0.01;
@@ -55,16 +57,18 @@ DataKind data_kind(const std::string& data) {
   if (data == "shapes") return DataKind::shapes;
   std::error_code error;
   check(fs::exists(data, error), "--data ", data, ": no such folder");
-  check(fs::is_directory(data, error), "--data ", data, ": expected a folder, found a file");
+  check(fs::is_directory(data, error), "--data ", data,
+        ": expected a folder, found a file; ./run "
+        "unpack_data unpacks archives of CIFAR");
   for (const char* name : {"data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin"}) {
     if (fs::exists(fs::path(data) / name, error)) return DataKind::cifar;
   }
+  if (holds_mnist(data)) return DataKind::mnist;
   return DataKind::folder;
 }
 
 const char* data_kind_name(DataKind kind) {
-  if (kind == DataKind::shapes) return "shapes";
-  return kind == DataKind::cifar ? "CIFAR" : "image folders";
+  return kind == DataKind::folder ? "image folders" : kRecipes[static_cast<size_t>(kind)].name;
 }
 
 FlagTable resnet_flags(TrainResnetOptions& o) {
@@ -99,8 +103,8 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
             otherwise("random; fixed where the data of a learner are protected"));
   add_privacy_flags(flags, o.dp);
   flags.at("data").help =
-      "folder of CIFAR-10/100 binary files, folder with train/<class>/*.jpg|png, or shapes: ten "
-      "classes drawn on the fly";
+      "folder of CIFAR-10/100 binary files, of MNIST, or with train/<class>/*.jpg|png, or shapes: "
+      "ten classes drawn on the fly";
   flags.at("batch-size").help = "images per step and learner, or of a group (--dp-unit)";
   flags.at("lr").default_text = "by recipe; 0.001 for adam, adamw";
   flags.at("weight-decay").default_text = "by recipe; 0 for adam, 0.01 for adamw";
@@ -148,7 +152,7 @@ void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
 std::string list_choices() {
   return list_row("architectures:", image_archs()) + list_training_choices() +
          list_row("augmentations:", kAugmentations) +
-         list_row("data formats:", {"shapes (embedded),", "CIFAR-10 and CIFAR-100 binary,",
+         list_row("data formats:", {"shapes (embedded),", "CIFAR-10 and CIFAR-100 binary, MNIST,",
                                     "train/<class>/*.jpg|png with val/ next to train/"});
 }
 

@@ -28,10 +28,10 @@ struct TrainResnetOptions : CommonOptions {
 // The --arch that is no residual network (layers/small_cnn.h).
 constexpr const char* kSmallCnn = "cnn";
 
-enum class DataKind { shapes, cifar, folder };
+enum class DataKind { shapes, cifar, mnist, folder };
 
-// Returns the kind of data that --data names: "shapes", else an existing folder: CIFAR if it holds
-// one of CIFAR's file names. The files are checked when they are opened.
+// Returns the kind of data that --data names: "shapes", else an existing folder: CIFAR or MNIST if
+// it holds one of their file names. The files are checked when they are opened.
 DataKind data_kind(const std::string& data);
 const char* data_kind_name(DataKind kind);
 
