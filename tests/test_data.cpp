@@ -274,7 +274,7 @@ TEST_CASE("mnist: broken files are named") {
   CHECK(contains(error(idx_file({2, 4, 4}, 33), labels), "expected 48 bytes, found 49"));
   CHECK(contains(error(idx_file({2, 4, 8}, 64), labels), "4 x 8"));
   CHECK(contains(error(idx_file({0, 4, 4}, 0), labels), "found 0"));
-  CHECK(contains(error(idx_file({4294967295, 4096, 4096}, 8), labels), "expected 72057593"));
+  CHECK(contains(error(idx_file({4294967295, 4096, 4096}, 8), labels), "expected 72057594"));
   CHECK(contains(error(idx_file({2, 65536, 65536}, 8), labels), "found 65536"));
   CHECK(contains(error(images, idx_file({3}, 3)), "expected 2 labels"));
   CHECK(contains(error(images, idx_file({2}, 2, 9)), "at offset 9, found 10"));
