@@ -18,6 +18,14 @@
 
 namespace heddle {
 
+// Whether registers hold sixteen floats; else each operation is several, and oneDNN's kernels,
+// which are made for the processor at hand, are faster than ours.
+#ifdef __AVX512F__
+constexpr bool kWideRegisters = true;
+#else
+constexpr bool kWideRegisters = false;
+#endif
+
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));

@@ -5,6 +5,7 @@
 #include "layers/conv2d_plan.h"
 
 #include "core/plan_cache.h"
+#include "core/simd.h"
 #include "layers/backend.h"
 #include "layers/winograd.h"
 
@@ -82,8 +83,9 @@ Tensor pack_weight(const Tensor& w, const ConvPlan& plan, int64_t groups) {
 // oneDNN's in every direction.
 bool own_winograd(const Tensor& x, const Shape& w, const Conv2dOptions& o) {
   constexpr int64_t kMaxChannels = 64;
-  return o.stride == 1 && o.padding == 1 && o.groups == 1 && w[0] <= kMaxChannels &&
-         w[1] <= kMaxChannels && x.shape()[2] >= 4 && x.shape()[3] >= 4 && winograd_fits(x, w);
+  return kWideRegisters && o.stride == 1 && o.padding == 1 && o.groups == 1 &&
+         w[0] <= kMaxChannels && w[1] <= kMaxChannels && x.shape()[2] >= 4 && x.shape()[3] >= 4 &&
+         winograd_fits(x, w);
 }
 
 }  // namespace

@@ -188,6 +188,9 @@ TEST_CASE("network model: hosts share a link, and are near within") {
   CHECK(clock.arrival(1, 3, 1000000, 0) == doctest::Approx(0.205));
   CHECK(clock.arrival(2, 3, 1000000, 0) == doctest::Approx(0.002));  // other links
   CHECK(clock.arrival(3, 2, 1000000, 0) == doctest::Approx(0.002));
+  NetClock three(parse_net("hosts=3;between=80mbit"), 6);  // to two hosts, over the link of one
+  CHECK(three.arrival(0, 2, 1000000, 0) == doctest::Approx(0.1));
+  CHECK(three.arrival(1, 4, 1000000, 0) == doctest::Approx(0.2));
   CHECK_THROWS_AS(NetClock(parse_net("hosts=3;between=1mbit"), 2), InputError);
   CHECK_THROWS_AS(NetClock(parse_net("host=1gbit;between=1mbit"), 2), InputError);
   expect_none(run_ranks(5,

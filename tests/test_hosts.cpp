@@ -158,6 +158,7 @@ TEST_CASE("hosts: what is not finite on any rank is applied on none and costs no
           ParameterStore store;
           Parameter& w = store.add("w", {40, 50}, constant_init(0));
           Parameter& v = store.add("v", {50}, constant_init(0));
+          Parameter& u = store.add("u", {10}, constant_init(0));  // in the bucket of v
           store.finalize(1);
           std::unique_ptr<Reducer> reducer;
           if (*spec != 0)
@@ -169,7 +170,7 @@ TEST_CASE("hosts: what is not finite on any rank is applied on none and costs no
           for (int64_t step = 0; step < 4; ++step) {
             optimizer.set_control(1, static_cast<float>(comm.rank()));
             optimizer.begin_step(4);  // undoes the mean over four ranks
-            for (Parameter* each : {&v, &w}) {
+            for (Parameter* each : {&u, &v, &w}) {
               each->next_beta();
               const Philox rng(3, static_cast<uint64_t>(step * 10 + comm.rank()));
               for (int64_t i = 0; i < each->size(); ++i)
@@ -183,10 +184,8 @@ TEST_CASE("hosts: what is not finite on any rank is applied on none and costs no
                    ++i)
                 given[static_cast<size_t>(i)] += static_cast<double>(w.grad.data<float>()[i]);
             }
-            optimizer.ready(v);
-            optimizer.ready(w);
-            optimizer.weights_free(v);
-            optimizer.weights_free(w);
+            for (Parameter* each : {&u, &v, &w}) optimizer.ready(*each);
+            for (Parameter* each : {&u, &v, &w}) optimizer.weights_free(*each);
             const StepReport report = optimizer.finish_step();
             if (report.skipped != (bad && rule == OnNonfinite::step)) throw Error("skipped or not");
             CHECK(optimizer.control(1) == 6);
