@@ -190,6 +190,7 @@ TEST_CASE("hosts: what is not finite on any rank is applied on none and costs no
             if (report.skipped != (bad && rule == OnNonfinite::step)) throw Error("skipped or not");
             CHECK(optimizer.control(1) == 6);
           }
+          CHECK(optimizer.totals().rejected == (*spec != 0 ? 1 : 0));  // on every rank of a host
           for (const float x : v.value.to_vector())
             if (!std::isfinite(x)) throw Error("a NaN was applied");
           optimizer.check_replicas();
