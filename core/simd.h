@@ -18,8 +18,8 @@
 
 namespace heddle {
 
-// Whether registers hold sixteen floats; else each operation is several, and oneDNN's kernels,
-// which are made for the processor at hand, are faster than ours.
+// Whether registers hold sixteen floats. Where they do not, oneDNN's kernels, compiled at run time
+// for this processor, are faster than ours.
 #ifdef __AVX512F__
 constexpr bool kWideRegisters = true;
 #else
