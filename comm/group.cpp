@@ -45,10 +45,7 @@ class GroupTransport : public Transport {
   double now() const override { return parent_.now(); }
   bool virtual_time() const override { return parent_.virtual_time(); }
   std::vector<int> hosts() override {
-    const std::vector<int> all = parent_.hosts();
-    std::vector<int> mine;
-    for (const int rank : ranks_) mine.push_back(all[to_size(rank)]);
-    return host_numbers(mine);
+    throw InputError("a group does not know its hosts: ask the communicator that it is a part of");
   }
 
  private:

@@ -27,7 +27,7 @@ std::unique_ptr<ImageDataset> open_dataset(const std::filesystem::path& path, Sp
             !std::filesystem::exists(path / "meta", error),
         path.string(),
         ": expected the binary version of CIFAR (*.bin), found the Python version; ./run "
-        "unpack_data makes one of the other");
+        "unpack_data converts it");
   for (const char* name : {"train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"})
     check(!std::filesystem::exists(path / name, error), path.string(),
           ": expected MNIST's files, found them compressed; ./run unpack_data unpacks them");

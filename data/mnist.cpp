@@ -47,12 +47,13 @@ struct IdxFile {
     check(header[0] == 0 && header[1] == 0 && header[2] == 8 && header[3] == kDims, path.string(),
           ": expected an IDX file of bytes with ", kDims, " dimensions, which begins with 0 0 8 ",
           kDims, ", found ", int{header[0]}, " ", int{header[1]}, " ", int{header[2]}, " ",
-          int{header[3]}, header[0] == 0x1f && header[1] == 0x8b ? " (gunzip it first)" : "");
+          int{header[3]},
+          header[0] == 0x1f && header[1] == 0x8b ? " (./run unpack_data unpacks it)" : "");
     int64_t bytes = kHeader, count = 1;
     for (size_t d = 0; d < kDims; ++d) {
       for (size_t i = 0; i < 4; ++i) dims[d] = dims[d] * 256 + header[4 + 4 * d + i];
-      check(dims[d] > 0 && (d == 0 || dims[d] <= kMaxSide), path.string(), ": dimension ", d,
-            ": expected 1 to ", kMaxSide, ", found ", dims[d]);
+      check(dims[d] > 0 && (d == 0 || dims[d] <= kMaxSide), path.string(), ": offset ", 4 + 4 * d,
+            d == 0 ? ": expected at least one, found " : ": expected 1 to 4096, found ", dims[d]);
       count *= dims[d];
     }
     bytes += count;

@@ -63,8 +63,8 @@ struct DataParallelOptions {
   // (UpdateInput); false: with momentum, like a dense one (ScaleCom's algorithm 1).
   bool residual_momentum = true;
   // The number of each rank's host: gradients are summed densely within a host, and exchanged
-  // between hosts (host_levels.h). Empty: all ranks exchange with each other. Neither with votes
-  // nor with what measures and decides (shadow_every, planner, chooser).
+  // between hosts (host_levels.h). Empty: all ranks exchange with each other. Cannot be
+  // combined with votes, shadow_every, planner or chooser.
   std::vector<int> hosts = {};
   // Enables set_control() and control(), which cost ControlWords::kCount * 4 bytes per step.
   bool control_words = false;

@@ -35,10 +35,12 @@ assert summary["hosts"] == 2 and summary["bytes_between"] == two["bytes_between"
 CHECK
 "$resnet" "${images[@]}" --quiet --learners 4 --output-dir flat >flat.json || fail 'one level'
 [ -z "$(json flat.json hosts)" ] || fail "hosts of one level: $(cat flat.json)"
-"$resnet" "${images[@]}" --quiet --learners 4 --hosts 3 --output-dir dense3 >/dev/null || fail 'dense, three hosts of four learners'
+"$resnet" "${images[@]}" --quiet --learners 4 --hosts 3 --output-dir dense3 >dense3.json || fail 'dense, three hosts of four learners'
 python3 - <<'CHECK' || fail 'dense sums in two levels are others'
 import json
 a, b = ([json.loads(line)["loss"] for line in open(f"{run}/metrics.jsonl") if '"split":"train"' in line] for run in ("flat", "dense3"))
+dense3 = json.load(open("dense3.json"))
+assert dense3["hosts"] == 3 and 0 < dense3["bytes_between"] < json.load(open("flat.json"))["bytes_sent"], dense3
 assert len(a) == len(b) == 6 and all(abs(x / y - 1) < 1e-5 for x, y in zip(a[:4], b)), (a, b)  # then rounding has grown
 CHECK
 

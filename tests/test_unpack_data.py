@@ -154,6 +154,23 @@ class UnpackData(unittest.TestCase):
         self.refuse(self.at / "in", "gzip")
         self.assertEqual(self.run_tool().returncode, 2)
 
+    def test_a_cut_archive_leaves_nothing_and_the_whole_one_works_then(self):
+        files = {f"data_batch_{i}": batch(100 * i, 3) for i in range(1, 4)} | {"readme.html": os.urandom(5000)}
+        path = self.archive(files)
+        whole = path.read_bytes()
+        for length in len(whole) - 3000, len(whole) // 2, 30:
+            path.write_bytes(whole[:length])
+            self.refuse(path)
+            self.assertEqual(sorted(x.name for x in self.at.iterdir() if x.name != path.name), [])
+        path.write_bytes(whole)
+        self.assertEqual(len(self.unpack(path)), 3)
+
+    def test_a_file_and_its_gz(self):
+        (self.at / "in").mkdir()
+        for name, data in ("t10k-labels-idx1-ubyte", b"plain"), ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"packed")):
+            (self.at / "in" / name).write_bytes(data)
+        self.assertEqual(self.unpack(self.at / "in"), {"t10k-labels-idx1-ubyte": b"plain"})
+
     def test_files_are_not_overwritten(self):
         source = self.archive({"test_batch.bin": b"new"})
         (self.at / "out").mkdir()

@@ -138,7 +138,7 @@ std::string describe_machine_use(const CommonOptions& o, const ParameterStore& s
       " | ", comm.size() == 1 ? "" : concat(comm.size(), " learners (", comm.name(), "), "),
       to_string(device), ", ", o.threads, o.threads == 1 ? " thread, " : " threads, ", o.precision,
       o.tf32 && device.is_cuda() ? " (fp32 products in TF32)"
-      : slow                     ? " (saves memory, hardly time: this processor has no AMX)"
+      : slow                     ? " (saves memory but little time: this processor has no AMX)"
                                  : "",
       ", seed ", o.seed);
 }

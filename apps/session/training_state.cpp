@@ -90,22 +90,23 @@ void fill_from(const SafetensorsFile& file, const NamedTensors& tensors, const s
   }
 }
 
-// Fills residuals with their mean over the ranks that saved them, and everything else, which is
-// equal on all ranks, from the first rank's file.
-void fill_from_all(const std::vector<SafetensorsFile>& files, const NamedTensors& tensors) {
+// Fills residuals with their mean over the ranks that saved them, with hosts one of each, and
+// everything else, which is equal on all ranks, from the first rank's file.
+void fill_from_all(const std::vector<SafetensorsFile>& files, const std::vector<int>& hosts,
+                   const NamedTensors& tensors) {
+  std::vector<int> saved = first_ranks(hosts);
+  for (int r = 0; hosts.empty() && r < static_cast<int>(files.size()); ++r) saved.push_back(r);
   fill_from(files.front(), tensors, kExchange);
   for (const auto& [name, x] : tensors) {
     if (!name.starts_with("residual.")) continue;
-    int saved = 1;
-    for (size_t r = 1; r < files.size(); ++r) {
-      if (!files[r].has(kExchange + name)) continue;  // with hosts only one rank of each has them
-      ++saved;
+    for (size_t i = 1; i < saved.size(); ++i) {
+      const size_t r = static_cast<size_t>(saved[i]);
       const Tensor other = files[r].load(kExchange + name);
       check(other.shape() == x.shape(), files[r].path(), ": ", name, ": expected ",
             to_string(x.shape()), ", found ", to_string(other.shape()));
       axpy(1, other, x);
     }
-    scale(x, 1.0f / static_cast<float>(saved));
+    scale(x, 1.0f / static_cast<float>(saved.size()));
   }
 }
 
@@ -217,7 +218,7 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
     for (const auto& [name, x] : parts.optimizer.named_state())
       fill_from(files[0], {{name, x}}, kExchange, anyway && name.starts_with("rule."));
   } else if (continues) {
-    fill_from_all(files, parts.optimizer.named_state());
+    fill_from_all(files, exchange.hosts, parts.optimizer.named_state());
   } else {
     parts.optimizer.begin_anew();
   }
