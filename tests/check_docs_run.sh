@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.." || exit 1
 root=$PWD
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
+export OMPI_MCA_orte_tmpdir_base=$work  # as in program.sh
 unset "${!HEDDLE_@}"  # they are flags to the programs
 export OMP_WAIT_POLICY=passive build root
 

@@ -3,6 +3,8 @@
 # metrics.jsonl and files; of a message they match the name or the number that it must give, never its sentence.
 # shellcheck shell=bash
 work=$(mktemp -d) || exit 2
+# Open MPI's processes of two tests must not remove each other's files.
+export OMPI_MCA_orte_tmpdir_base=$work
 mounted() { grep -qs " $work/disk " /proc/mounts; }
 at_exit() { :; }  # a test's own cleaning up
 trap 'at_exit; mounted && umount "$work/disk"; rm -rf "$work"' EXIT
