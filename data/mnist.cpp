@@ -93,8 +93,8 @@ class Mnist final : public ImageDataset {
 
  private:
   static DatasetInfo info_of(const IdxFile<3>& images) {
-    check(images.dims[1] == images.dims[2], "MNIST: expected square images, found ", images.dims[1],
-          " x ", images.dims[2]);
+    check(images.dims[1] == images.dims[2], images.file.path(), ": expected square images, found ",
+          images.dims[1], " x ", images.dims[2]);
     DatasetInfo info{"mnist",
                      {},
                      to_int(images.dims[1]),
