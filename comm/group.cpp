@@ -93,6 +93,7 @@ std::unique_ptr<Communicator> make_group(Communicator& parent, const std::vector
 std::vector<int> host_numbers(const std::vector<int>& names) {
   std::map<int, int> numbers;
   std::vector<int> out;
+  out.reserve(names.size());
   for (const int name : names)
     out.push_back(numbers.try_emplace(name, to_int(numbers.size())).first->second);
   return out;
