@@ -25,7 +25,7 @@ class CommError : public Error {
   using Error::Error;
 };
 
-// The first of these: the rank may only be slow.
+// Thrown after the timeout only: the other rank may just be slow.
 class CommTimeout : public CommError {
  public:
   using CommError::CommError;

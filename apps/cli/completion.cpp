@@ -2,18 +2,12 @@
 #include <string>
 
 #include "apps/cli/flags.h"
+#include "apps/cli/format.h"
 #include "core/error.h"
 
 namespace heddle {
 
 namespace {
-
-std::string words(const std::vector<std::string>& list) {
-  std::string out;
-  for (const std::string& word : list)
-    if (!word.empty()) out += (out.empty() ? "" : " ") + word;
-  return out;
-}
 
 // Returns the words that set a flag; questions have no opposite.
 std::vector<std::string> spellings(const Flag& flag) {
@@ -31,7 +25,7 @@ std::string zsh_argument(const Flag& flag) {
                                                 : std::string{c};
   std::string value;
   for (const char c : flag.value) value += c == ':' ? "\\:" : std::string{c};
-  std::string action = flag.choices.empty() ? "_files" : "(" + words(flag.choices) + ")";
+  std::string action = flag.choices.empty() ? "_files" : "(" + join(flag.choices, " ") + ")";
   if (!std::holds_alternative<std::string*>(flag.target) && flag.choices.empty()) action = " ";
   for (const std::string& name : spellings(flag))
     out += concat(" \\\n  '", name, flag.is_switch() ? "" : "=", "[", help, "]",
@@ -54,7 +48,7 @@ std::string FlagTable::completion(const std::string& shell) const {
   for (const Flag& flag : flags_) {
     for (const std::string& spelling : spellings(flag)) all.push_back(spelling);
     if (!flag.choices.empty())
-      values += concat("    --", flag.name, ") reply='", words(flag.choices), "' ;;\n");
+      values += concat("    --", flag.name, ") reply='", join(flag.choices, " "), "' ;;\n");
     else if (!flag.is_switch())
       plain += concat(plain.empty() ? "    " : " | ", "--", flag.name);
   }
@@ -64,7 +58,7 @@ std::string FlagTable::completion(const std::string& shell) const {
                 "  [ \"$word\" != = ] || word=\n"
                 "  [ \"$flag\" != = ] || flag=${COMP_WORDS[COMP_CWORD-2]}\n"
                 "  case $flag in\n",
-                values, plain, ") ;;\n    *) reply='", words(all),
+                values, plain, ") ;;\n    *) reply='", join(all, " "),
                 "' ;;\n  esac\n  mapfile -t COMPREPLY < <(compgen -W \"$reply\" -- \"$word\")\n}\n"
                 "complete -o default -F ",
                 name, " ", program_, "\n");

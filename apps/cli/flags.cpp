@@ -29,13 +29,6 @@ constexpr size_t kHelpColumn = 30, kHelpWidth = 100, kMaxConfigBytes = 1 << 20;
 // toml++ destroys nested tables by recursion: a key with a million dots would exhaust the stack.
 constexpr int64_t kMaxConfigDots = 1000;
 
-std::string join(const Strings& words, const char* between) {
-  std::string out;
-  for (const std::string& word : words)
-    if (!word.empty()) out += (out.empty() ? "" : between) + word;
-  return out;
-}
-
 Strings split(const std::string& text, char at) {
   Strings out;
   std::istringstream in(text + at);

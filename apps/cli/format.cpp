@@ -115,4 +115,11 @@ std::string TextTable::row(const std::vector<Cell>& cells) const {
   return line + '\n';
 }
 
+std::string join(const std::vector<std::string>& words, const char* between) {
+  std::string out;
+  for (const std::string& word : words)
+    if (!word.empty()) out += (out.empty() ? "" : between) + word;
+  return out;
+}
+
 }  // namespace heddle

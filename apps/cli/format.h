@@ -68,4 +68,7 @@ class TextTable {
   std::vector<Column> columns_;
 };
 
+// Returns the words that are not empty, with `between` between them.
+std::string join(const std::vector<std::string>& words, const char* between);
+
 }  // namespace heddle

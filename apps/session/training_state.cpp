@@ -183,7 +183,8 @@ void check_rank(const SafetensorsFile& file, int rank, int learners, const Check
   }
 }
 
-// Returns how many learners' gradients a residual is a part of, the mean over hosts.
+// Returns how many learners' gradients a residual stands for: one, or with hosts the mean number of
+// learners on a host. Throws InputError for hosts of another number of learners.
 double learners_each(int learners, const std::vector<int>& hosts) {
   check(hosts.empty() || std::ssize(hosts) == learners, "hosts: expected ", learners,
         " numbers, found ", hosts.size());
