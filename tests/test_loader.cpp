@@ -11,6 +11,7 @@
 
 #include "core/context.h"
 #include "core/error.h"
+#include "core/kernels.h"
 #include "data/loader.h"
 #include "data/shapes.h"
 #include "tests/data_files.h"
