@@ -18,10 +18,11 @@ Var activate(Tape& tape, const char* name, const Activation& a, const Var& x) {
   const Tensor output = Tensor::empty_like(x.value());
   HEDDLE_DISPATCH(device, activation_forward(a, x.value(), output));
   Var y(output, x.needs_grad());
-  tape.record(name, y, {}, [x, output, a, device](BackwardPass& pass) {
+  const Tensor kept = a.kind == Activation::gelu ? x.value() : output;
+  tape.record(name, y, {}, [x, kept, a, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dx = dy.unique() ? dy : Tensor::empty_like(dy);
-    HEDDLE_DISPATCH(device, activation_backward(a, output, dy, dx));
+    HEDDLE_DISPATCH(device, activation_backward(a, kept, dy, dx));
     x.add_grad(dx);
   });
   return y;
@@ -41,6 +42,33 @@ Var sigmoid(Tape& tape, const Var& x) {
 }
 
 Var tanh(Tape& tape, const Var& x) { return activate(tape, "tanh", {Activation::tanh}, x); }
+
+Var gelu(Tape& tape, const Var& x) { return activate(tape, "gelu", {Activation::gelu}, x); }
+
+Var softmax(Tape& tape, const Var& x) {
+  TraceRange range("forward", "softmax");
+  check_floating(x.value(), "softmax");
+  const int axes = x.shape().rank();
+  const int64_t columns = axes > 0 ? x.shape()[axes - 1] : 0;
+  check(columns > 0, "softmax: expected input (..., C), found ", to_string(x.shape()));
+  const Device device = x.value().device();
+  const DType type = x.value().dtype();
+  const Shape rows{x.value().size() / columns, columns};
+  const auto as_rows = [rows](const Tensor& t, DType type) {
+    return converted(t, type, Layout::plain).reshape(rows);
+  };
+  const Tensor input = as_rows(x.value(), DType::f32);
+  const Tensor output = Tensor::empty_on(device, rows, type);
+  HEDDLE_DISPATCH(device, softmax_forward(input, 1.0f, 0, output));
+  Var y(output.reshape(x.shape()), x.needs_grad());
+  tape.record("softmax", y, {}, [x, output, as_rows, type, device](BackwardPass& pass) {
+    const Tensor dy = as_rows(std::move(pass.dy).sum(), DType::f32);
+    const Tensor dx = Tensor::empty_like(output);
+    HEDDLE_DISPATCH(device, softmax_backward(output, dy, 1.0f, dx));
+    x.add_grad(converted(dx.reshape(x.shape()), type, x.value().layout()));
+  });
+  return y;
+}
 
 Var add(Tape& tape, const Var& a, const Var& b) {
   const Tensor output = Tensor::empty_like(a.value());

@@ -1,4 +1,6 @@
 // Kernels of the elementwise layers, shared between CPU and CUDA.
+#include <cmath>
+
 #include "core/math.h"
 #include "core/random.h"
 #include "core/shared_kernel.h"
@@ -7,7 +9,8 @@
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
-// Each activation has a gradient that follows from its output: dx = back(y, dy).
+// Each activation has a gradient that follows from what is kept, its output unless noted:
+// dx = back(kept, dy).
 struct Relu {
   HEDDLE_HD float operator()(float v) const { return v < 0.0f ? 0.0f : v; }  // NaN stays NaN
   HEDDLE_HD float back(float y, float dy) const { return y > 0.0f ? dy : 0.0f; }
@@ -29,6 +32,15 @@ struct Tanh {
   HEDDLE_HD float back(float y, float dy) const { return dy * (1.0f - y * y); }
 };
 
+struct Gelu {  // its input is kept
+  HEDDLE_HD float operator()(float v) const { return v * below(v); }
+  HEDDLE_HD float back(float x, float dy) const {
+    return dy * (below(x) + x * 0.3989422804f * exp_of(-0.5f * x * x));
+  }
+  // The normal distribution's share below v.
+  HEDDLE_HD static float below(float v) { return 0.5f * (1.0f + erff(0.7071067812f * v)); }
+};
+
 template <class T, class F>
 struct Activate {
   const T* x;
@@ -39,10 +51,12 @@ struct Activate {
 
 template <class T, class F>
 struct ActivateBackward {
-  const T *y, *dy;
+  const T *kept, *dy;
   T* dx;
   F f;
-  HEDDLE_HD void operator()(int64_t i) const { dx[i] = T(f.back(to_float(y[i]), to_float(dy[i]))); }
+  HEDDLE_HD void operator()(int64_t i) const {
+    dx[i] = T(f.back(to_float(kept[i]), to_float(dy[i])));
+  }
 };
 
 // Calls call(f) with the function object of an activation.
@@ -52,6 +66,7 @@ void with_activation(const Activation& a, const Call& call) {
   if (a.kind == Activation::leaky_relu) call(LeakyRelu{a.slope});
   if (a.kind == Activation::sigmoid) call(Sigmoid{});
   if (a.kind == Activation::tanh) call(Tanh{});
+  if (a.kind == Activation::gelu) call(Gelu{});
 }
 
 HEDDLE_HD inline uint64_t dropout_stream(uint64_t step, int operation) {
@@ -124,10 +139,11 @@ void activation_forward(const Activation& a, const Tensor& x, const Tensor& y) {
   });
 }
 
-void activation_backward(const Activation& a, const Tensor& y, const Tensor& dy, const Tensor& dx) {
-  with_type(y, [&]<class T>() {
+void activation_backward(const Activation& a, const Tensor& kept, const Tensor& dy,
+                         const Tensor& dx) {
+  with_type(kept, [&]<class T>() {
     with_activation(a, [&]<class F>(F f) {
-      for_each(y.size(), ActivateBackward<T, F>{y.data<T>(), dy.data<T>(), dx.data<T>(), f});
+      for_each(kept.size(), ActivateBackward<T, F>{kept.data<T>(), dy.data<T>(), dx.data<T>(), f});
     });
   });
 }

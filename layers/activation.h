@@ -1,4 +1,5 @@
-// Elementwise layers: ReLU, leaky ReLU, sigmoid, tanh, the sum of two inputs, and dropout.
+// Elementwise layers: ReLU, leaky ReLU, sigmoid, tanh, GELU, the sum of two inputs, and dropout;
+// and softmax.
 #pragma once
 
 #include "core/tape.h"
@@ -14,6 +15,12 @@ Var leaky_relu(Tape& tape, const Var& x, float slope = 0.01f);
 Var sigmoid(Tape& tape, const Var& x);
 // Returns tanh x; shapes and types as for relu().
 Var tanh(Tape& tape, const Var& x);
+// Returns x times the share of the standard normal distribution that is below x, by erf (Hendrycks
+// and Gimpel, 2016); shapes and types as for relu().
+Var gelu(Tape& tape, const Var& x);
+// x (..., C) f32 or bf16 -> e^x / sum of e^x over the last axis, computed in f32, in plain layout.
+// Throws InputError for a scalar and for no columns.
+Var softmax(Tape& tape, const Var& x);
 // Returns a + b of equal shape, type and layout.
 Var add(Tape& tape, const Var& a, const Var& b);
 

@@ -63,7 +63,7 @@ struct BatchNormBackward {
 };
 
 struct Activation {
-  enum Kind : uint8_t { relu, leaky_relu, sigmoid, tanh } kind;
+  enum Kind : uint8_t { relu, leaky_relu, sigmoid, tanh, gelu } kind;
   float slope = 0;  // of leaky_relu
 };
 
@@ -79,10 +79,24 @@ struct LstmCellBackward {
   const Tensor& dgates;                // out (B, 4H), in the type of dy; may alias gates
 };
 
+struct GruCellBackward {
+  const Tensor &gates, &recurrent, &before;  // as forward leaves them (B, 3H); (B, H)
+  const Tensor& dy;                          // gradient of h from above (B, H), f32 or bf16
+  const Tensor& dh;  // in and out: from the next, for the previous step, without its product (B, H)
+  const Tensor &dgates, &drecurrent;  // out (B, 3H), in the type of dy
+};
+
+// The axes of queries, keys and values: (steps, batch, parts, heads, width).
+struct Heads {
+  int64_t steps, batch, parts, heads, width;
+};
+
 namespace cpu {
-// dx may be dy. dropout_apply is its own backward: the mask is a function of the key (y may be x).
+// Backward reads `kept`: the input of GELU, the output of the others. dx may be dy. dropout_apply
+// is its own backward: the mask is a function of the key (y may be x).
 void activation_forward(const Activation& a, const Tensor& x, const Tensor& y);
-void activation_backward(const Activation& a, const Tensor& y, const Tensor& dy, const Tensor& dx);
+void activation_backward(const Activation& a, const Tensor& kept, const Tensor& dy,
+                         const Tensor& dx);
 void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 
 // batchnorm_apply computes y = [relu](x * scale + shift + residual); residual may be undefined.
@@ -131,6 +145,26 @@ void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_
                        const Tensor& c, const Tensor& h);
 void lstm_cell_backward(const LstmCellBackward& a);
 
+// Compute one time step. gates (B, 3H): the input products before, the activated r, z, n after;
+// recurrent (B, 3H): the recurrent products, of which the third part gets its bias. bias (3H),
+// before and after (B, H), all f32.
+void gru_cell_forward(const Tensor& gates, const Tensor& recurrent, const Tensor& bias_ih,
+                      const Tensor& bias_hh, const Tensor& before, const Tensor& after);
+void gru_cell_backward(const GruCellBackward& a);
+
+// y = softmax of scale x in each row. With `causal` above 0, x is square matrices of so many rows one
+// below the other, and a row ends at the diagonal. x and dy (R, C) f32, y and dx f32 or bf16.
+void softmax_forward(const Tensor& x, float scale, int64_t causal, const Tensor& y);
+void softmax_backward(const Tensor& y, const Tensor& dy, float scale, const Tensor& dx);
+// Rows x, y, dy, dx (R, C); statistics f32 (R, 2): mean and 1 / sqrt(variance + eps). products
+// f32 (R, C): dy times the normalised x; dx may be undefined.
+void layernorm_forward(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps,
+                       const Tensor& statistics, const Tensor& y);
+void layernorm_backward(const Tensor& x, const Tensor& statistics, const Tensor& weight,
+                        const Tensor& dy, const Tensor& products, const Tensor& dx);
+// (steps, batch, parts, heads, width) -> (parts, batch, heads, steps, width), or back with `merge`.
+void permute_heads(const Tensor& from, const Heads& heads, bool merge, const Tensor& to);
+
 // pool_forward returns what the backward pass of max pooling needs (undefined for averages).
 Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolWindow& window);
 void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,
@@ -147,7 +181,8 @@ void sparse_matmul(const SparseMatrix& a, const Tensor& x, const Tensor& y);
 
 namespace cuda {
 void activation_forward(const Activation& a, const Tensor& x, const Tensor& y);
-void activation_backward(const Activation& a, const Tensor& y, const Tensor& dy, const Tensor& dx);
+void activation_backward(const Activation& a, const Tensor& kept, const Tensor& dy,
+                         const Tensor& dx);
 void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 
 void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance);
@@ -184,6 +219,18 @@ void copy_pieces(int64_t rows, int64_t columns, const Tensor& from, int64_t from
 void lstm_cell_forward(const Tensor& gates, const Tensor& bias, const Tensor& c_before,
                        const Tensor& c, const Tensor& h);
 void lstm_cell_backward(const LstmCellBackward& a);
+
+void gru_cell_forward(const Tensor& gates, const Tensor& recurrent, const Tensor& bias_ih,
+                      const Tensor& bias_hh, const Tensor& before, const Tensor& after);
+void gru_cell_backward(const GruCellBackward& a);
+
+void softmax_forward(const Tensor& x, float scale, int64_t causal, const Tensor& y);
+void softmax_backward(const Tensor& y, const Tensor& dy, float scale, const Tensor& dx);
+void layernorm_forward(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps,
+                       const Tensor& statistics, const Tensor& y);
+void layernorm_backward(const Tensor& x, const Tensor& statistics, const Tensor& weight,
+                        const Tensor& dy, const Tensor& products, const Tensor& dx);
+void permute_heads(const Tensor& from, const Heads& heads, bool merge, const Tensor& to);
 
 Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolWindow& window);
 void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,

@@ -15,28 +15,6 @@
 namespace heddle {
 namespace {
 
-// Returns entry i of a (T, B, H) buffer as (B, H).
-Tensor entry(const Tensor& buffer, int64_t i) {
-  return buffer.slice(i, i + 1).reshape({buffer.shape()[1], buffer.shape()[2]});
-}
-
-Tensor rows_of(const Tensor& x) { return x.reshape({x.shape()[0] * x.shape()[1], x.shape()[2]}); }
-
-// Adds the gradient of the biases, the same for both: the sum over steps and batch.
-void add_bias_gradient(const Tensor& dgates, const LstmWeights& w, BackwardPass& pass) {
-  if (!any_trained({w.bias_ih, w.bias_hh})) return;
-  const Tensor sums = Tensor::empty_like(w.bias_ih->value);
-  sum_rows(dgates, sums, 0.0f);
-  for (Parameter* bias : {w.bias_ih, w.bias_hh}) {
-    if (bias->frozen) continue;
-    if (bias->next_beta() == 0.0f)
-      bias->grad.copy_from(sums);
-    else
-      add_to(sums, bias->grad);
-    pass.contributed(*bias);
-  }
-}
-
 // The results of all steps of a layer: states (T + 1, B, H), entry t the one before step t;
 // activated gates (T, B, 4H).
 struct Steps {
@@ -49,19 +27,19 @@ Steps run_steps(const Tensor& x, const LstmWeights& w, const Tensor& h, const Te
   const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
   const Tensor hs = Tensor::empty_on(device, {steps + 1, batch, hidden}, dtype);
   const Tensor cs = Tensor::empty_on(device, {steps + 1, batch, hidden});
-  convert(h, entry(hs, 0));
-  entry(cs, 0).copy_from(c);
+  convert(h, time_step(hs, 0));
+  time_step(cs, 0).copy_from(c);
   const Tensor bias = Tensor::empty_like(w.bias_ih->value);
   add(w.bias_ih->value, w.bias_hh->value, bias);
   const Tensor gates = Tensor::empty_on(device, {steps, batch, 4 * hidden});
-  gemm(rows_of(x), converted(w.ih->value, dtype, Layout::plain), rows_of(gates),
+  gemm(all_steps(x), converted(w.ih->value, dtype, Layout::plain), all_steps(gates),
        {.transpose_b = true});
   const PackedMatrix recurrent(w.hh->value, true, batch, dtype, 1.0f);
   for (int64_t t = 0; t < steps; ++t) {
-    const Tensor gate = entry(gates, t);
-    recurrent.multiply(entry(hs, t), gate);
-    HEDDLE_DISPATCH(
-        device, lstm_cell_forward(gate, bias, entry(cs, t), entry(cs, t + 1), entry(hs, t + 1)));
+    const Tensor gate = time_step(gates, t);
+    recurrent.multiply(time_step(hs, t), gate);
+    HEDDLE_DISPATCH(device, lstm_cell_forward(gate, bias, time_step(cs, t), time_step(cs, t + 1),
+                                              time_step(hs, t + 1)));
   }
   return {hs, cs, gates};
 }
@@ -86,9 +64,9 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
     return cuda::cudnn_lstm_layer(tape, x, w, h, c);
 #endif
   const auto [hs, cs, gates] = run_steps(x.value(), w, h, c);
-  const Tensor input = rows_of(x.value());
-  h = converted(entry(hs, steps), DType::f32, Layout::plain);
-  c = entry(cs, steps);
+  const Tensor input = all_steps(x.value());
+  h = converted(time_step(hs, steps), DType::f32, Layout::plain);
+  c = time_step(cs, steps);
   w.ih->uses_per_sample = w.hh->uses_per_sample = to_double(steps);
 
   Var y(hs.slice(1, steps + 1), x.needs_grad() || any_trained({w.ih, w.hh, w.bias_ih, w.bias_hh}));
@@ -105,26 +83,20 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
     dc.fill_zero();
     const PackedMatrix recurrent(w.hh->value, false, batch, dtype, 0.0f);
     for (int64_t t = steps - 1; t >= 0; --t) {
-      HEDDLE_DISPATCH(device, lstm_cell_backward({.gates = entry(gates, t),
-                                                  .c_before = entry(cs, t),
-                                                  .c = entry(cs, t + 1),
-                                                  .dy = entry(dy, t),
+      HEDDLE_DISPATCH(device, lstm_cell_backward({.gates = time_step(gates, t),
+                                                  .c_before = time_step(cs, t),
+                                                  .c = time_step(cs, t + 1),
+                                                  .dy = time_step(dy, t),
                                                   .dh = dh,
                                                   .dc = dc,
-                                                  .dgates = entry(dgates, t)}));
-      if (t > 0) recurrent.multiply(entry(dgates, t), dh);
+                                                  .dgates = time_step(dgates, t)}));
+      if (t > 0) recurrent.multiply(time_step(dgates, t), dh);
     }
-    const Tensor d = rows_of(dgates);
-    if (!w.hh->frozen)
-      gemm(d, rows_of(hs.slice(0, steps)), w.hh->grad,
-           {.transpose_a = true, .beta = w.hh->next_beta()});
-    pass.contributed(*w.hh);
-    if (!w.ih->frozen) gemm(d, input, w.ih->grad, {.transpose_a = true, .beta = w.ih->next_beta()});
-    pass.contributed(*w.ih);
-    add_bias_gradient(d, w, pass);
+    const Tensor d = all_steps(dgates);
+    add_recurrent_gradients(d, d, input, all_steps(hs.slice(0, steps)), w, pass);
     if (!x.needs_grad()) return;
     const Tensor dx = Tensor::empty_on(device, x.shape(), dtype);
-    gemm(d, converted(w.ih->value, dtype, Layout::plain), rows_of(dx));
+    gemm(d, converted(w.ih->value, dtype, Layout::plain), all_steps(dx));
     x.add_grad(dx);
   };
   tape.record(w.ih->name, y, {w.ih, w.hh, w.bias_ih, w.bias_hh}, std::move(backward));
@@ -138,15 +110,9 @@ Lstm::Lstm(ParameterStore& store, const std::string& name, int64_t input, int64_
         ": expected positive sizes, found input ", input, ", hidden ", hidden, ", layers ",
         options.layers);
   const float bound = options.init > 0 ? options.init : 1.0f / std::sqrt(to_float(hidden));
-  for (int64_t l = 0; l < options.layers; ++l) {
-    auto make = [&](const char* kind, const Shape& shape, bool decay) {
-      return &store.add(concat(name, kind, "_l", l), shape, uniform_init(bound), decay);
-    };
-    weights_.push_back({make(".weight_ih", {4 * hidden, l == 0 ? input : hidden}, true),
-                        make(".weight_hh", {4 * hidden, hidden}, true),
-                        make(".bias_ih", {4 * hidden}, false),
-                        make(".bias_hh", {4 * hidden}, false)});
-  }
+  for (int64_t l = 0; l < options.layers; ++l)
+    weights_.push_back(
+        add_recurrent_weights(store, name, l, 4 * hidden, l == 0 ? input : hidden, hidden, bound));
 }
 
 LstmState Lstm::zero_state(int64_t batch) const {
@@ -167,10 +133,10 @@ Var Lstm::forward(Tape& tape, const Var& x, LstmState& state) const {
   Var y = x;
   for (int64_t l = 0; l < options_.layers; ++l) {
     if (l > 0) y = dropout(tape, y, options_.dropout, 1);
-    Tensor h = entry(state.h, l), c = entry(state.c, l);
+    Tensor h = time_step(state.h, l), c = time_step(state.c, l);
     y = lstm_layer(tape, y, weights_[to_size(l)], h, c);
-    entry(next.h, l).copy_from(h);
-    entry(next.c, l).copy_from(c);
+    time_step(next.h, l).copy_from(h);
+    time_step(next.c, l).copy_from(c);
   }
   state = next;
   return y;

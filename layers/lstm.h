@@ -16,14 +16,11 @@
 #include <string>
 #include <vector>
 
-#include "core/tape.h"
+#include "layers/recurrent.h"
 
 namespace heddle {
 
-struct LstmWeights {
-  Parameter *ih, *hh;            // (4H, I), (4H, H)
-  Parameter *bias_ih, *bias_hh;  // (4H)
-};
+using LstmWeights = RecurrentWeights;  // of four gates
 
 // Hidden and cell state of every layer, f32 (layers, B, H). Values only: no gradient flows through
 // a state from one window to the one before (truncated backpropagation through time).

@@ -8,6 +8,7 @@
 #include "layers/embedding_cuda.cu"
 #include "layers/loss_cuda.cu"
 #include "layers/pooling_cuda.cu"
+#include "layers/rows.cu"
 #include "layers/shortcut_cuda.cu"
 // clang-format on
 
@@ -247,6 +248,35 @@ TEST_CASE("CUDA kernels: cross-entropy as on the CPU, extremes too") {
   CHECK(std::isnan(loss({0, NAN, 1}, 0)));
   CHECK(std::isnan(loss({NAN, 0, 1}, 1)));
   CHECK(std::isnan(loss({0, kInfinity}, 0)));
+}
+
+TEST_CASE("CUDA kernels: softmax and layer normalisation as on the CPU") {
+  Context context;
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const Shape& shape : {Shape{1, 1}, Shape{7, 5}, Shape{12, 300}}) {
+      const Tensor x = random_tensor(shape, 1, Layout::plain, 3.0f), dy = random_tensor(shape, 2);
+      for (const int64_t causal : {int64_t{0}, shape[1] == 5 ? int64_t{5} : int64_t{0}}) {
+        const Pair y(converted(x, dtype, Layout::plain)), dx(y.cpu);
+        cpu::softmax_forward(x, 0.5f, causal, y.cpu);
+        emulated::softmax_forward(x, 0.5f, causal, y.gpu);
+        CHECK(distance(y.gpu, y.cpu) < rounding(dtype));
+        cpu::softmax_backward(y.cpu, dy, 0.5f, dx.cpu);
+        emulated::softmax_backward(y.cpu, dy, 0.5f, dx.gpu);
+        if (shape[1] > 1) CHECK(distance(dx.gpu, dx.cpu) < 4 * rounding(dtype));
+      }
+      const Tensor in = converted(x, dtype, Layout::plain), d = converted(dy, dtype, Layout::plain);
+      const Tensor weight = random_tensor({shape[1]}, 3), bias = random_tensor({shape[1]}, 4);
+      const Pair y(in), statistics(Tensor::zeros({shape[0], 2})), products(x), dx(in);
+      cpu::layernorm_forward(in, weight, bias, 1e-5f, statistics.cpu, y.cpu);
+      emulated::layernorm_forward(in, weight, bias, 1e-5f, statistics.gpu, y.gpu);
+      CHECK(distance(y.gpu, y.cpu) < 4 * rounding(dtype));
+      CHECK(distance(statistics.gpu, statistics.cpu) < 1e-5);
+      cpu::layernorm_backward(in, statistics.cpu, weight, d, products.cpu, dx.cpu);
+      emulated::layernorm_backward(in, statistics.cpu, weight, d, products.gpu, dx.gpu);
+      if (shape[1] == 1) continue;
+      CHECK(distance(products.gpu, products.cpu) < 1e-6);
+      CHECK(distance(dx.gpu, dx.cpu) < 8 * rounding(dtype));
+    }
 }
 
 TEST_CASE("CUDA kernels: an embedding's gradient has the CPU's bits") {

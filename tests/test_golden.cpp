@@ -6,8 +6,10 @@
 
 #include "core/kernels.h"
 #include "layers/activation.h"
+#include "layers/attention.h"
 #include "layers/batchnorm.h"
 #include "layers/conv2d.h"
+#include "layers/layernorm.h"
 #include "layers/linear.h"
 #include "layers/loss.h"
 #include "layers/pooling.h"
@@ -174,6 +176,8 @@ TEST_CASE("golden: activations and pooling") {
                            [](Tape& tape, const Var& x) { return leaky_relu(tape, x, 0.2f); });
   check_without_parameters("sigmoid", {2, 8, 5, 5}, sigmoid, 4);
   check_without_parameters("tanh", {2, 8, 5, 5}, heddle::tanh, 4);
+  check_without_parameters("gelu", {2, 8, 5, 5}, gelu, 4);
+  check_without_parameters("softmax", {3, 16, 2, 9}, softmax, 4);
   const PoolOptions max{.kernel = 3, .stride = 2, .padding = 1};
   auto max_pool = [&](Tape& tape, const Var& x) { return max_pool2d(tape, x, max); };
   check_without_parameters("max_pool_3x3_s2", {2, 5, 9, 8}, max_pool);
@@ -199,6 +203,55 @@ TEST_CASE("golden: linear") {
   golden.expect("dx", x.grad());
   golden.expect("dweight", weight.grad);
   golden.expect("dbias", bias.grad);
+}
+
+TEST_CASE("golden: layer normalisation") {
+  Context context(on_test_device());
+  const Golden golden("layernorm");
+  ParameterStore store;
+  const LayerNorm norm(store, "norm", 10);
+  store.finalize(0);
+  spoil_gradients(store);
+  norm.weight->value.copy_from(golden.value("weight", {10}, 0.1f, 1.0));
+  norm.bias->value.copy_from(golden.value("bias", {10}, 0.1f));
+  const Var x(golden.value("x", {4, 16, 10}, 2.0f, 3.0), true);
+  Tape tape;
+  const Var y = norm.forward(tape, x);
+  backward(tape, y, golden.value("dy", y.shape()));
+  golden.expect("y", y.value());
+  golden.expect("dx", x.grad());
+  golden.expect("dweight", norm.weight->grad);
+  golden.expect("dbias", norm.bias->grad);
+}
+
+TEST_CASE("golden: multi-head attention") {
+  Context context(on_test_device());
+  struct Case {
+    const char* name;
+    Shape shape;
+    int64_t heads;
+    bool causal;
+  };
+  for (const Case& c :
+       {Case{"attention", {5, 3, 8}, 2, false}, Case{"attention_causal", {6, 2, 12}, 3, true}}) {
+    const Golden golden(c.name);
+    ParameterStore store;
+    const MultiHeadAttention layer(store, "x", c.shape[2], c.heads);
+    store.finalize(0);
+    spoil_gradients(store);
+    const std::pair<const char*, Parameter*> weights[] = {{"in_proj_weight", layer.in_weight},
+                                                          {"in_proj_bias", layer.in_bias},
+                                                          {"out_proj_weight", layer.out_weight},
+                                                          {"out_proj_bias", layer.out_bias}};
+    for (const auto& [name, p] : weights) p->value.copy_from(golden.value(name, p->shape(), 0.5f));
+    const Var x(golden.value("x", c.shape), true);
+    Tape tape;
+    const Var y = layer.forward(tape, x, c.causal);
+    backward(tape, y, golden.value("dy", y.shape()));
+    golden.expect("y", y.value());
+    golden.expect("dx", x.grad());
+    for (const auto& [name, p] : weights) golden.expect(std::string("d") + name, p->grad);
+  }
 }
 
 TEST_CASE("golden: softmax cross-entropy") {

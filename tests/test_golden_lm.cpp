@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "layers/embedding.h"
+#include "layers/gru.h"
 #include "layers/loss.h"
 #include "layers/lstm_lm.h"
 #include "optim/optimizer.h"
@@ -22,20 +23,17 @@ void append(std::vector<float>& all, const Tensor& window) {
   all.insert(all.end(), values.begin(), values.end());
 }
 
-// The state is carried from window to window, and gradients are summed over windows.
-void check_lstm(const std::string& name, const Sizes& size, const LstmOptions& options,
-                int64_t windows = 1) {
+// The state is carried from window to window, and gradients are summed over windows. A state is a
+// tensor, h, or an LstmState.
+template <class Rnn, class State>
+void check_windows(const std::string& name, const Sizes& size, const Rnn& rnn,
+                   ParameterStore& store, State& state, int64_t windows) {
   const Golden golden(name);
-  ParameterStore store;
-  const Lstm rnn(store, "rnn", size.i, size.h, options);
-  store.finalize(0);
   spoil_gradients(store);
   auto name_of = [](const Parameter& p) { return p.name.substr(std::string("rnn.").size()); };
   for (Parameter& p : store.parameters())
     p.value.copy_from(
         golden.value(name_of(p), p.shape(), p.shape().rank() > 1 ? he_scale(p.shape()) : 0.1f));
-  const Shape states{options.layers, size.b, size.h};
-  LstmState state{golden.value("h0", states), golden.value("c0", states)};
   const Tensor xs = golden.value("x", {windows * size.t, size.b, size.i});
   const Tensor dys = golden.value("dy", {windows * size.t, size.b, size.h});
   std::vector<float> y_found, dx_found;
@@ -48,11 +46,33 @@ void check_lstm(const std::string& name, const Sizes& size, const LstmOptions& o
     append(dx_found, x.grad());
   }
   golden.expect("y", y_found);
-  golden.expect("h", state.h);
-  golden.expect("c", state.c);
   golden.expect("dx", dx_found);
   for (const Parameter& p : store.parameters()) golden.expect("d" + name_of(p), p.grad);
+}
+
+void check_lstm(const std::string& name, const Sizes& size, const LstmOptions& options,
+                int64_t windows = 1) {
+  ParameterStore store;
+  const Lstm rnn(store, "rnn", size.i, size.h, options);
+  store.finalize(0);
+  const Golden golden(name);
+  const Shape states{options.layers, size.b, size.h};
+  LstmState state{golden.value("h0", states), golden.value("c0", states)};
+  check_windows(name, size, rnn, store, state, windows);
+  golden.expect("h", state.h);
+  golden.expect("c", state.c);
   CHECK(golden.names().size() == 4 + store.parameters().size());
+}
+
+void check_gru(const std::string& name, const Sizes& size, int64_t layers, int64_t windows) {
+  ParameterStore store;
+  const Gru rnn(store, "rnn", size.i, size.h, layers);
+  store.finalize(0);
+  const Golden golden(name);
+  Tensor state = golden.value("h0", {layers, size.b, size.h});
+  check_windows(name, size, rnn, store, state, windows);
+  golden.expect("h", state);
+  CHECK(golden.names().size() == 3 + store.parameters().size());
 }
 
 // Trains as the word_language_model example does: plain SGD, clipping by the global norm.
@@ -155,6 +175,7 @@ TEST_CASE("golden: LSTM") {
 TEST_CASE("golden: LSTM over two windows, the state carried") {
   Context context(on_test_device());
   check_lstm("lstm_windows", {.t = 5, .b = 3, .i = 7, .h = 10}, {.layers = 2}, 2);
+  check_gru("gru", {.t = 5, .b = 3, .i = 7, .h = 10}, 2, 2);
 }
 
 TEST_CASE("golden: ten steps of SGD on a language model") {

@@ -9,9 +9,12 @@
 
 #include "core/kernels.h"
 #include "layers/activation.h"
+#include "layers/attention.h"
 #include "layers/batchnorm.h"
 #include "layers/conv2d.h"
 #include "layers/embedding.h"
+#include "layers/gru.h"
+#include "layers/layernorm.h"
 #include "layers/linear.h"
 #include "layers/loss.h"
 #include "layers/lstm.h"
@@ -107,6 +110,30 @@ std::vector<Subject> subjects() {
            LstmState state = layer.zero_state(2);
            return layer.forward(t, in[0], state);
          };
+       }},
+      {"gru",
+       {"x.weight_ih_l0", "x.weight_hh_l0", "x.bias_ih_l0", "x.bias_hh_l0"},
+       {3, 2, 4},
+       [](ParameterStore& store) -> GradCheck::Network {
+         return [layer = Gru(store, "x", 4, 5)](Tape& t, const std::vector<Var>& in) {
+           Tensor state = layer.zero_state(2);
+           return layer.forward(t, in[0], state);
+         };
+       }},
+      {"layer normalisation",
+       {"x.weight", "x.bias"},
+       {3, 4},
+       [](ParameterStore& store) -> GradCheck::Network {
+         return [layer = LayerNorm(store, "x", 4)](Tape& t, const std::vector<Var>& in) {
+           return layer.forward(t, in[0]);
+         };
+       }},
+      {"attention",
+       {"x.in_proj_weight", "x.in_proj_bias", "x.out_proj.weight", "x.out_proj.bias"},
+       {3, 2, 4},
+       [](ParameterStore& store) -> GradCheck::Network {
+         return [layer = MultiHeadAttention(store, "x", 4, 2)](
+                    Tape& t, const std::vector<Var>& in) { return layer.forward(t, in[0]); };
        }},
       {"bias",
        {"x.bias"},

@@ -155,6 +155,24 @@ def transposed_case(case, x, w, check, **options):
     layer_case(case, {"x": (x, 1, 0), "weight": (w, he_scale(w), 0), "bias": (bias, 0.1, 0)}, run, check)
 
 
+def attention_case(case, sizes, check, causal=False):
+    """torch.nn.MultiheadAttention with itself: (T, B, D) and heads."""
+    t, b, d, heads = sizes
+
+    def run(x, **weights):
+        model = torch.nn.MultiheadAttention(d, heads).to(x.dtype)
+        mask = torch.ones(t, t, dtype=torch.bool).triu(1) if causal else None
+        names = {name: weights[name.replace(".", "_")] for name, _ in model.named_parameters()}
+        y, _ = torch.nn.utils.stateless.functional_call(
+            model, names, (x, x, x), {"need_weights": False, "attn_mask": mask})
+        return {"y": y}
+
+    inputs = {"x": ((t, b, d), 1, 0)}
+    for name, p in torch.nn.MultiheadAttention(d, heads).named_parameters():
+        inputs[name.replace(".", "_")] = (tuple(p.shape), 0.5, 0)
+    layer_case(case, inputs, run, check)
+
+
 def pool_case(case, shape, f, check, scale=1):
     layer_case(case, {"x": (shape, scale, 0)}, lambda x: {"y": f(x)}, check)
 
@@ -183,6 +201,12 @@ def make_layers(check):
     pool_case("leaky_relu", (2, 8, 5, 5), lambda x: F.leaky_relu(x, 0.2), check)
     pool_case("sigmoid", (2, 8, 5, 5), torch.sigmoid, check, scale=4)
     pool_case("tanh", (2, 8, 5, 5), torch.tanh, check, scale=4)
+    pool_case("gelu", (2, 8, 5, 5), F.gelu, check, scale=4)
+    pool_case("softmax", (3, 16, 2, 9), lambda x: F.softmax(x, -1), check, scale=4)
+    norm = {"x": ((4, 16, 10), 2, 3), "weight": ((10,), 0.1, 1), "bias": ((10,), 0.1, 0)}
+    layer_case("layernorm", norm, lambda x, weight, bias: {"y": F.layer_norm(x, (10,), weight, bias)}, check)
+    attention_case("attention", (5, 3, 8, 2), check)
+    attention_case("attention_causal", (6, 2, 12, 3), check, causal=True)
     transposed_case("conv_transpose2d_3x3_s2", (2, 8, 4, 5), (8, 6, 3, 3), check, stride=2, padding=1)
     transposed_case("conv_transpose2d_4x4_c16", (2, 32, 4, 3), (32, 16, 4, 4), check, stride=2, padding=1)
     transposed_case("conv_transpose2d_groups2", (2, 8, 4, 5), (8, 3, 3, 3), check, groups=2)
@@ -213,23 +237,25 @@ def make_layers(check):
         layer_case(case, {"logits": ((7, 10), 3, 0)}, run, check, dy=(0, 1))
 
 
-def lstm_case(case, sizes, check, layers=1, windows=1):
-    """torch.nn.LSTM from a state that is not zero; x holds the windows one after the other. Values
+def lstm_case(case, sizes, check, layers=1, windows=1, kind=torch.nn.LSTM):
+    """torch.nn.LSTM or GRU from a state that is not zero; x holds the windows one after the other. Values
     of the state are carried from window to window, gradients are not."""
     t, b, i, h = sizes
 
     def make(dtype=torch.float32):
-        return torch.nn.LSTM(i, h, layers).to(dtype)
+        return kind(i, h, layers).to(dtype)
 
     def run(x, **weights):
         model, outputs = make(x.dtype), []
         model._flat_weights = [weights[name] for name in model._flat_weights_names]
-        state = tuple(value(f"{case}.{name}", (layers, b, h), 1, 0, x.dtype)
-                      for name in ("h0", "c0"))
+        names = ("h0", "c0") if kind is torch.nn.LSTM else ("h0",)
+        state = tuple(value(f"{case}.{name}", (layers, b, h), 1, 0, x.dtype) for name in names)
         for window in x.split(t):
-            y, state = model(window, tuple(s.detach() for s in state))
+            state = tuple(s.detach() for s in state)
+            y, state = model(window, state if len(state) > 1 else state[0])
+            state = state if isinstance(state, tuple) else (state,)
             outputs.append(y)
-        return {"y": torch.cat(outputs), "h": state[0], "c": state[1]}
+        return {"y": torch.cat(outputs)} | dict(zip(("h", "c"), state))
 
     inputs = {"x": ((windows * t, b, i), 1, 0)}
     for name, p in make().named_parameters():
@@ -249,6 +275,7 @@ def make_language_layers(check):
     lstm_case("lstm_2", odd, check, layers=2)
     lstm_case("lstm_h32", even, check, layers=2)
     lstm_case("lstm_windows", odd, check, layers=2, windows=2)
+    lstm_case("gru", odd, check, layers=2, windows=2, kind=torch.nn.GRU)
 
 
 # ----------------------------------------------------------------------------------------- models
