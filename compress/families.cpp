@@ -16,12 +16,14 @@ std::unique_ptr<Reducer> make_qsgd(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_power_sgd(const ReducerSetup& setup);
 std::unique_ptr<Reducer> make_topagg(const ReducerSetup& setup);
 
-const std::vector<Family>& families() {
+namespace {
+
+std::deque<Family>& table() {
   static const SpecKey kDensity{.name = "density", .initial = 0.01, .low = 1e-6, .high = 1};
   // Steps in which a rate grows from 4 to its final value; see LayerTable::ramped().
   static const SpecKey kRamp{.name = "ramp", .initial = 0, .low = 0, .high = 1e9, .whole = true};
   static const SpecKey kValues{.name = "values", .initial = 0, .words = {"fp32", "bf16"}};
-  static const std::vector<Family> kFamilies = {
+  static std::deque<Family> rows = {
       {"none", {}, make_dense},
       {"bf16", {}, make_cast},
       {"fp16", {}, make_cast},
@@ -77,7 +79,19 @@ const std::vector<Family>& families() {
        make_topagg,
        false},
   };
-  return kFamilies;
+  return rows;
+}
+
+}  // namespace
+
+const std::deque<Family>& families() { return table(); }
+
+void add_family(const Family& family) {
+  check(!family.name.empty() && family.name.find_first_of(":,") == std::string::npos,
+        "algorithms: expected a name without : and , found ", family.name);
+  for (const Family& known : families())
+    check(known.name != family.name, "algorithms: ", family.name, " is there already");
+  table().push_back(family);
 }
 
 void Reducer::set_choice(const std::string& parameter, double) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -49,7 +50,11 @@ struct Family {
   bool planned = true;  // false: it cannot tell L-GreCo what a setting loses
 };
 
-const std::vector<Family>& families();
+const std::deque<Family>& families();  // a row stays where it is
+// Adds an algorithm of one's own, which parse_compress() and make_reducer() know from then on;
+// before any other thread uses the table. Throws InputError for a name that is taken or has ":" or
+// ",".
+void add_family(const Family& family);
 // Returns a row of the table. Throws an InputError that names the nearest family.
 const Family& find_family(const std::string& name);
 

@@ -22,11 +22,11 @@ std::vector<std::string> split(const std::string& text, char separator) {
 }
 
 // Returns the row with this name; throws InputError with the nearest name.
-template <class Row>
-const Row& find_row(const std::vector<Row>& table, const std::string& name,
-                    const std::string& where) {
+template <class Table>
+const typename Table::value_type& find_row(const Table& table, const std::string& name,
+                                           const std::string& where) {
   std::vector<std::string> known;
-  for (const Row& row : table) {
+  for (const auto& row : table) {
     if (row.name == name) return row;
     known.push_back(row.name);
   }
