@@ -581,6 +581,9 @@ def plots(docs):
     for place, lines in composed()[0].items():
         plot(docs, f"composed-{place}", f"Accuracy against time, composed (100 Mbit/s, {place})", "minutes",
              "test accuracy, %", lines, from_zero=False)
+    measured = [(name, [(x["train_s"] / 60, x["acc1"]) for x in r["curve"]]) for name, r in group("race-resnet20-").items()]
+    plot(docs, "race", "ResNet-20 on CIFAR-10, four hosts with links of 100 Mbit/s, as measured", "minutes of training",
+         "test accuracy, %", measured)
     plot(docs, "softmax", "Softmax regression, 8 learners, images sorted by class", "MB sent by one learner (logarithmic)",
          "distance from the optimum",
          [(m["name"], [(math.log10(step * m["bytes"] / 1e6), d) for step, d in m["distance"]])
