@@ -252,6 +252,10 @@ else
   echo 'skipped: the manual page as man formats it (no man here)'
 fi
 "$program" --list | grep -q 'resnet152' || fail '--list'
+"$program" --list | grep -q 'known data.* cifar-10 .*fashion-mnist' || fail '--list: known data'
+"$program" --data sets/CIFAR10/ --quiet 2>err; [ $? = 2 ] && grep -q 'cifar-10-binary.tar.gz (md5 c32a1d4ab5d03f1284b67883e8d87530)' err ||
+  fail "how to get CIFAR-10: $(cat err)"
+"$program" --data cifar-11 --quiet 2>err; [ $? = 2 ] && ! grep -q md5 err || fail "a set that nobody knows: $(cat err)"
 "$program" --data cifar --dry-run --quiet --json >plan && [ "$(json plan parameters)" = 269722 ] || fail "--dry-run: $(cat plan)"
 "$program" --data cifar --dry-run --quiet | grep -q '^exchange' && fail '--dry-run of a dense run has an exchange'
 "$program" --data cifar --dry-run --quiet --compress powersgd:rank=1 --learners 2 >plan || fail "--dry-run: $(cat plan)"

@@ -131,6 +131,7 @@ cp -r words unknown && echo 'the yeti' >>unknown/valid.txt && bad 'valid.txt.*ye
 grep -q '^Step 3 .*train_lm' told/explain-3.txt || fail "explanation: $(head -3 told/explain-3.txt)"
 grep -q ' final .* encoder.weight .* norm [0-9]' told/explain-3.txt || fail "explanation: $(cat told/explain-3.txt)"
 "$program" --list | grep -q 'wlm' || fail '--list'
+"$program" --data PTB --quiet 2>err; [ $? = 2 ] && grep -q 'ptb.train.txt (sha256 fcea919f' err || fail "how to get PTB: $(cat err)"
 "$program" --data words --dry-run --quiet --emsize 7 --nhid 5 --nlayers 1 --json >plan || fail '--dry-run'
 # 11 words and <eos>: embedding 12 * 7, gates 4 * 5 * (7 + 5 + 2), decoder 12 * (5 + 1).
 V=$(tr ' ' '\n' <words/train.txt | sort -u | wc -l)

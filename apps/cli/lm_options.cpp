@@ -5,6 +5,7 @@
 #include <span>
 
 #include "apps/cli/format.h"
+#include "apps/cli/known_data.h"
 #include "core/error.h"
 
 namespace heddle {
@@ -121,7 +122,7 @@ TextKind text_kind(const std::string& data) {
   namespace fs = std::filesystem;
   if (data == "sources") return TextKind::sources;
   std::error_code error;
-  check(fs::exists(data, error), "--data ", data, ": no such file or folder");
+  check(fs::exists(data, error), "--data ", data, ": no such file or folder", how_to_get(data));
   return fs::is_directory(data, error) ? TextKind::folder : TextKind::file;
 }
 
@@ -215,7 +216,8 @@ std::string list_lm_choices() {
          list_training_choices() +
          list_row("data formats:",
                   {"sources (embedded),", "a text file,",
-                   "a folder with train.txt, valid.txt, test.txt,", "ptb.*.txt or wiki.*.tokens"});
+                   "a folder with train.txt, valid.txt, test.txt,", "ptb.*.txt or wiki.*.tokens"}) +
+         list_known_data(false);
 }
 
 }  // namespace heddle

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "apps/cli/format.h"
+#include "apps/cli/known_data.h"
 #include "core/error.h"
 #include "data/mnist.h"
 #include "layers/resnet.h"
@@ -56,7 +57,7 @@ DataKind data_kind(const std::string& data) {
   namespace fs = std::filesystem;
   if (data == "shapes") return DataKind::shapes;
   std::error_code error;
-  check(fs::exists(data, error), "--data ", data, ": no such folder");
+  check(fs::exists(data, error), "--data ", data, ": no such folder", how_to_get(data));
   check(fs::is_directory(data, error), "--data ", data,
         ": expected a folder, found a file; ./run "
         "unpack_data unpacks archives of CIFAR");
@@ -153,7 +154,8 @@ std::string list_choices() {
   return list_row("architectures:", image_archs()) + list_training_choices() +
          list_row("augmentations:", kAugmentations) +
          list_row("data formats:", {"shapes (embedded),", "CIFAR-10 and CIFAR-100 binary, MNIST,",
-                                    "train/<class>/*.jpg|png with val/ next to train/"});
+                                    "train/<class>/*.jpg|png with val/ next to train/"}) +
+         list_known_data(true);
 }
 
 }  // namespace heddle
