@@ -14,11 +14,11 @@
 #include "apps/cli/json.h"
 #include "apps/cli/program.h"
 #include "apps/models/picture_gan.h"
-#include "apps/models/weights.h"
 #include "apps/session/exchange.h"
 #include "apps/session/session.h"
 #include "core/safetensors.h"
 #include "layers/loss.h"
+#include "layers/weights.h"
 #include "optim/optimizer.h"
 
 namespace heddle {

@@ -16,13 +16,13 @@
 #include "apps/models/evaluate_graph.h"
 #include "apps/models/graph_card.h"
 #include "apps/models/guesses.h"
-#include "apps/models/weights.h"
 #include "apps/session/gcn_setup.h"
 #include "apps/session/session.h"
 #include "comm/feature_store.h"
 #include "core/streams.h"
 #include "data/partition.h"
 #include "layers/loss.h"
+#include "layers/weights.h"
 
 namespace heddle {
 namespace {

@@ -13,13 +13,13 @@
 #include "apps/cli/program.h"
 #include "apps/models/evaluate_text.h"
 #include "apps/models/lm_card.h"
-#include "apps/models/weights.h"
 #include "apps/session/lm_setup.h"
 #include "apps/session/session.h"
 #include "core/kernels.h"
 #include "core/streams.h"
 #include "layers/embedding.h"
 #include "layers/loss.h"
+#include "layers/weights.h"
 
 namespace heddle {
 namespace {
@@ -109,6 +109,7 @@ class LmTraining : public TrainingLoop {
     // run counts. With other schedules the last epoch counts.
     if (!keeps_best() || valid.loss < best_loss_) valid_ = valid;
     if (keeps_best() && valid.loss < best_loss_) keep_best();
+    if (o_.report && session_.folder() != nullptr && std::isfinite(valid.loss)) write_sample();
     return valid.loss;
   }
 
@@ -160,6 +161,19 @@ class LmTraining : public TrainingLoop {
         split, finite_or_nan(e.loss),
         {{score_key(o_), score(o_, e.loss)}, {kRateKey, static_cast<double>(e.tokens) / e.seconds}},
         text);
+  }
+
+  // Writes a text by the network as it is now, for the report.
+  void write_sample() {
+    TrainLmOptions sample = o_;
+    sample.generate = o_.level == "char" ? 240 : 60;
+    std::string text;
+    try {
+      text = generate(sample, model_, corpus_.vocabulary);
+    } catch (const Error&) {
+      return;  // the network's output is not finite, which the next loss will show
+    }
+    session_.folder()->metric({{"step", log_.step()}, {"epoch", log_.epoch()}, {"sample", text}});
   }
 
   bool keeps_best() const { return o_.lr_scheduler == "plateau"; }

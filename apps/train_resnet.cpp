@@ -2,23 +2,25 @@
 // order; ResNetTraining::train_epoch() is the inner loop.
 #include <cmath>
 #include <cstdio>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "apps/benchmarks/headroom.h"
 #include "apps/checkpoint/signals.h"
+#include "apps/cli/json.h"
 #include "apps/cli/program.h"
 #include "apps/cli/resnet_options.h"
 #include "apps/models/evaluate_images.h"
 #include "apps/models/resnet_card.h"
-#include "apps/models/weights.h"
 #include "apps/session/resnet_setup.h"
 #include "apps/session/session.h"
 #include "core/kernels.h"
 #include "core/streams.h"
 #include "data/feed.h"
 #include "layers/loss.h"
+#include "layers/weights.h"
 
 namespace heddle {
 namespace {
@@ -48,7 +50,7 @@ class ResNetTraining : public TrainingLoop {
                  const Loader& train, const Loader& valid, Session& session)
       : TrainingLoop(session),
         o_(job.o),
-        class_count_(job.card.class_count),
+        card_(job.card),
         learner_(learner),
         model_(model),
         train_(train),
@@ -106,8 +108,10 @@ class ResNetTraining : public TrainingLoop {
 
   double validate() override {
     average_buffers(learner_.store, optimizer_);
+    Mistakes mistakes(card_.class_count);
     valid_ = evaluate(model_, valid_loader_, learner_.context.device(), activation_type(o_),
-                      &optimizer_);
+                      &optimizer_, &mistakes);
+    if (o_.report && session_.folder() != nullptr && !is_voting(o_)) write_mistakes(mistakes);
     char text[160];
     std::snprintf(text, sizeof text,
                   "train loss %.4f, valid loss %.4f, accuracy %.2f %% (top 5: %.2f %%)",
@@ -129,7 +133,7 @@ class ResNetTraining : public TrainingLoop {
   // loss. Only the batch varies from step to step: no layer of a residual network draws random
   // numbers. All its time is counted as backward time.
   double recorded_pass(const FedBatch& batch, double lr) {
-    check_indices(batch.labels, class_count_, "labels");
+    check_indices(batch.labels, card_.class_count, "labels");
     optimizer_.begin_step(lr);
     const std::vector<Tensor> out =
         session_.graph()->run({batch.images, batch.labels}, [&](const std::vector<Tensor>& in) {
@@ -141,8 +145,20 @@ class ResNetTraining : public TrainingLoop {
     return static_cast<double>(out[0].item());
   }
 
+  // Writes the mistakes of a validation, which the report draws.
+  void write_mistakes(const Mistakes& mistakes) {
+    constexpr const char* kName = "mistakes.json";
+    try {
+      auto json = mistakes.json(valid_loader_, card_.classes);
+      json["epoch"] = log_.epoch();
+      session_.folder()->write_optional(kName, json_line(json));
+    } catch (const std::exception& error) {  // an image that can no longer be read
+      session_.folder()->note_trouble(kName, error.what());
+    }
+  }
+
   const TrainResnetOptions& o_;
-  int64_t class_count_;
+  const ResnetCard& card_;
   Learner& learner_;
   const ImageClassifier& model_;
   const Loader &train_, &valid_loader_;

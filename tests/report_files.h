@@ -12,7 +12,7 @@
 namespace heddle {
 
 struct FakeRun {
-  int steps = 40, layers = 3, plans = 2, looks = 2, choices = 2;
+  int steps = 40, layers = 3, plans = 2, looks = 2, choices = 2, texts = 2;
   double shift = 0;  // of the losses
 
   double loss(int step) const { return 2.5 * std::exp(-0.02 * step) + 0.01 * (step % 7) + shift; }
@@ -45,7 +45,8 @@ struct FakeRun {
                   {"ratio", 50},
                   {"t_comm", 0.06},
                   {"t_compress", 0.02},
-                  {"t_exposed", 0.03}}
+                  {"t_exposed", 0.03},
+                  {"grad_norm", 1.0 / s}}
                  .dump() +
              "\n";
     for (int e = 1; e <= 2; ++e)
@@ -53,6 +54,8 @@ struct FakeRun {
                   {"acc1", 30.0 * e + 0.25}, {"acc5", 90}}
                  .dump() +
              "\n";
+    for (int e = 1; e <= texts; ++e)
+      out += Json{{"step", e}, {"epoch", e}, {"sample", concat("the cat ", e)}}.dump() + "\n";
     for (int k = 1; k <= looks; ++k) {
       Json quality = Json::object();
       for (int i = 0; i < layers; ++i)

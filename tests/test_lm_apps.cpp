@@ -5,10 +5,10 @@
 
 #include "apps/cli/lm_options.h"
 #include "apps/models/lm_card.h"
-#include "apps/models/weights.h"
 #include "apps/session/lm_setup.h"
 #include "core/context.h"
 #include "core/safetensors.h"
+#include "layers/weights.h"
 #include "tests/app_helpers.h"
 #include "tests/small_lm.h"
 

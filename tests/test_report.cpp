@@ -2,9 +2,11 @@
 // are named. test_report.sh tests in a browser how the page draws them.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "apps/cli/format.h"
 #include "apps/report/report_json.h"
@@ -73,6 +75,9 @@ TEST_CASE("report: curves, scores and facts match the metrics") {
   CHECK(curves["sent"][39] == fake.dense_bytes() / 50);
   CHECK(curves["bytes"][1] == 2 * fake.dense_bytes());
   CHECK(curves["dense"] == fake.dense_bytes());
+  CHECK(curves["norm"][3] == 0.25);
+  CHECK(curves["epoch"][9] == 0.5);
+  CHECK(curves["epoch"][39] == 2);
   REQUIRE(run["scores"].size() == 2);
   CHECK(run["score_key"] == "acc1");
   CHECK(run["scores"][0]["step"] == 20);
@@ -89,6 +94,54 @@ TEST_CASE("report: curves, scores and facts match the metrics") {
   CHECK(run["breakdown"]["update"] == 0.02);
   CHECK(run["breakdown"]["backward"] == 0.2);
   CHECK(run["breakdown"]["compress"] == 0.02);
+}
+
+TEST_CASE("report: an axis of epochs in a run that has not ended") {
+  const TempFolder temp;
+  RunRecord run = read_run(FakeRun{}.write(temp, "a"));
+  run.steps.resize(30);  // ten of the second epoch, which has as many steps as the first
+  CHECK(report_of(run)["curves"]["epoch"][29] == 2);  // it was validated, so it has ended
+  run.scores.resize(1);
+  CHECK(report_of(run)["curves"]["epoch"][29] == 1.5);
+  run.steps.resize(10);
+  run.scores.clear();
+  CHECK(report_of(run)["curves"]["epoch"][9].is_null());
+}
+
+TEST_CASE("report: mistakes and texts") {
+  const TempFolder temp;
+  const std::string folder = FakeRun{.texts = 100}.write(temp, "a");
+  CHECK(report_of(read_run(folder))["mistakes"].is_null());
+  temp.write("a/mistakes.json",
+             R"({"classes":["a","b"],"confusion":[[0,0,5],[0,1,3],[1,0,2]],)"
+             R"("images":[{"image":7,"class":1,"guess":0}],"side":8,"sheet":"","epoch":2})");
+  const RunRecord run = read_run(folder);
+  CHECK(report_of(run)["mistakes"]["epoch"] == 2);
+  CHECK(report_of(run)["mistakes"]["confusion"].size() == 3);
+  CHECK(report_of(run)["mistakes"]["sizes"] == Json({{0, 8}, {1, 2}}));
+  RunRecord wide = run;  // of many classes there are only the commonest mistakes
+  for (int i = 2; i < 30; ++i) wide.mistakes["confusion"].push_back({i, 0, i});
+  CHECK(report_of(wide)["mistakes"]["confusion"].size() == 30);
+  CHECK(report_of(wide)["mistakes"]["confusion"][0] == Json({29, 0, 29}));
+  CHECK(report_of(wide)["mistakes"]["sizes"].size() == 30);
+  const Json texts = report_of(run)["texts"];
+  REQUIRE(texts.size() == 12);
+  CHECK(texts[0] == Json({{"epoch", 1}, {"text", "the cat 1"}}));
+  CHECK(texts[11] == Json({{"epoch", 100}, {"text", "the cat 100"}}));
+  // Next to others a run has no pictures; among many it has only curves.
+  CHECK_FALSE(report_json({run, run}, 3000)["runs"][0].contains("mistakes"));
+  CHECK(report_json({run, run}, 3000)["runs"][0].contains("layers"));
+  const Json many = report_json(std::vector<RunRecord>(9, run), 600)["runs"];
+  REQUIRE(many.size() == 9);
+  CHECK_FALSE(many[8].contains("layers"));
+  CHECK(many[8]["curves"]["loss"].size() == 40);
+  for (const char* broken :
+       {"{", "{}", R"({"classes":[],"confusion":[5],"images":[],"side":8,"sheet":""})",
+        R"({"classes":[],"confusion":[[0,-1,1]],"images":[],"side":8,"sheet":""})",
+        R"({"classes":[],"confusion":[],"images":[null],"side":8,"sheet":""})"}) {
+    temp.write("a/mistakes.json", broken);
+    CHECK(contains(message_of([&] { read_run(folder); }), "mistakes.json"));
+  }
 }
 
 TEST_CASE("report: layers, plans, residuals and the quality meter match the run's files") {
@@ -209,12 +262,17 @@ TEST_CASE("report: several runs on one small self-contained page") {
   const std::string library{report_file("dygraph.min.js")};
   CHECK(library.size() > 100'000);
   own.erase(own.find(library), library.size());
+  for (size_t at = 0; (at = own.find("url(\"data:")) != std::string::npos;) own.erase(at, 5);
   for (const char* fetched : {"http:", "https:", "src=", "@import", "url(", "fetch("})
     CHECK_FALSE_MESSAGE(contains(own, fetched), fetched);
   CHECK(contains(own, "content=\"default-src 'none';"));
   CHECK(contains(own, "Permission is hereby granted, free of charge"));
+  CHECK(data_of(page)["renewed_s"] == 0);
+  CHECK(data_of(report_page({runs[1]}, 2))["renewed_s"] == 2);
+  runs.resize(64, runs[0]);
+  CHECK(report_page(runs).size() < 2'000'000);
   runs.push_back(runs[1]);
-  CHECK(contains(message_of([&] { report_page(runs); }), "at most 8 runs"));
+  CHECK(contains(message_of([&] { report_page(runs); }), "at most 64 runs"));
 }
 
 TEST_CASE("report: names and texts cannot end the script") {
@@ -356,6 +414,30 @@ TEST_CASE("watch: texts of a run cannot move the cursor") {
   CHECK(contains(text, "?[31mred"));
   run.summary["summary"] = 5;
   CHECK(contains(watch_text(run, 60, true), "step 40"));
+}
+
+TEST_CASE("watch: a page that follows a run, and ends with it") {
+  const TempFolder temp;
+  const std::string folder = FakeRun{}.write(temp, "a"), page = temp.path + "/page.html";
+  watch_page(folder, page, false);  // the run has ended
+  CHECK(read(page) == report_page({read_run(folder)}));
+  // One that has not ended is written again when it has new lines.
+  const std::string metrics = read(folder + "/metrics.jsonl");
+  const size_t half = metrics.find("{\"step\":20,"), end = metrics.find("{\"step\":31,");
+  temp.write("a/metrics.jsonl", metrics.substr(0, half));
+  std::thread run([&] {
+    while (!contains(read(page), "\"renewed_s\":2"))
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(data_of(read(page))["runs"][0]["facts"]["steps"] == 19);
+    temp.write("a/metrics.jsonl", metrics.substr(0, end));
+    while (!contains(read(page), "\"steps\":30,"))
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    temp.write("a/metrics.jsonl", metrics);
+  });
+  watch_page(folder, page, false);
+  run.join();
+  CHECK(data_of(read(page))["renewed_s"] == 0);
+  CHECK(data_of(read(page))["runs"][0]["facts"]["steps"] == 40);
 }
 
 TEST_CASE("watch: progress of a run, and a chart") {

@@ -8,7 +8,8 @@
 set -u
 resnet=$(realpath "$1") && lm=$(realpath "$2") && report=$(realpath "$3") || exit 2
 work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
+following=''
+trap '[ -z "$following" ] || kill $following 2>/dev/null; rm -rf "$work"' EXIT
 cd "$work" || exit 2
 python=${HEDDLE_PYTHON:-python3}
 unset "${!HEDDLE_@}"  # they are flags to the programs
@@ -54,21 +55,31 @@ open() {  # PAGE [FLAG…] -> the page as the browser has it, messages in browse
 }
 # Opens a page in a frame of a phone's width, and says in attributes what it shows, does and holds. Keys and clicks are
 # events, as a person's; every row of the tables under "Values" becomes a line "figure|cell|cell|…".
-frame() {  # PAGE -> the frame's document; values.txt
+frame() {  # PAGE [WIDTH [FLAG…]] -> the frame's document; values.txt
   cat >frame.html <<HTML
-<body><iframe src="$1" width="390" height="4000"></iframe><pre></pre><script>
+<body><iframe src="$1" width="${2:-390}" height="4000"></iframe><pre></pre><script>
 onload = () => setTimeout(() => {
   const view = document.querySelector('iframe').contentWindow, page = view.document, say = document.body.dataset;
   const figures = [...page.querySelectorAll('figure')], plot = page.querySelector('.plot');
   const press = key => plot.dispatchEvent(new view.KeyboardEvent('keydown', {key}));
   const ink = canvas => new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size;
   const tip = () => plot.querySelector('.tip').textContent;
-  const ticks = () => [...plot.querySelectorAll('.dygraph-axis-label-x')].map(label => label.textContent).join(' ');
+  const ticks = () => labels('x');
+  const click = what => what && what.click();
+  const drag = () => {  // along the middle half of the first chart
+    const canvas = plot.querySelectorAll('canvas')[1], box = canvas.getBoundingClientRect(), y = box.top + box.height / 2;
+    for (const [type, part, target] of [['mousedown', 0.25, canvas], ['mousemove', 0.5, page], ['mousemove', 0.75, page], ['mouseup', 0.75, page]])
+      target.dispatchEvent(new view.MouseEvent(type, {clientX: box.left + part * box.width, clientY: y, bubbles: true, cancelable: true, view}));
+  };
+  const labels = axis => [...plot.querySelectorAll('.dygraph-axis-label-' + axis)].map(label =>
+    label.textContent + '@' + Math.round(label.getBoundingClientRect().top)).join(' ');
   say.ids = figures.map(f => f.id).join(' ');
   say.shown = page.documentElement.dataset.figures;
   say.width = page.documentElement.scrollWidth;
   say.visible = figures.filter(f => f.getBoundingClientRect().height > 60).length;
   say.blank = [...page.querySelectorAll('.plot')].filter(p => Math.max(...[...p.querySelectorAll('canvas')].map(ink)) < 3).length;
+  say.dark = view.matchMedia('(prefers-color-scheme: dark)').matches + ' ' + view.getComputedStyle(page.body).backgroundColor;
+  say.texts = page.querySelectorAll('pre').length;
   say.title = page.title;
   say.scripts = page.querySelectorAll('main script, main img, main iframe').length;
   press('Home');
@@ -80,7 +91,32 @@ onload = () => setTimeout(() => {
   say.zoomed = whole !== ticks();
   press('0');
   say.back = whole === ticks();
-  const legend = page.querySelector('.legend button');
+  drag();
+  say.dragged = whole !== ticks();
+  press('0');
+  const linear = labels('y'), log = plot.parentNode.querySelector('.log');
+  click(log);
+  say.log = log.getAttribute('aria-pressed') + ' ' + (linear !== labels('y'));
+  click(log);
+  say.linear = linear === labels('y');
+  const axis = page.querySelector('.tools select');
+  say.axes = [...axis.options].map(option => option.value).join(' ');
+  say.over = say.axes.split(' ').map(name => {
+    axis.value = name;
+    axis.dispatchEvent(new view.Event('change'));
+    press('End');
+    return tip().split(' ')[0];
+  }).join(' ');
+  axis.value = 'step';
+  axis.dispatchEvent(new view.Event('change'));
+  const names = () => [...page.querySelectorAll('#comparison tbody th')].map(name => name.textContent).join(' ');
+  const loss = [...page.querySelectorAll('#comparison thead button')].find(button => button.textContent === 'training loss');
+  click(loss);
+  say.rising = names();
+  click(loss);
+  say.falling = names();
+  const legend = page.querySelector('.legend button, #comparison [data-run]');
+  say.hidden = [...page.querySelectorAll('[data-run][aria-pressed=false]')].map(name => name.textContent).join(' ');
   legend.click();
   press('Home');
   say.hides = legend.getAttribute('aria-pressed') + ' ' + (tip().includes(legend.textContent + ':') && !plot.querySelector('.tip').hidden);
@@ -94,7 +130,7 @@ onload = () => setTimeout(() => {
 }, 1500);
 </script></body>
 HTML
-  open frame.html >frame.dom || return 1
+  open frame.html "${@:3}" >frame.dom || return 1
   sed -n '/<pre>/,/<\/pre>/p' frame.dom | sed 's/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >values.txt
 }
 said() { sed -n "s/.*data-$1=\"\([^\"]*\)\".*/\1/p" frame.dom | head -1; }
@@ -110,13 +146,14 @@ else
   sed -i 's/"split":"train","loss":[0-9.]*/"split":"train","loss":1e308/; /"step":3,/s/1e308/-1e308/' metrics.jsonl
   printf '{"step":\n' >>metrics.jsonl
   sed -i 's/^arch = .*/arch = "<\/script><script>alert(2)<\/script>"/' config.toml
+  sed -i 's/"classes":\["[a-z]*"/"classes":["<img src=x onerror=alert(3)>"/; s/"sheet":"/&\\"),url(\\"nowhere.png/' mistakes.json
   cd "$work" || exit 2
   "$report" hostile* --output hostile.html 2>/dev/null || fail 'a hostile run'
-  common='loss lr bytes breakdown'
-  declare -A expected=([packed/report.html]="$common score layer-bytes run1-plans run1-residuals run1-quality run1-timeline"
-    [auto/report.html]="$common score layer-bytes run1-choices" [text/report.html]="loss lr breakdown score"
-    [both.html]="$common score loss-time loss-bytes run1-layer-bytes run2-layer-bytes run1-plans run1-residuals run1-quality"
-    [hostile.html]="$common score layer-bytes run1-plans run1-residuals run1-quality")
+  common='loss lr bytes breakdown memory'
+  declare -A expected=([packed/report.html]="$common score layer-bytes run1-plans run1-residuals run1-quality run1-timeline confusion hardest"
+    [auto/report.html]="$common score layer-bytes run1-choices confusion hardest" [text/report.html]="loss lr breakdown score gradient memory"
+    [both.html]="$common score run1-layer-bytes run2-layer-bytes run1-plans run1-residuals run1-quality"
+    [hostile.html]="$common score layer-bytes run1-plans run1-residuals run1-quality confusion hardest")
   for page in packed/report.html auto/report.html both.html text/report.html hostile.html; do
     frame $page || fail "$page: the browser failed"
     grep CONSOLE browser.err && fail "$page: the console has a message"
@@ -131,6 +168,10 @@ else
     case $(said last) in 'step '[0-9]*[a-z]*': '*) ;; *) fail "$page: no values at a key: $(said last)" ;; esac
     [ "$(said first)" != "$(said last)" ] || fail "$page: keys do not move the cursor: $(said first)"
     [ "$(said zoomed) $(said back)" = 'true true' ] || fail "$page: keys do not zoom: $(said zoomed) $(said back)"
+    [ "$(said dragged)" = true ] || fail "$page: dragging does not zoom"
+    [ "$(said linear)" = true ] || fail "$page: the vertical axis is not as before"
+    [ "$(said log)" = 'true true' ] || [ $page = hostile.html ] || fail "$page: no logarithmic axis: $(said log)"
+    [ "$(said over)" = "$(said axes | sed 's/time/training/')" ] || fail "$page: axes $(said axes), the cursor says $(said over)"
     [ "$(said hides)" = 'false false' ] || fail "$page: a click on the legend hides nothing: $(said hides)"
     cp values.txt "${page//\//-}.txt"
   done
@@ -147,6 +188,62 @@ else
   grep -q "^run1-choices|bucket 0: fc.bias … [a-z0-9.]*|[a-z, ]*|[0-9.]*|[0-9.]*|$comm" auto-report.html.txt ||
     fail "the first bucket: $comm, $(grep '^run1-choices|bucket 0' auto-report.html.txt)"
   grep -q '^run1-choices|[a-z]*||[0-9.]* [mµ]*s ✓$' auto-report.html.txt || fail 'no exchange is marked as chosen'
+  # Confusion: as many images as were validated; the classes of the hardest image as the run has written them.
+  "$python" - packed <<'PY' || fail "mistakes: $(cut -c1-300 packed/mistakes.json)"
+import json, sys
+m = json.load(open(sys.argv[1] + "/mistakes.json"))
+assert sum(count for _, _, count in m["confusion"]) == 1000 and len(m["images"]) == 16 and len(m["classes"]) == 10, m
+hardest = m["images"][0]
+row = "hardest|%d|%s|%s|" % (hardest["image"], m["classes"][hardest["class"]], m["classes"][hardest["guess"]])
+assert row in open("packed-report.html.txt").read(), row
+assert all(a["loss"] >= b["loss"] for a, b in zip(m["images"], m["images"][1:]))
+PY
+  frame text/report.html
+  [ "$(said texts)" = 2 ] || fail "texts of the language model: $(said texts)"
+  [ "$(said axes)" = 'step epoch time' ] || fail "axes of one learner: $(said axes)"
+  # Two widths and both colour schemes; sorted by loss, up and down.
+  for scheme in 0 1; do
+    for width in 390 1280; do
+      frame both.html $width --blink-settings=preferredColorScheme=$scheme || fail "both.html: the browser failed"
+      grep CONSOLE browser.err && fail "both.html, $width, $scheme: the console has a message"
+      [ "$(said width)" -le $width ] || fail "both.html: $(said width) pixels wide in $width"
+      [ "$(said blank)" = 0 ] || fail "both.html, $width, $scheme: charts without a line: $(said blank)"
+      case "$scheme$(said dark)" in '0true rgb(13, 13, 13)' | '1false rgb(247, 247, 245)') ;; *) fail "scheme $scheme: $(said dark)" ;; esac
+    done
+  done
+  better=$(for run in packed dense; do echo "$(sed -n '/"split":"train"/s/.*"loss":\([0-9.]*\),.*/\1/p' $run/metrics.jsonl | awk '{ s += $1 } END { print s / NR }') $run"; done |
+    sort -g | sed 's/.* //' | tr '\n' ' ')
+  worse=$(for run in $better; do echo $run; done | tac | tr '\n' ' ')
+  [ "$(said rising) ,$(said falling) " = "$better,$worse" ] || fail "sorted: $(said rising), $(said falling); by loss: $better"
+  # Many runs: a table, whose names are the legend, and curves.
+  for i in {1..9}; do cp -r dense many$i && sed -i "s/^lr = .*/lr = 0.$i/" many$i/config.toml; done
+  "$report" many? dense --output many.html 2>/dev/null || fail 'ten runs'
+  frame many.html 1280 || fail 'many.html: the browser failed'
+  grep CONSOLE browser.err && fail 'many.html: the console has a message'
+  [ "$(said blank) $(said title)" = '0 10 runs' ] || fail "many.html: $(said blank) $(said title)"
+  [ "$(said hidden)" = 'many9 dense' ] || fail "many.html: runs hidden at first: $(said hidden)"
+  grep -q '^loss|many3|' values.txt || fail 'many.html: no values of many3'
+  # A page that follows a run loads itself anew, and keeps what its reader has set.
+  cp -r packed young && sed -i '/^{"summary"/d' young/metrics.jsonl
+  "$report" --watch --html young --output live.html >live.out 2>&1 & following=$!
+  for i in {1..100}; do [ -s live.html ] && break; sleep 0.1; done
+  cat >frame.html <<'HTML'
+<body><iframe src="live.html" width="390" height="4000"></iframe><script>
+onload = () => setTimeout(() => {
+  const frame = document.querySelector('iframe'), axis = () => frame.contentDocument.querySelector('.tools select');
+  frame.contentWindow.before = true;
+  axis().value = 'time';
+  axis().dispatchEvent(new frame.contentWindow.Event('change'));
+  setTimeout(() => { document.body.dataset.live = !frame.contentWindow.before + ' ' + axis().value; }, 4000);
+}, 1000);
+</script></body>
+HTML
+  open frame.html >frame.dom
+  [ "$(said live)" = 'true time' ] || fail "a page that follows a run: $(said live)"
+  kill $following 2>/dev/null && following=''
+  grep -q live.html live.out || fail "watch --html: $(cat live.out)"
+  "$report" --watch --html young --once --output once.html >/dev/null || fail 'watch --html --once'
+  grep -q '"renewed_s":0' once.html || fail 'a page made once follows nothing'
 fi
 
 # --------------------------------------------------------------------------------- TensorBoard

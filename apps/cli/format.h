@@ -71,4 +71,7 @@ class TextTable {
 // Returns the words that are not empty, with `between` between them.
 std::string join(const std::vector<std::string>& words, const char* between);
 
+// Returns the bytes in base 64 (RFC 4648), padded with "=".
+std::string base64(const std::string& bytes);
+
 }  // namespace heddle

@@ -1,5 +1,6 @@
 #include "apps/log/run_folder.h"
 
+#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -69,7 +70,7 @@ bool is_temporary(const std::string& name) {
   static const std::string seen = R"(\.seen-by-all\.tmp-[0-9a-f]{8})";
   static const std::regex ours(
       seen +
-      R"(|\.((config\.toml|run\.json|privacy\.json|model\.safetensors|report\.html|trace\.json)|)" +
+      R"(|\.((config\.toml|run\.json|privacy\.json|mistakes\.json|model\.safetensors|report\.html|trace\.json)|)" +
       R"((plan|exchange)-[0-9]+\.json|gradients-[0-9]+\.safetensors|explain-[0-9]+\.txt|samples-[0-9]+\.png|)" +
       seen + R"()\.tmp-[0-9]+-[0-9]+)");
   return std::regex_match(name, ours);
@@ -176,6 +177,14 @@ RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
     found.keep(static_cast<int64_t>(kept + 1));
     return found;
   });
+}
+
+bool RunFolder::in_use(const std::string& folder) {
+  const int file = ::open((folder + "/metrics.jsonl").c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool used = ::flock(file, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  ::close(file);
+  return used;
 }
 
 bool RunFolder::holds_finished_run(const std::string& folder) {

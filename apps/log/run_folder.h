@@ -45,6 +45,8 @@ class RunFolder {
                           const std::function<void()>& locked = {}, bool known = false,
                           std::chrono::milliseconds timeout = std::chrono::seconds(5));
 
+  // Returns whether a run is using the folder now.
+  static bool in_use(const std::string& folder);
   // Returns whether a run in that folder is complete and has left its weights.
   static bool holds_finished_run(const std::string& folder);
 

@@ -98,6 +98,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   }
   const bool skipped = report.skipped_parameters > 0;
   pending_.push_back({facts, exchange_since_last(), optimizer_.figures(), skipped ? 1.0 : 0.0});
+  if (std::isfinite(report.grad_norm)) pending_.back().figures["grad_norm"] = report.grad_norm;
   if (trace_.explaining()) explain(pending_.back());
   if (dumping_) dump_gradients();
   if (result_.world_size == 1 || result_.step % o_.print_freq == 0 || optimizer_.control(kShow) > 0)
@@ -384,6 +385,7 @@ void TrainingLog::evaluated(const char* split, double loss, const nlohmann::orde
   nlohmann::ordered_json json = {
       {"step", result_.step}, {"epoch", result_.epoch}, {"split", split}, {"loss", loss}};
   json.update(metrics);
+  json["peak_rss_bytes"] = peak_rss_bytes();
   std::string apart;
   const auto error = optimizer_.consensus_error();
   if (error && std::string_view(split) == "valid") {

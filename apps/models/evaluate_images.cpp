@@ -21,7 +21,7 @@ Var network_input(const Tensor& images, Device device, DType dtype) {
 }
 
 Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device device, DType dtype,
-                    LearnerOptimizer* learners) {
+                    LearnerOptimizer* learners, Mistakes* mistakes) {
   const double begin = steady_seconds();
   Evaluation out{.loss = 0};
   int64_t first = 0, five = 0;
@@ -42,6 +42,7 @@ Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device d
     out.samples += batch.count;
     first += count_top_k(logits.value(), batch.labels, 1);
     five += count_top_k(logits.value(), batch.labels, 5);
+    if (mistakes != nullptr) mistakes->add(logits.value(), batch.labels, batch.first_sample);
   }
   if (together) {
     const Tensor counts = Tensor::empty_on(Device{}, {3}, DType::i64);
@@ -53,6 +54,7 @@ Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device d
       comm.all_reduce(loss);
     });
     out.samples = c[0], first = c[1], five = c[2], out.loss = loss.item();
+    if (mistakes != nullptr) mistakes->combine(*learners);
   }
   check(out.samples > 0, "validation: expected images, found none");
   const double samples = static_cast<double>(out.samples);

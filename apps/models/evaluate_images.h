@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "apps/models/guesses.h"
+#include "apps/models/mistakes.h"
 #include "data/loader.h"
 #include "layers/image_classifier.h"
 #include "optim/learner_optimizer.h"
@@ -27,9 +28,9 @@ struct Evaluation {
 
 // Evaluates one pass over the loader's epoch 0. Throws InputError for a label that the network
 // lacks. With several learners, whose loaders share the set, each evaluates its part and all get
-// the whole result; the call is then collective.
+// the whole result; the call is then collective. `mistakes`, if given, gets every batch.
 Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device device, DType dtype,
-                    LearnerOptimizer* learners = nullptr);
+                    LearnerOptimizer* learners = nullptr, Mistakes* mistakes = nullptr);
 
 // Replaces batch norm's running statistics, which every learner accumulates on its own batches, by
 // their mean. Collective.

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/models/weights.h"
+#include "layers/weights.h"
 
 namespace heddle {
 

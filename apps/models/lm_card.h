@@ -11,9 +11,9 @@
 #include <map>
 #include <string>
 
-#include "apps/models/weights.h"
 #include "data/text.h"
 #include "layers/lstm_lm.h"
+#include "layers/weights.h"
 
 namespace heddle {
 

@@ -1,14 +1,10 @@
 #include "apps/models/picture_gan.h"
 
-#define STB_IMAGE_WRITE_IMPLEMENTATION
-#define STB_IMAGE_WRITE_STATIC
-#define STBI_WRITE_NO_STDIO
-#include <stb/stb_image_write.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "apps/models/png.h"
 #include "core/error.h"
 #include "core/kernels.h"
 #include "layers/activation.h"
@@ -180,14 +176,7 @@ std::string sample_sheet(const Pictures& pictures, int64_t classes) {
       sheet[to_size((y + kGap) * width + x + kGap)] =
           static_cast<uint8_t>(255 * std::clamp(v, 0.0f, 1.0f));
     }
-  std::string png;
-  const auto append = [](void* to, void* bytes, int n) {
-    static_cast<std::string*>(to)->append(static_cast<const char*>(bytes), to_size(n));
-  };
-  check(stbi_write_png_to_func(append, &png, static_cast<int>(width), static_cast<int>(height), 1,
-                               sheet.data(), static_cast<int>(width)) != 0,
-        "sample sheet: no PNG could be made");
-  return png;
+  return encode_png(sheet, width, height, 1);
 }
 
 }  // namespace heddle

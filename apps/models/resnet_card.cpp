@@ -1,6 +1,7 @@
 #include "apps/models/resnet_card.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <sstream>
 
@@ -12,6 +13,17 @@
 namespace heddle {
 
 namespace {
+
+// Returns a number in a file's metadata. Throws InputError with `where` unless it lies in [min,
+// max].
+int64_t parse_metadata_number(const std::string& text, int64_t min, int64_t max,
+                              const std::string& where) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  check(error == std::errc() && end == text.data() + text.size() && value >= min && value <= max,
+        where, ": expected an integer from ", min, " to ", max, ", found '", printable(text), "'");
+  return value;
+}
 
 constexpr int64_t kMaxImageSize = 4096;
 

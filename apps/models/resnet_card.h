@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/models/weights.h"
 #include "core/parameters.h"
 #include "data/dataset.h"
+#include "layers/weights.h"
 
 namespace heddle {
 

@@ -16,7 +16,7 @@ namespace {
 int run(const Arguments& arguments, const Arguments& /*environment*/) {
   std::vector<std::string> folders;
   std::string output, trace;
-  bool watch = false, once = false, help = false;
+  bool watch = false, html = false, once = false, help = false;
   FlagTable flags("./run report DIR...",
                   "Writes report.html for a run folder, or one page that compares several runs.");
   flags.group("Flags");
@@ -26,6 +26,9 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
   flags.add("trace", &trace, "FILE", "the trace that --trace wrote; for a single run");
   flags.add("watch", &watch, "", "follow the run in the terminal instead, until it ends",
             not_saved);
+  flags.add("html", &html, "",
+            "with --watch: keep report.html up to date instead, for a browser that shows it",
+            not_saved);
   flags.add("once", &once, "", "with --watch: print once and exit", not_saved);
   flags.add("help", &help, "", "print this text", not_saved);
   flags.parse({arguments.begin() + 1, arguments.end()}, {});
@@ -33,9 +36,15 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
   check(!folders.empty(), "expected a run folder");
   if (watch) {
     check(folders.size() == 1, "--watch follows one run, found ", folders.size());
-    return watch_run(folders[0], once), 0;
+    check(trace.empty() && (output.empty() || html), "--watch takes no --trace, and --output only ",
+          "with --html");
+    if (html)
+      watch_page(folders[0], output.empty() ? folders[0] + "/report.html" : output, once);
+    else
+      watch_run(folders[0], once);
+    return 0;
   }
-  check(!once, "--once needs --watch");
+  check(!once && !html, "--once and --html need --watch");
   check(trace.empty() || folders.size() == 1, "--trace belongs to a single run");
   std::vector<RunRecord> runs;
   for (const std::string& folder : folders) {

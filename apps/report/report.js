@@ -1,8 +1,10 @@
 // Draws the page from the JSON in #data (report_json.h): line charts with dygraphs, the rest with
 // plain elements. Texts of a run are only ever set as textContent or as attributes.
 'use strict';
-const runs = JSON.parse(document.getElementById('data').textContent).runs;
+const {runs, renewed_s: renewed} = JSON.parse(document.getElementById('data').textContent);
 const alone = runs.length === 1;
+const many = runs.length > 8;  // then there are only curves and a table, which is their legend
+runs.forEach((run, i) => run.at = i);
 const kNone = '–';
 
 // ------------------------------------------------------------------------------ numbers as text
@@ -88,20 +90,64 @@ function figure(id, title, note, content, values, wide) {
 }
 
 // -------------------------------------------------------------------------------- line charts
-// A chart: {id, title, note, x: name of the axis, format, formatX, log, zero, linked, smooth,
-// series: [{label, colour, dashed, dots, points: [[x, y, low, high], …]}]}. Charts over steps are
-// linked: they share the zoom and the cursor.
+// A chart: {id, title, note, format, zero, smooth, logarithmic, series: [{label, run, colour, dash, dots,
+// points: [[step, y, low, high], …]}]}. All share the horizontal axis, its zoom and the cursor.
 const charts = [];
-let smoothing = 0;
-const hidden = new Set();  // labels
+const kDashes = [null, [5, 4], [2, 3], [9, 3, 2, 3], [9, 3], [2, 6], [12, 4, 4, 4], [1, 2]];
 const css = name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+
+// Holds what the reader has set, which outlives a reload: horizontal axis, smoothing, range (null: whole
+// run; time in seconds), charts whose vertical axis is not as usual (logarithmic or not), hidden runs,
+// sorted column, boxes that were opened or closed.
+const kView = 'heddle ' + runs.map(run => `${run.name} ${(run.info || {}).start_time}`).join(' ');
+const view = {axis: 'step', smoothing: 0, range: null, flipped: [],
+  hidden: runs.slice(8).map(run => run.name), sort: null, down: false, scroll: 0, open: {}, news: '', since: Date.now()};
+try {
+  Object.assign(view, JSON.parse(sessionStorage.getItem(kView)));
+} catch { /* a browser that keeps nothing */ }
+const boxes = () => [...document.querySelectorAll('details')].map(box =>
+  [`${box.closest('figure, section').id} ${box.firstChild.textContent}`, box]);
+const keepView = () => {
+  view.scroll = scrollY;
+  view.open = Object.fromEntries(boxes().map(([name, box]) => [name, box.open]));
+  try {
+    sessionStorage.setItem(kView, JSON.stringify(view));
+  } catch { /* nor here */ }
+};
+const hidden = label => view.hidden.includes(label);
+const flip = (list, item) => list.includes(item) ? list.filter(other => other !== item) : [...list, item];
+
+// The horizontal axes. A run's position at a step lies on the line between two points of its curves.
+const longest = Math.max(...runs.map(run => run.facts.seconds));
+const [timeUnit, unitSeconds] = longest > 10800 ? ['hours', 3600] : longest > 180 ? ['minutes', 60] : ['seconds', 1];
+const kAxes = {
+  step: {label: 'step'},
+  epoch: {label: 'epoch'},
+  time: {label: `training time, ${timeUnit}`, unit: unitSeconds},  // without validation
+  bytes: {label: 'bytes sent by one learner', format: bytes},
+};
+const axesThere = Object.keys(kAxes).filter(name => ({step: true, epoch: runs.every(run => finite(run.curves.epoch[0])),
+  time: longest > 0, bytes: runs.some(run => run.exchanges)})[name]);
+if (!axesThere.includes(view.axis)) Object.assign(view, {axis: 'step', range: null});
+const axisUnit = () => kAxes[view.axis].unit || 1;
+function position(run, step) {
+  if (view.axis === 'step') return step;
+  const xs = run.curves.step, ys = run.curves[view.axis], unit = axisUnit();
+  if (view.axis === 'bytes' && !run.exchanges) return NaN;
+  let high = xs.findIndex(x => x >= step);
+  if (high < 0) high = xs.length - 1;
+  const low = Math.max(0, high - 1), [a, b] = [ys[low], ys[high]];
+  if (!finite(a) || !finite(b)) return NaN;
+  const part = xs[high] > xs[low] ? (step - xs[low]) / (xs[high] - xs[low]) : 1;
+  return (a + (b - a) * Math.max(0, Math.min(1, part))) / unit;
+}
 
 // The exponential moving average with bias correction: its start is not pulled towards zero.
 function smoothed(points) {
   let sum = 0, weight = 0;
   return points.map(([x, y]) => {
-    sum = smoothing * sum + (1 - smoothing) * y;
-    weight = smoothing * weight + 1 - smoothing;
+    sum = view.smoothing * sum + (1 - view.smoothing) * y;
+    weight = view.smoothing * weight + 1 - view.smoothing;
     return [x, sum / weight];
   });
 }
@@ -112,45 +158,64 @@ class LineChart {
     const all = this.series.flatMap(s => s.points.flatMap(p => p.slice(1)));
     const largest = all.reduce((most, v) => Math.max(most, Math.abs(v)), 0);
     this.factor = largest > 1e290 ? 1e-10 : 1;  // differences of what is drawn must be finite
-    const xs = this.series.flatMap(s => s.points.map(p => p[0]));
-    this.range = [this.from ?? Math.min(...xs), Math.max(this.to ?? -Infinity, ...xs)];
-    if (this.range[0] >= this.range[1]) this.range = [this.range[0] - 1, this.range[0] + 1];
-    this.range[1] += (this.range[1] - this.range[0]) * 0.015;  // so that the last mark is not cut off
+    this.place();
     this.chart = element('div', {class: 'chart'});
     this.cursor = element('div', {class: 'cursor', hidden: true});
     this.tip = element('div', {class: 'tip', hidden: true, 'aria-live': 'polite'});
-    this.plot = element('div', {class: 'plot', tabindex: 0, role: 'img', 'aria-label': `${this.title} over ${this.x}`},
-      this.chart, this.cursor, this.tip);
-    this.keys = this.series.map(s => element('button', {type: 'button', 'aria-pressed': true, onclick: () => toggle(s.label)},
-      key(s.colour, 'line' + (s.dashed ? ' dashed' : '')), s.label));
+    this.plot = element('div', {class: 'plot', tabindex: 0, role: 'img', 'aria-label': this.title}, this.chart, this.cursor, this.tip);
+    this.below = element('p', {class: 'x-label'}, kAxes[view.axis].label);
+    this.keys = this.series.map(s => element('button', {type: 'button', 'aria-pressed': String(!hidden(s.label)), onclick: () => toggle(s.label)},
+      key(s.colour, 'line' + (s.dash ? ' dashed' : '')), s.label));
+    this.logKey = all.some(v => v > 0) ? element('button', {type: 'button', class: 'log', 'aria-pressed': String(this.log), onclick: () => {
+      view.flipped = flip(view.flipped, this.id);
+      this.logKey.setAttribute('aria-pressed', this.log);
+      this.redraw();
+    }}, 'log') : null;
     this.figure = figure(this.id, this.title, this.note,
-      [this.plot, element('p', {class: 'x-label'}, this.x),
-        this.keys.length > 1 ? element('ul', {class: 'legend'}, this.keys.map(k => element('li', {}, k))) : null],
-      () => [['series', this.x, this.title], this.series.flatMap(s => s.points.map(p =>
+      [this.plot, this.below, this.keys.length > 1 && !many ? element('ul', {class: 'legend'}, this.keys.map(k => element('li', {}, k))) : null],
+      () => [['series', kAxes[view.axis].label, this.title], this.series.flatMap(s => s.shown.map(p =>
         [s.label, significant(p[0], 7), significant(p[1], 6)]))]);
+    if (this.logKey) this.figure.querySelector('h3').after(this.logKey);
+  }
+  get log() {
+    return !!this.logarithmic !== view.flipped.includes(this.id);
+  }
+  get window() {
+    return view.range ? view.range.map(x => x / axisUnit()) : this.range;
+  }
+  // Puts the points on the horizontal axis.
+  place() {
+    for (const s of this.series)
+      s.shown = s.points.map(([step, ...ys]) => [position(s.run, step), ...ys]).filter(([x]) => finite(x));
+    const xs = this.series.flatMap(s => s.shown.map(p => p[0]));
+    this.range = [Math.min(0, ...xs), Math.max(...xs, ...runs.map(run => position(run, run.facts.steps)).filter(finite), 1e-9)];
+    this.range[1] += (this.range[1] - this.range[0]) * 0.015;  // so that the last mark is not cut off
+  }
+  drawn([, ...ys]) {
+    return !this.log || ys.every(y => y > 0);
   }
   // The rows that dygraphs wants: every x that any series has, null where a series has no value.
   rows() {
     const rows = new Map();
     this.series.forEach((s, i) => {
-      for (const [x, y] of this.smooth && smoothing && !s.dots ? smoothed(s.points) : s.points) {
+      for (const [x, y] of this.smooth && view.smoothing && !s.dots ? smoothed(s.shown) : s.shown) {
         if (!rows.has(x)) rows.set(x, [x, ...this.series.map(() => null)]);
-        rows.get(x)[i + 1] = y * this.factor;
+        if (this.drawn([x, y])) rows.get(x)[i + 1] = y * this.factor;
       }
     });
-    return [...rows.values()].sort((a, b) => a[0] - b[0]);
+    return rows.size ? [...rows.values()].sort((a, b) => a[0] - b[0]) : [[0, ...this.series.map(() => null)]];
   }
   // The range of y within [x0, x1], with some room.
   yRange([x0, x1]) {
     let low = Infinity, high = -Infinity;
     for (const s of this.series)
-      for (const [x, ...ys] of hidden.has(s.label) ? [] : s.points)
+      for (const [x, ...ys] of hidden(s.label) ? [] : s.shown)
         if (x >= x0 && x <= x1)
-          for (const y of ys) [low, high] = [Math.min(low, y * this.factor), Math.max(high, y * this.factor)];
-    if (low > high) return [0, 1];
-    if (this.log && low > 0) {
+          for (const y of ys.filter(y => !this.log || y > 0)) [low, high] = [Math.min(low, y * this.factor), Math.max(high, y * this.factor)];
+    if (low > high) return this.log ? [1, 10] : [0, 1];
+    if (this.log) {
       const room = high > low ? (high / low) ** 0.06 : 2;
-      return [low / room, high * room];
+      return [low / room, Math.min(high * room, 1e300)];
     }
     if (this.zero) low = Math.min(low, 0);
     const room = high > low ? (high - low) * 0.06 : Math.abs(high) * 0.1 + 1e-9;
@@ -159,63 +224,65 @@ class LineChart {
   colours() {
     return {colors: this.series.map(s => css(s.colour)), gridLineColor: css('grid'), axisLineColor: css('base')};
   }
-  draw() {
+  // Returns the options that a reader's choice changes.
+  options() {
     const format = value => (this.format || significant)(value / this.factor);
     const ticker = (count, log, label) => (a, b) => (log ? logTicks : ticks)(a, b, count).map(v => ({v, label: label(v)}));
-    const formatX = this.formatX || (value => significant(value, 6));
-    const {mousedown, dblclick, mousemove, mouseup} = Dygraph.defaultInteractionModel;
+    return {dateWindow: this.window, valueRange: this.yRange(this.window),
+      axes: {x: {drawGrid: false, pixelsPerLabel: 80, ticker: ticker(4, false, kAxes[view.axis].format || (value => significant(value, 6)))},
+        y: {logscale: this.log, axisLabelWidth: 56, ticker: ticker(5, this.log, format)}}};
+  }
+  draw() {
+    const {mousedown, willDestroyContextMyself} = Dygraph.defaultInteractionModel;  // with the second it ends a drag itself
     this.graph = new Dygraph(this.chart, this.rows(), {
       labels: ['x', ...this.series.map((s, i) => 's' + i)], ...this.colours(), legend: 'never', strokeWidth: 2,
-      connectSeparatedPoints: true, highlightCircleSize: 0, rightGap: 8, dateWindow: this.range,
-      valueRange: this.yRange(this.range), plotter: [paintBehind, Dygraph.Plotters.linePlotter], animatedZooms: false,
-      interactionModel: {mousedown, dblclick: () => zoom(this, this.range), mousemove, mouseup},  // no touch: it scrolls the page
-      axes: {x: {drawGrid: false, pixelsPerLabel: 80, ticker: ticker(4, false, formatX)},
-        y: {logscale: !!this.log, axisLabelWidth: 56, ticker: ticker(5, this.log, format)}},
+      connectSeparatedPoints: true, highlightCircleSize: 0, rightGap: 8, visibility: this.series.map(s => !hidden(s.label)),
+      plotter: [paintBehind, Dygraph.Plotters.linePlotter], animatedZooms: false, ...this.options(),
+      interactionModel: {mousedown, willDestroyContextMyself, dblclick: () => zoom(null)},  // no touch: it scrolls the page
       series: Object.fromEntries(this.series.map((s, i) => ['s' + i, {drawPoints: !!s.dots || s.points.length === 1, pointSize: 3,
-        strokePattern: s.dashed ? [5, 4] : null}])),
-      zoomCallback: (x0, x1) => { if (x0 !== this.window[0] || x1 !== this.window[1]) zoom(this, [x0, x1]); },
+        strokePattern: kDashes[(s.dash || 0) % kDashes.length]}])),
+      zoomCallback: (x0, x1) => { if (x0 !== this.window[0] || x1 !== this.window[1]) zoom([x0, x1]); },
     });
     this.graph.report = this;
-    this.window = this.range;
     this.plot.addEventListener('pointermove', event => {
       const box = this.chart.getBoundingClientRect();
-      cursorTo(this, this.graph.toDataXCoord(event.clientX - box.left));
+      cursorTo(this.graph.toDataXCoord(event.clientX - box.left));
     });
-    for (const name of ['pointerleave', 'blur']) this.plot.addEventListener(name, () => cursorTo(this, null));
-    this.plot.addEventListener('focus', () => { if (this.plot.matches(':focus-visible')) cursorTo(this, this.window[1]); });
+    for (const name of ['pointerleave', 'blur']) this.plot.addEventListener(name, () => cursorTo(null));
+    this.plot.addEventListener('focus', () => { if (this.plot.matches(':focus-visible')) cursorTo(this.window[1]); });
     this.plot.addEventListener('keydown', event => this.key(event));
   }
-  show(window) {
-    this.window = window;
-    this.graph.updateOptions({dateWindow: window, valueRange: this.yRange(window)});
+  redraw() {
+    this.graph.updateOptions({file: this.rows(), ...this.options()});
   }
   nearest(points, x) {
     return points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
   }
   cursorAt(x) {
-    const shown = x === null ? [] : this.series.filter(s => !hidden.has(s.label) && s.points.length);
+    const shown = x === null ? [] : this.series.filter(s => !hidden(s.label) && s.shown.length);
     this.tip.hidden = this.cursor.hidden = !shown.length;
     if (!shown.length) return;
-    const near = shown.map(s => this.nearest(s.points, x));
+    const near = shown.map(s => this.nearest(s.shown, x));
     const at = this.nearest(near, x)[0], left = this.graph.toDomXCoord(at), format = this.format || significant;
+    const {label, format: formatX} = kAxes[view.axis];
     this.at = at;
     this.cursor.style.left = left + 'px';
-    this.tip.replaceChildren(element('b', {}, `${this.x.split(',')[0]} ${this.formatX ? this.formatX(at) : significant(at, 6)}`),
+    this.tip.replaceChildren(element('b', {}, `${label.split(',')[0]} ${formatX ? formatX(at) : significant(at, 6)}`),
       ...shown.map((s, i) => element('div', {}, key(s.colour, 'dot'), `${s.label}: ${format(near[i][1])}`)));
     const room = this.plot.clientWidth - this.tip.offsetWidth;
     this.tip.style.left = Math.max(0, left > room - 12 ? left - this.tip.offsetWidth - 12 : left + 12) + 'px';
   }
   // Arrows, Home and End move the cursor along the points; + and - zoom around it, 0 and Escape show all.
   key(event) {
-    const xs = [...new Set(this.series.flatMap(s => hidden.has(s.label) ? [] : s.points.map(p => p[0])))].sort((a, b) => a - b);
+    const xs = [...new Set(this.series.flatMap(s => hidden(s.label) ? [] : s.shown.map(p => p[0])))].sort((a, b) => a - b);
     const i = xs.indexOf(this.at), width = this.window[1] - this.window[0];
     const move = {ArrowLeft: i - 1, ArrowRight: i + 1, Home: 0, End: xs.length - 1}[event.key];
     const factor = {'+': 0.5, '=': 0.5, '-': 2}[event.key], out = event.key === '0' || event.key === 'Escape';
     if ((move === undefined && !factor && !out) || !xs.length) return;
     event.preventDefault();
-    if (move !== undefined) return cursorTo(this, xs[Math.max(0, Math.min(xs.length - 1, move))]);
+    if (move !== undefined) return cursorTo(xs[Math.max(0, Math.min(xs.length - 1, move))]);
     const middle = this.at ?? this.window[1], part = factor * width / 2;
-    zoom(this, out ? this.range : [Math.max(this.range[0], middle - part), Math.min(this.range[1], middle + part)]);
+    zoom(out ? null : [Math.max(this.range[0], middle - part), Math.min(this.range[1], middle + part)]);
   }
 }
 
@@ -229,36 +296,56 @@ function paintBehind(e) {
   context.globalAlpha = 0.18;
   context.fillStyle = context.strokeStyle = e.color;
   context.beginPath();
-  if (series.points[0] && series.points[0].length > 2) {
-    for (const [x, , , high] of series.points) context.lineTo(...place(x, high));
-    for (const [x, , low] of [...series.points].reverse()) context.lineTo(...place(x, low));
+  const points = series.shown.filter(point => chart.drawn(point));
+  if (points[0] && points[0].length > 2) {
+    for (const [x, , , high] of points) context.lineTo(...place(x, high));
+    for (const [x, , low] of [...points].reverse()) context.lineTo(...place(x, low));
     context.fill();
-  } else if (chart.smooth && smoothing) {
+  } else if (chart.smooth && view.smoothing) {
     context.globalAlpha = 0.3;
-    for (const [x, y] of series.points) context.lineTo(...place(x, y));
+    for (const [x, y] of points) context.lineTo(...place(x, y));
     context.stroke();
   }
   context.restore();
 }
 
-const group = chart => chart.linked ? charts.filter(other => other.linked) : [chart];
-const zoom = (chart, window) => group(chart).forEach(other => other.show(window));
-const cursorTo = (chart, x) => group(chart).forEach(other => other.cursorAt(x));
+const cursorTo = x => charts.forEach(chart => chart.cursorAt(x));
+const redraw = () => charts.forEach(chart => chart.redraw());
+function zoom(range) {
+  view.range = range && range.map(x => x * axisUnit());
+  redraw();
+}
 function toggle(label) {
-  hidden.has(label) ? hidden.delete(label) : hidden.add(label);
+  view.hidden = flip(view.hidden, label);
+  for (const button of document.querySelectorAll('[data-run]'))
+    if (button.dataset.run === label) button.setAttribute('aria-pressed', !hidden(label));
   for (const chart of charts)
     chart.series.forEach((s, i) => {
       if (s.label !== label) return;
-      chart.keys[i].setAttribute('aria-pressed', !hidden.has(label));
-      chart.graph.setVisibility(i, !hidden.has(label));
-      chart.show(chart.window);
+      chart.keys[i].setAttribute('aria-pressed', !hidden(label));
+      chart.graph.setVisibility(i, !hidden(label));
+      chart.redraw();
     });
+}
+function setAxis(axis) {
+  view.axis = axis;
+  view.range = null;
+  for (const chart of charts) {
+    chart.place();
+    chart.at = undefined;
+    chart.below.textContent = kAxes[axis].label;
+    for (const values of chart.figure.querySelectorAll('details')) {  // made anew when it is opened
+      values.open = false;
+      values.querySelector('.scroll')?.remove();
+    }
+  }
+  cursorTo(null);
+  redraw();
 }
 
 // A chart's figure; null where no series has a point.
 function lineChart(spec) {
-  const drawn = point => point.every(finite) && (!spec.log || point.slice(1).every(v => v > 0));
-  spec.series = spec.series.map(s => ({...s, points: s.points.filter(drawn)})).filter(s => s.points.length);
+  spec.series = spec.series.map(s => ({...s, points: s.points.filter(point => point.every(finite))})).filter(s => s.points.length);
   if (!spec.series.length) return null;
   charts.push(new LineChart(spec));
   return charts.at(-1).figure;
@@ -266,51 +353,47 @@ function lineChart(spec) {
 
 const kScores = {acc1: 'Accuracy', ppl: 'Perplexity', bpc: 'Bits per character', loss: 'Validation loss'};
 function curves() {
-  const column = (run, x, ...ys) => run.curves[x].map((at, i) => [at, ...ys.map(y => run.curves[y][i])]);
+  const column = (run, ...ys) => run.curves.step.map((at, i) => [at, ...ys.map(y => run.curves[y][i])]);
   const validations = (run, name) => run.scores.filter(s => s.split === 'valid').map(s => [s.step, s[name]]);
-  const series = points => runs.map((run, i) => ({label: run.name, colour: 'c' + i, points: points(run)}));
-  const overRun = {x: 'step', linked: true, from: 0, to: Math.max(...runs.map(run => run.facts.steps))};
+  const own = run => ({label: run.name, run, colour: 'c' + run.at % 8, dash: Math.floor(run.at / 8)});
+  const series = points => runs.map(run => ({...own(run), points: points(run)}));
+  const dots = points => series(points).map(s => ({...s, dots: true}));
   const binned = runs.some(run => run.curves.bins) ? '; a point is the mean over the steps around it' : '';
   const score = runs[0].score_key;
-  const longest = Math.max(...runs.map(run => run.facts.seconds));
-  const [unit, seconds] = longest > 10800 ? ['hours', 3600] : longest > 180 ? ['minutes', 60] : ['seconds', 1];
-  const loss = alone ? [{label: 'training', colour: 'c0', points: column(runs[0], 'step', 'loss', 'low', 'high')},
-    {label: 'validation', colour: 'c5', dots: true, points: validations(runs[0], 'loss')}] : series(run => column(run, 'step', 'loss'));
+  const loss = alone ? [{...own(runs[0]), label: 'training', points: column(runs[0], 'loss', 'low', 'high')},
+    {label: 'validation', run: runs[0], colour: 'c5', dots: true, points: validations(runs[0], 'loss')}] : series(run => column(run, 'loss'));
   const dense = runs.find(run => run.exchanges);
   return [
-    lineChart({...overRun, id: 'loss', title: alone ? 'Loss' : 'Training loss', smooth: true, series: loss,
+    lineChart({id: 'loss', title: alone ? 'Loss' : 'Training loss', smooth: true, series: loss,
       note: `Mean over the learners, in nats${alone ? '. Pale: lowest to highest' : ''}${binned}`}),
-    score === 'loss' && alone ? null : lineChart({...overRun, id: 'score', title: kScores[score], log: score === 'ppl',
-      note: `On the validation set${score === 'acc1' ? ', in percent' : ''}`,
-      series: series(run => validations(run, score)).map(s => ({...s, dots: true}))}),
-    alone ? null : lineChart({id: 'loss-time', title: 'Loss over time', x: `training time, ${unit}`, from: 0, smooth: true,
-      note: 'The training loss against the time spent in training steps, without validation',
-      series: series(run => column(run, 'time', 'loss').map(([x, y]) => [x / seconds, y]))}),
-    alone ? null : lineChart({id: 'loss-bytes', title: 'Loss over bytes sent', x: 'bytes sent by one learner', from: 0, smooth: true,
-      formatX: bytes, note: 'The training loss against what one learner had sent by then',
-      series: series(run => run.exchanges ? column(run, 'bytes', 'loss') : [])}),
-    lineChart({...overRun, id: 'lr', title: 'Learning rate', zero: true,
-      series: series(run => column(run, 'step', 'lr')).map((s, i) => ({...s, dashed: i > 0}))}),
-    lineChart({...overRun, id: 'bytes', title: 'Bytes sent in a step', log: true, format: bytes,
+    score === 'loss' && alone ? null : lineChart({id: 'score', title: kScores[score], logarithmic: score === 'ppl',
+      note: `On the validation set${score === 'acc1' ? ', in percent' : ''}`, series: dots(run => validations(run, score))}),
+    lineChart({id: 'lr', title: 'Learning rate', zero: true, series: series(run => column(run, 'lr')).map((s, i) => ({...s, dash: i}))}),
+    lineChart({id: 'gradient', title: 'Gradient norm', smooth: true, series: series(run => column(run, 'norm')),
+      note: `Of the mean gradient before clipping${binned}`}),
+    lineChart({id: 'bytes', title: 'Bytes sent in a step', logarithmic: true, format: bytes,
       note: `By one learner, everything included: indices, scales, checks. Grey: what a dense exchange sends${binned}`,
-      series: [...series(run => column(run, 'step', 'sent')), {label: 'no compression', colour: 'c8', dashed: true,
+      series: [...series(run => column(run, 'sent')), {label: 'no compression', run: dense, colour: 'c8', dash: 1,
         points: dense ? [dense.curves.step[0], dense.facts.steps].map(x => [x, dense.curves.dense]) : []}]}),
-    lineChart({...overRun, id: 'decoder-error', title: 'Decoder\'s error', zero: true, series: series(run => column(run, 'step', 'decoder_error')),
+    lineChart({id: 'decoder-error', title: 'Decoder\'s error', zero: true, series: series(run => column(run, 'decoder_error')),
       note: `LGC's autoencoder: the share of the sums' energy that decoding loses, while it is trained${binned}`}),
-    lineChart({...overRun, id: 'epsilon', title: 'Privacy spent', zero: true, series: series(run => column(run, 'step', 'epsilon')),
+    lineChart({id: 'epsilon', title: 'Privacy spent', zero: true, series: series(run => column(run, 'epsilon')),
       note: 'Epsilon of the weights after a step: what they reveal of one unit\'s data'}),
-    lineChart({...overRun, id: 'consensus', title: 'Consensus error', log: true,
-      note: 'How far the learners\' weights are from their mean, relative to the mean',
-      series: series(run => validations(run, 'consensus_error')).map(s => ({...s, dots: true}))}),
+    lineChart({id: 'consensus', title: 'Consensus error', logarithmic: true, series: dots(run => validations(run, 'consensus_error')),
+      note: 'How far the learners\' weights are from their mean, relative to the mean'}),
+    lineChart({id: 'memory', title: 'Memory', zero: true, format: bytes, series: dots(run => validations(run, 'peak_rss_bytes')),
+      note: 'The most that the first learner\'s process has had resident so far'}),
   ];
 }
 function tools() {
-  const slider = element('input', {type: 'range', min: 0, max: 0.99, step: 0.01, value: 0, oninput: () => {
-    smoothing = Number(slider.value);
-    for (const chart of charts) if (chart.smooth) chart.graph.updateOptions({file: chart.rows()});
+  const slider = element('input', {type: 'range', min: 0, max: 0.99, step: 0.01, value: view.smoothing, oninput: () => {
+    view.smoothing = Number(slider.value);
+    charts.filter(chart => chart.smooth).forEach(chart => chart.redraw());
   }});
-  return element('p', {class: 'tools'}, element('label', {}, 'smoothing', slider),
-    element('button', {type: 'button', onclick: () => charts.forEach(chart => chart.show(chart.range))}, 'whole run'),
+  const axis = element('select', {onchange: () => setAxis(axis.value)}, axesThere.map(name =>
+    element('option', {value: name, selected: name === view.axis}, name)));
+  return element('p', {class: 'tools'}, element('label', {}, 'over', axis), element('label', {}, 'smoothing', slider),
+    element('button', {type: 'button', onclick: () => zoom(null)}, 'whole run'),
     element('span', {}, 'Drag to zoom, double-click for the whole run; on a chart, arrow keys move the cursor and + − 0 zoom'));
 }
 
@@ -326,7 +409,7 @@ const bar = (label, parts, longest, mark = '') => element('div', {class: 'row'},
   element(mark ? 'b' : 'span', {}, duration(sum(parts)) + mark));
 
 function breakdown() {
-  if (runs.some(run => !run.breakdown)) return null;
+  if (many || runs.some(run => !run.breakdown)) return null;
   const parts = (run, names) => names.filter(name => run.breakdown[name] !== null)
     .map(name => [kParts[name], kColours[name] || name, run.breakdown[name]]);
   const computing = ['data', 'forward', 'backward', 'exposed', 'update'], exchanging = ['compress', 'comm'];
@@ -474,33 +557,55 @@ function timeline(run, id) {
 }
 
 // ----------------------------------------------------------------------- facts, tables, machine
+// Rows of [name, text, remark, number to sort by].
 function facts(run) {
   const f = run.facts, last = run.scores.filter(s => finite(s[run.score_key])).at(-1);
+  const memory = run.scores.findLast(s => finite(s.peak_rss_bytes));
   const rows = [
     [run.score_key === 'acc1' ? 'accuracy' : kScores[run.score_key].toLowerCase(),
       last ? significant(last[run.score_key]) + (run.score_key === 'acc1' ? ' %' : '') : kNone,
-      last ? `on the ${last.split === 'test' ? 'test' : 'validation'} set, after epoch ${last.epoch}` : ''],
-    ['training loss', significant(f.loss), 'mean over the last epoch'],
-    ['steps', String(f.steps), f.epochs ? `in ${plural(f.epochs, 'epoch')}` : ''],
-    [`${f.unit} per second`, scaled(f.rate), 'second half of the run, all learners'],
-    ['training time', duration(f.seconds), `${duration(f.step_s)} a step`]];
+      last ? `on the ${last.split === 'test' ? 'test' : 'validation'} set, after epoch ${last.epoch}` : '', last && last[run.score_key]],
+    ['training loss', significant(f.loss), 'mean over the last epoch', f.loss],
+    ['steps', String(f.steps), f.epochs ? `in ${plural(f.epochs, 'epoch')}` : '', f.steps],
+    [`${f.unit} per second`, scaled(f.rate), 'second half of the run, all learners', f.rate],
+    ['training time', duration(f.seconds), `${duration(f.step_s)} a step`, f.seconds]];
+  if (memory) rows.push(['peak memory', bytes(memory.peak_rss_bytes), 'of the first learner\'s process', memory.peak_rss_bytes]);
   const p = run.privacy;
   if (p) rows.push(['epsilon', p.private ? significant(p.epsilon) : 'not private',
-    p.private ? `at delta ${p.delta} for ${p.unit}` : 'no noise, noise that repeats, or no account']);
-  if (run.exchanges) rows.push([run.hosts ? 'sent by one host' : 'sent by one learner', bytes(f.sent), `dense: ${bytes(f.dense)}`],
-    ['exposed communication', `${significant(100 * f.exposed_s / f.step_s, 3)} %`, `of a step, ${duration(f.exposed_s)}`]);
+    p.private ? `at delta ${p.delta} for ${p.unit}` : 'no noise, noise that repeats, or no account', p.private ? p.epsilon : Infinity]);
+  if (run.exchanges) rows.push([run.hosts ? 'sent by one host' : 'sent by one learner', bytes(f.sent), `dense: ${bytes(f.dense)}`, f.sent],
+    ['exposed communication', `${significant(100 * f.exposed_s / f.step_s, 3)} %`, `of a step, ${duration(f.exposed_s)}`, f.exposed_s / f.step_s]);
   return rows;
 }
-const heading = (run, i) => element('th', {scope: 'row'}, key('c' + i, 'dot'), run.name);
+// A run's name; clicked, it hides the run in all charts.
+const heading = run => element('th', {scope: 'row'}, element('button', {type: 'button', 'data-run': run.name,
+  'aria-pressed': String(!hidden(run.name)), onclick: () => toggle(run.name)}, key('c' + run.at % 8, 'line' + (run.at > 7 ? ' dashed' : '')), run.name));
+// One row a run. A click on a column's name sorts by it, another one the other way round.
 function comparison() {
-  const names = [...new Set(runs.flatMap(run => facts(run).map(fact => fact[0])))];
-  const out = table(['run', ...names], runs.map((run, i) => [heading(run, i),
-    ...names.map(name => (facts(run).find(fact => fact[0] === name) || [])[1] || kNone)]), 'facts');
-  out.id = 'comparison';
-  return scroll(out);
+  const names = [...new Set(runs.flatMap(run => facts(run).map(fact => fact[0])))], flags = many ? differing() : [];
+  const own = run => {
+    const known = facts(run);
+    return [[run.name, run.name], ...flags.map(flag => [settingText(run, flag), setting(run, flag)]),
+      ...names.map(name => known.find(fact => fact[0] === name)).map(fact => fact ? [fact[1], fact[3]] : [kNone, NaN])];
+  };
+  const rows = runs.map(run => ({values: own(run).map(cell => cell[1]), row: cells('td', [heading(run), ...own(run).slice(1).map(cell => cell[0])])}));
+  // Numbers, then words; what is missing comes last, whatever the direction.
+  const kind = value => value === '' || value === null || value === undefined || Number.isNaN(value) ? 2 : Number.isNaN(Number(value)) ? 1 : 0;
+  const before = (a, b) => kind(a) - kind(b) || (view.down ? -1 : 1) * (kind(a) ? String(a).localeCompare(String(b)) : Number(a) - Number(b) || 0);
+  const heads = ['run', ...flags, ...names].map((name, i) => element('th', {}, element('button', {type: 'button', onclick: () => {
+    Object.assign(view, {down: view.sort === i && !view.down, sort: i});
+    sort();
+  }}, name)));
+  const body = element('tbody', {}), sort = () => {
+    heads.forEach((head, i) => head.setAttribute('aria-sort', i !== view.sort ? 'none' : view.down ? 'descending' : 'ascending'));
+    const sorted = view.sort === null ? rows : [...rows].sort((a, b) => before(a.values[view.sort], b.values[view.sort]));
+    body.replaceChildren(...sorted.map(({row}) => row));
+  };
+  sort();
+  return scroll(element('table', {class: 'facts', id: 'comparison'}, element('thead', {}, element('tr', {}, heads)), body));
 }
 function ratios() {
-  if (!runs.some(run => run.exchanges)) return null;
+  if (many || !runs.some(run => run.exchanges)) return null;
   const rows = [['layers', 'values of the compressed tensors alone, as papers report it'],
     ['values', 'values of the whole model, with the tensors that are sent dense'],
     ['wire', 'bytes on the wire, with indices, scales and flags, in the compressed steps'],
@@ -511,12 +616,13 @@ function ratios() {
       times(run.ratios['ratio_' + name])), meaning]), 'facts text')));
 }
 const setting = (run, name) => (run.config.find(entry => entry[0] === name) || [])[1] || '';
+const settingText = (run, name) => name === 'compress-start' && setting(run, name) === '-1' ? 'by length' : setting(run, name) || kNone;
+const differing = () => [...new Set(runs.flatMap(run => run.config.map(entry => entry[0])))]
+  .filter(name => new Set(runs.map(run => setting(run, name))).size > 1);
 function differences() {
-  const names = [...new Set(runs.flatMap(run => run.config.map(entry => entry[0])))];
-  const shown = (run, name) => name === 'compress-start' && setting(run, name) === '-1' ? 'by length' : setting(run, name) || kNone;
-  const rows = names.filter(name => new Set(runs.map(run => setting(run, name))).size > 1);
-  return rows.length ? section('differences', 'Differing settings', scroll(table(['flag', ...runs.map(run => run.name)],
-    rows.map(name => [name, ...runs.map(run => shown(run, name))]), 'facts left'))) : null;
+  const rows = differing();
+  return rows.length && !many ? section('differences', 'Differing settings', scroll(table(['flag', ...runs.map(run => run.name)],
+    rows.map(name => [name, ...runs.map(run => settingText(run, name))]), 'facts left'))) : null;
 }
 // "resnet20 on cifar-10-batches-bin, 4 learners, network 100mbit,1ms, scalecom:rate=100, lgreco"
 function whatRan(run) {
@@ -536,12 +642,61 @@ function machine(run) {
     element('details', {}, element('summary', {}, 'Configuration'), scroll(table(['flag', 'value'], run.config)))];
 }
 
+// ---------------------------------------------------------------------- validation, samples of text
+// Rows: the class; columns: what it was taken for. With many classes, a list of the commonest mistakes.
+function confusion({classes, confusion, sizes, epoch}) {
+  const kMost = 20, name = i => classes[i] ?? `class ${i}`, of = new Map(sizes), counts = new Map();
+  let size = Math.max(classes.length, ...sizes.map(([label]) => label + 1));
+  for (const [label, guess, count] of confusion) {
+    counts.set(label + ' ' + guess, count);
+    size = Math.max(size, label + 1, guess + 1);
+  }
+  const wrong = confusion.filter(([label, guess]) => label !== guess).sort((a, b) => b[2] - a[2]);
+  const share = (label, count) => `${significant(100 * count / of.get(label), 3)} %`;
+  const list = () => [['class', 'taken for', 'images', 'of the class'], wrong.slice(0, 200).map(([label, guess, count]) =>
+    [name(label), name(guess), String(count), share(label, count)])];
+  if (!confusion.length) return null;
+  const title = size > kMost ? 'Commonest mistakes' : 'Confusion matrix';
+  if (size > kMost) return figure('confusion', title, `Validation after epoch ${epoch}`, scroll(table(list()[0], list()[1].slice(0, 12))), list);
+  const all = [...Array(size).keys()];
+  const cell = (label, guess) => {
+    const count = counts.get(label + ' ' + guess) || 0;
+    return element('td', {class: label === guess ? 'right' : count ? 'wrong' : undefined, style: {'--v': 100 * count / (of.get(label) || 1) + '%'},
+      title: `${name(label)}, taken for ${name(guess)}: ${count} of ${of.get(label) || 0}`}, count || '');
+  };
+  return figure('confusion', title, `Validation after epoch ${epoch}: images of each class (row) by what they were taken for (column)`,
+    scroll(element('table', {class: 'confusion'}, element('thead', {}, element('tr', {}, element('td'), all.map(i => element('th', {}, element('span', {}, name(i)))))),
+      element('tbody', {}, all.map(label => element('tr', {}, element('th', {scope: 'row'}, name(label)), all.map(guess => cell(label, guess))))))), list);
+}
+// All pictures are in one image, one below the other.
+function hardest({classes, images, side, sheet, epoch}) {
+  const name = i => classes[i] ?? `class ${i}`, zoom = Math.max(1, Math.round(88 / side)), size = side * zoom;
+  const file = String(sheet).replace(/[^A-Za-z0-9+/=]/g, '');
+  if (!images.length) return null;
+  return figure('hardest', 'Hardest images', `The largest losses of the validation after epoch ${epoch}: what the network took an image for, right (✓) or wrong (✗), and how sure it was; ` +
+    'then the class that the image has', element('ul', {class: 'pictures'}, images.map((image, i) => element('li', {title: `image ${image.image}, loss ${significant(image.loss)}`},
+    element('i', {role: 'img', 'aria-label': name(image.class), style: {width: size + 'px', height: size + 'px', 'background-image': `url("data:image/png;base64,${file}")`,
+      'background-size': `${size}px ${size * images.length}px`, 'background-position': `0 ${-i * size}px`}}),
+    element('b', {}, `${image.guess === image.class ? '✓' : '✗'} ${name(image.guess)}, ${significant(100 * image.probability, 3)} %`),
+    image.guess === image.class ? null : element('span', {}, name(image.class))))),
+    () => [['image', 'class', 'guess', 'probability', 'loss'], images.map(image =>
+      [String(image.image), name(image.class), name(image.guess), significant(image.probability), significant(image.loss)])], true);
+}
+function mistakes(run) {
+  const m = run.mistakes;
+  if (!m) return null;
+  return section('mistakes', 'Mistakes', element('div', {class: 'grid'}, confusion(m), hardest(m)));
+}
+const texts = run => run.texts && run.texts.length ? section(alone ? 'texts' : `run${run.at + 1}-texts`, (alone ? '' : run.name + ': ') + 'Texts by the model',
+  element('p', {class: 'note'}, 'What it writes after an epoch, the newest first'), [...run.texts].reverse().map(({epoch, text}, i) =>
+    element('details', {open: i === 0}, element('summary', {}, `epoch ${epoch}`), element('pre', {tabindex: 0}, text)))) : null;
+
 // --------------------------------------------------------------------------------------- page
-const ownFigures = (run, i) => [layerBytes(run, alone ? 'layer-bytes' : `run${i + 1}-layer-bytes`, 'c' + i),
+const ownFigures = (run, i) => many ? [] : [layerBytes(run, alone ? 'layer-bytes' : `run${i + 1}-layer-bytes`, 'c' + i),
   ...[['plans', plans], ['choices', choices], ['residuals', residuals], ['quality', quality], ['timeline', timeline]]
     .map(([name, draw]) => draw(run, `run${i + 1}-${name}`))];
 
-document.title = runs.map(run => run.name).join(' · ');
+document.title = many ? plural(runs.length, 'run') : runs.map(run => run.name).join(' · ');
 const status = run => `${String((run.info || {}).start_time || '').slice(0, 10)}, ${run.status ?? 'not ended when this was written'}`;
 fill(document.getElementById('page'), {}, [
   element('header', {}, element('p', {class: 'over'}, `heddle, report of ${alone ? 'a run' : plural(runs.length, 'run')}`),
@@ -554,10 +709,25 @@ fill(document.getElementById('page'), {}, [
     ...(alone ? ownFigures(runs[0], 0) : [])])),
   runs.filter(run => run.samples).map(run => section('samples', alone ? 'Generated pictures' : run.name + ': generated pictures',
     element('img', {src: `data:image/png;base64,${run.samples}`, alt: 'a column of generated pictures for each class'}))),
-  ratios(),
-  alone ? section('machine', 'Machine and configuration', machine(runs[0])) : [differences(), ...runs.map((run, i) =>
+  alone ? mistakes(runs[0]) : null, many ? null : runs.map(texts), ratios(),
+  alone ? section('machine', 'Machine and configuration', machine(runs[0])) : [differences(), ...(many ? [] : runs).map((run, i) =>
     section(`run${i + 1}`, [key('c' + i, 'dot'), run.name], element('div', {class: 'grid'}, ownFigures(run, i)), machine(run)))],
 ]);
 charts.forEach(chart => chart.draw());
+boxes().forEach(([name, box]) => { box.open = view.open[name] ?? box.open; });
+scrollTo(0, view.scroll);
+addEventListener('pagehide', keepView);
+// The page of a run that has not ended loads itself anew, but not while somebody uses it or looks elsewhere, and
+// no longer once nothing has changed for two minutes: then nobody writes it any more.
+if (renewed) {
+  const news = JSON.stringify(runs.map(run => [run.facts.steps, run.scores.length, (run.texts || []).length]));
+  if (news !== view.news) Object.assign(view, {news, since: Date.now()});
+  let used = -Infinity;
+  for (const name of ['pointerdown', 'pointermove', 'keydown', 'wheel', 'input']) addEventListener(name, () => { used = performance.now(); });
+  setInterval(() => {
+    const busy = document.hidden || !getSelection().isCollapsed || performance.now() - used < 4000;
+    if (!busy && Date.now() - view.since < 120000) location.reload();
+  }, renewed * 1000);
+}
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => charts.forEach(chart => chart.graph.updateOptions(chart.colours())));
 document.documentElement.dataset.figures = document.querySelectorAll('figure').length;

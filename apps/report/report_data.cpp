@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "apps/cli/format.h"
 #include "apps/cli/json.h"
 #include "apps/log/run_folder.h"
 #include "core/error.h"
@@ -23,7 +24,7 @@ constexpr std::pair<const char*, double StepRecord::*> kMeasures[] = {
     {"t_compress", &StepRecord::compress}, {"t_comm", &StepRecord::comm},
     {"t_exposed", &StepRecord::exposed},   {"bytes_sent", &StepRecord::sent},
     {"bytes_dense", &StepRecord::dense},   {"decoder_error", &StepRecord::decoder_error},
-    {"epsilon", &StepRecord::epsilon}};
+    {"epsilon", &StepRecord::epsilon},     {"grad_norm", &StepRecord::grad_norm}};
 
 StepRecord step_record(const Json& line, const std::string& rate_key) {
   StepRecord step{.step = whole_at(line, "step"),
@@ -37,7 +38,8 @@ StepRecord step_record(const Json& line, const std::string& rate_key) {
 Json score_of(const Json& line, const std::string& split) {
   Json score = {
       {"step", whole_at(line, "step")}, {"epoch", whole_at(line, "epoch")}, {"split", split}};
-  for (const char* key : {"loss", "acc1", "acc5", "ppl", "bpc", "consensus_error"})
+  for (const char* key :
+       {"loss", "acc1", "acc5", "ppl", "bpc", "consensus_error", "peak_rss_bytes"})
     if (const double value = number_at(line, key); !std::isnan(value)) score[key] = value;
   return score;
 }
@@ -58,6 +60,8 @@ void read_line(RunRecord& run, const Json& line) {
     run.steps.push_back(step_record(line, run.rate_key));
   else if (!split.empty())
     run.scores.push_back(score_of(line, split));
+  else if (line.contains("sample"))
+    run.texts.push_back(line);
   else if (line.contains("quality"))
     run.qualities.push_back(object_with(line, "quality"));
   else if (line.contains("ledger"))
@@ -105,19 +109,26 @@ Json read_decision(const std::string& file, const char* list, const char* what) 
   return json;
 }
 
-// Returns the bytes in base 64.
-std::string base64(const std::string& bytes) {
-  constexpr const char* kDigits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    uint32_t word = 0;
-    for (size_t k = 0; k < 3; ++k)
-      word = word << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
-    for (size_t k = 0; k < 4; ++k)
-      out += i + k <= bytes.size() ? kDigits[word >> (18 - 6 * k) & 63] : '=';
-  }
-  return out;
+// Reads the mistakes of the last validation (apps/models/mistakes.h).
+Json read_mistakes(const std::string& file) {
+  const Json json = parse_json<Json>(read_text_file(file), file);
+  const auto all = [&](const char* key, const auto& fits) {
+    return json.contains(key) && json[key].is_array() && std::ranges::all_of(json[key], fits);
+  };
+  const auto is_whole = [](const Json& n) { return n.is_number_integer() && n >= 0 && n < 1e15; };
+  const auto is_pair = [&](const Json& pair) {
+    return pair.is_array() && pair.size() == 3 && std::ranges::all_of(pair, is_whole);
+  };
+  const auto is_image = [&](const Json& image) {
+    return image.is_object() && is_whole(image.value("image", Json())) &&
+           is_whole(image.value("class", Json())) && is_whole(image.value("guess", Json()));
+  };
+  check(json.is_object() && all("classes", [](const Json& name) { return name.is_string(); }) &&
+            all("confusion", is_pair) && all("images", is_image) &&
+            json.value("sheet", Json()).is_string() && number_at(json, "side") >= 1 &&
+            number_at(json, "side") <= 1024,
+        file, ": expected the mistakes of a validation");
+  return json;
 }
 
 // Reads the newest sheet of generated pictures, samples-<step>.png.
@@ -200,6 +211,8 @@ RunRecord read_run(const std::string& folder, const std::string& trace) {
     read_metrics(run);
     if (const std::string file = run.folder + "/run.json"; fs::exists(file))
       run.info = parse_json<Json>(read_text_file(file), file);
+    if (const std::string file = run.folder + "/mistakes.json"; fs::exists(file))
+      run.mistakes = read_mistakes(file);
     read_config(run);
     read_decisions(run);
     read_samples(run);

@@ -25,6 +25,7 @@ struct StepRecord {
   double sent = NAN, dense = NAN;  // bytes; with --hosts, between hosts
   double decoder_error = NAN;      // of LGC
   double epsilon = NAN;            // of topagg
+  double grad_norm = NAN;          // of the mean gradient, where the run clips
 
   double seconds() const { return data + forward + backward + update; }
 };
@@ -45,6 +46,8 @@ struct RunRecord {
   std::vector<StepRecord> steps;
   std::vector<Json> scores;          // evaluations: step, epoch, split, and loss, acc1, ppl or bpc
   std::vector<Json> plans, choices;  // the files' contents, by step
+  Json mistakes;                     // mistakes.json; null if there is none
+  std::vector<Json> texts;           // written by a language model: step, epoch, sample
   std::vector<Json> qualities;   // lines of the quality meter: step, correlation, quality by layer
   Json ledger = Json::object();  // {layer: {kind: {payload, sent}}}, bytes over the run
   std::string trace;             // path; empty where there is none

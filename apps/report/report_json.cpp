@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
+#include <map>
 
 #include "apps/cli/json.h"
 #include "apps/log/quality_report.h"
@@ -18,6 +20,7 @@ using Json = RunRecord::Json;
 constexpr size_t kMaxLayers = 24;   // of the bytes by layer; smaller ones are summed in one row
 constexpr size_t kMaxChoices = 50;  // of --compress auto, the last ones
 constexpr int64_t kMaxColumns = 120;
+constexpr size_t kMostNamed = 20, kMostPairs = 200;  // classes with a matrix; else pairs
 
 // ------------------------------------------------------------------------------------------ curves
 
@@ -34,25 +37,52 @@ struct Bin {
   Json mean() const { return count > 0 ? rounded(std::clamp(sum / count * 2, low, high)) : Json(); }
 };
 
+// Returns for each step how many epochs have passed after it: 1.5 in the middle of the second one.
+// A last epoch without a validation counts at least as long as the one before it; NaN in a first
+// one.
+std::vector<double> epochs_passed(const RunRecord& run) {
+  std::map<int64_t, int64_t> sizes;
+  for (const StepRecord& s : run.steps) ++sizes[s.epoch];
+  if (sizes.size() == 1 && run.scores.empty()) return std::vector<double>(run.steps.size(), NAN);
+  const auto ended = [&](const Json& score) {
+    return whole_at(score, "epoch") >= sizes.rbegin()->first;
+  };
+  if (sizes.size() > 1 && std::ranges::none_of(run.scores, ended))
+    sizes.rbegin()->second = std::max(sizes.rbegin()->second, std::next(sizes.rbegin())->second);
+  std::vector<double> out;
+  out.reserve(run.steps.size());
+  int64_t epoch = -1, at = 0;
+  for (const StepRecord& s : run.steps) {
+    at = s.epoch == epoch ? at + 1 : 1;
+    epoch = s.epoch;
+    out.push_back(static_cast<double>(epoch) - 1 +
+                  static_cast<double>(at) / static_cast<double>(sizes[epoch]));
+  }
+  return out;
+}
+
 // Returns columns of equal length: the steps in at most `points` bins. Time and bytes are running
 // sums, over which a loss can be drawn.
 Json curves(const RunRecord& run, int64_t points) {
   const auto count = std::ssize(run.steps);
   const int64_t bins = std::min(count, points);
   Json out = {{"bins", bins < count}};
-  for (const char* column :
-       {"step", "loss", "low", "high", "lr", "sent", "time", "bytes", "decoder_error", "epsilon"})
+  for (const char* column : {"step", "epoch", "loss", "low", "high", "lr", "norm", "sent", "time",
+                             "bytes", "decoder_error", "epsilon"})
     out[column] = Json::array();
+  const std::vector<double> epochs = epochs_passed(run);
   double time = 0, bytes = 0;
   for (int64_t b = 0; b < bins; ++b) {
-    Bin step, loss, lr, sent, times, totals, error, epsilon;
+    Bin step, epoch, loss, lr, norm, sent, times, totals, error, epsilon;
     for (int64_t i = b * count / bins; i < (b + 1) * count / bins; ++i) {
       const StepRecord& s = run.steps[static_cast<size_t>(i)];
       if (std::isfinite(s.seconds())) time += s.seconds();
       if (std::isfinite(s.sent)) bytes += s.sent;
       step.add(static_cast<double>(s.step));
+      epoch.add(epochs[static_cast<size_t>(i)]);
       loss.add(s.loss);
       lr.add(s.lr);
+      norm.add(s.grad_norm);
       if (i > 0) sent.add(s.sent);  // the first step also sends the weights
       error.add(s.decoder_error);
       epsilon.add(s.epsilon);
@@ -60,10 +90,12 @@ Json curves(const RunRecord& run, int64_t points) {
       totals.add(bytes);
     }
     out["step"].push_back(step.mean());
+    out["epoch"].push_back(epoch.mean());
     out["loss"].push_back(loss.mean());
     out["low"].push_back(rounded(loss.low));
     out["high"].push_back(rounded(loss.high));
     out["lr"].push_back(lr.mean());
+    out["norm"].push_back(norm.mean());
     out["sent"].push_back(sent.mean());
     out["decoder_error"].push_back(error.mean());
     out["epsilon"].push_back(epsilon.mean());
@@ -193,16 +225,19 @@ Json layer_bytes(const RunRecord& run) {
 
 // -------------------------------------------------------------------------------------------- maps
 
-// Returns evenly spaced records, the last among them, at most as many as columns fit in `cells`
-// cells.
-std::vector<const Json*> sampled(const std::vector<Json>& all, size_t rows, int64_t cells) {
-  const int64_t columns =
-      std::clamp<int64_t>(cells / std::max<int64_t>(1, static_cast<int64_t>(rows)), 1, kMaxColumns);
-  const size_t count = std::min(all.size(), static_cast<size_t>(columns));
+// Returns at most `most` evenly spaced records, the last among them.
+std::vector<const Json*> sampled(const std::vector<Json>& all, int64_t most) {
+  const size_t count = std::min(all.size(), static_cast<size_t>(most));
   std::vector<const Json*> out;
   for (size_t i = 0; i < count; ++i)
     out.push_back(&all[count == 1 ? all.size() - 1 : i * (all.size() - 1) / (count - 1)]);
   return out;
+}
+
+// Returns how many columns of a map with these rows fit in `cells` cells.
+int64_t columns_of(size_t rows, int64_t cells) {
+  return std::clamp<int64_t>(cells / std::max<int64_t>(1, static_cast<int64_t>(rows)), 1,
+                             kMaxColumns);
 }
 
 Json steps_of(const std::vector<const Json*>& records) {
@@ -215,7 +250,7 @@ Json steps_of(const std::vector<const Json*>& records) {
 Json plan_map(const RunRecord& run, int64_t cells) {
   if (run.plans.empty()) return nullptr;
   const Json& last = run.plans.back()["layers"];
-  const auto plans = sampled(run.plans, last.size(), cells);
+  const auto plans = sampled(run.plans, columns_of(last.size(), cells));
   Json rows = Json::array();
   for (const Json& row : last) {
     const std::string name = text_at(row, "name");
@@ -243,7 +278,7 @@ Json plan_map(const RunRecord& run, int64_t cells) {
 Json residual_map(const RunRecord& run, int64_t cells) {
   if (run.qualities.empty()) return nullptr;
   const Json& last = run.qualities.back()["quality"];
-  const auto samples = sampled(run.qualities, last.size(), cells);
+  const auto samples = sampled(run.qualities, columns_of(last.size(), cells));
   Json rows = Json::array();
   for (const auto& [name, ignored] : last.items()) {
     Json own = Json::array();
@@ -326,12 +361,68 @@ Json choices(const RunRecord& run) {
 
 // --------------------------------------------------------------------------------------------- run
 
-Json run_json(const RunRecord& run, int64_t points, int64_t cells) {
+// Returns evenly spaced samples of text, at most twelve of one run.
+Json texts(const RunRecord& run, int64_t cells) {
+  constexpr size_t kCellsPerText = 500, kLongest = 4000;
+  Json out = Json::array();
+  for (const Json* line : sampled(run.texts, columns_of(kCellsPerText, cells)))
+    out.push_back({{"epoch", rounded(number_at(*line, "epoch"))},
+                   {"text", text_at(*line, "sample").substr(0, kLongest)}});
+  return out;
+}
+
+// Returns evenly spaced evaluations, with rounded numbers.
+Json scores(const RunRecord& run, int64_t points) {
+  Json out = Json::array();
+  for (const Json* score : sampled(run.scores, points)) {
+    out.push_back(*score);
+    for (auto& value : out.back())
+      if (value.is_number()) value = rounded(value.get<double>());
+  }
+  return out;
+}
+
+// Returns the mistakes of a validation, and how many images a class has. Of many classes there are
+// only the commonest mistakes.
+Json mistakes(const RunRecord& run) {
+  if (run.mistakes.is_null()) return nullptr;
+  Json out = run.mistakes;
+  std::vector<Json> pairs;
+  std::map<int64_t, int64_t> images;
+  for (const Json& pair : out["confusion"]) {
+    images[pair[0].get<int64_t>()] += pair[2].get<int64_t>();
+    if (pair[0] != pair[1]) pairs.push_back(pair);
+  }
+  if (out["classes"].size() > kMostNamed || images.size() > kMostNamed) {
+    const auto count = [](const Json& pair) { return pair[2].get<int64_t>(); };
+    std::ranges::stable_sort(pairs, std::greater<>(), count);
+    pairs.resize(std::min(pairs.size(), kMostPairs));
+    out["confusion"] = pairs;
+  }
+  out["sizes"] = Json::array();
+  for (const auto& [label, count] : images) out["sizes"].push_back({label, count});
+  return out;
+}
+
+// Adds the figures that have no curves, each of them null without data.
+void add_details(Json& out, const RunRecord& run, int64_t cells) {
+  out.update({{"samples", run.samples.empty() ? Json() : Json(run.samples)},
+              {"texts", texts(run, cells)},
+              {"breakdown", breakdown(run)},
+              {"layers", layer_bytes(run)},
+              {"plans", plan_map(run, cells)},
+              {"choices", choices(run)},
+              {"residuals", residual_map(run, cells)},
+              {"quality", quality(run)},
+              {"timeline", timeline_json(run)}});
+}
+
+Json run_json(const RunRecord& run, const std::string& name, int64_t points) {
   Json ratios = Json::object(), config = Json::array();
   for (const char* key : {"ratio_layers", "ratio_values", "ratio_wire", "ratio_run"})
     ratios[key] = rounded(number_at(run.summary, key));
   for (const auto& [key, value] : run.config) config.push_back({key, value});
-  return {{"name", run.name},
+  return {{"name", name},
           {"info", run.info},
           {"status", run.summary.empty() ? Json() : Json(text_at(run.summary, "summary"))},
           {"learners", rounded(number_at(run.summary, "world_size"))},
@@ -341,17 +432,9 @@ Json run_json(const RunRecord& run, int64_t points, int64_t cells) {
           {"score_key", run.score_key()},
           {"facts", facts(run)},
           {"ratios", ratios},
-          {"samples", run.samples.empty() ? Json() : Json(run.samples)},
           {"privacy", run.summary.value("privacy", Json())},
           {"curves", curves(run, points)},
-          {"scores", run.scores},
-          {"breakdown", breakdown(run)},
-          {"layers", layer_bytes(run)},
-          {"plans", plan_map(run, cells)},
-          {"choices", choices(run)},
-          {"residuals", residual_map(run, cells)},
-          {"quality", quality(run)},
-          {"timeline", timeline_json(run)},
+          {"scores", scores(run, points)},
           {"config", config}};
 }
 
@@ -365,13 +448,15 @@ Json rounded(double value) {
   return std::atof(text);
 }
 
-Json report_json(std::vector<RunRecord> runs, int64_t cells) {
-  const auto named = runs;
-  for (RunRecord& run : runs)
-    if (std::ranges::count(named, run.name, &RunRecord::name) > 1) run.name = run.folder;
-  const int64_t points = std::clamp<int64_t>(2000 / std::ssize(runs), 200, 1000);
+Json report_json(const std::vector<RunRecord>& runs, int64_t cells) {
+  const int64_t points = std::clamp<int64_t>(cells / 3, 40, 1000);
   Json list = Json::array();
-  for (const RunRecord& run : runs) list.push_back(run_json(run, points, cells));
+  for (const RunRecord& run : runs) {
+    const bool unique = std::ranges::count(runs, run.name, &RunRecord::name) == 1;
+    list.push_back(run_json(run, unique ? run.name : run.folder, points));
+    if (std::ssize(runs) <= kMostDetailed) add_details(list.back(), run, cells);
+    if (runs.size() == 1) list.back()["mistakes"] = mistakes(run);
+  }
   return {{"runs", list}};
 }
 

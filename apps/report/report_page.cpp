@@ -34,16 +34,18 @@ std::string script_json(const RunRecord::Json& json) {
 
 }  // namespace
 
-std::string report_page(const std::vector<RunRecord>& runs) {
+std::string report_page(const std::vector<RunRecord>& runs, int renewed_s) {
   check(!runs.empty(), "a report needs a run folder");
   check(runs.size() <= kMaxReportRuns, "a report holds at most ", kMaxReportRuns, " runs, found ",
         runs.size());
-  int64_t cells = 6000 / std::ssize(runs);
-  std::string data = script_json(report_json(runs, cells));
   const std::string_view library = report_file("dygraph.min.js");
-  for (; data.size() + library.size() > kMaxReportBytes && cells > 1;
-       data = script_json(report_json(runs, cells)))
-    cells /= 2;
+  std::string data;
+  for (int64_t cells = 6000 / std::ssize(runs); cells > 0; cells /= 2) {
+    RunRecord::Json json = report_json(runs, cells);
+    json["renewed_s"] = renewed_s;
+    data = script_json(json);
+    if (data.size() + library.size() <= kMaxReportBytes) break;
+  }
   const std::pair<std::string_view, std::string_view> parts[] = {
       {"@style@", report_file("report.css")},
       {"@library@", library},

@@ -14,11 +14,13 @@
 
 namespace heddle {
 
-constexpr size_t kMaxReportRuns = 8;         // as many as there are colours
-constexpr size_t kMaxReportBytes = 1900000;  // for a larger page, maps get fewer columns
+constexpr size_t kMaxReportRuns = 64;
+constexpr size_t kMaxReportBytes = 1900000;  // above, curves get fewer points, maps fewer columns
 
-// Returns the page. Throws InputError for no runs, too many, and a file that is not a trace.
-std::string report_page(const std::vector<RunRecord>& runs);
+// Returns the page. Above 0, it loads itself anew every `renewed_s` seconds, and shows then what it
+// showed before: the same part, zoom and settings. Throws InputError for no runs, too many, and a
+// file that is not a trace.
+std::string report_page(const std::vector<RunRecord>& runs, int renewed_s = 0);
 
 // Returns a part of the page that the build has embedded: "report.html", "report.css", "report.js",
 // "dygraph.min.js".

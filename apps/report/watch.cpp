@@ -13,14 +13,19 @@
 #include "apps/cli/json.h"
 #include "apps/cli/program.h"
 #include "apps/log/progress.h"
+#include "apps/log/run_folder.h"
+#include "apps/report/report_page.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/trace.h"
 
 namespace heddle {
 namespace {
 
 constexpr int kChartRows = 9, kScaleWidth = 9;
 constexpr int64_t kRecentSteps = 20;
+constexpr int kMostFailures = 5;  // one after the other
+constexpr int kRenewSeconds = 2;                      // of the page
 constexpr double kLongSteps = 10, kLongSeconds = 30;  // without a line
 
 // Returns whether the locale is UTF-8.
@@ -197,6 +202,33 @@ void watch_run(const std::string& folder, bool once) {
     drawn = std::ranges::count(text, '\n');
     if (once || !can_redraw(stdout) || !run.summary.empty()) return;
     std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+}
+
+void watch_page(const std::string& folder, const std::string& output, bool once) {
+  size_t shown = 0;
+  int failed = 0;
+  while (true) {
+    const double begin = steady_seconds();
+    // A run that cannot be seen to use its folder, on another host perhaps, has time to begin.
+    const bool in_use = RunFolder::in_use(folder);
+    try {
+      const RunRecord run = read_run(folder);
+      const bool lasts =
+          !once && (in_use || (run.summary.empty() && idle_seconds(folder) < kLongSeconds));
+      const size_t lines = run.steps.size() + run.scores.size() + run.texts.size() + 1;
+      if (lines != shown || !lasts)
+        write_file_atomically(output, report_page({run}, lasts ? kRenewSeconds : 0));
+      if (shown == 0) print("open " + output + (lasts ? ", which follows the run\n" : "\n"));
+      if (!lasts) return;
+      shown = lines;
+      failed = 0;
+    } catch (const Error&) {  // a file that is being replaced, perhaps
+      if (shown == 0 || ++failed == kMostFailures) throw;
+    }
+    // Long runs take long to read: no more than a tenth of a core goes into it.
+    const double pause = std::max<double>(kRenewSeconds, 9 * (steady_seconds() - begin));
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
   }
 }
 

@@ -2,6 +2,7 @@
 // redraws itself until the run ends; elsewhere, or with --once, it prints once.
 //
 //   ./run watch runs/a
+//   ./run watch --html runs/a     # keeps its report.html up to date instead
 #pragma once
 
 #include <string>
@@ -26,5 +27,9 @@ std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle
 // Shows the run until it has ended, or `once`. Throws InputError as read_run(), and Error if stdout
 // cannot be written.
 void watch_run(const std::string& folder, bool once);
+
+// Writes the report of the run to `output` whenever it has new lines, until it has ended, or
+// `once`. A browser that shows the page shows each new one. Throws as watch_run().
+void watch_page(const std::string& folder, const std::string& output, bool once);
 
 }  // namespace heddle

@@ -4,12 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/cli/json.h"
-#include "apps/models/weights.h"
 #include "apps/session/privacy.h"
 #include "core/error.h"
 #include "layers/loss.h"
 #include "layers/resnet.h"
 #include "layers/small_cnn.h"
+#include "layers/weights.h"
 
 namespace heddle {
 

@@ -6,7 +6,6 @@
 
 #include "apps/checkpoint/exchange_state.h"
 #include "apps/cli/json.h"
-#include "apps/models/weights.h"
 #include "apps/session/compare_runs.h"
 #include "comm/group.h"
 #include "core/error.h"
@@ -14,6 +13,7 @@
 #include "core/hash.h"
 #include "core/kernels.h"
 #include "core/safetensors.h"
+#include "layers/weights.h"
 
 namespace heddle {
 namespace {
