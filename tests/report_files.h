@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/report/report_data.h"
 #include "core/error.h"
 #include "tests/app_helpers.h"
 
@@ -171,5 +172,12 @@ struct FakeRun {
     return temp.path + "/" + name;
   }
 };
+
+// The data that a page holds, as a browser reads it.
+inline RunRecord::Json data_of(const std::string& page) {
+  const std::string mark = "<script type=\"application/json\" id=\"data\">";
+  const size_t begin = page.find(mark) + mark.size();
+  return RunRecord::Json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+}
 
 }  // namespace heddle

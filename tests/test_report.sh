@@ -149,7 +149,7 @@ else
   sed -i 's/"classes":\["[a-z]*"/"classes":["<img src=x onerror=alert(3)>"/; s/"sheet":"/&\\"),url(\\"nowhere.png/' mistakes.json
   cd "$work" || exit 2
   "$report" hostile* --output hostile.html 2>/dev/null || fail 'a hostile run'
-  common='loss lr bytes breakdown memory'
+  common='loss lr bytes breakdown'
   declare -A expected=([packed/report.html]="$common score layer-bytes run1-plans run1-residuals run1-quality run1-timeline confusion hardest"
     [auto/report.html]="$common score layer-bytes run1-choices confusion hardest" [text/report.html]="loss lr breakdown score gradient memory"
     [both.html]="$common score run1-layer-bytes run2-layer-bytes run1-plans run1-residuals run1-quality"

@@ -85,7 +85,7 @@ function figure(id, title, note, content, values, wide) {
   const details = values && element('details', {ontoggle: () => {
     if (details.children.length === 1) details.append(scroll(table(...values())));
   }}, element('summary', {}, 'Values'));
-  return element('figure', {id, class: wide && 'wide'},
+  return element('figure', {id, class: wide === true ? 'wide' : wide},
     element('figcaption', {}, element('h3', {}, title), note && element('p', {}, note)), content, details);
 }
 
@@ -381,7 +381,7 @@ function curves() {
       note: 'Epsilon of the weights after a step: what they reveal of one unit\'s data'}),
     lineChart({id: 'consensus', title: 'Consensus error', logarithmic: true, series: dots(run => validations(run, 'consensus_error')),
       note: 'How far the learners\' weights are from their mean, relative to the mean'}),
-    lineChart({id: 'memory', title: 'Memory', zero: true, format: bytes, series: dots(run => validations(run, 'peak_rss_bytes')),
+    runs.every(run => validations(run, 'peak_rss_bytes').length < 2) ? null : lineChart({id: 'memory', title: 'Memory', zero: true, format: bytes, series: dots(run => validations(run, 'peak_rss_bytes')),
       note: 'The most that the first learner\'s process has had resident so far'}),
   ];
 }
@@ -666,7 +666,7 @@ function confusion({classes, confusion, sizes, epoch}) {
   };
   return figure('confusion', title, `Validation after epoch ${epoch}: images of each class (row) by what they were taken for (column)`,
     scroll(element('table', {class: 'confusion'}, element('thead', {}, element('tr', {}, element('td'), all.map(i => element('th', {}, element('span', {}, name(i)))))),
-      element('tbody', {}, all.map(label => element('tr', {}, element('th', {scope: 'row'}, name(label)), all.map(guess => cell(label, guess))))))), list);
+      element('tbody', {}, all.map(label => element('tr', {}, element('th', {scope: 'row'}, name(label)), all.map(guess => cell(label, guess))))))), list, size > 7 && 'two');
 }
 // All pictures are in one image, one below the other.
 function hardest({classes, images, side, sheet, epoch}) {
@@ -677,7 +677,7 @@ function hardest({classes, images, side, sheet, epoch}) {
     'then the class that the image has', element('ul', {class: 'pictures'}, images.map((image, i) => element('li', {title: `image ${image.image}, loss ${significant(image.loss)}`},
     element('i', {role: 'img', 'aria-label': name(image.class), style: {width: size + 'px', height: size + 'px', 'background-image': `url("data:image/png;base64,${file}")`,
       'background-size': `${size}px ${size * images.length}px`, 'background-position': `0 ${-i * size}px`}}),
-    element('b', {}, `${image.guess === image.class ? '✓' : '✗'} ${name(image.guess)}, ${significant(100 * image.probability, 3)} %`),
+    element('b', {}, `${image.guess === image.class ? '✓' : '✗'} ${name(image.guess)}, ${significant(100 * image.probability, 3)}\u00a0%`),
     image.guess === image.class ? null : element('span', {}, name(image.class))))),
     () => [['image', 'class', 'guess', 'probability', 'loss'], images.map(image =>
       [String(image.image), name(image.class), name(image.guess), significant(image.probability), significant(image.loss)])], true);

@@ -20,7 +20,6 @@ using Json = RunRecord::Json;
 constexpr size_t kMaxLayers = 24;   // of the bytes by layer; smaller ones are summed in one row
 constexpr size_t kMaxChoices = 50;  // of --compress auto, the last ones
 constexpr int64_t kMaxColumns = 120;
-constexpr size_t kMostNamed = 20, kMostPairs = 200;  // classes with a matrix; else pairs
 
 // ------------------------------------------------------------------------------------------ curves
 
@@ -225,15 +224,6 @@ Json layer_bytes(const RunRecord& run) {
 
 // -------------------------------------------------------------------------------------------- maps
 
-// Returns at most `most` evenly spaced records, the last among them.
-std::vector<const Json*> sampled(const std::vector<Json>& all, int64_t most) {
-  const size_t count = std::min(all.size(), static_cast<size_t>(most));
-  std::vector<const Json*> out;
-  for (size_t i = 0; i < count; ++i)
-    out.push_back(&all[count == 1 ? all.size() - 1 : i * (all.size() - 1) / (count - 1)]);
-  return out;
-}
-
 // Returns how many columns of a map with these rows fit in `cells` cells.
 int64_t columns_of(size_t rows, int64_t cells) {
   return std::clamp<int64_t>(cells / std::max<int64_t>(1, static_cast<int64_t>(rows)), 1,
@@ -361,53 +351,10 @@ Json choices(const RunRecord& run) {
 
 // --------------------------------------------------------------------------------------------- run
 
-// Returns evenly spaced samples of text, at most twelve of one run.
-Json texts(const RunRecord& run, int64_t cells) {
-  constexpr size_t kCellsPerText = 500, kLongest = 4000;
-  Json out = Json::array();
-  for (const Json* line : sampled(run.texts, columns_of(kCellsPerText, cells)))
-    out.push_back({{"epoch", rounded(number_at(*line, "epoch"))},
-                   {"text", text_at(*line, "sample").substr(0, kLongest)}});
-  return out;
-}
-
-// Returns evenly spaced evaluations, with rounded numbers.
-Json scores(const RunRecord& run, int64_t points) {
-  Json out = Json::array();
-  for (const Json* score : sampled(run.scores, points)) {
-    out.push_back(*score);
-    for (auto& value : out.back())
-      if (value.is_number()) value = rounded(value.get<double>());
-  }
-  return out;
-}
-
-// Returns the mistakes of a validation, and how many images a class has. Of many classes there are
-// only the commonest mistakes.
-Json mistakes(const RunRecord& run) {
-  if (run.mistakes.is_null()) return nullptr;
-  Json out = run.mistakes;
-  std::vector<Json> pairs;
-  std::map<int64_t, int64_t> images;
-  for (const Json& pair : out["confusion"]) {
-    images[pair[0].get<int64_t>()] += pair[2].get<int64_t>();
-    if (pair[0] != pair[1]) pairs.push_back(pair);
-  }
-  if (out["classes"].size() > kMostNamed || images.size() > kMostNamed) {
-    const auto count = [](const Json& pair) { return pair[2].get<int64_t>(); };
-    std::ranges::stable_sort(pairs, std::greater<>(), count);
-    pairs.resize(std::min(pairs.size(), kMostPairs));
-    out["confusion"] = pairs;
-  }
-  out["sizes"] = Json::array();
-  for (const auto& [label, count] : images) out["sizes"].push_back({label, count});
-  return out;
-}
-
 // Adds the figures that have no curves, each of them null without data.
 void add_details(Json& out, const RunRecord& run, int64_t cells) {
   out.update({{"samples", run.samples.empty() ? Json() : Json(run.samples)},
-              {"texts", texts(run, cells)},
+              {"texts", texts_json(run, cells)},
               {"breakdown", breakdown(run)},
               {"layers", layer_bytes(run)},
               {"plans", plan_map(run, cells)},
@@ -434,7 +381,7 @@ Json run_json(const RunRecord& run, const std::string& name, int64_t points) {
           {"ratios", ratios},
           {"privacy", run.summary.value("privacy", Json())},
           {"curves", curves(run, points)},
-          {"scores", scores(run, points)},
+          {"scores", scores_json(run, points)},
           {"config", config}};
 }
 
@@ -455,7 +402,7 @@ Json report_json(const std::vector<RunRecord>& runs, int64_t cells) {
     const bool unique = std::ranges::count(runs, run.name, &RunRecord::name) == 1;
     list.push_back(run_json(run, unique ? run.name : run.folder, points));
     if (std::ssize(runs) <= kMostDetailed) add_details(list.back(), run, cells);
-    if (runs.size() == 1) list.back()["mistakes"] = mistakes(run);
+    if (runs.size() == 1) list.back()["mistakes"] = mistakes_json(run);
   }
   return {{"runs", list}};
 }

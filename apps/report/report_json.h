@@ -26,6 +26,16 @@ RunRecord::Json report_json(const std::vector<RunRecord>& runs, int64_t cells);
 // InputError for a file that is not a trace.
 RunRecord::Json timeline_json(const RunRecord& run);
 
+// Returns at most `most` evenly spaced records, the last among them.
+std::vector<const RunRecord::Json*> sampled(const std::vector<RunRecord::Json>& all, int64_t most);
+
+// Return a run's evaluations, evenly spaced and at most `points`; its samples of text, at most one
+// for 500 cells; and its mistakes with the images of each class, of many classes the commonest
+// mistakes only.
+RunRecord::Json scores_json(const RunRecord& run, int64_t points);
+RunRecord::Json texts_json(const RunRecord& run, int64_t cells);
+RunRecord::Json mistakes_json(const RunRecord& run);
+
 // Returns `value` with seven significant digits, or null if it is not finite.
 RunRecord::Json rounded(double value);
 

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kChartRows = 9, kScaleWidth = 9;
 constexpr int64_t kRecentSteps = 20;
-constexpr int kMostFailures = 5;  // one after the other
+constexpr int kMostFailures = 5;                      // one after the other
 constexpr int kRenewSeconds = 2;                      // of the page
 constexpr double kLongSteps = 10, kLongSeconds = 30;  // without a line
 
