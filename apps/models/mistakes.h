@@ -1,4 +1,4 @@
-// What a classifier gets wrong in a validation: how often it takes one class for another, and the
+// Mistakes of a classifier in a validation: how often it takes one class for another, and the
 // images with the largest losses. The report draws both (mistakes.json in the run folder).
 //
 //   Mistakes mistakes(10);
