@@ -170,7 +170,7 @@ class Page(unittest.TestCase):
         rows = self.rows(tables.pop("pairs"))  # two from other groups, and one for every two runs
         self.assertEqual(len(rows), 2 + len(in_pairs) // 2)
         self.assertEqual(set(tables), {"composed"})
-        self.assertEqual(self.pictures, {"results-headline.svg", "results-scaling.svg", "results-softmax.svg", "results-composed-model.svg",
+        self.assertEqual(self.pictures, {"results-headline.svg", "results-scaling.svg", "results-softmax.svg", "results-race.svg", "results-composed-model.svg",
                                          "results-composed-hosts.svg"})
 
     def test_privacy(self):
