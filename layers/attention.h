@@ -17,8 +17,8 @@
 namespace heddle {
 
 // qkv (T, B, 3 D) f32 or bf16, queries, keys and values one after the other, each divided into
-// `heads` -> (T, B, D) of the same type. `causal`: a position sees itself and those before it. Throws InputError for
-// sizes that do not fit.
+// `heads` -> (T, B, D) of the same type. `causal`: a position sees itself and those before it.
+// Throws InputError for sizes that do not fit.
 Var self_attention(Tape& tape, const Var& qkv, int64_t heads, bool causal = false);
 
 class MultiHeadAttention {

@@ -152,8 +152,8 @@ void gru_cell_forward(const Tensor& gates, const Tensor& recurrent, const Tensor
                       const Tensor& bias_hh, const Tensor& before, const Tensor& after);
 void gru_cell_backward(const GruCellBackward& a);
 
-// y = softmax of scale x in each row. With `causal` above 0, x is square matrices of so many rows one
-// below the other, and a row ends at the diagonal. x and dy (R, C) f32, y and dx f32 or bf16.
+// y = softmax of scale x in each row. With `causal` above 0, x is square matrices of so many rows
+// one below the other, and a row ends at the diagonal. x and dy (R, C) f32, y and dx f32 or bf16.
 void softmax_forward(const Tensor& x, float scale, int64_t causal, const Tensor& y);
 void softmax_backward(const Tensor& y, const Tensor& dy, float scale, const Tensor& dx);
 // Rows x, y, dy, dx (R, C); statistics f32 (R, 2): mean and 1 / sqrt(variance + eps). products

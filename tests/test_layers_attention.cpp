@@ -56,7 +56,8 @@ TEST_CASE("softmax: rows of the last axis, large values, gradients") {
   double sum = 0;
   for (const float v : long_row) sum += std::exp(static_cast<double>(v));
   for (size_t i = 0; i < share.size(); ++i)
-    CHECK(share[i] == doctest::Approx(std::exp(static_cast<double>(long_row[i])) / sum).epsilon(1e-5));
+    CHECK(share[i] ==
+          doctest::Approx(std::exp(static_cast<double>(long_row[i])) / sum).epsilon(1e-5));
   CHECK(softmax(tape, Var(here(Tensor::from({-3, 8}, {2, 1})))).value().to_vector() ==
         std::vector<float>{1, 1});
   CHECK(softmax(tape, Var(Tensor::zeros({0, 3}))).shape() == Shape{0, 3});

@@ -205,7 +205,8 @@ void add_output_flags(FlagTable& flags, CommonOptions& o) {
             at_most(1e12));
   flags.add("json", &o.json, "", "print one JSON object as the last line of stdout");
   flags.add("quiet", &o.quiet, "", "print nothing on stderr but errors");
-  flags.add("report", &o.report, "", "write report.html to the run folder at the end, and what it shows of validations");
+  flags.add("report", &o.report, "",
+            "write report.html to the run folder at the end, and what it shows of validations");
   flags.add("tensorboard", &o.tensorboard, "",
             "write events.out.tfevents.* for TensorBoard to the run folder");
   flags.add("trace", &o.trace, "FILE", "write a Chrome/Perfetto trace", not_saved);
