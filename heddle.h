@@ -16,6 +16,7 @@
 #include "data/graph.h"
 #include "data/loader.h"
 #include "data/neighbour_sampler.h"
+#include "data/row_batches.h"
 #include "data/shapes.h"
 #include "data/text.h"
 #include "layers/activation.h"

@@ -17,10 +17,11 @@ int main() {
     xs.push_back(2 * random.uniform(i) - 1);
     ys.push_back(3 * xs.back() - 2 + 0.1f * random.normal(1000 + i));
   }
-  const Var x(Tensor::from(xs, {256, 1})), y(Tensor::from(ys, {256, 1}));
-  for (int step = 0; step < 200; ++step) {
+  RowBatches batches({Tensor::from(xs, {256, 1}), Tensor::from(ys, {256, 1})}, {.batch_size = 32});
+  for (int64_t step = 0; step < 200; ++step) {
+    const auto batch = batches.batch(step / batches.per_epoch(), step % batches.per_epoch());
     Tape tape;
-    const Var loss = mse_loss(tape, line.forward(tape, x), y);
+    const Var loss = mse_loss(tape, line.forward(tape, Var(batch[0])), Var(batch[1]));
     optimizer.begin_step(/*lr=*/0.05);
     optimizer.backward(tape, loss);
     optimizer.finish_step();
