@@ -187,8 +187,9 @@ class LineChart {
   place() {
     for (const s of this.series)
       s.shown = s.points.map(([step, ...ys]) => [position(s.run, step), ...ys]).filter(([x]) => finite(x));
-    const xs = this.series.flatMap(s => s.shown.map(p => p[0]));
-    this.range = [Math.min(0, ...xs), Math.max(...xs, ...runs.map(run => position(run, run.facts.steps)).filter(finite), 1e-9)];
+    const xs = this.series.filter(s => !hidden(s.label)).flatMap(s => s.shown.map(p => p[0]));
+    const ends = runs.filter(run => !hidden(run.name)).map(run => position(run, run.facts.steps)).filter(finite);
+    this.range = [Math.min(0, ...xs), Math.max(...xs, ...ends, 1e-9)];
     this.range[1] += (this.range[1] - this.range[0]) * 0.015;  // so that the last mark is not cut off
   }
   drawn([, ...ys]) {
@@ -324,8 +325,9 @@ function toggle(label) {
       if (s.label !== label) return;
       chart.keys[i].setAttribute('aria-pressed', !hidden(label));
       chart.graph.setVisibility(i, !hidden(label));
-      chart.redraw();
     });
+  charts.forEach(chart => chart.place());
+  redraw();
 }
 function setAxis(axis) {
   view.axis = axis;
@@ -585,14 +587,15 @@ function comparison() {
   const names = [...new Set(runs.flatMap(run => facts(run).map(fact => fact[0])))], flags = many ? differing() : [];
   const own = run => {
     const known = facts(run);
-    return [[run.name, run.name], ...flags.map(flag => [settingText(run, flag), setting(run, flag)]),
-      ...names.map(name => known.find(fact => fact[0] === name)).map(fact => fact ? [fact[1], fact[3]] : [kNone, NaN])];
+    return [[run.name, run.name],
+      ...names.map(name => known.find(fact => fact[0] === name)).map(fact => fact ? [fact[1], fact[3]] : [kNone, NaN]),
+      ...flags.map(flag => [settingText(run, flag), setting(run, flag)])];
   };
   const rows = runs.map(run => ({values: own(run).map(cell => cell[1]), row: cells('td', [heading(run), ...own(run).slice(1).map(cell => cell[0])])}));
   // Numbers, then words; what is missing comes last, whatever the direction.
   const kind = value => value === '' || value === null || value === undefined || Number.isNaN(value) ? 2 : Number.isNaN(Number(value)) ? 1 : 0;
   const before = (a, b) => kind(a) - kind(b) || (view.down ? -1 : 1) * (kind(a) ? String(a).localeCompare(String(b)) : Number(a) - Number(b) || 0);
-  const heads = ['run', ...flags, ...names].map((name, i) => element('th', {}, element('button', {type: 'button', onclick: () => {
+  const heads = ['run', ...names, ...flags].map((name, i) => element('th', {}, element('button', {type: 'button', onclick: () => {
     Object.assign(view, {down: view.sort === i && !view.down, sort: i});
     sort();
   }}, name)));
@@ -618,7 +621,7 @@ function ratios() {
 const setting = (run, name) => (run.config.find(entry => entry[0] === name) || [])[1] || '';
 const settingText = (run, name) => name === 'compress-start' && setting(run, name) === '-1' ? 'by length' : setting(run, name) || kNone;
 const differing = () => [...new Set(runs.flatMap(run => run.config.map(entry => entry[0])))]
-  .filter(name => new Set(runs.map(run => setting(run, name))).size > 1);
+  .filter(name => !['json', 'quiet'].includes(name) && new Set(runs.map(run => setting(run, name))).size > 1);
 function differences() {
   const rows = differing();
   return rows.length && !many ? section('differences', 'Differing settings', scroll(table(['flag', ...runs.map(run => run.name)],
