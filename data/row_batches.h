@@ -1,5 +1,4 @@
-// Batches of rows of tensors: data of one's own that fit in memory and are no images, text or
-// graph.
+// Mini-batches of rows of tensors: data that fit in memory and are not images, text or a graph.
 //
 //   RowBatches batches({xs, ys}, {.batch_size = 32, .seed = 1, .rank = comm.rank(),
 //                                 .world_size = comm.size()});
@@ -25,8 +24,9 @@ struct RowBatchOptions {
 // Used by one thread.
 class RowBatches {
  public:
-  // `columns`: tensors of any type on the CPU whose first axis has equally many rows. Throws
-  // InputError for other tensors, for options out of range, and for fewer rows than a global batch.
+  // `columns`: tensors of any type in plain layout on the CPU, whose first axis has equally many
+  // rows, fewer than 2^32. Throws InputError for other tensors, for options out of range, and for
+  // fewer rows than a global batch.
   RowBatches(std::vector<Tensor> columns, const RowBatchOptions& options);
 
   // Returns the batches of an epoch, all of them full; the rows that remain, other ones in each

@@ -6,8 +6,8 @@
 //
 // Queries, keys, values and weights of all heads are kept for backward: T * T weights for each head
 // and sample. The products are made one after the other, two for each head and sample (four in
-// backward), which suits few heads. There is no dropout of the weights; put dropout() after the
-// layer.
+// backward), which suits few heads and samples. There is no padding mask, no attention to
+// another sequence, and no dropout of the weights; put dropout() after the layer.
 #pragma once
 
 #include <string>
@@ -24,9 +24,11 @@ Var self_attention(Tape& tape, const Var& qkv, int64_t heads, bool causal = fals
 class MultiHeadAttention {
  public:
   // Parameters name.in_proj_weight (3D, D), name.in_proj_bias (3D), name.out_proj.weight (D, D) and
-  // name.out_proj.bias (D), initialised as PyTorch does. `width`: D, a multiple of `heads`.
+  // name.out_proj.bias (D), initialised as PyTorch does. `width`: D. Throws InputError unless it is
+  // a multiple of `heads`.
   MultiHeadAttention(ParameterStore& store, const std::string& name, int64_t width, int64_t heads);
-  // x (T, B, D) f32 or bf16 -> (T, B, D) f32, as linear() returns it.
+  // x (T, B, D) f32 or bf16 -> (T, B, D) f32: linear() returns f32, in which the attention is then
+  // computed. Throws InputError for another D.
   Var forward(Tape& tape, const Var& x, bool causal = false) const;
 
   int64_t heads;

@@ -26,12 +26,13 @@ Var gru_layer(Tape& tape, const Var& x, const RecurrentWeights& weights, Tensor&
 class Gru {
  public:
   // Parameters name.weight_ih_l0, name.weight_hh_l0, name.bias_ih_l0, name.bias_hh_l0, then l1 and
-  // so on. `dropout`: on the outputs of all layers but the last.
+  // so on, uniform in ±1/sqrt(H). `dropout`: on the outputs of all layers but the last. Throws
+  // InputError for sizes that are not positive.
   Gru(ParameterStore& store, const std::string& name, int64_t input, int64_t hidden,
       int64_t layers = 1, float dropout = 0);
 
-  // Returns the hidden states of all layers, f32 (layers, B, H), on the parameters' device. Values
-  // only: no gradient flows through a state from one window to the one before.
+  // Returns zeros, the hidden states of all layers, f32 (layers, B, H), on the parameters' device.
+  // Values only: no gradient flows through a state from one window to the one before.
   Tensor zero_state(int64_t batch) const;
   // x (T, B, I) -> (T, B, H). Replaces `state`. Throws InputError for shapes that do not fit.
   Var forward(Tape& tape, const Var& x, Tensor& state) const;

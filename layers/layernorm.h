@@ -10,9 +10,11 @@ namespace heddle {
 
 class LayerNorm {
  public:
-  // Parameters name.weight (1) and name.bias (0), both (C).
+  // Parameters name.weight (C), initially 1, and name.bias (C), initially 0. Throws InputError for
+  // no columns.
   LayerNorm(ParameterStore& store, const std::string& name, int64_t columns);
-  // x (..., C) f32 or bf16 -> same, in plain layout; sums in f32. Throws InputError for another C.
+  // x (..., C) f32 or bf16 -> same, in plain layout; sums in f32. The variance is that of the row
+  // itself (divided by C). Throws InputError for another C or type.
   Var forward(Tape& tape, const Var& x) const;
 
   Parameter *weight, *bias;

@@ -30,14 +30,15 @@ class Mistakes {
   explicit Mistakes(int64_t classes) : classes_(classes) {}
 
   // Counts a batch: logits f32 (N, classes) on any device, labels i32 (N) on the CPU. The images
-  // are first_sample, first_sample + 1, … of the set. Those whose logits are not finite are left
-  // out. Throws InputError for a label out of range.
+  // are first_sample, first_sample + 1, … of the set, which is not shuffled. Those whose logits are
+  // not finite are left out. Throws InputError for another shape and a label out of range.
   void add(const Tensor& logits, const Tensor& labels, int64_t first_sample);
-  // Combines what the learners have counted; all of them have the result. Collective.
+  // Combines what the learners have counted, perhaps nothing; all have the result. Collective.
   void combine(LearnerOptimizer& learners);
 
   // Returns {"classes": names, "confusion": [[class, taken for, images], …] without zeros,
-  // "images": [{"image", "class", "guess", "probability", "loss"}, …] with the largest loss first,
+  // "images": [{"image", "class", "guess", "probability", "loss"}, …] with the largest loss first
+  // (indices of the image, its class and the guess),
   // "side": pixels, "sheet": these images as the network sees them, one below the other, a PNG file
   // in base 64}. Throws InputError for an image that cannot be read.
   nlohmann::ordered_json json(const Loader& loader, const std::vector<std::string>& classes) const;

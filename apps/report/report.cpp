@@ -29,7 +29,7 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
   flags.add("html", &html, "",
             "with --watch: keep report.html up to date instead, for a browser that shows it",
             not_saved);
-  flags.add("once", &once, "", "with --watch: print once and exit", not_saved);
+  flags.add("once", &once, "", "with --watch: print, or write the page, once and exit", not_saved);
   flags.add("help", &help, "", "print this text", not_saved);
   flags.parse({arguments.begin() + 1, arguments.end()}, {});
   if (help) return print(flags.help()), 0;

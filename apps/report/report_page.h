@@ -17,13 +17,12 @@ namespace heddle {
 constexpr size_t kMaxReportRuns = 64;
 constexpr size_t kMaxReportBytes = 1900000;  // above, curves get fewer points, maps fewer columns
 
-// Returns the page. Above 0, it loads itself anew every `renewed_s` seconds, and shows then what it
-// showed before: the same part, zoom and settings. Throws InputError for no runs, too many, and a
-// file that is not a trace.
+// Returns the page. With `renewed_s` above 0 it reloads so often, in seconds, and keeps part, zoom
+// and settings. Throws InputError for no runs, too many, and a file that is not a trace.
 std::string report_page(const std::vector<RunRecord>& runs, int renewed_s = 0);
 
 // Returns a part of the page that the build has embedded: "report.html", "report.css", "report.js",
-// "dygraph.min.js".
+// "dygraph.min.js". Throws Error for another name.
 std::string_view report_file(std::string_view name);
 
 }  // namespace heddle

@@ -28,8 +28,9 @@ std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle
 // cannot be written.
 void watch_run(const std::string& folder, bool once);
 
-// Writes the report of the run to `output` whenever it has new lines, until it has ended, or
-// `once`. A browser that shows the page shows each new one. Throws as watch_run().
+// Writes the report of the run to `output` when it has new lines, at most every two seconds, until
+// the run has ended, been killed or, where that cannot be seen, been idle for half a minute; with
+// `once`, writes it once. Throws as watch_run(), and Error if `output` cannot be written.
 void watch_page(const std::string& folder, const std::string& output, bool once);
 
 }  // namespace heddle

@@ -203,7 +203,8 @@ def make_layers(check):
     pool_case("tanh", (2, 8, 5, 5), torch.tanh, check, scale=4)
     pool_case("gelu", (2, 8, 5, 5), F.gelu, check, scale=4)
     pool_case("softmax", (3, 16, 2, 9), lambda x: F.softmax(x, -1), check, scale=4)
-    norm = {"x": ((4, 16, 10), 2, 3), "weight": ((10,), 0.1, 1), "bias": ((10,), 0.1, 0)}
+    # A variance so small that epsilon shows.
+    norm = {"x": ((4, 16, 10), 0.02, 0.05), "weight": ((10,), 0.1, 1), "bias": ((10,), 0.1, 0)}
     layer_case("layernorm", norm, lambda x, weight, bias: {"y": F.layer_norm(x, (10,), weight, bias)}, check)
     attention_case("attention", (5, 3, 8, 2), check)
     attention_case("attention_causal", (6, 2, 12, 3), check, causal=True)
