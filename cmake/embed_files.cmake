@@ -55,9 +55,10 @@ const std::vector<EmbeddedFile>& @function@() {
 
 }  // namespace heddle
 ]])
-  # Kept out of unity builds, which would lose track of the files that this source depends on.
+  # Kept out of unity builds, which would lose track of the files that this source depends on. The
+  # list of paths alone may be longer than the 64 KiB that compilers must accept as a string.
   set_source_files_properties(${output} PROPERTIES OBJECT_DEPENDS "${ARG_PATHS}"
-    SKIP_UNITY_BUILD_INCLUSION ON)
+    SKIP_UNITY_BUILD_INCLUSION ON COMPILE_OPTIONS -Wno-overlength-strings)
 endfunction()
 
 # heddle_embed_sources(OUTPUT FOLDER…): writes OUTPUT, which defines embedded_sources(): the *.h,
