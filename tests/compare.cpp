@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "core/kernels.h"
 #include "tests/device.h"
 #include "tests/gradcheck.h"
 #include "tests/tolerances.h"
@@ -35,6 +36,28 @@ void compare(const std::string& operation, const std::string& what, DType dtype,
               dtype_name(dtype), worst, bound);
   CAPTURE(what);
   CHECK(worst <= bound);
+}
+
+Results run_layer(ParameterStore& store, const Tensor& input, const Network& network,
+                  const TapeOptions& options) {
+  Tape tape(options);
+  const Var x(input, true), y = network(tape, x);
+  Results out = {y.value().to_vector()};
+  const Tensor dy = random_tensor(y.shape(), 131, Layout::plain, 1.0f, y.value().dtype());
+  const Var loss(Tensor::from({0.0f}, {}), true);
+  tape.record("projection", loss, {}, [&](BackwardPass& pass) {
+    (void)std::move(pass.dy).sum();
+    y.add_grad(converted(dy, dy.dtype(), y.value().layout()).clone());
+  });
+  store.begin_step();
+  tape.backward(loss);
+  if (x.grad().defined()) out.push_back(x.grad().to_vector());
+  for (Parameter& p : store.parameters()) out.push_back(p.grad.to_vector());
+  return out;
+}
+
+std::vector<DType> library_types() {
+  return bf16_on_cpu() ? std::vector{DType::f32, DType::bf16} : std::vector{DType::f32};
 }
 
 }  // namespace heddle

@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "core/context.h"
+#include "core/tape.h"
 #include "core/tensor.h"
 
 namespace heddle {
 
 using Results = std::vector<std::vector<float>>;  // in logical order
+using Network = std::function<Var(Tape&, const Var&)>;
 
 // Returns options for the device that is compared with the CPU.
 ContextOptions subject(bool tune = false);
@@ -20,5 +22,12 @@ ContextOptions subject(bool tune = false);
 // for gpu-report.md, and checks that the distance is within the tolerance of the operation.
 void compare(const std::string& operation, const std::string& what, DType dtype,
              const std::function<Results()>& job, const ContextOptions& options = subject());
+
+// Returns the output of a layer, and the gradients of its input and of all parameters.
+Results run_layer(ParameterStore& store, const Tensor& input, const Network& network,
+                  const TapeOptions& options = {});
+
+// Returns the types that oneDNN supports on this CPU, the reference for a GPU's results.
+std::vector<DType> library_types();
 
 }  // namespace heddle
