@@ -18,7 +18,7 @@ Tensor matrix(const Tensor& all, int64_t i) {
 
 // Returns (parts, batch, heads, steps, width) as matrices (parts * batch * heads, steps, width).
 Tensor split_heads(const Tensor& x, const Heads& n) {
-  const Tensor out =
+  Tensor out =
       Tensor::empty_on(x.device(), {n.parts * n.batch * n.heads, n.steps, n.width}, x.dtype());
   HEDDLE_DISPATCH(x.device(), permute_heads(x, n, false, out));
   return out;
@@ -26,7 +26,7 @@ Tensor split_heads(const Tensor& x, const Heads& n) {
 
 // Returns the opposite of split_heads(), as (steps, batch, parts * heads * width).
 Tensor merge_heads(const Tensor& x, const Heads& n) {
-  const Tensor out =
+  Tensor out =
       Tensor::empty_on(x.device(), {n.steps, n.batch, n.parts * n.heads * n.width}, x.dtype());
   HEDDLE_DISPATCH(x.device(), permute_heads(x, n, true, out));
   return out;

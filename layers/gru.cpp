@@ -83,7 +83,7 @@ Gru::Gru(ParameterStore& store, const std::string& name, int64_t input, int64_t 
 }
 
 Tensor Gru::zero_state(int64_t batch) const {
-  const Tensor state =
+  Tensor state =
       Tensor::empty_on(weights_[0].hh->value.device(), {std::ssize(weights_), batch, hidden_});
   state.fill_zero();
   return state;

@@ -111,7 +111,7 @@ Json read_decision(const std::string& file, const char* list, const char* what) 
 
 // Reads the mistakes of the last validation (apps/models/mistakes.h).
 Json read_mistakes(const std::string& file) {
-  const Json json = parse_json<Json>(read_text_file(file), file);
+  Json json = parse_json<Json>(read_text_file(file), file);
   const auto all = [&](const char* key, const auto& fits) {
     return json.contains(key) && json[key].is_array() && std::ranges::all_of(json[key], fits);
   };
