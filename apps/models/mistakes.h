@@ -4,7 +4,7 @@
 //   Mistakes mistakes(10);
 //   mistakes.add(logits, labels, batch.first_sample);  // every batch
 //   mistakes.combine(optimizer);                       // with several learners
-//   folder.write_optional("mistakes.json", mistakes.json(loader, classes).dump());
+//   folder.write_optional("mistakes.json", json_line(mistakes.json(loader, classes)));
 //
 // Used by one thread.
 #pragma once
