@@ -12,6 +12,9 @@
 #include "core/error.h"
 #include "core/scalar.h"
 
+#ifdef HEDDLE_CUDA
+#include <cuda_profiler_api.h>
+#endif
 #if defined(HEDDLE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #define HEDDLE_NVTX 1
@@ -44,6 +47,20 @@ double thread_seconds() {
 double Trace::now() {
   using namespace std::chrono;
   return duration<double, std::micro>(steady_clock::now().time_since_epoch()).count();
+}
+
+void Trace::start() {
+#ifdef HEDDLE_CUDA
+  if (Context::current().device().is_cuda()) (void)cudaProfilerStart();
+#endif
+  enabled_.store(true, std::memory_order_relaxed);
+}
+
+void Trace::stop() {
+  enabled_.store(false, std::memory_order_relaxed);
+#ifdef HEDDLE_CUDA
+  if (Context::current().device().is_cuda()) (void)cudaProfilerStop();
+#endif
 }
 
 void Trace::push(Event event) {

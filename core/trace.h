@@ -55,8 +55,10 @@ struct Note {
 
 class Trace {
  public:
-  void start() { enabled_.store(true, std::memory_order_relaxed); }
-  void stop() { enabled_.store(false, std::memory_order_relaxed); }
+  // If the current Context computes on a GPU, they also start and stop CUDA's profiler, for
+  // `ncu --profile-from-start off` and `nsys profile -c cudaProfilerApi`.
+  void start();
+  void stop();
   bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
 
   // Records a range, begin and end in microseconds of the steady clock. Events beyond kMaxEvents

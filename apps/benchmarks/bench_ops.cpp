@@ -104,6 +104,7 @@ void break_down(const Options& o, const Case& c) {
     trainer.step([&](Parameter& p) { step.final_us[p.name] = Trace::now(); });
     step.end_us = Trace::now();
   }
+  context.trace().stop();
 
   // The shortest times of all steps, because any disturbance makes them longer.
   const std::vector<Range> trace = read_trace(context.trace());
