@@ -53,17 +53,18 @@ __device__ V block_reduce(V mine, Join join, V (&scratch)[kThreads]) {
   return scratch[0];
 }
 
-// Adds one value of each thread of a column (threadIdx.x) in the order of rows (threadIdx.y);
-// returns the sum on row 0, 0 on the others.
+// Adds one value of each thread of a column (threadIdx.x) in a tree over the rows (threadIdx.y), a
+// power of two; returns the sum on row 0.
 template <class V, int kRows, int kColumns>
 __device__ V sum_column(V mine, V (&scratch)[kRows][kColumns]) {
   __syncthreads();
   scratch[threadIdx.y][threadIdx.x] = mine;
-  __syncthreads();
-  V sum = 0;
-  if (threadIdx.y == 0)
-    for (int k = 0; k < kRows; ++k) sum += scratch[k][threadIdx.x];
-  return sum;
+  for (int half = kRows / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (to_int(threadIdx.y) < half)
+      scratch[threadIdx.y][threadIdx.x] += scratch[threadIdx.y + half][threadIdx.x];
+  }
+  return scratch[threadIdx.y][threadIdx.x];
 }
 #endif
 

@@ -36,7 +36,7 @@ HEDDLE_HD constexpr int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit
 
 // Returns beta * old + fresh, the rule by which gradients accumulate. With beta = 0 the old value
 // is not read: NaN in fresh memory must not survive.
-HEDDLE_HD constexpr float accumulate(float beta, float old, float fresh) {
+HEDDLE_HD constexpr float accumulate(float beta, const float& old, float fresh) {
   return (beta == 0.0f ? 0.0f : beta * old) + fresh;
 }
 

@@ -11,6 +11,7 @@
 #include "core/context.h"
 #include "core/error.h"
 #include "core/scalar.h"
+#include "core/streams.h"
 
 #ifdef HEDDLE_CUDA
 #include <cuda_profiler_api.h>
@@ -49,10 +50,11 @@ double Trace::now() {
   return duration<double, std::micro>(steady_clock::now().time_since_epoch()).count();
 }
 
-void Trace::start() {
+void Trace::start(bool wait) {
 #ifdef HEDDLE_CUDA
   if (Context::current().device().is_cuda()) (void)cudaProfilerStart();
 #endif
+  waits_.store(wait, std::memory_order_relaxed);
   enabled_.store(true, std::memory_order_relaxed);
 }
 
@@ -198,11 +200,13 @@ TraceRange::TraceRange(const char* track, std::string_view name) {
 #ifdef HEDDLE_NVTX
   nvtxRangePushA(concat(track, ": ", name).c_str());
 #endif
+  if (context.trace().waits()) wait_for_stream();
   begin_ = Trace::now();
 }
 
 TraceRange::~TraceRange() {
   if (context_ == nullptr) return;
+  if (context_->trace().waits()) wait_for_stream();
   context_->trace().add(std::move(name_), track_, begin_, Trace::now());
   context_->trace_memory();
 #ifdef HEDDLE_NVTX

@@ -56,10 +56,12 @@ struct Note {
 class Trace {
  public:
   // If the current Context computes on a GPU, they also start and stop CUDA's profiler, for
-  // `ncu --profile-from-start off` and `nsys profile -c cudaProfilerApi`.
-  void start();
+  // `ncu --profile-from-start off` and `nsys profile -c cudaProfilerApi`. A range then shows when
+  // its work was started there; with `wait`, it begins and ends when the thread's stream is idle.
+  void start(bool wait = false);
   void stop();
   bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
+  bool waits() const { return waits_.load(std::memory_order_relaxed); }
 
   // Records a range, begin and end in microseconds of the steady clock. Events beyond kMaxEvents
   // are only counted.
@@ -104,7 +106,7 @@ class Trace {
   };
   using Track = std::pair<std::string, std::thread::id>;
   void push(Event event);
-  std::atomic<bool> enabled_ = false, explaining_ = false;
+  std::atomic<bool> enabled_ = false, waits_ = false, explaining_ = false;
   mutable std::mutex mutex_;
   std::vector<Event> events_;
   std::vector<Note> notes_;

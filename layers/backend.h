@@ -99,12 +99,14 @@ void activation_backward(const Activation& a, const Tensor& kept, const Tensor& 
                          const Tensor& dx);
 void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 
-// batchnorm_apply computes y = [relu](x * scale + shift + residual); residual may be undefined.
-void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance);
-void batchnorm_update_running(const BatchNormRunning& a);
+// batchnorm_statistics computes mean and variance of x too. batchnorm_apply computes
+// y = [relu](x * scale + shift + residual), residual may be undefined, and moves running statistics
+// where they are given.
+void batchnorm_statistics(const Tensor& x, const BatchNormAffine& a);
 void batchnorm_affine(const BatchNormAffine& a);
 void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
-                     const Tensor& residual, bool relu, const Tensor& y);
+                     const Tensor& residual, bool relu, const Tensor& y,
+                     const BatchNormRunning* running = nullptr);
 void batchnorm_backward(const BatchNormBackward& a);
 
 // The weight's backward computes dw = gradient + beta * dw.
@@ -185,12 +187,21 @@ void activation_backward(const Activation& a, const Tensor& kept, const Tensor& 
                          const Tensor& dx);
 void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 
-void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance);
-void batchnorm_update_running(const BatchNormRunning& a);
+void batchnorm_statistics(const Tensor& x, const BatchNormAffine& a);
 void batchnorm_affine(const BatchNormAffine& a);
 void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
-                     const Tensor& residual, bool relu, const Tensor& y);
+                     const Tensor& residual, bool relu, const Tensor& y,
+                     const BatchNormRunning* running = nullptr);
 void batchnorm_backward(const BatchNormBackward& a);
+
+// A first convolution over squares of pixels (layers/stem_cuda.cu): x (N, C, H, W) and w (O, C, K,
+// L) as bf16 of folded_map_shape() and folded_weight_shape(), channels last.
+bool folds(const Tensor& x, const Conv2dOptions& o);
+Shape folded_map_shape(const Shape& y, const Shape& w);
+Shape folded_weight_shape(const Shape& w);
+Tensor fold_map(const Tensor& x, const Shape& shape, int64_t padding);
+Tensor fold_weight(const Tensor& w);
+void unfold_gradient(const Tensor& folded, const Tensor& dw, float beta);  // + beta * dw
 
 ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o);
 void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o);

@@ -51,35 +51,30 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
   const Tensor residual = fusion.residual ? fusion.residual->value() : Tensor{};
   if (residual.defined()) check_form(residual, input.form(), norm.weight->name.c_str());
   const Device device = input.device();
-  Tensor mean = norm.running_mean->value, variance = norm.running_var->value;
-  if (tape.training() && !norm.fixed()) {
-    check(n * h * w > 1, norm.weight->name, ": one value per channel cannot be normalised, input ",
-          to_string(input.shape()));
-    mean = Tensor::empty_on(device, {c});
-    variance = Tensor::empty_on(device, {c});
-    HEDDLE_DISPATCH(device, batchnorm_statistics(input, mean, variance));
-    const int64_t count = n * h * w;
-    HEDDLE_DISPATCH(device,
-                    batchnorm_update_running({.mean = mean,
-                                              .variance = variance,
-                                              .momentum = norm.momentum,
-                                              .unbiased = to_float(count) / to_float(count - 1),
-                                              .running_mean = norm.running_mean->value,
-                                              .running_var = norm.running_var->value,
-                                              .batches = norm.batches->value}));
-  }
-  const Tensor invstd = Tensor::empty_on(device, {c}), scale = Tensor::empty_on(device, {c}),
+  const bool training = tape.training() && !norm.fixed();
+  check(!training || n * h * w > 1, norm.weight->name,
+        ": one value per channel cannot be normalised, input ", to_string(input.shape()));
+  const auto of_batch = [&](const Buffer& running) {
+    return training ? Tensor::empty_on(device, {c}) : running.value;
+  };
+  const Tensor mean = of_batch(*norm.running_mean), variance = of_batch(*norm.running_var),
+               invstd = Tensor::empty_on(device, {c}), scale = Tensor::empty_on(device, {c}),
                shift = Tensor::empty_on(device, {c});
-  HEDDLE_DISPATCH(device, batchnorm_affine({.mean = mean,
-                                            .variance = variance,
-                                            .weight = norm.weight->value,
-                                            .bias = norm.bias->value,
-                                            .eps = norm.eps,
-                                            .invstd = invstd,
-                                            .scale = scale,
-                                            .shift = shift}));
+  const BatchNormAffine affine = {
+      mean, variance, norm.weight->value, norm.bias->value, norm.eps, invstd, scale, shift};
+  const int64_t count = n * h * w;
+  const BatchNormRunning running = {.mean = mean,
+                                    .variance = variance,
+                                    .momentum = norm.momentum,
+                                    .unbiased = to_float(count) / to_float(count - 1),
+                                    .running_mean = norm.running_mean->value,
+                                    .running_var = norm.running_var->value,
+                                    .batches = norm.batches->value};
   Tensor output = Tensor::empty_like(input);
-  HEDDLE_DISPATCH(device, batchnorm_apply(input, scale, shift, residual, fusion.relu, output));
+  training ? HEDDLE_DISPATCH(device, batchnorm_statistics(input, affine))
+           : HEDDLE_DISPATCH(device, batchnorm_affine(affine));
+  HEDDLE_DISPATCH(device, batchnorm_apply(input, scale, shift, residual, fusion.relu, output,
+                                          training ? &running : nullptr));
   const Var skip = fusion.residual ? *fusion.residual : Var();
   Var y(output, x.needs_grad() || skip.needs_grad() || !norm.fixed());
   if (norm.fixed()) {

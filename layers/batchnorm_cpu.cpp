@@ -100,9 +100,18 @@ void backward_input(const Runs& runs, const BatchNormBackward& a, const float* u
   });
 }
 
+void move_running(const BatchNormRunning& a) {
+  if (!heddle::all_finite(a.mean) || !heddle::all_finite(a.variance)) return;
+  heddle::scale(a.running_mean, 1.0f - a.momentum);
+  heddle::axpy(a.momentum, a.mean, a.running_mean);
+  heddle::scale(a.running_var, 1.0f - a.momentum);
+  heddle::axpy(a.momentum * a.unbiased, a.variance, a.running_var);
+  ++*a.batches.data<int64_t>();
+}
+
 }  // namespace
 
-void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance) {
+void batchnorm_statistics(const Tensor& x, const BatchNormAffine& a) {
   const Runs runs(x);
   const int64_t channels = runs.channels(), width = runs.width();
   // Sums are taken around the run's first pixel, which is near the mean: squares do not cancel.
@@ -145,23 +154,17 @@ void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& var
     }
   }
   for (int64_t c = 0; c < channels; ++c) {
-    mean.data<float>()[c] = to_float(mu[c]);
+    a.mean.data<float>()[c] = to_float(mu[c]);
     // A negative remainder of cancellation is zero variance; NaN must stay NaN.
-    variance.data<float>()[c] = to_float(squares[c] < 0 ? 0.0 : squares[c] / count);
+    a.variance.data<float>()[c] = to_float(squares[c] < 0 ? 0.0 : squares[c] / count);
   }
-}
-
-void batchnorm_update_running(const BatchNormRunning& a) {
-  if (!heddle::all_finite(a.mean) || !heddle::all_finite(a.variance)) return;
-  heddle::scale(a.running_mean, 1.0f - a.momentum);
-  heddle::axpy(a.momentum, a.mean, a.running_mean);
-  heddle::scale(a.running_var, 1.0f - a.momentum);
-  heddle::axpy(a.momentum * a.unbiased, a.variance, a.running_var);
-  ++*a.batches.data<int64_t>();
+  batchnorm_affine(a);
 }
 
 void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
-                     const Tensor& residual, bool relu, const Tensor& y) {
+                     const Tensor& residual, bool relu, const Tensor& y,
+                     const BatchNormRunning* running) {
+  if (running != nullptr) move_running(*running);
   const Runs runs(x);
   with_runs(runs, x, [&]<int kLanes, class T>() {
     using L = Lanes<kLanes>;

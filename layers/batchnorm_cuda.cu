@@ -8,18 +8,28 @@
 #include "core/pack.h"
 #include "core/shared_kernel.h"
 #include "layers/backend.h"
+#include "layers/batchnorm_affine.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {
 
 constexpr int kBlock = 256;
+constexpr int kBlocks = 2 * 132;  // two on each multiprocessor of a Hopper GPU
 
-// The cut of (pixels, channels): block (i, k) does strip i of the channels and part k of the
-// pixels.
+// The cut of (pixels, channels): block (i, k) does strip i of the channels and rows k, k + parts, …
+// of pixels, a row being those that a block's threads read at once. So all blocks sweep the map
+// together, and a kernel that sweeps back finds the end of the last sweep in the L2 cache.
 struct Cut {
-  int64_t pixels, channels, part;  // part: pixels of a block
+  int64_t pixels, channels;
   unsigned strips, parts;
   int across;  // threads side by side on the channels
+
+  HEDDLE_HD int down() const { return kBlock / across; }
+  // Returns the number of pixels in part k.
+  HEDDLE_HD int64_t pixels_of(int64_t k) const {
+    const int64_t span = to_int64(parts) * down(), rest = pixels % span - k * down();
+    return pixels / span * down() + (rest < 0 ? 0 : rest < down() ? rest : down());
+  }
 };
 
 Cut cut_map(const Tensor& x, int pack) {
@@ -30,30 +40,47 @@ Cut cut_map(const Tensor& x, int pack) {
   int across = 1;
   while (across < 32 && across < packs) across *= 2;
   const int64_t strips = ceil_div(packs, across), down = kBlock / across;
-  // Enough blocks to fill a GPU, but each with some pixels per thread.
+  // All blocks run at once, and each has some pixels per thread.
   const int64_t parts =
-      std::clamp<int64_t>(pixels / (8 * down), 1, std::max<int64_t>(1, 512 / strips));
-  const int64_t part = ceil_div(pixels, parts);
-  return {pixels,
-          c,
-          part,
-          static_cast<unsigned>(strips),
-          static_cast<unsigned>(part == 0 ? 1 : ceil_div(pixels, part)),
-          across};
+      std::clamp<int64_t>(pixels / (8 * down), 1, std::max<int64_t>(1, kBlocks / strips));
+  return {pixels, c, static_cast<unsigned>(strips), static_cast<unsigned>(parts), across};
 }
 
-// A thread's part: its first channel, and the pixels first, first + step, … below end.
+// A thread's part: its first channel, and the elements first, first + step, … of the map.
 struct Place {
-  int64_t channel, first, step, end;
+  int64_t channel, first, step, count;
   int row;  // of the block's threads
 };
 
 template <int kPack>
 __device__ Place place_of(const Cut& cut) {
   const int column = to_int(threadIdx.x) % cut.across, row = to_int(threadIdx.x) / cut.across;
-  const int64_t begin = blockIdx.y * cut.part, end = begin + cut.part;
-  return {(to_int64(blockIdx.x) * cut.across + column) * kPack, begin + row, kBlock / cut.across,
-          end < cut.pixels ? end : cut.pixels, row};
+  const int64_t channel = (to_int64(blockIdx.x) * cut.across + column) * kPack,
+                pixel = to_int64(blockIdx.y) * cut.down() + row,
+                step = to_int64(cut.parts) * cut.down();
+  const bool outside = channel >= cut.channels || pixel >= cut.pixels;
+  return {channel, pixel * cut.channels + channel, step * cut.channels,
+          outside ? 0 : (cut.pixels - pixel + step - 1) / step, row};
+}
+
+enum class Sweep : uint8_t { forward, back };
+
+// Calls use(i, load(i)) for each element i of the place, in order or from the last to the first;
+// kAhead of them are loaded before the first of them is used.
+template <Sweep kSweep, int kAhead, class Load, class Use>
+__device__ void sweep(const Place& at, const Load& load, const Use& use) {
+  const auto element = [&](int64_t k) {
+    return at.first + (kSweep == Sweep::back ? at.count - 1 - k : k) * at.step;
+  };
+  for (int64_t k = 0; k < at.count; k += kAhead) {
+    decltype(load(k)) loaded[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (k + i < at.count) loaded[i] = load(element(k + i));
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (k + i < at.count) use(element(k + i), loaded[i]);
+  }
 }
 
 // Sums s and t over the threads of a block that share channels, as a tree; the first row writes s
@@ -86,40 +113,45 @@ template <class T, int kPack>
 __global__ void sum_deviations(const T* x, Cut cut, float* partial) {
   const Place at = place_of<kPack>(cut);
   float s[kPack] = {}, q[kPack] = {};
-  if (at.channel < cut.channels) {
-    const auto origin = load_pack<kPack>(x + blockIdx.y * cut.part * cut.channels + at.channel);
-#pragma unroll 4
-    for (int64_t p = at.first; p < at.end; p += at.step) {
-      const auto value = load_pack<kPack>(x + p * cut.channels + at.channel);
-      for (int i = 0; i < kPack; ++i) {
-        const float d = value[i] - origin[i];
-        s[i] += d;
-        q[i] += d * d;
-      }
-    }
+  if (at.count > 0) {
+    const auto origin = load_pack<kPack>(x + at.first - at.row * cut.channels);
+    sweep<Sweep::back, 4>(
+        at, [&](int64_t i) { return load_pack<kPack>(x + i); },
+        [&](int64_t, const Pack<T, kPack>& value) {
+          for (int i = 0; i < kPack; ++i) {
+            const float d = value[i] - origin[i];
+            s[i] += d;
+            q[i] += d * d;
+          }
+        });
   }
   join_threads<kPack>(cut, at, s, q, partial);
 }
 
-constexpr int kJoinChannels = 32, kJoinSlices = 16;
+constexpr int kJoinChannels = 8, kJoinSlices = 32;
+
+// What batchnorm_statistics() computes of each channel.
+struct Statistics {
+  float *mean, *variance, *invstd, *scale, *shift;
+  const float *weight, *bias;
+  float eps;
+};
 
 // Joins the parts' means and squared deviations around the first pixel of the map.
 template <class T>
-__global__ void join_statistics(const T* x, Cut cut, const float* partial, float* mean,
-                                float* variance) {
+__global__ void join_statistics(const T* x, Cut cut, const float* partial, Statistics out) {
   __shared__ double shared[kJoinSlices][kJoinChannels];
   const int64_t c = blockIdx.x * to_int64(kJoinChannels) + threadIdx.x;
   double sum = 0, squares = 0, origin = 0;
   if (c < cut.channels) {
     origin = to_float(x[c]);
     for (int64_t k = threadIdx.y; k < cut.parts; k += kJoinSlices) {
-      const int64_t begin = k * cut.part, rest = cut.pixels - begin;
-      const double n = to_double(rest < cut.part ? rest : cut.part);
+      const double n = to_double(cut.pixels_of(k));
       const double s = partial[k * 2 * cut.channels + c],
-                   q = partial[(k * 2 + 1) * cut.channels + c];
-      const double d = to_float(x[begin * cut.channels + c]) - origin + s / n;
+                   q = partial[(k * 2 + 1) * cut.channels + c], mean = s / n;
+      const double d = to_float(x[k * cut.down() * cut.channels + c]) - origin + mean;
       sum += n * d;
-      squares += q - s * s / n + n * d * d;
+      squares += q - s * mean + n * d * d;
     }
   }
   sum = sum_column(sum, shared);
@@ -127,34 +159,76 @@ __global__ void join_statistics(const T* x, Cut cut, const float* partial, float
   if (threadIdx.y > 0 || c >= cut.channels) return;
   const double n = to_double(cut.pixels);
   const double v = (squares - sum * sum / n) / n;
-  mean[c] = to_float(origin + sum / n);
+  out.mean[c] = to_float(origin + sum / n);
   // A negative remainder of cancellation is zero variance; NaN must stay NaN.
-  variance[c] = to_float(v < 0 ? 0.0 : v);
+  out.variance[c] = to_float(v < 0 ? 0.0 : v);
+  MakeAffine{out.mean, out.variance, out.weight, out.bias,
+             out.eps,  out.invstd,   out.scale,  out.shift}(c);
+}
+
+// The running statistics and the batch's own, which move them. No `batches`: they stay.
+struct Running {
+  const float *mean, *variance;
+  float momentum, unbiased;
+  float *running_mean, *running_var;
+  int64_t* batches;
+};
+
+// Updates the running statistics, in one block, unless any new value is non-finite.
+__device__ void move_running(const Running& a, int64_t channels) {
+  __shared__ int broken[kBlock];
+  int mine = 0;
+  for (int64_t c = threadIdx.x; c < channels; c += kBlock)
+    mine |= !(a.mean[c] - a.mean[c] == 0.0f) || !(a.variance[c] - a.variance[c] == 0.0f);
+  broken[threadIdx.x] = mine;
+  __syncthreads();
+  for (int i = 0; i < kBlock; ++i) mine |= broken[i];
+  if (mine != 0) return;
+  for (int64_t c = threadIdx.x; c < channels; c += kBlock) {
+    a.running_mean[c] = a.running_mean[c] * (1.0f - a.momentum) + a.momentum * a.mean[c];
+    a.running_var[c] =
+        a.running_var[c] * (1.0f - a.momentum) + a.momentum * a.unbiased * a.variance[c];
+  }
+  if (threadIdx.x == 0) ++*a.batches;
 }
 
 template <class T, int kPack>
-__global__ void apply(const T* x, const T* residual, Cut cut, const float* scale,
-                      const float* shift, bool relu, T* y) {
+struct Normalized {
+  Pack<T, kPack> x, skip;
+};
+
+// Blocks beyond the cut's parts update the running statistics meanwhile.
+template <class T, int kPack>
+__global__ void __launch_bounds__(kBlock, 2)
+    apply(const T* x, const T* residual, Cut cut, const float* scale, const float* shift, bool relu,
+          T* y, Running running) {
+  if (blockIdx.y == cut.parts) {
+    if (blockIdx.x == 0) move_running(running, cut.channels);
+    return;
+  }
   const Place at = place_of<kPack>(cut);
-  if (at.channel >= cut.channels) return;
+  if (at.count == 0) return;
   float factor[kPack], offset[kPack];
   for (int i = 0; i < kPack; ++i) {
     factor[i] = scale[at.channel + i];
     offset[i] = shift[at.channel + i];
   }
-#pragma unroll 4
-  for (int64_t p = at.first; p < at.end; p += at.step) {
-    const int64_t place = p * cut.channels + at.channel;
-    const auto value = load_pack<kPack>(x + place);
-    Pack<T, kPack> skip = {}, out;
-    if (residual != nullptr) skip = load_pack<kPack>(residual + place);
-    for (int i = 0; i < kPack; ++i) {
-      float v = value[i] * factor[i] + offset[i];
-      if (residual != nullptr) v += skip[i];
-      out.set(i, relu && v < 0.0f ? 0.0f : v);  // NaN stays NaN
-    }
-    store_pack<kPack>(y + place, out);
-  }
+  sweep<Sweep::forward, 4>(
+      at,
+      [&](int64_t i) {
+        Normalized<T, kPack> out = {load_pack<kPack>(x + i), {}};
+        if (residual != nullptr) out.skip = load_pack<kPack>(residual + i);
+        return out;
+      },
+      [&](int64_t place, const Normalized<T, kPack>& in) {
+        Pack<T, kPack> out;
+        for (int i = 0; i < kPack; ++i) {
+          float v = in.x[i] * factor[i] + offset[i];
+          if (residual != nullptr) v += in.skip[i];
+          out.set(i, relu && v < 0.0f ? 0.0f : v);  // NaN stays NaN
+        }
+        store_pack<kPack>(y + place, out);
+      });
 }
 
 // Inputs of the backward pass. y is null unless the sign of ReLU's input follows from it.
@@ -178,42 +252,45 @@ struct ChannelConstants {
   }
 };
 
-// Computes the gradient before ReLU of a pack at `place`, with the sign of y or of its formula.
+// What the backward pass reads of an element; dy2 and y are zero where there are none.
 template <class T, int kPack>
-__device__ void masked_gradient(const Operands<T>& a, int64_t place, const Pack<T, kPack>& x,
-                                const ChannelConstants<kPack>& c, float (&g)[kPack]) {
-  const auto dy = load_pack<kPack>(a.dy + place);
-  Pack<T, kPack> dy2 = {}, y = {};
-  if (a.dy2 != nullptr) dy2 = load_pack<kPack>(a.dy2 + place);
-  if (a.y != nullptr) y = load_pack<kPack>(a.y + place);
-  for (int i = 0; i < kPack; ++i) {
-    g[i] = a.dy2 != nullptr ? dy[i] + dy2[i] : dy[i];
-    const float sign = a.y != nullptr ? y[i] : x[i] * c.scale[i] + c.shift[i];
-    if (a.relu && !(sign > 0.0f)) g[i] = 0.0f;
+struct Loaded {
+  Pack<T, kPack> x, dy, dy2, y;
+
+  __device__ static Loaded of(const Operands<T>& a, int64_t place) {
+    Loaded out = {load_pack<kPack>(a.x + place), load_pack<kPack>(a.dy + place), {}, {}};
+    if (a.dy2 != nullptr) out.dy2 = load_pack<kPack>(a.dy2 + place);
+    if (a.y != nullptr) out.y = load_pack<kPack>(a.y + place);
+    return out;
   }
-}
+  // Returns value i of the gradient before ReLU, with the sign of y or of its formula.
+  __device__ float masked(const Operands<T>& a, const ChannelConstants<kPack>& c, int i) const {
+    const float g = a.dy2 != nullptr ? dy[i] + dy2[i] : dy[i];
+    const float sign = a.y != nullptr ? y[i] : x[i] * c.scale[i] + c.shift[i];
+    return a.relu && !(sign > 0.0f) ? 0.0f : g;
+  }
+};
 
 // Sums dz and dz * (x - mean), in the first pass; stores dz where it is needed.
 template <class T, int kPack>
-__global__ void sum_gradients(Operands<T> a, Cut cut, T* dz, float* partial) {
+__global__ void __launch_bounds__(kBlock, 2)
+    sum_gradients(Operands<T> a, Cut cut, T* dz, float* partial) {
   const Place at = place_of<kPack>(cut);
   float s[kPack] = {}, t[kPack] = {};
-  if (at.channel < cut.channels) {
+  if (at.count > 0) {
     const ChannelConstants<kPack> c(a, at.channel);
-#pragma unroll 2
-    for (int64_t p = at.first; p < at.end; p += at.step) {
-      const int64_t place = p * cut.channels + at.channel;
-      const auto x = load_pack<kPack>(a.x + place);
-      float g[kPack];
-      masked_gradient(a, place, x, c, g);
-      Pack<T, kPack> out;
-      for (int i = 0; i < kPack; ++i) {
-        out.set(i, g[i]);
-        s[i] += g[i];
-        t[i] += g[i] * (x[i] - c.mean[i]);
-      }
-      if (dz != nullptr) store_pack<kPack>(dz + place, out);
-    }
+    sweep<Sweep::back, 2>(
+        at, [&](int64_t i) { return Loaded<T, kPack>::of(a, i); },
+        [&](int64_t place, const Loaded<T, kPack>& in) {
+          Pack<T, kPack> out;
+          for (int i = 0; i < kPack; ++i) {
+            const float g = in.masked(a, c, i);
+            out.set(i, g);
+            s[i] += g;
+            t[i] += g * (in.x[i] - c.mean[i]);
+          }
+          if (dz != nullptr) store_pack<kPack>(dz + place, out);
+        });
   }
   join_threads<kPack>(cut, at, s, t, partial);
 }
@@ -250,9 +327,10 @@ __global__ void join_gradients(Cut cut, const float* partial, ParameterGradients
 
 // Computes dx, in the second pass.
 template <class T, int kPack>
-__global__ void input_gradient(Operands<T> a, Cut cut, const float* line, T* dx) {
+__global__ void __launch_bounds__(kBlock, 2)
+    input_gradient(Operands<T> a, Cut cut, const float* line, T* dx) {
   const Place at = place_of<kPack>(cut);
-  if (at.channel >= cut.channels) return;
+  if (at.count == 0) return;
   const ChannelConstants<kPack> c(a, at.channel);
   float u[kPack], v[kPack], k[kPack];
   for (int i = 0; i < kPack; ++i) {
@@ -260,35 +338,14 @@ __global__ void input_gradient(Operands<T> a, Cut cut, const float* line, T* dx)
     v[i] = line[cut.channels + at.channel + i];
     k[i] = line[2 * cut.channels + at.channel + i];
   }
-#pragma unroll 2
-  for (int64_t p = at.first; p < at.end; p += at.step) {
-    const int64_t place = p * cut.channels + at.channel;
-    const auto x = load_pack<kPack>(a.x + place);
-    float g[kPack];
-    masked_gradient(a, place, x, c, g);
-    Pack<T, kPack> out;
-    for (int i = 0; i < kPack; ++i) out.set(i, u[i] * g[i] + (v[i] * x[i] + k[i]));
-    store_pack<kPack>(dx + place, out);
-  }
-}
-
-// Updates the running statistics, in one block, unless any new value is non-finite.
-__global__ void move_running(const float* mean, const float* variance, int64_t channels,
-                             float momentum, float unbiased, float* running_mean,
-                             float* running_var, int64_t* batches) {
-  __shared__ int broken[kBlock];
-  int mine = 0;
-  for (int64_t c = threadIdx.x; c < channels; c += kBlock)
-    mine |= !(mean[c] - mean[c] == 0.0f) || !(variance[c] - variance[c] == 0.0f);
-  broken[threadIdx.x] = mine;
-  __syncthreads();
-  for (int i = 0; i < kBlock; ++i) mine |= broken[i];
-  if (mine != 0) return;
-  for (int64_t c = threadIdx.x; c < channels; c += kBlock) {
-    running_mean[c] = running_mean[c] * (1.0f - momentum) + momentum * mean[c];
-    running_var[c] = running_var[c] * (1.0f - momentum) + momentum * unbiased * variance[c];
-  }
-  if (threadIdx.x == 0) ++*batches;
+  sweep<Sweep::forward, 2>(
+      at, [&](int64_t i) { return Loaded<T, kPack>::of(a, i); },
+      [&](int64_t place, const Loaded<T, kPack>& in) {
+        Pack<T, kPack> out;
+        for (int i = 0; i < kPack; ++i)
+          out.set(i, u[i] * in.masked(a, c, i) + (v[i] * in.x[i] + k[i]));
+        store_pack<kPack>(dx + place, out);
+      });
 }
 
 dim3 blocks_of(const Cut& cut) { return dim3(cut.strips, cut.parts); }
@@ -308,29 +365,37 @@ T* or_null(const Tensor& x) {
 
 }  // namespace
 
-void batchnorm_statistics(const Tensor& x, const Tensor& mean, const Tensor& variance) {
+void batchnorm_statistics(const Tensor& x, const BatchNormAffine& a) {
   with_packs({&x}, x.shape()[1], [&]<class T, int kPack>() {
     const Cut cut = cut_map(x, kPack);
     const Tensor partial = partial_sums(cut);
     launch("batch norm: sums", sum_deviations<T, kPack>, blocks_of(cut), kBlock, x.data<T>(), cut,
            partial.data<float>());
     launch("batch norm: statistics", join_statistics<T>, join_blocks(cut), join_threads_of_block(),
-           x.data<T>(), cut, partial.data<float>(), mean.data<float>(), variance.data<float>());
+           x.data<T>(), cut, partial.data<float>(),
+           Statistics{a.mean.data<float>(), a.variance.data<float>(), a.invstd.data<float>(),
+                      a.scale.data<float>(), a.shift.data<float>(), a.weight.data<float>(),
+                      a.bias.data<float>(), a.eps});
   });
 }
 
-void batchnorm_update_running(const BatchNormRunning& a) {
-  launch("batch norm: running statistics", move_running, 1, kBlock, a.mean.data<float>(),
-         a.variance.data<float>(), a.mean.size(), a.momentum, a.unbiased,
-         a.running_mean.data<float>(), a.running_var.data<float>(), a.batches.data<int64_t>());
-}
-
 void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
-                     const Tensor& residual, bool relu, const Tensor& y) {
+                     const Tensor& residual, bool relu, const Tensor& y,
+                     const BatchNormRunning* running) {
   with_packs({&x, &residual, &y}, x.shape()[1], [&]<class T, int kPack>() {
     const Cut cut = cut_map(x, kPack);
-    launch("batch norm: apply", apply<T, kPack>, blocks_of(cut), kBlock, x.data<T>(),
-           or_null<T>(residual), cut, scale.data<float>(), shift.data<float>(), relu, y.data<T>());
+    Running moved = {};
+    if (running != nullptr)
+      moved = {running->mean.data<float>(),
+               running->variance.data<float>(),
+               running->momentum,
+               running->unbiased,
+               running->running_mean.data<float>(),
+               running->running_var.data<float>(),
+               running->batches.data<int64_t>()};
+    const dim3 blocks(cut.strips, cut.parts + (running != nullptr ? 1 : 0));
+    launch("batch norm: apply", apply<T, kPack>, blocks, kBlock, x.data<T>(), or_null<T>(residual),
+           cut, scale.data<float>(), shift.data<float>(), relu, y.data<T>(), moved);
   });
 }
 

@@ -1,10 +1,10 @@
 // Convolution on CUDA: activations channels last, pointwise convolutions as one GEMM (cuBLAS),
-// all others by cuDNN. The fp32 weights (OIHW) are laid out channels last, in the activations'
-// type, at each use: that is cheap compared with the product, and there is no copy that could
-// become stale. cuDNN computes weight gradients in the activations' type; they are added in fp32 on
-// the way back into OIHW. Algorithms are ranked once per shape: by cuDNN's heuristics, and where
-// the Context may tune, by their times. With a deterministic Context only deterministic ones count,
-// in the heuristics' order.
+// all others by cuDNN, a first layer's over squares of pixels (stem_cuda.cu). The fp32 weights
+// (OIHW) are laid out channels last, in the activations' type, at each use: that is cheap compared
+// with the product, and there is no copy that could become stale. cuDNN computes weight gradients
+// in the activations' type; they are added in fp32 on the way back into OIHW. Algorithms are ranked
+// once per shape: by cuDNN's heuristics, and where the Context may tune, by their times. With a
+// deterministic Context only deterministic ones count, in the heuristics' order.
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -204,9 +204,11 @@ cudnnStatus_t attempt(const ConvPlan& plan, const Candidate& c, const Tensor& a,
   return status;
 }
 
-// Orders the candidates by the shortest of three runs after a warm-up run; those that fail come
-// last, and convolve() reports why if it reaches them. The largest workspace goes first, so that
-// the others find its memory in the pool.
+constexpr int kTimedRuns = 5;  // of what is timed: one alone would be too short to measure
+
+// Orders the candidates by the time of a few runs after a warm-up run; those that fail come last,
+// and convolve() reports why if it reaches them. The largest workspace goes first, so that the
+// others find its memory in the pool.
 template <class Calls>
 void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor& out) {
   std::stable_sort(plan.candidates.begin(), plan.candidates.end(),
@@ -214,13 +216,12 @@ void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor
   std::vector<std::pair<float, Candidate>> timed;
   std::exception_ptr shortage;
   for (const Candidate& c : plan.candidates) {
-    float best = std::numeric_limits<float>::infinity();
     bool runs = attempt<Calls>(plan, c, a, b, out, shortage) == CUDNN_STATUS_SUCCESS;
-    for (int i = 0; i < 3 && runs; ++i)
-      best = std::min(best, stream_milliseconds([&] {
-                        runs = attempt<Calls>(plan, c, a, b, out, shortage) == CUDNN_STATUS_SUCCESS;
-                      }));
-    timed.emplace_back(runs ? best : std::numeric_limits<float>::infinity(), c);
+    const float ms = stream_milliseconds([&] {
+      for (int i = 0; i < kTimedRuns && runs; ++i)
+        runs = attempt<Calls>(plan, c, a, b, out, shortage) == CUDNN_STATUS_SUCCESS;
+    });
+    timed.emplace_back(runs ? ms : std::numeric_limits<float>::infinity(), c);
   }
   std::stable_sort(timed.begin(), timed.end(),
                    [](const auto& x, const auto& y) { return x.first < y.first; });
@@ -228,37 +229,83 @@ void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor
   plan.timed = true;
 }
 
-// Computes (a, b) -> out, in `to` where that has the layout used, else in new memory. Not
-// everything is offered channels last (fp32, groups): then the plain layout is used.
+struct Attempted {
+  cudnnStatus_t status = CUDNN_STATUS_SUCCESS;  // of the last attempt
+  std::exception_ptr shortage = nullptr;
+};
+
+bool may_time() {
+  const ContextOptions& options = Context::current().options();
+  return options.tune && !options.deterministic;
+}
+
+// Computes (a, b) -> out in one layout, in `to` where that has it, else in new memory. Returns an
+// undefined tensor if nothing supports it.
+template <class Calls>
+Tensor convolve_in(Layout layout, const Problem& p, const Tensor& a, const Tensor& b,
+                   const Shape& shape, const Tensor& to, Attempted& last) {
+  ConvPlan& plan = conv_plan<Calls>(p, layout);
+  if (plan.candidates.empty()) return {};
+  const Tensor left = converted(a, p.dtype, layout), right = converted(b, p.dtype, layout);
+  Tensor out = to.defined() && to.layout() == layout
+                   ? to
+                   : Tensor::empty_on(a.device(), shape, p.dtype, layout);
+  if (may_time() && !plan.timed && plan.candidates.size() > 1)
+    rank_by_time<Calls>(plan, left, right, out);
+  for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
+    last.status = attempt<Calls>(plan, *c, left, right, out, last.shortage);
+    if (last.status == CUDNN_STATUS_SUCCESS) return out;
+    // A recorded step must use the algorithm of the previous steps, and excludes none for later
+    // ones.
+    if (stream_is_recorded()) check_cudnn(last.status, "recorded convolution");
+    // A shortage of memory is temporary; an unsupported algorithm remains unsupported.
+    c = last.status == CUDNN_STATUS_ALLOC_FAILED ? std::next(c) : plan.candidates.erase(c);
+  }
+  return {};
+}
+
+// Returns the layout to try first. Not everything is offered channels last (groups), and in fp32
+// the plain layout can be faster in spite of the conversions: both are timed with them.
+template <class Calls>
+Layout first_layout(const Problem& p, const Tensor& a, const Tensor& b, const Shape& shape,
+                    const Tensor& to) {
+  if (p.dtype != DType::f32 || !may_time()) return Layout::nhwc;
+  const PlanKey key =
+      plan_key(Calls::kDirection, p.x, p.w, p.options.stride, p.options.padding, p.options.groups);
+  return cached_plan<Layout>(key, [&] {
+    Layout best = Layout::nhwc;
+    float least = std::numeric_limits<float>::infinity();
+    for (Layout layout : {Layout::nhwc, Layout::plain}) {
+      Attempted last;
+      const auto run = [&] {
+        const Tensor out = convolve_in<Calls>(layout, p, a, b, shape, to, last);
+        if (out.defined() && to.defined() && out.raw() != to.raw()) convert(out, to);
+        return out.defined();
+      };
+      if (!run()) continue;
+      const float ms = stream_milliseconds([&] {
+        for (int i = 0; i < kTimedRuns; ++i) run();
+      });
+      if (ms < least) best = layout, least = ms;
+    }
+    return best;
+  });
+}
+
+// Computes (a, b) -> out, in `to` where that has the layout used, else in new memory.
 template <class Calls>
 Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape& shape,
                 const Tensor& to) {
-  cudnnStatus_t status = CUDNN_STATUS_SUCCESS;  // of the last attempt
-  std::exception_ptr shortage;
-  for (Layout layout : {Layout::nhwc, Layout::plain}) {
-    ConvPlan& plan = conv_plan<Calls>(p, layout);
-    if (plan.candidates.empty()) continue;
-    const Tensor left = converted(a, p.dtype, layout), right = converted(b, p.dtype, layout);
-    Tensor out = to.defined() && to.layout() == layout
-                     ? to
-                     : Tensor::empty_on(a.device(), shape, p.dtype, layout);
-    const ContextOptions& options = Context::current().options();
-    if (options.tune && !options.deterministic && !plan.timed && plan.candidates.size() > 1)
-      rank_by_time<Calls>(plan, left, right, out);
-    for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
-      status = attempt<Calls>(plan, *c, left, right, out, shortage);
-      if (status == CUDNN_STATUS_SUCCESS) return out;
-      // A recorded step must use the algorithm of the previous steps, and excludes none for later
-      // ones.
-      if (stream_is_recorded()) check_cudnn(status, "recorded convolution");
-      // A shortage of memory is temporary; an unsupported algorithm remains unsupported.
-      c = status == CUDNN_STATUS_ALLOC_FAILED ? std::next(c) : plan.candidates.erase(c);
-    }
-  }
-  if (shortage != nullptr) std::rethrow_exception(shortage);
+  Attempted last;
+  const Layout first = first_layout<Calls>(p, a, b, shape, to),
+               second = first == Layout::nhwc ? Layout::plain : Layout::nhwc;
+  for (Layout layout : {first, second})
+    if (Tensor out = convolve_in<Calls>(layout, p, a, b, shape, to, last); out.defined())
+      return out;
+  if (last.shortage != nullptr) std::rethrow_exception(last.shortage);
   const std::string what = concat(Calls::kName, " of ", dtype_name(p.dtype), " ", to_string(p.x),
                                   " with ", to_string(p.w));
-  check_cudnn(status, what.c_str());
+  check_cudnn(last.status, what.c_str());
   const bool deterministic = Context::current().options().deterministic;
   throw Error(concat("cuDNN: ", what, ": no ", deterministic ? "deterministic " : "",
                      "algorithm with a workspace of at most ", kMaxWorkspace >> 20, " MiB"));
@@ -281,10 +328,17 @@ void add_gradient(const Tensor& src, const Tensor& dst, float beta) {
   reorder(last ? src : Tensor::view_as(src, {src.size(), 1, 1, 1}), dst, beta);
 }
 
+// Returns the problem that cuDNN solves for x, y and a weight.
+Problem problem_of(const Tensor& x, const Shape& w, const Shape& y, const Conv2dOptions& o) {
+  if (!folds(x, o)) return {x.shape(), w, y, o, x.dtype()};
+  const Conv2dOptions dense = {.stride = 1, .padding = 0, .groups = 1};
+  return {folded_map_shape(y, w), folded_weight_shape(w), y, dense, x.dtype()};
+}
+
 }  // namespace
 
-ConvLayouts conv2d_layouts(const Tensor&, int64_t, const Conv2dOptions&) {
-  return {Layout::nhwc, Layout::nhwc};
+ConvLayouts conv2d_layouts(const Tensor& x, int64_t, const Conv2dOptions& o) {
+  return {folds(x, o) ? x.layout() : Layout::nhwc, Layout::nhwc};
 }
 
 void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
@@ -292,8 +346,10 @@ void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Con
   if (is_pointwise(w.shape(), o))
     return gemm(pixels_of(x), converted(matrix_of(w), x.dtype(), Layout::plain), pixels_of(y),
                 {.transpose_b = true});
+  const Problem p = problem_of(x, w.shape(), y.shape(), o);
   const Tensor out =
-      convolve<Forward>({x.shape(), w.shape(), y.shape(), o, x.dtype()}, x, w, y.shape(), y);
+      folds(x, o) ? convolve<Forward>(p, fold_map(x, p.x, o.padding), fold_weight(w), y.shape(), y)
+                  : convolve<Forward>(p, x, w, y.shape(), y);
   if (out.raw() != y.raw()) convert(out, y);
 }
 
@@ -305,9 +361,13 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
   }
   if (is_pointwise(dw.shape(), o))
     return gemm(pixels_of(dy), pixels_of(x), matrix_of(dw), {.transpose_a = true, .beta = beta});
-  const Tensor out = convolve<BackwardWeight>({x.shape(), dw.shape(), dy.shape(), o, x.dtype()}, x,
-                                              dy, dw.shape(), {});
-  add_gradient(out, dw, beta);
+  const Problem p = problem_of(x, dw.shape(), dy.shape(), o);
+  if (folds(x, o)) {
+    const Tensor map = fold_map(x, p.x, o.padding);
+    const Tensor folded = convolve<BackwardWeight>(p, map, dy, p.w, {});
+    return unfold_gradient(converted(folded, p.dtype, Layout::nhwc), dw, beta);
+  }
+  add_gradient(convolve<BackwardWeight>(p, x, dy, dw.shape(), {}), dw, beta);
 }
 
 void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,

@@ -66,7 +66,7 @@ struct MaxForward {
         first = false;
       }
     store_pack<kPack>(y + i * kPack, top);
-    for (int k = 0; k < kPack; ++k) chosen[i * kPack + k] = place.value[k];
+    store_pack<kPack>(chosen + i * kPack, place);
   }
 };
 
@@ -102,19 +102,21 @@ struct Backward {
   HEDDLE_HD void operator()(int64_t i) const {
     const At at(i, s.channels / kPack, s.height, s.width, kPack);
     // The windows p with p * stride - padding <= h < p * stride - padding + kernel.
-    const int64_t h = at.h + s.padding, w = at.w + s.padding;
-    const int64_t top = h < s.kernel_h ? 0 : (h - s.kernel_h) / s.stride + 1,
-                  left = w < s.kernel_w ? 0 : (w - s.kernel_w) / s.stride + 1;
-    const int64_t bottom = h / s.stride < s.out_height ? h / s.stride : s.out_height - 1,
-                  right = w / s.stride < s.out_width ? w / s.stride : s.out_width - 1;
+    const int h = to_int(at.h + s.padding), w = to_int(at.w + s.padding), stride = to_int(s.stride),
+              kernel_h = to_int(s.kernel_h), kernel_w = to_int(s.kernel_w);
+    const int top = h < kernel_h ? 0 : (h - kernel_h) / stride + 1,
+              left = w < kernel_w ? 0 : (w - kernel_w) / stride + 1;
+    const int bottom = h / stride < s.out_height ? h / stride : to_int(s.out_height) - 1,
+              right = w / stride < s.out_width ? w / stride : to_int(s.out_width) - 1;
     const auto pixel = static_cast<int32_t>(at.h * s.width + at.w);
     float sum[kPack] = {};
-    for (int64_t p = top; p <= bottom; ++p)
-      for (int64_t q = left; q <= right; ++q) {
+    for (int p = top; p <= bottom; ++p)
+      for (int q = left; q <= right; ++q) {
         const int64_t from = ((at.n * s.out_height + p) * s.out_width + q) * s.channels + at.c;
         const auto g = load_pack<kPack>(dy + from);
         if (chosen != nullptr) {
-          for (int k = 0; k < kPack; ++k) sum[k] += chosen[from + k] == pixel ? g[k] : 0.0f;
+          const auto place = load_pack<kPack>(chosen + from);
+          for (int k = 0; k < kPack; ++k) sum[k] += place.value[k] == pixel ? g[k] : 0.0f;
         } else {
           const float count = s.count();
           for (int k = 0; k < kPack; ++k) sum[k] += g[k] / count;

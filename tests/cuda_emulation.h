@@ -30,6 +30,8 @@ struct dim3 {
 };
 #define HEDDLE_EMULATED emulated
 #endif
+#undef __launch_bounds__
+#define __launch_bounds__(...)
 #define __global__
 #define __device__
 #define __shared__ static

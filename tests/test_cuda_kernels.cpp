@@ -10,6 +10,7 @@
 #include "layers/pooling_cuda.cu"
 #include "layers/rows.cu"
 #include "layers/shortcut_cuda.cu"
+#include "layers/stem_cuda.cu"
 // clang-format on
 
 #include <doctest/doctest.h>
@@ -100,14 +101,21 @@ TEST_CASE("CUDA kernels: batch norm as on the CPU, in every form") {
       const Tensor x = nhwc(shape, 1, dtype, 2.0f), z = nhwc(shape, 2, dtype);
       add_constant(x, dtype == DType::f32 ? 30.0f : 4.0f);  // a mean far from zero
       const Tensor weight = random_tensor(c, 3), bias = random_tensor(c, 4);
-      Pair mean(weight), variance(weight);
-      cpu::batchnorm_statistics(x, mean.cpu, variance.cpu);
-      emulated::batchnorm_statistics(x, mean.gpu, variance.gpu);
+      Pair mean(weight), variance(weight), of_invstd(weight), of_scale(weight), of_shift(weight);
+      const auto affine = [&](Tensor Pair::*side) {
+        return BatchNormAffine{mean.*side, variance.*side,  weight,         bias,
+                               1e-5f,      of_invstd.*side, of_scale.*side, of_shift.*side};
+      };
+      cpu::batchnorm_statistics(x, affine(&Pair::cpu));
+      emulated::batchnorm_statistics(x, affine(&Pair::gpu));
       CHECK(distance(mean.gpu, mean.cpu) < 1e-6);
       // The CPU adds pixels one by one where channels do not fill a vector.
-      CHECK(distance(variance.gpu, variance.cpu) < (dtype == DType::f32 ? 1e-5 : 2e-4));
-      const Tensor invstd = like(weight), scale = like(weight), shift = like(weight);
-      cpu::batchnorm_affine({mean.cpu, variance.cpu, weight, bias, 1e-5f, invstd, scale, shift});
+      const double bound = dtype == DType::f32 ? 1e-5 : 2e-4;
+      CHECK(distance(variance.gpu, variance.cpu) < bound);
+      CHECK(distance(of_invstd.gpu, of_invstd.cpu) < bound);
+      CHECK(distance(of_scale.gpu, of_scale.cpu) < bound);
+      CHECK(distance(of_shift.gpu, of_shift.cpu) < bound);
+      const Tensor &invstd = of_invstd.cpu, &scale = of_scale.cpu, &shift = of_shift.cpu;
       for (bool relu : {false, true})
         for (bool add : {false, true}) {
           CAPTURE(relu);
@@ -115,7 +123,7 @@ TEST_CASE("CUDA kernels: batch norm as on the CPU, in every form") {
           Pair y(x);
           const Tensor residual = add ? z : Tensor{};
           cpu::batchnorm_apply(x, scale, shift, residual, relu, y.cpu);
-          emulated::batchnorm_apply(x, scale, shift, residual, relu, y.gpu);
+          emulated::batchnorm_apply(x, scale, shift, residual, relu, y.gpu, nullptr);
           CHECK(distance(y.gpu, y.cpu) < rounding(dtype));
           const Tensor dy = nhwc(shape, 5, dtype), other = nhwc(shape, 6, dtype);
           for (bool two : {false, true})
@@ -160,18 +168,86 @@ TEST_CASE("CUDA kernels: running statistics use finite values only") {
     const Tensor mean = random_tensor({300}, 1), variance = random_tensor({300}, 2);
     variance.data<float>()[299] += bad;
     Pair running_mean(mean), running_var(mean), batches(Tensor::zeros({}, DType::i64));
+    const Tensor x = nhwc({2, 300, 3, 3}, 5, DType::f32);
     for (auto side : {&Pair::cpu, &Pair::gpu}) {
       (running_mean.*side).copy_from(random_tensor({300}, 3));
       (running_var.*side).copy_from(random_tensor({300}, 4));
       *(batches.*side).data<int64_t>() = 7;
       const BatchNormRunning a = {
           mean, variance, 0.1f, 1.5f, running_mean.*side, running_var.*side, batches.*side};
-      side == &Pair::cpu ? cpu::batchnorm_update_running(a) : emulated::batchnorm_update_running(a);
+      const Tensor y = like(x);
+      side == &Pair::cpu ? cpu::batchnorm_apply(x, mean, mean, {}, false, y, &a)
+                         : emulated::batchnorm_apply(x, mean, mean, {}, false, y, &a);
       CHECK(*(batches.*side).data<int64_t>() == (bad == 0.0f ? 8 : 7));
     }
     CHECK(distance(running_mean.gpu, running_mean.cpu) < 1e-6);
     CHECK(distance(running_var.gpu, running_var.cpu) < 1e-6);
   }
+}
+
+namespace {
+
+// Returns a convolution's output (N, O, P, Q), by its definition.
+std::vector<double> convolution(const Tensor& x, const Tensor& w, const Shape& y, int64_t stride,
+                                int64_t padding) {
+  const std::vector<float> in = x.to_vector(), weight = w.to_vector();
+  std::vector<double> out;
+  for (int64_t n = 0; n < y[0]; ++n)
+    for (int64_t o = 0; o < y[1]; ++o)
+      for (int64_t p = 0; p < y[2]; ++p)
+        for (int64_t q = 0; q < y[3]; ++q) {
+          double sum = 0;
+          for (int64_t c = 0; c < x.shape()[1]; ++c)
+            for (int64_t k = 0; k < w.shape()[2]; ++k)
+              for (int64_t l = 0; l < w.shape()[3]; ++l) {
+                const int64_t h = p * stride + k - padding, v = q * stride + l - padding;
+                if (h < 0 || v < 0 || h >= x.shape()[2] || v >= x.shape()[3]) continue;
+                sum +=
+                    to_double(in[to_size(
+                        ((n * x.shape()[1] + c) * x.shape()[2] + h) * x.shape()[3] + v)]) *
+                    weight[to_size(((o * x.shape()[1] + c) * w.shape()[2] + k) * w.shape()[3] + l)];
+              }
+          out.push_back(sum);
+        }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("CUDA kernels: a first convolution over squares of pixels") {
+  Context context;
+  struct Form {
+    Shape x, w;
+    int64_t padding;
+  };
+  for (const Form& f : {Form{{2, 3, 11, 9}, {5, 3, 7, 7}, 3},
+                        {{1, 4, 8, 8}, {2, 4, 3, 3}, 1},
+                        {{2, 1, 6, 7}, {3, 1, 2, 2}, 0},
+                        {{1, 2, 5, 6}, {2, 2, 5, 3}, 2}})
+    for (Layout layout : {Layout::plain, Layout::nhwc}) {
+      CAPTURE(to_string(f.x));
+      const Tensor x = converted(random_tensor(f.x, 1), DType::bf16, layout);
+      const Tensor w = converted(converted(random_tensor(f.w, 2), DType::bf16, Layout::plain),
+                                 DType::f32, Layout::plain);
+      const Conv2dOptions o = {.stride = 2, .padding = f.padding, .groups = 1};
+      REQUIRE(emulated::folds(x, o));
+      const Shape y = conv2d_shape(f.x, f.w, o, "convolution");
+      const Tensor map = emulated::fold_map(x, emulated::folded_map_shape(y, f.w), f.padding);
+      const Tensor weight = emulated::fold_weight(w);
+      const std::vector<double> found = convolution(map, weight, y, 1, 0),
+                                wanted = convolution(x, w, y, 2, f.padding);
+      for (size_t i = 0; i < wanted.size(); ++i) CHECK(found[i] == doctest::Approx(wanted[i]));
+      const Tensor dw = w.clone(), fresh = like(w);
+      fill(fresh, std::numeric_limits<float>::quiet_NaN());
+      emulated::unfold_gradient(weight, dw, 1.0f);
+      emulated::unfold_gradient(weight, fresh, 0.0f);
+      for (int64_t i = 0; i < w.size(); ++i) {
+        CHECK(dw.data<float>()[i] == 2 * w.data<float>()[i]);
+        CHECK(fresh.data<float>()[i] == w.data<float>()[i]);
+      }
+    }
+  const Conv2dOptions dense = {.stride = 1, .padding = 1, .groups = 1};
+  CHECK_FALSE(emulated::folds(Tensor::zeros({1, 3, 8, 8}, DType::bf16), dense));
 }
 
 TEST_CASE("CUDA kernels: pooling as on the CPU") {

@@ -1,6 +1,6 @@
 // The offline lab: random gradients, or those of a file, through every compression algorithm. A row
-// has the compression ratio, the error, the codec's speed relative to plain copying, and the time
-// of an exchange without a network relative to a training step.
+// has the compression ratio, the error, the codec's speed relative to plain copying (on a CPU), and
+// the time of an exchange without a network relative to a training step.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -59,13 +59,15 @@ void make_gradients(const Options& o, ParameterStore& store) {
   for (Parameter& p : store.parameters()) {
     const Philox rng(static_cast<uint64_t>(o.seed), stream_id(Stream::sample, layer++));
     const auto scale = static_cast<float>(std::pow(10, -5 + 3 * rng.uniform(0)));
-    float* g = p.grad.data<float>();
+    const Tensor host = Tensor::empty_on(Device{}, p.shape());
+    float* g = host.data<float>();
     parallel_for(p.size(), 4096, [=](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const auto at = static_cast<uint64_t>(2 * i + 4);  // after the scale's number
         g[i] = scale * rng.normal(at) * std::exp(rng.normal(at + 1));
       }
     });
+    p.grad.copy_from(host);
   }
 }
 
@@ -78,9 +80,10 @@ void load_gradients(const std::string& path, ParameterStore& store) {
   check(!store.parameters().empty(), path, ": expected gradients as fp32, found none");
   store.finalize(1);
   for (Parameter& p : store.parameters()) {
-    p.grad.copy_from(file.load(p.name));
-    check(largest_magnitude(p.grad.data<float>(), p.size()) < kInfinite, path, ": ", p.name,
+    const Tensor values = file.load(p.name);
+    check(largest_magnitude(values.data<float>(), p.size()) < kInfinite, path, ": ", p.name,
           ": expected finite numbers");
+    p.grad.copy_from(values);
   }
   check(squared_norm(store.grads()) > 0, path, ": expected a gradient, found zeros only");
 }
@@ -314,9 +317,11 @@ void time_codec(const Lab& lab, const CompressSpec& spec, const std::vector<Para
 // Returns the ms of a training step of --arch, if it is the network of a case; 0: not known.
 double measure_step_ms(const Options& o) {
   if (o.step_ms > 0) return o.step_ms;
-  const std::optional<Case> trained = case_of(o.arch);
+  std::optional<Case> trained = case_of(o.arch);
   if (!o.gradients.empty() || !trained) return 0;
-  return shortest(run_for_json(step_command(o, *trained, "fp32")).at(o.ms_key()));
+  if (o.batch > 0) trained->batch = o.batch;
+  const std::string precision = o.precision == "bf16" ? "bf16" : "fp32";
+  return shortest(run_for_json(step_command(o, *trained, precision)).at(o.ms_key()));
 }
 
 const TextTable kTable(
@@ -387,7 +392,7 @@ void measure_compression(const Options& o) {
     check(to_string(specs.back()).find("rate=auto") == std::string::npos,
           "--compress: rate=auto follows from a forward pass: expected a number here");
   }
-  Context context({.threads = static_cast<int>(o.threads)});
+  Context context({.device = o.parsed_device, .threads = static_cast<int>(o.threads)});
   ParameterStore store;
   o.gradients.empty() ? make_gradients(o, store) : load_gradients(o.gradients, store);
   const Lab lab{o, store, store.grads().clone(), o.steps > 0 ? static_cast<size_t>(o.steps) : 10};
@@ -395,7 +400,8 @@ void measure_compression(const Options& o) {
   print_heading(lab, copy, step_ms);
   for (const CompressSpec& spec : specs) {
     Row row;
-    time_codec(lab, spec, time_reduce(lab, spec, row), row);
+    const std::vector<Parameter*> compressed = time_reduce(lab, spec, row);
+    if (!context.device().is_cuda()) time_codec(lab, spec, compressed, row);
     print_row(spec, row, copy, step_ms);
   }
   if (o.compress.empty()) print_plan_time(lab);

@@ -10,6 +10,7 @@
 #include "apps/cli/format.h"
 #include "apps/cli/program.h"
 #include "core/context.h"
+#include "core/streams.h"
 #include "core/trace.h"
 
 namespace heddle::bench {
@@ -98,10 +99,14 @@ void break_down(const Options& o, const Case& c) {
   Trainer trainer(c, o.dtype(), context.device());
   std::vector<Step> steps(static_cast<size_t>(o.steps_of(c)));
   for (int64_t i = 0; i < o.warmup; ++i) trainer.step();
-  context.trace().start();
+  context.trace().start(true);
   for (Step& step : steps) {
     step.begin_us = Trace::now();
-    trainer.step([&](Parameter& p) { step.final_us[p.name] = Trace::now(); });
+    trainer.step([&](Parameter& p) {
+      wait_for_stream();
+      step.final_us[p.name] = Trace::now();
+    });
+    wait_for_stream();
     step.end_us = Trace::now();
   }
   context.trace().stop();
