@@ -1,4 +1,5 @@
 // The simulated GPU's CUDA runtime.
+#include <cuda_profiler_api.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
