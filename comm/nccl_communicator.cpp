@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <future>
 #include <memory>
@@ -44,6 +46,14 @@ std::vector<char> own_gpu() {
   gethostname(host, sizeof host - 1);
   std::snprintf(name.data(), name.size(), "%s %s", host, bus);
   return name;
+}
+
+// Returns whether NCCL lets ranks share a GPU: from 2.30 on, if the environment says so.
+bool may_share_gpus() {
+  const char* wish = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  int version = 0;
+  return wish != nullptr && std::strcmp(wish, "1") == 0 &&
+         ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 30, 0);
 }
 
 class NcclCommunicator : public Communicator {
@@ -271,9 +281,10 @@ class NcclCommunicator : public Communicator {
     const auto gpus = gather_values(control_, own_gpu());
     for (size_t a = 0; a < gpus.size(); ++a)
       for (size_t b = 0; b < a; ++b)
-        check(gpus[a] != gpus[b], "--comm nccl: ranks ", b, " and ", a, " have the same GPU (",
-              gpus[a].data(), "), which NCCL refuses; give each its own with --device cuda:i, or ",
-              "share one with --comm threads");
+        check(gpus[a] != gpus[b] || may_share_gpus(), "--comm nccl: ranks ", b, " and ", a,
+              " have the same GPU (", gpus[a].data(), "), which NCCL refuses; give each its own ",
+              "with --device cuda:i, or share one with --comm threads, or, with NCCL 2.30 or ",
+              "newer, with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment");
   }
 
   Communicator& control_;

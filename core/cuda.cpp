@@ -1,8 +1,10 @@
 #include "core/cuda.h"
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "core/context.h"
 #include "core/streams.h"
@@ -23,18 +25,31 @@ cudaStream_t make_stream(bool high_priority) {
   return made;
 }
 
+using Event = std::unique_ptr<CUevent_st, Destroy<cudaEventDestroy>>;
+
+// Marks the point after the work that is on the calling thread's stream.
+Event record_event(unsigned flags) {
+  cudaEvent_t made = nullptr;
+  check_cuda(cudaEventCreateWithFlags(&made, flags), "cudaEventCreate");
+  Event out(made);
+  check_cuda(cudaEventRecord(made, cuda_stream()), "cudaEventRecord");
+  return out;
+}
+
 // A stream of a Context and the handles that work on it. Additional streams have high priority,
 // because others wait for what they do.
 struct Handles {
   cudaStream_t stream;
   cublasHandle_t cublas = nullptr;
-  Tensor workspace;               // of cuBLAS
-  cudnnHandle_t cudnn = nullptr;  // on the main stream only
+  Tensor workspace;                           // of cuBLAS
+  cudnnHandle_t cudnn = nullptr;              // on the main stream only
+  std::deque<std::pair<Event, Tensor>> kept;  // memory that may be in use until the event
 
   explicit Handles(StreamUse use) : stream(make_stream(use != StreamUse::main)) {}
   ~Handles() {
     if (cudnn != nullptr) (void)cudnnDestroy(cudnn);
     if (cublas != nullptr) (void)cublasDestroy(cublas);
+    (void)cudaStreamSynchronize(stream);  // before `kept` returns its memory
     (void)cudaStreamDestroy(stream);
   }
   Handles(const Handles&) = delete;
@@ -95,6 +110,16 @@ cudnnHandle_t cudnn_handle() {
   return h.cudnn;
 }
 
+void keep_until_done(const Tensor& x) {
+  Handles& h = handles_of(stream_use());
+  Event done = record_event(cudaEventDisableTiming);
+  const std::lock_guard lock(Context::current().state<Streams>().mutex);
+  while (!h.kept.empty() && cudaEventQuery(h.kept.front().first.get()) == cudaSuccess)
+    h.kept.pop_front();
+  (void)cudaGetLastError();  // clears "not ready", so that the next kernel does not report it
+  h.kept.emplace_back(std::move(done), x);
+}
+
 bool stream_is_recorded() {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(cuda_stream(), &status), "cudaStreamIsCapturing");
@@ -102,16 +127,9 @@ bool stream_is_recorded() {
 }
 
 float stream_milliseconds(const std::function<void()>& start) {
-  const auto record = [] {
-    cudaEvent_t made = nullptr;
-    check_cuda(cudaEventCreate(&made), "cudaEventCreate");
-    std::unique_ptr<CUevent_st, Destroy<cudaEventDestroy>> out(made);
-    check_cuda(cudaEventRecord(made, cuda_stream()), "cudaEventRecord");
-    return out;
-  };
-  const auto begin = record();
+  const Event begin = record_event(cudaEventDefault);
   start();
-  const auto end = record();
+  const Event end = record_event(cudaEventDefault);
   float ms = 0;
   check_cuda(cudaEventSynchronize(end.get()), "cudaEventSynchronize");
   check_cuda(cudaEventElapsedTime(&ms, begin.get(), end.get()), "cudaEventElapsedTime");

@@ -11,6 +11,8 @@
 
 namespace heddle {
 
+class Tensor;
+
 // Throw Error with the name of the call and the library's own message.
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw Error(concat("CUDA: ", what, ": ", cudaGetErrorString(status)));
@@ -49,6 +51,9 @@ Pointer make_descriptor(Create create) {
 cudaStream_t cuda_stream();
 cublasHandle_t cublas_handle();
 cudnnHandle_t cudnn_handle();
+
+// Keeps a tensor's memory until the work that is now on the calling thread's stream has been done.
+void keep_until_done(const Tensor& x);
 
 // Returns whether the calling thread's stream is being recorded (core/step_graph.h).
 bool stream_is_recorded();

@@ -86,8 +86,8 @@ class Storage {
 
 namespace {
 
-// Copies within or between devices. `pinned`: the host memory is pinned.
-void copy_bytes(void* to, Device to_device, const void* from, Device from_device, bool pinned,
+// Copies within or between devices. Waits for a copy from the host to a GPU only if `wait` is set.
+void copy_bytes(void* to, Device to_device, const void* from, Device from_device, bool wait,
                 int64_t bytes) {
 #ifdef HEDDLE_CUDA
   if (to_device.is_cuda() && from_device == to_device) {  // in the order of the stream, no wait
@@ -97,15 +97,8 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   if (to_device.is_cuda() || from_device.is_cuda()) {
     // A recorded step would copy from, or to, this address of the host in every later run.
     if (stream_is_recorded()) throw Error("a copy from or to the host cannot be recorded");
-    // Enqueued on the stream. A copy from pageable host memory has been staged when the call
-    // returns, except on GPUs that read through the host's page tables. Those copies, copies from
-    // pinned memory and all copies to the host are waited for.
-    int direct = 0;
     cudaError_t status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream());
-    if (status == cudaSuccess && to_device.is_cuda())
-      status = cudaDeviceGetAttribute(&direct, cudaDevAttrPageableMemoryAccessUsesHostPageTables,
-                                      to_device.index);
-    if (status == cudaSuccess && (direct != 0 || pinned || !to_device.is_cuda()))
+    if (status == cudaSuccess && (wait || !to_device.is_cuda()))
       status = cudaStreamSynchronize(cuda_stream());
     if (status != cudaSuccess)
       throw Error(concat("copy of ", bytes, " bytes from ", to_string(from_device), " to ",
@@ -115,7 +108,7 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
 #endif
   (void)to_device;
   (void)from_device;
-  (void)pinned;
+  (void)wait;
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
@@ -223,9 +216,23 @@ Tensor Tensor::clone() const {
 
 void Tensor::copy_from(const Tensor& source) const {
   check_form(source, form(), "copy");
-  const bool pinned =
-      (storage_ && storage_->pinned()) || (source.storage_ && source.storage_->pinned());
-  copy_bytes(data_, device(), source.data_, source.device(), pinned, bytes());
+#ifdef HEDDLE_CUDA
+  // CUDA may read host memory after the call has returned, from pageable memory too. A small
+  // tensor is read from a pinned copy, so that the caller may reuse its memory without a wait; for
+  // a large one the wait costs little, and pinned memory is scarce.
+  constexpr int64_t kMostStaged = int64_t{4} << 20;
+  if (device().is_cuda() && !source.device().is_cuda() && bytes() <= kMostStaged &&
+      !(source.storage_ && source.storage_->pinned())) {
+    const Tensor staged = empty_pinned(shape_, dtype_);
+    if (staged.storage_->pinned()) {
+      if (bytes() > 0) std::memcpy(staged.data_, source.data_, to_size(bytes()));
+      copy_bytes(data_, device(), staged.data_, Device{}, false, bytes());
+      keep_until_done(staged);
+      return;
+    }
+  }
+#endif
+  copy_bytes(data_, device(), source.data_, source.device(), true, bytes());
 }
 
 Tensor Tensor::to(Device target) const {

@@ -358,18 +358,31 @@ TEST_CASE("CUDA kernels: softmax and layer normalisation as on the CPU") {
 TEST_CASE("CUDA kernels: an embedding's gradient has the CPU's bits") {
   Context context;
   for (DType dtype : {DType::f32, DType::bf16})
-    for (int64_t places : {0, 1, 2, 300}) {
+    for (const auto& [places, vocabulary] : {std::pair<int64_t, int64_t>{0, 7},
+                                             {1, 7},
+                                             {2, 7},
+                                             {31, 7},
+                                             {32, 300},
+                                             {33, 7},
+                                             {97, 300},
+                                             {300, 1},
+                                             {300, 7},
+                                             {1025, 7},
+                                             {1025, 5000},
+                                             {40000, 30000}}) {
       CAPTURE(places);
+      CAPTURE(vocabulary);
       ParameterStore store;
-      Parameter& a = store.add("a", {7, 5}, constant_init(0.0f));
-      Parameter& b = store.add("b", {7, 5}, constant_init(0.0f));
+      Parameter& a = store.add("a", {vocabulary, 5}, constant_init(0.0f));
+      Parameter& b = store.add("b", {vocabulary, 5}, constant_init(0.0f));
       store.finalize(1);
       for (uint64_t step = 0; step < 3; ++step) {
         if (step != 1) store.begin_step();  // the second adds to the first
         const Tensor tokens = Tensor::empty({places}, DType::i32);
         const Philox rng(step, 3);
         for (int64_t i = 0; i < places; ++i)
-          tokens.data<int32_t>()[i] = static_cast<int32_t>(rng.below(static_cast<uint64_t>(i), 7));
+          tokens.data<int32_t>()[i] = static_cast<int32_t>(
+              rng.below(static_cast<uint64_t>(i), static_cast<uint64_t>(vocabulary)));
         const Tensor dy = random_tensor({places, 5}, 9 + step, Layout::plain, 1.0f, dtype);
         cpu::embedding_backward(dy, tokens, a);
         emulated::embedding_backward(dy, tokens, b);

@@ -139,14 +139,37 @@ TEST_CASE("kernels: host memory may be reused right after a copy") {
   Context context(subject());
   const Tensor busy = Tensor::empty({1 << 22});
   for (const int64_t n : {100, 16385, 1 << 18, 1 << 22}) {
-    const Tensor host = random_tensor({n}, 1);
+    const Tensor host = random_tensor({n}, 1).to(Device{});
     const std::vector<float> values = host.to_vector();
     for (int i = 0; i < 200; ++i) fill(busy, static_cast<float>(i));
     const Tensor there = Tensor::empty({n});
     there.copy_from(host);
     host.fill_zero();
+    there.clone().copy_from(host);  // no copy overwrites what an earlier one has yet to read
     CHECK(there.to_vector() == values);
   }
+}
+
+TEST_CASE("kernels: pinned copies of host memory are released once the GPU has read them") {
+  Context context(subject());
+  if (!context.device().is_cuda()) return;
+  const Tensor host = random_tensor({1000}, 1).to(Device{}), there = Tensor::empty({1000});
+  for (int i = 0; i < 50; ++i) there.copy_from(host);
+  wait_for_stream();
+  there.copy_from(host);
+  CHECK(context.pinned_pool()->bytes_in_use() <= 4096);
+}
+
+// The simulated GPU obeys the variable; on a GPU this shows no more than the tests above.
+TEST_CASE("kernels: host memory may be reused after a copy where there is no pinned memory") {
+  setenv("SIMULATED_PINNED_MIB", "0", 1);
+  Context context(subject());
+  const Tensor host = random_tensor({1000}, 1).to(Device{}), there = Tensor::empty({1000});
+  const std::vector<float> values = host.to_vector();
+  there.copy_from(host);
+  host.fill_zero();
+  unsetenv("SIMULATED_PINNED_MIB");
+  CHECK(there.to_vector() == values);
 }
 
 TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {

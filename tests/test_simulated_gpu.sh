@@ -94,6 +94,9 @@ run apart "${few[@]}" --overlap off --device cuda
 same dense apart
 run nccl "${few[@]}" --device cuda --comm nccl
 same dense nccl
+sharing=(env SIMULATED_GPUS=1 NCCL_MULTI_RANK_GPU_ENABLE=1)
+run nccl-shared "${sharing[@]}" SIMULATED_NCCL=23000 "${few[@]}" --device cuda --comm nccl
+same dense nccl-shared
 for spec in scalecom:rate=50 qsgd; do  # test_gpu compares every step of the others
   name=${spec%%:*}
   both "$name" 5e-2 "${few[@]}" "${packed[@]}" $spec
@@ -151,7 +154,8 @@ refuse 2 '--graph on: needs a GPU' "${images[@]}" --device cpu --graph on
 refuse 2 '--graph on: is for one learner' "${few[@]}" --device cuda --graph on
 refuse 2 '--graph on: not with --accumulate' "${images[@]}" --device cuda --graph on --accumulate 2
 refuse 2 'no CUDA device' env SIMULATED_GPUS=0 "${images[@]}" --device cuda
-refuse 2 'have the same GPU' env SIMULATED_GPUS=1 "${few[@]}" --device cuda --comm nccl
+refuse 2 'have the same GPU' env SIMULATED_GPUS=1 SIMULATED_NCCL=23000 "${few[@]}" --device cuda --comm nccl
+refuse 2 'have the same GPU' "${sharing[@]}" SIMULATED_NCCL=22900 "${few[@]}" --device cuda --comm nccl
 refuse 2 'times the codecs on the CPU' "${few[@]/--deterministic/--no-deterministic}" --device cuda --compress topk --layerwise lgreco --lgreco objective=time
 refuse 1 'out of memory on cuda:0: asked for .* are free: lower --batch-size' env SIMULATED_GPU_MIB=40 "${images[@]}" --device cuda --batch-size 512
 

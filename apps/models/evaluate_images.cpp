@@ -40,9 +40,10 @@ Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device d
     (void)feed.prefetch();
     out.loss += static_cast<double>(loss.value().item()) * static_cast<double>(batch.count);
     out.samples += batch.count;
-    first += count_top_k(logits.value(), batch.labels, 1);
-    five += count_top_k(logits.value(), batch.labels, 5);
-    if (mistakes != nullptr) mistakes->add(logits.value(), batch.labels, batch.first_sample);
+    const Tensor scores = logits.value().to(Device{});
+    first += count_top_k(scores, batch.labels, 1);
+    five += count_top_k(scores, batch.labels, 5);
+    if (mistakes != nullptr) mistakes->add(scores, batch.labels, batch.first_sample);
   }
   if (together) {
     const Tensor counts = Tensor::empty_on(Device{}, {3}, DType::i64);

@@ -47,6 +47,16 @@ struct Group {
 
 namespace {
 
+int version() {
+  const char* text = std::getenv("SIMULATED_NCCL");
+  return text == nullptr ? NCCL_VERSION_CODE : std::atoi(text);
+}
+
+bool may_share() {
+  const char* text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return version() >= 23000 && text != nullptr && std::atoi(text) != 0;
+}
+
 std::map<int, std::shared_ptr<Group>>& groups() {
   static auto& all = *new std::map<int, std::shared_ptr<Group>>;
   return all;
@@ -207,8 +217,8 @@ ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, Call call) {
 
 }  // namespace
 
-ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
+ncclResult_t ncclGetVersion(int* number) {
+  *number = version();
   return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {
@@ -246,7 +256,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   *result = ncclInProgress;
   if (std::ssize(comm->group->devices) == comm->group->size) *result = ncclSuccess;
   if (comm->ended && comm->group->ended < comm->group->size) *result = ncclInProgress;
-  if (comm->group->same_device) *result = ncclInvalidUsage;
+  if (comm->group->same_device && !may_share()) *result = ncclInvalidUsage;
   return ncclSuccess;
 }
 

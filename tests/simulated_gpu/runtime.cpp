@@ -1,4 +1,5 @@
 // The simulated GPU's CUDA runtime.
+#include <cuda_profiler_api.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -59,15 +60,6 @@ class Rights {
 
 thread_local int chosen_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
-
-bool is_pinned(const void* p, size_t bytes) {
-  const auto& pinned = machine().pinned;
-  auto* begin = static_cast<char*>(const_cast<void*>(p));
-  auto next = pinned.upper_bound(begin);
-  if (next == pinned.begin()) return false;
-  --next;
-  return begin + bytes <= next->first + next->second;
-}
 
 }  // namespace
 
@@ -183,9 +175,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrComputeCapabilityMajor:
       *value = 9;
       return cudaSuccess;
-    case cudaDevAttrPageableMemoryAccessUsesHostPageTables:
-      *value = 0;
-      return cudaSuccess;
     default:
       return say(cudaErrorInvalidValue);
   }
@@ -295,7 +284,9 @@ cudaError_t cudaFree(void* p) {
 
 cudaError_t cudaMallocHost(void** p, size_t bytes) {
   const auto held = lock();
-  *p = std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign);
+  *p = nullptr;
+  if (bytes <= number_of("SIMULATED_PINNED_MIB", 4096) << 20)
+    *p = std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign);
   if (*p == nullptr) return say(cudaErrorMemoryAllocation);
   machine().pinned.emplace(static_cast<char*>(*p), bytes);
   return cudaSuccess;
@@ -332,14 +323,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                          (kind == cudaMemcpyDeviceToDevice && (to_host || from_host));
   if ((to_host && from_host) || wrong_way) return say(cudaErrorInvalidValue);
   if ((to_host || from_host) && spoils(s)) return cudaErrorStreamCaptureUnsupported;
-  if (from_host && !is_pinned(from, bytes)) {  // staged when the call returns
-    auto* begin = static_cast<const char*>(from);
-    put_done(s, [to, staged = std::vector<char>(begin, begin + bytes)] {
-      std::memcpy(to, staged.data(), staged.size());
-    });
-  } else {
-    put_done(s, [to, from, bytes] { std::memmove(to, from, bytes); });
-  }
+  // Reads host memory when its turn comes, which CUDA may do for pageable memory, too.
+  put_done(s, [to, from, bytes] { std::memmove(to, from, bytes); });
   return cudaSuccess;
 }
 

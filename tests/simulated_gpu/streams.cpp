@@ -101,6 +101,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return cudaSuccess;
 }
 
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const auto held = lock();
+  const auto point = event->point;
+  if (point == nullptr || point->done) return cudaSuccess;
+  if (machine().streams.contains(point->stream)) advance(point->stream, point.get());
+  return say(point->done ? cudaSuccess : cudaErrorNotReady);
+}
+
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
   const auto held = lock();
   if (begin->point == nullptr || end->point == nullptr ||
