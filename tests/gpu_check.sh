@@ -1,343 +1,274 @@
 #!/usr/bin/env bash
-# Implements ./run gpu-check: builds for the GPU of this machine, runs tests, compares with the CPU,
-# measures times, and writes one gpu-report.md. Needs no network. A part that fails does not stop the others,
-# a part that is run again replaces only its own section of the report, and each stays below eight
-# minutes; with --quick, all of them together take less than five once everything is built.
-#   tests/gpu_check.sh [--quick] [--part build,test,sanitize,compare,bench] [--limit SECONDS]
-# Exit codes: 0 everything that ran passed, 1 something failed, 2 bad arguments, or no GPU: then only
-# the build was tried.
-#
-# What tests/gpu_pack.sh has packed is unpacked from .carry. cuDNN, NCCL and cuBLAS are taken from
-# CUDA's own tree, else from the nvidia folder in Python's site-packages.
+# Implements ./run gpu-check: tests, compares and times heddle on this machine's GPU, with the programs that
+# ./run gpu-pack has packed, else with programs built here. Needs bash, python3, the libraries of CUDA, cuDNN and NCCL
+# (in CUDA's folder or in Python's site-packages), for the parts torch and autotune PyTorch, and no network.
+#   gpu_check.sh [--quick] [--part LIST] [--out FOLDER] [PACK]
+#     PACK           folder with heddle.tar.xz (default: that of this script, else .carry/run of the tree)
+#     --out FOLDER   gets gpu-report.md, logs.tar.gz and compare.txt, renewed after each command (default: gpu-report)
+#     --part LIST    run these parts, separated by commas; a part that runs again replaces its section of the report:
+#       machine      names and versions, and what is not found
+#       compare      test_gpu: each operation on the GPU and on the CPU
+#       speed        training steps: ResNet-50 in bf16, LSTM, ResNet-20
+#       torch        the first two in PyTorch, eager and compiled
+#       train        whole runs: images, characters, four learners, NCCL with one rank
+#       tests        the libraries' other tests, side by side
+#       sanitize     compute-sanitizer's four tools on the kernels
+#       profile      ResNet-50's layers, then its kernels by ncu
+#       autotune     ResNet-50 in PyTorch, compiled with max-autotune
+#       nccl         NCCL with two ranks; only if it is named
+#     --quick        only machine, compare and speed
+# Each part ends within nine minutes. Exit codes: 0 all that ran passed, 1 something failed, 2 bad arguments, no
+# programs, or no CUDA device.
 set -u
-root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
-folder=$root/build-cuda
-report=$root/gpu-report.md
-sections=$folder/report
-known=(build test sanitize compare bench)
-parts=("${known[@]}")
-quick=0 limit=''
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+known=(machine compare speed torch train tests sanitize profile autotune nccl)
+parts=("${known[@]:0:9}") out=gpu-report pack=''
 
-say() { printf 'gpu-check: %s\n' "$*" >&2; }
-fail() { say "$*"; exit 2; }
+fail() { printf 'gpu-check: %s\n' "$*" >&2; exit 2; }
 
 while [ $# -gt 0 ]; do
   case $1 in
-    --quick) quick=1 ;;
-    --help | -h) sed -n '2,/^set -u/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-    --part | --limit) [ $# -gt 1 ] || fail "$1 needs a value" ;;&
+    --help | -h) sed -n '2,/^set -/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+    --quick) parts=("${known[@]:0:3}") ;;
+    --part | --out) [ $# -gt 1 ] || fail "$1 needs a value" ;;&
     --part) IFS=, read -ra parts <<<"$2"; shift ;;
-    --limit) limit=$2; shift ;;
-    *) fail "unknown argument '$1'; known: --quick --part LIST --limit SECONDS" ;;
+    --out) out=$2; shift ;;
+    -*) fail "unknown argument '$1'; known: --quick --part LIST --out FOLDER PACK" ;;
+    *) [ -z "$pack" ] || fail "expected one folder, found '$pack' and '$1'"; pack=$1 ;;
   esac
   shift
 done
-given=${limit:+1} && given=${given:-0}
-[ -n "$limit" ] || limit=$([ $quick = 1 ] && echo 100 || echo 470)
-[[ $limit =~ ^[1-9][0-9]*$ ]] || fail "--limit: expected seconds, found '$limit'"
+[ ${#parts[@]} -gt 0 ] || fail "--part: known are ${known[*]}"
 for part in "${parts[@]}"; do
   case " ${known[*]} " in *" $part "*) ;; *) fail "--part $part: known are ${known[*]}" ;; esac
 done
-mkdir -p "$sections" || exit 1
+if [ -n "$pack" ]; then
+  [ -f "$pack/heddle.tar.xz" ] || fail "no heddle.tar.xz in $pack; ./run gpu-pack makes it"
+else
+  for place in "$here" "$here/../.carry/run"; do [ -n "$pack" ] || [ ! -f "$place/heddle.tar.xz" ] || pack=$place; done
+fi
+mkdir -p "$out" || fail "cannot write to $out"
+out=$(realpath "$out")
 
-# ------------------------------------------------------------------------------------- what is here
+# What is unpacked, logs and sections stay there for the next call on this machine.
+work=${TMPDIR:-/tmp}/heddle-gpu-$(id -u)
+bin=$work/bin logs=$work/logs sections=$work/sections
+mkdir -p "$logs" "$sections" && rm -f "$work/failed" || exit 1
 gpu=0
 command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && gpu=1
-nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-python=$(command -v python3 || true)
-
-# Folders nvidia/*/ of all places that this Python imports from.
-site_folders() {
-  [ -n "$python" ] || return 0
-  "$python" - <<'PY' 2>/dev/null
-import glob, site, sys
-places = set(sys.path) | set(site.getsitepackages()) | {site.getusersitepackages()}
-for place in sorted(p for p in places if p):
-    for found in sorted(glob.glob(place + "/nvidia/*/")):
-        print(found)
-PY
-}
-
-# Links what CUDA's tree lacks into a folder with include and lib, where CMake searches. Python's
-# libraries come without the plain name that a linker asks for.
-link_vendor() {
-  local tree vendor=$folder/vendor place file name
-  tree=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
-  rm -rf "$vendor" && mkdir -p "$vendor/include" "$vendor/lib" || return 1
-  # shellcheck disable=SC2044
-  while IFS= read -r place; do
-    for file in "$place"include/*; do
-      name=${file##*/}
-      [ -e "$file" ] && [ ! -e "$tree/include/$name" ] && ln -sfn "$file" "$vendor/include/$name"
-    done
-    for file in "$place"lib/lib*.so*; do
-      [ -e "$file" ] || continue
-      name=${file##*/}
-      [ -e "$tree/lib64/$name" ] || ln -sfn "$file" "$vendor/lib/$name"
-      [ -e "$tree/lib64/${name%%.so*}.so" ] || ln -sfn "$file" "$vendor/lib/${name%%.so*}.so"
-    done
-  done < <(site_folders)
-  return 0
-}
-
-prepend() {  # VARIABLE FOLDER
-  [ -d "$2" ] && export "$1=$2${!1:+:${!1}}"
-  return 0
-}
-
-# Unpacks .carry once per piece and lets compiler, linker, CMake and loader find it.
-use_carried() {
-  local piece name
-  mkdir -p "$folder/deps" "$folder/data"
-  for piece in "$root"/.carry/*.tar.gz; do
-    [ -e "$piece" ] || continue
-    name=${piece##*/}
-    [ "$folder/.$name" -nt "$piece" ] && continue
-    case $name in deps*) tar -C "$folder/deps" -xzf "$piece" ;; *) tar -C "$folder/data" -xzf "$piece" ;; esac &&
-      touch "$folder/.$name" || say "$name cannot be unpacked"
-  done
-  if [ -e "$folder/deps/lib/libdnnl.so.2" ]; then ln -sfn libdnnl.so.2 "$folder/deps/lib/libdnnl.so"; fi
-  for place in "$folder/vendor" "$folder/deps"; do
-    prepend CPATH "$place/include"
-    prepend LIBRARY_PATH "$place/lib"
-    prepend LD_LIBRARY_PATH "$place/lib"
-    prepend CMAKE_PREFIX_PATH "$place"
-  done
-  # cuDNN opens libnvrtc when it compiles an engine, and searches its own folder and these.
-  prepend LD_LIBRARY_PATH "$(dirname "$(dirname "$(readlink -f "$nvcc")")")/lib64"
-}
-
-data_folder() {  # NAME -> path, empty when it is nowhere
-  local place
-  for place in "$folder/data" "${HEDDLE_DATA:-$root/../shared/data}"; do
-    [ -d "$place/$1" ] && { printf '%s' "$place/$1"; return; }
-  done
-}
 
 # ------------------------------------------------------------------------------------------- report
-status=0
-deadline=0  # of the part, in seconds of this shell
+row() { printf '| %s | %s | %d |\n' "$@" | tee -a "$sections/$part.rows"; }  # WHAT RESULT SECONDS
+tell() { tee -a "$sections/$part.text"; }
+not_run() { echo "not run: $*" | tell; }
 
-left() { echo $((deadline - SECONDS > 1 ? deadline - SECONDS : 1)); }
+# Writes anew what comes back: the machine may be gone before the next command. Commands may run side by side.
+renew() {
+  local name new=$out/.new.$BASHPID
+  {
+    printf '# GPU report\n'
+    for name in build "${known[@]}"; do
+      [ -e "$sections/$name.head" ] || continue
+      printf '\n## '; cat "$sections/$name.head"
+      [ -s "$sections/$name.rows" ] && { printf '\n| what | result | s |\n|---|---|---|\n'; cat "$sections/$name.rows"; }
+      [ -s "$sections/$name.text" ] && { printf '\n```\n'; cat "$sections/$name.text"; printf '```\n'; }
+    done
+  } >"$new" && mv "$new" "$out/gpu-report.md"
+  tar -C "$logs" -czf "$new" . 2>/dev/null
+  mv "$new" "$out/logs.tar.gz"
+}
 
-# try TITLE COMMAND…: a line of the part's table, and the end of the output where it failed.
+# try SECONDS NAME COMMAND…: a row, and the end of the log if it failed. What a tool writes that cannot work on this
+# machine matches $refusal: that is no failure.
+refusal=''
 try() {
-  local title=$1 begin=$SECONDS code=0 verdict
-  shift
-  say "$title"
-  timeout --kill-after=10 "$(left)" "$@" >"$sections/output" 2>&1 || code=$?
+  local limit=$1 name=$2 begin=$SECONDS code=0 log=$logs/$2.log verdict
+  shift 2
+  timeout --kill-after=5 "$limit" "$@" >"$log" 2>&1 </dev/null || code=$?
   case $code in
     0) verdict=passed ;;
-    124 | 137) verdict="**stopped** after $((SECONDS - begin)) s: no time was left" ;;
+    124 | 137) verdict="**stopped** after $((SECONDS - begin)) s" ;;
     *) verdict="**failed** (exit code $code)" ;;
   esac
-  printf '| %s | %s | %d |\n' "$title" "$verdict" $((SECONDS - begin)) >>"$sections/table"
-  if [ $code != 0 ]; then
-    status=1
-    say "$title: $verdict"
-    { printf '\n%s:\n\n```\n' "$title"; tail -n 60 "$sections/output"; printf '```\n'; } >>"$sections/details"
+  if [ $code != 0 ] && [ -n "$refusal" ] && grep -qE "$refusal" "$log"; then
+    verdict="not run: $(grep -m1 -oE "($refusal).*" "$log")" code=0
   fi
+  row "$name" "$verdict" $((SECONDS - begin))
+  if [ $code != 0 ]; then
+    : >"$work/failed"
+    { echo "$name:"; grep -E 'ERROR|TEST CASE' "$log" | head -n 12; tail -n 20 "$log"; } | cut -c1-300 | tell
+  fi
+  renew
   return $code
 }
-
-keep() {  # TITLE: the last output as it is
-  { printf '\n%s:\n\n```\n' "$1"; cat "$sections/output"; printf '```\n'; } >>"$sections/details"
-}
-
-# part NAME TITLE FUNCTION: its section, which starts with the table of what was tried.
-part() {
-  local name=$1 title=$2
-  case " ${parts[*]} " in *" $name "*) ;; *) return 0 ;; esac
-  deadline=$((SECONDS + limit))
-  [ "$name$quick$given" = build10 ] && deadline=$((SECONDS + 470))  # without it there is nothing to test
-  : >"$sections/table"
-  : >"$sections/details"
-  local begin=$SECONDS
-  "$3"
-  {
-    printf '## %s\n\n' "$title"
-    [ -s "$sections/table" ] && { printf '| what | result | s |\n|---|---|---|\n'; cat "$sections/table"; }
-    cat "$sections/details"
-    printf '\n%s%d s in all, on %s.\n' "$([ $quick = 1 ] && echo '--quick, ')" $((SECONDS - begin)) "$(date -u +%F)"
-  } >"$sections/$name.md"
-  describe_machine >"$sections/machine"
-  write_report  # the machine may be gone before the next part
-}
-
-not_run() { printf '\nnot run: %s\n' "$1" >>"$sections/details"; }
-need_gpu() {  # says why not
-  [ $gpu = 1 ] || { not_run 'no GPU'; return 1; }
-  [ -x "$folder/$1" ] || { not_run "no $1: the build did not get that far"; status=1; return 1; }
-}
-
-# Splits an earlier report into its sections, which may come from another machine or another day.
-split_report() {
-  [ -f "$report" ] || return 0
-  awk -v to="$sections" '
-    /^<!-- part [a-z]+ -->$/ { file = to "/" $3 ".md"; printf "" >file; next }
-    file != "" { print >file }' "$report"
-}
-
-write_report() {
-  local name
-  {
-    printf '# GPU report\n\n'
-    cat "$sections/machine"
-    for name in "${known[@]}"; do
-      printf '\n<!-- part %s -->\n' "$name"
-      if [ -s "$sections/$name.md" ]; then cat "$sections/$name.md"; else printf '## %s\n\nnot run\n' "$name"; fi
-    done
-  } >"$report.new" && mv "$report.new" "$report"
-}
-
-describe_machine() {
-  printf 'Command: `./run gpu-check%s`\n\n```\n' "$arguments"
-  if [ $gpu = 1 ]; then
-    nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv
-  else
-    echo 'not run: no GPU (nvidia-smi finds none)'
-  fi
-  [ -x "$nvcc" ] && "$nvcc" --version | tail -n 2
-  [ -x "$folder/train_resnet" ] && "$folder/train_resnet" --version
-  sed -n 's/^model name[^:]*: /CPU: /p' /proc/cpuinfo | head -n 1
-  printf '```\n'
-}
+show() { try "$@" && tail -n 12 "$logs/$2.log" | tell; renew; }  # the same, with the end of the output
 
 # -------------------------------------------------------------------------------------------- parts
-kernel_tests=(test_core test_layers test_golden test_compress test_optim test_gpu)
+quietly=(--device cuda --quiet --output-dir)
+resnet50=(resnet50 --device cuda --batch 256 --precision bf16)
+tool() { command -v "$1" || ls "/usr/local/cuda/bin/$1" 2>/dev/null; }
 
-build() {
-  [ -x "$nvcc" ] || { not_run 'no nvcc: not on PATH and not in /usr/local/cuda/bin'; status=1; return; }
-  local arch=90 options=() targets=(all)
-  [ $gpu = 1 ] && arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
-  command -v mpicxx >/dev/null || options+=(-DHEDDLE_MPI=OFF)
-  [ $quick = 1 ] && targets=(train_resnet train_lm bench "${kernel_tests[@]}")
-  try "configure for sm_$arch" cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release \
-    -DHEDDLE_CUDA=ON -DHEDDLE_WERROR=OFF -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES="$arch" \
-    -DCMAKE_BUILD_RPATH="$folder/vendor/lib;$folder/deps/lib" "${options[@]}" || return
-  # -k 0: what compiles can be tested even if something else does not.
-  try 'compile and link' ninja -k 0 -C "$folder" "${targets[@]}"
-  try 'start without asking for a GPU' "$folder/train_resnet" --version && keep 'Versions'
+part_machine() {
+  try 30 program "$bin/train_resnet" --version
+  { if [ $gpu = 1 ]; then nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem --format=csv; fi
+    echo "kernel $(uname -r), $(nproc) cores,$(sed -n 's/^model name[^:]*://p' /proc/cpuinfo | head -n 1)"
+    cat "$logs/program.log"
+    ldd "$bin/train_resnet" | grep -E 'not found|cudart|cublas|cudnn|nccl|dnnl|stdc|gomp'
+    python3 -c 'import torch; print("PyTorch", torch.__version__, "cuDNN", torch.backends.cudnn.version())' 2>/dev/null ||
+      echo 'PyTorch: not found'
+    for name in nvcc compute-sanitizer ncu; do tool $name || echo "$name: not found"; done
+  } 2>&1 | tell
 }
 
-run_ctest() {  # TITLE ARGUMENT…
-  local title=$1
-  shift
-  HEDDLE_TEST_DEVICE=cuda try "$title" ctest --test-dir "$folder" -j 4 --timeout "$(left)" --output-on-failure "$@"
-  grep -E '^ *[0-9]+/[0-9]+ Test|tests passed|^\[doctest\] test cases' "$sections/output" >"$sections/short"
-  cp "$sections/short" "$sections/output"
-  keep "$title"
+part_compare() {
+  try 200 test_gpu env HEDDLE_TEST_DEVICE=cuda "$bin/test_gpu"
+  grep '^compare ' "$logs/test_gpu.log" | sort >"$out/compare.txt"
+  [ -s "$out/compare.txt" ] || : >"$work/failed"
+  echo "$(grep -F 'test cases:' "$logs/test_gpu.log"); compared: $(wc -l <"$out/compare.txt") operations and shapes" | tell
 }
 
-# Programs use --device auto, so each of their tests starts CUDA: they come last, should time run out.
-run_tests() {
-  need_gpu test_core || return
-  if [ $quick = 1 ]; then
-    run_ctest 'tests of the libraries' -R "^($(IFS='|'; echo "${kernel_tests[*]}"))\$"
-    return
-  fi
-  run_ctest 'tests of the libraries, on the GPU where they have a device' -LE 'check|comm|programs'
-  run_ctest 'tests of whole programs, on the GPU' -L programs
+part_speed() {
+  local flags=(--rounds 1 --no-torch)
+  show 90 resnet50 "$bin/bench" "${resnet50[@]}" "${flags[@]}" --warmup 10 --steps 40
+  show 60 lstm "$bin/bench" lstm --device cuda --precision fp32 "${flags[@]}" --warmup 20 --steps 200
+  show 60 resnet20 "$bin/bench" resnet20 --device cuda --precision fp32 "${flags[@]}" --warmup 20 --steps 200
+}
+
+# torch_step SECONDS CASE MODE STEP-FLAG…: the case's flags are those of `bench`.
+torch_step() {
+  local limit=$1 name=torch_$2_$3 mode=$3 flags=(--arch lstm_lm --batch 20 --bptt 35 --clip 5)
+  [ "$2" = lstm ] || flags=(--arch resnet50 --stem imagenet --image-size 224 --classes 1000 --batch 256 --layout nhwc
+    --precision bf16 --momentum 0.9 --weight-decay 1e-4)
+  shift 3
+  try "$limit" "$name" python3 -Wignore "$bin/torch_step.py" --device cuda --best --threads "$(nproc)" --compile "$mode" \
+    "${flags[@]}" "$@" && python3 -c 'import json, statistics, sys
+r = json.loads(sys.stdin.read().splitlines()[-1])
+print(sys.argv[1], r["torch"], "median %.3f ms, min %.3f ms" % (statistics.median(r["ms"]), min(r["ms"])))' \
+    "$name" <"$logs/$name.log" | tell
+  renew
+}
+have_torch() { python3 -c 'import torch' 2>/dev/null || { not_run 'no PyTorch'; return 1; }; }
+part_torch() {
+  have_torch || return
+  torch_step 70 resnet50 none --warmup 10 --steps 40
+  torch_step 220 resnet50 default --warmup 10 --steps 40
+  torch_step 60 lstm none --warmup 20 --steps 200
+  torch_step 120 lstm default --warmup 20 --steps 200
+}
+part_autotune() { have_torch && torch_step 500 resnet50 max-autotune --warmup 10 --steps 40; }
+
+part_train() {
+  local small=(--image-size 16 --steps 20) text=()
+  rm -rf "$work/runs"
+  [ -e "$work/data/tinyshakespeare/input.txt" ] && text=(--data "$work/data/tinyshakespeare/input.txt")
+  try 90 shapes "$bin/train_resnet" "${quietly[@]}" "$work/runs/shapes" --precision bf16 --arch resnet18 --epochs 2 --json
+  try 90 characters "$bin/train_lm" "${quietly[@]}" "$work/runs/characters" "${text[@]}" --steps 400 --json
+  try 90 learners "$bin/train_resnet" "${quietly[@]}" "$work/runs/learners" "${small[@]}" --batch-size 8 --learners 4 \
+    --compress scalecom:rate=50 --compress-start 2
+  try 90 nccl_one_rank "$bin/train_resnet" "${quietly[@]}" "$work/runs/nccl" "${small[@]}" --batch-size 32 --comm nccl \
+    --compress qsgd --compress-start 1
+}
+
+# Nothing is timed, so all run at once.
+part_tests() {
+  local name names=(test_core test_layers test_compress test_optim test_golden)
+  for name in "${names[@]}"; do try 300 "$name" env HEDDLE_TEST_DEVICE=cuda "$bin/$name" & done
+  wait
+  for name in "${names[@]}"; do echo "$name: $(grep -F 'test cases:' "$logs/$name.log")"; done | tell
 }
 
 # Without the pool: within its segments the tools would not see where a block ends.
-sanitize() {
-  need_gpu test_gpu || return
-  local tool sanitizer cases='kernels*'
-  sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
-  [ -x "$sanitizer" ] || { not_run 'no compute-sanitizer'; return; }
-  for tool in memcheck racecheck synccheck; do
-    HEDDLE_NO_POOL=1 HEDDLE_TEST_DEVICE=cuda try "$tool of the kernels" "$sanitizer" --tool $tool --error-exitcode 9 \
-      "$folder/test_gpu" --test-case="$cases"
-    [ $quick = 1 ] && return
-  done
-  HEDDLE_NO_POOL=1 HEDDLE_TEST_DEVICE=cuda try 'memcheck of whole steps' "$sanitizer" --tool memcheck --error-exitcode 9 \
-    --report-api-errors no "$folder/test_gpu" --test-case='steps*'
-}
-
-# Losses of two runs, step by step: how far they are apart, relative to the first.
-losses() { sed -n 's/.*"split":"train","loss":\([^,]*\),.*/\1/p' "$1/metrics.jsonl"; }
-apart() {  # FOLDER FOLDER BOUND
-  paste <(losses "$1") <(losses "$2") | awk -v bound="$3" '
-    NF != 2 { print "the runs have different lengths"; bad = 1; exit 1 }
-    { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > most) most = d; ++n }
-    END { if (bad || !n) exit 1; printf "%d losses, at most %.2g apart, bound %g\n", n, most, bound; exit most > bound }'
-}
-
-compare_runs() {  # TITLE BOUND COMMAND…: the same run on both devices
-  local title=$1 bound=$2 device work=$folder/runs
-  shift 2
-  rm -rf "$work"
-  for device in cpu cuda; do
-    try "$title, $device" "$@" --device $device --quiet --deterministic --output-dir "$work/$device" || return
-  done
-  export -f apart losses
-  try "$title: both devices agree" bash -c "apart $work/cpu $work/cuda $bound" && cat "$sections/output" >>"$sections/details"
-}
-
-compare() {
-  need_gpu test_gpu || return
-  HEDDLE_TEST_DEVICE=cuda try 'every operation on both devices' "$folder/test_gpu" --test-case='*compare*'
-  if grep -h '^compare ' "$sections/output" >"$sections/short"; then
-    cp "$sections/short" "$sections/output"
-    keep 'Operation, shape, type: distance and bound'
-  else
-    not_run 'no operation was compared' && status=1
-  fi
-  local images=("$folder/train_resnet" --image-size 16 --steps 8 --print-freq 1 --batch-size 32)
-  compare_runs 'ResNet-20' 2e-2 "${images[@]}"
-  compare_runs '8 learners' 2e-2 "${images[@]}" --batch-size 4 --learners 8 --threads 1
-  [ $quick = 1 ] && return
-  local spec learners=("${images[@]}" --batch-size 8 --learners 4 --threads 1 --compress-start 2)
-  for spec in scalecom:rate=50 topk:density=0.05 qsgd powersgd; do
-    compare_runs "4 learners, $spec" 5e-2 "${learners[@]}" --compress $spec
-  done
-  compare_runs '4 learners, accumulated and metered' 5e-2 "${learners[@]}" --compress scalecom:rate=50 \
-    --accumulate 2 --shadow 2
-  compare_runs '4 learners, local clip and plans' 5e-2 "${learners[@]}" --compress scalecom:rate=50 \
-    --clip-grad-norm 1 --layerwise lgreco --lgreco every=4,window=2
-  # One rank of NCCL has a worker as soon as something is compressed.
-  for spec in scalecom:rate=50 qsgd; do
-    try "NCCL with one rank, $spec" "${images[@]}" --comm nccl --device cuda --compress $spec --compress-start 1 \
-      --quiet --output-dir "$folder/runs/nccl-${spec%%:*}"
-  done
-  compare_runs 'LSTM' 2e-2 "$folder/train_lm" --emsize 64 --nhid 64 --steps 8 --print-freq 1 --batch-size 8
-  local cifar; cifar=$(data_folder cifar-10-batches-bin)
-  if [ -n "$cifar" ] && [ -e "$cifar/test_batch.bin" ] && [ -e "$cifar/data_batch_5.bin" ]; then
-    try 'ResNet-20 on CIFAR-10, 2 epochs' "$folder/train_resnet" --data "$cifar" --device cuda --epochs 2 \
-      --quiet --json --output-dir "$folder/runs/cifar" && keep 'CIFAR-10, two epochs'
-  else
-    not_run 'CIFAR-10: not available (tests/gpu_pack.sh packs it)'
-  fi
-}
-
-# Compiled PyTorch takes minutes before its first step: the most informative cases come first.
-measure() {
-  need_gpu bench || return
-  local case name flags=(--device cuda --rounds 2 --warmup 5 --steps 30)
-  local cases=('resnet20' 'resnet50 --batch 256 --precision bf16' 'lstm' 'resnet18 --batch 512 --precision bf16')
-  [ $quick = 1 ] && cases=(resnet20 lstm) && flags=(--device cuda --rounds 1 --no-torch)
-  for case in "${cases[@]}"; do
-    name=${case%% *}
-    # shellcheck disable=SC2086
-    try "bench $case" "$folder/bench" $case "${flags[@]}" --json "$sections/$name.json" && keep "$case"
+part_sanitize() {
+  local sanitizer name
+  sanitizer=$(tool compute-sanitizer) || { not_run 'no compute-sanitizer'; return; }
+  local refusal='Device not supported|Internal Sanitizer Error|Unable to .*(driver|device|inject)'
+  for name in memcheck racecheck initcheck synccheck; do
+    try 130 $name env HEDDLE_NO_POOL=1 HEDDLE_TEST_DEVICE=cuda "$sanitizer" --tool $name --error-exitcode 9 \
+      "$bin/test_gpu" --test-case='kernels*'
   done
 }
 
-# --------------------------------------------------------------------------------------------- run
-arguments=''
-[ $quick = 1 ] && arguments+=' --quick'
-[ "${parts[*]}" = "${known[*]}" ] || arguments+=" --part $(IFS=,; echo "${parts[*]}")"
-if [ -x "$nvcc" ]; then link_vendor || say 'links to vendor libraries could not be made'; fi
-use_carried
-split_report
-part build 'Build' build
-part test 'Tests' run_tests
-part sanitize 'Sanitizers' sanitize
-part compare 'CPU and GPU' compare
-part bench 'Speed' measure
-describe_machine >"$sections/machine"
-write_report
-say "see $report"
-[ $gpu = 1 ] || { say 'not run: no GPU'; [ $status = 0 ] && status=2; }
-exit $status
+part_profile() {
+  local ncu refusal=''
+  show 90 layers "$bin/bench" ops "${resnet50[@]}" --warmup 5 --steps 3
+  ncu=$(tool ncu) || { not_run 'no ncu'; return; }
+  refusal='ERR_NVGPUCTRPERM|[Pp]rofiling is not supported'
+  try 150 ncu "$ncu" --profile-from-start off --clock-control none --csv --log-file "$logs/ncu_resnet50.csv" \
+    --metrics gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum \
+    "$bin/bench" ops "${resnet50[@]}" --warmup 5 --steps 1
+}
+
+# Two ranks on one card wait for each other within one context: nothing may be loaded or freed meanwhile.
+part_nccl() {
+  local refusal='ranks .* have the same GPU'
+  try 150 nccl_two_ranks env CUDA_MODULE_LOADING=EAGER NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=4 NCCL_NVLS_ENABLE=0 \
+    NCCL_ALGO=RING NCCL_DEBUG=WARN "$bin/train_resnet" "${quietly[@]}" "$work/runs/nccl2" --image-size 16 --steps 20 \
+    --batch-size 16 --learners 2 --comm nccl
+  grep -qE "$refusal" "$logs/nccl_two_ranks.log" &&
+    not_run 'two ranks need two GPUs, or NCCL 2.30 or newer and a build that lets ranks share one'
+}
+
+# ------------------------------------------------------------------------------------------ programs
+start() { part=$1; rm -f "$sections/$part".*; printf '%s\n' "$part, $(date -u +%F)" | tee "$sections/$part.head"; }
+
+# Without a pack the tree makes one for this card, anew in each call: only what has changed is compiled.
+build() {
+  [ -x "$here/gpu_pack.sh" ] || fail "no heddle.tar.xz in $here; ./run gpu-pack makes it"
+  tool nvcc >/dev/null || fail 'no pack in .carry/run (./run gpu-pack makes it), and no nvcc to build with'
+  local arch
+  arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
+  start build
+  pack=$work/pack
+  try 540 build "$here/gpu_pack.sh" --arch "$arch" "$pack" || exit 1
+}
+
+unpack() {
+  local sum
+  sum=$(cksum <"$pack/heddle.tar.xz")
+  [ "$sum" = "$(cat "$work/unpacked" 2>/dev/null)" ] && return
+  rm -rf "${work:?}"/{bin,lib,fallback,data,source,unpacked} "${sections:?}"/[!b]* "${logs:?}"/*
+  # By Python: tar may find no xz.
+  python3 -Wignore -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$pack/heddle.tar.xz" "$work" ||
+    fail "$pack/heddle.tar.xz cannot be unpacked"
+  printf '%s\n' "$sum" >"$work/unpacked"
+}
+
+# Lets tests find golden values under the path of the sources that they were built from.
+link_source() {
+  linked=$(cat "$work/source_path")
+  [ ! -e "$linked" ] && mkdir -p "$(dirname "$linked")" && ln -sfn "$work/source" "$linked" && trap 'rm -f "$linked"' EXIT
+}
+
+# Python's libraries come before those of CUDA's folder, and the packed runtimes of C++ and OpenMP only where this
+# machine's do not do.
+find_libraries() {
+  local places choice
+  places=$work/lib:$(python3 - <<'PY'
+import glob, site, sys
+for place in dict.fromkeys([*sys.path, *site.getsitepackages(), site.getusersitepackages()]):
+    for folder in sorted(glob.glob(place + "/nvidia/*/lib")) if place else []:
+        print(folder, end=":")
+PY
+  )/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  for choice in "$places" "$places:$work/fallback" "$work/fallback:$places"; do
+    export LD_LIBRARY_PATH=$choice
+    "$bin/train_resnet" --version >/dev/null 2>&1 && return
+  done
+}
+
+[ -n "$pack" ] || [ $gpu = 0 ] || build
+if [ -n "$pack" ]; then
+  unpack
+  link_source
+  find_libraries
+fi
+export PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=$work/inductor TORCHINDUCTOR_FX_GRAPH_CACHE=1
+for part in "${parts[@]}"; do
+  start "$part"
+  [ $gpu = 1 ] || echo 'no CUDA device' | tell
+  if [ $gpu = 1 ] || [ "$part ${pack:+packed}" = 'machine packed' ]; then "part_$part"; fi
+  renew
+done
+echo "see $out/gpu-report.md"
+[ ! -e "$work/failed" ] || exit 1
+[ $gpu = 1 ] || exit 2
