@@ -14,7 +14,9 @@ namespace heddle::HEDDLE_BACKEND {
 namespace {
 
 constexpr int kBlock = 256;
-constexpr int kBlocks = 2 * 132;  // two on each multiprocessor of a Hopper GPU
+// Three blocks on each multiprocessor of a Hopper GPU, and few loads at once in each thread, were
+// fastest there (docs/benchmarks.md).
+constexpr int kResident = 3, kBlocks = kResident * 132;
 
 // The cut of (pixels, channels): block (i, k) does strip i of the channels and rows k, k + parts, …
 // of pixels, a row being those that a block's threads read at once. So all blocks sweep the map
@@ -110,12 +112,13 @@ __device__ void join_threads(const Cut& cut, const Place& at, float (&s)[kPack],
 // Sums x - x0 and its squares, x0 being the part's first pixel, which is near the mean: squares do
 // not cancel.
 template <class T, int kPack>
-__global__ void sum_deviations(const T* x, Cut cut, float* partial) {
+__global__ void __launch_bounds__(kBlock, kResident)
+    sum_deviations(const T* x, Cut cut, float* partial) {
   const Place at = place_of<kPack>(cut);
   float s[kPack] = {}, q[kPack] = {};
   if (at.count > 0) {
     const auto origin = load_pack<kPack>(x + at.first - at.row * cut.channels);
-    sweep<Sweep::back, 4>(
+    sweep<Sweep::back, 2>(
         at, [&](int64_t i) { return load_pack<kPack>(x + i); },
         [&](int64_t, const Pack<T, kPack>& value) {
           for (int i = 0; i < kPack; ++i) {
@@ -199,7 +202,7 @@ struct Normalized {
 
 // Blocks beyond the cut's parts update the running statistics meanwhile.
 template <class T, int kPack>
-__global__ void __launch_bounds__(kBlock, 2)
+__global__ void __launch_bounds__(kBlock, kResident)
     apply(const T* x, const T* residual, Cut cut, const float* scale, const float* shift, bool relu,
           T* y, Running running) {
   if (blockIdx.y == cut.parts) {
@@ -213,7 +216,7 @@ __global__ void __launch_bounds__(kBlock, 2)
     factor[i] = scale[at.channel + i];
     offset[i] = shift[at.channel + i];
   }
-  sweep<Sweep::forward, 4>(
+  sweep<Sweep::forward, 2>(
       at,
       [&](int64_t i) {
         Normalized<T, kPack> out = {load_pack<kPack>(x + i), {}};
@@ -273,13 +276,13 @@ struct Loaded {
 
 // Sums dz and dz * (x - mean), in the first pass; stores dz where it is needed.
 template <class T, int kPack>
-__global__ void __launch_bounds__(kBlock, 2)
+__global__ void __launch_bounds__(kBlock, kResident)
     sum_gradients(Operands<T> a, Cut cut, T* dz, float* partial) {
   const Place at = place_of<kPack>(cut);
   float s[kPack] = {}, t[kPack] = {};
   if (at.count > 0) {
     const ChannelConstants<kPack> c(a, at.channel);
-    sweep<Sweep::back, 2>(
+    sweep<Sweep::back, 1>(
         at, [&](int64_t i) { return Loaded<T, kPack>::of(a, i); },
         [&](int64_t place, const Loaded<T, kPack>& in) {
           Pack<T, kPack> out;
@@ -327,7 +330,7 @@ __global__ void join_gradients(Cut cut, const float* partial, ParameterGradients
 
 // Computes dx, in the second pass.
 template <class T, int kPack>
-__global__ void __launch_bounds__(kBlock, 2)
+__global__ void __launch_bounds__(kBlock, kResident)
     input_gradient(Operands<T> a, Cut cut, const float* line, T* dx) {
   const Place at = place_of<kPack>(cut);
   if (at.count == 0) return;
@@ -338,7 +341,7 @@ __global__ void __launch_bounds__(kBlock, 2)
     v[i] = line[cut.channels + at.channel + i];
     k[i] = line[2 * cut.channels + at.channel + i];
   }
-  sweep<Sweep::forward, 2>(
+  sweep<Sweep::forward, 1>(
       at, [&](int64_t i) { return Loaded<T, kPack>::of(a, i); },
       [&](int64_t place, const Loaded<T, kPack>& in) {
         Pack<T, kPack> out;
