@@ -34,13 +34,25 @@ Compensated ErrorFeedback::compensate_swapping(const std::string& name, const Te
 
 void ErrorFeedback::keep_unsent(const std::string& name, const Tensor& old_residual,
                                 const Tensor& sent, const Tensor& lost) {
+  remove_sent(name, old_residual, sent, lost);
+  renew(name, old_residual);
+}
+
+void ErrorFeedback::remove_sent(const std::string& name, const Tensor& old_residual,
+                                const Tensor& sent, const Tensor& lost) {
   const Device device = old_residual.device();
   const Tensor x = residual(name, old_residual.size(), device);
   if (lost.defined())
     HEDDLE_DISPATCH(device, scatter(lost, sent, x));
   else
     HEDDLE_DISPATCH(device, scatter_value(0, sent, x));
-  if (beta_ < 1) HEDDLE_DISPATCH(device, low_pass(old_residual, x, beta_));
+}
+
+void ErrorFeedback::renew(const std::string& name, const Tensor& old_residual) {
+  const Device device = old_residual.device();
+  if (beta_ < 1)
+    HEDDLE_DISPATCH(device,
+                    low_pass(old_residual, residual(name, old_residual.size(), device), beta_));
   old_residual.fill_zero();
 }
 

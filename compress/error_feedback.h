@@ -59,6 +59,11 @@ class ErrorFeedback {
   // memory.
   void keep_unsent(const std::string& name, const Tensor& old_residual, const Tensor& sent,
                    const Tensor& lost = {});
+  // Its two halves. The loops of the first may be joined with other layers'
+  // (core/joined_launches.h), the second comes after them.
+  void remove_sent(const std::string& name, const Tensor& old_residual, const Tensor& sent,
+                   const Tensor& lost = {});
+  void renew(const std::string& name, const Tensor& old_residual);
   // Makes the residual what it was before compensate_swapping().
   void restore(const std::string& name, const Tensor& old_residual);
   // Adds what was sent but not applied to the residual: m += beta * share * x.

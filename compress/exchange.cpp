@@ -53,17 +53,20 @@ bool all_reduce(Exchange& e, const NamedTensors& tensors) {
   const Tensor payload = Tensor::empty_on(e.device, {n + 1}), sums = payload.slice(0, n);
   const Tensor flag = payload.slice(n, n + 1);
   fill(flag, e.finite ? 0.0f : 1.0f);
-  const auto for_all = [&](const auto& each) {
+  const auto copy_all = [&](bool into) {
+    JoinedLaunches joined;
     int64_t at = 0;
     for (const auto& [name, x] : tensors) {
-      each(x.reshape({x.size()}), sums.slice(at, at + x.size()));
+      const Tensor part = sums.slice(at, at + x.size());
+      HEDDLE_DISPATCH(e.device, copy_words(into ? x : part, into ? part : x));
       at += x.size();
     }
+    joined.launch();
   };
-  for_all([](const Tensor& x, const Tensor& part) { part.copy_from(x); });
+  copy_all(true);
   e.ledger.book(e.comm, parts, [&] { e.comm.all_reduce(payload); });
   if (flag.item() != 0 || largest_magnitude_of({sums}) > magnitude(kMaxSum)) return false;
-  for_all([](const Tensor& x, const Tensor& part) { x.copy_from(part); });
+  copy_all(false);
   return true;
 }
 
@@ -81,21 +84,28 @@ bool sum_at_indices(Exchange& e, ErrorFeedback& feedback, const std::vector<Tens
   std::vector<Tensor> lost(indices.size());
   {
     const TraceRange range("compress", "gather values");
+    JoinedLaunches joined;
     for (size_t i = 0; i < indices.size(); ++i) {
       const Tensor values = Tensor::empty_on(e.device, indices[i].shape());
       HEDDLE_DISPATCH(e.device, gather(e.compressed[i].tensor, indices[i], values));
-      explain_selection(e.compressed[i], values);
       sums.emplace_back(e.compressed[i].name(), values);
       if (coding == Coding::bf16) lost[i] = Tensor::empty_like(values);
     }
+    joined.launch();
+    for (size_t i = 0; i < indices.size(); ++i) explain_selection(e.compressed[i], sums[i].second);
   }
   if (!sum_values(e, e.dense, sums, coding, lost)) return false;
   const TraceRange range("compress", "residuals, sums");
+  JoinedLaunches joined;
   for (size_t i = 0; i < indices.size(); ++i) {
     const Exchange::Item& item = e.compressed[i];
-    feedback.keep_unsent(item.name(), item.old_residual(), indices[i], lost[i]);
-    HEDDLE_DISPATCH(e.device, scatter(sums[i].second, indices[i], item.sum));
+    feedback.remove_sent(item.name(), item.old_residual(), indices[i], lost[i]);
   }
+  joined.launch();
+  for (const Exchange::Item& item : e.compressed) feedback.renew(item.name(), item.old_residual());
+  for (size_t i = 0; i < indices.size(); ++i)  // the sums' memory held the old residuals
+    HEDDLE_DISPATCH(e.device, scatter(sums[i].second, indices[i], e.compressed[i].sum));
+  joined.launch();
   return true;
 }
 

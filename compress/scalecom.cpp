@@ -68,20 +68,26 @@ class ScaleCom : public CompressedReducer {
     });
     if (e.comm.rank() == leader) {
       const TraceRange range("compress", "select, as the leader");
+      std::vector<Tensor> held;
+      JoinedLaunches joined;
       for_parts([&](size_t i, const Tensor& part) {
         const Item& item = e.compressed[i];
         const Tensor indices = item.chunk_indices.defined() ? item.chunk_indices
                                                             : select_indices(codes[i], item.tensor);
         HEDDLE_DISPATCH(e.device, encode_indices(codes[i], indices, part));
+        held.push_back(indices);
       });
+      joined.launch();
     }
     e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
     std::vector<Tensor> chosen;
     {
       const TraceRange range("compress", "decode indices");
+      JoinedLaunches joined;
       for_parts([&](size_t i, const Tensor& part) {
         chosen.push_back(HEDDLE_DISPATCH(e.device, decode_indices(codes[i], part)));
       });
+      joined.launch();
     }
     return sum_at_indices(e, *feedback_, chosen, coding_of_values());
   }

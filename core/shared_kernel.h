@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/bfloat16.h"
+#include "core/joined_launches.h"
 #include "core/parallel.h"
 #include "core/tensor.h"
 
@@ -73,6 +75,63 @@ void for_each(int64_t n, F f) {
   launch("for_each", for_each_kernel<F>, static_cast<unsigned>(blocks), 256, n, f);
 }
 
+// Loops that one kernel runs: `first` is a loop's first block. The table is an argument of the
+// kernel, whose arguments take at most 4 KiB.
+template <class F>
+struct JoinedLoops {
+  struct Loop {
+    F f;
+    int64_t n;
+    unsigned first;
+  };
+  static constexpr int kMost = 3840 / sizeof(Loop), kEach = 2048;
+  Loop loops[kMost];
+  int count;
+};
+
+template <class F>
+__global__ void for_each_joined_kernel(JoinedLoops<F> all) {
+  int low = 0;
+  for (int high = all.count; high - low > 1;) {
+    const int middle = (low + high) / 2;
+    (all.loops[middle].first <= blockIdx.x ? low : high) = middle;
+  }
+  const auto& loop = all.loops[low];
+  const int64_t begin = to_int64(blockIdx.x - loop.first) * JoinedLoops<F>::kEach,
+                end = begin + JoinedLoops<F>::kEach;
+  for (int64_t i = begin + threadIdx.x; i < end && i < loop.n; i += blockDim.x) loop.f(i);
+}
+
+template <class F>
+std::vector<std::pair<int64_t, F>>& joined_loops() {
+  static thread_local std::vector<std::pair<int64_t, F>> loops;
+  return loops;
+}
+
+template <class F>
+void finish_joined(bool start) {
+  const auto loops = std::exchange(joined_loops<F>(), {});
+  for (size_t at = 0; start && at < loops.size();) {
+    JoinedLoops<F> all = {};
+    unsigned blocks = 0;
+    for (; at < loops.size() && all.count < JoinedLoops<F>::kMost; ++at) {
+      const auto& [n, f] = loops[at];
+      all.loops[all.count++] = {f, n, blocks};
+      blocks += static_cast<unsigned>(ceil_div(n, JoinedLoops<F>::kEach));
+    }
+    launch("for_each_joined", for_each_joined_kernel<F>, blocks, 256, all);
+  }
+}
+
+// Calls f(i) for 0 <= i < n, at once or in a JoinedLaunches (core/joined_launches.h).
+template <class F>
+void for_each_joined(int64_t n, F f) {
+  if (n <= 0) return;
+  if (!JoinedLaunches::collecting()) return for_each(n, f);
+  if (joined_loops<F>().empty()) JoinedLaunches::enlist(finish_joined<F>);
+  joined_loops<F>().emplace_back(n, f);
+}
+
 template <class F>
 struct InGrid {
   int64_t columns;
@@ -92,6 +151,11 @@ void for_each(int64_t n, F f) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) local(i);
   });
+}
+
+template <class F>
+void for_each_joined(int64_t n, F f) {
+  for_each(n, f);
 }
 
 // Calls f(row, column) on a grid; the compiler hoists what depends on the row only.

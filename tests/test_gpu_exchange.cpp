@@ -14,6 +14,9 @@
 #include "core/kernels.h"
 #include "core/streams.h"
 #include "optim/decentralized.h"
+#ifdef HEDDLE_SIMULATED_GPU
+#include "tests/simulated_gpu/device.h"
+#endif
 #include "tests/compare.h"
 #include "tests/gradcheck.h"
 #include "tests/learner_net.h"
@@ -176,6 +179,42 @@ TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {
   for (const char* spec : kSpecs)
     compare("exchange", spec, DType::f32, [&] { return reduce_steps(spec); });
 }
+
+#ifdef HEDDLE_SIMULATED_GPU
+// What a GPU is told to do one by one takes the host some microseconds each: the exchange of many
+// layers must not tell it everything for each of them.
+TEST_CASE("exchange of many layers: work that the GPU is given") {
+  Context context(subject());
+  if (!context.device().is_cuda()) return;
+  const auto work_of = [](int layers) {
+    ParameterStore store;
+    for (int i = 0; i < layers; ++i) {
+      store.add(concat("conv", i, ".weight"), {16, 8, 3, 3}, constant_init(0));
+      store.add(concat("bn", i, ".weight"), {16}, constant_init(0));
+      store.add(concat("bn", i, ".bias"), {16}, constant_init(0));
+    }
+    store.finalize(1);
+    const auto comm = make_solo();
+    const auto reducer =
+        make_reducer(parse_compress("scalecom:rate=50"), {.min_compress = 100}, store);
+    Ledger ledger;
+    int64_t before = 0;
+    for (int64_t step = 0; step < 2; ++step) {  // the first makes the residuals
+      store.grads().copy_from(random_tensor(store.grads().shape(), to_size(step)));
+      GradientBucket bucket{{}, {}, step};
+      for (Parameter& p : store.parameters())
+        bucket.parameters.insert(bucket.parameters.begin(), &p);
+      bucket.flat = store.grads();
+      before = simulated::work_started;
+      CHECK(reducer->reduce(bucket, *comm, ledger));
+    }
+    return simulated::work_started - before;
+  };
+  const int64_t few = work_of(10), many = work_of(40);
+  MESSAGE("10 layers: ", few, ", 40 layers: ", many);
+  CHECK((many - few) / 30 <= 2);  // the pass over gradient and residual, clearing the old residual
+}
+#endif
 
 // A library computes PowerSGD's products, with sums in a different order.
 TEST_CASE("compare: PowerSGD exchanges of three ranks") {

@@ -51,13 +51,15 @@ struct CopyByte {
 
 template <bool kAdd>
 void scatter_all(const float* values, float value, const Tensor& indices, const Tensor& x) {
-  for_each(indices.size(), Scatter<kAdd>{values, value, words(indices), x.data<float>(), x.size()});
+  for_each_joined(indices.size(),
+                  Scatter<kAdd>{values, value, words(indices), x.data<float>(), x.size()});
 }
 
 }  // namespace
 
 void gather(const Tensor& x, const Tensor& indices, const Tensor& values) {
-  for_each(indices.size(), Gather{x.data<float>(), words(indices), values.data<float>(), x.size()});
+  for_each_joined(indices.size(),
+                  Gather{x.data<float>(), words(indices), values.data<float>(), x.size()});
 }
 
 void scatter(const Tensor& values, const Tensor& indices, const Tensor& x) {

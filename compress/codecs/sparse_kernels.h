@@ -27,7 +27,11 @@ namespace heddle {
 // scatter: x[indices[j]] = values[j]; scatter_add: +=; scatter_value: = value. All three skip
 //   indices beyond x.
 // low_pass: x = (1 - beta) m + beta x.
-// copy_bytes: copies the bytes of `from` to `to`, whatever their types.
+// copy_bytes: copies the bytes of `from` to `to`, whatever their types; copy_words: the elements,
+// of
+//   four bytes each.
+// Loops of copy_words, gather, scatter…, and of codes that are no bitmaps, may be joined
+// (core/joined_launches.h).
 namespace cpu {
 void add_and_swap(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& indices,
                   const Tensor& magnitudes);
@@ -44,6 +48,7 @@ void scatter_add(const Tensor& values, const Tensor& indices, const Tensor& x);
 void scatter_value(float value, const Tensor& indices, const Tensor& x);
 void low_pass(const Tensor& m, const Tensor& x, double beta);
 void copy_bytes(const Tensor& from, const Tensor& to);
+void copy_words(const Tensor& from, const Tensor& to);
 }  // namespace cpu
 
 namespace cuda {
@@ -62,6 +67,7 @@ void scatter_add(const Tensor& values, const Tensor& indices, const Tensor& x);
 void scatter_value(float value, const Tensor& indices, const Tensor& x);
 void low_pass(const Tensor& m, const Tensor& x, double beta);
 void copy_bytes(const Tensor& from, const Tensor& to);
+void copy_words(const Tensor& from, const Tensor& to);
 }  // namespace cuda
 
 // Returns indices as a tensor (k) i32 on the host.

@@ -81,6 +81,10 @@ Tensor decode_indices(const IndexCode& code, const Tensor& bytes) {
   return index_tensor(code.decode(bytes.data<uint8_t>()));
 }
 
+void copy_words(const Tensor& from, const Tensor& to) {
+  if (to.size() > 0) std::memcpy(to.raw(), from.raw(), to_size(to.bytes()));
+}
+
 }  // namespace cpu
 
 Tensor index_tensor(const Indices& indices) {
@@ -100,42 +104,54 @@ Tensor select_indices(const IndexCode& code, const Tensor& x) {
   return indices;
 }
 
+namespace {
+
+// Returns the elements of all tensors on a GPU, 32 bits each, one after the other.
+Tensor joined(const std::vector<Tensor>& tensors, DType type) {
+  int64_t n = 0, at = 0;
+  for (const Tensor& x : tensors) n += x.size();
+  const Tensor all = Tensor::empty_on(tensors[0].device(), {n}, type);
+  JoinedLaunches launches;
+  for (const Tensor& x : tensors) {
+    HEDDLE_DISPATCH(x.device(), copy_words(x, all.slice(at, at + x.size())));
+    at += x.size();
+  }
+  launches.launch();
+  return all;
+}
+
+}  // namespace
+
 uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors,
                               const std::vector<Tensor>& magnitudes) {
-  constexpr int64_t kChunk = 4096;
+  constexpr int64_t kChunk = 4096, kSmall = 1 << 16;
   const auto largest_in = [](const Tensor& m) {
     return m.size() == 0 ? 0 : *std::max_element(words(m), words(m) + m.size());
   };
   uint32_t largest = 0;
-  std::vector<Tensor> on_gpu;  // magnitudes, of chunks or of whole tensors
-  int64_t count = 0;
-  const auto add = [&](const Tensor& m) {
-    on_gpu.push_back(m);
-    count += m.size();
-  };
-  for (const Tensor& x : tensors) {
-    if (!x.device().is_cuda()) {
-      largest = std::max(largest, largest_magnitude(x.data<float>(), x.size()));
-      continue;
-    }
-    add(Tensor::empty_on(x.device(), {ceil_div(x.size(), kChunk)}, DType::i32));
+  std::vector<Tensor> small, on_gpu;  // on_gpu: magnitudes of chunks
+  const auto search = [&](const Tensor& x) {
+    on_gpu.push_back(Tensor::empty_on(x.device(), {ceil_div(x.size(), kChunk)}, DType::i32));
     HEDDLE_DISPATCH(
         x.device(),
         largest_of_chunks(x, kChunk, false, Tensor::empty_like(on_gpu.back()), on_gpu.back()));
+  };
+  for (const Tensor& x : tensors) {
+    if (!x.device().is_cuda())
+      largest = std::max(largest, largest_magnitude(x.data<float>(), x.size()));
+    else if (x.size() <= kSmall)
+      small.push_back(x);  // one search for all
+    else
+      search(x);
   }
+  if (!small.empty()) search(joined(small, DType::f32));
   for (const Tensor& m : magnitudes)
     if (m.device().is_cuda())
-      add(m);
+      on_gpu.push_back(m);
     else
       largest = std::max(largest, largest_in(m));
-  if (count == 0) return largest;
-  const Tensor all = Tensor::empty_on(on_gpu[0].device(), {count}, DType::i32);
-  int64_t at = 0;
-  for (const Tensor& m : on_gpu) {
-    all.slice(at, at + m.size()).copy_from(m);
-    at += m.size();
-  }
-  return std::max(largest, largest_in(all.to(Device{})));
+  if (on_gpu.empty()) return largest;
+  return std::max(largest, largest_in(joined(on_gpu, DType::i32).to(Device{})));
 }
 
 }  // namespace heddle

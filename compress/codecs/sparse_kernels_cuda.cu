@@ -335,13 +335,19 @@ struct UnpackValue {
   }
 };
 
-void pack(const Tensor& values, int bits, int64_t step, const Tensor& bytes) {
-  for_each(bytes.size(), PackByte{words(values), values.size(), step, bits, bytes.data<uint8_t>()});
+PackByte pack(const Tensor& values, int bits, int64_t step, const Tensor& bytes) {
+  return {words(values), values.size(), step, bits, bytes.data<uint8_t>()};
 }
 
-void unpack(const Tensor& bytes, int bits, int64_t step, const Tensor& values) {
-  for_each(values.size(), UnpackValue{bytes.data<uint8_t>(), step, bits, words(values)});
+UnpackValue unpack(const Tensor& bytes, int bits, int64_t step, const Tensor& values) {
+  return {bytes.data<uint8_t>(), step, bits, words(values)};
 }
+
+struct CopyWord {
+  const uint32_t* from;
+  uint32_t* to;
+  __device__ void operator()(int64_t i) const { to[i] = from[i]; }
+};
 
 }  // namespace
 
@@ -384,23 +390,29 @@ Tensor select_active(const Tensor& x, const Tensor& old, float ahead, int64_t bi
 }
 
 void encode_indices(const IndexCode& code, const Tensor& indices, const Tensor& bytes) {
-  if (!code.is_bitmap()) return pack(indices, code.width(), code.chunk, bytes);
+  if (!code.is_bitmap())
+    return for_each_joined(bytes.size(), pack(indices, code.width(), code.chunk, bytes));
   const Tensor marks = Tensor::empty_on(indices.device(), {code.n}, DType::i32);
   marks.fill_zero();
   for_each(indices.size(), Mark{words(indices), words(marks), code.n});
-  pack(marks, 1, 0, bytes);
+  for_each(bytes.size(), pack(marks, 1, 0, bytes));
 }
 
 Tensor decode_indices(const IndexCode& code, const Tensor& bytes) {
   const Tensor indices = Tensor::empty_on(bytes.device(), {code.k}, DType::i32);
   if (!code.is_bitmap()) {
-    unpack(bytes, code.width(), code.chunk, indices);
+    for_each_joined(indices.size(), unpack(bytes, code.width(), code.chunk, indices));
     return indices;
   }
   const Tensor marks = Tensor::empty_on(bytes.device(), {code.n}, DType::i32);
-  unpack(bytes, 1, 0, marks);
+  for_each(marks.size(), unpack(bytes, 1, 0, marks));
   if (code.k > 0) select(Marked{words(marks)}, code.n, indices);
   return indices;
+}
+
+void copy_words(const Tensor& from, const Tensor& to) {
+  for_each_joined(to.size(), CopyWord{static_cast<const uint32_t*>(from.raw()),
+                                      static_cast<uint32_t*>(to.raw())});
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <atomic>
 
 #include <condition_variable>
 #include <cstddef>
@@ -62,6 +63,7 @@ struct Point {  // of a stream, as an event has recorded it
 };
 
 // Queues work that touches memory only within with_rights(). A graph's may be done more than once.
+extern std::atomic<int64_t> work_started;  // kernels, copies, events, calls of libraries
 void put(Stream* stream, Work work);
 void put_done(Stream* stream, std::function<void()> work);  // for work that never waits
 // Calls it while the devices' memory can be read and written.

@@ -86,7 +86,10 @@ Stream* find(cudaStream_t stream) {
   return machine().streams.contains(s) ? s : nullptr;
 }
 
+std::atomic<int64_t> work_started = 0;
+
 static void put(Stream* stream, Stream::Entry entry) {
+  ++work_started;
   if (stream->recording != nullptr) return stream->recording->push_back(std::move(entry));
   stream->queue.push_back(std::move(entry));
   changed().notify_all();
