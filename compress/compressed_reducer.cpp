@@ -6,6 +6,7 @@
 #include "compress/codecs/magnitude.h"
 #include "compress/codecs/sparse_kernels.h"
 #include "compress/dense.h"
+#include "core/joined_launches.h"
 #include "core/kernels.h"
 
 namespace heddle {
@@ -48,6 +49,7 @@ void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor
                                       Exchange& e) {
   const TraceRange range("compress", "compensate");
   const int64_t begin = bucket.parameters.front()->offset;
+  JoinedLaunches joined;
   for (const Parameter* p : bucket.parameters) {
     Layer& layer = layers_.at(p->name);
     const Tensor gradient = flat.slice(p->offset - begin, p->offset - begin + p->size());
@@ -72,6 +74,7 @@ void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor
       const double alone = explaining() ? norm(gradient) : 0;
       const Compensated all =
           feedback_->compensate_swapping(p->name, gradient, asked > 0 ? asked : kChunk);
+      if (explaining()) joined.launch();
       explain("compensate", p->name, [&] {
         return Figures{{"gradient norm", alone},
                        {"residual norm", norm(all.old_residual)},
@@ -81,6 +84,7 @@ void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor
           {&layer, all.x, all.old_residual, asked > 0 ? all.indices : Tensor{}, all.magnitudes});
     }
   }
+  joined.launch();
   if (bucket.control > 0 && !e.compressed.empty())
     e.dense.emplace_back(kControlWords, flat.slice(flat.size() - bucket.control, flat.size()));
 }

@@ -50,10 +50,11 @@ void ErrorFeedback::remove_sent(const std::string& name, const Tensor& old_resid
 
 void ErrorFeedback::renew(const std::string& name, const Tensor& old_residual) {
   const Device device = old_residual.device();
+  const Tensor x = residual(name, old_residual.size(), device);
   if (beta_ < 1)
-    HEDDLE_DISPATCH(device,
-                    low_pass(old_residual, residual(name, old_residual.size(), device), beta_));
-  old_residual.fill_zero();
+    HEDDLE_DISPATCH(device, low_pass(old_residual, x, beta_));
+  else
+    HEDDLE_DISPATCH(device, clear_words(old_residual));
 }
 
 void ErrorFeedback::restore(const std::string& name, const Tensor& old_residual) {

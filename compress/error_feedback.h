@@ -52,15 +52,14 @@ class ErrorFeedback {
   void compensate(const std::string& name, const Tensor& x);
   // Writes m + g to the residual's memory and m to that of g (n), in one pass that also finds the
   // largest |m + g| of every chunk. x becomes the new residual: whoever encodes it subtracts there
-  // what was sent.
+  // what was sent. May be joined with other layers'.
   Compensated compensate_swapping(const std::string& name, const Tensor& g, int64_t chunk);
   // Turns x into the new residual after its elements at these indices (k) i32 were sent, all but
   // `lost` (k) f32 of them where that is defined. Clears old_residual, which is the gradient's
   // memory.
   void keep_unsent(const std::string& name, const Tensor& old_residual, const Tensor& sent,
                    const Tensor& lost = {});
-  // Its two halves. The loops of the first may be joined with other layers'
-  // (core/joined_launches.h), the second comes after them.
+  // Its two halves; each may be joined with other layers' (core/joined_launches.h).
   void remove_sent(const std::string& name, const Tensor& old_residual, const Tensor& sent,
                    const Tensor& lost = {});
   void renew(const std::string& name, const Tensor& old_residual);

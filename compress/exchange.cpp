@@ -5,6 +5,7 @@
 #include "compress/block_exchange.h"
 #include "compress/codecs/magnitude.h"
 #include "compress/codecs/sparse_kernels.h"
+#include "core/joined_launches.h"
 #include "core/kernels.h"
 #include "core/shared_kernel.h"
 #include "core/trace.h"

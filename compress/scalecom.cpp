@@ -13,6 +13,7 @@
 
 #include "compress/codecs/sparse_kernels.h"
 #include "compress/compressed_reducer.h"
+#include "core/joined_launches.h"
 #include "core/shared_kernel.h"
 
 namespace heddle {

@@ -75,61 +75,81 @@ void for_each(int64_t n, F f) {
   launch("for_each", for_each_kernel<F>, static_cast<unsigned>(blocks), 256, n, f);
 }
 
-// Loops that one kernel runs: `first` is a loop's first block. The table is an argument of the
+// Calls f(block) in each of the blocks.
+template <class F>
+__global__ void for_blocks_kernel(F f) {
+  f(blockIdx.x);
+}
+
+// The functors of one kernel; `first` is a functor's first block. The table is an argument of the
 // kernel, whose arguments take at most 4 KiB.
 template <class F>
-struct JoinedLoops {
-  struct Loop {
+struct JoinedBlocks {
+  struct Part {
     F f;
-    int64_t n;
     unsigned first;
   };
-  static constexpr int kMost = 3840 / sizeof(Loop), kEach = 2048;
-  Loop loops[kMost];
+  static constexpr int kMost = 3840 / sizeof(Part);
+  Part parts[kMost];
   int count;
 };
 
 template <class F>
-__global__ void for_each_joined_kernel(JoinedLoops<F> all) {
+__global__ void for_joined_blocks_kernel(JoinedBlocks<F> all) {
   int low = 0;
   for (int high = all.count; high - low > 1;) {
     const int middle = (low + high) / 2;
-    (all.loops[middle].first <= blockIdx.x ? low : high) = middle;
+    (all.parts[middle].first <= blockIdx.x ? low : high) = middle;
   }
-  const auto& loop = all.loops[low];
-  const int64_t begin = to_int64(blockIdx.x - loop.first) * JoinedLoops<F>::kEach,
-                end = begin + JoinedLoops<F>::kEach;
-  for (int64_t i = begin + threadIdx.x; i < end && i < loop.n; i += blockDim.x) loop.f(i);
+  all.parts[low].f(blockIdx.x - all.parts[low].first);
 }
 
 template <class F>
-std::vector<std::pair<int64_t, F>>& joined_loops() {
-  static thread_local std::vector<std::pair<int64_t, F>> loops;
-  return loops;
+std::vector<std::pair<unsigned, F>>& joined_parts() {
+  static thread_local std::vector<std::pair<unsigned, F>> parts;
+  return parts;
 }
 
 template <class F>
 void finish_joined(bool start) {
-  const auto loops = std::exchange(joined_loops<F>(), {});
-  for (size_t at = 0; start && at < loops.size();) {
-    JoinedLoops<F> all = {};
+  const auto parts = std::exchange(joined_parts<F>(), {});
+  for (size_t at = 0; start && at < parts.size();) {
+    JoinedBlocks<F> all = {};
     unsigned blocks = 0;
-    for (; at < loops.size() && all.count < JoinedLoops<F>::kMost; ++at) {
-      const auto& [n, f] = loops[at];
-      all.loops[all.count++] = {f, n, blocks};
-      blocks += static_cast<unsigned>(ceil_div(n, JoinedLoops<F>::kEach));
+    for (; at < parts.size() && all.count < JoinedBlocks<F>::kMost; ++at) {
+      all.parts[all.count++] = {parts[at].second, blocks};
+      blocks += parts[at].first;
     }
-    launch("for_each_joined", for_each_joined_kernel<F>, blocks, 256, all);
+    launch("joined blocks", for_joined_blocks_kernel<F>, blocks, 256, all);
   }
 }
 
-// Calls f(i) for 0 <= i < n, at once or in a JoinedLaunches (core/joined_launches.h).
+// Calls f(block), with 256 threads, at once or in a JoinedLaunches (core/joined_launches.h).
+template <class F>
+void for_blocks(int64_t blocks, F f) {
+  if (blocks <= 0) return;
+  const auto count = static_cast<unsigned>(blocks);
+  if (!JoinedLaunches::collecting()) return launch("blocks", for_blocks_kernel<F>, count, 256, f);
+  if (joined_parts<F>().empty()) JoinedLaunches::enlist(finish_joined<F>);
+  joined_parts<F>().emplace_back(count, f);
+}
+
+template <class F>
+struct BlockOfLoop {
+  static constexpr int kEach = 2048;
+  F f;
+  int64_t n;
+  __device__ void operator()(unsigned block) const {
+    const int64_t begin = to_int64(block) * kEach, end = begin + kEach < n ? begin + kEach : n;
+    for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) f(i);
+  }
+};
+
+// Calls f(i) for 0 <= i < n, at once or in a JoinedLaunches.
 template <class F>
 void for_each_joined(int64_t n, F f) {
-  if (n <= 0) return;
   if (!JoinedLaunches::collecting()) return for_each(n, f);
-  if (joined_loops<F>().empty()) JoinedLaunches::enlist(finish_joined<F>);
-  joined_loops<F>().emplace_back(n, f);
+  for_blocks(ceil_div(n, BlockOfLoop<F>::kEach), BlockOfLoop<F>{f, n});
 }
 
 template <class F>

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kBlock, kResident)
 
 constexpr int kJoinChannels = 8, kJoinSlices = 32;
 
-// What batchnorm_statistics() computes of each channel.
+// Holds what batchnorm_statistics() computes of each channel.
 struct Statistics {
   float *mean, *variance, *invstd, *scale, *shift;
   const float *weight, *bias;
@@ -255,7 +255,7 @@ struct ChannelConstants {
   }
 };
 
-// What the backward pass reads of an element; dy2 and y are zero where there are none.
+// Holds what the backward pass reads of an element; dy2 and y are zero where there are none.
 template <class T, int kPack>
 struct Loaded {
   Pack<T, kPack> x, dy, dy2, y;

@@ -3,7 +3,7 @@
 // Tensor cores multiply eight channels or more at a time, and libraries would pad three to eight.
 //
 //   channel 4 (2 i + j) + c at (u, v) of the folded map is channel c at (2 u + i - padding,
-//   2 v + j - padding), zero outside; weights alike, zero beyond the kernel.
+//   2 v + j - padding), zero outside; the same way for weights, zero beyond the kernel.
 #include "core/pack.h"
 #include "core/shared_kernel.h"
 #include "layers/backend.h"

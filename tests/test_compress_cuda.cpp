@@ -246,3 +246,55 @@ TEST_CASE("codecs: elements at indices, on the CPU") {
   cpu::low_pass(Tensor::from({1, 1, 1, 1, 1}), x, 0.25);
   CHECK(x.to_vector() == Values{1, 0.75, 1.5, 1.75, 0.75});
 }
+
+// More loops than the arguments of one kernel hold, of several kinds and lengths.
+TEST_CASE("CUDA codecs: joined loops are those that run one by one") {
+  Context context;
+  std::vector<Tensor> x, values, g, m, found, sizes;
+  const auto chunk_of = [](size_t i) { return i % 3 == 0 ? int64_t{3000} : int64_t{7}; };
+  for (size_t i = 0; i < 200; ++i) {
+    const auto n = static_cast<int64_t>(i * 37 % 5000 + 1);
+    x.push_back(hard_values(n, false));
+    values.push_back(Tensor::zeros(x[i].shape()));
+    g.push_back(hard_values(n, false));
+    m.push_back(hard_values(n, false));
+    found.push_back(Tensor::zeros({(n + chunk_of(i) - 1) / chunk_of(i)}, DType::i32));
+    sizes.push_back(found[i].clone());
+  }
+  const auto run = [&](auto&& copy_words, auto&& add_and_swap) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      copy_words(x[i], values[i]);
+      add_and_swap(g[i], m[i], chunk_of(i), found[i], sizes[i]);
+    }
+  };
+  const auto all = [&] {
+    std::vector<Tensor> out;
+    for (const auto* tensors : {&values, &g, &m, &found, &sizes})
+      for (const Tensor& t : *tensors) out.push_back(t.clone());
+    return out;
+  };
+  const std::vector<Tensor> before = all();
+  const auto joined = [&](bool launch) {
+    JoinedLaunches launches;
+    CHECK_THROWS_AS(JoinedLaunches(), InputError);
+    run([](auto&&... a) { emulated::copy_words(a...); },
+        [](auto&&... a) { emulated::add_and_swap(a...); });
+    if (launch) launches.launch();
+  };
+  joined(false);  // forgotten
+  const std::vector<Tensor> forgotten = all();
+  joined(true);
+  const std::vector<Tensor> after = all();
+  for (size_t i = 0; i < x.size(); ++i) {  // as it was
+    values[i].fill_zero();
+    g[i].copy_from(before[x.size() + i]);
+    m[i].copy_from(before[2 * x.size() + i]);
+  }
+  run([](auto&&... a) { cpu::copy_words(a...); }, [](auto&&... a) { cpu::add_and_swap(a...); });
+  const std::vector<Tensor> expected = all();
+  for (size_t i = 0; i < before.size(); ++i) {
+    CAPTURE(i);
+    CHECK(same_bytes(forgotten[i], before[i]));
+    CHECK(same_bytes(after[i], expected[i]));
+  }
+}

@@ -181,8 +181,8 @@ TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {
 }
 
 #ifdef HEDDLE_SIMULATED_GPU
-// What a GPU is told to do one by one takes the host some microseconds each: the exchange of many
-// layers must not tell it everything for each of them.
+// Each kernel or copy takes the host some microseconds to start: an exchange must not start several
+// for every layer.
 TEST_CASE("exchange of many layers: work that the GPU is given") {
   Context context(subject());
   if (!context.device().is_cuda()) return;
@@ -212,7 +212,7 @@ TEST_CASE("exchange of many layers: work that the GPU is given") {
   };
   const int64_t few = work_of(10), many = work_of(40);
   MESSAGE("10 layers: ", few, ", 40 layers: ", many);
-  CHECK((many - few) / 30 <= 2);  // the pass over gradient and residual, clearing the old residual
+  CHECK(many - few <= 10);
 }
 #endif
 

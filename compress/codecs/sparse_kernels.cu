@@ -37,10 +37,12 @@ struct Scatter {
 };
 
 struct LowPass {
-  const float* m;
-  float* x;
+  float *m, *x;
   float rest, beta;
-  HEDDLE_HD void operator()(int64_t i) const { x[i] = rest * m[i] + beta * x[i]; }
+  HEDDLE_HD void operator()(int64_t i) const {
+    x[i] = rest * m[i] + beta * x[i];
+    m[i] = 0;
+  }
 };
 
 struct CopyByte {
@@ -75,8 +77,8 @@ void scatter_value(float value, const Tensor& indices, const Tensor& x) {
 }
 
 void low_pass(const Tensor& m, const Tensor& x, double beta) {
-  for_each(x.size(), LowPass{m.data<float>(), x.data<float>(), static_cast<float>(1 - beta),
-                             static_cast<float>(beta)});
+  for_each_joined(x.size(), LowPass{m.data<float>(), x.data<float>(), static_cast<float>(1 - beta),
+                                    static_cast<float>(beta)});
 }
 
 void copy_bytes(const Tensor& from, const Tensor& to) {

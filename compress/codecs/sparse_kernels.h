@@ -26,7 +26,7 @@ namespace heddle {
 // gather: values[j] = x[indices[j]]; NaN for an index beyond x, which no intact message holds.
 // scatter: x[indices[j]] = values[j]; scatter_add: +=; scatter_value: = value. All three skip
 //   indices beyond x.
-// low_pass: x = (1 - beta) m + beta x.
+// low_pass: x = (1 - beta) m + beta x, then m = 0.
 // copy_bytes: copies the bytes of `from` to `to`, whatever their types; copy_words: the elements,
 // of
 //   four bytes each.
@@ -49,6 +49,7 @@ void scatter_value(float value, const Tensor& indices, const Tensor& x);
 void low_pass(const Tensor& m, const Tensor& x, double beta);
 void copy_bytes(const Tensor& from, const Tensor& to);
 void copy_words(const Tensor& from, const Tensor& to);
+void clear_words(const Tensor& x);
 }  // namespace cpu
 
 namespace cuda {
@@ -68,6 +69,7 @@ void scatter_value(float value, const Tensor& indices, const Tensor& x);
 void low_pass(const Tensor& m, const Tensor& x, double beta);
 void copy_bytes(const Tensor& from, const Tensor& to);
 void copy_words(const Tensor& from, const Tensor& to);
+void clear_words(const Tensor& x);
 }  // namespace cuda
 
 // Returns indices as a tensor (k) i32 on the host.

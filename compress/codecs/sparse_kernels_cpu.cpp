@@ -81,6 +81,8 @@ Tensor decode_indices(const IndexCode& code, const Tensor& bytes) {
   return index_tensor(code.decode(bytes.data<uint8_t>()));
 }
 
+void clear_words(const Tensor& x) { x.fill_zero(); }
+
 void copy_words(const Tensor& from, const Tensor& to) {
   if (to.size() > 0) std::memcpy(to.raw(), from.raw(), to_size(to.bytes()));
 }

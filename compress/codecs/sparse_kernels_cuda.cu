@@ -48,55 +48,67 @@ constexpr int kTile = 4096, kLongestShort = kTile / 4;
 // shared memory, and then `across` threads search each chunk. `tile` is a multiple of four chunks,
 // so tiles begin at multiples of 16 bytes.
 template <class Values>
-__global__ void largest_of_short(Values values, int64_t n, int64_t chunk, int64_t tile, int across,
-                                 uint32_t* indices, uint32_t* magnitudes) {
-  __shared__ uint32_t found[kTile];
-  __shared__ uint64_t best[kThreads];
-  const int thread = static_cast<int>(threadIdx.x);
-  const int64_t begin = blockIdx.x * tile * chunk;
-  const int length = static_cast<int>(n - begin < tile * chunk ? n - begin : tile * chunk);
-  for (int i = 4 * thread; i < length; i += 4 * kThreads) {
-    if (i + 4 <= length) {
-      const auto v = values.template load<4>(begin + i);
-      for (int k = 0; k < 4; ++k) found[i + k] = magnitude(v.value[k]);
-    } else {
-      for (int k = i; k < length; ++k)
-        found[k] = magnitude(values.template load<1>(begin + k).value[0]);
+struct LargestOfShort {
+  Values values;
+  int64_t n, chunk, tile;
+  int across;
+  uint32_t *indices, *magnitudes;
+
+  __device__ void operator()(unsigned block) const {
+    __shared__ uint32_t found[kTile];
+    __shared__ uint64_t best[kThreads];
+    const int thread = static_cast<int>(threadIdx.x);
+    const int64_t begin = block * tile * chunk;
+    const int length = static_cast<int>(n - begin < tile * chunk ? n - begin : tile * chunk);
+    for (int i = 4 * thread; i < length; i += 4 * kThreads) {
+      if (i + 4 <= length) {
+        const auto v = values.template load<4>(begin + i);
+        for (int k = 0; k < 4; ++k) found[i + k] = magnitude(v.value[k]);
+      } else {
+        for (int k = i; k < length; ++k)
+          found[k] = magnitude(values.template load<1>(begin + k).value[0]);
+      }
+    }
+    __syncthreads();
+    const int groups = kThreads / across, lane = thread % across;
+    const int size = static_cast<int>(chunk),
+              rounds = static_cast<int>((tile + groups - 1) / groups);
+    for (int round = 0; round < rounds; ++round) {
+      const int c = round * groups + thread / across, from = c * size;
+      const int to = from + size < length ? from + size : length;
+      uint64_t mine = 0;
+      if (c < tile)
+        for (int i = from + lane; i < to; i += across)
+          mine = Larger()(mine, sort_key(found[i], static_cast<uint32_t>(begin + i)));
+      mine = group_reduce(mine, Larger(), across, best);
+      if (lane > 0 || c >= tile || from >= length) continue;
+      indices[block * tile + c] = index_of_key(mine);
+      magnitudes[block * tile + c] = magnitude_of_key(mine);
     }
   }
-  __syncthreads();
-  const int groups = kThreads / across, lane = thread % across;
-  const int size = static_cast<int>(chunk), rounds = static_cast<int>((tile + groups - 1) / groups);
-  for (int round = 0; round < rounds; ++round) {
-    const int c = round * groups + thread / across, from = c * size;
-    const int to = from + size < length ? from + size : length;
-    uint64_t mine = 0;
-    if (c < tile)
-      for (int i = from + lane; i < to; i += across)
-        mine = Larger()(mine, sort_key(found[i], static_cast<uint32_t>(begin + i)));
-    mine = group_reduce(mine, Larger(), across, best);
-    if (lane > 0 || c >= tile || from >= length) continue;
-    indices[blockIdx.x * tile + c] = index_of_key(mine);
-    magnitudes[blockIdx.x * tile + c] = magnitude_of_key(mine);
-  }
-}
+};
 
 // Searches one chunk in each block.
 template <class Values>
-__global__ void largest_of_long(Values values, int64_t n, int64_t chunk, uint32_t* indices,
-                                uint32_t* magnitudes) {
-  __shared__ uint64_t best[kThreads];
-  const int64_t begin = blockIdx.x * chunk, end = begin + chunk < n ? begin + chunk : n;
-  uint64_t mine = 0;
+struct LargestOfLong {
+  Values values;
+  int64_t n, chunk;
+  uint32_t *indices, *magnitudes;
+
+  __device__ void operator()(unsigned block) const {
+    __shared__ uint64_t best[kThreads];
+    const int64_t begin = block * chunk, end = begin + chunk < n ? begin + chunk : n;
+    uint64_t mine = 0;
 #pragma unroll 4
-  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads)
-    mine = Larger()(
-        mine, sort_key(magnitude(values.template load<1>(i).value[0]), static_cast<uint32_t>(i)));
-  mine = group_reduce(mine, Larger(), kThreads, best);
-  if (threadIdx.x > 0) return;
-  indices[blockIdx.x] = index_of_key(mine);
-  magnitudes[blockIdx.x] = magnitude_of_key(mine);
-}
+    for (int64_t i = begin + threadIdx.x; i < end; i += kThreads)
+      mine = Larger()(
+          mine, sort_key(magnitude(values.template load<1>(i).value[0]), static_cast<uint32_t>(i)));
+    mine = group_reduce(mine, Larger(), kThreads, best);
+    if (threadIdx.x > 0) return;
+    indices[block] = index_of_key(mine);
+    magnitudes[block] = magnitude_of_key(mine);
+  }
+};
 
 uint32_t* words(const Tensor& x) { return reinterpret_cast<uint32_t*>(x.data<int32_t>()); }
 
@@ -105,17 +117,14 @@ void largest(const Values& values, int64_t n, int64_t chunk, const Tensor& indic
              const Tensor& magnitudes) {
   if (n == 0) return;
   const int64_t chunks = (n + chunk - 1) / chunk;
-  if (chunk > kLongestShort) {
-    launch("largest of chunks", largest_of_long<Values>, static_cast<unsigned>(chunks), kThreads,
-           values, n, chunk, words(indices), words(magnitudes));
-    return;
-  }
+  if (chunk > kLongestShort)
+    return for_blocks(chunks,
+                      LargestOfLong<Values>{values, n, chunk, words(indices), words(magnitudes)});
   const int64_t tile = kTile / chunk / 4 * 4;
   int across = 1;
   while (2 * across * tile <= kThreads) across *= 2;
-  launch("largest of chunks", largest_of_short<Values>,
-         static_cast<unsigned>((chunks + tile - 1) / tile), kThreads, values, n, chunk, tile,
-         across, words(indices), words(magnitudes));
+  for_blocks((chunks + tile - 1) / tile, LargestOfShort<Values>{values, n, chunk, tile, across,
+                                                                words(indices), words(magnitudes)});
 }
 
 // ------------------------------------------------------------------------- the k largest of all
@@ -343,6 +352,11 @@ UnpackValue unpack(const Tensor& bytes, int bits, int64_t step, const Tensor& va
   return {bytes.data<uint8_t>(), step, bits, words(values)};
 }
 
+struct ClearWord {
+  uint32_t* x;
+  __device__ void operator()(int64_t i) const { x[i] = 0; }
+};
+
 struct CopyWord {
   const uint32_t* from;
   uint32_t* to;
@@ -408,6 +422,10 @@ Tensor decode_indices(const IndexCode& code, const Tensor& bytes) {
   for_each(marks.size(), unpack(bytes, 1, 0, marks));
   if (code.k > 0) select(Marked{words(marks)}, code.n, indices);
   return indices;
+}
+
+void clear_words(const Tensor& x) {
+  for_each_joined(x.size(), ClearWord{static_cast<uint32_t*>(x.raw())});
 }
 
 void copy_words(const Tensor& from, const Tensor& to) {
