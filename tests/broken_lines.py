@@ -650,8 +650,18 @@ BREAKS = [
      "    if (!weight.frozen) {\n      const float beta = weight.next_beta();\n      HEDDLE_DISPATCH(device, conv2d_backward_weight(input, dy, weight.grad, beta, o));\n    }\n    pass.contributed(weight);\n",
      "    if (weight.frozen) return;\n    HEDDLE_DISPATCH(device, conv2d_backward_weight(input, dy, weight.grad, weight.next_beta(), o));\n    pass.contributed(weight);\n",
      "test_layers", "frozen parameters: gradients*"),
-    ("a frozen batch norm normalises by the batch", "layers/batchnorm.cpp", "  if (tape.training() && !norm.fixed()) {", "  if (tape.training()) {",
-     "test_layers", "frozen parameters: *"),
+    ("a frozen batch norm normalises by the batch", "layers/batchnorm.cpp", "  const bool training = tape.training() && !norm.fixed();",
+     "  const bool training = tape.training();", "test_layers", "frozen parameters: *"),
+    ("running statistics move once for each strip of channels", "layers/batchnorm_cuda.cu", "    if (blockIdx.x == 0) move_running(running, cut.channels);",
+     "    move_running(running, cut.channels);", "test_layers", "CUDA kernels: running*"),
+    ("batch norm's last part counts a whole row", "layers/batchnorm_cuda.cu", "(rest < 0 ? 0 : rest < down() ? rest : down())",
+     "(rest < 0 ? 0 : down())", "test_layers", "CUDA kernels: batch norm*"),
+    ("squares of pixels: rows and columns exchanged in weights", "layers/stem_cuda.cu", "(k % 2 * 2 + l % 2) * kSlots + c",
+     "(l % 2 * 2 + k % 2) * kSlots + c", "test_layers", "CUDA kernels: a first convolution*"),
+    ("joined loops: a block looks up the loop before", "core/shared_kernel.h", "    (all.parts[middle].first <= blockIdx.x ? low : high) = middle;",
+     "    (all.parts[middle].first < blockIdx.x ? low : high) = middle;", "test_compress", "CUDA codecs: joined*"),
+    ("joined loops: those that nobody launched are started", "core/joined_launches.cpp", "  finish_all(false);", "  finish_all(true);",
+     "test_compress", "CUDA codecs: joined*"),
     ("the gradient through a frozen batch norm is not scaled", "layers/batchnorm.cpp", "      x.add_grad(dx);\n",
      "      x.add_grad(dz.clone());\n", "test_layers", "frozen parameters: gradients*"),
     ("a frozen batch norm forgets the shortcut", "layers/batchnorm.cpp", "    if (skip.needs_grad()) skip.add_grad(std::move(dz));",
@@ -812,8 +822,10 @@ def targets_of(program, case):
 
 def cases_of(program):
     """Returns the names of the tests in the sources that CMakeLists.txt lists for a program."""
-    made = re.search(rf"heddle_test\({program} (.*?)\)", (ROOT / "CMakeLists.txt").read_text(), re.S)
-    sources = re.findall(r"tests/\w+\.cpp", made[1] if made else "")
+    cmake = (ROOT / "CMakeLists.txt").read_text()
+    made = re.search(rf"heddle_test\({program} (.*?)\)", cmake, re.S)
+    listed = re.sub(r"\$\{(\w+)\}", lambda name: " ".join(re.findall(rf"set\({name[1]} ([^)]*)\)", cmake)), made[1] if made else "")
+    sources = re.findall(r"tests/\w+\.cpp", listed)
     return ["".join(re.findall(r'"([^"]*)"', name)) for source in sources
             for name in re.findall(r'TEST_CASE\(\s*((?:"[^"]*"\s*)+)\)', (ROOT / source).read_text())]
 
