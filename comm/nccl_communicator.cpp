@@ -279,12 +279,15 @@ class NcclCommunicator : public Communicator {
   // NCCL would report only "invalid usage".
   void refuse_shared_gpus() {
     const auto gpus = gather_values(control_, own_gpu());
+    const auto may_share = gather_values(control_, std::vector<char>{may_share_gpus() ? '1' : '0'});
+    const bool all_may =
+        std::ranges::all_of(may_share, [](const auto& one) { return one[0] == '1'; });
     for (size_t a = 0; a < gpus.size(); ++a)
       for (size_t b = 0; b < a; ++b)
-        check(gpus[a] != gpus[b] || may_share_gpus(), "--comm nccl: ranks ", b, " and ", a,
+        check(gpus[a] != gpus[b] || all_may, "--comm nccl: ranks ", b, " and ", a,
               " have the same GPU (", gpus[a].data(), "), which NCCL refuses; give each its own ",
               "with --device cuda:i, or share one with --comm threads, or, with NCCL 2.30 or ",
-              "newer, with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment");
+              "newer, with NCCL_MULTI_RANK_GPU_ENABLE=1 in every rank's environment");
   }
 
   Communicator& control_;

@@ -49,6 +49,7 @@ void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor
                                       Exchange& e) {
   const TraceRange range("compress", "compensate");
   const int64_t begin = bucket.parameters.front()->offset;
+  std::vector<Compensated> held;  // joined loops write to them
   JoinedLaunches joined;
   for (const Parameter* p : bucket.parameters) {
     Layer& layer = layers_.at(p->name);
@@ -72,8 +73,8 @@ void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor
       window_.see_gradient(p->name, gradient);
       const int64_t asked = chunk(layer, e);
       const double alone = explaining() ? norm(gradient) : 0;
-      const Compensated all =
-          feedback_->compensate_swapping(p->name, gradient, asked > 0 ? asked : kChunk);
+      const Compensated all = held.emplace_back(
+          feedback_->compensate_swapping(p->name, gradient, asked > 0 ? asked : kChunk));
       if (explaining()) joined.launch();
       explain("compensate", p->name, [&] {
         return Figures{{"gradient norm", alone},

@@ -69,14 +69,15 @@ class ScaleCom : public CompressedReducer {
     });
     if (e.comm.rank() == leader) {
       const TraceRange range("compress", "select, as the leader");
-      std::vector<Tensor> held;
+      std::vector<Tensor> indices;
+      for (size_t i = 0; i < codes.size(); ++i) {
+        const Item& item = e.compressed[i];
+        indices.push_back(item.chunk_indices.defined() ? item.chunk_indices
+                                                       : select_indices(codes[i], item.tensor));
+      }
       JoinedLaunches joined;
       for_parts([&](size_t i, const Tensor& part) {
-        const Item& item = e.compressed[i];
-        const Tensor indices = item.chunk_indices.defined() ? item.chunk_indices
-                                                            : select_indices(codes[i], item.tensor);
-        HEDDLE_DISPATCH(e.device, encode_indices(codes[i], indices, part));
-        held.push_back(indices);
+        HEDDLE_DISPATCH(e.device, encode_indices(codes[i], indices[i], part));
       });
       joined.launch();
     }

@@ -12,7 +12,14 @@ thread_local bool collecting_now = false;
 thread_local std::vector<void (*)(bool)> kinds;
 
 void finish_all(bool start) {
-  for (const auto finish : std::exchange(kinds, {})) finish(start);
+  const auto all = std::exchange(kinds, {});
+  size_t i = 0;
+  try {
+    for (; i < all.size(); ++i) all[i](start);
+  } catch (...) {
+    for (++i; i < all.size(); ++i) all[i](false);
+    throw;
+  }
 }
 
 }  // namespace

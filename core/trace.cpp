@@ -206,7 +206,10 @@ TraceRange::TraceRange(const char* track, std::string_view name) {
 
 TraceRange::~TraceRange() {
   if (context_ == nullptr) return;
-  if (context_->trace().waits()) wait_for_stream();
+  try {
+    if (context_->trace().waits()) wait_for_stream();
+  } catch (const Error&) {  // the next call on the stream reports it
+  }
   context_->trace().add(std::move(name_), track_, begin_, Trace::now());
   context_->trace_memory();
 #ifdef HEDDLE_NVTX

@@ -42,9 +42,9 @@ Cut cut_map(const Tensor& x, int pack) {
   int across = 1;
   while (across < 32 && across < packs) across *= 2;
   const int64_t strips = ceil_div(packs, across), down = kBlock / across;
-  // All blocks run at once, and each has some pixels per thread.
+  // All blocks run at once, one more (apply) included, and each has some pixels per thread.
   const int64_t parts =
-      std::clamp<int64_t>(pixels / (8 * down), 1, std::max<int64_t>(1, kBlocks / strips));
+      std::clamp<int64_t>(pixels / (8 * down), 1, std::max<int64_t>(1, kBlocks / strips - 1));
   return {pixels, c, static_cast<unsigned>(strips), static_cast<unsigned>(parts), across};
 }
 
@@ -169,7 +169,7 @@ __global__ void join_statistics(const T* x, Cut cut, const float* partial, Stati
              out.eps,  out.invstd,   out.scale,  out.shift}(c);
 }
 
-// The running statistics and the batch's own, which move them. No `batches`: they stay.
+// The running statistics and the batch's own, which move them.
 struct Running {
   const float *mean, *variance;
   float momentum, unbiased;

@@ -282,11 +282,14 @@ Layout first_layout(const Problem& p, const Tensor& a, const Tensor& b, const Sh
         if (out.defined() && to.defined() && out.raw() != to.raw()) convert(out, to);
         return out.defined();
       };
-      if (!run()) continue;
-      const float ms = stream_milliseconds([&] {
-        for (int i = 0; i < kTimedRuns; ++i) run();
-      });
-      if (ms < least) best = layout, least = ms;
+      try {
+        if (!run()) continue;
+        const float ms = stream_milliseconds([&] {
+          for (int i = 0; i < kTimedRuns; ++i) run();
+        });
+        if (ms < least) best = layout, least = ms;
+      } catch (const Error&) {  // no memory for its conversions
+      }
     }
     return best;
   });

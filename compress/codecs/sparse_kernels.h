@@ -27,11 +27,11 @@ namespace heddle {
 // scatter: x[indices[j]] = values[j]; scatter_add: +=; scatter_value: = value. All three skip
 //   indices beyond x.
 // low_pass: x = (1 - beta) m + beta x, then m = 0.
-// copy_bytes: copies the bytes of `from` to `to`, whatever their types; copy_words: the elements,
-// of
-//   four bytes each.
-// Loops of copy_words, gather, scatter…, and of codes that are no bitmaps, may be joined
-// (core/joined_launches.h).
+// copy_bytes: copies the bytes of `from` to `to`, whatever their types.
+// copy_words, clear_words: copy and clear elements of four bytes.
+//
+// All may be joined (core/joined_launches.h) but select_top, select_active, copy_bytes, and codes
+// that are bitmaps.
 namespace cpu {
 void add_and_swap(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& indices,
                   const Tensor& magnitudes);

@@ -96,6 +96,7 @@ Tensor index_tensor(const Indices& indices) {
 }
 
 Tensor select_indices(const IndexCode& code, const Tensor& x) {
+  check(!JoinedLaunches::collecting(), "select_indices: its loops depend on each other");
   const Device device = x.device();
   Tensor indices = Tensor::empty_on(device, {code.k}, DType::i32);
   if (code.chunk == 0)
