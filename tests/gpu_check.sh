@@ -3,7 +3,7 @@
 # ./run gpu-pack has packed, else with programs built here. Needs bash, python3, the libraries of CUDA, cuDNN and NCCL
 # (in CUDA's folder or in Python's site-packages), for the parts torch and autotune PyTorch, and no network.
 #   gpu_check.sh [--quick] [--part LIST] [--out FOLDER] [PACK]
-#     PACK           folder with heddle.tar.xz (default: that of this script, else .carry/run of the tree)
+#     PACK           folder with heddle.tar.gz (default: that of this script, else .carry/run of the tree)
 #     --out FOLDER   gets gpu-report.md, logs.tar.gz and compare.txt, renewed after each command (default: gpu-report)
 #     --part LIST    run these parts, separated by commas; a part that runs again replaces its section of the report:
 #       machine      names and versions, and what is not found
@@ -43,9 +43,9 @@ for part in "${parts[@]}"; do
   case " ${known[*]} " in *" $part "*) ;; *) fail "--part $part: known are ${known[*]}" ;; esac
 done
 if [ -n "$pack" ]; then
-  [ -f "$pack/heddle.tar.xz" ] || fail "no heddle.tar.xz in $pack; ./run gpu-pack makes it"
+  [ -f "$pack/heddle.tar.gz" ] || fail "no heddle.tar.gz in $pack; ./run gpu-pack makes it"
 else
-  for place in "$here" "$here/../.carry/run"; do [ -n "$pack" ] || [ ! -f "$place/heddle.tar.xz" ] || pack=$place; done
+  for place in "$here" "$here/../.carry/run"; do [ -n "$pack" ] || [ ! -f "$place/heddle.tar.gz" ] || pack=$place; done
 fi
 mkdir -p "$out" || fail "cannot write to $out"
 out=$(realpath "$out")
@@ -216,7 +216,7 @@ start() { part=$1; rm -f "$sections/$part".*; printf '%s\n' "$part, $(date -u +%
 
 # Without a pack the tree makes one for this card, anew in each call: only what has changed is compiled.
 build() {
-  [ -x "$here/gpu_pack.sh" ] || fail "no heddle.tar.xz in $here; ./run gpu-pack makes it"
+  [ -x "$here/gpu_pack.sh" ] || fail "no heddle.tar.gz in $here; ./run gpu-pack makes it"
   tool nvcc >/dev/null || fail 'no pack in .carry/run (./run gpu-pack makes it), and no nvcc to build with'
   local arch
   arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
@@ -227,12 +227,11 @@ build() {
 
 unpack() {
   local sum
-  sum=$(cksum <"$pack/heddle.tar.xz")
+  sum=$(cksum <"$pack/heddle.tar.gz")
   [ "$sum" = "$(cat "$work/unpacked" 2>/dev/null)" ] && return
   rm -rf "${work:?}"/{bin,lib,fallback,data,source,unpacked} "${sections:?}"/[!b]* "${logs:?}"/*
-  # By Python: tar may find no xz.
-  python3 -Wignore -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$pack/heddle.tar.xz" "$work" ||
-    fail "$pack/heddle.tar.xz cannot be unpacked"
+  tar -C "$work" -xzf "$pack/heddle.tar.gz" ||
+    fail "$pack/heddle.tar.gz cannot be unpacked"
   printf '%s\n' "$sum" >"$work/unpacked"
 }
 

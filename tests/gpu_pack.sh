@@ -68,7 +68,7 @@ text=${HEDDLE_DATA:-$root/../shared/data}/tinyshakespeare
 if [ -d "$text" ]; then cp -rL "$text" "$work/data"; else echo "gpu-pack: no $text: left out" >&2; fi
 
 # Equal contents are equal bytes, so that the runner sees whether it has unpacked this already.
-tar -C "$work" --sort=name --mtime=@0 --owner=0 --group=0 --mode=u+rw -c . | xz -T2 -3 >"$folder/heddle.tar.xz"
+tar -C "$work" --sort=name --mtime=@0 --owner=0 --group=0 --mode=u+rw -c . | gzip -n >"$folder/heddle.tar.gz"
 install -m 755 "$root/tests/gpu_check.sh" "$folder"
 bytes=$(du -sb "$folder" | cut -f1)
 printf '%s: %d.%d MiB\n' "$folder" $((bytes >> 20)) $(((bytes & 1048575) * 10 >> 20))

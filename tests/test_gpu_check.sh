@@ -52,14 +52,14 @@ says 'larger than 1 MiB'
 pack 0 --build "$work/build"
 says '\.carry/run: [1-9].* MiB$'
 [ "$tree/.carry/run/gpu_check.sh" -ef "$tree/tests/gpu_check.sh" ] && fail 'the runner is not a copy'
-mkdir "$work/unpacked" && tar -C "$work/unpacked" -xJf "$tree/.carry/run/heddle.tar.xz"
+mkdir "$work/unpacked" && tar -C "$work/unpacked" -xzf "$tree/.carry/run/heddle.tar.gz"
 for name in bin/bench bin/torch_step.py data/tinyshakespeare/input.txt source/tests/golden/a.safetensors; do
   [ -e "$work/unpacked/$name" ] || fail "$name is not packed"
 done
 compgen -G "$work/unpacked/*/libc.so*" >/dev/null && fail 'libc is packed'
-cp "$tree/.carry/run/heddle.tar.xz" "$work/first" && sleep 1
+cp "$tree/.carry/run/heddle.tar.gz" "$work/first" && sleep 1
 pack 0 --build "$work/build"
-cmp -s "$work/first" "$tree/.carry/run/heddle.tar.xz" || fail 'equal programs give different packs'
+cmp -s "$work/first" "$tree/.carry/run/heddle.tar.gz" || fail 'equal programs give different packs'
 rm "$work/build/bench"
 pack 1 --build "$work/build"
 says 'bench is not built'
@@ -84,7 +84,7 @@ echo '[doctest] test cases: 28 passed'
 STUB
 for name in "${programs[@]}"; do ln -f "$work/unpacked/bin/stub" "$work/unpacked/bin/$name"; done
 export STUB_SOURCE=$work/built/heddle
-repack() { echo "$1" >"$work/unpacked/note" && tar -C "$work/unpacked" -cJf "$carried/heddle.tar.xz" .; }
+repack() { echo "$1" >"$work/unpacked/note" && tar -C "$work/unpacked" -czf "$carried/heddle.tar.gz" .; }
 repack first
 check 2 --paint
 says "unknown argument '--paint'"
@@ -92,7 +92,7 @@ check 2 --part machine,paint
 says 'paint'
 check 2 --part ''
 check 2 "$work/nothing"
-says 'no heddle.tar.xz'
+says 'no heddle.tar.gz'
 expect 2 "$runner" --out
 expect 0 "$runner" --help
 says 'Exit codes'
