@@ -55,7 +55,7 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
   check(!training || n * h * w > 1, norm.weight->name,
         ": one value per channel cannot be normalised, input ", to_string(input.shape()));
   const auto of_batch = [&](const Buffer& running) {
-    return training ? Tensor::empty_on(device, {c}) : running.value;
+    return training ? Tensor::empty_on(device, running.value.shape()) : running.value;
   };
   const Tensor mean = of_batch(*norm.running_mean), variance = of_batch(*norm.running_var),
                invstd = Tensor::empty_on(device, {c}), scale = Tensor::empty_on(device, {c}),
