@@ -358,18 +358,19 @@ TEST_CASE("CUDA kernels: softmax and layer normalisation as on the CPU") {
 TEST_CASE("CUDA kernels: an embedding's gradient has the CPU's bits") {
   Context context;
   for (DType dtype : {DType::f32, DType::bf16})
-    for (const auto& [places, vocabulary] : {std::pair<int64_t, int64_t>{0, 7},
-                                             {1, 7},
-                                             {2, 7},
-                                             {31, 7},
-                                             {32, 300},
-                                             {33, 7},
-                                             {97, 300},
-                                             {300, 1},
-                                             {300, 7},
-                                             {1025, 7},
-                                             {1025, 5000},
-                                             {40000, 30000}}) {
+    for (const auto& sizes : {std::pair<int64_t, int64_t>{0, 7},
+                              {1, 7},
+                              {2, 7},
+                              {31, 7},
+                              {32, 300},
+                              {33, 7},
+                              {97, 300},
+                              {300, 1},
+                              {300, 7},
+                              {1025, 7},
+                              {1025, 5000},
+                              {40000, 30000}}) {
+      const int64_t places = sizes.first, vocabulary = sizes.second;
       CAPTURE(places);
       CAPTURE(vocabulary);
       ParameterStore store;
