@@ -113,7 +113,7 @@ namespace {
 Tensor joined(const std::vector<Tensor>& tensors, DType type) {
   int64_t n = 0, at = 0;
   for (const Tensor& x : tensors) n += x.size();
-  const Tensor all = Tensor::empty_on(tensors[0].device(), {n}, type);
+  Tensor all = Tensor::empty_on(tensors[0].device(), {n}, type);
   JoinedLaunches launches;
   for (const Tensor& x : tensors) {
     HEDDLE_DISPATCH(x.device(), copy_words(x, all.slice(at, at + x.size())));
