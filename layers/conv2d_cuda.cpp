@@ -229,86 +229,37 @@ void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor
   plan.timed = true;
 }
 
-struct Attempted {
-  cudnnStatus_t status = CUDNN_STATUS_SUCCESS;  // of the last attempt
-  std::exception_ptr shortage = nullptr;
-};
-
-bool may_time() {
-  const ContextOptions& options = Context::current().options();
-  return options.tune && !options.deterministic;
-}
-
-// Computes (a, b) -> out in one layout, in `to` where that has it, else in new memory. Returns an
-// undefined tensor if nothing supports it.
-template <class Calls>
-Tensor convolve_in(Layout layout, const Problem& p, const Tensor& a, const Tensor& b,
-                   const Shape& shape, const Tensor& to, Attempted& last) {
-  ConvPlan& plan = conv_plan<Calls>(p, layout);
-  if (plan.candidates.empty()) return {};
-  const Tensor left = converted(a, p.dtype, layout), right = converted(b, p.dtype, layout);
-  Tensor out = to.defined() && to.layout() == layout
-                   ? to
-                   : Tensor::empty_on(a.device(), shape, p.dtype, layout);
-  if (may_time() && !plan.timed && plan.candidates.size() > 1)
-    rank_by_time<Calls>(plan, left, right, out);
-  for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
-    last.status = attempt<Calls>(plan, *c, left, right, out, last.shortage);
-    if (last.status == CUDNN_STATUS_SUCCESS) return out;
-    // A recorded step must use the algorithm of the previous steps, and excludes none for later
-    // ones.
-    if (stream_is_recorded()) check_cudnn(last.status, "recorded convolution");
-    // A shortage of memory is temporary; an unsupported algorithm remains unsupported.
-    c = last.status == CUDNN_STATUS_ALLOC_FAILED ? std::next(c) : plan.candidates.erase(c);
-  }
-  return {};
-}
-
-// Returns the layout to try first. Not everything is offered channels last (groups), and in fp32
-// the plain layout can be faster in spite of the conversions: both are timed with them.
-template <class Calls>
-Layout first_layout(const Problem& p, const Tensor& a, const Tensor& b, const Shape& shape,
-                    const Tensor& to) {
-  if (p.dtype != DType::f32 || !may_time()) return Layout::nhwc;
-  const PlanKey key =
-      plan_key(Calls::kDirection, p.x, p.w, p.options.stride, p.options.padding, p.options.groups);
-  return cached_plan<Layout>(key, [&] {
-    Layout best = Layout::nhwc;
-    float least = std::numeric_limits<float>::infinity();
-    for (Layout layout : {Layout::nhwc, Layout::plain}) {
-      Attempted last;
-      const auto run = [&] {
-        const Tensor out = convolve_in<Calls>(layout, p, a, b, shape, to, last);
-        if (out.defined() && to.defined() && out.raw() != to.raw()) convert(out, to);
-        return out.defined();
-      };
-      try {
-        if (!run()) continue;
-        const float ms = stream_milliseconds([&] {
-          for (int i = 0; i < kTimedRuns; ++i) run();
-        });
-        if (ms < least) best = layout, least = ms;
-      } catch (const Error&) {  // no memory for its conversions
-      }
-    }
-    return best;
-  });
-}
-
-// Computes (a, b) -> out, in `to` where that has the layout used, else in new memory.
+// Computes (a, b) -> out, in `to` where that has the layout used, else in new memory. Not
+// everything is offered channels last (fp32, groups): then the plain layout is used.
 template <class Calls>
 Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape& shape,
                 const Tensor& to) {
-  Attempted last;
-  const Layout first = first_layout<Calls>(p, a, b, shape, to),
-               second = first == Layout::nhwc ? Layout::plain : Layout::nhwc;
-  for (Layout layout : {first, second})
-    if (Tensor out = convolve_in<Calls>(layout, p, a, b, shape, to, last); out.defined())
-      return out;
-  if (last.shortage != nullptr) std::rethrow_exception(last.shortage);
+  cudnnStatus_t status = CUDNN_STATUS_SUCCESS;  // of the last attempt
+  std::exception_ptr shortage;
+  for (Layout layout : {Layout::nhwc, Layout::plain}) {
+    ConvPlan& plan = conv_plan<Calls>(p, layout);
+    if (plan.candidates.empty()) continue;
+    const Tensor left = converted(a, p.dtype, layout), right = converted(b, p.dtype, layout);
+    Tensor out = to.defined() && to.layout() == layout
+                     ? to
+                     : Tensor::empty_on(a.device(), shape, p.dtype, layout);
+    const ContextOptions& options = Context::current().options();
+    if (options.tune && !options.deterministic && !plan.timed && plan.candidates.size() > 1)
+      rank_by_time<Calls>(plan, left, right, out);
+    for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
+      status = attempt<Calls>(plan, *c, left, right, out, shortage);
+      if (status == CUDNN_STATUS_SUCCESS) return out;
+      // A recorded step must use the algorithm of the previous steps, and excludes none for later
+      // ones.
+      if (stream_is_recorded()) check_cudnn(status, "recorded convolution");
+      // A shortage of memory is temporary; an unsupported algorithm remains unsupported.
+      c = status == CUDNN_STATUS_ALLOC_FAILED ? std::next(c) : plan.candidates.erase(c);
+    }
+  }
+  if (shortage != nullptr) std::rethrow_exception(shortage);
   const std::string what = concat(Calls::kName, " of ", dtype_name(p.dtype), " ", to_string(p.x),
                                   " with ", to_string(p.w));
-  check_cudnn(last.status, what.c_str());
+  check_cudnn(status, what.c_str());
   const bool deterministic = Context::current().options().deterministic;
   throw Error(concat("cuDNN: ", what, ": no ", deterministic ? "deterministic " : "",
                      "algorithm with a workspace of at most ", kMaxWorkspace >> 20, " MiB"));

@@ -170,7 +170,7 @@ TEST_CASE("step graph: tuned steps are recorded, too") {
     CHECK(graph.failure().empty());
     CHECK(graph.recorded() == on_gpu());
     for (size_t i = 0; i < expected.values.size(); ++i)
-      CHECK(relative_distance(found.values[i], expected.values[i]) < 2e-2);
+      CHECK(relative_distance(found.values[i], expected.values[i]) < 1e-3);
   };
   compare(train_resnet);
   compare(train_lm);
