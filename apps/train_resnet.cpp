@@ -80,8 +80,7 @@ class ResNetTraining : public TrainingLoop {
         if (batch.count == 0) {  // no group of this learner votes
           optimizer_.begin_step(step.lr);
         } else if (session_.graph() != nullptr) {
-          step.loss = recorded_pass(batch, step.lr);
-          (void)feed.prefetch();
+          step.loss = recorded_pass(feed, step.lr);
           if (!log_.check_loss(step.loss, step.lr)) return;
         } else {
           Tape tape({.training = true,
@@ -132,7 +131,8 @@ class ResNetTraining : public TrainingLoop {
   // Runs forward and backward as a CUDA graph, which is recorded after a few steps, and returns the
   // loss. Only the batch varies from step to step: no layer of a residual network draws random
   // numbers. All its time is counted as backward time.
-  double recorded_pass(const FedBatch& batch, double lr) {
+  double recorded_pass(BatchFeed& feed, double lr) {
+    const FedBatch& batch = feed.batch();
     check_indices(batch.labels, card_.class_count, "labels");
     optimizer_.begin_step(lr);
     const std::vector<Tensor> out =
@@ -142,6 +142,7 @@ class ResNetTraining : public TrainingLoop {
           tape.backward(loss, ready_, weights_free_);
           return std::vector<Tensor>{loss.value()};
         });
+    (void)feed.prefetch();
     return static_cast<double>(out[0].item());
   }
 

@@ -43,10 +43,19 @@ void Fence::wait() const {
     check_cuda(cudaStreamWaitEvent(cuda_stream(), static_cast<cudaEvent_t>(event_.get())),
                "cudaStreamWaitEvent");
 }
+
+bool Fence::passed() const {
+  if (event_ == nullptr) return true;
+  const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(event_.get()));
+  if (state != cudaErrorNotReady) check_cuda(state, "cudaEventQuery");
+  (void)cudaGetLastError();  // clears "not ready", so that the next kernel does not report it
+  return state == cudaSuccess;
+}
 #else
 void wait_for_stream() {}
 void Fence::record() {}
 void Fence::wait() const {}
+bool Fence::passed() const { return true; }
 #endif
 
 }  // namespace heddle

@@ -43,6 +43,8 @@ class Fence {
   void record();
   // Makes the calling thread's stream wait for that point; the thread itself does not block.
   void wait() const;
+  // Returns whether the GPU has reached that point; true before the first record().
+  bool passed() const;
 
  private:
   std::shared_ptr<void> event_;

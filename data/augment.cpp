@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/error.h"
 #include "core/shared_kernel.h"
@@ -53,9 +54,10 @@ const Table& table_of(const Normalization& normalization) {
   return table;
 }
 
-// Copies the S x S window at (left, top) of an S x S image; black outside the image.
-void crop_bytes(const Image& image, int left, int top, bool flip, const Table& table, float* out) {
-  const int size = image.width;
+// Copies the S x S window at (left, top) of S x S pixels; black outside of them.
+void place(const uint8_t* pixels, int size, const Placement& placement, const Table& table,
+           float* out) {
+  const int left = placement.left, top = placement.top;
   const int begin = std::max(0, -left), end = std::min(size, size - left);  // columns in the image
   for (int c = 0; c < 3; ++c) {
     const float* value = table.value[c];
@@ -65,21 +67,21 @@ void crop_bytes(const Image& image, int left, int top, bool flip, const Table& t
         std::fill(target, target + size, value[0]);
         continue;
       }
-      const uint8_t* source = image.pixels.data() + 3 * int64_t{row + top} * size + c;
+      const uint8_t* source = pixels + 3 * int64_t{row + top} * size + c;
       std::fill(target, target + begin, value[0]);
       for (int x = begin; x < end; ++x) target[x] = value[source[3 * (x + left)]];
       std::fill(target + end, target + size, value[0]);
-      if (flip) std::reverse(target, target + size);
+      if (placement.flip != 0) std::reverse(target, target + size);
     }
   }
 }
 
-Window centered(const Image& image, float width, float height) {
-  return {(to_float(image.width) - width) / 2, (to_float(image.height) - height) / 2, width,
-          height};
+Box centered(const Image& image, int width, int height) {
+  return {(image.width - width) / 2, (image.height - height) / 2, width, height};
 }
 
-Window draw_window(const Augmentation& augmentation, const Image& image, const Draws& draws) {
+// Draws a part of the image as torchvision's RandomResizedCrop does.
+Box draw_box(const Augmentation& augmentation, const Image& image, const Draws& draws) {
   const auto width = to_float(image.width), height = to_float(image.height);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const uint64_t word = kWindow + 4 * static_cast<uint64_t>(attempt);
@@ -89,19 +91,14 @@ Window draw_window(const Augmentation& augmentation, const Image& image, const D
                                                std::log(augmentation.max_ratio)));
     const float w = std::round(std::sqrt(area * ratio)), h = std::round(std::sqrt(area / ratio));
     if (w < 1 || h < 1 || w > width || h > height) continue;
-    return {to_float(draws.below(word + 2, to_int(width - w) + 1)),
-            to_float(draws.below(word + 3, to_int(height - h) + 1)), w, h};
+    return {draws.below(word + 2, to_int(width - w) + 1),
+            draws.below(word + 3, to_int(height - h) + 1), to_int(w), to_int(h)};
   }
   const float ratio = std::clamp(width / height, augmentation.min_ratio, augmentation.max_ratio);
-  return centered(image, std::min(width, height * ratio), std::min(height, width / ratio));
-}
-
-void normalize(const Normalization& normalization, int64_t plane, float* rgb) {
-  for (int c = 0; c < 3; ++c) {
-    const float scale = 1 / (255 * normalization.std[c]);
-    const float shift = -normalization.mean[c] / normalization.std[c];
-    for (int64_t i = c * plane; i < (c + 1) * plane; ++i) rgb[i] = rgb[i] * scale + shift;
-  }
+  const auto within = [](int limit, float length) {
+    return std::clamp(to_int(std::round(length)), 1, limit);
+  };
+  return centered(image, within(image.width, height * ratio), within(image.height, width / ratio));
 }
 
 // Sets the part of a square that lies in the image to 0.
@@ -112,13 +109,6 @@ void cut_out(int side, int size, int left, int top, float* out) {
       float* line = out + (int64_t{c} * size + row) * size;
       std::fill(line + begin, line + end, 0.0f);
     }
-}
-
-void crop_fixed(const Augmentation& augmentation, const Image& image, const Placement& place,
-                float* out) {
-  check_fits(augmentation, image);
-  crop_bytes(image, place.left, place.top, place.flip != 0, table_of(augmentation.normalization),
-             out);
 }
 
 // Returns the window of torchvision's Resize and CenterCrop, which round the longer side down, and
@@ -176,30 +166,29 @@ void check_augmentation(const Augmentation& augmentation) {
 
 void augment(const Augmentation& augmentation, const Image& image, const Philox& rng,
              uint64_t sample, float* out) {
-  const Draws draws{rng, sample * kWords};
-  const Placement place = draw_placement(augmentation, rng, sample);
+  thread_local std::vector<uint8_t> fitted;
   const int size = augmentation.size;
-  if (moves_bytes(augmentation)) {
-    crop_fixed(augmentation, image, place, out);
-  } else {
-    if (augmentation.crop == Crop::center)
-      resample_bytes(image, eval_window(augmentation, image), size, out);
-    else
-      resample(image, draw_window(augmentation, image, draws), size, place.flip != 0, out);
-    normalize(augmentation.normalization, int64_t{size} * size, out);
-  }
+  fitted.resize(size_t{3} * to_size(size) * to_size(size));
+  fit(augmentation, image, rng, sample, fitted.data());
+  const Placement placement = draw_placement(augmentation, rng, sample);
+  place(fitted.data(), size, placement, table_of(augmentation.normalization), out);
   if (augmentation.cutout > 0)
-    cut_out(augmentation.cutout, size, place.cut_left, place.cut_top, out);
+    cut_out(augmentation.cutout, size, placement.cut_left, placement.cut_top, out);
 }
 
-bool moves_bytes(const Augmentation& augmentation) {
-  return augmentation.crop == Crop::none || augmentation.crop == Crop::pad;
-}
-
-void check_fits(const Augmentation& augmentation, const Image& image) {
+void fit(const Augmentation& augmentation, const Image& image, const Philox& rng, uint64_t sample,
+         uint8_t* out) {
   const int size = augmentation.size;
-  check(image.width == size && image.height == size, "augmentation: expected an image of ", size,
-        " x ", size, " pixels, found ", image.width, " x ", image.height);
+  if (augmentation.crop == Crop::center) {
+    resample(image, {0, 0, image.width, image.height}, eval_window(augmentation, image), size, out);
+  } else if (augmentation.crop == Crop::random_resized) {
+    const Box box = draw_box(augmentation, image, {rng, sample * kWords});
+    resample(image, box, {size, size, 0, 0}, size, out);
+  } else {
+    check(image.width == size && image.height == size, "augmentation: expected an image of ", size,
+          " x ", size, " pixels, found ", image.width, " x ", image.height);
+    std::ranges::copy(image.pixels, out);
+  }
 }
 
 Placement draw_placement(const Augmentation& augmentation, const Philox& rng, uint64_t sample) {

@@ -51,7 +51,10 @@ void check_augmentation(const Augmentation& augmentation);
 void augment(const Augmentation& augmentation, const Image& image, const Philox& rng,
              uint64_t sample, float* out);
 
-// The random choices for one sample whose bytes are only moved, not resized.
+// augment() has two parts: the first makes S x S pixels of the image, the second moves and
+// normalises them, for a whole batch at a time on a GPU.
+//
+// The random choices for the second part.
 struct Placement {
   int32_t left = 0, top = 0;          // the window's corner in the image; negative in the padding
   int32_t flip = 0;                   // 1: left-right
@@ -59,16 +62,15 @@ struct Placement {
 };
 static_assert(sizeof(Placement) == 5 * sizeof(int32_t));  // a row of Batch::placements
 
-// Returns whether a Placement describes the augmentation completely: Crop::none or Crop::pad.
-bool moves_bytes(const Augmentation& augmentation);
-// Throws InputError for an image that is not S x S.
-void check_fits(const Augmentation& augmentation, const Image& image);
+// Writes the first part's bytes (S, S, 3). Throws as augment() does.
+void fit(const Augmentation& augmentation, const Image& image, const Philox& rng, uint64_t sample,
+         uint8_t* out);
 // Returns the random choices that augment() makes for this sample.
 Placement draw_placement(const Augmentation& augmentation, const Philox& rng, uint64_t sample);
 
-// Augments a whole batch on the device that holds it, with the same bits as augment(): bytes u8 (N,
-// S, S, 3), placements i32 (N, 5) with Placement's fields -> out (N, 3, S, S) in any layout, f32 or
-// bf16.
+// The second part of a whole batch, on the device that holds it, with the same bits as augment():
+// bytes u8 (N, S, S, 3) of fit(), placements i32 (N, 5) with Placement's fields -> out (N, 3, S, S)
+// in any layout, f32 or bf16.
 void augment_bytes(const Augmentation& augmentation, const Tensor& bytes, const Tensor& placements,
                    const Tensor& out);
 

@@ -1,11 +1,17 @@
 #include "data/feed.h"
 
+#include <chrono>
 #include <utility>
 
 #include "core/error.h"
 #include "core/kernels.h"
 
 namespace heddle {
+namespace {
+
+constexpr std::chrono::microseconds kPatience{50};  // until the step is looked at again
+
+}  // namespace
 
 Tensor images_on(Device device, const Batch& batch, const Augmentation& augmentation, DType dtype) {
   if (batch.count == 0) return {};
@@ -48,7 +54,10 @@ bool BatchFeed::next() {
 
 bool BatchFeed::prefetch() {
   if (ahead_ || failure_ != nullptr) return true;
-  if (!device_.is_cuda() || pending_ || !epoch_.ready()) return false;
+  if (!device_.is_cuda() || pending_) return false;
+  step_.record();
+  while (!epoch_.ready(kPatience))
+    if (step_.passed()) return false;
   try {
     pending_ = epoch_.next();
   } catch (...) {

@@ -41,9 +41,10 @@ class BatchFeed {
   bool next();
   const FedBatch& batch() const { return batch_; }
   int64_t batches_in_step(int64_t step) const { return epoch_.batches_in_step(step); }
-  // Call it after the step on the current batch has been started. Copies the next one to the GPU if
-  // the loader has it ready and memory suffices; on a CPU does nothing and returns false. Waits for
-  // the copy, not for the step. Returns whether the next batch, or its error, is available.
+  // Call it after the step on the current batch has been started, and before anything waits for
+  // that. Copies the next batch to the GPU if memory suffices and the loader has it before the step
+  // has ended; on a CPU does nothing and returns false. Waits for the loader and the copy, not for
+  // the step. Returns whether the next batch, or its error, is available.
   bool prefetch();
 
  private:
@@ -58,6 +59,7 @@ class BatchFeed {
   bool pending_ = false;           // the epoch has a batch for which the GPU had no memory yet
   std::exception_ptr failure_;     // of the next batch
   Fence consumed_;                 // on the compute stream: the previous batch is no longer read
+  Fence step_;                     // on the compute stream: the step has ended
   Fence arrived_;                  // on the copy stream: the prefetched batch is complete
 };
 

@@ -98,7 +98,6 @@ class Epoch::State {
       : dataset_(std::move(dataset)),
         augmentation_(augmentation),
         options_(options),
-        as_bytes_(options.bytes && moves_bytes(augmentation)),
         order_(make_order(*dataset_, options, epoch)),
         rng_(options.seed, stream_id(Stream::augment, static_cast<uint64_t>(epoch))),
         ring_(to_size(options.workers > 0 ? options.prefetch : 1)),
@@ -150,10 +149,11 @@ class Epoch::State {
     return true;
   }
 
-  bool ready() {
+  bool ready(std::chrono::microseconds wait) {
     if (next_ >= end_ || workers_.empty()) return false;
-    const std::lock_guard lock(mutex_);
-    return next_ < queued_ && slot_of(next_).missing == 0;
+    std::unique_lock lock(mutex_);
+    return ready_.wait_for(lock, wait,
+                           [&] { return next_ < queued_ && slot_of(next_).missing == 0; });
   }
 
   int64_t batches_in_step(int64_t step) const { return to_int64(steps_.at(to_size(step)).size()); }
@@ -185,7 +185,7 @@ class Epoch::State {
     batch.count = part.count;
     if (batch.count == 0) return batch;
     const int64_t side = augmentation_.size;
-    if (as_bytes_) {
+    if (options_.bytes) {
       batch.bytes = Tensor::empty_pinned({batch.count, side, side, 3}, DType::u8);
       batch.placements = Tensor::empty_pinned({batch.count, 5}, DType::i32);
     } else {
@@ -219,12 +219,11 @@ class Epoch::State {
       const auto position = to_size(batch.first_sample + i);
       dataset_->read(order_[to_size(slot.begin + i)], image);
       batch.labels.data<int32_t>()[i] = image.label;
-      if (!as_bytes_) {
+      if (!options_.bytes) {
         augment(augmentation_, image, rng_, position, batch.images.data<float>() + i * values);
         continue;
       }
-      check_fits(augmentation_, image);
-      std::copy_n(image.pixels.data(), values, batch.bytes.data<uint8_t>() + i * values);
+      fit(augmentation_, image, rng_, position, batch.bytes.data<uint8_t>() + i * values);
       const Placement p = draw_placement(augmentation_, rng_, position);
       std::memcpy(batch.placements.data<int32_t>() + i * 5, &p, sizeof p);
     }
@@ -274,7 +273,6 @@ class Epoch::State {
   const std::shared_ptr<const ImageDataset> dataset_;
   const Augmentation augmentation_;
   const LoaderOptions options_;
-  const bool as_bytes_;
   const std::vector<uint32_t> order_;
   const Philox rng_;
   std::vector<std::vector<EpochPart>> steps_;  // with groups: the batches of each step, and
@@ -296,7 +294,7 @@ Epoch::Epoch(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Epoch::~Epoch() = default;
 Epoch::Epoch(Epoch&&) noexcept = default;
 bool Epoch::next() { return state_->next(batch_); }
-bool Epoch::ready() const { return state_->ready(); }
+bool Epoch::ready(std::chrono::microseconds wait) const { return state_->ready(wait); }
 int64_t Epoch::batches_in_step(int64_t step) const { return state_->batches_in_step(step); }
 
 Loader::Loader(std::shared_ptr<const ImageDataset> dataset, const Augmentation& augmentation,

@@ -17,6 +17,7 @@
 //                        next() ->  workers -> (next claimed)
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -47,7 +48,7 @@ struct LoaderOptions {
   bool shuffle = false;
   bool drop_last = false;  // omit a last batch that is not full
   Shards shards = Shards::random;
-  bool bytes = false;  // batches hold bytes and placements if moves_bytes(augmentation)
+  bool bytes = false;  // batches hold bytes and placements instead of images
   int rank = 0;        // one of world_size ranks, which share each global batch
   int world_size = 1;
 
@@ -87,8 +88,9 @@ class Epoch {
   bool next();
   // Returns the batch of the last next(); valid until the following one.
   Batch& batch() { return batch_; }
-  // Returns whether next() would deliver a batch, or throw, without waiting for workers.
-  bool ready() const;
+  // Waits at most that long for the workers; returns whether next() would deliver a batch, or
+  // throw, without waiting for them.
+  bool ready(std::chrono::microseconds wait = {}) const;
   // Returns the number of this rank's batches in a step of the epoch, with groups: those that were
   // drawn or, if there is none, one empty batch. Steps before the first batch have none.
   int64_t batches_in_step(int64_t step) const;

@@ -1,30 +1,28 @@
-// Resampling: resizes a window of an image bilinearly, with a filter that widens with the reduction
+// Resampling: resizes a part of an image bilinearly, with a filter that widens with the reduction
 // so that fine patterns do not alias (as Pillow does, and torchvision with antialias=True).
 // Thread-safe.
 #pragma once
+
+#include <cstdint>
 
 #include "data/image.h"
 
 namespace heddle {
 
-// A window of an image in pixels, with fractional position and size.
-struct Window {
-  float x, y, width, height;
+// A part of an image, in pixels; not empty.
+struct Box {
+  int left, top, width, height;
 };
 
-// Resizes the window, which must lie inside the image, to `out`: float (3, size, size) in [0, 255].
-// `flip` mirrors the columns.
-void resample(const Image& image, const Window& window, int size, bool flip, float* out);
-
-// The corner of a square window of an image that has been resized to resized_width x
-// resized_height.
+// The corner of a square window of a picture of resized_width x resized_height pixels.
 struct PixelWindow {
   int64_t resized_width, resized_height, left, top;
 };
 
-// Writes the window of size x size pixels to `out`, float (3, size, size): whole numbers, bit for
-// bit those of Pillow's Image.resize(BILINEAR) and crop (rows first, then columns, both rounded to
-// bytes).
-void resample_bytes(const Image& image, const PixelWindow& window, int size, float* out);
+// Resizes the box of the image and writes the window's size x size pixels to `out`, bytes (size,
+// size, 3). Bit for bit Pillow's Image.crop, resize(BILINEAR) and crop: rows first, then columns,
+// both rounded to bytes. Pixels outside the box have no influence.
+void resample(const Image& image, const Box& box, const PixelWindow& window, int size,
+              uint8_t* out);
 
 }  // namespace heddle

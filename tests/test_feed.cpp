@@ -105,6 +105,40 @@ TEST_CASE("batch feed: a broken image fails its own batch") {
 }
 
 #ifdef HEDDLE_SIMULATED_GPU
+TEST_CASE("batch feed: waits for the loader as long as the GPU works on the step") {
+  struct Held final : ImageDataset {
+    Held() : ImageDataset({"held", {"a"}, 8, {}}) {}
+    int64_t size() const override { return 2 * kBatch; }
+    int label(int64_t) const override { return 0; }
+    void read(int64_t index, Image& out) const override {
+      while (index >= kBatch && held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      out.label = 0;
+      out.width = out.height = 8;
+      out.pixels.assign(192, 7);
+    }
+    mutable std::atomic<bool> held = true;
+  };
+  Context context(on_test_device());
+  if (!on_gpu()) return;
+  const auto set = std::make_shared<Held>();
+  const Loader loader(set, moved(), {.batch_size = kBatch, .bytes = true});
+  BatchFeed feed(loader.epoch(0), loader.augmentation(), context.device(), DType::f32);
+  REQUIRE(feed.next());
+  CHECK_FALSE(feed.prefetch());  // the GPU has nothing to do
+  setenv("SIMULATED_GPU_BUSY", "1", 1);
+  const Tensor step = feed.batch().images.clone();
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    set->held = false;
+  });
+  CHECK(feed.prefetch());
+  later.join();
+  unsetenv("SIMULATED_GPU_BUSY");
+  REQUIRE(feed.next());
+  CHECK(feed.batch().first_sample == kBatch);
+  CHECK_FALSE(feed.next());
+}
+
 TEST_CASE("batch feed: without memory for the next batch it is copied after the step") {
   Context context(on_test_device());
   if (!on_gpu()) return;

@@ -81,33 +81,36 @@ TEST_CASE("loader: bytes augmented as a batch give the same images, bit for bit"
   Context context;
   const std::shared_ptr<const ImageDataset> shapes =
       render_shapes(Split::train, {.image_size = 16, .train_images = 203});
-  Augmentation augmentation = make_augmentation("cutout", shapes->info(), Split::train, 16);
-  augmentation.normalization = {{0.4914f, 0.4822f, 0.4465f}, {0.2470f, 0.2435f, 0.2616f}};
-  LoaderOptions options{.batch_size = 50, .workers = 2, .seed = 9, .shuffle = true};
-  const Seen expected = take(Loader(shapes, augmentation, options).epoch(2));
-  options.bytes = true;
-  for (Layout layout : {Layout::plain, Layout::nhwc})
-    for (DType dtype : {DType::f32, DType::bf16}) {
-      size_t number = 0;
-      for (auto& batch : Loader(shapes, augmentation, options).epoch(2)) {
-        CHECK_FALSE(batch.images.defined());
-        const Tensor images = Tensor::empty_on(Device{}, {batch.count, 3, 16, 16}, dtype, layout);
-        augment_bytes(augmentation, batch.bytes, batch.placements, images);
-        const Tensor whole = Tensor::from(expected.images[number++], images.shape());
-        CHECK(images.to_vector() == converted(whole, dtype, Layout::plain).to_vector());
-        const int32_t* labels = batch.labels.data<int32_t>();
-        CHECK(std::vector<float>(labels, labels + batch.count) == expected.labels[number - 1]);
+  Augmentation resized = make_augmentation("none", shapes->info(), Split::train, 8);
+  REQUIRE(resized.crop == Crop::center);
+  Augmentation cropped = resized;
+  cropped.crop = Crop::random_resized;
+  cropped.flip = true;
+  cropped.cutout = 3;
+  for (Augmentation augmentation :
+       {make_augmentation("cutout", shapes->info(), Split::train, 16), resized, cropped})
+    for (Layout layout : {Layout::plain, Layout::nhwc})
+      for (DType dtype : {DType::f32, DType::bf16}) {
+        augmentation.normalization = {{0.4914f, 0.4822f, 0.4465f}, {0.2470f, 0.2435f, 0.2616f}};
+        LoaderOptions options{.batch_size = 50, .workers = 2, .seed = 9, .shuffle = true};
+        const Seen expected = take(Loader(shapes, augmentation, options).epoch(2));
+        options.bytes = true;
+        size_t number = 0;
+        const int64_t side = augmentation.size;
+        for (auto& batch : Loader(shapes, augmentation, options).epoch(2)) {
+          CHECK_FALSE(batch.images.defined());
+          const Tensor images =
+              Tensor::empty_on(Device{}, {batch.count, 3, side, side}, dtype, layout);
+          augment_bytes(augmentation, batch.bytes, batch.placements, images);
+          const Tensor whole = Tensor::from(expected.images[number++], images.shape());
+          CHECK(images.to_vector() == converted(whole, dtype, Layout::plain).to_vector());
+          const int32_t* labels = batch.labels.data<int32_t>();
+          CHECK(std::vector<float>(labels, labels + batch.count) == expected.labels[number - 1]);
+        }
+        CHECK(number == 5);
       }
-      CHECK(number == 5);
-    }
-  augmentation = make_augmentation("none", shapes->info(), Split::train, 8);
-  CHECK_FALSE(moves_bytes(augmentation));
-  for (auto& batch : Loader(shapes, augmentation, options).epoch(2)) {
-    CHECK(batch.images.defined());  // bytes and placements are not enough
-    CHECK_FALSE(batch.bytes.defined());
-  }
-  augmentation.crop = Crop::none;
-  CHECK_THROWS_AS(take(Loader(shapes, augmentation, options).epoch(0)), InputError);
+  resized.crop = Crop::none;
+  CHECK_THROWS_AS(take(Loader(shapes, resized, {.bytes = true}).epoch(0)), InputError);
 }
 
 TEST_CASE("loader: every image once, in a new order each epoch") {

@@ -17,16 +17,14 @@ namespace {
 // Appends the window of an image that the network sees, `side` pixels per side, as RGB bytes.
 void append_picture(const Augmentation& seen, const Image& image, int side,
                     std::vector<uint8_t>& sheet) {
-  const auto width = static_cast<float>(image.width), height = static_cast<float>(image.height);
-  const float window = std::min(width, height) / (seen.crop == Crop::center ? seen.resize : 1.0f);
-  std::vector<float> planes(to_size(3 * side * side));
-  resample(image, {(width - window) / 2, (height - window) / 2, window, window}, side, false,
-           planes.data());
-  const size_t pixels = planes.size() / 3;
-  for (size_t i = 0; i < pixels; ++i)
-    for (size_t c = 0; c < 3; ++c)
-      sheet.push_back(
-          static_cast<uint8_t>(std::lround(std::clamp(planes[c * pixels + i], 0.0f, 255.0f))));
+  const int shorter = std::min(image.width, image.height);
+  const int window = seen.crop == Crop::center
+                         ? std::max(1, static_cast<int>(static_cast<float>(shorter) / seen.resize))
+                         : shorter;
+  const Box box{(image.width - window) / 2, (image.height - window) / 2, window, window};
+  const size_t old = sheet.size();
+  sheet.resize(old + to_size(3 * side * side));
+  resample(image, box, {side, side, 0, 0}, side, sheet.data() + old);
 }
 
 }  // namespace

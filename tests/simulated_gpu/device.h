@@ -17,6 +17,7 @@
 //
 //   SIMULATED_GPUS=N     number of devices (default 2)
 //   SIMULATED_GPU_MIB=N  memory of each (default 4096)
+//   SIMULATED_GPU_BUSY=1 cudaEventQuery() finds no unfinished work finished
 //   SIMULATED_CONVOLUTIONS_SPOIL=1  cuDNN's convolutions cannot be recorded
 #pragma once
 

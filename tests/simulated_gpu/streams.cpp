@@ -1,4 +1,5 @@
 // Streams and events of the simulated GPU's runtime.
+#include <cstdlib>
 #include <memory>
 #include <utility>
 
@@ -105,6 +106,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   const auto held = lock();
   const auto point = event->point;
   if (point == nullptr || point->done) return cudaSuccess;
+  if (std::getenv("SIMULATED_GPU_BUSY") != nullptr) return say(cudaErrorNotReady);
   if (machine().streams.contains(point->stream)) advance(point->stream, point.get());
   return say(point->done ? cudaSuccess : cudaErrorNotReady);
 }
