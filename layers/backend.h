@@ -52,14 +52,16 @@ struct BatchNormRunning {
 };
 
 struct BatchNormBackward {
-  const Tensor &x, &y;                          // input and output of forward (N, C, H, W)
+  const Tensor& x;                              // input of forward (N, C, H, W)
+  const Tensor& kept;                           // what batchnorm_apply returned; or undefined, if
+                                                // there was no residual or no ReLU
   const Tensor &mean, &invstd, &scale, &shift;  // (C)
   const Tensor &dy, &dy2;                       // both are added; dy2 may be undefined
   const Tensor& dz;               // out: gradient before ReLU; may be dy; undefined: not needed
   const Tensor& dx;               // out: may be dy when dz is undefined or dy2 is
   const Tensor &dweight, &dbias;  // out (C)
   float beta_weight, beta_bias;   // how much of dweight and dbias is kept
-  bool relu, residual;
+  bool relu;
 };
 
 struct Activation {
@@ -101,12 +103,13 @@ void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 
 // batchnorm_statistics computes mean and variance of x too. batchnorm_apply computes
 // y = [relu](x * scale + shift + residual), residual may be undefined, and moves running statistics
-// where they are given.
+// where they are given. It returns what the backward pass needs of y: itself or, on CUDA, a bit for
+// each value above 0: u8 (elements / 8 in bf16, / 4 in f32).
 void batchnorm_statistics(const Tensor& x, const BatchNormAffine& a);
 void batchnorm_affine(const BatchNormAffine& a);
-void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
-                     const Tensor& residual, bool relu, const Tensor& y,
-                     const BatchNormRunning* running = nullptr);
+Tensor batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
+                       const Tensor& residual, bool relu, const Tensor& y,
+                       const BatchNormRunning* running = nullptr);
 void batchnorm_backward(const BatchNormBackward& a);
 
 // The weight's backward computes dw = gradient + beta * dw.
@@ -189,9 +192,9 @@ void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 
 void batchnorm_statistics(const Tensor& x, const BatchNormAffine& a);
 void batchnorm_affine(const BatchNormAffine& a);
-void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
-                     const Tensor& residual, bool relu, const Tensor& y,
-                     const BatchNormRunning* running = nullptr);
+Tensor batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
+                       const Tensor& residual, bool relu, const Tensor& y,
+                       const BatchNormRunning* running = nullptr);
 void batchnorm_backward(const BatchNormBackward& a);
 
 // A first convolution over squares of pixels (layers/stem_cuda.cu): x (N, C, H, W) and w (O, C, K,

@@ -73,16 +73,17 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
   Tensor output = Tensor::empty_like(input);
   training ? HEDDLE_DISPATCH(device, batchnorm_statistics(input, affine))
            : HEDDLE_DISPATCH(device, batchnorm_affine(affine));
-  HEDDLE_DISPATCH(device, batchnorm_apply(input, scale, shift, residual, fusion.relu, output,
-                                          training ? &running : nullptr));
+  const Tensor signs =
+      HEDDLE_DISPATCH(device, batchnorm_apply(input, scale, shift, residual, fusion.relu, output,
+                                              training ? &running : nullptr));
   const Var skip = fusion.residual ? *fusion.residual : Var();
   Var y(output, x.needs_grad() || skip.needs_grad() || !norm.fixed());
   if (norm.fixed()) {
     record_fixed(tape, norm.weight->name, x, skip, fusion.relu, scale, y);
     return y;
   }
-  // Without a residual the sign of ReLU's input follows from x, and y need not be kept.
-  const Tensor kept = residual.defined() ? output : Tensor{};
+  // Without a residual the sign of ReLU's input follows from x.
+  const Tensor kept = residual.defined() && fusion.relu ? signs : Tensor{};
   Parameter &weight = *norm.weight, &bias = *norm.bias;
   tape.record(weight.name, y, {&weight, &bias},
               [x, skip, kept, mean, invstd, scale, shift, &weight, &bias, relu = fusion.relu,
@@ -97,7 +98,7 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
                 const Tensor unused = partly ? Tensor::empty_like(scale) : Tensor{};
                 HEDDLE_DISPATCH(device, batchnorm_backward(
                                             {.x = x.value(),
-                                             .y = kept,
+                                             .kept = kept,
                                              .mean = mean,
                                              .invstd = invstd,
                                              .scale = scale,
@@ -110,8 +111,7 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
                                              .dbias = bias.frozen ? unused : bias.grad,
                                              .beta_weight = weight.frozen ? 0 : weight.next_beta(),
                                              .beta_bias = bias.frozen ? 0 : bias.next_beta(),
-                                             .relu = relu,
-                                             .residual = kept.defined()}));
+                                             .relu = relu}));
                 pass.contributed(weight);
                 pass.contributed(bias);
                 dy = dy2 = {};

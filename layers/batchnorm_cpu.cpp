@@ -53,9 +53,9 @@ template <int kLanes, class T>
 void backward_sums(const Runs& runs, const BatchNormBackward& a, float* sums) {
   using L = Lanes<kLanes>;
   T* dz = a.dz.defined() ? a.dz.data<T>() : nullptr;
-  const MaskedGradient<kLanes, T> gradient = {a.x.data<T>(), a.residual ? a.y.data<T>() : nullptr,
-                                              a.dy.data<T>(),
-                                              a.dy2.defined() ? a.dy2.data<T>() : nullptr, a.relu};
+  const MaskedGradient<kLanes, T> gradient = {
+      a.x.data<T>(), a.kept.defined() ? a.kept.data<T>() : nullptr, a.dy.data<T>(),
+      a.dy2.defined() ? a.dy2.data<T>() : nullptr, a.relu};
   for_runs(runs, [&](int64_t r, const Run& run) {
     sum_pixels<kLanes>(
         run, [&](int64_t channel) { return Channel<kLanes>(a, channel); },
@@ -83,7 +83,7 @@ void backward_input(const Runs& runs, const BatchNormBackward& a, const float* u
   // The masked gradient was stored, or is computed once more.
   const bool stored = a.dz.defined();
   const MaskedGradient<kLanes, T> gradient = {
-      a.x.data<T>(), stored || !a.residual ? nullptr : a.y.data<T>(),
+      a.x.data<T>(), stored || !a.kept.defined() ? nullptr : a.kept.data<T>(),
       stored ? a.dz.data<T>() : a.dy.data<T>(),
       stored || !a.dy2.defined() ? nullptr : a.dy2.data<T>(), a.relu && !stored};
   for_runs(runs, [&](int64_t, const Run& run) {
@@ -161,9 +161,9 @@ void batchnorm_statistics(const Tensor& x, const BatchNormAffine& a) {
   batchnorm_affine(a);
 }
 
-void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
-                     const Tensor& residual, bool relu, const Tensor& y,
-                     const BatchNormRunning* running) {
+Tensor batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
+                       const Tensor& residual, bool relu, const Tensor& y,
+                       const BatchNormRunning* running) {
   if (running != nullptr) move_running(*running);
   const Runs runs(x);
   with_runs(runs, x, [&]<int kLanes, class T>() {
@@ -188,6 +188,7 @@ void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
           });
     });
   });
+  return y;
 }
 
 void batchnorm_backward(const BatchNormBackward& a) {

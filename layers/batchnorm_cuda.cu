@@ -195,16 +195,21 @@ __device__ void move_running(const Running& a, int64_t channels) {
   if (threadIdx.x == 0) ++*a.batches;
 }
 
+// How many values share a byte of signs.
+template <class T>
+constexpr int kSigns = 16 / sizeof(T);
+
 template <class T, int kPack>
 struct Normalized {
   Pack<T, kPack> x, skip;
 };
 
-// Blocks beyond the cut's parts update the running statistics meanwhile.
+// Blocks beyond the cut's parts update the running statistics meanwhile. `signs`: bits of y > 0,
+// for full packs; or null.
 template <class T, int kPack>
 __global__ void __launch_bounds__(kBlock, kResident)
     apply(const T* x, const T* residual, Cut cut, const float* scale, const float* shift, bool relu,
-          T* y, Running running) {
+          T* y, uint8_t* signs, Running running) {
   if (blockIdx.y == cut.parts) {
     if (blockIdx.x == 0) move_running(running, cut.channels);
     return;
@@ -225,19 +230,24 @@ __global__ void __launch_bounds__(kBlock, kResident)
       },
       [&](int64_t place, const Normalized<T, kPack>& in) {
         Pack<T, kPack> out;
+        uint32_t positive = 0;
         for (int i = 0; i < kPack; ++i) {
           float v = in.x[i] * factor[i] + offset[i];
           if (residual != nullptr) v += in.skip[i];
           out.set(i, relu && v < 0.0f ? 0.0f : v);  // NaN stays NaN
+          positive |= (out[i] > 0.0f ? 1u : 0u) << i;
         }
         store_pack<kPack>(y + place, out);
+        if (signs != nullptr) signs[place / kPack] = static_cast<uint8_t>(positive);
       });
 }
 
-// Inputs of the backward pass. y is null unless the sign of ReLU's input follows from it.
+// Inputs of the backward pass. signs and y are null unless the sign of ReLU's input follows from
+// them.
 template <class T>
 struct Operands {
   const T *x, *y, *dy, *dy2;
+  const uint8_t* signs;
   const float *mean, *scale, *shift;
   bool relu;
 };
@@ -259,16 +269,20 @@ struct ChannelConstants {
 template <class T, int kPack>
 struct Loaded {
   Pack<T, kPack> x, dy, dy2, y;
+  uint32_t signs;
 
   __device__ static Loaded of(const Operands<T>& a, int64_t place) {
-    Loaded out = {load_pack<kPack>(a.x + place), load_pack<kPack>(a.dy + place), {}, {}};
+    Loaded out = {load_pack<kPack>(a.x + place), load_pack<kPack>(a.dy + place), {}, {}, 0};
     if (a.dy2 != nullptr) out.dy2 = load_pack<kPack>(a.dy2 + place);
     if (a.y != nullptr) out.y = load_pack<kPack>(a.y + place);
+    if (a.signs != nullptr)
+      out.signs = uint32_t{a.signs[place / kSigns<T>]} >> (kPack == 1 ? place % kSigns<T> : 0);
     return out;
   }
-  // Returns value i of the gradient before ReLU, with the sign of y or of its formula.
+  // Returns value i of the gradient before ReLU, where y > 0.
   __device__ float masked(const Operands<T>& a, const ChannelConstants<kPack>& c, int i) const {
     const float g = a.dy2 != nullptr ? dy[i] + dy2[i] : dy[i];
+    if (a.signs != nullptr) return (signs >> i & 1) != 0 ? g : 0.0f;
     const float sign = a.y != nullptr ? y[i] : x[i] * c.scale[i] + c.shift[i];
     return a.relu && !(sign > 0.0f) ? 0.0f : g;
   }
@@ -382,10 +396,13 @@ void batchnorm_statistics(const Tensor& x, const BatchNormAffine& a) {
   });
 }
 
-void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
-                     const Tensor& residual, bool relu, const Tensor& y,
-                     const BatchNormRunning* running) {
+Tensor batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
+                       const Tensor& residual, bool relu, const Tensor& y,
+                       const BatchNormRunning* running) {
+  Tensor kept = y;
   with_packs({&x, &residual, &y}, x.shape()[1], [&]<class T, int kPack>() {
+    const bool as_bits = kPack > 1 && relu && residual.defined() && running != nullptr;
+    if (as_bits) kept = Tensor::empty_on(x.device(), {x.size() / kPack}, DType::u8);
     const Cut cut = cut_map(x, kPack);
     Running moved = {};
     if (running != nullptr)
@@ -398,34 +415,44 @@ void batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
                running->batches.data<int64_t>()};
     const dim3 blocks(cut.strips, cut.parts + (running != nullptr ? 1 : 0));
     launch("batch norm: apply", apply<T, kPack>, blocks, kBlock, x.data<T>(), or_null<T>(residual),
-           cut, scale.data<float>(), shift.data<float>(), relu, y.data<T>(), moved);
+           cut, scale.data<float>(), shift.data<float>(), relu, y.data<T>(),
+           as_bits ? kept.data<uint8_t>() : nullptr, moved);
   });
+  return kept;
 }
 
 void batchnorm_backward(const BatchNormBackward& a) {
-  with_packs({&a.x, &a.y, &a.dy, &a.dy2, &a.dz, &a.dx}, a.x.shape()[1], [&]<class T, int kPack>() {
-    const Cut cut = cut_map(a.x, kPack);
-    Operands<T> operands = {a.x.data<T>(),         a.residual ? a.y.data<T>() : nullptr,
-                            a.dy.data<T>(),        or_null<T>(a.dy2),
-                            a.mean.data<float>(),  a.scale.data<float>(),
-                            a.shift.data<float>(), a.relu};
-    const Tensor partial = partial_sums(cut), line = Tensor::empty({3, cut.channels});
-    launch("batch norm: gradient sums", sum_gradients<T, kPack>, blocks_of(cut), kBlock, operands,
-           cut, or_null<T>(a.dz), partial.data<float>());
-    launch("batch norm: gradients", join_gradients, join_blocks(cut), join_threads_of_block(), cut,
-           partial.data<float>(),
-           ParameterGradients{a.mean.data<float>(), a.invstd.data<float>(), a.scale.data<float>(),
-                              a.dweight.data<float>(), a.dbias.data<float>(), a.beta_weight,
-                              a.beta_bias},
-           line.data<float>());
-    if (a.dz.defined()) {  // the masked gradient was stored
-      operands.dy = a.dz.data<T>();
-      operands.y = operands.dy2 = nullptr;
-      operands.relu = false;
-    }
-    launch("batch norm: input gradient", input_gradient<T, kPack>, blocks_of(cut), kBlock, operands,
-           cut, line.data<float>(), a.dx.data<T>());
-  });
+  const bool as_bits = a.kept.defined() && a.kept.dtype() == DType::u8;
+  with_packs({&a.x, &a.kept, &a.dy, &a.dy2, &a.dz, &a.dx}, a.x.shape()[1],
+             [&]<class T, int kPack>() {
+               const Cut cut = cut_map(a.x, kPack);
+               Operands<T> operands = {a.x.data<T>(),
+                                       as_bits ? nullptr : or_null<T>(a.kept),
+                                       a.dy.data<T>(),
+                                       or_null<T>(a.dy2),
+                                       as_bits ? a.kept.data<uint8_t>() : nullptr,
+                                       a.mean.data<float>(),
+                                       a.scale.data<float>(),
+                                       a.shift.data<float>(),
+                                       a.relu};
+               const Tensor partial = partial_sums(cut), line = Tensor::empty({3, cut.channels});
+               launch("batch norm: gradient sums", sum_gradients<T, kPack>, blocks_of(cut), kBlock,
+                      operands, cut, or_null<T>(a.dz), partial.data<float>());
+               launch("batch norm: gradients", join_gradients, join_blocks(cut),
+                      join_threads_of_block(), cut, partial.data<float>(),
+                      ParameterGradients{a.mean.data<float>(), a.invstd.data<float>(),
+                                         a.scale.data<float>(), a.dweight.data<float>(),
+                                         a.dbias.data<float>(), a.beta_weight, a.beta_bias},
+                      line.data<float>());
+               if (a.dz.defined()) {  // the masked gradient was stored
+                 operands.dy = a.dz.data<T>();
+                 operands.y = operands.dy2 = nullptr;
+                 operands.signs = nullptr;
+                 operands.relu = false;
+               }
+               launch("batch norm: input gradient", input_gradient<T, kPack>, blocks_of(cut),
+                      kBlock, operands, cut, line.data<float>(), a.dx.data<T>());
+             });
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

@@ -35,6 +35,8 @@ Var pool(Tape& tape, const Var& x, PoolKind kind, const PoolWindow& o) {
 
 Var max_pool2d(Tape& tape, const Var& x, const PoolOptions& o) {
   TraceRange range("forward", "max pooling");
+  check(o.kernel <= kMaxPoolKernel, "max pooling: expected a kernel of at most ", kMaxPoolKernel,
+        ", found ", o.kernel);
   return pool(tape, x, PoolKind::max, {o.kernel, o.kernel, o.stride, o.padding});
 }
 

@@ -39,34 +39,33 @@ struct At {
   }
 };
 
-// `chosen` receives the index within the map of the largest value, the first of equal ones. A NaN
-// counts only as the first value of its window, as on the CPU.
+// `chosen` receives the position within the window of the largest value, the first of equal ones. A
+// NaN counts only as the first value of its window, as on the CPU.
 template <class T, int kPack>
 struct MaxForward {
   const T* x;
   T* y;
-  int32_t* chosen;
+  uint8_t* chosen;
   Windows s;
-  HEDDLE_HD void operator()(int64_t i) const {
-    const At at(i, s.channels / kPack, s.out_height, s.out_width, kPack);
+  HEDDLE_HD void operator()(int64_t pack) const {
+    const At at(pack, s.channels / kPack, s.out_height, s.out_width, kPack);
     Pack<T, kPack> top = {};
-    Pack<int32_t, kPack> place = {};
+    Pack<uint8_t, kPack> position = {};
     bool first = true;
-    for (int64_t h = at.h * s.stride - s.padding, bottom = h + s.kernel_h; h < bottom; ++h)
-      for (int64_t w = at.w * s.stride - s.padding, right = w + s.kernel_w; w < right; ++w) {
+    for (int64_t i = 0, h = at.h * s.stride - s.padding; i < s.kernel_h; ++i, ++h)
+      for (int64_t j = 0, w = at.w * s.stride - s.padding; j < s.kernel_w; ++j, ++w) {
         if (h < 0 || h >= s.height || w < 0 || w >= s.width) continue;
-        const auto pixel = static_cast<int32_t>(h * s.width + w);
         const auto v =
-            load_pack<kPack>(x + ((at.n * s.height * s.width + pixel) * s.channels + at.c));
+            load_pack<kPack>(x + (((at.n * s.height + h) * s.width + w) * s.channels + at.c));
         for (int k = 0; k < kPack; ++k)
           if (first || v[k] > top[k]) {
             top.value[k] = v.value[k];
-            place.value[k] = pixel;
+            position.value[k] = static_cast<uint8_t>(i * s.kernel_w + j);
           }
         first = false;
       }
-    store_pack<kPack>(y + i * kPack, top);
-    store_pack<kPack>(chosen + i * kPack, place);
+    store_pack<kPack>(y + pack * kPack, top);
+    store_pack<kPack>(chosen + pack * kPack, position);
   }
 };
 
@@ -96,7 +95,7 @@ struct AverageForward {
 template <class T, int kPack>
 struct Backward {
   const T* dy;
-  const int32_t* chosen;
+  const uint8_t* chosen;
   T* dx;
   Windows s;
   HEDDLE_HD void operator()(int64_t i) const {
@@ -108,15 +107,15 @@ struct Backward {
               left = w < kernel_w ? 0 : (w - kernel_w) / stride + 1;
     const int bottom = h / stride < s.out_height ? h / stride : to_int(s.out_height) - 1,
               right = w / stride < s.out_width ? w / stride : to_int(s.out_width) - 1;
-    const auto pixel = static_cast<int32_t>(at.h * s.width + at.w);
     float sum[kPack] = {};
     for (int p = top; p <= bottom; ++p)
       for (int q = left; q <= right; ++q) {
         const int64_t from = ((at.n * s.out_height + p) * s.out_width + q) * s.channels + at.c;
         const auto g = load_pack<kPack>(dy + from);
         if (chosen != nullptr) {
-          const auto place = load_pack<kPack>(chosen + from);
-          for (int k = 0; k < kPack; ++k) sum[k] += place.value[k] == pixel ? g[k] : 0.0f;
+          const auto position = load_pack<kPack>(chosen + from);
+          const int here = (h - p * stride) * kernel_w + w - q * stride;
+          for (int k = 0; k < kPack; ++k) sum[k] += position.value[k] == here ? g[k] : 0.0f;
         } else {
           const float count = s.count();
           for (int k = 0; k < kPack; ++k) sum[k] += g[k] / count;
@@ -142,11 +141,11 @@ Windows windows_of(const Tensor& x, const Tensor& y, const PoolWindow& o) {
 Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolWindow& window) {
   const Windows s = windows_of(x, y, window);
   Tensor chosen;
-  if (kind == PoolKind::max) chosen = Tensor::empty_on(x.device(), {y.size()}, DType::i32);
+  if (kind == PoolKind::max) chosen = Tensor::empty_on(x.device(), {y.size()}, DType::u8);
   with_packs({&x, &y}, s.channels, [&]<class T, int kPack>() {
     if (kind == PoolKind::max)
       for_each(y.size() / kPack,
-               MaxForward<T, kPack>{x.data<T>(), y.data<T>(), chosen.data<int32_t>(), s});
+               MaxForward<T, kPack>{x.data<T>(), y.data<T>(), chosen.data<uint8_t>(), s});
     else
       for_each(y.size() / kPack, AverageForward<T, kPack>{x.data<T>(), y.data<T>(), s});
   });
@@ -156,7 +155,7 @@ Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolW
 void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,
                    const PoolWindow& window) {
   const Windows s = windows_of(dx, dy, window);
-  const int32_t* chosen = kind == PoolKind::max ? workspace.data<int32_t>() : nullptr;
+  const uint8_t* chosen = kind == PoolKind::max ? workspace.data<uint8_t>() : nullptr;
   with_packs({&dy, &dx}, s.channels, [&]<class T, int kPack>() {
     for_each(dx.size() / kPack, Backward<T, kPack>{dy.data<T>(), chosen, dx.data<T>(), s});
   });

@@ -116,48 +116,57 @@ TEST_CASE("CUDA kernels: batch norm as on the CPU, in every form") {
       CHECK(distance(of_scale.gpu, of_scale.cpu) < bound);
       CHECK(distance(of_shift.gpu, of_shift.cpu) < bound);
       const Tensor &invstd = of_invstd.cpu, &scale = of_scale.cpu, &shift = of_shift.cpu;
-      for (bool relu : {false, true})
-        for (bool add : {false, true}) {
-          CAPTURE(relu);
-          CAPTURE(add);
-          Pair y(x);
-          const Tensor residual = add ? z : Tensor{};
-          cpu::batchnorm_apply(x, scale, shift, residual, relu, y.cpu);
-          emulated::batchnorm_apply(x, scale, shift, residual, relu, y.gpu, nullptr);
-          CHECK(distance(y.gpu, y.cpu) < rounding(dtype));
-          const Tensor dy = nhwc(shape, 5, dtype), other = nhwc(shape, 6, dtype);
-          for (bool two : {false, true})
-            for (float beta : {0.0f, 1.0f}) {
-              Pair dz(x), dx(x), dweight(weight), dbias(weight);
-              auto run = [&](auto backward, Tensor Pair::*side) {
-                const Tensor none;
-                (dweight.*side).copy_from(weight);
-                (dbias.*side).copy_from(bias);
-                backward({.x = x,
-                          .y = add ? y.cpu : none,
-                          .mean = mean.cpu,
-                          .invstd = invstd,
-                          .scale = scale,
-                          .shift = shift,
-                          .dy = dy,
-                          .dy2 = two ? other : none,
-                          .dz = add ? dz.*side : none,
-                          .dx = dx.*side,
-                          .dweight = dweight.*side,
-                          .dbias = dbias.*side,
-                          .beta_weight = beta,
-                          .beta_bias = beta,
-                          .relu = relu,
-                          .residual = add});
-              };
-              run([](const BatchNormBackward& a) { cpu::batchnorm_backward(a); }, &Pair::cpu);
-              run([](const BatchNormBackward& a) { emulated::batchnorm_backward(a); }, &Pair::gpu);
-              CHECK(distance(dx.gpu, dx.cpu) < 10 * rounding(dtype));
-              if (add) CHECK(distance(dz.gpu, dz.cpu) < rounding(dtype));
-              CHECK(distance(dweight.gpu, dweight.cpu) < 1e-4);
-              CHECK(distance(dbias.gpu, dbias.cpu) < 1e-4);
-            }
-        }
+      const Tensor batches = Tensor::zeros({}, DType::i64), average = like(weight),
+                   spread = like(weight);
+      const BatchNormRunning training = {mean.cpu, variance.cpu, 0.1f, 1, average, spread, batches};
+      for (int form = 0; form < 8; ++form) {
+        const bool relu = (form & 1) != 0, add = (form & 2) != 0, trains = (form & 4) != 0;
+        INFO(concat("relu ", relu, " add ", add, " trains ", trains));
+        Pair y(x);
+        const Tensor residual = add ? z : Tensor{};
+        cpu::batchnorm_apply(x, scale, shift, residual, relu, y.cpu);
+        const Tensor kept = emulated::batchnorm_apply(x, scale, shift, residual, relu, y.gpu,
+                                                      trains ? &training : nullptr);
+        CHECK(distance(y.gpu, y.cpu) < rounding(dtype));
+        const bool full = shape[1] % (dtype == DType::f32 ? 4 : 8) == 0;
+        CHECK((kept.dtype() == DType::u8) == (full && relu && add && trains));
+        const Tensor dy = nhwc(shape, 5, dtype);
+        const Tensor all = Tensor::empty({dy.size() + 1}, dtype);
+        const Tensor other = all.slice(1, all.size());  // values that are loaded one by one
+        std::memcpy(other.raw(), nhwc(shape, 6, dtype).raw(), dy.bytes());
+        for (bool two : {false, true})
+          for (float beta : {0.0f, 1.0f}) {
+            Pair dz(x), dx(x), dweight(weight), dbias(weight);
+            auto run = [&](auto backward, Tensor Pair::*side) {
+              const Tensor none;
+              (dweight.*side).copy_from(weight);
+              (dbias.*side).copy_from(bias);
+              backward({.x = x,
+                        .kept = !add || !relu        ? none
+                                : side == &Pair::cpu ? y.gpu
+                                                     : kept,
+                        .mean = mean.cpu,
+                        .invstd = invstd,
+                        .scale = scale,
+                        .shift = shift,
+                        .dy = dy,
+                        .dy2 = two ? other : none,
+                        .dz = add ? dz.*side : none,
+                        .dx = dx.*side,
+                        .dweight = dweight.*side,
+                        .dbias = dbias.*side,
+                        .beta_weight = beta,
+                        .beta_bias = beta,
+                        .relu = relu});
+            };
+            run([](const BatchNormBackward& a) { cpu::batchnorm_backward(a); }, &Pair::cpu);
+            run([](const BatchNormBackward& a) { emulated::batchnorm_backward(a); }, &Pair::gpu);
+            CHECK(distance(dx.gpu, dx.cpu) < 10 * rounding(dtype));
+            if (add) CHECK(distance(dz.gpu, dz.cpu) < rounding(dtype));
+            CHECK(distance(dweight.gpu, dweight.cpu) < 1e-4);
+            CHECK(distance(dbias.gpu, dbias.cpu) < 1e-4);
+          }
+      }
     }
 }
 
@@ -252,7 +261,8 @@ TEST_CASE("CUDA kernels: a first convolution over squares of pixels") {
 
 TEST_CASE("CUDA kernels: pooling as on the CPU") {
   Context context;
-  for (const Shape& shape : {Shape{2, 16, 9, 7}, Shape{3, 5, 6, 8}, Shape{1, 24, 7, 7}})
+  for (const Shape& shape :
+       {Shape{2, 16, 9, 7}, Shape{3, 5, 6, 8}, Shape{1, 24, 7, 7}, Shape{2, 8, 15, 15}})
     for (Layout layout : {Layout::plain, Layout::nhwc})
       for (DType dtype : {DType::f32, DType::bf16})
         for (PoolKind kind : {PoolKind::max, PoolKind::average})

@@ -45,7 +45,8 @@ TEST_CASE("max pooling: values against the definition, and gradients") {
   const Case cases[] = {{{.kernel = 2, .stride = 2}, 4, 6},
                         {{.kernel = 3, .stride = 2, .padding = 1}, 5, 6},
                         {{.kernel = 3, .stride = 1, .padding = 1}, 4, 3},
-                        {{.kernel = 2, .stride = 3, .padding = 1}, 5, 5}};
+                        {{.kernel = 2, .stride = 3, .padding = 1}, 5, 5},
+                        {{.kernel = kMaxPoolKernel, .stride = 1}, 17, 16}};
   for (const Case& k : cases)
     for (Layout layout : input_layouts()) {
       const PoolOptions o = k.options;
@@ -82,6 +83,7 @@ TEST_CASE("max pooling: values against the definition, and gradients") {
   refused({1, 3, 4, 4}, {.kernel = 2, .stride = 0});
   refused({1, 3, 4, 4}, {.kernel = 3, .stride = 1, .padding = 2});
   refused({3, 4, 4}, {});
+  refused({1, 3, 20, 20}, {.kernel = kMaxPoolKernel + 1});
 }
 
 TEST_CASE("max pooling: the first of equal values gets the gradient") {
