@@ -103,8 +103,9 @@ void dropout_apply(const Tensor& x, const Tensor& y, const DropoutKey& key);
 
 // batchnorm_statistics computes mean and variance of x too. batchnorm_apply computes
 // y = [relu](x * scale + shift + residual), residual may be undefined, and moves running statistics
-// where they are given. It returns what the backward pass needs of y: itself or, on CUDA, a bit for
-// each value above 0: u8 (elements / 8 in bf16, / 4 in f32).
+// where they are given. With a residual and ReLU it returns what the backward pass needs of y:
+// itself or, on CUDA, a bit for each value above 0, u8 with as many values in a byte as a thread
+// loads.
 void batchnorm_statistics(const Tensor& x, const BatchNormAffine& a);
 void batchnorm_affine(const BatchNormAffine& a);
 Tensor batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,

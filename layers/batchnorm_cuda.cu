@@ -195,17 +195,13 @@ __device__ void move_running(const Running& a, int64_t channels) {
   if (threadIdx.x == 0) ++*a.batches;
 }
 
-// How many values share a byte of signs.
-template <class T>
-constexpr int kSigns = 16 / sizeof(T);
-
 template <class T, int kPack>
 struct Normalized {
   Pack<T, kPack> x, skip;
 };
 
-// Blocks beyond the cut's parts update the running statistics meanwhile. `signs`: bits of y > 0,
-// for full packs; or null.
+// Blocks beyond the cut's parts update the running statistics meanwhile. `signs`: a byte for each
+// pack, a bit for each of its values, set where y > 0; or null.
 template <class T, int kPack>
 __global__ void __launch_bounds__(kBlock, kResident)
     apply(const T* x, const T* residual, Cut cut, const float* scale, const float* shift, bool relu,
@@ -242,12 +238,13 @@ __global__ void __launch_bounds__(kBlock, kResident)
       });
 }
 
-// Inputs of the backward pass. signs and y are null unless the sign of ReLU's input follows from
-// them.
+// Inputs of the backward pass. signs, with that many values in a byte, is null where the sign of
+// ReLU's input follows from x.
 template <class T>
 struct Operands {
-  const T *x, *y, *dy, *dy2;
+  const T *x, *dy, *dy2;
   const uint8_t* signs;
+  int64_t per_byte;  // kPack, if that is not 1
   const float *mean, *scale, *shift;
   bool relu;
 };
@@ -265,26 +262,27 @@ struct ChannelConstants {
   }
 };
 
-// Holds what the backward pass reads of an element; dy2 and y are zero where there are none.
+// Holds what the backward pass reads of an element; dy2 is zero where there is none.
 template <class T, int kPack>
 struct Loaded {
-  Pack<T, kPack> x, dy, dy2, y;
+  Pack<T, kPack> x, dy, dy2;
   uint32_t signs;
 
   __device__ static Loaded of(const Operands<T>& a, int64_t place) {
-    Loaded out = {load_pack<kPack>(a.x + place), load_pack<kPack>(a.dy + place), {}, {}, 0};
+    Loaded out = {load_pack<kPack>(a.x + place), load_pack<kPack>(a.dy + place), {}, 0};
     if (a.dy2 != nullptr) out.dy2 = load_pack<kPack>(a.dy2 + place);
-    if (a.y != nullptr) out.y = load_pack<kPack>(a.y + place);
-    if (a.signs != nullptr)
-      out.signs = uint32_t{a.signs[place / kSigns<T>]} >> (kPack == 1 ? place % kSigns<T> : 0);
+    if (a.signs == nullptr) return out;
+    if constexpr (kPack == 1)
+      out.signs = uint32_t{a.signs[place / a.per_byte]} >> place % a.per_byte;
+    else
+      out.signs = a.signs[place / kPack];
     return out;
   }
   // Returns value i of the gradient before ReLU, where y > 0.
   __device__ float masked(const Operands<T>& a, const ChannelConstants<kPack>& c, int i) const {
     const float g = a.dy2 != nullptr ? dy[i] + dy2[i] : dy[i];
     if (a.signs != nullptr) return (signs >> i & 1) != 0 ? g : 0.0f;
-    const float sign = a.y != nullptr ? y[i] : x[i] * c.scale[i] + c.shift[i];
-    return a.relu && !(sign > 0.0f) ? 0.0f : g;
+    return a.relu && !(x[i] * c.scale[i] + c.shift[i] > 0.0f) ? 0.0f : g;
   }
 };
 
@@ -399,10 +397,10 @@ void batchnorm_statistics(const Tensor& x, const BatchNormAffine& a) {
 Tensor batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift,
                        const Tensor& residual, bool relu, const Tensor& y,
                        const BatchNormRunning* running) {
-  Tensor kept = y;
+  Tensor signs;
   with_packs({&x, &residual, &y}, x.shape()[1], [&]<class T, int kPack>() {
-    const bool as_bits = kPack > 1 && relu && residual.defined() && running != nullptr;
-    if (as_bits) kept = Tensor::empty_on(x.device(), {x.size() / kPack}, DType::u8);
+    if (relu && residual.defined())
+      signs = Tensor::empty_on(x.device(), {x.size() / kPack}, DType::u8);
     const Cut cut = cut_map(x, kPack);
     Running moved = {};
     if (running != nullptr)
@@ -416,43 +414,39 @@ Tensor batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift
     const dim3 blocks(cut.strips, cut.parts + (running != nullptr ? 1 : 0));
     launch("batch norm: apply", apply<T, kPack>, blocks, kBlock, x.data<T>(), or_null<T>(residual),
            cut, scale.data<float>(), shift.data<float>(), relu, y.data<T>(),
-           as_bits ? kept.data<uint8_t>() : nullptr, moved);
+           or_null<uint8_t>(signs), moved);
   });
-  return kept;
+  return signs;
 }
 
 void batchnorm_backward(const BatchNormBackward& a) {
-  const bool as_bits = a.kept.defined() && a.kept.dtype() == DType::u8;
-  with_packs({&a.x, &a.kept, &a.dy, &a.dy2, &a.dz, &a.dx}, a.x.shape()[1],
-             [&]<class T, int kPack>() {
-               const Cut cut = cut_map(a.x, kPack);
-               Operands<T> operands = {a.x.data<T>(),
-                                       as_bits ? nullptr : or_null<T>(a.kept),
-                                       a.dy.data<T>(),
-                                       or_null<T>(a.dy2),
-                                       as_bits ? a.kept.data<uint8_t>() : nullptr,
-                                       a.mean.data<float>(),
-                                       a.scale.data<float>(),
-                                       a.shift.data<float>(),
-                                       a.relu};
-               const Tensor partial = partial_sums(cut), line = Tensor::empty({3, cut.channels});
-               launch("batch norm: gradient sums", sum_gradients<T, kPack>, blocks_of(cut), kBlock,
-                      operands, cut, or_null<T>(a.dz), partial.data<float>());
-               launch("batch norm: gradients", join_gradients, join_blocks(cut),
-                      join_threads_of_block(), cut, partial.data<float>(),
-                      ParameterGradients{a.mean.data<float>(), a.invstd.data<float>(),
-                                         a.scale.data<float>(), a.dweight.data<float>(),
-                                         a.dbias.data<float>(), a.beta_weight, a.beta_bias},
-                      line.data<float>());
-               if (a.dz.defined()) {  // the masked gradient was stored
-                 operands.dy = a.dz.data<T>();
-                 operands.y = operands.dy2 = nullptr;
-                 operands.signs = nullptr;
-                 operands.relu = false;
-               }
-               launch("batch norm: input gradient", input_gradient<T, kPack>, blocks_of(cut),
-                      kBlock, operands, cut, line.data<float>(), a.dx.data<T>());
-             });
+  const Tensor& signs = a.kept;
+  const int64_t per_byte = signs.defined() ? a.x.size() / signs.size() : 0;
+  const int64_t neighbours = per_byte == 1 ? 1 : a.x.shape()[1];
+  with_packs({&a.x, &a.dy, &a.dy2, &a.dz, &a.dx}, neighbours, [&]<class T, int kPack>() {
+    const Cut cut = cut_map(a.x, kPack);
+    Operands<T> operands = {
+        a.x.data<T>(), a.dy.data<T>(),       or_null<T>(a.dy2),     or_null<uint8_t>(signs),
+        per_byte,      a.mean.data<float>(), a.scale.data<float>(), a.shift.data<float>(),
+        a.relu};
+    const Tensor partial = partial_sums(cut), line = Tensor::empty({3, cut.channels});
+    launch("batch norm: gradient sums", sum_gradients<T, kPack>, blocks_of(cut), kBlock, operands,
+           cut, or_null<T>(a.dz), partial.data<float>());
+    launch("batch norm: gradients", join_gradients, join_blocks(cut), join_threads_of_block(), cut,
+           partial.data<float>(),
+           ParameterGradients{a.mean.data<float>(), a.invstd.data<float>(), a.scale.data<float>(),
+                              a.dweight.data<float>(), a.dbias.data<float>(), a.beta_weight,
+                              a.beta_bias},
+           line.data<float>());
+    if (a.dz.defined()) {  // the masked gradient was stored
+      operands.dy = a.dz.data<T>();
+      operands.dy2 = nullptr;
+      operands.signs = nullptr;
+      operands.relu = false;
+    }
+    launch("batch norm: input gradient", input_gradient<T, kPack>, blocks_of(cut), kBlock, operands,
+           cut, line.data<float>(), a.dx.data<T>());
+  });
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

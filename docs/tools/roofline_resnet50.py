@@ -60,10 +60,11 @@ def main():
     stem = conv(SIZE, 3, STEM, 7, 2)
     weights = stem[3] + sum(layer[3] for layer in convs)
     # Forward: two reads, one write. Backward: two reads for the sums, two reads and one write for the gradient. A
-    # shortcut is read; backward reads the output, for ReLU's mask, in both passes, and writes the shortcut's gradient.
-    norm_bytes = BF16 * o.batch * sum(n * (8 + (4 if shortcut else 0)) for n, shortcut in norms)
-    # Max pooling's output is a quarter of its input; so are the 32-bit indices, which are written and read.
-    pool_bytes = o.batch * norms[0][0] * (2.5 * BF16 + 2 * FP32 / 4)
+    # shortcut is read, and the sign of ReLU's output written, a bit; backward reads that and the second gradient that
+    # its output has, and writes the shortcut's gradient, which the second pass reads.
+    norm_bytes = BF16 * o.batch * sum(n * (8 + (3 + 2 / 16 if shortcut else 0)) for n, shortcut in norms)
+    # Max pooling's output is a quarter of its input; so are the indices, a byte each, which are written and read.
+    pool_bytes = o.batch * norms[0][0] * (2.5 * BF16 + 2 / 4)
     cast_bytes = (BF16 + FP32) * (o.batch * 3 * SIZE**2 + 2 * weights)  # images, weights, their gradients
     update_bytes = FP32 * weights * (5 + 1)  # weight, gradient, momentum; two written; the gradient's norm
     rows = [("convolutions", sum(product(layer, 3) for layer in convs)),
