@@ -179,6 +179,10 @@ void augment(const Augmentation& augmentation, const Image& image, const Philox&
 void fit(const Augmentation& augmentation, const Image& image, const Philox& rng, uint64_t sample,
          uint8_t* out) {
   const int size = augmentation.size;
+  check(image.width > 0 && image.height > 0 &&
+            to_int64(image.pixels.size()) == int64_t{3} * image.width * image.height,
+        "augmentation: expected 3 bytes for each of ", image.width, " x ", image.height,
+        " pixels, found ", image.pixels.size());
   if (augmentation.crop == Crop::center) {
     resample(image, {0, 0, image.width, image.height}, eval_window(augmentation, image), size, out);
   } else if (augmentation.crop == Crop::random_resized) {

@@ -54,7 +54,7 @@ bool BatchFeed::next() {
 
 bool BatchFeed::prefetch() {
   if (ahead_ || failure_ != nullptr) return true;
-  if (!device_.is_cuda() || pending_) return false;
+  if (!device_.is_cuda() || pending_ || !epoch_.coming()) return false;
   step_.record();
   while (!epoch_.ready(kPatience))
     if (step_.passed()) return false;

@@ -149,8 +149,10 @@ class Epoch::State {
     return true;
   }
 
+  bool coming() const { return next_ < end_ && !workers_.empty(); }
+
   bool ready(std::chrono::microseconds wait) {
-    if (next_ >= end_ || workers_.empty()) return false;
+    if (!coming()) return false;
     std::unique_lock lock(mutex_);
     return ready_.wait_for(lock, wait,
                            [&] { return next_ < queued_ && slot_of(next_).missing == 0; });
@@ -294,6 +296,7 @@ Epoch::Epoch(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Epoch::~Epoch() = default;
 Epoch::Epoch(Epoch&&) noexcept = default;
 bool Epoch::next() { return state_->next(batch_); }
+bool Epoch::coming() const { return state_->coming(); }
 bool Epoch::ready(std::chrono::microseconds wait) const { return state_->ready(wait); }
 int64_t Epoch::batches_in_step(int64_t step) const { return state_->batches_in_step(step); }
 

@@ -88,6 +88,8 @@ class Epoch {
   bool next();
   // Returns the batch of the last next(); valid until the following one.
   Batch& batch() { return batch_; }
+  // Returns whether workers read a batch that next() has not delivered.
+  bool coming() const;
   // Waits at most that long for the workers; returns whether next() would deliver a batch, or
   // throw, without waiting for them.
   bool ready(std::chrono::microseconds wait = {}) const;

@@ -421,7 +421,7 @@ Tensor batchnorm_apply(const Tensor& x, const Tensor& scale, const Tensor& shift
 
 void batchnorm_backward(const BatchNormBackward& a) {
   const Tensor& signs = a.kept;
-  const int64_t per_byte = signs.defined() ? a.x.size() / signs.size() : 0;
+  const int64_t per_byte = signs.defined() && signs.size() > 0 ? a.x.size() / signs.size() : 0;
   const int64_t neighbours = per_byte == 1 ? 1 : a.x.shape()[1];
   with_packs({&a.x, &a.dy, &a.dy2, &a.dz, &a.dx}, neighbours, [&]<class T, int kPack>() {
     const Cut cut = cut_map(a.x, kPack);

@@ -82,6 +82,9 @@ TEST_CASE("augment: preset none normalises exactly") {
   CHECK(run(plain, image, 7, 3) == run(plain, image));
   CHECK(contains(input_error([&] { run(plain, random_image(9, 8)); }),
                  "expected an image of 9 x 9 pixels, found 9 x 8"));
+  Image large = image;
+  large.pixels.resize(300);
+  CHECK(contains(input_error([&] { run(plain, large); }), "9 x 9 pixels, found 300"));
 }
 
 TEST_CASE("augment: padding and cropping yield every window, exactly") {

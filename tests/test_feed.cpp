@@ -123,20 +123,31 @@ TEST_CASE("batch feed: waits for the loader as long as the GPU works on the step
   const auto set = std::make_shared<Held>();
   const Loader loader(set, moved(), {.batch_size = kBatch, .bytes = true});
   BatchFeed feed(loader.epoch(0), loader.augmentation(), context.device(), DType::f32);
+  struct Later {  // destroyed before the feed, whose workers wait for `held`
+    const Held& set;
+    std::thread thread;
+    ~Later() {
+      set.held = false;
+      if (thread.joinable()) thread.join();
+      unsetenv("SIMULATED_GPU_BUSY");
+    }
+  } later{*set, {}};
   REQUIRE(feed.next());
   CHECK_FALSE(feed.prefetch());  // the GPU has nothing to do
   setenv("SIMULATED_GPU_BUSY", "1", 1);
   const Tensor step = feed.batch().images.clone();
-  std::thread later([&] {
+  later.thread = std::thread([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     set->held = false;
   });
   CHECK(feed.prefetch());
-  later.join();
-  unsetenv("SIMULATED_GPU_BUSY");
   REQUIRE(feed.next());
   CHECK(feed.batch().first_sample == kBatch);
-  CHECK_FALSE(feed.next());
+  CHECK_FALSE(feed.prefetch());  // there is no batch to wait for
+  const Loader alone(set, moved(), {.batch_size = kBatch, .workers = 0, .bytes = true});
+  BatchFeed unread(alone.epoch(0), alone.augmentation(), context.device(), DType::f32);
+  REQUIRE(unread.next());
+  CHECK_FALSE(unread.prefetch());
 }
 
 TEST_CASE("batch feed: without memory for the next batch it is copied after the step") {

@@ -19,7 +19,7 @@ void append_picture(const Augmentation& seen, const Image& image, int side,
                     std::vector<uint8_t>& sheet) {
   const int shorter = std::min(image.width, image.height);
   const int window = seen.crop == Crop::center
-                         ? std::max(1, static_cast<int>(static_cast<float>(shorter) / seen.resize))
+                         ? std::max(1, to_int(std::lround(to_float(shorter) / seen.resize)))
                          : shorter;
   const Box box{(image.width - window) / 2, (image.height - window) / 2, window, window};
   const size_t old = sheet.size();
