@@ -117,6 +117,18 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   }
   CHECK(describe_headroom(h).find("1mbit,1ms") == std::string::npos);
 
+  // Two levels: of the model's parties each is a host.
+  h.hosts = 2;
+  CHECK(describe_headroom(h).starts_with("4 learners on 2 hosts; links of 1.000 ms and 80 Mbit/s "
+                                         "between them as"));
+  const auto levels = nlohmann::json::parse(headroom_json(h));
+  CHECK(levels["hosts"] == 2);
+  CHECK(levels["model"].size() == 4 * 6 * 2);
+  CHECK(levels["model"][0]["hosts"] == 2);
+  CHECK(levels["model"][0]["step_s"] == levels["measured"][1]["model_step_s"]);
+  CHECK_FALSE(levels["model"][0].contains("learners"));
+  h.hosts = 0;
+
   // Learners that share processors wait longer than the exchange takes.
   CHECK(text.find("Of the waiting") == std::string::npos);
   h.profiles[1].exposed_s = 3.5;

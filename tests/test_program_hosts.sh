@@ -47,6 +47,19 @@ CHECK
 "${resnet%/*}/report" two --watch --once >watch.txt 2>&1 || fail "watch: $(tail -1 watch.txt)"
 grep -q 'ratio 2\.[6-9]' watch.txt || fail "the ratio that watch shows: $(grep ratio watch.txt)"
 
+echo 'headroom'
+"$resnet" --image-size 8 --threads 1 --batch-size 4 --learners 4 --hosts 2 --quiet --json --headroom 2 >headroom.json 2>headroom.err || fail "headroom: $(tail -1 headroom.err)"
+python3 - <<'CHECK' || fail "headroom: $(cat headroom.json)"
+import json
+h = json.load(open("headroom.json"))
+sent = {row["exchange"]: row["sent_bytes"] for row in h["measured"]}
+assert h["hosts"] == 2 and h["learners"] == 4, h
+assert abs(sent["dense"] / (270852 * 4) - 1) < 1e-2 and abs(sent["bf16"] / sent["dense"] - 0.5) < 0.02, sent  # between hosts only
+dense = {(row["net"], row["hosts"]): row["step_s"] for row in h["model"] if row["exchange"] == "dense"}
+assert dense["100mbit,1ms", 2] - dense["10gbit,50us", 2] > 0.05, dense  # 1 MB takes 87 ms and 1 ms
+assert dense["100mbit,1ms", 8] > dense["100mbit,1ms", 2], dense
+CHECK
+
 echo 'resumed'
 "$resnet" "${two[@]}" --quiet --resume two/checkpoints/step-3 --output-dir resumed >/dev/null || fail 'resumed'
 cmp -s two/model.safetensors resumed/model.safetensors || fail 'a resumed run ends with other weights'
@@ -81,7 +94,6 @@ HEDDLE_HOSTS=2 says 0 . "$resnet" "${images[@]}" --steps 1 --output-dir alone
 refuse '--hosts.*lgreco' "$resnet" --learners 4 --hosts 2 --compress topk --layerwise lgreco
 refuse '--hosts.*auto' "$resnet" --learners 4 --hosts 2 --compress auto
 refuse '--hosts.*shadow' "$resnet" --learners 4 --hosts 2 --compress topk --shadow 5
-refuse '--hosts.*headroom' "$resnet" --learners 4 --hosts 2 --headroom 1
 refuse '--peers' "$resnet" --learners 4 --hosts 2 --peers ring
 refuse 'number of hosts' "$resnet" --learners 4 --net 'host=1gbit;between=1mbit'
 refuse '--net.*at most 2 hosts' "$resnet" --learners 2 --net 'hosts=3;between=1mbit'

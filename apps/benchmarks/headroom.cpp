@@ -12,6 +12,7 @@
 
 #include "apps/cli/program.h"
 #include "apps/session/exchange.h"
+#include "comm/group.h"
 #include "comm/threads.h"
 #include "core/error.h"
 #include "core/streams.h"
@@ -113,14 +114,21 @@ class Measurement {
  public:
   Measurement(const CommonOptions& o, ParameterStore& store, Communicator& comm,
               const StepPlan& plan, const std::function<Var(Tape&)>& forward)
-      : o_(o), own_(after_ramp(o)), store_(store), comm_(comm), plan_(plan), forward_(forward) {}
+      : o_(o), own_(after_ramp(o)), store_(store), comm_(comm), plan_(plan), forward_(forward) {
+    const std::vector<int> hosts = learner_hosts(o, comm, {});
+    if (hosts.empty()) return;
+    const std::vector<int> first = first_ranks(hosts);
+    hosts_ = to_int(first.size());
+    if (std::ranges::find(first, comm.rank()) != first.end()) between_ = make_group(comm, first);
+  }
 
   Headroom run() {
     Headroom out;
     const ProcessorTicks before = processor_ticks();
     out.learners = comm_.size();
+    out.hosts = hosts_;
     out.net = o_.headroom_net;
-    out.link = measure_link(comm_);
+    if (Communicator* all = exchanging()) out.link = measure_link(*all);
     std::vector<std::string> names = {"", "none"};
     if (own_ != "none") names.push_back(own_);
     for (const std::string& name : kCandidates)
@@ -154,11 +162,15 @@ class Measurement {
   }
 
  private:
+  // Returns the ranks that exchange, with one of each host if that has two levels; null elsewhere.
+  Communicator* exchanging() { return hosts_ == 0 ? &comm_ : between_.get(); }
+
   // Measures one step that is not counted, and then `steps` that are added to `sum`.
   void measure(ExchangeProfile& sum, int steps) {
     const std::unique_ptr<Communicator> solo = sum.compress.empty() ? make_solo() : nullptr;
     Communicator& comm = solo == nullptr ? comm_ : *solo;
     CommonOptions o = o_;
+    if (solo != nullptr) o.hosts.clear();
     o.compress = sum.compress.empty() ? "none" : sum.compress;
     o.parsed.compress = parse_compress_choice(o.compress);
     o.compress_start = 0;
@@ -175,23 +187,29 @@ class Measurement {
     sum.times.buckets.resize(buckets);
     sum.collectives.resize(buckets);
     std::vector<std::vector<double>>& all = steps_[sum.compress];
-    DataParallelOptimizer::Totals before;
+    const Communicator* used = solo == nullptr ? optimizer.exchanging() : nullptr;
+    double waited = 0;
     CollectiveTraffic traffic;
+    int64_t sent = 0;
     comm_.barrier();
     for (int i = -1; i < steps; ++i) {
       if (i == 0) {
-        before = optimizer.totals();
-        traffic = comm.traffic();
+        waited = optimizer.totals().exposed_s;
+        if (used != nullptr) {
+          traffic = used->traffic();
+          sent = used->total_traffic().sent;
+        }
       }
       recorder.begin();
       const double backward_s = step(optimizer, recorder);
       const double step_s = recorder.now();
       if (i >= 0) all.push_back(recorder.step(backward_s, step_s));
     }
-    const DataParallelOptimizer::Totals after = optimizer.totals();
-    sum.exposed_s += after.exposed_s - before.exposed_s;
-    sum.sent_bytes += static_cast<double>(after.traffic.sent - before.traffic.sent);
-    add_traffic(sum, traffic, comm);
+    sum.exposed_s += optimizer.totals().exposed_s - waited;
+    if (used != nullptr) {
+      sum.sent_bytes += static_cast<double>(used->total_traffic().sent - sent);
+      add_traffic(sum, traffic, *used);
+    }
     sum.step_s = middle_of(all, 0);
   }
 
@@ -232,7 +250,8 @@ class Measurement {
       }
   }
 
-  // Reduces this rank's steps to one, then averages over ranks; step_s is the slowest rank's.
+  // Reduces this rank's steps to one, then averages over the ranks that exchange; step_s is the
+  // slowest rank's.
   void finish(ExchangeProfile& profile) {
     std::vector<double*> means = times_of(profile);
     profile.steps = std::ssize(steps_[profile.compress]);
@@ -245,12 +264,11 @@ class Measurement {
     for (double* x : sums) *x /= static_cast<double>(profile.steps);
     means.insert(means.end(), sums.begin(), sums.end());
     std::vector<double> values(means.size());
+    const double slowest_s = slowest(comm_, profile.step_s);
     std::ranges::transform(means, values.begin(), [](double* x) { return std::exchange(*x, 0); });
-    double slowest_s = 0;
-    for (const auto& of_rank : gather_values(comm_, values)) {
-      slowest_s = std::max(slowest_s, of_rank[0]);
-      for (size_t i = 0; i < means.size(); ++i) *means[i] += of_rank[i] / comm_.size();
-    }
+    if (Communicator* all = exchanging())
+      for (const auto& of_rank : gather_values(*all, values))
+        for (size_t i = 0; i < means.size(); ++i) *means[i] += of_rank[i] / all->size();
     profile.step_s = slowest_s;
   }
 
@@ -260,6 +278,8 @@ class Measurement {
   Communicator& comm_;
   const StepPlan& plan_;
   const std::function<Var(Tape&)>& forward_;
+  int hosts_ = 0;
+  std::unique_ptr<Communicator> between_;                          // of the first rank of each host
   std::map<std::string, std::vector<std::vector<double>>> steps_;  // by exchange, see times_of()
 };
 

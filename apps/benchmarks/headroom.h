@@ -21,12 +21,13 @@ namespace heddle {
 
 // A measurement; profiles[0] is without exchange, profiles[1] dense.
 struct Headroom {
-  int learners = 0;
-  LinkCost link;
+  int learners = 0, hosts = 0;  // hosts: of an exchange in two levels, else 0
+  LinkCost link;                // between those who exchange
   std::vector<ExchangeProfile> profiles = {};
   double stolen = 0;     // share of the first host's wanted processor time that other guests got
   std::string net = {};  // one more for the model, as for --net; empty: none
 
+  int parties() const { return hosts > 0 ? hosts : learners; }  // of the exchange, for the model
   double share() const;             // of a dense step that communication takes
   double most() const;              // the largest possible speed-up over dense
   double gain(size_t index) const;  // speed-up of a profile over dense

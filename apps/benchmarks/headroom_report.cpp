@@ -27,8 +27,8 @@ std::vector<std::string> modelled_nets(const Headroom& h) {
   return nets;
 }
 
-// Returns the measured number of learners, and some from 4 to 1024.
-std::set<int> modelled_learners(const Headroom& h) { return {h.learners, 4, 8, 32, 128, 1024}; }
+// Returns the measured number of learners, or of hosts, and some from 4 to 1024.
+std::set<int> modelled_parties(const Headroom& h) { return {h.parties(), 4, 8, 32, 128, 1024}; }
 
 double mbit(const LinkCost& link) {
   return link.seconds_per_byte > 0 ? 8e-6 / link.seconds_per_byte : 0.0;
@@ -40,7 +40,7 @@ std::string title(const ExchangeProfile& p) {
 }
 
 double modelled(const Headroom& h, size_t i, int ranks, const LinkCost& link) {
-  return step_seconds(h.profiles[i], h.learners, h.link, ranks, link);
+  return step_seconds(h.profiles[i], h.parties(), h.link, ranks, link);
 }
 
 // Returns the width of the first column, into which the longest name fits.
@@ -62,7 +62,7 @@ std::string measured_table(const Headroom& h) {
     const ExchangeProfile& p = h.profiles[i];
     std::vector<TextTable::Cell> row = {
         title(p), p.steps, ms(p.step_s), ms(p.exposed_s), 1e-6 * p.sent_bytes, times(h.gain(i))};
-    if (i > 0) row.emplace_back(ms(modelled(h, i, h.learners, h.link)));
+    if (i > 0) row.emplace_back(ms(modelled(h, i, h.parties(), h.link)));
     out += table.row(row);
   }
   return out;
@@ -95,21 +95,23 @@ std::string disturbance(const Headroom& h) {
 }
 
 std::string model_table(const Headroom& h) {
-  const std::set<int> learners = modelled_learners(h);
+  const std::set<int> parties = modelled_parties(h);
   std::string columns = concat(" ", -title_width(h));
-  for (size_t i = 0; i < learners.size(); ++i) columns += "| 12";
+  for (size_t i = 0; i < parties.size(); ++i) columns += "| 12";
   const TextTable table(columns);
-  std::string out =
-      "A model of other networks and numbers of learners, all computing as fast as these: a dense\n"
-      "step in ms, and how many times faster the others are.\n\n";
+  std::string out = concat(
+      "A model of other networks ",
+      h.hosts > 0 ? "between hosts and numbers of hosts, all " : "and numbers of learners, all ",
+      "computing as fast as these: a dense\nstep in ms, and how many times faster the others "
+      "are.\n\n");
   for (const std::string& net : modelled_nets(h)) {
     const LinkCost link = link_of(h, net);
     std::vector<TextTable::Cell> heading = {net};
-    for (const int p : learners) heading.emplace_back(concat("P = ", p));
+    for (const int p : parties) heading.emplace_back(concat("P = ", p));
     out += table.row(heading);
     for (size_t i = 1; i < h.profiles.size(); ++i) {
       std::vector<TextTable::Cell> row = {"  " + title(h.profiles[i])};
-      for (const int p : learners) {
+      for (const int p : parties) {
         const double dense = modelled(h, 1, p, link);
         row.emplace_back(i == 1 ? ms(dense) + " ms" : times(dense / modelled(h, i, p, link)));
       }
@@ -122,9 +124,11 @@ std::string model_table(const Headroom& h) {
 }  // namespace
 
 std::string describe_headroom(const Headroom& h) {
-  return concat(h.learners, " learners; links of ", decimals(1e3 * h.link.latency_s, 3), " ms and ",
-                decimals(mbit(h.link), 0), " Mbit/s as all-reduces see them\n\n", measured_table(h),
-                '\n', verdict(h), disturbance(h), '\n', model_table(h));
+  const std::string where = h.hosts > 0 ? concat(" on ", h.hosts, " hosts") : "";
+  return concat(h.learners, " learners", where, "; links of ", decimals(1e3 * h.link.latency_s, 3),
+                " ms and ", decimals(mbit(h.link), 0), " Mbit/s ",
+                h.hosts > 0 ? "between them " : "", "as all-reduces see them\n\n",
+                measured_table(h), '\n', verdict(h), disturbance(h), '\n', model_table(h));
 }
 
 std::string headroom_json(const Headroom& h) {
@@ -135,19 +139,20 @@ std::string headroom_json(const Headroom& h) {
                                  {"most", std::max(1.0, h.most())},
                                  {"best", h.profiles[h.best()].compress},
                                  {"stolen", h.stolen}};
+  if (h.hosts > 0) json["hosts"] = h.hosts;
   for (size_t i = 0; i < h.profiles.size(); ++i) {
     const ExchangeProfile& p = h.profiles[i];
     nlohmann::ordered_json row = {{"exchange", title(p)},       {"steps", p.steps},
                                   {"step_s", p.step_s},         {"exposed_s", p.exposed_s},
                                   {"sent_bytes", p.sent_bytes}, {"gain", h.gain(i)}};
-    if (i > 0) row["model_step_s"] = modelled(h, i, h.learners, h.link);
+    if (i > 0) row["model_step_s"] = modelled(h, i, h.parties(), h.link);
     json["measured"].push_back(row);
   }
   for (const std::string& net : modelled_nets(h))
-    for (const int p : modelled_learners(h))
+    for (const int p : modelled_parties(h))
       for (size_t i = 1; i < h.profiles.size(); ++i)
         json["model"].push_back({{"net", net},
-                                 {"learners", p},
+                                 {h.hosts > 0 ? "hosts" : "learners", p},
                                  {"exchange", title(h.profiles[i])},
                                  {"step_s", modelled(h, i, p, link_of(h, net))}});
   return json_line(json);

@@ -131,31 +131,6 @@ std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
   return out;
 }
 
-// Returns the number of each learner's host for an exchange in two levels; nothing for one level.
-// Collective.
-std::vector<int> learner_hosts(const CommonOptions& o, Communicator& comm, const Logger& log) {
-  if (o.hosts.empty()) return {};
-  const std::vector<int> found = comm.hosts();
-  std::vector<int> hosts = found;
-  if (o.parsed.hosts > 0)
-    for (int r = 0; r < comm.size(); ++r)
-      hosts[static_cast<size_t>(r)] = NetModel{.hosts = o.parsed.hosts}.host_of(r, comm.size());
-  const std::vector<int> first = first_ranks(hosts);
-  if (first_ranks(found).size() > 1)
-    for (size_t r = 0; r < hosts.size(); ++r)
-      check(found[r] == found[static_cast<size_t>(first[static_cast<size_t>(hosts[r])])],
-            "--hosts ", o.hosts, ": learner ", r, " is on another host than learner ",
-            first[static_cast<size_t>(hosts[r])], "; expected auto");
-  const bool levels = first.size() > 1 && std::ssize(first) < comm.size();
-  if (log && levels)
-    log(concat("gradients: summed within each of ", first.size(),
-               " hosts, and exchanged between them"));
-  else if (log)
-    log(concat("--hosts ", o.hosts, ": the exchange has one level, since ",
-               first.size() > 1 ? "each learner is a host" : "all learners are on one host"));
-  return levels ? hosts : std::vector<int>{};
-}
-
 // Returns the bytes to each neighbour, and of what a learner with peers keeps (decentralized.h).
 ExchangePlan plan_innovations(const CommonOptions& o, const ParameterStore& store) {
   std::vector<int64_t> sizes;
@@ -194,6 +169,29 @@ ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store,
   }
   for (const auto& [name, x] : reducer->named_state()) plan.state += x.bytes();
   return plan;
+}
+
+std::vector<int> learner_hosts(const CommonOptions& o, Communicator& comm, const Logger& log) {
+  if (o.hosts.empty()) return {};
+  const std::vector<int> found = comm.hosts();
+  std::vector<int> hosts = found;
+  if (o.parsed.hosts > 0)
+    for (int r = 0; r < comm.size(); ++r)
+      hosts[static_cast<size_t>(r)] = NetModel{.hosts = o.parsed.hosts}.host_of(r, comm.size());
+  const std::vector<int> first = first_ranks(hosts);
+  if (first_ranks(found).size() > 1)
+    for (size_t r = 0; r < hosts.size(); ++r)
+      check(found[r] == found[static_cast<size_t>(first[static_cast<size_t>(hosts[r])])],
+            "--hosts ", o.hosts, ": learner ", r, " is on another host than learner ",
+            first[static_cast<size_t>(hosts[r])], "; expected auto");
+  const bool levels = first.size() > 1 && std::ssize(first) < comm.size();
+  if (log && levels)
+    log(concat("gradients: summed within each of ", first.size(),
+               " hosts, and exchanged between them"));
+  else if (log)
+    log(concat("--hosts ", o.hosts, ": the exchange has one level, since ",
+               first.size() > 1 ? "each learner is a host" : "all learners are on one host"));
+  return levels ? hosts : std::vector<int>{};
 }
 
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,

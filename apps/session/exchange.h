@@ -31,6 +31,10 @@ struct ExchangePlan {
 ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store,
                            const StepPlan& steps);
 
+// Returns the number of each learner's host for an exchange in two levels; nothing for one level.
+// Collective.
+std::vector<int> learner_hosts(const CommonOptions& o, Communicator& comm, const Logger& log);
+
 // Makes the optimizer of a learner. Logs what is compressed and when that starts, and writes
 // layer plans and choices to the folder. `others`: settings that are not options. The arguments
 // must outlive the optimizer. Throws as plan_exchange().

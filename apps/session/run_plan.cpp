@@ -51,10 +51,9 @@ void check_options(const CommonOptions& o) {
     check(!is_voting(o),
           "--hosts: topagg protects what each learner sends; sums within a host "
           "would be sent unprotected");
-    check(!compress.automatic && o.layerwise == "uniform" && o.plan.empty() && o.shadow == 0 &&
-              o.headroom == 0,
-          "--hosts: expected no --compress auto, --layerwise lgreco, --plan, --shadow or "
-          "--headroom, which are for an exchange between all learners");
+    check(!compress.automatic && o.layerwise == "uniform" && o.plan.empty() && o.shadow == 0,
+          "--hosts: expected no --compress auto, --layerwise lgreco, --plan or --shadow, which are "
+          "for an exchange between all learners");
   }
   if (!o.peers.empty()) {
     (void)Topology::parse(o.peers, o.parsed.learners.size);
