@@ -37,7 +37,7 @@ MatmulPlan make_plan(const Product& p) {
   const memory::desc b({p.k, p.n}, onednn_type(p.in),
                        p.packed ? tag::any : (p.transpose_b ? tag::ba : tag::ab));
   const memory::desc c({p.m, p.n}, onednn_type(p.out), tag::ab);
-  const dnnl::matmul::primitive_desc pd({a, b, c}, attributes_adding(p.beta), onednn().engine);
+  const auto pd = make_descriptor<dnnl::matmul::primitive_desc>(attributes_adding(p.beta), a, b, c);
   return {{dnnl::matmul(pd), pd.scratchpad_desc()}, a, pd.weights_desc(), c};
 }
 

@@ -30,6 +30,41 @@ dnnl::primitive_attr user_scratchpad();
 // Returns the same for a primitive that computes dst = result + beta * dst.
 dnnl::primitive_attr attributes_adding(float beta);
 
+// Makes the descriptor of a primitive from the parts of its operation's, which oneDNN 2 wants as
+// one object and oneDNN 3 one by one. That of a backward pass follows a forward pass.
+template <class Descriptor, class... Parts>
+Descriptor make_descriptor(const dnnl::primitive_attr& attributes, const Parts&... parts) {
+#if DNNL_VERSION_MAJOR >= 3
+  return Descriptor(onednn().engine, parts..., attributes);
+#else
+  return Descriptor({parts...}, attributes, onednn().engine);
+#endif
+}
+template <class Descriptor, class Forward, class... Parts>
+Descriptor make_backward_descriptor(const Forward& forward, const Parts&... parts) {
+#if DNNL_VERSION_MAJOR >= 3
+  return Descriptor(onednn().engine, parts..., forward, user_scratchpad());
+#else
+  return Descriptor({parts...}, user_scratchpad(), onednn().engine, forward);
+#endif
+}
+
+// The extents and the type of a tensor, by their names in either version.
+template <class Desc>
+dnnl::memory::dims dims_of(const Desc& desc) {
+  if constexpr (requires { desc.get_dims(); })
+    return desc.get_dims();
+  else
+    return desc.dims();
+}
+template <class Desc>
+dnnl::memory::data_type type_of(const Desc& desc) {
+  if constexpr (requires { desc.get_data_type(); })
+    return desc.get_data_type();
+  else
+    return desc.data_type();
+}
+
 // A primitive and the memory that it needs in addition to its arguments.
 struct Plan {
   dnnl::primitive primitive;

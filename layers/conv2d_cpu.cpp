@@ -18,10 +18,10 @@ using dnnl::memory;
 // was faster for every 3x3 stride-1 layer of at least 32 channels; with 16 channels, for the weight
 // gradient only. It needs fp32.
 bool prefer_winograd(const ConvProblem& p) {
-  const memory::dims w = p.w.dims(), y = p.y.dims();
+  const memory::dims w = dims_of(p.w), y = dims_of(p.y);
   if (w.size() != 4 || w[2] != 3 || w[3] != 3 || p.stride[0] != 1 || p.padding[0] != 1)
     return false;
-  if (p.x.data_type() != memory::data_type::f32) return false;
+  if (type_of(p.x) != memory::data_type::f32) return false;
   const int64_t channels = std::min(w[0], w[1]);
   if (y[2] < 4 || y[3] < 4) return false;
   return p.pass == ConvPass::backward_weight ? channels >= 16 : channels >= 32;
@@ -91,27 +91,25 @@ bool own_winograd(const Tensor& x, const Shape& w, const Conv2dOptions& o) {
 }  // namespace
 
 ConvPlan make_conv_plan(const ConvProblem& p, dnnl::algorithm algorithm) {
-  const dnnl::engine& engine = onednn().engine;
-  const dnnl::primitive_attr attributes = user_scratchpad();
-  const auto forward_pd = dnnl::convolution_forward::primitive_desc(
-      {dnnl::prop_kind::forward_training, algorithm, p.x, p.w, p.y, p.stride, p.padding, p.padding},
-      attributes, engine);
+  const auto forward_pd = make_descriptor<dnnl::convolution_forward::primitive_desc>(
+      user_scratchpad(), dnnl::prop_kind::forward_training, algorithm, p.x, p.w, p.y, p.stride,
+      p.padding, p.padding);
   if (p.pass == ConvPass::forward)
     return {{dnnl::convolution_forward(forward_pd), forward_pd.scratchpad_desc()},
             forward_pd.src_desc(),
             forward_pd.weights_desc(),
             forward_pd.dst_desc()};
   if (p.pass == ConvPass::backward_input) {
-    const auto pd = dnnl::convolution_backward_data::primitive_desc(
-        {algorithm, p.x, p.w, p.y, p.stride, p.padding, p.padding}, attributes, engine, forward_pd);
+    const auto pd = make_backward_descriptor<dnnl::convolution_backward_data::primitive_desc>(
+        forward_pd, algorithm, p.x, p.w, p.y, p.stride, p.padding, p.padding);
     return {{dnnl::convolution_backward_data(pd), pd.scratchpad_desc()},
             pd.diff_src_desc(),
             pd.weights_desc(),
             pd.diff_dst_desc()};
   }
-  const memory::desc w(p.w.dims(), memory::data_type::f32, memory::format_tag::any);
-  const auto pd = dnnl::convolution_backward_weights::primitive_desc(
-      {algorithm, p.x, w, p.y, p.stride, p.padding, p.padding}, attributes, engine, forward_pd);
+  const memory::desc w(dims_of(p.w), memory::data_type::f32, memory::format_tag::any);
+  const auto pd = make_backward_descriptor<dnnl::convolution_backward_weights::primitive_desc>(
+      forward_pd, algorithm, p.x, w, p.y, p.stride, p.padding, p.padding);
   return {{dnnl::convolution_backward_weights(pd), pd.scratchpad_desc()},
           pd.src_desc(),
           pd.diff_weights_desc(),

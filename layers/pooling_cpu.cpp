@@ -13,22 +13,32 @@ struct PoolPlan {
 
 PoolPlan make_plan(bool backward, PoolKind kind, const Tensor& x, const Tensor& y,
                    const PoolWindow& o) {
+  using Forward = dnnl::pooling_forward;
+  using Backward = dnnl::pooling_backward;
   const dnnl::memory::dims kernel = {o.kernel_h, o.kernel_w}, strides = {o.stride, o.stride},
                            pad = {o.padding, o.padding};
   const dnnl::algorithm algorithm = kind == PoolKind::max
                                         ? dnnl::algorithm::pooling_max
                                         : dnnl::algorithm::pooling_avg_include_padding;
-  const dnnl::engine& engine = onednn().engine;
-  const dnnl::pooling_forward::primitive_desc forward(
-      {dnnl::prop_kind::forward_training, algorithm, describe(x), describe(y), strides, kernel, pad,
-       pad},
-      user_scratchpad(), engine);
-  if (!backward)
-    return {{dnnl::pooling_forward(forward), forward.scratchpad_desc()}, forward.workspace_desc()};
-  const dnnl::pooling_backward::primitive_desc pd(
-      {algorithm, describe(x), describe(y), strides, kernel, pad, pad}, user_scratchpad(), engine,
-      forward);
-  return {{dnnl::pooling_backward(pd), pd.scratchpad_desc()}, forward.workspace_desc()};
+  // The extents of the windows: in oneDNN 3 with their dilation, of which 0 is none.
+  const auto with_windows = [&](const auto& f) {
+#if DNNL_VERSION_MAJOR >= 3
+    return f(strides, kernel, dnnl::memory::dims{0, 0}, pad, pad);
+#else
+    return f(strides, kernel, pad, pad);
+#endif
+  };
+  const auto forward = with_windows([&](const auto&... windows) {
+    return make_descriptor<Forward::primitive_desc>(user_scratchpad(),
+                                                    dnnl::prop_kind::forward_training, algorithm,
+                                                    describe(x), describe(y), windows...);
+  });
+  if (!backward) return {{Forward(forward), forward.scratchpad_desc()}, forward.workspace_desc()};
+  const auto pd = with_windows([&](const auto&... windows) {
+    return make_backward_descriptor<Backward::primitive_desc>(forward, algorithm, describe(x),
+                                                              describe(y), windows...);
+  });
+  return {{Backward(pd), pd.scratchpad_desc()}, forward.workspace_desc()};
 }
 
 const PoolPlan& pool_plan(bool backward, PoolKind kind, const Tensor& x, const Tensor& y,

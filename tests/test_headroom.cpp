@@ -119,8 +119,9 @@ TEST_CASE("headroom: the verdict follows from the steps") {
 
   // Two levels: of the model's parties each is a host.
   h.hosts = 2;
-  CHECK(describe_headroom(h).starts_with("4 learners on 2 hosts; links of 1.000 ms and 80 Mbit/s "
-                                         "between them as"));
+  CHECK(
+      describe_headroom(h).starts_with("4 learners on 2 hosts; links of 1.000 ms and 80 Mbit/s "
+                                       "between them as"));
   const auto levels = nlohmann::json::parse(headroom_json(h));
   CHECK(levels["hosts"] == 2);
   CHECK(levels["model"].size() == 4 * 6 * 2);

@@ -61,9 +61,9 @@ double multiply_add_rate(Clock clock) {
 double gemm_rate(Clock clock, DType dtype) {
   using dnnl::memory;
   constexpr int64_t kGemm = 2048;
-  const dnnl::engine& engine = cpu::onednn().engine;
   const memory::desc any({kGemm, kGemm}, cpu::onednn_type(dtype), memory::format_tag::any);
-  const dnnl::matmul::primitive_desc pd({any, any, any}, cpu::user_scratchpad(), engine);
+  const auto pd =
+      cpu::make_descriptor<dnnl::matmul::primitive_desc>(cpu::user_scratchpad(), any, any, any);
   const cpu::Plan plan = {dnnl::matmul(pd), pd.scratchpad_desc()};
   const auto zeros = [](const memory::desc& desc) {
     return Tensor::zeros({static_cast<int64_t>(desc.get_size())}, DType::u8);
