@@ -31,7 +31,8 @@ dnnl::primitive_attr user_scratchpad();
 dnnl::primitive_attr attributes_adding(float beta);
 
 // Makes the descriptor of a primitive from the parts of its operation's, which oneDNN 2 wants as
-// one object and oneDNN 3 one by one. That of a backward pass follows a forward pass.
+// one object and oneDNN 3 one by one. A backward pass takes the forward pass's descriptor as a
+// hint.
 template <class Descriptor, class... Parts>
 Descriptor make_descriptor(const dnnl::primitive_attr& attributes, const Parts&... parts) {
 #if DNNL_VERSION_MAJOR >= 3

@@ -43,9 +43,8 @@ class BatchFeed {
   int64_t batches_in_step(int64_t step) const { return epoch_.batches_in_step(step); }
   // Call it after the step on the current batch has been started, and before anything waits for
   // that. Copies the next batch to the GPU if memory suffices and the loader has it before the step
-  // has ended; on a CPU does nothing and returns false. Waits for the copy and,
-  // until the step has ended, for the loader. Returns whether the next batch, or its error, is
-  // available.
+  // has ended; on a CPU does nothing and returns false. Waits for the copy and, until the step has
+  // ended, for the loader. Returns whether the next batch, or its error, is available.
   bool prefetch();
 
  private:

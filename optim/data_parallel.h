@@ -116,7 +116,8 @@ class DataParallelOptimizer : public LearnerOptimizer {
   int64_t dense_bytes() const override;
   const Optimizer& optimizer() const override { return optimizer_; }
   size_t buckets() const { return buckets_.size(); }
-  // Returns that of the exchange: with hosts the one between them, null where this rank has none.
+  // Returns the communicator of the exchange: with hosts the one between them, null on ranks that
+  // have none.
   const Communicator* exchanging() const {
     if (levels_ == nullptr) return &comm_;
     return levels_->first() ? &levels_->between() : nullptr;

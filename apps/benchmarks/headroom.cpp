@@ -115,11 +115,17 @@ class Measurement {
   Measurement(const CommonOptions& o, ParameterStore& store, Communicator& comm,
               const StepPlan& plan, const std::function<Var(Tape&)>& forward)
       : o_(o), own_(after_ramp(o)), store_(store), comm_(comm), plan_(plan), forward_(forward) {
-    const std::vector<int> hosts = learner_hosts(o, comm, {});
+    const bool speaks = comm.rank() == 0 && !o.quiet;
+    const Logger log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+    const std::vector<int> hosts = learner_hosts(o, comm, speaks ? log : Logger{});
     if (hosts.empty()) return;
     const std::vector<int> first = first_ranks(hosts);
     hosts_ = to_int(first.size());
     if (std::ranges::find(first, comm.rank()) != first.end()) between_ = make_group(comm, first);
+    std::vector<int> mine;
+    for (int r = 0; r < comm.size(); ++r)
+      if (hosts[to_size(r)] == hosts[to_size(comm.rank())]) mine.push_back(r);
+    within_ = make_group(comm, mine, /*patient=*/true);
   }
 
   Headroom run() {
@@ -129,6 +135,7 @@ class Measurement {
     out.hosts = hosts_;
     out.net = o_.headroom_net;
     if (Communicator* all = exchanging()) out.link = measure_link(*all);
+    if (within_ != nullptr) within_->barrier();  // on a slow link that took longer than any message
     std::vector<std::string> names = {"", "none"};
     if (own_ != "none") names.push_back(own_);
     for (const std::string& name : kCandidates)
@@ -162,7 +169,8 @@ class Measurement {
   }
 
  private:
-  // Returns the ranks that exchange, with one of each host if that has two levels; null elsewhere.
+  // Returns the communicator of the ranks that exchange, with two levels the first of each host;
+  // null on the others.
   Communicator* exchanging() { return hosts_ == 0 ? &comm_ : between_.get(); }
 
   // Measures one step that is not counted, and then `steps` that are added to `sum`.
@@ -279,6 +287,7 @@ class Measurement {
   const StepPlan& plan_;
   const std::function<Var(Tape&)>& forward_;
   int hosts_ = 0;
+  std::unique_ptr<Communicator> within_;                           // with two levels
   std::unique_ptr<Communicator> between_;                          // of the first rank of each host
   std::map<std::string, std::vector<std::vector<double>>> steps_;  // by exchange, see times_of()
 };

@@ -23,7 +23,8 @@ struct CollectiveCalls {
 using BucketCollectives = std::map<std::string, CollectiveCalls>;
 
 // Measured steps with one kind of exchange. Times are means of the middle half of all steps, and
-// over ranks.
+// over the ranks that exchange: with two levels the first of each host, and "ranks" below are
+// hosts.
 struct ExchangeProfile {
   std::string compress = {};  // "none", "scalecom:rate=100"; empty: no exchange
   int64_t steps = 0;          // measured

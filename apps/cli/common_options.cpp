@@ -238,7 +238,8 @@ void add_action_flags(FlagTable& flags, CommonOptions& o) {
             "costs and what compression can save",
             at_most(1e6), otherwise("0: train"), not_saved);
   flags.add("headroom-net", &o.headroom_net, "MODEL",
-            "one more network for the model of --headroom, written as for --net: 25gbit,5us",
+            "one more network for the model of --headroom, between hosts if there are --hosts, "
+            "written as for --net: 25gbit,5us",
             otherwise("none"), not_saved);
   flags.add("config", &o.config, "FILE",
             "read flags from a TOML file, one per line, without the dashes", not_saved);

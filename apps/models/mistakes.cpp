@@ -18,8 +18,9 @@ namespace {
 void append_picture(const Augmentation& seen, const Image& image, int side,
                     std::vector<uint8_t>& sheet) {
   const int shorter = std::min(image.width, image.height);
+  const int64_t resized = std::lround(to_float(seen.size) * seen.resize);
   const int window = seen.crop == Crop::center
-                         ? std::max(1, to_int(std::lround(to_float(shorter) / seen.resize)))
+                         ? std::max(1, to_int(int64_t{shorter} * seen.size / resized))
                          : shorter;
   const Box box{(image.width - window) / 2, (image.height - window) / 2, window, window};
   const size_t old = sheet.size();
