@@ -73,7 +73,7 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
   Tensor output = Tensor::empty_like(input);
   training ? HEDDLE_DISPATCH(device, batchnorm_statistics(input, affine))
            : HEDDLE_DISPATCH(device, batchnorm_affine(affine));
-  const Tensor signs =
+  const Tensor of_output =
       HEDDLE_DISPATCH(device, batchnorm_apply(input, scale, shift, residual, fusion.relu, output,
                                               training ? &running : nullptr));
   const Var skip = fusion.residual ? *fusion.residual : Var();
@@ -83,7 +83,7 @@ Var batchnorm2d(Tape& tape, const Var& x, const BatchNorm2d& norm, const BatchNo
     return y;
   }
   // Without a residual the sign of ReLU's input follows from x.
-  const Tensor kept = residual.defined() && fusion.relu ? signs : Tensor{};
+  const Tensor kept = residual.defined() && fusion.relu ? of_output : Tensor{};
   Parameter &weight = *norm.weight, &bias = *norm.bias;
   tape.record(weight.name, y, {&weight, &bias},
               [x, skip, kept, mean, invstd, scale, shift, &weight, &bias, relu = fusion.relu,

@@ -238,13 +238,12 @@ __global__ void __launch_bounds__(kBlock, kResident)
       });
 }
 
-// Inputs of the backward pass. signs, with that many values in a byte, is null where the sign of
-// ReLU's input follows from x.
+// Inputs of the backward pass. signs: of apply(); null where ReLU's sign follows from x.
 template <class T>
 struct Operands {
   const T *x, *dy, *dy2;
   const uint8_t* signs;
-  int64_t per_byte;  // kPack, if that is not 1
+  int64_t per_byte;  // values in a byte of signs: kPack, unless that is 1
   const float *mean, *scale, *shift;
   bool relu;
 };
@@ -278,7 +277,7 @@ struct Loaded {
       out.signs = a.signs[place / kPack];
     return out;
   }
-  // Returns value i of the gradient before ReLU, where y > 0.
+  // Returns value i of the gradient before ReLU: 0 where y is not above 0.
   __device__ float masked(const Operands<T>& a, const ChannelConstants<kPack>& c, int i) const {
     const float g = a.dy2 != nullptr ? dy[i] + dy2[i] : dy[i];
     if (a.signs != nullptr) return (signs >> i & 1) != 0 ? g : 0.0f;
@@ -440,8 +439,7 @@ void batchnorm_backward(const BatchNormBackward& a) {
            line.data<float>());
     if (a.dz.defined()) {  // the masked gradient was stored
       operands.dy = a.dz.data<T>();
-      operands.dy2 = nullptr;
-      operands.signs = nullptr;
+      operands.dy2 = nullptr, operands.signs = nullptr;
       operands.relu = false;
     }
     launch("batch norm: input gradient", input_gradient<T, kPack>, blocks_of(cut), kBlock, operands,

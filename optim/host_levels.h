@@ -42,6 +42,8 @@ class HostLevels {
   // As in Communicator, for both levels.
   void set_tag(const std::string& tag, int64_t step);
 
+  // Blocks until all ranks of this host have called it, for however long that takes.
+  void wait_within() { within_->barrier(); }
   // Sums the bucket over the ranks of this host, in place.
   void sum_within(const GradientBucket& bucket, Ledger& ledger);
   // Copies the bucket of the host's first rank to its other ranks, with its `finite`, which it

@@ -12,12 +12,12 @@
 
 #include "apps/cli/program.h"
 #include "apps/session/exchange.h"
-#include "comm/group.h"
 #include "comm/threads.h"
 #include "core/error.h"
 #include "core/streams.h"
 #include "core/trace.h"
 #include "optim/data_parallel.h"
+#include "optim/host_levels.h"
 
 namespace heddle {
 namespace {
@@ -118,24 +118,18 @@ class Measurement {
     const bool speaks = comm.rank() == 0 && !o.quiet;
     const Logger log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
     const std::vector<int> hosts = learner_hosts(o, comm, speaks ? log : Logger{});
-    if (hosts.empty()) return;
-    const std::vector<int> first = first_ranks(hosts);
-    hosts_ = to_int(first.size());
-    if (std::ranges::find(first, comm.rank()) != first.end()) between_ = make_group(comm, first);
-    std::vector<int> mine;
-    for (int r = 0; r < comm.size(); ++r)
-      if (hosts[to_size(r)] == hosts[to_size(comm.rank())]) mine.push_back(r);
-    within_ = make_group(comm, mine, /*patient=*/true);
+    if (!hosts.empty()) levels_ = std::make_unique<HostLevels>(comm, hosts);
   }
 
   Headroom run() {
     Headroom out;
     const ProcessorTicks before = processor_ticks();
     out.learners = comm_.size();
-    out.hosts = hosts_;
+    out.hosts = levels_ == nullptr ? 0 : levels_->hosts();
     out.net = o_.headroom_net;
     if (Communicator* all = exchanging()) out.link = measure_link(*all);
-    if (within_ != nullptr) within_->barrier();  // on a slow link that took longer than any message
+    if (levels_ != nullptr)
+      levels_->wait_within();  // on a slow link that took longer than any message
     std::vector<std::string> names = {"", "none"};
     if (own_ != "none") names.push_back(own_);
     for (const std::string& name : kCandidates)
@@ -171,7 +165,10 @@ class Measurement {
  private:
   // Returns the communicator of the ranks that exchange, with two levels the first of each host;
   // null on the others.
-  Communicator* exchanging() { return hosts_ == 0 ? &comm_ : between_.get(); }
+  Communicator* exchanging() {
+    if (levels_ == nullptr) return &comm_;
+    return levels_->first() ? &levels_->between() : nullptr;
+  }
 
   // Measures one step that is not counted, and then `steps` that are added to `sum`.
   void measure(ExchangeProfile& sum, int steps) {
@@ -286,9 +283,7 @@ class Measurement {
   Communicator& comm_;
   const StepPlan& plan_;
   const std::function<Var(Tape&)>& forward_;
-  int hosts_ = 0;
-  std::unique_ptr<Communicator> within_;                           // with two levels
-  std::unique_ptr<Communicator> between_;                          // of the first rank of each host
+  std::unique_ptr<HostLevels> levels_;                             // null with one level
   std::map<std::string, std::vector<std::vector<double>>> steps_;  // by exchange, see times_of()
 };
 
