@@ -53,7 +53,7 @@ struct GradCheckOptions {
   // Slope of the numeric gradient over the analytic one, over all elements: a factor that is wrong
   // by 1 % shows here even where single elements are noisy. Measured: up to 8e-4.
   double slope_tolerance = 2e-3;
-  int samples = 32;          // elements per tensor
+  int samples = 32;          // elements per tensor; at most HEDDLE_GRADCHECK_SAMPLES
   double max_skipped = 0.0;  // share of elements that may lie at a kink or drown in rounding
   double first_step = 0.5;   // the largest step of the differences
   TapeOptions tape = {};
@@ -74,9 +74,10 @@ class GradCheck {
 
  private:
   std::vector<float> output();
-  // d loss / d values[i] by central differences; false when no step size gives a trustworthy value.
-  bool differentiate(const Tensor& values, int64_t i, float centre, double scale,
-                     double* derivative);
+  // d loss / d values[i] by central differences around the output `middle`; false when no step size
+  // gives a trustworthy value.
+  bool differentiate(const Tensor& values, int64_t i, float centre,
+                     const std::vector<float>& middle, double scale, double* derivative);
   void check_accumulation(const Gradients& expected);
   void check_tensor(const std::string& name, const Tensor& values,
                     const std::vector<float>& gradient);
