@@ -83,9 +83,9 @@ WeightsFile::WeightsFile(const std::string& path, const std::string& head)
     std::string ours = wrapped ? name.substr(parallel.size()) : name;
     if (!head.empty() && ours.starts_with(head + ".")) ours = "fc" + ours.substr(head.size());
     check(names_.emplace(ours, name).second, file_.path(), ": two tensors would be named ",
-          printable(ours), ", one of them because of --head ", printable(head));
+          printable(ours), ", one of them because of the head ", printable(head));
   }
-  check(head.empty() || has("fc.weight"), "--head ", printable(head), ": expected a tensor ",
+  check(head.empty() || has("fc.weight"), "head ", printable(head), ": expected a tensor ",
         printable(head), ".weight in ", file_.path(), ", found none");
 }
 
