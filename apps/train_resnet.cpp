@@ -238,6 +238,10 @@ int run_rank(const Job& job, Communicator& started) {
           "--dp-anyway to train all the same");
   if (!o.init.empty()) load_initial(o, learner.store);
   learner.announce(describe(o, learner.store, job.data, job.valid, learner.comm));
+  const int64_t step_images = o.batch_size * learner.comm.size();
+  if (o.training && o.dp.unit != "group" && step_images > job.data.set->size())
+    learner.announce(concat("a step would need ", step_images, " images, and there are ",
+                            job.data.set->size(), ": every step takes all of them"));
   if (o.dry_run) {
     if (learner.is_first())
       print(describe_plan(o, learner.context, model, learner.store,
@@ -293,7 +297,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   const ResnetCard card = make_card(o, loaded, valid.set.get(), o.training);
   if (continues_weights(o))
     data.transform.normalization = valid.transform.normalization = card.normalization;
-  if (!o.training && o.evaluate) prepare_evaluation(o, loaded, card, valid);
+  if (!o.training && o.evaluate) prepare_evaluation(o, loaded, card, flags.given("data"), valid);
   const Job job{o, flags, arguments, card, data, valid};
   return start_learners(o, [&](Communicator& comm) { return run_rank(job, comm); });
 }

@@ -75,8 +75,7 @@ CompressSpec parse_innovation(const std::string& text) {
   if (code == codes().end()) {
     std::vector<std::string> known;
     for (const Code& each : codes()) known.push_back(each.name);
-    throw InputError(concat("innovation: \"", name, "\" is not known; the nearest is ",
-                            nearest_name(name, known)));
+    throw InputError(concat("innovation: \"", name, "\" is not known; ", suggestion(name, known)));
   }
   CompressSpec spec{name};
   if (colon == text.size())

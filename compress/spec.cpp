@@ -30,9 +30,8 @@ const typename Table::value_type& find_row(const Table& table, const std::string
     if (row.name == name) return row;
     known.push_back(row.name);
   }
-  throw InputError(concat(
-      where, ": \"", name, "\" is not known; ",
-      known.empty() ? "nothing is expected here" : "the nearest is " + nearest_name(name, known)));
+  throw InputError(concat(where, ": \"", name, "\" is not known; ",
+                          known.empty() ? "nothing is expected here" : suggestion(name, known)));
 }
 
 std::string allowed(const SpecKey& key) {

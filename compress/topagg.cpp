@@ -79,8 +79,8 @@ std::vector<PayloadPart> parts_of(const GradientBucket& bucket, int bits) {
 std::vector<TopAgg::Layer> TopAgg::layers_of(const ReducerSetup& setup) {
   check(setup.store.buffers().empty(), "topagg: the network keeps running statistics (",
         setup.store.buffers().empty() ? "" : setup.store.buffers().front().name,
-        "), which would be revealed without noise; train one without batch norm, or freeze its "
-        "batch norms");
+        "), which would be revealed without noise; train one without batch norm (train_resnet: "
+        "--arch cnn), or freeze its batch norms");
   check(setup.options.dense_layers.empty(),
         "topagg votes on every layer: dense ones would be revealed without noise");
   std::vector<Layer> layers;

@@ -39,4 +39,13 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
   return best;
 }
 
+std::string suggestion(const std::string& name, const std::vector<std::string>& known) {
+  const std::string best = nearest_name(name, known);
+  if (best.starts_with(name) || 2 * edit_distance(name, best) < to_int(name.size()))
+    return "the nearest is " + best;
+  std::string all = "known are";
+  for (const std::string& each : known) all += (&each == known.data() ? " " : ", ") + each;
+  return all;
+}
+
 }  // namespace heddle

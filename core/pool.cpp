@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <iterator>
+#include <limits>
+#include <string>
 
 #include "core/error.h"
 
@@ -50,7 +53,7 @@ void* map_pages(size_t bytes) {
   return aligned;
 }
 
-// Returns what the GPU has free and how to need less; empty for the CPU.
+// Returns what is left, and how to need less.
 std::string advice(Device device) {
 #ifdef HEDDLE_CUDA
   size_t left = 0, all = 0;
@@ -58,11 +61,23 @@ std::string advice(Device device) {
     return concat("; ", left >> 20, " of the card's ", all >> 20,
                   " MiB are free: lower --batch-size, or use --precision bf16");
 #endif
-  (void)device;
-  return "";
+  return device.is_cuda() ? ""
+                          : concat("; ", available_memory() >> 20,
+                                   " MiB are left on this machine: lower --batch-size, or train "
+                                   "with fewer learners here");
 }
 
 }  // namespace
+
+int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  int64_t kib = 0, available = 0, swap = 0;
+  for (std::string name, unit; file >> name >> kib && std::getline(file, unit);) {
+    if (name == "MemAvailable:") available = kib;
+    if (name == "SwapFree:") swap = kib;
+  }
+  return available > 0 ? (available + swap) << 10 : std::numeric_limits<int64_t>::max();
+}
 
 Pool::Pool(Device device, bool caching, bool pinned)
     : device_(device), caching_(caching), pinned_(pinned) {}
@@ -81,6 +96,7 @@ void* Pool::take(size_t bytes) const {
 #ifdef HEDDLE_CUDA
   if (device_.is_cuda() || pinned_) return cuda_allocate(device_.is_cuda(), bytes);
 #endif
+  if (bytes >= kMinSegment && bytes > static_cast<size_t>(available_memory())) return nullptr;
   if (caching_) return map_pages(bytes);
   void* p = nullptr;
   return posix_memalign(&p, kAlign, bytes) == 0 ? p : nullptr;

@@ -23,6 +23,10 @@
 
 namespace heddle {
 
+// Returns the bytes of memory, swap included, that programs of this machine can still get; the
+// largest number if the system does not say. A control group's limit is not considered.
+int64_t available_memory();
+
 class Pool {
  public:
   // pinned: host memory that GPUs read at full speed, in a build with CUDA.
@@ -34,8 +38,8 @@ class Pool {
   static bool keeps_blocks();  // unless HEDDLE_NO_POOL is set
 
   // Returns at least `bytes` bytes, 256-byte aligned and uninitialised, never null. Throws Error
-  // when memory is exhausted. On a GPU the block may still be in use by earlier work of the same
-  // stream.
+  // when memory is exhausted, on a CPU before the system would kill a process for it. On a GPU the
+  // block may still be in use by earlier work of the same stream.
   void* allocate(size_t bytes);
   void release(void* block) noexcept;  // a block of allocate(), once
   // Returns segments without a used block to the system.

@@ -64,10 +64,12 @@ class Var {
   std::shared_ptr<Slot> slot_;
 };
 
+constexpr uint64_t kNoStep = ~uint64_t{0};
+
 struct TapeOptions {
   bool training = true;      // false: nothing is recorded, batch norm uses running statistics
   uint64_t seed = 0;         // for dropout
-  uint64_t step = 0;         // for dropout
+  uint64_t step = kNoStep;   // for dropout, which refuses a tape that does not know it
   int64_t first_sample = 0;  // of this batch within the global batch, for dropout
   // i64 (2) on the device, {step, first_sample}: replaces both, read by the kernels themselves, for
   // steps that are recorded once and replayed (core/step_graph.h).

@@ -92,6 +92,9 @@ Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
   if (!tape.training() || p == 0.0f) return x;
   TraceRange range("forward", "dropout");
   const TapeOptions& options = tape.options();
+  check(options.step != kNoStep || options.counters.defined(),
+        "dropout: the tape does not know its step, and every step would drop the same elements; "
+        "make it with Tape tape({.step = step})");
   const DropoutKey key{.p = p,
                        .seed = options.seed,
                        .step = options.step,

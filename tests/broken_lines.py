@@ -432,7 +432,7 @@ BREAKS = [
     ("rate=0 is accepted", "compress/families.cpp", '{{.name = "rate", .initial = 100, .low = 1,',
      '{{.name = "rate", .initial = 100, .low = 0,', "test_compress", "spec: defaults, canonical*"),
     ("bits=9 is accepted", "compress/families.cpp", ".low = 2, .high = 8,", ".low = 2, .high = 16,", "test_compress", "spec: defaults, canonical*"),
-    ("the first name is suggested as the nearest", "compress/spec.cpp", "nearest_name(name, known)", "known.front()",
+    ("the first name is suggested as the nearest", "core/names.cpp", "nearest_name(name, known);", "known.front();",
      "test_compress", "spec: defaults, canonical*"),
     ("a plan for a different network is accepted", "apps/session/layer_plan.cpp", "check(elements == here && here > 0,", "check(here >= 0,",
      "test_apps", "layer plan: refused for*"),

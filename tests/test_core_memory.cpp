@@ -77,6 +77,13 @@ TEST_CASE("Pool: blocks never overlap, freed neighbours are merged") {
   CHECK(pool.allocate(0) != nullptr);
   CHECK_THROWS_AS(pool.allocate(std::numeric_limits<size_t>::max()), Error);
   CHECK_THROWS_AS(pool.allocate((size_t{1} << 47) + 1), Error);
+  // More than the machine has: the system would grant the pages, and kill the process that uses
+  // them.
+  CHECK(available_memory() > 0);
+  CHECK(available_memory() < int64_t{1} << 46);
+  const auto more = static_cast<size_t>(available_memory()) + (size_t{1} << 36);
+  CHECK_THROWS_WITH_AS(pool.allocate(more), doctest::Contains("MiB are left on this machine"),
+                       Error);
 }
 
 TEST_CASE("Pool: unused segments are released") {

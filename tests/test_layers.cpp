@@ -252,6 +252,8 @@ TEST_CASE("dropout: mask from the key, mean preserved, gradients, evaluation") {
     CHECK(run(options, large) == alone);
   }
   check_half({random_tensor({4, 50}, 1, Layout::plain, 1.0f, DType::bf16)}, network, 1e-2);
+  Tape unaware;  // of its step: the same elements would be dropped in every step
+  CHECK_THROWS_AS(dropout(unaware, leaf, 0.5f), InputError);
   CHECK_THROWS_AS(dropout(tape, leaf, 1.0f), InputError);
   CHECK_THROWS_AS(dropout(tape, leaf, 0.5f, x.shape().rank()), InputError);
   CHECK_THROWS_AS(

@@ -126,8 +126,9 @@ for key in valid_loss valid_acc1 valid_acc5; do
   [ "$(json a.json $key)" = "$(json e.json $key)" ] ||
     fail "$key after loading: $(json e.json $key) instead of $(json a.json $key)"
 done
-"$program" --batch-size 16 --evaluate --init a >/dev/null 2>other || fail '--evaluate on other data'
+"$program" --data shapes --batch-size 16 --evaluate --init a >/dev/null 2>other || fail '--evaluate on other data'
 grep -q '/a .*(.*, …).* shapes (' other || fail "other classes: $(cat other)"
+bad 'other classes .*--data' --batch-size 16 --evaluate --init a
 "$program" --batch-size 16 --evaluate >/dev/null 2>untrained || fail '--evaluate without weights'
 grep -q -e '--init' untrained || fail "untrained weights: $(cat untrained)"
 [ "$("$program" --init a --predict good.png good.png --quiet | grep -c '%')" = 10 ] ||
@@ -229,6 +230,8 @@ for words in '--precision b' '--precision = b'; do
   # shellcheck disable=SC2086
   [ "$(complete_words $words)" = bf16 ] || fail "completion: $words gives $(complete_words $words)"
 done
+[ "$(complete_words --compress scal)" = scalecom ] || fail "completion: --compress scal gives $(complete_words --compress scal)"
+"$program" --help | grep -x '[A-Z].*:' | sort | uniq -d | grep . && fail '--help has a group twice'
 [ -z "$(complete_words --batch-size -)" ] || fail 'completion: a flag instead of a number'
 if command -v zsh >/dev/null; then
   "$program" --completion zsh >_train_resnet
@@ -258,6 +261,12 @@ fi
 "$program" --data cifar-11 --quiet 2>err; [ $? = 2 ] && ! grep -q md5 err || fail "a set that nobody knows: $(cat err)"
 "$program" --data cifar --dry-run --quiet --json >plan && [ "$(json plan parameters)" = 269722 ] || fail "--dry-run: $(cat plan)"
 "$program" --data cifar --dry-run --quiet | grep -q '^exchange' && fail '--dry-run of a dense run has an exchange'
+# A batch that the data do not fill, and one that the memory does not hold.
+"$program" --learners 4 --batch-size 5000 --arch cnn --image-size 8 --dry-run >plan 2>plan.err || fail "--dry-run: $(cat plan.err)"
+grep -q '^steps .* 3750 images each$' plan && grep -q '20000 images.* 15000' plan.err && grep -q '^peak .* for 4 learners$' plan ||
+  fail "a batch larger than the data: $(cat plan plan.err)"
+"$program" --batch-size 1000000 --arch resnet152 --image-size 224 --dry-run --quiet | grep -q '^too much: .*memory left$' ||
+  fail '--dry-run: too little memory'
 "$program" --data cifar --dry-run --quiet --compress powersgd:rank=1 --learners 2 >plan || fail "--dry-run: $(cat plan)"
 grep -Eq '^exchange .* 18 .*powersgd:rank=1$' plan && grep -q '^residuals ' plan || fail "--dry-run: $(cat plan)"
 "$program" --data cifar --dry-run --quiet --compress auto --learners 2 | grep -q 'scalecom:rate=100' ||

@@ -40,6 +40,8 @@ twelve() {
   done
   wait $pid; code=$?
   [ $code = 75 ] || fail "$name: exit code $code instead of 75: $(tail -3 on.err)"
+  [ "$name" = mpi ] || [ "$(grep -c '^stopping after this step' on.err)" = 1 ] || fail "$name: no answer to the signal: $(tail -3 on.err)"
+  grep -q "; --config .*/on/config.toml --output-dir .*/on --resume auto resumes it" on.err || fail "$name: how to resume: $(tail -1 on.err)"
   [ -e on/model.safetensors ] && fail "$name: it had ended before the signals"
   "$@" --output-dir "$work/on" --resume auto >on.out 2>on.err || fail "$name: resume: $(tail -2 on.err)"
   cmp -s "$name/model.safetensors" on/model.safetensors || fail "$name: the resumed run has different weights"

@@ -136,7 +136,7 @@ std::vector<double> train(const Options& o, const Graph& graph, Source& source, 
     if (step == 0) source.sample_ms.clear(), source.fetch_ms.clear();
     const Batch batch = source.draw(std::max<int64_t>(step, 0));
     const double begin = steady_seconds();
-    Tape tape;
+    Tape tape({.step = 0});
     const Var loss =
         softmax_cross_entropy(tape, model.forward(tape, batch.x, batch.sampled.mix), batch.labels);
     (void)loss.value().item();

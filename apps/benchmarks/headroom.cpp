@@ -222,7 +222,7 @@ class Measurement {
   double step(DataParallelOptimizer& optimizer, const StepRecorder& recorder) {
     double backward_s = 0;
     for (int64_t micro = 0; micro < o_.accumulate; ++micro) {
-      Tape tape({.training = true, .seed = static_cast<uint64_t>(o_.seed)});
+      Tape tape({.training = true, .seed = static_cast<uint64_t>(o_.seed), .step = 0});
       const Var loss = forward_(tape);
       optimizer.begin_step(0);
       tape.backward(

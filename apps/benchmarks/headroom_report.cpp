@@ -126,7 +126,7 @@ std::string model_table(const Headroom& h) {
 std::string describe_headroom(const Headroom& h) {
   const std::string where = h.hosts > 0 ? concat(" on ", h.hosts, " hosts") : "";
   return concat(h.learners, " learners", where, "; links of ", decimals(1e3 * h.link.latency_s, 3),
-                " ms and ", decimals(mbit(h.link), mbit(h.link) < 10 ? 2 : 0), " Mbit/s ",
+                " ms and ", significant(mbit(h.link), 3), " Mbit/s ",
                 h.hosts > 0 ? "between them " : "", "as all-reduces see them\n\n",
                 measured_table(h), '\n', verdict(h), disturbance(h), '\n', model_table(h));
 }

@@ -63,7 +63,7 @@ Saver::Saver(const CommonOptions& o, const SaverOptions& options, LearnerOptimiz
       every_(o.parsed.save_every.steps(options.steps_per_epoch)),
       ahead_(o.parsed.save_every.epochs ? options.ahead : 0),
       folder_(shared_folder(options, optimizer)),
-      again_(o.output_dir.empty() ? "--resume " + folder_ : "--resume auto"),
+      again_(concat("--config ", folder_, "/config.toml --output-dir ", folder_, " --resume auto")),
       last_(options.start == nullptr ? "" : options.start->path),
       writer_(std::make_unique<CheckpointWriter>(
           folder_, options.rank,

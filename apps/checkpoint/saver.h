@@ -64,7 +64,7 @@ class Saver {
   int failures_ = 0;                   // in a row
   bool due_ = false;                   // a save was postponed, as its step was not valid
   int64_t sealing_ = -1;               // the step whose checkpoint is being sealed
-  std::string folder_, again_, last_;  // again_: the flag that resumes the run
+  std::string folder_, again_, last_;  // again_: the flags that resume the run
   std::string why_;                    // why the last save failed
   std::unique_ptr<CheckpointWriter> writer_;
 };

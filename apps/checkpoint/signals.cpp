@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <thread>
 
 namespace heddle {
@@ -18,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSameRequest = std::chrono::milliseconds(500);
 
 std::atomic<bool> caught = false, received = false;
+std::atomic<const char*> answer = "";
 
 sigset_t set_of(std::initializer_list<int> numbers) {
   sigset_t set;
@@ -40,10 +42,12 @@ void receive_signals(sigset_t signals) {
     int number = 0;
     if (sigwait(&signals, &number) != 0) continue;
     if (!caught) die_from(number);
-    if (!received.exchange(true))
+    if (!received.exchange(true)) {
       first = Clock::now();
-    else if (Clock::now() - first > kSameRequest)
+      std::fputs(answer, stderr);
+    } else if (Clock::now() - first > kSameRequest) {
       _exit(128 + number);  // as a shell reports a death by signal
+    }
   }
 }
 
@@ -58,7 +62,10 @@ void watch_signals() {
   std::thread(receive_signals, signals).detach();
 }
 
-void catch_signals() { caught = true; }
+void catch_signals(const char* note) {
+  answer = note;
+  caught = true;
+}
 
 bool signal_received() { return received; }
 

@@ -17,8 +17,9 @@ namespace heddle {
 // the program started (nohup) stays ignored. Called once, before any other thread exists.
 void watch_signals();
 
-// Turns signals into requests to stop, from now until the process ends. Any thread.
-void catch_signals();
+// Turns signals into requests to stop, from now until the process ends. The first one writes the
+// note to stderr. Any thread.
+void catch_signals(const char* note = "");
 
 // Returns whether one has arrived since catch_signals(). Any thread.
 bool signal_received();

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "comm/launch.h"
+#include "compress/families.h"
 #include "core/error.h"
 #include "core/parallel.h"
 
@@ -19,6 +20,12 @@ constexpr int64_t kMaxBatch = 1 << 20;
 const std::vector<std::string> kOptimizers = {"sgd", "adam", "adamw"};
 const std::vector<std::string> kSchedules = {"constant", "step",     "multistep",
                                              "cosine",   "onecycle", "plateau"};
+
+std::vector<std::string> compressor_names() {
+  std::vector<std::string> out = {"auto"};
+  for (const Family& family : families()) out.push_back(family.name);
+  return out;
+}
 
 void add_machine_flags(FlagTable& flags, CommonOptions& o) {
   flags.group("Data and machine");
@@ -81,7 +88,8 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             "randomk:density=0.01, scalecom:rate=100,beta=1,select=chunk,ramp=0,values=fp32, "
             "adacomp:bin=auto,factor=2,scale=layer, lgc:density=0.001,train=300, "
             "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
-            "each bucket dense or compressed, whichever is measured to be faster");
+            "each bucket dense or compressed, whichever is measured to be faster",
+            such_as(compressor_names()));
   flags.add("compress-start", &o.compress_start, "STEPS",
             "number of initial steps whose gradients are exchanged dense", at_least(-1),
             otherwise("one epoch, at most 5 % of the run, at least 100 steps"));
@@ -112,11 +120,13 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
       "each learner has weights of its own and exchanges with its neighbours only, in a ring, "
       "complete, star, exp, torus:RxC, er:p=0.4,seed=1, or the graph of a file with lines "
       "'rank: neighbours'",
-      otherwise("none: gradients are summed over all learners"));
+      otherwise("none: gradients are summed over all learners"),
+      such_as({"ring", "complete", "star", "exp"}));
   flags.add("innovation", &o.innovation, "CODE",
             "with --peers, how what is new in the weights is coded: none, "
             "qsgd:bits=4,bucket=1024,rounding=nearest, topk:density=0.1, "
-            "dyna:bits=1,bucket=64,scale=adaptive");
+            "dyna:bits=1,bucket=64,scale=adaptive",
+            such_as({"none", "qsgd", "topk", "dyna"}));
   flags.add("peer-rule", &o.peer_rule, "NAME",
             "with --peers, dual: how a learner's own data pull its weights away is learned and "
             "cancelled; gossip: weights are averaged only, for comparison",
@@ -224,7 +234,7 @@ void add_output_flags(FlagTable& flags, CommonOptions& o) {
 }
 
 void add_action_flags(FlagTable& flags, CommonOptions& o) {
-  flags.group("Weights, configuration, questions");
+  flags.group(kQuestions);
   flags.add("init", &o.init, "FILE", "start from these weights (safetensors)");
   flags.add(
       "freeze", &o.freeze, "REGEX",
@@ -395,7 +405,8 @@ std::string list_row(const char* title, const std::vector<std::string>& names) {
 }
 
 std::string list_training_choices() {
-  return list_row("optimizers:", kOptimizers) + list_row("schedules:", kSchedules);
+  return list_row("optimizers:", kOptimizers) + list_row("schedules:", kSchedules) +
+         list_row("compressors:", compressor_names());
 }
 
 CompressChoice parse_compress_choice(const std::string& text) {

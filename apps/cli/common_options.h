@@ -120,6 +120,8 @@ struct CommonOptions {
 // Fills o.parsed. Throws InputError for a text that cannot be read.
 void parse_texts(CommonOptions& o);
 
+// The group of --help that asks something of a program instead of training.
+inline constexpr const char* kQuestions = "Weights, configuration, questions";
 // Parts of the summary in each program's --help: where flags may be set, and its end.
 inline constexpr const char* kFlagSources =
     " Most flags can also be set in the environment (HEDDLE_BATCH_SIZE=64) or in a file "

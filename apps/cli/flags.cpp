@@ -192,7 +192,9 @@ Flag& FlagTable::append(const char* name, FlagTarget target, const char* value,
   const auto* text = std::get_if<std::string*>(&target);
   flag.default_text = text != nullptr ? **text : format_value(flag);
   flag.min = 0;
-  return flags_.emplace_back(std::move(flag));
+  const auto same = [&](const Flag& other) { return other.group == group_; };
+  const auto last = std::find_if(flags_.rbegin(), flags_.rend(), same).base();
+  return *flags_.insert(last == flags_.begin() ? flags_.end() : last, std::move(flag));
 }
 
 size_t FlagTable::index(const std::string& name) const {
@@ -358,7 +360,8 @@ std::string FlagTable::help() const {
   const size_t end = std::min(summary_.find("\n\n"), summary_.size());
   std::string out = concat(wrap("", summary_.substr(0, end), 0),
                            end < summary_.size() ? summary_.substr(end + 1) + '\n' : "",
-                           "\nUsage: ", program_, " [FLAG]...\n"),
+                           "\nUsage: ", program_,
+                           " [FLAG]...; --no-NAME switches off what is on (default: true)\n"),
               group;
   for (const Flag& flag : flags_) {
     if (flag.group != group) out += concat("\n", group = flag.group, ":\n");

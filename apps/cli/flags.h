@@ -34,6 +34,7 @@ struct Flag {
   double min = 0, max = std::numeric_limits<double>::infinity();
   bool above_min = false, below_max = false;  // whether the bound itself is excluded
   std::vector<std::string> choices = {};      // "": not given, a rule decides
+  std::vector<std::string> examples = {};     // of many more values, for completion
   bool by_rule = false;                       // the default depends on other flags
   bool saved = true;                          // part of config.toml
   bool in_environment = true;                 // HEDDLE_<NAME> sets it
@@ -64,6 +65,9 @@ inline auto below(double x) {
 inline auto one_of(std::vector<std::string> names) {
   return [names = std::move(names)](Flag& flag) { flag.choices = names; };
 }
+inline auto such_as(std::vector<std::string> names) {
+  return [names = std::move(names)](Flag& flag) { flag.examples = names; };
+}
 // A rule of the program decides when the flag is not given; --help shows this description of it.
 inline auto otherwise(std::string rule) {
   return [rule = std::move(rule)](Flag& flag) { flag.default_text = rule, flag.by_rule = true; };
@@ -78,7 +82,7 @@ class FlagTable {
   FlagTable(std::string program, std::string summary)
       : program_(std::move(program)), summary_(std::move(summary)) {}
 
-  // Begins a titled group in --help.
+  // Begins a titled group in --help, or continues one.
   void group(const char* title) { group_ = title; }
   // Adds a row; a bool is a switch, --name and --no-name, whose `value` is "".
   template <class... Rules>

@@ -96,6 +96,8 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
   flags.add("new-head", &o.new_head, "",
             "train a new last layer for the classes of --data, whatever the file of --init has");
   add_common_flags(flags, o);
+  flags.at("compress").help += "; topagg:epsilon=3: see differential privacy below";
+  flags.group("Learners");
   flags.add("shard", &o.shard, "HOW",
             "learners share the images at random, anew in each epoch; fixed: each has a random "
             "part of its own, the same in every run; by-class: each has a part of the images "
@@ -110,6 +112,7 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
   flags.at("lr").default_text = "by recipe; 0.001 for adam, adamw";
   flags.at("weight-decay").default_text = "by recipe; 0 for adam, 0.01 for adamw";
   flags.at("name").apply(otherwise("the architecture"));
+  flags.group(kQuestions);
   flags.add("predict", &o.predict, "IMAGE...",
             "print the five best classes of each image with the weights of --init, or with --train "
             "after training",

@@ -152,6 +152,13 @@ RunFolder RunFolder::create(const std::string& folder, const std::string& name) 
   });
 }
 
+void RunFolder::discard() const {
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path_, ignored))
+    if (entry.is_regular_file(ignored)) fs::remove(entry.path(), ignored);
+  fs::remove(path_, ignored);
+}
+
 RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
                             const std::function<void()>& locked, bool known,
                             std::chrono::milliseconds timeout) {

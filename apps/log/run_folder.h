@@ -67,6 +67,9 @@ class RunFolder {
   // checkpoint. Returns the bytes of metrics.jsonl, including lines that could not be written yet.
   int64_t flush();
 
+  // Removes a new folder, or what was written to it, of a run that does not begin.
+  void discard() const;
+
   // Records why a file is not complete; empty: it is. Warns once for each kind of file. Any thread.
   void note_trouble(const std::string& name, const std::string& why) const;
   // Sets where warnings go; empty: to stderr.

@@ -53,8 +53,12 @@ std::unique_ptr<Communicator> join_gpus(const CommonOptions& o, Communicator& co
 }  // namespace
 
 int start_learners(const CommonOptions& o, const std::function<int(Communicator&)>& run_rank) {
-  if (o.training && !o.dry_run && o.headroom == 0) catch_signals();  // only training runs save
   const LearnerPlan& plan = o.parsed.learners;
+  if (o.training && !o.dry_run && o.headroom == 0)  // only training runs save
+    catch_signals(o.quiet || plan.kind == "mpi"
+                      ? ""
+                      : "\nstopping after this step, or this validation; another signal ends the "
+                        "run at once\n");
 #ifdef HEDDLE_MPI
   if (plan.kind == "mpi") return run_mpi(o.comm_timeout, run_rank);
 #endif

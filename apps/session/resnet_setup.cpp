@@ -109,20 +109,24 @@ Augmentation evaluation_transform(const ResnetCard& card) {
 }
 
 void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
-                        const ResnetCard& card, Data& valid) {
+                        const ResnetCard& card, bool data_given, Data& valid) {
   if (o.init.empty()) return;
   const bool uncropped = valid.transform.crop == Crop::none && card.resize == 1;
   valid.transform = evaluation_transform(card);
   if (uncropped) valid.transform.crop = Crop::none;
-  if (o.quiet) return;
   const std::string data = valid.set->info().name;
+  const bool others = !loaded.classes.empty() && loaded.classes != card.classes;
+  const std::string differ =
+      !others ? ""
+              : concat(o.init, " has other classes (", loaded.classes[0], ", …) than ", data, " (",
+                       card.classes.empty() ? "none" : card.classes[0], ", …)");
+  check(!others || data_given, differ, ": give --data");
+  if (o.quiet) return;
   std::string warnings;
   if (card.class_count > valid.set->class_count())
     warnings += concat(o.init, " has ", card.class_count, " classes without names: class i of ",
                        data, ", in alphabetical order, is counted as its class i\n");
-  if (!loaded.classes.empty() && loaded.classes != card.classes)
-    warnings += concat(o.init, " has other classes (", loaded.classes[0], ", …) than ", data, " (",
-                       card.classes.empty() ? "none" : card.classes[0], ", …)\n");
+  if (others) warnings += differ + '\n';
   std::fprintf(stderr, "%s", warnings.c_str());
 }
 
@@ -224,6 +228,7 @@ std::string describe_plan(const TrainResnetOptions& o, Context& context,
                       .model_name = o.arch,
                       .unit = "image",
                       .rows = 2,
+                      .most_units = train.dataset().size() / o.parsed.learners.size,
                       .step_bytes = step_bytes});
 }
 

@@ -46,9 +46,9 @@ inline bool continues_weights(const TrainResnetOptions& o) { return o.training &
 // Returns how --predict and --evaluate prepare an image: as validation did during training.
 Augmentation evaluation_transform(const ResnetCard& card);
 // Prepares the images of --evaluate like those of --predict if --init gives weights, and warns on
-// stderr if data and weights have different classes.
+// stderr if data and weights have different classes: InputError if nobody has named the data.
 void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
-                        const ResnetCard& card, Data& valid);
+                        const ResnetCard& card, bool data_given, Data& valid);
 // Returns the network of --arch, with parameters in the store, which must outlive it. Throws
 // InputError if the number of classes is unknown.
 std::unique_ptr<ImageClassifier> make_network(const TrainResnetOptions& o, const ResnetCard& card,

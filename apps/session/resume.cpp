@@ -62,7 +62,7 @@ std::string path_to_resume(const CommonOptions& o) {
         "; nothing was changed; restore one, or move ", folder,
         "/checkpoints away to train from the first step");
   check(automatic || found.newest, "--resume ", o.resume, ": no checkpoint there");
-  if (!found.newest)
+  if (!found.newest && !RunFolder::holds_finished_run(folder))
     say(o, "--resume auto: no checkpoint in " + folder + ", starting from the first step");
   return found.newest ? found.newest->path : "";
 }
@@ -83,7 +83,7 @@ void check_same_run(const CommonOptions& o, const nlohmann::ordered_json& identi
   const nlohmann::json& state = checkpoint.state;
   const std::string differs = difference(state.at("identity"), identity);
   check(differs.empty() || o.resume_anyway, checkpoint.path, ": belongs to another run: ", differs,
-        "; --resume-anyway loads what fits");
+        "; repeat that run's flags (its config.toml has them), or --resume-anyway loads what fits");
   const std::string compression = compression_differs(state.at("compression"), o);
   check(compression.empty() || o.resume_anyway, checkpoint.path, ": ", compression,
         "; --resume-anyway ",

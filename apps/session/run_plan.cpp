@@ -133,13 +133,16 @@ std::string describe_machine_use(const CommonOptions& o, const ParameterStore& s
                                  const Communicator& comm) {
   const Device device = store.values().device();
   const bool slow = o.precision == "bf16" && !device.is_cuda() && !has_matrix_tiles();
-  return concat(
-      " | ", comm.size() == 1 ? "" : concat(comm.size(), " learners (", comm.name(), "), "),
-      to_string(device), ", ", o.threads, o.threads == 1 ? " thread, " : " threads, ", o.precision,
-      o.tf32 && device.is_cuda() ? " (fp32 products in TF32)"
-      : slow                     ? " (saves memory but little time: this processor has no AMX)"
-                                 : "",
-      ", seed ", o.seed);
+  return concat(" | ",
+                comm.size() == 1 ? ""
+                                 : concat(comm.size(), " learners (", comm.name(),
+                                          o.net.empty() ? "" : " over " + o.net, "), "),
+                to_string(device), ", ", o.threads, o.threads == 1 ? " thread, " : " threads, ",
+                o.precision,
+                o.tf32 && device.is_cuda() ? " (fp32 products in TF32)"
+                : slow ? " (saves memory but little time: this processor has no AMX)"
+                       : "",
+                ", seed ", o.seed);
 }
 
 int64_t measure_step_bytes(Context& context, ParameterStore& store,
@@ -147,7 +150,7 @@ int64_t measure_step_bytes(Context& context, ParameterStore& store,
   const auto pool = context.pool(context.device());
   store.begin_step();
   pool->reset_peak();
-  Tape tape;
+  Tape tape({.step = 0});
   tape.backward(forward(tape));
   return static_cast<int64_t>(pool->peak_bytes_in_use());
 }
@@ -162,6 +165,9 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   const int64_t copies = o.optimizer == "sgd" ? (o.momentum > 0 ? 1 : 0) : 2;
   const int64_t state = store.values().bytes() * copies;
   const ExchangePlan exchange = plan_exchange(o, store, steps);
+  const bool on_gpu = store.values().device().is_cuda();
+  const int64_t here = o.parsed.learners.kind == "threads" ? o.parsed.learners.size : 1;
+  const int64_t left = available_memory();
   const int64_t peak = measured + row * (o.batch_size - plan.rows) + state + exchange.state;
   if (o.json) {
     const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;
@@ -204,13 +210,19 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
       store.parameters().size() + store.frozen().size(), " tensors",
       store.frozen().empty() ? "" : concat(", ", store.frozen_count(), " of them frozen"), "\n",
       "steps             ", steps.total_steps, ", ", steps.steps_per_epoch, " an epoch, ",
-      std::llround(static_cast<double>(units * o.accumulate) * steps.voters), " ", plan.unit,
-      "s each\n", "weights           ", format_bytes(gradient + 4 * store.frozen_count()), "\n",
-      "gradients         ", format_bytes(gradient),
+      std::llround(static_cast<double>(std::min(units, plan.most_units) * o.accumulate) *
+                   steps.voters),
+      " ", plan.unit, "s each\n", "weights           ",
+      format_bytes(gradient + 4 * store.frozen_count()), "\n", "gradients         ",
+      format_bytes(gradient),
       " a step; a dense exchange between P learners sends 2 (P - 1) / P times that\n", compressed,
       "optimizer state   ", format_bytes(state), "\n", "activations       ",
       format_bytes(activations), ", ", format_bytes(activations / units), " ", article, plan.unit,
-      " (estimate)\n", "peak of the pool  ", format_bytes(peak), " (estimate)\n");
+      " (estimate)\n", "peak of the pool  ", format_bytes(peak), " (estimate)",
+      here == 1 ? "" : concat(", ", format_bytes(peak * here), " for ", here, " learners"), "\n",
+      on_gpu || peak * here <= left
+          ? ""
+          : concat("too much: this machine has ", format_bytes(left), " of memory left\n"));
 }
 
 std::string format_config(const std::string& program, const std::string& rule,

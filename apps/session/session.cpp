@@ -23,6 +23,18 @@ std::string describe_memory(int64_t learners) {
   return learners < 2 ? concat(mb, " MB") : concat(mb, " MB, ", mb / learners, " MB a learner");
 }
 
+// Makes what may refuse the flags. A new run folder is then removed, or it would refuse the right
+// ones.
+template <class Make>
+auto or_discard(const RunFiles& files, const Make& make) {
+  try {
+    return make();
+  } catch (const InputError&) {
+    if (files.fresh) files.folder->discard();
+    throw;
+  }
+}
+
 RunSpec with_freeze(const CommonOptions& o, RunSpec spec) {
   if (!o.freeze.empty()) spec.identity["freeze"] = o.freeze;
   return spec;
@@ -49,8 +61,12 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
       files_(open_run(o, spec_, arguments, learner, start_)),
       batch_(start_.batch),
       schedule_(spec_.schedule),
-      optimizer_(make_learner_optimizer(o, learner.store, learner.comm, spec_.plan,
-                                        {.folder = folder(), .log = console_logger(progress())})),
+      optimizer_(or_discard(files_,
+                            [&] {
+                              return make_learner_optimizer(
+                                  o, learner.store, learner.comm, spec_.plan,
+                                  {.folder = folder(), .log = console_logger(progress())});
+                            })),
       graph_(make_step_graph(o, learner.store, learner.comm.size(), console_logger(progress()))),
       log_(spec_.log, o, learner.store, *optimizer_, folder(), progress()),
       saver_(o,
