@@ -56,7 +56,7 @@ struct GradCheckOptions {
   int samples = 32;          // elements per tensor; at most HEDDLE_GRADCHECK_SAMPLES
   double max_skipped = 0.0;  // share of elements that may lie at a kink or drown in rounding
   double first_step = 0.5;   // the largest step of the differences
-  TapeOptions tape = {};
+  TapeOptions tape = {.step = 0};
 };
 
 class GradCheck {
@@ -91,6 +91,6 @@ class GradCheck {
 
 // The output of one forward pass, whose tape is gone.
 Tensor forward_value(const GradCheck::Network& network, const std::vector<Tensor>& inputs,
-                     const TapeOptions& options = {});
+                     const TapeOptions& options = {.step = 0});
 
 }  // namespace heddle

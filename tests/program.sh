@@ -46,7 +46,8 @@ says() {
   grep -q -e "$pattern" err || fail "'$pattern' is not in: $(head -c 500 err) ($*)"
 }
 # refuse PATTERN COMMAND…: exit code 2, one line on stderr that names what is wrong (under ranks there may be more),
-# nothing on stdout, no run folder.
+# nothing on stdout, no weights, and a run folder only
+# if something was trained.
 refuse() {
   local quiet=--quiet word
   for word in "$@"; do [ "$word" != --quiet ] || quiet=''; done
@@ -54,5 +55,6 @@ refuse() {
   says 2 "$@" $quiet --output-dir refused
   [ "$2" = ranks ] || [ "$(wc -l <err)" = 1 ] || fail "$(wc -l <err) lines on stderr: $(head -c 500 err) (${*:2})"
   [ ! -s out ] || fail "stdout is not empty: ${*:2}"
-  [ ! -e refused ] || fail "a run folder left behind: ${*:2}"
+  [ ! -e refused ] || grep -q '"loss"' refused/metrics.jsonl || fail "a run folder left behind: ${*:2}"
+  [ ! -e refused/model.safetensors ] || fail "weights left behind: ${*:2}"
 }

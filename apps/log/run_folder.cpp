@@ -148,11 +148,13 @@ RunFolder RunFolder::create(const std::string& folder, const std::string& name) 
     if (made.metrics_->flush() != 0)  // the folder was empty a moment ago
       throw Error(concat("run folder ", folder, ": another run has just begun there"));
     made.keep(0);
+    made.fresh_ = true;
     return made;
   });
 }
 
 void RunFolder::discard() const {
+  if (!fresh_) return;
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(path_, ignored))
     if (entry.is_regular_file(ignored)) fs::remove(entry.path(), ignored);
@@ -252,6 +254,7 @@ std::string RunFolder::incomplete() const {
 }
 
 void RunFolder::metric(const nlohmann::ordered_json& line) {
+  fresh_ = false;
   metrics_->write(json_line(line));
   if (listener_) listener_(line);
   if (const double now = steady_seconds(); now - flushed_at_ > 1) flush(), flushed_at_ = now;

@@ -67,7 +67,7 @@ class RunFolder {
   // checkpoint. Returns the bytes of metrics.jsonl, including lines that could not be written yet.
   int64_t flush();
 
-  // Removes a new folder, or what was written to it, of a run that does not begin.
+  // Removes the files of a run that does not begin, and the folder, unless it was reopened.
   void discard() const;
 
   // Records why a file is not complete; empty: it is. Warns once for each kind of file. Any thread.
@@ -90,6 +90,7 @@ class RunFolder {
   void keep(int64_t bytes);
 
   std::string path_;
+  bool fresh_ = false;  // made by create(), and no line was logged since
   std::unique_ptr<AppendFile> metrics_;
   std::unique_ptr<Troubles> troubles_ = std::make_unique<Troubles>();
   std::function<void(const nlohmann::ordered_json&)> listener_;

@@ -46,7 +46,6 @@ RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
   if (!learner.is_first()) return files;
   if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
   files.folder = std::make_unique<RunFolder>(open_folder(o, start.checkpoint));
-  files.fresh = o.resume != "auto" && !start.checkpoint;
   if (o.tensorboard) begin_events(*files.folder);
   files.folder->write("config.toml", spec.config);
   files.folder->write("run.json", describe_run({arguments, o.seed, learner.context.threads(),

@@ -24,7 +24,6 @@ namespace heddle {
 struct RunFiles {
   std::unique_ptr<AtomicFile> trace;  // null without --trace
   std::unique_ptr<RunFolder> folder;
-  bool fresh = false;  // the folder is new
   std::unique_ptr<Progress> progress;
 };
 

@@ -23,14 +23,14 @@ std::string describe_memory(int64_t learners) {
   return learners < 2 ? concat(mb, " MB") : concat(mb, " MB, ", mb / learners, " MB a learner");
 }
 
-// Makes what may refuse the flags. A new run folder is then removed, or it would refuse the right
-// ones.
-template <class Make>
-auto or_discard(const RunFiles& files, const Make& make) {
+// Calls what may fail. A new run folder in which nothing is logged is then removed, or it would
+// refuse the next try, with the right flags.
+template <class Call>
+auto or_discard(const RunFolder* folder, const Call& call) {
   try {
-    return make();
-  } catch (const InputError&) {
-    if (files.fresh) files.folder->discard();
+    return call();
+  } catch (...) {  // of another rank's InputError this one only sees that it has gone
+    if (folder != nullptr) folder->discard();
     throw;
   }
 }
@@ -61,7 +61,7 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
       files_(open_run(o, spec_, arguments, learner, start_)),
       batch_(start_.batch),
       schedule_(spec_.schedule),
-      optimizer_(or_discard(files_,
+      optimizer_(or_discard(folder(),
                             [&] {
                               return make_learner_optimizer(
                                   o, learner.store, learner.comm, spec_.plan,
@@ -86,19 +86,13 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
 
 void Session::run(TrainingLoop& loop) {
   loop_ = &loop;
-  if (checkpoint() != nullptr)
-    restore_training(parts_, *checkpoint(), loop.own_state(), console_logger(progress()));
-  if (optimizer_->accountant() != nullptr) account();
-  if (plan_done() && batch_ > 0) end_epoch();  // it was saved before its last validation
-  while (!plan_done() && log_.running()) {
-    loop.train_epoch();
-    if (log_.running()) {
-      if (batch_ == spec_.plan.steps_per_epoch * o_.accumulate) batch_ = 0;
-      end_epoch();
-    }
-    if (folder() != nullptr) folder()->flush();
-    if (log_.running() && batch_ == 0) (void)after_step();
-  }
+  or_discard(folder(), [&] {
+    if (checkpoint() != nullptr)
+      restore_training(parts_, *checkpoint(), loop.own_state(), console_logger(progress()));
+    if (optimizer_->accountant() != nullptr) account();
+  });
+  // What a step of votes has cost stays on record, even if the run fails before it is logged.
+  or_discard(optimizer_->accountant() != nullptr ? nullptr : folder(), [&] { train(); });
   if (budget_spent() && log_.step() < spec_.plan.total_steps + start_.ahead &&
       progress() != nullptr)
     progress()->note(concat("privacy: one more step would raise epsilon above ",
@@ -106,6 +100,19 @@ void Session::run(TrainingLoop& loop) {
   saver_.finish();
   log_.finish(saver_.last());
   optimizer_->use_shared();  // what the program saves and tests
+}
+
+void Session::train() {
+  if (plan_done() && batch_ > 0) end_epoch();  // it was saved before its last validation
+  while (!plan_done() && log_.running()) {
+    loop_->train_epoch();
+    if (log_.running()) {
+      if (batch_ == spec_.plan.steps_per_epoch * o_.accumulate) batch_ = 0;
+      end_epoch();
+    }
+    if (folder() != nullptr) folder()->flush();
+    if (log_.running() && batch_ == 0) (void)after_step();
+  }
 }
 
 // Counts what earlier processes of this run have revealed, and from now on each step before it.

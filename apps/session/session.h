@@ -106,6 +106,7 @@ class Session {
     return log_.step() >= spec_.plan.total_steps + start_.ahead || budget_spent();
   }
   bool budget_spent() const;  // of --dp-epsilon-max
+  void train();
   void account();
   void end_epoch();
   bool after_step();
