@@ -240,7 +240,7 @@ int run_rank(const Job& job, Communicator& started) {
   learner.announce(describe(o, learner.store, job.data, job.valid, learner.comm));
   const int64_t step_images = o.batch_size * learner.comm.size();
   if (o.training && o.dp.unit != "group" && step_images > job.data.set->size())
-    learner.announce(concat("a step would need ", step_images, " images, and there are ",
+    learner.announce(concat("a step asks for ", step_images, " images, but there are only ",
                             job.data.set->size(), ": every step takes all of them"));
   if (o.dry_run) {
     if (learner.is_first())

@@ -41,9 +41,10 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
 
 std::string suggestion(const std::string& name, const std::vector<std::string>& known) {
   const std::string best = nearest_name(name, known);
-  if (best.starts_with(name) || 2 * edit_distance(name, best) < to_int(name.size()))
+  if ((!name.empty() && best.starts_with(name)) ||
+      2 * edit_distance(name, best) < to_int(name.size()))
     return "the nearest is " + best;
-  std::string all = "known are";
+  std::string all = "expected one of";
   for (const std::string& each : known) all += (&each == known.data() ? " " : ", ") + each;
   return all;
 }

@@ -14,8 +14,8 @@ int edit_distance(const std::string& a, const std::string& b);
 // as distance 1.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
 
-// Returns what to tell somebody who gave an unknown name: "the nearest is NAME", or "known are A,
-// B" if half of its letters or more would have to change.
+// Returns what to tell somebody who gave an unknown name: "the nearest is NAME", or "expected one
+// of A, B" if half of its letters or more would have to change.
 std::string suggestion(const std::string& name, const std::vector<std::string>& known);
 
 }  // namespace heddle

@@ -71,12 +71,12 @@ std::string advice(Device device) {
 
 int64_t available_memory() {
   std::ifstream file("/proc/meminfo");
-  int64_t kib = 0, available = 0, swap = 0;
+  int64_t kib = 0, available = -1, swap = 0;
   for (std::string name, unit; file >> name >> kib && std::getline(file, unit);) {
     if (name == "MemAvailable:") available = kib;
     if (name == "SwapFree:") swap = kib;
   }
-  return available > 0 ? (available + swap) << 10 : std::numeric_limits<int64_t>::max();
+  return available >= 0 ? (available + swap) << 10 : std::numeric_limits<int64_t>::max();
 }
 
 Pool::Pool(Device device, bool caching, bool pinned)

@@ -38,7 +38,7 @@ class Pool {
   static bool keeps_blocks();  // unless HEDDLE_NO_POOL is set
 
   // Returns at least `bytes` bytes, 256-byte aligned and uninitialised, never null. Throws Error
-  // when memory is exhausted, on a CPU before the system would kill a process for it. On a GPU the
+  // when memory is exhausted, on a CPU also for more than the machine has left. On a GPU the
   // block may still be in use by earlier work of the same stream.
   void* allocate(size_t bytes);
   void release(void* block) noexcept;  // a block of allocate(), once

@@ -26,7 +26,7 @@ check_masks() {
 # twelve NAME PROGRAM COMMAND…: twelve signals to each process of the program while it trains; saved, exit
 # code 75, resumed to the weights of the folder NAME.
 twelve() {
-  local name=$1 program=$2 pid code ranks rank begin kinds=(USR1 INT TERM HUP) i; shift 2
+  local name=$1 program=$2 pid code ranks rank begin flags kinds=(USR1 INT TERM HUP) i; shift 2
   rm -rf on on.err
   "$@" --output-dir "$work/on" >on.out 2>on.err & pid=$!
   wait_for on.err 'step [0-9]*/'
@@ -40,10 +40,12 @@ twelve() {
   done
   wait $pid; code=$?
   [ $code = 75 ] || fail "$name: exit code $code instead of 75: $(tail -3 on.err)"
-  [ "$name" = mpi ] || [ "$(grep -c '^stopping after this step' on.err)" = 1 ] || fail "$name: no answer to the signal: $(tail -3 on.err)"
-  grep -q "; --config .*/on/config.toml --output-dir .*/on --resume auto resumes it" on.err || fail "$name: how to resume: $(tail -1 on.err)"
+  [ "$name" = mpi ] || [ "$(grep -c '^stopping after the current step' on.err)" = 1 ] || fail "$name: no answer to the signal: $(tail -3 on.err)"
+  flags=$(sed -n 's/.*; \(--config .*\) resumes it$/\1/p' on.err)
   [ -e on/model.safetensors ] && fail "$name: it had ended before the signals"
-  "$@" --output-dir "$work/on" --resume auto >on.out 2>on.err || fail "$name: resume: $(tail -2 on.err)"
+  # By the flags that it has named, under mpirun by the command itself.
+  if [ "$name" = mpi ]; then set -- "$@" --output-dir "$work/on" --resume auto; else eval "set -- '$program' $flags"; fi
+  "$@" >on.out 2>on.err || fail "$name: resume with $*: $(tail -2 on.err)"
   cmp -s "$name/model.safetensors" on/model.safetensors || fail "$name: the resumed run has different weights"
 }
 
@@ -81,6 +83,14 @@ nohup "${tiny[@]}" --steps 200 --output-dir nohup >/dev/null 2>err & pid=$!
 wait_for err 'step [0-9]*/'
 kill -HUP $pid; wait $pid; code=$?
 [ $code = 0 ] || fail "SIGHUP under nohup: exit code $code"
+
+# Ctrl-C also ends the reader of a pipe, as `tee`: the answer to the signal must not end the run before it is saved.
+mkfifo pipe
+cat pipe >/dev/null & reader=$!
+"${tiny[@]}" --steps 100000 --print-freq 1000000 --output-dir piped 2>pipe & pid=$!
+wait_for piped/metrics.jsonl '"loss"'
+kill -KILL $reader; kill -INT $pid; wait $pid
+ls piped/checkpoints/step-*/manifest.json >/dev/null || fail 'a broken pipe: nothing was saved'
 
 # The descriptor of a closed stream must not be reused for a file of the run.
 "${tiny[@]}" --steps 4 --output-dir closed 2>&- || fail "without stderr: exit code $?"

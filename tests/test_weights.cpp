@@ -58,8 +58,9 @@ TEST_CASE("weights: files of other programs") {
   }
   CHECK(contains(message_of([&] { read_resnet_card(WeightsFile(path)); }),
                  "found none; if linear is the last layer, give --head linear"));
-  CHECK(contains(message_of([&] { WeightsFile(path, "top"); }),
-                 "head top: expected a tensor top.weight in"));
+  CHECK(message_of([&] {
+          WeightsFile(path, "top");
+        }).starts_with("head top: expected a tensor top.weight in"));
   renamed.emplace_back("fc.weight", Tensor::zeros({1}));
   save_safetensors(path, renamed);
   CHECK(mentions(message_of([&] { WeightsFile(path, "linear"); }), {"fc.weight"}));

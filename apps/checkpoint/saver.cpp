@@ -21,6 +21,16 @@ constexpr int kMaxFailures = 3;  // in a row
 constexpr const char* kUnfit = ": gradients or weights are not finite";
 constexpr auto kCollectiveInterval = std::chrono::seconds(1);
 
+// Returns the word as a shell reads it.
+std::string shell_word(const std::string& word) {
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string{c};
+  const bool plain = word.find_first_not_of(
+                         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                         "0123456789/._-+") == std::string::npos;
+  return plain ? word : quoted + "'";
+}
+
 // Returns the run folder of the first rank. Collective.
 std::string shared_folder(const SaverOptions& options, LearnerOptimizer& optimizer) {
   std::string folder = options.folder;
@@ -63,7 +73,8 @@ Saver::Saver(const CommonOptions& o, const SaverOptions& options, LearnerOptimiz
       every_(o.parsed.save_every.steps(options.steps_per_epoch)),
       ahead_(o.parsed.save_every.epochs ? options.ahead : 0),
       folder_(shared_folder(options, optimizer)),
-      again_(concat("--config ", folder_, "/config.toml --output-dir ", folder_, " --resume auto")),
+      again_(concat("--config ", shell_word(folder_ + "/config.toml"), " --output-dir ",
+                    shell_word(folder_), " --resume auto")),
       last_(options.start == nullptr ? "" : options.start->path),
       writer_(std::make_unique<CheckpointWriter>(
           folder_, options.rank,

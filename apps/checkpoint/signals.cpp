@@ -1,12 +1,13 @@
 #include "apps/checkpoint/signals.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
+#include <cstring>
 #include <thread>
 
 namespace heddle {
@@ -36,7 +37,19 @@ void die_from(int number) {
   (void)std::raise(number);
 }
 
+// Writes to stderr if it takes the text at once: not through stdio, whose lock a thread may hold
+// that waits for a full pipe.
+void say(const char* text) {
+  pollfd out{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  if (poll(&out, 1, 0) == 1 && (out.revents & POLLOUT) != 0)
+    (void)!write(STDERR_FILENO, text, std::strlen(text));
+}
+
 void receive_signals(sigset_t signals) {
+  // Ctrl-C also ends the reader of a pipe: writing to it must not end this process before it has
+  // saved.
+  const sigset_t pipe = set_of({SIGPIPE});
+  pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   Clock::time_point first;
   for (;;) {
     int number = 0;
@@ -44,7 +57,7 @@ void receive_signals(sigset_t signals) {
     if (!caught) die_from(number);
     if (!received.exchange(true)) {
       first = Clock::now();
-      std::fputs(answer, stderr);
+      say(answer);
     } else if (Clock::now() - first > kSameRequest) {
       _exit(128 + number);  // as a shell reports a death by signal
     }

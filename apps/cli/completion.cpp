@@ -9,11 +9,6 @@ namespace heddle {
 
 namespace {
 
-// Returns the values that are offered; none: names of files.
-const std::vector<std::string>& values_of(const Flag& flag) {
-  return flag.choices.empty() ? flag.examples : flag.choices;
-}
-
 // Returns the words that set a flag; questions have no opposite.
 std::vector<std::string> spellings(const Flag& flag) {
   std::vector<std::string> out = {"--" + flag.name};
@@ -30,7 +25,7 @@ std::string zsh_argument(const Flag& flag) {
                                                 : std::string{c};
   std::string value;
   for (const char c : flag.value) value += c == ':' ? "\\:" : std::string{c};
-  std::string action = values_of(flag).empty() ? "_files" : "(" + join(values_of(flag), " ") + ")";
+  std::string action = flag.choices.empty() ? "_files" : "(" + join(flag.choices, " ") + ")";
   if (!std::holds_alternative<std::string*>(flag.target) && flag.choices.empty()) action = " ";
   for (const std::string& name : spellings(flag))
     out += concat(" \\\n  '", name, flag.is_switch() ? "" : "=", "[", help, "]",
@@ -52,8 +47,9 @@ std::string FlagTable::completion(const std::string& shell) const {
   std::string values, plain;
   for (const Flag& flag : flags_) {
     for (const std::string& spelling : spellings(flag)) all.push_back(spelling);
-    if (!values_of(flag).empty())
-      values += concat("    --", flag.name, ") reply='", join(values_of(flag), " "), "' ;;\n");
+    const auto& words = flag.choices.empty() ? flag.examples : flag.choices;
+    if (!words.empty())
+      values += concat("    --", flag.name, ") reply='", join(words, " "), "' ;;\n");
     else if (!flag.is_switch())
       plain += concat(plain.empty() ? "    " : " | ", "--", flag.name);
   }

@@ -360,8 +360,7 @@ std::string FlagTable::help() const {
   const size_t end = std::min(summary_.find("\n\n"), summary_.size());
   std::string out = concat(wrap("", summary_.substr(0, end), 0),
                            end < summary_.size() ? summary_.substr(end + 1) + '\n' : "",
-                           "\nUsage: ", program_,
-                           " [FLAG]...; --no-NAME switches off what is on (default: true)\n"),
+                           "\nUsage: ", program_, " [FLAG]...\n--no-NAME turns a switch off.\n"),
               group;
   for (const Flag& flag : flags_) {
     if (flag.group != group) out += concat("\n", group = flag.group, ":\n");

@@ -97,6 +97,7 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
             "train a new last layer for the classes of --data, whatever the file of --init has");
   add_common_flags(flags, o);
   flags.at("compress").help += "; topagg:epsilon=3: see differential privacy below";
+  flags.at("compress").examples.push_back("topagg");
   flags.group("Learners");
   flags.add("shard", &o.shard, "HOW",
             "learners share the images at random, anew in each epoch; fixed: each has a random "

@@ -143,12 +143,14 @@ RunFolder RunFolder::create(const std::string& folder, const std::string& name) 
           ": expected a new or empty folder, found ",
           std::distance(fs::directory_iterator(folder, ignored), fs::directory_iterator()),
           " entries; --resume auto resumes a run");
+    const bool there = fs::exists(folder);
     if (!folder.empty()) fs::create_directories(folder);
     RunFolder made(folder.empty() ? make_default_folder(name) : folder, {});
     if (made.metrics_->flush() != 0)  // the folder was empty a moment ago
       throw Error(concat("run folder ", folder, ": another run has just begun there"));
     made.keep(0);
     made.fresh_ = true;
+    made.made_ = !there;
     return made;
   });
 }
@@ -156,9 +158,11 @@ RunFolder RunFolder::create(const std::string& folder, const std::string& name) 
 void RunFolder::discard() const {
   if (!fresh_) return;
   std::error_code ignored;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path_, ignored))
-    if (entry.is_regular_file(ignored)) fs::remove(entry.path(), ignored);
-  fs::remove(path_, ignored);
+  std::vector<fs::path> files;
+  for (fs::directory_iterator entry(path_, ignored), end; entry != end; entry.increment(ignored))
+    files.push_back(entry->path());
+  for (const fs::path& file : files) fs::remove(file, ignored);
+  if (made_) fs::remove(path_, ignored);
 }
 
 RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
@@ -168,6 +172,7 @@ RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
     if (!known) check_ours(folder);
     check(!fs::is_symlink(folder + "/checkpoints"), folder,
           "/checkpoints: is a symbolic link; expected a folder: nothing is written through links");
+    const bool there = fs::exists(folder), fresh = !there || fs::is_empty(folder);
     fs::create_directories(folder);
     RunFolder found(folder, timeout);
     if (locked) locked();
@@ -184,6 +189,8 @@ RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
                         : is_metrics(text) ? text.find('\n')
                                            : std::string::npos;
     found.keep(static_cast<int64_t>(kept + 1));
+    found.fresh_ = fresh;
+    found.made_ = !there;
     return found;
   });
 }

@@ -67,7 +67,8 @@ class RunFolder {
   // checkpoint. Returns the bytes of metrics.jsonl, including lines that could not be written yet.
   int64_t flush();
 
-  // Removes the files of a run that does not begin, and the folder, unless it was reopened.
+  // Removes what a run that does not begin has written, and the folder if it was made for it; does
+  // nothing once a line was logged, and in a folder that held a run.
   void discard() const;
 
   // Records why a file is not complete; empty: it is. Warns once for each kind of file. Any thread.
@@ -90,7 +91,7 @@ class RunFolder {
   void keep(int64_t bytes);
 
   std::string path_;
-  bool fresh_ = false;  // made by create(), and no line was logged since
+  bool fresh_ = false, made_ = false;  // it was empty, and no line was logged since; did not exist
   std::unique_ptr<AppendFile> metrics_;
   std::unique_ptr<Troubles> troubles_ = std::make_unique<Troubles>();
   std::function<void(const nlohmann::ordered_json&)> listener_;

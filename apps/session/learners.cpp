@@ -57,8 +57,9 @@ int start_learners(const CommonOptions& o, const std::function<int(Communicator&
   if (o.training && !o.dry_run && o.headroom == 0)  // only training runs save
     catch_signals(o.quiet || plan.kind == "mpi"
                       ? ""
-                      : "\nstopping after this step, or this validation; another signal ends the "
-                        "run at once\n");
+                      : "\nstopping after the current step or validation; another signal ends the "
+                        "run at once\n" +
+                            (isatty(STDERR_FILENO) ? 0 : 1));  // a terminal shows a bar there
 #ifdef HEDDLE_MPI
   if (plan.kind == "mpi") return run_mpi(o.comm_timeout, run_rank);
 #endif

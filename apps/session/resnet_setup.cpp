@@ -120,7 +120,8 @@ void prepare_evaluation(const TrainResnetOptions& o, const ResnetCard& loaded,
       !others ? ""
               : concat(o.init, " has other classes (", loaded.classes[0], ", …) than ", data, " (",
                        card.classes.empty() ? "none" : card.classes[0], ", …)");
-  check(!others || data_given, differ, ": give --data");
+  check(data_given || !loaded.classes.empty(), o.init, " does not name its classes: give --data");
+  check(data_given || !others, differ, ": give --data");
   if (o.quiet) return;
   std::string warnings;
   if (card.class_count > valid.set->class_count())
@@ -228,7 +229,7 @@ std::string describe_plan(const TrainResnetOptions& o, Context& context,
                       .model_name = o.arch,
                       .unit = "image",
                       .rows = 2,
-                      .most_units = train.dataset().size() / o.parsed.learners.size,
+                      .most_rows = train.dataset().size() / o.parsed.learners.size,
                       .step_bytes = step_bytes});
 }
 

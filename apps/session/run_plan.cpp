@@ -160,15 +160,16 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   const StepPlan& steps = plan.steps;
   const int64_t measured = plan.step_bytes(plan.rows);
   const int64_t row = (plan.step_bytes(plan.rows + kMoreRows) - measured) / kMoreRows;
-  const int64_t activations = row * o.batch_size, units = plan.units_per_row * o.batch_size;
+  const int64_t rows = std::min(o.batch_size, std::max<int64_t>(plan.most_rows, 1));
+  const int64_t activations = row * rows, units = plan.units_per_row * rows;
   const int64_t gradient = store.count() * 4;
   const int64_t copies = o.optimizer == "sgd" ? (o.momentum > 0 ? 1 : 0) : 2;
   const int64_t state = store.values().bytes() * copies;
   const ExchangePlan exchange = plan_exchange(o, store, steps);
   const bool on_gpu = store.values().device().is_cuda();
-  const int64_t here = o.parsed.learners.kind == "threads" ? o.parsed.learners.size : 1;
+  const int64_t here = o.parsed.learners.on_machine;
   const int64_t left = available_memory();
-  const int64_t peak = measured + row * (o.batch_size - plan.rows) + state + exchange.state;
+  const int64_t peak = measured + row * (rows - plan.rows) + state + exchange.state;
   if (o.json) {
     const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;
     nlohmann::ordered_json json = {{plan.model, plan.model_name},
@@ -210,9 +211,8 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
       store.parameters().size() + store.frozen().size(), " tensors",
       store.frozen().empty() ? "" : concat(", ", store.frozen_count(), " of them frozen"), "\n",
       "steps             ", steps.total_steps, ", ", steps.steps_per_epoch, " an epoch, ",
-      std::llround(static_cast<double>(std::min(units, plan.most_units) * o.accumulate) *
-                   steps.voters),
-      " ", plan.unit, "s each\n", "weights           ",
+      std::llround(static_cast<double>(units * o.accumulate) * steps.voters), " ", plan.unit,
+      o.parsed.learners.size > 1 ? "s each of a learner\n" : "s each\n", "weights           ",
       format_bytes(gradient + 4 * store.frozen_count()), "\n", "gradients         ",
       format_bytes(gradient),
       " a step; a dense exchange between P learners sends 2 (P - 1) / P times that\n", compressed,

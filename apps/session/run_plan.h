@@ -75,9 +75,9 @@ struct RunPlan {
   std::string model_name;  // its value
   std::string unit;        // "image", "token"
   int64_t units_per_row = 1;
-  int64_t rows = 1;                                          // the fewest to measure
-  int64_t most_units = std::numeric_limits<int64_t>::max();  // that a learner's data have
-  std::function<int64_t(int64_t rows)> step_bytes = {};      // as measure_step_bytes()
+  int64_t rows = 1;                                         // the fewest to measure
+  int64_t most_rows = std::numeric_limits<int64_t>::max();  // that a learner's data have
+  std::function<int64_t(int64_t rows)> step_bytes = {};     // as measure_step_bytes()
 };
 // Returns the text of --dry-run, or one JSON object with --json. Memory is measured with `rows` and
 // `rows` + 2 rows and extrapolated to the batch.

@@ -23,18 +23,6 @@ std::string describe_memory(int64_t learners) {
   return learners < 2 ? concat(mb, " MB") : concat(mb, " MB, ", mb / learners, " MB a learner");
 }
 
-// Calls what may fail. A new run folder in which nothing is logged is then removed, or it would
-// refuse the next try, with the right flags.
-template <class Call>
-auto or_discard(const RunFolder* folder, const Call& call) {
-  try {
-    return call();
-  } catch (...) {  // of another rank's InputError this one only sees that it has gone
-    if (folder != nullptr) folder->discard();
-    throw;
-  }
-}
-
 RunSpec with_freeze(const CommonOptions& o, RunSpec spec) {
   if (!o.freeze.empty()) spec.identity["freeze"] = o.freeze;
   return spec;
@@ -59,14 +47,11 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
       spec_(with_freeze(o, std::move(spec))),
       start_(find_start(o, spec_, learner.comm)),
       files_(open_run(o, spec_, arguments, learner, start_)),
+      undo_{folder()},
       batch_(start_.batch),
       schedule_(spec_.schedule),
-      optimizer_(or_discard(folder(),
-                            [&] {
-                              return make_learner_optimizer(
-                                  o, learner.store, learner.comm, spec_.plan,
-                                  {.folder = folder(), .log = console_logger(progress())});
-                            })),
+      optimizer_(make_learner_optimizer(o, learner.store, learner.comm, spec_.plan,
+                                        {.folder = folder(), .log = console_logger(progress())})),
       graph_(make_step_graph(o, learner.store, learner.comm.size(), console_logger(progress()))),
       log_(spec_.log, o, learner.store, *optimizer_, folder(), progress()),
       saver_(o,
@@ -86,13 +71,19 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
 
 void Session::run(TrainingLoop& loop) {
   loop_ = &loop;
-  or_discard(folder(), [&] {
-    if (checkpoint() != nullptr)
-      restore_training(parts_, *checkpoint(), loop.own_state(), console_logger(progress()));
-    if (optimizer_->accountant() != nullptr) account();
-  });
-  // What a step of votes has cost stays on record, even if the run fails before it is logged.
-  or_discard(optimizer_->accountant() != nullptr ? nullptr : folder(), [&] { train(); });
+  if (checkpoint() != nullptr)
+    restore_training(parts_, *checkpoint(), loop.own_state(), console_logger(progress()));
+  if (optimizer_->accountant() != nullptr) account();
+  try {
+    train();
+  } catch (const InputError&) {
+    if (optimizer_->accountant() != nullptr) undo_.folder = nullptr;  // what a step has cost stays
+    throw;
+  } catch (...) {
+    undo_.folder = nullptr;
+    throw;
+  }
+  undo_.folder = nullptr;
   if (budget_spent() && log_.step() < spec_.plan.total_steps + start_.ahead &&
       progress() != nullptr)
     progress()->note(concat("privacy: one more step would raise epsilon above ",

@@ -118,6 +118,14 @@ class Session {
   const RunSpec spec_;
   const Start start_;
   RunFiles files_;
+  // Discards the new folder of a run that was refused before it had logged anything, or it would
+  // refuse the next try, with the right flags.
+  struct Undo {
+    RunFolder* folder;
+    ~Undo() {
+      if (folder != nullptr) folder->discard();
+    }
+  } undo_;
   TrainingLoop* loop_ = nullptr;
   int64_t batch_;
   Schedule schedule_;
