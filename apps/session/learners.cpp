@@ -54,12 +54,11 @@ std::unique_ptr<Communicator> join_gpus(const CommonOptions& o, Communicator& co
 
 int start_learners(const CommonOptions& o, const std::function<int(Communicator&)>& run_rank) {
   const LearnerPlan& plan = o.parsed.learners;
+  const char* note =
+      "\nstopping after the current step or validation; another signal ends the run at once\n";
+  if (!isatty(STDERR_FILENO)) ++note;               // a terminal shows a bar there
   if (o.training && !o.dry_run && o.headroom == 0)  // only training runs save
-    catch_signals(o.quiet || plan.kind == "mpi"
-                      ? ""
-                      : "\nstopping after the current step or validation; another signal ends the "
-                        "run at once\n" +
-                            (isatty(STDERR_FILENO) ? 0 : 1));  // a terminal shows a bar there
+    catch_signals(o.quiet || plan.kind == "mpi" ? "" : note);
 #ifdef HEDDLE_MPI
   if (plan.kind == "mpi") return run_mpi(o.comm_timeout, run_rank);
 #endif
