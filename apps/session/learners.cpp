@@ -1,5 +1,7 @@
 #include "apps/session/learners.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
