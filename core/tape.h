@@ -64,6 +64,7 @@ class Var {
   std::shared_ptr<Slot> slot_;
 };
 
+// The step of a tape that was made without one.
 constexpr uint64_t kNoStep = ~uint64_t{0};
 
 struct TapeOptions {

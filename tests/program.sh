@@ -46,8 +46,7 @@ says() {
   grep -q -e "$pattern" err || fail "'$pattern' is not in: $(head -c 500 err) ($*)"
 }
 # refuse PATTERN COMMAND…: exit code 2, one line on stderr that names what is wrong (under ranks there may be more),
-# nothing on stdout, no weights, and a run folder
-# only if something was trained.
+# nothing on stdout, no weights, and a run folder only if something was trained.
 refuse() {
   local quiet=--quiet word
   for word in "$@"; do [ "$word" != --quiet ] || quiet=''; done

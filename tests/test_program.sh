@@ -262,10 +262,10 @@ fi
 "$program" --data cifar --dry-run --quiet --json >plan && [ "$(json plan parameters)" = 269722 ] || fail "--dry-run: $(cat plan)"
 "$program" --data cifar --dry-run --quiet | grep -q '^exchange' && fail '--dry-run of a dense run has an exchange'
 # A batch that the data do not fill, and one that the memory does not hold.
-"$program" --learners 4 --batch-size 5000 --arch cnn --image-size 8 --dry-run >plan 2>plan.err || fail "--dry-run: $(cat plan.err)"
+"$program" --learners 4 --device cpu --batch-size 5000 --arch cnn --image-size 8 --dry-run >plan 2>plan.err || fail "--dry-run: $(cat plan.err)"
 grep -q '^steps .* 3750 images each of a learner$' plan && grep -q '20000 images.* 15000' plan.err && grep -q '^peak .* for 4 learners$' plan ||
   fail "a batch larger than the data: $(cat plan plan.err)"
-"$program" --batch-size 15000 --arch resnet152 --image-size 224 --dry-run --quiet | grep -q '^too much: .*memory left$' ||
+"$program" --device cpu --batch-size 15000 --arch resnet152 --image-size 224 --dry-run --quiet | grep -q '^too much: .*memory left$' ||
   fail '--dry-run: too little memory'
 "$program" --data cifar --dry-run --quiet --compress powersgd:rank=1 --learners 2 >plan || fail "--dry-run: $(cat plan)"
 grep -Eq '^exchange .* 18 .*powersgd:rank=1$' plan && grep -q '^residuals ' plan || fail "--dry-run: $(cat plan)"

@@ -87,9 +87,10 @@ kill -HUP $pid; wait $pid; code=$?
 # Ctrl-C also ends the reader of a pipe, as `tee`: the answer to the signal must not end the run before it is saved.
 mkfifo pipe
 cat pipe >/dev/null & reader=$!
-"${tiny[@]}" --steps 100000 --print-freq 1000000 --output-dir piped 2>pipe & pid=$!
+env --default-signal=PIPE "${tiny[@]}" --steps 100000 --print-freq 1000000 --output-dir piped 2>pipe & pid=$!
 wait_for piped/metrics.jsonl '"loss"'
-kill -KILL $reader; kill -INT $pid; wait $pid
+kill -KILL $reader; wait $reader 2>/dev/null
+kill -INT $pid; wait $pid 2>/dev/null
 ls piped/checkpoints/step-*/manifest.json >/dev/null || fail 'a broken pipe: nothing was saved'
 
 # The descriptor of a closed stream must not be reused for a file of the run.

@@ -39,6 +39,7 @@ FlagTable dpgan_flags(TrainDpganOptions& o) {
   flags.at("epochs").help = "parts of the run after which the generator is tested";
   flags.at("epochs").apply(otherwise("5"));
   flags.at("name").apply(otherwise("dpgan"));
+  flags.at("compress").examples = {"topagg"};
   return flags;
 }
 
