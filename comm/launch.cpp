@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -61,6 +62,11 @@ int run_mpi(double timeout_s, const std::function<int(Communicator&)>& body) {
   ExitCode code = ExitCode::runtime;
   try {
     return body(*comm);
+  } catch (const CommError& error) {
+    // Ranks that wait for each other in a row give up at almost the same moment, and only one of
+    // them names the cause: all say for whom they have waited before the first one ends them.
+    std::fprintf(stderr, "[rank %d] %s\n", comm->rank(), error.what());
+    std::this_thread::sleep_for(std::chrono::seconds(2));
   } catch (const Error& error) {
     failure = error.what();
     code = error.exit_code();
