@@ -177,6 +177,9 @@ def experiments():
         runs[f"ptb-{name}"] = PTB + flags
         for seed in (2, 3) if "aggregate" not in name else ():
             runs[f"ptb-{name}-{seed}"] = f"{PTB} --seed {seed}{flags}"
+    # One pass takes dense an hour and a half; ScaleCom may take two, at the same learning rate.
+    for name, flags in ("dense", " --epochs 1"), ("scalecom", " --epochs 2" + SCALECOM):
+        runs[f"race-lstm-{name}"] = "netlab " + PTB.replace(" --learners 4", "") + flags
     for learners in 4, 16, 64:
         for name, flags in (("scalecom", SCALECOM), ("topk", " --compress topk:density=0.01"), ("adacomp", ADACOMP)):
             runs[f"scaling-{name}-{learners}"] = (
