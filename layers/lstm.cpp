@@ -15,24 +15,21 @@
 namespace heddle {
 namespace {
 
-// The results of all steps of a layer: states (T + 1, B, H), entry t the one before step t;
-// activated gates (T, B, 4H).
-struct Steps {
-  Tensor hs, cs, gates;
-};
-
-Steps run_steps(const Tensor& x, const LstmWeights& w, const Tensor& h, const Tensor& c) {
-  const Device device = x.device();
-  const DType dtype = x.dtype();
+// One product and one kernel for each time step.
+Var layer_by_steps(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor& c) {
+  const Device device = x.value().device();
+  const DType dtype = x.value().dtype();
   const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
+  // The states (T + 1, B, H), entry t the one before step t; activated gates (T, B, 4H).
   const Tensor hs = Tensor::empty_on(device, {steps + 1, batch, hidden}, dtype);
   const Tensor cs = Tensor::empty_on(device, {steps + 1, batch, hidden});
+  const Tensor gates = Tensor::empty_on(device, {steps, batch, 4 * hidden});
   convert(h, time_step(hs, 0));
   time_step(cs, 0).copy_from(c);
   const Tensor bias = Tensor::empty_like(w.bias_ih->value);
   add(w.bias_ih->value, w.bias_hh->value, bias);
-  const Tensor gates = Tensor::empty_on(device, {steps, batch, 4 * hidden});
-  gemm(all_steps(x), converted(w.ih->value, dtype, Layout::plain), all_steps(gates),
+  const Tensor input = all_steps(x.value());
+  gemm(input, converted(w.ih->value, dtype, Layout::plain), all_steps(gates),
        {.transpose_b = true});
   const PackedMatrix recurrent(w.hh->value, true, batch, dtype, 1.0f);
   for (int64_t t = 0; t < steps; ++t) {
@@ -41,38 +38,11 @@ Steps run_steps(const Tensor& x, const LstmWeights& w, const Tensor& h, const Te
     HEDDLE_DISPATCH(device, lstm_cell_forward(gate, bias, time_step(cs, t), time_step(cs, t + 1),
                                               time_step(hs, t + 1)));
   }
-  return {hs, cs, gates};
-}
-
-}  // namespace
-
-Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor& c) {
-  TraceRange range("forward", w.ih->name);
-  auto [steps, batch, in] = dims<3>(x.value(), w.ih->name.c_str());
-  const int64_t hidden = w.hh->shape()[1];
-  check(w.ih->shape() == Shape{4 * hidden, in}, w.ih->name, ": expected input (T, B, ",
-        w.ih->shape()[1], "), found ", to_string(x.shape()));
-  check(steps > 0 && batch > 0, w.ih->name, ": empty input ", to_string(x.shape()));
-  check_shape(h, {batch, hidden}, w.hh->name + ": hidden state");
-  check_shape(c, {batch, hidden}, w.hh->name + ": cell state");
-  const Device device = x.value().device();
-  const DType dtype = x.value().dtype();
-
-#ifdef HEDDLE_CUDA
-  if (device.is_cuda() && tape.training() &&
-      cuda::cudnn_lstm_wins(x.value(), w, h, c, [&] { (void)run_steps(x.value(), w, h, c); }))
-    return cuda::cudnn_lstm_layer(tape, x, w, h, c);
-#endif
-  const auto [hs, cs, gates] = run_steps(x.value(), w, h, c);
-  const Tensor input = all_steps(x.value());
   h = converted(time_step(hs, steps), DType::f32, Layout::plain);
   c = time_step(cs, steps);
-  w.ih->uses_per_sample = w.hh->uses_per_sample = to_double(steps);
 
   Var y(hs.slice(1, steps + 1), x.needs_grad() || any_trained({w.ih, w.hh, w.bias_ih, w.bias_hh}));
-  auto backward = [x, input, w, hs = hs, cs = cs, gates = gates, device,
-                   dtype](BackwardPass& pass) {
-    const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
+  auto backward = [=](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     const Tensor dgates =
         dtype == DType::f32 ? gates : Tensor::empty_on(device, gates.shape(), dtype);
@@ -101,6 +71,25 @@ Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor
   };
   tape.record(w.ih->name, y, {w.ih, w.hh, w.bias_ih, w.bias_hh}, std::move(backward));
   return y;
+}
+
+}  // namespace
+
+Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor& c) {
+  TraceRange range("forward", w.ih->name);
+  auto [steps, batch, in] = dims<3>(x.value(), w.ih->name.c_str());
+  const int64_t hidden = w.hh->shape()[1];
+  check(w.ih->shape() == Shape{4 * hidden, in}, w.ih->name, ": expected input (T, B, ",
+        w.ih->shape()[1], "), found ", to_string(x.shape()));
+  check(steps > 0 && batch > 0, w.ih->name, ": empty input ", to_string(x.shape()));
+  check_shape(h, {batch, hidden}, w.hh->name + ": hidden state");
+  check_shape(c, {batch, hidden}, w.hh->name + ": cell state");
+  w.ih->uses_per_sample = w.hh->uses_per_sample = to_double(steps);
+#ifdef HEDDLE_CUDA
+  if (x.value().device().is_cuda() && tape.training())
+    return cuda::fastest_lstm_layer(tape, x, w, h, c, layer_by_steps);
+#endif
+  return layer_by_steps(tape, x, w, h, c);
 }
 
 Lstm::Lstm(ParameterStore& store, const std::string& name, int64_t input, int64_t hidden,

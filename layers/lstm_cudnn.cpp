@@ -1,8 +1,12 @@
 #include "layers/lstm_cudnn.h"
 
 #include <algorithm>
+#include <functional>
+#include <initializer_list>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -10,6 +14,7 @@
 #include "core/cuda.h"
 #include "core/kernels.h"
 #include "core/plan_cache.h"
+#include "core/step_graph.h"
 
 namespace heddle::cuda {
 namespace {
@@ -40,7 +45,6 @@ struct LstmPlan {
   Tensor lengths;                                  // i32 (B), each T
   std::vector<Span> spans;
   bool gaps = false;  // the spans do not cover all of the weight space
-  bool wins = false;
 };
 
 Tensor bytes_on_device(size_t bytes) { return Tensor::empty({to_int64(bytes)}, DType::u8); }
@@ -96,7 +100,8 @@ SequenceDescriptor describe_sequence(const Sizes& n, int64_t width) {
   return out;
 }
 
-std::optional<LstmPlan> make_plan(const Sizes& n) {
+// Throws where cuDNN does not support the layer.
+LstmPlan make_plan(const Sizes& n, cudnnRNNAlgo_t algorithm) {
   LstmPlan plan;
   plan.dropout = make_descriptor<DropoutDescriptor>(cudnnCreateDropoutDescriptor);
   check_cudnn(cudnnSetDropoutDescriptor(plan.dropout.get(), cudnn_handle(), 0, nullptr, 0, 0),
@@ -104,21 +109,19 @@ std::optional<LstmPlan> make_plan(const Sizes& n) {
   plan.rnn = make_descriptor<RnnDescriptor>(cudnnCreateRNNDescriptor);
   const bool tf32 = Context::current().options().tf32;
   const auto hidden = static_cast<int32_t>(n.hidden);
-  const bool supported =
-      cudnnSetRNNDescriptor_v8(
-          plan.rnn.get(), CUDNN_RNN_ALGO_STANDARD, CUDNN_LSTM, CUDNN_RNN_DOUBLE_BIAS,
-          CUDNN_UNIDIRECTIONAL, CUDNN_LINEAR_INPUT, CUDNN_DATA_FLOAT, CUDNN_DATA_FLOAT,
-          tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH, static_cast<int32_t>(n.in), hidden, hidden, 1,
-          plan.dropout.get(), CUDNN_RNN_PADDED_IO_DISABLED) == CUDNN_STATUS_SUCCESS &&
-      cudnnGetRNNWeightSpaceSize(cudnn_handle(), plan.rnn.get(), &plan.weights) ==
-          CUDNN_STATUS_SUCCESS;
-  if (!supported) return std::nullopt;
+  check_cudnn(cudnnSetRNNDescriptor_v8(plan.rnn.get(), algorithm, CUDNN_LSTM, CUDNN_RNN_DOUBLE_BIAS,
+                                       CUDNN_UNIDIRECTIONAL, CUDNN_LINEAR_INPUT, CUDNN_DATA_FLOAT,
+                                       CUDNN_DATA_FLOAT, tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH,
+                                       static_cast<int32_t>(n.in), hidden, hidden, 1,
+                                       plan.dropout.get(), CUDNN_RNN_PADDED_IO_DISABLED),
+              "cudnnSetRNNDescriptor_v8");
+  check_cudnn(cudnnGetRNNWeightSpaceSize(cudnn_handle(), plan.rnn.get(), &plan.weights),
+              "cudnnGetRNNWeightSpaceSize");
   plan.x = describe_sequence(n, n.in);
   plan.y = describe_sequence(n, n.hidden);
-  if (cudnnGetRNNTempSpaceSizes(cudnn_handle(), plan.rnn.get(), CUDNN_FWD_MODE_TRAINING,
-                                plan.x.get(), &plan.workspace,
-                                &plan.reserve) != CUDNN_STATUS_SUCCESS)
-    return std::nullopt;
+  check_cudnn(cudnnGetRNNTempSpaceSizes(cudnn_handle(), plan.rnn.get(), CUDNN_FWD_MODE_TRAINING,
+                                        plan.x.get(), &plan.workspace, &plan.reserve),
+              "cudnnGetRNNTempSpaceSizes");
   plan.state = make_descriptor<TensorDescriptor>(cudnnCreateTensorDescriptor);
   const int extents[] = {1, to_int(n.batch), hidden};
   const int strides[] = {to_int(n.batch) * hidden, hidden, 1};
@@ -134,10 +137,6 @@ std::optional<LstmPlan> make_plan(const Sizes& n) {
   return plan;
 }
 
-Sizes sizes_of(const Tensor& x, const LstmWeights& w) {
-  return {x.shape()[0], x.shape()[1], x.shape()[2], w.hh->shape()[1]};
-}
-
 Tensor part(const Tensor& x, int64_t begin, int64_t count) {
   return x.reshape({x.size()}).slice(begin, begin + count);
 }
@@ -146,9 +145,10 @@ struct Forwarded {
   Tensor y, h, c, weights, reserve;
 };
 
-// Returns the status of the library's call. Shapes as in lstm_layer().
-cudnnStatus_t run_forward(const LstmPlan& plan, const Tensor& x, const LstmWeights& w,
-                          const Tensor& h, const Tensor& c, Forwarded& out) {
+// Shapes as in lstm_layer().
+Forwarded run_forward(const LstmPlan& plan, const Tensor& x, const LstmWeights& w, const Tensor& h,
+                      const Tensor& c) {
+  Forwarded out;
   const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
   out.weights = Tensor::empty({to_int64(plan.weights / 4)});
   if (plan.gaps) out.weights.fill_zero();
@@ -159,61 +159,19 @@ cudnnStatus_t run_forward(const LstmPlan& plan, const Tensor& x, const LstmWeigh
   out.c = Tensor::empty_like(c);
   out.reserve = bytes_on_device(plan.reserve);
   const Tensor workspace = bytes_on_device(plan.workspace);
-  return cudnnRNNForward(cudnn_handle(), plan.rnn.get(), CUDNN_FWD_MODE_TRAINING,
-                         plan.lengths.data<int32_t>(), plan.x.get(), x.raw(), plan.y.get(),
-                         out.y.raw(), plan.state.get(), h.raw(), out.h.raw(), plan.state.get(),
-                         c.raw(), out.c.raw(), plan.weights, out.weights.raw(), plan.workspace,
-                         workspace.raw(), plan.reserve, out.reserve.raw());
+  check_cudnn(cudnnRNNForward(cudnn_handle(), plan.rnn.get(), CUDNN_FWD_MODE_TRAINING,
+                              plan.lengths.data<int32_t>(), plan.x.get(), x.raw(), plan.y.get(),
+                              out.y.raw(), plan.state.get(), h.raw(), out.h.raw(), plan.state.get(),
+                              c.raw(), out.c.raw(), plan.weights, out.weights.raw(), plan.workspace,
+                              workspace.raw(), plan.reserve, out.reserve.raw()),
+              "cudnnRNNForward");
+  return out;
 }
 
-// Makes a plan and times it against `own`; none where cuDNN does not support it.
-std::optional<LstmPlan> make_timed_plan(const Tensor& x, const LstmWeights& w, const Tensor& h,
-                                        const Tensor& c, const std::function<void()>& own) {
-  std::optional<LstmPlan> plan;
-  try {
-    plan = make_plan(sizes_of(x, w));
-    const auto cudnn = [&] {
-      Forwarded out;
-      check_cudnn(run_forward(*plan, x, w, h, c, out), "cudnnRNNForward");
-    };
-    if (plan) {
-      cudnn();
-      own();
-      float best = 0, best_own = 0;
-      for (int i = 0; i < 3; ++i) {
-        const float ms = stream_milliseconds(cudnn), ms_own = stream_milliseconds(own);
-        best = i == 0 ? ms : std::min(best, ms);
-        best_own = i == 0 ? ms_own : std::min(best_own, ms_own);
-      }
-      plan->wins = best <= best_own;
-    }
-  } catch (const Error&) {  // refused, or no memory for it: layers/lstm.cpp computes the layer
-    plan.reset();
-  }
-  (void)cudaGetLastError();  // of refused calls: the next kernel would report it
-  return plan;
-}
-
-// Returns the plan for a layer's sizes, which make() makes at their first use.
-template <class Make>
-const std::optional<LstmPlan>& lstm_plan(const Tensor& x, const LstmWeights& w, const Make& make) {
-  return cached_plan<std::optional<LstmPlan>>(plan_key(x.shape(), w.hh->shape()[1]), make);
-}
-
-}  // namespace
-
-bool cudnn_lstm_wins(const Tensor& x, const LstmWeights& w, const Tensor& h, const Tensor& c,
-                     const std::function<void()>& own) {
-  const ContextOptions& options = Context::current().options();
-  if (!options.tune || options.deterministic || x.dtype() != DType::f32) return false;
-  const auto& plan = lstm_plan(x, w, [&] { return make_timed_plan(x, w, h, c, own); });
-  return plan && plan->wins;
-}
-
-Var cudnn_lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor& c) {
-  const LstmPlan& plan = lstm_plan(x.value(), w, [] { return std::optional<LstmPlan>(); }).value();
-  Forwarded out;
-  check_cudnn(run_forward(plan, x.value(), w, h, c, out), "cudnnRNNForward");
+// Does the same as lstm_layer(). The plan must outlive the tape.
+Var layer_by_plan(const LstmPlan& plan, Tape& tape, const Var& x, const LstmWeights& w, Tensor& h,
+                  Tensor& c) {
+  const Forwarded out = run_forward(plan, x.value(), w, h, c);
   Var y(out.y, x.needs_grad() || any_trained({w.ih, w.hh, w.bias_ih, w.bias_hh}));
   auto backward = [x, w, out, &plan, h_before = h, c_before = c](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
@@ -254,8 +212,70 @@ Var cudnn_lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, 
   tape.record(w.ih->name, y, {w.ih, w.hh, w.bias_ih, w.bias_hh}, std::move(backward));
   h = out.h;
   c = out.c;
-  w.ih->uses_per_sample = w.hh->uses_per_sample = to_double(x.shape()[0]);
   return y;
+}
+
+// Milliseconds of a layer's forward and backward pass, the shortest of five, as a recorded step
+// does them: there no implementation waits for the host. Weights and gradients are the trial's own.
+// Throws where the layer cannot run, or not be recorded.
+float trial_milliseconds(const LstmLayer& layer, const Tensor& x, const Tensor& h,
+                         const Tensor& c) {
+  const int64_t hidden = h.shape()[1];
+  ParameterStore store;
+  const LstmWeights weights =
+      add_recurrent_weights(store, "trial", 0, 4 * hidden, x.shape()[2], hidden, 0.1f);
+  store.finalize(0);
+  StepGraph graph(store, [](const std::string& why) { throw Error(why); });
+  const auto step = [&] {
+    store.begin_step();
+    graph.run({x}, [&](const std::vector<Tensor>& in) {
+      Tape tape;
+      Tensor state = h, cell = c;
+      const Var y = layer(tape, Var(in[0], true), weights, state, cell);
+      const Var end(Tensor::empty({1}), true);
+      tape.record("trial", end, {}, [&](BackwardPass&) { y.add_grad(y.value()); });
+      tape.backward(end);
+      return std::vector<Tensor>{y.value()};
+    });
+  };
+  while (!graph.recorded()) step();
+  float best = stream_milliseconds(step);
+  for (int i = 0; i < 4; ++i) best = std::min(best, stream_milliseconds(step));
+  return best;
+}
+
+// Returns the fastest plan of cuDNN's, or none where the project's own layer is faster.
+std::optional<LstmPlan> fastest_plan(const Tensor& x, const Tensor& h, const Tensor& c,
+                                     const LstmLayer& own) {
+  std::optional<LstmPlan> fastest;
+  float best = std::numeric_limits<float>::infinity();
+  const cudnnRNNAlgo_t algorithms[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC,
+                                       CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H};
+  for (int i = -1; i < 3; ++i) try {  // -1: own
+      std::optional<LstmPlan> plan;
+      if (i >= 0)
+        plan = make_plan({x.shape()[0], x.shape()[1], x.shape()[2], h.shape()[1]}, algorithms[i]);
+      const float ms = trial_milliseconds(
+          plan ? std::bind_front(layer_by_plan, std::cref(*plan)) : own, x, h, c);
+      if (ms > best) continue;
+      best = ms;
+      fastest = std::move(plan);
+    } catch (const Error&) {     // not supported, not to be recorded, or no memory for it
+      (void)cudaGetLastError();  // the next kernel would report it
+    }
+  return fastest;
+}
+
+}  // namespace
+
+Var fastest_lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor& c,
+                       const LstmLayer& own) {
+  const ContextOptions& options = Context::current().options();
+  if (!options.tune || options.deterministic || x.value().dtype() != DType::f32)
+    return own(tape, x, w, h, c);
+  const auto& plan = cached_plan<std::optional<LstmPlan>>(
+      plan_key(x.shape(), h.shape()[1]), [&] { return fastest_plan(x.value(), h, c, own); });
+  return plan ? layer_by_plan(*plan, tape, x, w, h, c) : own(tape, x, w, h, c);
 }
 
 }  // namespace heddle::cuda

@@ -9,13 +9,14 @@
 
 namespace heddle::cuda {
 
-// Returns whether cuDNN's forward of this layer (x (T, B, I), state (B, H)) takes no longer than
-// `own`: both are timed at a shape's first use. False where the Context may not tune, for other
-// types, and for what cuDNN does not support.
-bool cudnn_lstm_wins(const Tensor& x, const LstmWeights& weights, const Tensor& h, const Tensor& c,
-                     const std::function<void()>& own);
+// lstm_layer(), or an implementation of it.
+using LstmLayer = std::function<Var(Tape&, const Var& x, const LstmWeights&, Tensor& h, Tensor& c)>;
 
-// Does the same as lstm_layer(). Call cudnn_lstm_wins() for this shape first.
-Var cudnn_lstm_layer(Tape& tape, const Var& x, const LstmWeights& weights, Tensor& h, Tensor& c);
+// Does the same as lstm_layer() by `own` or by cuDNN, whichever took less time for forward and
+// backward pass at this shape's first use; cuDNN's persistent kernels, which keep the recurrent
+// matrix in the multiprocessors, are tried as well. By `own` where the Context may not tune, for
+// other types, and for what cuDNN does not support or what cannot be recorded.
+Var fastest_lstm_layer(Tape& tape, const Var& x, const LstmWeights& weights, Tensor& h, Tensor& c,
+                       const LstmLayer& own);
 
 }  // namespace heddle::cuda

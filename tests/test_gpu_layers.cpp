@@ -74,12 +74,13 @@ TEST_CASE("compare: GRU, layer normalisation, attention") {
   }
 }
 
-// Tuned, a GPU may use cuDNN's LSTM, which the simulated GPU refuses for 13 units. Two windows in
-// one step: the second continues from a state, and adds to the gradients.
+// Tuned, a GPU may use cuDNN's LSTM, as the simulated GPU does with 20 units and, by the persistent
+// algorithm, with 10. Two windows in one step: the second continues from a state, and adds to the
+// gradients.
 TEST_CASE("compare: an LSTM's windows, tuned or not") {
   for (DType dtype : library_types())
     for (bool tune : {false, true})
-      for (int64_t hidden : {20, 13, 11}) {
+      for (int64_t hidden : {20, 14, 13, 11, 10, 9}) {
         const std::string what =
             concat("(5, 3, 17), ", hidden, " units, two windows", tune ? ", tuned" : "");
         const auto job = [&] {
@@ -98,13 +99,15 @@ TEST_CASE("compare: an LSTM's windows, tuned or not") {
         };
         compare("lstm", what, dtype, job, subject(tune));
 #ifdef HEDDLE_SIMULATED_GPU
-        // With 11 units its cuDNN takes longer. Sums in another order show which one ran.
+        // cuDNN refuses 13 units and takes longer in one of the passes with 11 and 9; with 14 units
+        // the algorithm that is fast cannot be recorded. Sums in another order show which one ran.
         const auto run = [&](bool tuned) {
           Context context(subject(tuned));
           return job();
         };
         if (tune && subject().device.is_cuda())
-          CHECK((run(true) == run(false)) == (hidden != 20 || dtype != DType::f32));
+          CHECK((run(true) == run(false)) ==
+                ((hidden != 20 && hidden != 10) || dtype != DType::f32));
 #endif
       }
 }
