@@ -1,8 +1,6 @@
 #include "layers/lstm_cudnn.h"
 
-#include <algorithm>
 #include <functional>
-#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -61,15 +59,12 @@ std::vector<Span> find_weights(const LstmPlan& plan, const Sizes& n) {
     const int64_t to = (static_cast<const char*>(address) - static_cast<char*>(space.raw())) / 4;
     check(to >= 0 && to_size(to + count) * 4 <= plan.weights,
           "cuDNN: a weight of the LSTM lies outside the weight space");
-    if (!spans.empty()) {
-      Span& last = spans.back();
-      if (last.parameter == parameter && last.from + last.count == from &&
-          last.to + last.count == to) {
-        last.count += count;
-        return;
-      }
-    }
-    spans.push_back({parameter, from, to, count});
+    Span* last = spans.empty() ? nullptr : &spans.back();
+    if (last != nullptr && last->parameter == parameter && last->from + last->count == from &&
+        last->to + last->count == to)
+      last->count += count;
+    else
+      spans.push_back({parameter, from, to, count});
   };
   for (const bool biases : {false, true})
     for (int id = 0; id < 8; ++id) {
@@ -107,13 +102,12 @@ LstmPlan make_plan(const Sizes& n, cudnnRNNAlgo_t algorithm) {
   check_cudnn(cudnnSetDropoutDescriptor(plan.dropout.get(), cudnn_handle(), 0, nullptr, 0, 0),
               "cudnnSetDropoutDescriptor");
   plan.rnn = make_descriptor<RnnDescriptor>(cudnnCreateRNNDescriptor);
-  const bool tf32 = Context::current().options().tf32;
   const auto hidden = static_cast<int32_t>(n.hidden);
+  const auto math = Context::current().options().tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
   check_cudnn(cudnnSetRNNDescriptor_v8(plan.rnn.get(), algorithm, CUDNN_LSTM, CUDNN_RNN_DOUBLE_BIAS,
                                        CUDNN_UNIDIRECTIONAL, CUDNN_LINEAR_INPUT, CUDNN_DATA_FLOAT,
-                                       CUDNN_DATA_FLOAT, tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH,
-                                       static_cast<int32_t>(n.in), hidden, hidden, 1,
-                                       plan.dropout.get(), CUDNN_RNN_PADDED_IO_DISABLED),
+                                       CUDNN_DATA_FLOAT, math, static_cast<int32_t>(n.in), hidden,
+                                       hidden, 1, plan.dropout.get(), CUDNN_RNN_PADDED_IO_DISABLED),
               "cudnnSetRNNDescriptor_v8");
   check_cudnn(cudnnGetRNNWeightSpaceSize(cudnn_handle(), plan.rnn.get(), &plan.weights),
               "cudnnGetRNNWeightSpaceSize");
@@ -127,9 +121,8 @@ LstmPlan make_plan(const Sizes& n, cudnnRNNAlgo_t algorithm) {
   const int strides[] = {to_int(n.batch) * hidden, hidden, 1};
   check_cudnn(cudnnSetTensorNdDescriptor(plan.state.get(), CUDNN_DATA_FLOAT, 3, extents, strides),
               "cudnnSetTensorNdDescriptor");
-  const Tensor lengths = Tensor::empty_on(Device{}, {n.batch}, DType::i32);
-  std::fill_n(lengths.data<int32_t>(), n.batch, static_cast<int32_t>(n.steps));
-  plan.lengths = lengths.to(Context::current().device());
+  const std::vector<int32_t> lengths(to_size(n.batch), static_cast<int32_t>(n.steps));
+  plan.lengths = Tensor::from_integers(lengths).to(Context::current().device());
   plan.spans = find_weights(plan, n);
   size_t used = 0;
   for (const Span& span : plan.spans) used += to_size(span.count) * 4;
@@ -215,9 +208,9 @@ Var layer_by_plan(const LstmPlan& plan, Tape& tape, const Var& x, const LstmWeig
   return y;
 }
 
-// Milliseconds of a layer's forward and backward pass, the shortest of five, as a recorded step
-// does them: there no implementation waits for the host. Weights and gradients are the trial's own.
-// Throws where the layer cannot run, or not be recorded.
+// Milliseconds of five forward and backward passes of a layer, as a recorded step does them: there
+// no implementation waits for the host. Weights and gradients are the trial's own. Throws where the
+// layer cannot run, or not be recorded.
 float trial_milliseconds(const LstmLayer& layer, const Tensor& x, const Tensor& h,
                          const Tensor& c) {
   const int64_t hidden = h.shape()[1];
@@ -239,9 +232,9 @@ float trial_milliseconds(const LstmLayer& layer, const Tensor& x, const Tensor& 
     });
   };
   while (!graph.recorded()) step();
-  float best = stream_milliseconds(step);
-  for (int i = 0; i < 4; ++i) best = std::min(best, stream_milliseconds(step));
-  return best;
+  return stream_milliseconds([&] {
+    for (int i = 0; i < 5; ++i) step();
+  });
 }
 
 // Returns the fastest plan of cuDNN's, or none where the project's own layer is faster.
