@@ -37,6 +37,7 @@ VOTES = ("train_resnet --arch cnn --learners 2 --batch-size 1 --dp-unit group --
          " --momentum 0 --no-nesterov")
 PTB = "train_lm --data DATA/ptb --preset zaremba-small --learners 4 --batch-size 5"
 LGRECO = " --layerwise lgreco"
+HALF = " --precision bf16"  # of activations and products; twice as fast on a processor with AMX
 SCALECOM = " --compress scalecom:rate=100"
 MOMENTUM = " --compressed-momentum full"
 # Measured before --compressed-momentum existed, when "full" was the only rule: their recorded commands lack the flag.
@@ -155,14 +156,16 @@ def experiments():
         runs[f"long-{name}-1"] = runs[f"root-{name}-1"].replace("--epochs 8", "--epochs 16")
     runs["root-beta-0.1-rate-25-1"] = runs["root-beta-0.1-1"].replace("rate=100", "rate=25")
     # 3,168 steps of 1,024 images, of which 3,068 are compressed; then ScaleCom's way: the batch grows with the learners.
-    many = f"{RESNET.replace('--learners 4 --batch-size 32 --lr 0.2', '--learners 16 --batch-size 64 --lr 0.4')} --lr-warmup-epochs 2"
+    # These and the networks after them are computed in bf16, dense and compressed.
+    half = RESNET + HALF
+    many = f"{half.replace('--learners 4 --batch-size 32 --lr 0.2', '--learners 16 --batch-size 64 --lr 0.4')} --lr-warmup-epochs 2"
     for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("ramp", SCALECOM + ",ramp=300"),
                         ("beta-0.1", SCALECOM + ",beta=0.1"), ("beta-0.1-full", SCALECOM + ",beta=0.1" + MOMENTUM)):
         runs[f"batch-{name}-1"] = f"{many} --epochs 66{flags}"
     for name, flags in (("dense", ""), ("scalecom", SCALECOM)):
-        runs[f"grown-{name}-1"] = f"{RESNET.replace('--learners 4', '--learners 32')} --epochs 16 --lr-warmup-epochs 2{flags}"
-        runs[f"wide-{name}-1"] = f"{RESNET.replace('--learners 4 --batch-size 32', '--learners 64 --batch-size 8')} --epochs 4{flags}"
-        runs[f"usual-{name}-1"] = f"{RESNET.replace('resnet20', 'resnet18').replace('--lr 0.2', '--lr 0.1')} --epochs 8{flags}"
+        runs[f"grown-{name}-1"] = f"{half.replace('--learners 4', '--learners 32')} --epochs 16 --lr-warmup-epochs 2{flags}"
+        runs[f"wide-{name}-1"] = f"{half.replace('--learners 4 --batch-size 32', '--learners 64 --batch-size 8')} --epochs 4{flags}"
+        runs[f"usual-{name}-1"] = f"{half.replace('resnet20', 'resnet18').replace('--lr 0.2', '--lr 0.1')} --epochs 8{flags}"
         # Accuracy against time as measured; four hosts instead of --learners 4.
         race = RESNET.replace(" --learners 4", "")
         runs[f"race-resnet20-{name}"] = f"netlab {race} --epochs 16{flags}"
@@ -215,8 +218,8 @@ def experiments():
                           ("resnet20-lgreco-scalecom", resnet + SCALECOM + LGRECO),
                           ("zaremba-medium-dense", lm), ("zaremba-medium-scalecom", lm + SCALECOM)):
         runs[FULL + name] = command
-        # The same without a GPU, some two hours each; the language model's first ten epochs take seven.
-        on_cpu = command.replace(" --device cuda", "")
+        # The same without a GPU, some two hours each; the language model's first ten epochs take three.
+        on_cpu = command.replace(" --device cuda", "") + HALF
         runs[f"{FULL}cpu-{name}"] = on_cpu + " --epochs 10" if "medium" in name else on_cpu
     return {name: command + (MOMENTUM if name.startswith(BEFORE) and re.search("topk|scalecom|powersgd", command) else "")
             for name, command in runs.items()}
