@@ -30,10 +30,6 @@ struct Span {
   int64_t from, to, count;
 };
 
-struct Sizes {
-  int64_t steps, batch, in, hidden;
-};
-
 struct LstmPlan {
   DropoutDescriptor dropout;
   RnnDescriptor rnn;
@@ -49,7 +45,7 @@ Tensor bytes_on_device(size_t bytes) { return Tensor::empty({to_int64(bytes)}, D
 
 // Asks cuDNN where each bias and each gate's rows of a matrix lie. It numbers gates i, f, g, o of
 // the input matrix 0 to 3, those of the recurrent one 4 to 7, in the order of the rows here.
-std::vector<Span> find_weights(const LstmPlan& plan, const Sizes& n) {
+std::vector<Span> find_weights(const LstmPlan& plan, int64_t in, int64_t hidden) {
   const Tensor space = bytes_on_device(plan.weights);
   const auto matrix = make_descriptor<TensorDescriptor>(cudnnCreateTensorDescriptor);
   const auto bias = make_descriptor<TensorDescriptor>(cudnnCreateTensorDescriptor);
@@ -73,57 +69,56 @@ std::vector<Span> find_weights(const LstmPlan& plan, const Sizes& n) {
                                           space.raw(), id, matrix.get(), &rows, bias.get(), &shift),
                   "cudnnGetRNNWeightParams");
       const bool input = id < 4;
-      const int64_t gate = id % 4, width = input ? n.in : n.hidden;
+      const int64_t gate = id % 4, width = input ? in : hidden;
       if (biases)
-        add(input ? &LstmWeights::bias_ih : &LstmWeights::bias_hh, gate * n.hidden, shift,
-            n.hidden);
+        add(input ? &LstmWeights::bias_ih : &LstmWeights::bias_hh, gate * hidden, shift, hidden);
       else
-        add(input ? &LstmWeights::ih : &LstmWeights::hh, gate * n.hidden * width, rows,
-            n.hidden * width);
+        add(input ? &LstmWeights::ih : &LstmWeights::hh, gate * hidden * width, rows,
+            hidden * width);
     }
   return spans;
 }
 
-SequenceDescriptor describe_sequence(const Sizes& n, int64_t width) {
+SequenceDescriptor describe_sequence(const Shape& x, int64_t width) {
   auto out = make_descriptor<SequenceDescriptor>(cudnnCreateRNNDataDescriptor);
-  const std::vector<int> lengths(to_size(n.batch), to_int(n.steps));
+  const std::vector<int> lengths(to_size(x[1]), to_int(x[0]));
   // All sequences are equally long: packed, they lie as (T, B, width).
-  check_cudnn(cudnnSetRNNDataDescriptor(out.get(), CUDNN_DATA_FLOAT,
-                                        CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED, to_int(n.steps),
-                                        to_int(n.batch), to_int(width), lengths.data(), nullptr),
-              "cudnnSetRNNDataDescriptor");
+  check_cudnn(
+      cudnnSetRNNDataDescriptor(out.get(), CUDNN_DATA_FLOAT, CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED,
+                                to_int(x[0]), to_int(x[1]), to_int(width), lengths.data(), nullptr),
+      "cudnnSetRNNDataDescriptor");
   return out;
 }
 
 // Throws where cuDNN does not support the layer.
-LstmPlan make_plan(const Sizes& n, cudnnRNNAlgo_t algorithm) {
+LstmPlan make_plan(const Shape& x, int64_t units, cudnnRNNAlgo_t algorithm) {
   LstmPlan plan;
   plan.dropout = make_descriptor<DropoutDescriptor>(cudnnCreateDropoutDescriptor);
   check_cudnn(cudnnSetDropoutDescriptor(plan.dropout.get(), cudnn_handle(), 0, nullptr, 0, 0),
               "cudnnSetDropoutDescriptor");
   plan.rnn = make_descriptor<RnnDescriptor>(cudnnCreateRNNDescriptor);
-  const auto hidden = static_cast<int32_t>(n.hidden);
+  const auto hidden = static_cast<int32_t>(units);
   const auto math = Context::current().options().tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
   check_cudnn(cudnnSetRNNDescriptor_v8(plan.rnn.get(), algorithm, CUDNN_LSTM, CUDNN_RNN_DOUBLE_BIAS,
                                        CUDNN_UNIDIRECTIONAL, CUDNN_LINEAR_INPUT, CUDNN_DATA_FLOAT,
-                                       CUDNN_DATA_FLOAT, math, static_cast<int32_t>(n.in), hidden,
+                                       CUDNN_DATA_FLOAT, math, static_cast<int32_t>(x[2]), hidden,
                                        hidden, 1, plan.dropout.get(), CUDNN_RNN_PADDED_IO_DISABLED),
               "cudnnSetRNNDescriptor_v8");
   check_cudnn(cudnnGetRNNWeightSpaceSize(cudnn_handle(), plan.rnn.get(), &plan.weights),
               "cudnnGetRNNWeightSpaceSize");
-  plan.x = describe_sequence(n, n.in);
-  plan.y = describe_sequence(n, n.hidden);
+  plan.x = describe_sequence(x, x[2]);
+  plan.y = describe_sequence(x, units);
   check_cudnn(cudnnGetRNNTempSpaceSizes(cudnn_handle(), plan.rnn.get(), CUDNN_FWD_MODE_TRAINING,
                                         plan.x.get(), &plan.workspace, &plan.reserve),
               "cudnnGetRNNTempSpaceSizes");
   plan.state = make_descriptor<TensorDescriptor>(cudnnCreateTensorDescriptor);
-  const int extents[] = {1, to_int(n.batch), hidden};
-  const int strides[] = {to_int(n.batch) * hidden, hidden, 1};
+  const int extents[] = {1, to_int(x[1]), hidden};
+  const int strides[] = {to_int(x[1]) * hidden, hidden, 1};
   check_cudnn(cudnnSetTensorNdDescriptor(plan.state.get(), CUDNN_DATA_FLOAT, 3, extents, strides),
               "cudnnSetTensorNdDescriptor");
-  const std::vector<int32_t> lengths(to_size(n.batch), static_cast<int32_t>(n.steps));
+  const std::vector<int32_t> lengths(to_size(x[1]), static_cast<int32_t>(x[0]));
   plan.lengths = Tensor::from_integers(lengths).to(Context::current().device());
-  plan.spans = find_weights(plan, n);
+  plan.spans = find_weights(plan, x[2], units);
   size_t used = 0;
   for (const Span& span : plan.spans) used += to_size(span.count) * 4;
   plan.gaps = used < plan.weights;
@@ -142,12 +137,11 @@ struct Forwarded {
 Forwarded run_forward(const LstmPlan& plan, const Tensor& x, const LstmWeights& w, const Tensor& h,
                       const Tensor& c) {
   Forwarded out;
-  const int64_t steps = x.shape()[0], batch = x.shape()[1], hidden = w.hh->shape()[1];
   out.weights = Tensor::empty({to_int64(plan.weights / 4)});
   if (plan.gaps) out.weights.fill_zero();
   for (const Span& s : plan.spans)
     part(out.weights, s.to, s.count).copy_from(part((w.*s.parameter)->value, s.from, s.count));
-  out.y = Tensor::empty({steps, batch, hidden});
+  out.y = Tensor::empty({x.shape()[0], x.shape()[1], h.shape()[1]});
   out.h = Tensor::empty_like(h);
   out.c = Tensor::empty_like(c);
   out.reserve = bytes_on_device(plan.reserve);
@@ -242,12 +236,12 @@ std::optional<LstmPlan> fastest_plan(const Tensor& x, const Tensor& h, const Ten
                                      const LstmLayer& own) {
   std::optional<LstmPlan> fastest;
   float best = std::numeric_limits<float>::infinity();
+  Context::current().trace().mute(true);  // its waiting for the GPU could not be recorded
   const cudnnRNNAlgo_t algorithms[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC,
                                        CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H};
   for (int i = -1; i < 3; ++i) try {  // -1: own
       std::optional<LstmPlan> plan;
-      if (i >= 0)
-        plan = make_plan({x.shape()[0], x.shape()[1], x.shape()[2], h.shape()[1]}, algorithms[i]);
+      if (i >= 0) plan = make_plan(x.shape(), h.shape()[1], algorithms[i]);
       const float ms = trial_milliseconds(
           plan ? std::bind_front(layer_by_plan, std::cref(*plan)) : own, x, h, c);
       if (ms > best) continue;
@@ -256,6 +250,7 @@ std::optional<LstmPlan> fastest_plan(const Tensor& x, const Tensor& h, const Ten
     } catch (const Error&) {     // not supported, not to be recorded, or no memory for it
       (void)cudaGetLastError();  // the next kernel would report it
     }
+  Context::current().trace().mute(false);
   return fastest;
 }
 
