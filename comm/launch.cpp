@@ -64,7 +64,7 @@ int run_mpi(double timeout_s, const std::function<int(Communicator&)>& body) {
     return body(*comm);
   } catch (const CommError& error) {
     // Ranks that wait for each other in a row give up at almost the same moment, and only one of
-    // them names the cause: all say for whom they have waited before the first one ends them.
+    // them names the cause: each says which rank it waited for before any of them ends the others.
     std::fprintf(stderr, "[rank %d] %s\n", comm->rank(), error.what());
     std::this_thread::sleep_for(std::chrono::seconds(2));
   } catch (const Error& error) {

@@ -24,7 +24,7 @@ namespace heddle {
 struct ContextOptions {
   Device device = {};
   int threads = 0;             // compute threads of this learner; 0: OpenMP's default
-  bool tune = false;           // CUDA: times each convolution's algorithms and uses the fastest
+  bool tune = false;           // CUDA: times algorithms of convolutions and LSTMs, uses the fastest
   bool deterministic = false;  // algorithms by rule only, and reductions in a fixed order
   bool tf32 = false;           // CUDA: fp32 products may round their factors to 10 bits
 };

@@ -24,6 +24,8 @@
 namespace heddle {
 namespace {
 
+thread_local bool muted = false;
+
 std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -192,7 +194,7 @@ std::string Trace::json(const std::string& events) {
 
 TraceRange::TraceRange(const char* track, std::string_view name) {
   Context& context = Context::current();
-  if (!context.trace().enabled()) return;
+  if (muted || !context.trace().enabled()) return;
   context_ = &context;
   track_ = track;
   name_ = name;
@@ -217,7 +219,9 @@ TraceRange::~TraceRange() {
 #endif
 }
 
-bool explaining() { return Context::current().trace().explaining(); }
+void mute_trace(bool on) { muted = on; }
+
+bool explaining() { return !muted && Context::current().trace().explaining(); }
 
 std::string source_place(const char* file, int line) {
   const std::string_view path = file;

@@ -60,7 +60,7 @@ class Trace {
   // its work was started there; with `wait`, it begins and ends when the thread's stream is idle.
   void start(bool wait = false);
   void stop();
-  bool enabled() const { return enabled_.load(std::memory_order_relaxed) && !muted_; }
+  bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
   bool waits() const { return waits_.load(std::memory_order_relaxed); }
 
   // Records a range, begin and end in microseconds of the steady clock. Events beyond kMaxEvents
@@ -76,10 +76,8 @@ class Trace {
 
   // Switches notes on or off; between steps only.
   void explain(bool on) { explaining_.store(on, std::memory_order_relaxed); }
-  bool explaining() const { return explaining_.load(std::memory_order_relaxed) && !muted_; }
+  bool explaining() const { return explaining_.load(std::memory_order_relaxed); }
   void note(Note note);
-  // Records nothing until it is called again with false.
-  void mute(bool on) { muted_ = on; }
   // Returns the notes in the order of recording and clears them.
   std::vector<Note> take_notes();
 
@@ -108,7 +106,7 @@ class Trace {
   };
   using Track = std::pair<std::string, std::thread::id>;
   void push(Event event);
-  std::atomic<bool> enabled_ = false, waits_ = false, explaining_ = false, muted_ = false;
+  std::atomic<bool> enabled_ = false, waits_ = false, explaining_ = false;
   mutable std::mutex mutex_;
   std::vector<Event> events_;
   std::vector<Note> notes_;
@@ -133,7 +131,9 @@ class TraceRange {
   double begin_ = 0;
 };
 
-// Returns whether the current Context's trace takes notes.
+// Keeps the ranges and notes of this thread out of every trace, until called again with false.
+void mute_trace(bool on);
+// Returns whether the current Context's trace takes this thread's notes.
 bool explaining();
 // Returns "core/tape.cpp:56": the last folder and the name of a file, and the line.
 std::string source_place(const char* file, int line);

@@ -1,5 +1,7 @@
 #include "layers/lstm_cudnn.h"
 
+#include <algorithm>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -13,6 +15,7 @@
 #include "core/kernels.h"
 #include "core/plan_cache.h"
 #include "core/step_graph.h"
+#include "core/trace.h"
 
 namespace heddle::cuda {
 namespace {
@@ -202,10 +205,10 @@ Var layer_by_plan(const LstmPlan& plan, Tape& tape, const Var& x, const LstmWeig
   return y;
 }
 
-// Milliseconds of five forward and backward passes of a layer, as a recorded step does them: there
-// no implementation waits for the host. Weights and gradients are the trial's own. Throws where the
-// layer cannot run, or not be recorded.
-float trial_milliseconds(const LstmLayer& layer, const Tensor& x, const Tensor& h,
+// Returns the milliseconds of a layer's forward and backward pass, the least of five, as a CUDA
+// graph or not. Weights and gradients are the trial's own. Throws where the layer cannot run, or
+// not be recorded.
+float trial_milliseconds(const LstmLayer& layer, bool recorded, const Var& x, const Tensor& h,
                          const Tensor& c) {
   const int64_t hidden = h.shape()[1];
   ParameterStore store;
@@ -213,44 +216,49 @@ float trial_milliseconds(const LstmLayer& layer, const Tensor& x, const Tensor& 
       add_recurrent_weights(store, "trial", 0, 4 * hidden, x.shape()[2], hidden, 0.1f);
   store.finalize(0);
   StepGraph graph(store, [](const std::string& why) { throw Error(why); });
+  const auto work = [&](const std::vector<Tensor>& in) {
+    Tape tape;
+    Tensor state = h, cell = c;
+    const Var y = layer(tape, Var(in[0], x.needs_grad()), weights, state, cell);
+    const Var end(Tensor::empty({1}), true);
+    tape.record("trial", end, {}, [&](BackwardPass&) { y.add_grad(y.value()); });
+    tape.backward(end);
+    return std::vector<Tensor>{y.value()};
+  };
   const auto step = [&] {
     store.begin_step();
-    graph.run({x}, [&](const std::vector<Tensor>& in) {
-      Tape tape;
-      Tensor state = h, cell = c;
-      const Var y = layer(tape, Var(in[0], true), weights, state, cell);
-      const Var end(Tensor::empty({1}), true);
-      tape.record("trial", end, {}, [&](BackwardPass&) { y.add_grad(y.value()); });
-      tape.backward(end);
-      return std::vector<Tensor>{y.value()};
-    });
+    recorded ? graph.run({x.value()}, work) : work({x.value()});
   };
-  while (!graph.recorded()) step();
-  return stream_milliseconds([&] {
-    for (int i = 0; i < 5; ++i) step();
-  });
+  do step();
+  while (recorded && !graph.recorded());
+  float best = stream_milliseconds(step);
+  for (int i = 0; i < 4; ++i) best = std::min(best, stream_milliseconds(step));
+  return best;
 }
 
 // Returns the fastest plan of cuDNN's, or none where the project's own layer is faster.
-std::optional<LstmPlan> fastest_plan(const Tensor& x, const Tensor& h, const Tensor& c,
+std::optional<LstmPlan> fastest_plan(bool recorded, const Var& x, const Tensor& h, const Tensor& c,
                                      const LstmLayer& own) {
   std::optional<LstmPlan> fastest;
   float best = std::numeric_limits<float>::infinity();
-  Context::current().trace().mute(true);  // its waiting for the GPU could not be recorded
+  mute_trace(true);  // a trace may wait for the GPU, which cannot be recorded
   const cudnnRNNAlgo_t algorithms[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC,
                                        CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H};
-  for (int i = -1; i < 3; ++i) try {  // -1: own
+  // A persistent kernel needs all its blocks on the GPU at once, which the kernels of another
+  // learner might prevent; recorded steps are those of one learner. Ours is the last.
+  const int tried = recorded ? 3 : 1;
+  for (int i = 0; i <= tried; ++i) try {
       std::optional<LstmPlan> plan;
-      if (i >= 0) plan = make_plan(x.shape(), h.shape()[1], algorithms[i]);
+      if (i < tried) plan = make_plan(x.shape(), h.shape()[1], algorithms[i]);
       const float ms = trial_milliseconds(
-          plan ? std::bind_front(layer_by_plan, std::cref(*plan)) : own, x, h, c);
-      if (ms > best) continue;
+          plan ? std::bind_front(layer_by_plan, std::cref(*plan)) : own, recorded, x, h, c);
+      if (ms >= best) continue;
       best = ms;
       fastest = std::move(plan);
-    } catch (const Error&) {     // not supported, not to be recorded, or no memory for it
-      (void)cudaGetLastError();  // the next kernel would report it
+    } catch (const std::exception&) {  // not supported, not to be recorded, or no memory for it
+      (void)cudaGetLastError();        // the next kernel would report it
     }
-  Context::current().trace().mute(false);
+  mute_trace(false);
   return fastest;
 }
 
@@ -259,10 +267,14 @@ std::optional<LstmPlan> fastest_plan(const Tensor& x, const Tensor& h, const Ten
 Var fastest_lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor& c,
                        const LstmLayer& own) {
   const ContextOptions& options = Context::current().options();
-  if (!options.tune || options.deterministic || x.value().dtype() != DType::f32)
+  // Ours skips the products of frozen weights, cuDNN does not.
+  if (!options.tune || options.deterministic || x.value().dtype() != DType::f32 || w.ih->frozen ||
+      w.hh->frozen || w.bias_ih->frozen || w.bias_hh->frozen)
     return own(tape, x, w, h, c);
+  const bool recorded = tape.options().counters.defined();
   const auto& plan = cached_plan<std::optional<LstmPlan>>(
-      plan_key(x.shape(), h.shape()[1]), [&] { return fastest_plan(x.value(), h, c, own); });
+      plan_key(x.shape(), h.shape()[1], recorded, x.needs_grad()),
+      [&] { return stream_is_recorded() ? std::nullopt : fastest_plan(recorded, x, h, c, own); });
   return plan ? layer_by_plan(*plan, tape, x, w, h, c) : own(tape, x, w, h, c);
 }
 

@@ -48,7 +48,7 @@ void add_machine_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("tf32", &o.tf32, "",
             "on a GPU: round the factors of fp32 products to 10 mantissa bits, for speed");
   flags.add("tune", &o.tune, "",
-            "on a GPU: time each convolution's algorithms at its first use and keep the fastest; "
+            "on a GPU: time a convolution's or LSTM's algorithms at first use, keep the fastest; "
             "not with --deterministic");
   flags.add("graph", &o.graph, "WHEN",
             "on a GPU: record forward and backward once and replay them as one CUDA graph "

@@ -156,7 +156,7 @@ def experiments():
         runs[f"long-{name}-1"] = runs[f"root-{name}-1"].replace("--epochs 8", "--epochs 16")
     runs["root-beta-0.1-rate-25-1"] = runs["root-beta-0.1-1"].replace("rate=100", "rate=25")
     # 3,168 steps of 1,024 images, of which 3,068 are compressed; then ScaleCom's way: the batch grows with the learners.
-    # These and the networks after them are computed in bf16, dense and compressed.
+    # batch-, grown-, wide- and usual- compute in bf16, dense and compressed (which needs a processor with AVX-512).
     half = RESNET + HALF
     many = f"{half.replace('--learners 4 --batch-size 32 --lr 0.2', '--learners 16 --batch-size 64 --lr 0.4')} --lr-warmup-epochs 2"
     for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("ramp", SCALECOM + ",ramp=300"),
@@ -218,7 +218,7 @@ def experiments():
                           ("resnet20-lgreco-scalecom", resnet + SCALECOM + LGRECO),
                           ("zaremba-medium-dense", lm), ("zaremba-medium-scalecom", lm + SCALECOM)):
         runs[FULL + name] = command
-        # The same without a GPU, some two hours each; the language model's first ten epochs take three.
+        # The same without a GPU, in bf16, some two hours each; the language model's first ten epochs take three.
         on_cpu = command.replace(" --device cuda", "") + HALF
         runs[f"{FULL}cpu-{name}"] = on_cpu + " --epochs 10" if "medium" in name else on_cpu
     return {name: command + (MOMENTUM if name.startswith(BEFORE) and re.search("topk|scalecom|powersgd", command) else "")
