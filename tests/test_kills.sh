@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # If a rank dies, stops or exits, all others end too: every process ends with a failure, and none
-# survives. mpirun notices a death, our own timeout the rest; its message names rank, step and
-# collective.
+# survives. mpirun notices a death, our own timeout the rest; its messages name rank, step,
+# collective and the rank that is missing.
 #   tests/test_kills.sh build/faulty_rank [mpirun]      KILLS=20 for the long form
 set -u
 program=$(realpath "$1") || exit 2
@@ -41,7 +41,8 @@ expect_end() {  # NAME LAUNCHER SECONDS [PATTERN]
   [ -z "$(ranks_of "$1")" ] || { fail "$1: processes are left: $(ranks_of "$1" | tr '\n' ' ')"; pkill -KILL -f "$work/$1/"; }
   [ -z "${4:-}" ] || grep -Eq "$4" "$work/$1.err" || fail "$1: '$4' is not in: $(head -c 800 "$work/$1.err")"
 }
-silence='rank [0-3] of 4, all_reduce of bucket [0-9]+, step [0-9]+: .*rank [0-3]'
+# What a neighbour of this rank says when it gives up.
+silence_of() { echo "rank [0-3] of 4, all_reduce of bucket [0-9]+, step [0-9]+: no answer from rank $1 "; }
 
 # An exception in one learner's thread ends the process.
 timeout -k 5 120 "$program" throw 2 50 4 2>"$work/threads.err"; code=$?
@@ -59,12 +60,14 @@ if [ -n "$mpirun" ]; then
   done
   # mpirun notices none of these.
   start stopped none; stopped=$launcher
-  kill -STOP "$(ranks_of stopped | sed -n 3p)"
+  pid=$(ranks_of stopped | sed -n 3p)
+  kill -STOP "$pid"
+  rank=$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
   start left return 2 50; left=$launcher
   start thrown throw 1 50; thrown=$launcher
   expect_end thrown $thrown 120 '\[rank 1\].*bad luck in'
-  expect_end stopped $stopped $((COMM_TIMEOUT + 110)) "$silence"
-  expect_end left $left $((COMM_TIMEOUT + 110)) "$silence"
+  expect_end stopped $stopped $((COMM_TIMEOUT + 110)) "$(silence_of "$rank")"
+  expect_end left $left $((COMM_TIMEOUT + 110)) "$(silence_of 2)"
 else
   echo 'skipped: ranks under mpirun (no mpirun here)'
 fi
