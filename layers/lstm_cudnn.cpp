@@ -229,8 +229,8 @@ float trial_milliseconds(const LstmLayer& layer, bool recorded, const Var& x, co
     store.begin_step();
     recorded ? graph.run({x.value()}, work) : work({x.value()});
   };
-  do step();
-  while (recorded && !graph.recorded());
+  step();
+  while (recorded && !graph.recorded()) step();
   float best = stream_milliseconds(step);
   for (int i = 0; i < 4; ++i) best = std::min(best, stream_milliseconds(step));
   return best;
@@ -247,7 +247,8 @@ std::optional<LstmPlan> fastest_plan(bool recorded, const Var& x, const Tensor& 
   // A persistent kernel needs all its blocks on the GPU at once, which the kernels of another
   // learner might prevent; recorded steps are those of one learner. Ours is the last.
   const int tried = recorded ? 3 : 1;
-  for (int i = 0; i <= tried; ++i) try {
+  for (int i = 0; i <= tried; ++i) {
+    try {
       std::optional<LstmPlan> plan;
       if (i < tried) plan = make_plan(x.shape(), h.shape()[1], algorithms[i]);
       const float ms = trial_milliseconds(
@@ -258,6 +259,7 @@ std::optional<LstmPlan> fastest_plan(bool recorded, const Var& x, const Tensor& 
     } catch (const std::exception&) {  // not supported, not to be recorded, or no memory for it
       (void)cudaGetLastError();        // the next kernel would report it
     }
+  }
   mute_trace(false);
   return fastest;
 }

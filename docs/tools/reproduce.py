@@ -218,7 +218,7 @@ def experiments():
                           ("resnet20-lgreco-scalecom", resnet + SCALECOM + LGRECO),
                           ("zaremba-medium-dense", lm), ("zaremba-medium-scalecom", lm + SCALECOM)):
         runs[FULL + name] = command
-        # The same without a GPU, in bf16, some two hours each; the language model's first ten epochs take three.
+        # The same without a GPU, in bf16: by estimate an hour each, and as long for ten of the language model's epochs.
         on_cpu = command.replace(" --device cuda", "") + HALF
         runs[f"{FULL}cpu-{name}"] = on_cpu + " --epochs 10" if "medium" in name else on_cpu
     return {name: command + (MOMENTUM if name.startswith(BEFORE) and re.search("topk|scalecom|powersgd", command) else "")
