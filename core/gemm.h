@@ -25,6 +25,10 @@ namespace cuda {
 // Does the same by cuBLASLt; returns false where that does not support the product.
 bool gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
                     const Tensor& c);
+// Does what gemm() does; where the Context may tune, by the fastest of cuBLASLt's algorithms and
+// gemm(), which are timed when a product is first used. For large products of one thread.
+void fastest_gemm(const Tensor& a, const Tensor& b, const Tensor& c,
+                  const GemmOptions& options = {});
 }  // namespace cuda
 #endif
 

@@ -1,7 +1,8 @@
-// Products whose bias cuBLASLt adds in its epilogue, not in a separate pass over the result.
+// Products by cuBLASLt: with a bias, which it adds in its epilogue, not in a separate pass over the
+// result, and by the fastest of several algorithms.
 #include <algorithm>
 #include <memory>
-#include <optional>
+#include <vector>
 
 #include <cublasLt.h>
 
@@ -19,19 +20,19 @@ using Preference =
     std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, Destroy<cublasLtMatmulPreferenceDestroy>>;
 
 constexpr uint64_t kMaxWorkspace = uint64_t{32} << 20;
+constexpr int kMostTimed = 8, kTimedRuns = 5;
 
 struct Product {
   int64_t m, n, k;
-  bool transpose_b;
-  DType in;
+  bool transpose_a, transpose_b, bias;
+  DType in, out;
   int64_t align_a, align_b, align_bias, align_c;  // bytes, at most 256
 };
 
 struct LtPlan {
   Operation operation;
   Matrix a, b, c;
-  cublasLtMatmulAlgo_t algorithm{};
-  int64_t workspace = 0;
+  std::vector<cublasLtMatmulHeuristicResult_t> algorithms = {};  // the best first
 };
 
 cublasLtHandle_t lt_handle() { return reinterpret_cast<cublasLtHandle_t>(cublas_handle()); }
@@ -55,12 +56,34 @@ Matrix describe(cudaDataType_t type, int64_t rows, int64_t columns) {
   return Matrix(made);
 }
 
-// Makes the plan of a product; none where cuBLASLt does not support it. cuBLAS is column-major: the
-// row-major product is op(b)ᵀ aᵀ there, and a bias that it adds to each column is added to each of
-// our rows.
-std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
+cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+Product product_of(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o,
+                   const void* bias) {
+  return {.m = c.shape()[0],
+          .n = c.shape()[1],
+          .k = a.shape()[o.transpose_a ? 0 : 1],
+          .transpose_a = o.transpose_a,
+          .transpose_b = o.transpose_b,
+          .bias = bias != nullptr,
+          .in = a.dtype(),
+          .out = c.dtype(),
+          .align_a = alignment_of(a.raw()),
+          .align_b = alignment_of(b.raw()),
+          .align_bias = bias != nullptr ? alignment_of(bias) : 0,
+          .align_c = alignment_of(c.raw())};
+}
+
+PlanKey key_of(const Product& p) {
+  return plan_key(p.m, p.n, p.k, p.transpose_a, p.transpose_b, p.bias, p.in, p.out, p.align_a,
+                  p.align_b, p.align_bias, p.align_c);
+}
+
+// Returns the plan of a product with at most `most` algorithms, none where cuBLASLt does not
+// support it. cuBLAS is column-major: the row-major product is op(b)ᵀ op(a)ᵀ there, and a bias that
+// it adds to each column is added to each of our rows.
+LtPlan make_plan(const Product& p, int most) {
   const bool half = p.in == DType::bf16, tf32 = Context::current().options().tf32;
-  const cudaDataType_t type = half ? CUDA_R_16BF : CUDA_R_32F;
   LtPlan plan;
   cublasLtMatmulDesc_t operation = nullptr;
   check_cublas(cublasLtMatmulDescCreate(
@@ -69,13 +92,15 @@ std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
                "cublasLtMatmulDescCreate");
   plan.operation.reset(operation);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
-  set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-  set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
-  set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw()));
-  plan.a = p.transpose_b ? describe(type, p.k, p.n) : describe(type, p.n, p.k);
-  plan.b = describe(type, p.k, p.m);
-  plan.c = describe(CUDA_R_32F, p.n, p.m);
+  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (p.bias) {
+    set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
+  }
+  const cudaDataType_t in = type_of(p.in);
+  plan.a = p.transpose_b ? describe(in, p.k, p.n) : describe(in, p.n, p.k);
+  plan.b = p.transpose_a ? describe(in, p.m, p.k) : describe(in, p.k, p.m);
+  plan.c = describe(type_of(p.out), p.n, p.m);
   cublasLtMatmulPreference_t made = nullptr;
   check_cublas(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
   const Preference preference(made);
@@ -84,49 +109,86 @@ std::optional<LtPlan> make_plan(const Product& p, const Tensor& bias) {
                  "cublasLtMatmulPreferenceSetAttribute");
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspace);
+  // Parts of a sum are added in fp32 and in order.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.align_b));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(p.align_a));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(p.align_c));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(p.align_c));
-  cublasLtMatmulHeuristicResult_t found{};
+  plan.algorithms.resize(to_size(most));
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       lt_handle(), plan.operation.get(), plan.a.get(), plan.b.get(), plan.c.get(), plan.c.get(),
-      preference.get(), 1, &found, &count);
+      preference.get(), most, plan.algorithms.data(), &count);
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
-  if (count == 0 || found.state != CUBLAS_STATUS_SUCCESS) return std::nullopt;
-  plan.algorithm = found.algo;
-  plan.workspace = to_int64(found.workspaceSize);
+  plan.algorithms.resize(to_size(count));
+  std::erase_if(plan.algorithms, [](const auto& a) { return a.state != CUBLAS_STATUS_SUCCESS; });
   return plan;
+}
+
+cublasStatus_t run(const LtPlan& plan, const cublasLtMatmulHeuristicResult_t& algorithm,
+                   const Tensor& a, const Tensor& b, const Tensor& c, float alpha, float beta) {
+  const Tensor workspace =
+      Tensor::empty_on(c.device(), {to_int64(algorithm.workspaceSize)}, DType::u8);
+  return cublasLtMatmul(lt_handle(), plan.operation.get(), &alpha, b.raw(), plan.a.get(), a.raw(),
+                        plan.b.get(), &beta, c.raw(), plan.c.get(), c.raw(), plan.c.get(),
+                        &algorithm.algo, workspace.raw(), algorithm.workspaceSize, cuda_stream());
+}
+
+// Leaves the fastest algorithm, none if gemm() is faster than all.
+void keep_fastest(LtPlan& plan, const Tensor& a, const Tensor& b, const Tensor& c,
+                  const GemmOptions& o) {
+  // The trials overwrite c only if the product does.
+  const Tensor out = o.beta == 0.0f ? c : Tensor::empty_like(c);
+  const auto milliseconds = [&](const auto& start) {
+    start();
+    return stream_milliseconds([&] {
+      for (int i = 0; i < kTimedRuns; ++i) start();
+    });
+  };
+  float best = milliseconds([&] {
+    gemm(a, b, out, {.transpose_a = o.transpose_a, .transpose_b = o.transpose_b, .alpha = o.alpha});
+  });
+  std::vector<cublasLtMatmulHeuristicResult_t> fastest;
+  for (const auto& algorithm : plan.algorithms) {
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    const float ms = milliseconds([&] {
+      if (status == CUBLAS_STATUS_SUCCESS) status = run(plan, algorithm, a, b, out, o.alpha, 0);
+    });
+    if (status != CUBLAS_STATUS_SUCCESS)
+      (void)cudaGetLastError();  // the next kernel would report it
+    if (status != CUBLAS_STATUS_SUCCESS || ms >= best) continue;
+    best = ms;
+    fastest = {algorithm};
+  }
+  plan.algorithms = fastest;
 }
 
 }  // namespace
 
 bool gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
                     const Tensor& c) {
-  const Product p{.m = a.shape()[0],
-                  .n = c.shape()[1],
-                  .k = a.shape()[1],
-                  .transpose_b = transpose_b,
-                  .in = a.dtype(),
-                  .align_a = alignment_of(a.raw()),
-                  .align_b = alignment_of(b.raw()),
-                  .align_bias = alignment_of(bias.raw()),
-                  .align_c = alignment_of(c.raw())};
-  const PlanKey key =
-      plan_key(p.m, p.n, p.k, p.transpose_b, p.in, p.align_a, p.align_b, p.align_bias, p.align_c);
-  const auto& found = cached_plan<std::optional<LtPlan>>(key, [&] { return make_plan(p, bias); });
-  if (!found) return false;
-  const LtPlan& plan = *found;
+  const Product p = product_of(a, b, c, {.transpose_b = transpose_b}, bias.raw());
+  const LtPlan& plan = cached_plan<LtPlan>(key_of(p), [&] { return make_plan(p, 1); });
+  if (plan.algorithms.empty()) return false;
   set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw()));
-  const Tensor workspace = Tensor::empty_on(c.device(), {plan.workspace}, DType::u8);
-  const float one = 1, zero = 0;
-  check_cublas(
-      cublasLtMatmul(lt_handle(), plan.operation.get(), &one, b.raw(), plan.a.get(), a.raw(),
-                     plan.b.get(), &zero, c.raw(), plan.c.get(), c.raw(), plan.c.get(),
-                     &plan.algorithm, workspace.raw(), to_size(plan.workspace), cuda_stream()),
-      "cublasLtMatmul");
+  check_cublas(run(plan, plan.algorithms[0], a, b, c, 1, 0), "cublasLtMatmul");
   return true;
+}
+
+void fastest_gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
+  const ContextOptions& options = Context::current().options();
+  if (!options.tune || options.deterministic || c.size() == 0) return gemm(a, b, c, o);
+  const Product p = product_of(a, b, c, o, nullptr);
+  const LtPlan& plan = cached_plan<LtPlan>(key_of(p), [&] {
+    if (stream_is_recorded()) return LtPlan{};
+    LtPlan timed = make_plan(p, kMostTimed);
+    keep_fastest(timed, a, b, c, o);
+    return timed;
+  });
+  if (plan.algorithms.empty()) return gemm(a, b, c, o);
+  check_cublas(run(plan, plan.algorithms[0], a, b, c, o.alpha, o.beta), "cublasLtMatmul");
 }
 
 }  // namespace heddle::cuda

@@ -1,10 +1,11 @@
-// Convolution on CUDA: activations channels last, pointwise convolutions as one GEMM (cuBLAS),
+// Convolution on CUDA: activations channels last, pointwise convolutions as one GEMM (core/gemm.h),
 // all others by cuDNN, a first layer's over squares of pixels (stem_cuda.cu). The fp32 weights
 // (OIHW) are laid out channels last, in the activations' type, at each use: that is cheap compared
 // with the product, and there is no copy that could become stale. cuDNN computes weight gradients
 // in the activations' type; they are added in fp32 on the way back into OIHW. Algorithms are ranked
-// once per shape: by cuDNN's heuristics, and where the Context may tune, by their times. With a
-// deterministic Context only deterministic ones count, in the heuristics' order.
+// once per shape: by cuDNN's heuristics, and where the Context may tune, by their times, together
+// with the engines of its graph API. With a deterministic Context only deterministic ones count, in
+// the heuristics' order.
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -22,6 +23,7 @@
 #include "core/kernels.h"
 #include "core/plan_cache.h"
 #include "layers/backend.h"
+#include "layers/conv2d_engines.h"
 
 namespace heddle::cuda {
 namespace {
@@ -35,17 +37,11 @@ using FilterDescriptor = std::unique_ptr<cudnnFilterStruct, Destroy<cudnnDestroy
 using ConvDescriptor =
     std::unique_ptr<cudnnConvolutionStruct, Destroy<cudnnDestroyConvolutionDescriptor>>;
 
-// One convolution in any direction: shapes of input, weight and output.
-struct Problem {
-  Shape x, w, y;
-  Conv2dOptions options;
-  DType dtype;
-};
-
 struct Candidate {
   int algorithm;
   cudnnMathType_t math;
   size_t workspace;
+  std::shared_ptr<void> engine = {};  // if any, it runs instead of the algorithm
 };
 
 struct ConvPlan {
@@ -109,7 +105,7 @@ ConvDescriptor describe_conv(const Conv2dOptions& o, DType dtype) {
 // cuDNN's functions for each direction, (left, right) -> out. All take the descriptors of the
 // operands in the same order.
 struct Forward {  // x, w -> y
-  static constexpr int64_t kDirection = 0;
+  static constexpr ConvPass kPass = ConvPass::forward;
   static constexpr const char* kName = "cudnnConvolutionForward";
   static constexpr auto kRank = cudnnGetConvolutionForwardAlgorithm_v7;
   static constexpr auto kWorkspace = cudnnGetConvolutionForwardWorkspaceSize;
@@ -119,7 +115,7 @@ struct Forward {  // x, w -> y
 };
 
 struct BackwardInput {  // w, dy -> dx
-  static constexpr int64_t kDirection = 1;
+  static constexpr ConvPass kPass = ConvPass::backward_input;
   static constexpr const char* kName = "cudnnConvolutionBackwardData";
   static constexpr auto kRank = cudnnGetConvolutionBackwardDataAlgorithm_v7;
   static constexpr auto kWorkspace = cudnnGetConvolutionBackwardDataWorkspaceSize;
@@ -129,7 +125,7 @@ struct BackwardInput {  // w, dy -> dx
 };
 
 struct BackwardWeight {  // x, dy -> dw
-  static constexpr int64_t kDirection = 2;
+  static constexpr ConvPass kPass = ConvPass::backward_weight;
   static constexpr const char* kName = "cudnnConvolutionBackwardFilter";
   static constexpr auto kRank = cudnnGetConvolutionBackwardFilterAlgorithm_v7;
   static constexpr auto kWorkspace = cudnnGetConvolutionBackwardFilterWorkspaceSize;
@@ -169,8 +165,8 @@ std::vector<Candidate> find_candidates(const ConvPlan& plan, DType dtype) {
 }
 
 template <class Calls>
-ConvPlan& conv_plan(const Problem& p, Layout layout) {
-  const PlanKey key = plan_key(Calls::kDirection, p.x, p.w, p.options.stride, p.options.padding,
+ConvPlan& conv_plan(const ConvProblem& p, Layout layout) {
+  const PlanKey key = plan_key(Calls::kPass, p.x, p.w, p.options.stride, p.options.padding,
                                p.options.groups, p.dtype, layout);
   return cached_plan<ConvPlan>(key, [&] {
     ConvPlan plan{describe_map(p.x, p.dtype, layout), describe_map(p.y, p.dtype, layout),
@@ -192,25 +188,36 @@ cudnnStatus_t attempt(const ConvPlan& plan, const Candidate& c, const Tensor& a,
     shortage = std::current_exception();
     return CUDNN_STATUS_ALLOC_FAILED;
   }
-  check_cudnn(cudnnSetConvolutionMathType(plan.conv.get(), c.math), "cudnnSetConvolutionMathType");
-  const auto [left, right, result] = Calls::operands(plan);
-  const auto algorithm = static_cast<decltype(Calls::Ranked::algo)>(c.algorithm);
-  const float one = 1, zero = 0;
-  const cudnnStatus_t status =
-      Calls::kRun(cudnn_handle(), &one, left, a.raw(), right, b.raw(), plan.conv.get(), algorithm,
-                  space.raw(), to_size(space.bytes()), &zero, result, out.raw());
+  const auto run = [&] {
+    if (c.engine != nullptr) return run_conv_engine(c.engine, a, b, out, space);
+    check_cudnn(cudnnSetConvolutionMathType(plan.conv.get(), c.math),
+                "cudnnSetConvolutionMathType");
+    const auto [left, right, result] = Calls::operands(plan);
+    const auto algorithm = static_cast<decltype(Calls::Ranked::algo)>(c.algorithm);
+    const float one = 1, zero = 0;
+    return Calls::kRun(cudnn_handle(), &one, left, a.raw(), right, b.raw(), plan.conv.get(),
+                       algorithm, space.raw(), to_size(space.bytes()), &zero, result, out.raw());
+  };
+  const cudnnStatus_t status = run();
   // Clears the error of a failed attempt, which the next kernel would report.
   if (status != CUDNN_STATUS_SUCCESS) (void)cudaGetLastError();
   return status;
 }
 
 constexpr int kTimedRuns = 5;  // of what is timed: one alone would be too short to measure
+constexpr size_t kMostEngines = 16;
 
-// Orders the candidates by the time of a few runs after a warm-up run; those that fail come last,
-// and convolve() reports why if it reaches them. The largest workspace goes first, so that the
-// others find its memory in the pool.
+// Adds engines to the candidates and orders them by the time of a few runs after a warm-up run;
+// those that fail come last, and convolve() reports why if it reaches them. The largest workspace
+// goes first, so that the others find its memory in the pool.
 template <class Calls>
-void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor& out) {
+void rank_by_time(ConvPlan& plan, const ConvProblem& p, const Tensor& a, const Tensor& b,
+                  const Tensor& out) {
+  try {
+    for (auto& e : find_conv_engines(Calls::kPass, p, out.layout(), kMostEngines, kMaxWorkspace))
+      plan.candidates.push_back({-1, CUDNN_DEFAULT_MATH, e.workspace, std::move(e.plan)});
+  } catch (const Error&) {  // a version of cuDNN that does not support this: the algorithms remain
+  }
   std::stable_sort(plan.candidates.begin(), plan.candidates.end(),
                    [](const auto& x, const auto& y) { return x.workspace > y.workspace; });
   std::vector<std::pair<float, Candidate>> timed;
@@ -232,7 +239,7 @@ void rank_by_time(ConvPlan& plan, const Tensor& a, const Tensor& b, const Tensor
 // Computes (a, b) -> out, in `to` where that has the layout used, else in new memory. Not
 // everything is offered channels last (fp32, groups): then the plain layout is used.
 template <class Calls>
-Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape& shape,
+Tensor convolve(const ConvProblem& p, const Tensor& a, const Tensor& b, const Shape& shape,
                 const Tensor& to) {
   cudnnStatus_t status = CUDNN_STATUS_SUCCESS;  // of the last attempt
   std::exception_ptr shortage;
@@ -244,8 +251,8 @@ Tensor convolve(const Problem& p, const Tensor& a, const Tensor& b, const Shape&
                      ? to
                      : Tensor::empty_on(a.device(), shape, p.dtype, layout);
     const ContextOptions& options = Context::current().options();
-    if (options.tune && !options.deterministic && !plan.timed && plan.candidates.size() > 1)
-      rank_by_time<Calls>(plan, left, right, out);
+    if (options.tune && !options.deterministic && !plan.timed)
+      rank_by_time<Calls>(plan, p, left, right, out);
     for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
       status = attempt<Calls>(plan, *c, left, right, out, shortage);
       if (status == CUDNN_STATUS_SUCCESS) return out;
@@ -283,7 +290,7 @@ void add_gradient(const Tensor& src, const Tensor& dst, float beta) {
 }
 
 // Returns the problem that cuDNN solves for x, y and a weight.
-Problem problem_of(const Tensor& x, const Shape& w, const Shape& y, const Conv2dOptions& o) {
+ConvProblem problem_of(const Tensor& x, const Shape& w, const Shape& y, const Conv2dOptions& o) {
   if (!folds(x, o)) return {x.shape(), w, y, o, x.dtype()};
   const Conv2dOptions dense = {.stride = 1, .padding = 0, .groups = 1};
   return {folded_map_shape(y, w), folded_weight_shape(w), y, dense, x.dtype()};
@@ -298,9 +305,9 @@ ConvLayouts conv2d_layouts(const Tensor& x, int64_t, const Conv2dOptions& o) {
 void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
   if (y.size() == 0) return;  // cuDNN cannot describe empty maps
   if (is_pointwise(w.shape(), o))
-    return gemm(pixels_of(x), converted(matrix_of(w), x.dtype(), Layout::plain), pixels_of(y),
-                {.transpose_b = true});
-  const Problem p = problem_of(x, w.shape(), y.shape(), o);
+    return fastest_gemm(pixels_of(x), converted(matrix_of(w), x.dtype(), Layout::plain),
+                        pixels_of(y), {.transpose_b = true});
+  const ConvProblem p = problem_of(x, w.shape(), y.shape(), o);
   const Tensor out =
       folds(x, o) ? convolve<Forward>(p, fold_map(x, p.x, o.padding), fold_weight(w), y.shape(), y)
                   : convolve<Forward>(p, x, w, y.shape(), y);
@@ -314,8 +321,9 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
     return;
   }
   if (is_pointwise(dw.shape(), o))
-    return gemm(pixels_of(dy), pixels_of(x), matrix_of(dw), {.transpose_a = true, .beta = beta});
-  const Problem p = problem_of(x, dw.shape(), dy.shape(), o);
+    return fastest_gemm(pixels_of(dy), pixels_of(x), matrix_of(dw),
+                        {.transpose_a = true, .beta = beta});
+  const ConvProblem p = problem_of(x, dw.shape(), dy.shape(), o);
   if (folds(x, o)) {
     const Tensor map = fold_map(x, p.x, o.padding);
     const Tensor folded = convolve<BackwardWeight>(p, map, dy, p.w, {});
@@ -328,7 +336,8 @@ void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
                            const Conv2dOptions& o) {
   if (dx.size() == 0) return;
   if (is_pointwise(w.shape(), o))
-    return gemm(pixels_of(dy), converted(matrix_of(w), dy.dtype(), Layout::plain), pixels_of(dx));
+    return fastest_gemm(pixels_of(dy), converted(matrix_of(w), dy.dtype(), Layout::plain),
+                        pixels_of(dx));
   const Tensor out = convolve<BackwardInput>({dx.shape(), w.shape(), dy.shape(), o, dy.dtype()}, w,
                                              dy, dx.shape(), dx);
   if (out.raw() != dx.raw()) convert(out, dx);

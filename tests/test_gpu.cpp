@@ -21,6 +21,9 @@
 #include "tests/compare.h"
 #include "tests/device.h"
 #include "tests/gradcheck.h"
+#ifdef HEDDLE_SIMULATED_GPU
+#include "tests/simulated_gpu/device.h"
+#endif
 
 using namespace heddle;
 
@@ -221,6 +224,37 @@ TEST_CASE("compare: products") {
             });
 }
 
+TEST_CASE("compare: products by the fastest algorithm") {
+  const auto multiply = [](const Tensor& a, const Tensor& b, const Tensor& c,
+                           const GemmOptions& o) {
+#ifdef HEDDLE_CUDA
+    if (c.device().is_cuda()) return cuda::fastest_gemm(a, b, c, o);
+#endif
+    gemm(a, b, c, o);
+  };
+  for (bool tune : {false, true})
+    for (DType dtype : library_types())
+      for (const auto& [m, n, k] : {std::tuple{24, 40, 64}, {17, 33, 65}, {9, 40, 3}})
+        for (int form = 0; form < 16; ++form)
+          compare(
+              "gemm", concat(m, " x ", n, " x ", k, ", form ", form, tune ? ", timed" : ""), dtype,
+              [&, m = m, n = n, k = k]() -> Results {
+                const bool ta = (form & 1) != 0, tb = (form & 2) != 0;
+                const Tensor a =
+                    random_tensor(ta ? Shape{k, m} : Shape{m, k}, 1, Layout::plain, 1.0f, dtype);
+                const Tensor b =
+                    random_tensor(tb ? Shape{n, k} : Shape{k, n}, 2, Layout::plain, 1.0f, dtype);
+                const Tensor c = random_tensor({m, n}, 3, Layout::plain, 1.0f,
+                                               (form & 8) != 0 ? dtype : DType::f32);
+                const GemmOptions options = {
+                    .transpose_a = ta, .transpose_b = tb, .beta = (form & 4) != 0 ? 1.0f : 0.0f};
+                multiply(a, b, c, options);
+                multiply(a, b, c, options);
+                return {c.to_vector()};
+              },
+              subject(tune));
+}
+
 TEST_CASE("compare: convolutions") {
   struct Form {
     Shape x;
@@ -256,6 +290,19 @@ TEST_CASE("compare: convolutions") {
                            });
         };
         compare("convolution", what, dtype, job, subject(tune));
+#ifdef HEDDLE_SIMULATED_GPU
+        // Its cuDNN has one engine that is faster than all algorithms, used for all three passes;
+        // its cuBLASLt has none for the weight gradient here, a sum of 189 terms.
+        if (subject().device.is_cuda()) {
+          Context context(subject(tune));
+          (void)job();
+          const int64_t engines = simulated::fast_engines_run, products = simulated::fast_products;
+          (void)job();
+          const bool product = f.kernel == 1 && f.options.stride == 1;
+          CHECK(simulated::fast_engines_run - engines == (tune && !product ? 3 : 0));
+          CHECK(simulated::fast_products - products == (tune && product ? 2 : 0));
+        }
+#endif
         const auto transposed = [&] {
           ParameterStore store;
           const Shape shape{f.x[1], f.out / f.options.groups, f.kernel, f.kernel};

@@ -1,7 +1,9 @@
-// cuBLASLt of the simulated GPU: products with a bias. It refuses sums of 65 terms, and pointers
-// that are less aligned than it was told when it was asked for an algorithm.
+// cuBLASLt of the simulated GPU: products with a bias or without. It refuses sums of 65 terms, and
+// pointers that are less aligned than it was told when it was asked for algorithms. The first of
+// these is slow, the second fails, the third, which sums of odd numbers of terms lack, is fast.
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -10,6 +12,8 @@
 #include "tests/simulated_gpu/device.h"
 
 using namespace simulated;
+
+std::atomic<int64_t> simulated::fast_products = 0;
 
 namespace {
 
@@ -26,11 +30,14 @@ struct Matrix {
 };
 struct Preference {
   uint64_t workspace = 0;
+  uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK;    // bits of those that are allowed
   std::array<uint32_t, 4> aligned = {256, 256, 256, 256};  // a, b, c, d
 };
 struct Algorithm {
   std::array<uint32_t, 4> aligned{};
+  int number = 0;
 };
+enum : int { kSlow, kBroken, kFast };
 
 constexpr size_t kWorkspace = 512;
 
@@ -76,8 +83,10 @@ bool extents(const Operation& o, const Matrix& a, const Matrix& b, const Matrix&
 
 bool offered(const Operation& o, const Matrix& a, const Matrix& b, const Matrix& c, int64_t k) {
   const bool half = a.type == CUDA_R_16BF;
-  return a.type == b.type && (half || a.type == CUDA_R_32F) && c.type == CUDA_R_32F &&
-         o.epilogue == CUBLASLT_EPILOGUE_BIAS && o.bias_type == CUDA_R_32F && k != 65 &&
+  const bool bias = o.epilogue == CUBLASLT_EPILOGUE_BIAS && o.bias_type == CUDA_R_32F;
+  return a.type == b.type && (half || a.type == CUDA_R_32F) &&
+         (c.type == CUDA_R_32F || (half && c.type == CUDA_R_16BF)) && k != 65 &&
+         (bias || o.epilogue == CUBLASLT_EPILOGUE_DEFAULT) &&
          (o.compute == CUBLAS_COMPUTE_32F || (!half && o.compute == CUBLAS_COMPUTE_32F_FAST_TF32));
 }
 
@@ -130,6 +139,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t d
   switch (what) {
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
       return store(p.workspace, from, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+      return store(p.reductions, from, bytes);
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
       return store(p.aligned[0], from, bytes);
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
@@ -152,15 +163,19 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   int64_t k = 0;
   const auto& o = in<Operation>(operation);
   const auto& p = in<Preference>(preference);
+  // The other schemes add in the output's type, or in any order.
+  if (p.reductions != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) return CUBLAS_STATUS_INVALID_VALUE;
   if (most < 1 || c != d || !extents(o, in<Matrix>(a), in<Matrix>(b), in<Matrix>(c), k))
     return CUBLAS_STATUS_INVALID_VALUE;
   if (!offered(o, in<Matrix>(a), in<Matrix>(b), in<Matrix>(c), k) || p.workspace < kWorkspace)
     return CUBLAS_STATUS_NOT_SUPPORTED;
-  found[0] = {};
-  in<Algorithm>(&found[0].algo).aligned = p.aligned;
-  found[0].workspaceSize = kWorkspace;
-  found[0].state = CUBLAS_STATUS_SUCCESS;
-  *count = 1;
+  *count = std::min(most, k % 2 == 0 ? 3 : 2);
+  for (int i = 0; i < *count; ++i) {
+    found[i] = {};
+    in<Algorithm>(&found[i].algo) = {p.aligned, i};
+    found[i].workspaceSize = kWorkspace;
+    found[i].state = CUBLAS_STATUS_SUCCESS;
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -176,8 +191,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
   const auto o = in<Operation>(operation);
   const auto ma = in<Matrix>(a_is), mb = in<Matrix>(b_is), mc = in<Matrix>(c_is);
   int64_t k = 0;
+  const float old = *static_cast<const float*>(beta);
+  const bool bias = o.epilogue == CUBLASLT_EPILOGUE_BIAS;
   if (!extents(o, ma, mb, mc, k) || !offered(o, ma, mb, mc, k) || c != d || c_is != d_is ||
-      *static_cast<const float*>(alpha) != 1.0f || *static_cast<const float*>(beta) != 0.0f)
+      *static_cast<const float*>(alpha) != 1.0f)
     return CUBLAS_STATUS_NOT_SUPPORTED;
   const auto fits = [&](const void* p, const Matrix& m) {
     return on_device(
@@ -186,14 +203,18 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
   };
   if (!fits(a, ma) || !fits(b, mb) || !fits(d, mc) || workspace_bytes < kWorkspace ||
       !on_device(workspace, kWorkspace, s->device) ||
-      !on_device(o.bias, static_cast<size_t>(mc.rows) * 4, s->device))
+      (bias && !on_device(o.bias, static_cast<size_t>(mc.rows) * 4, s->device)))
     return CUBLAS_STATUS_INVALID_VALUE;
-  const auto& told = in<Algorithm>(const_cast<cublasLtMatmulAlgo_t*>(algorithm)).aligned;
+  const auto& [told, number] = in<Algorithm>(const_cast<cublasLtMatmulAlgo_t*>(algorithm));
   const std::array<const void*, 4> pointers = {a, b, c, d};
   for (size_t i = 0; i < pointers.size(); ++i)
     if (told[i] == 0 || reinterpret_cast<uintptr_t>(pointers[i]) % told[i] != 0)
       return CUBLAS_STATUS_EXECUTION_FAILED;
+  if (number == kBroken) return CUBLAS_STATUS_EXECUTION_FAILED;
+  if (number == kFast) ++fast_products;
+  const bool slow = number == kSlow;
   put_done(s, [=] {
+    if (slow) pass_time(100);
     std::memset(workspace, 0xff, kWorkspace);
     for (int64_t j = 0; j < mc.columns; ++j)
       for (int64_t i = 0; i < mc.rows; ++i) {
@@ -201,7 +222,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
         for (int64_t p = 0; p < k; ++p)
           sum += read(a, ma.type, o.a == CUBLAS_OP_T ? p + i * ma.ld : i + p * ma.ld) *
                  read(b, mb.type, o.b == CUBLAS_OP_T ? j + p * mb.ld : p + j * mb.ld);
-        static_cast<float*>(d)[i + j * mc.ld] = sum + static_cast<const float*>(o.bias)[i];
+        if (bias) sum += static_cast<const float*>(o.bias)[i];
+        const int64_t at = i + j * mc.ld;
+        if (old != 0.0f) sum += old * read(d, mc.type, at);
+        if (mc.type == CUDA_R_16BF)
+          static_cast<heddle::bfloat16*>(d)[at] = heddle::bfloat16(sum);
+        else
+          static_cast<float*>(d)[at] = sum;
       }
   });
   return CUBLAS_STATUS_SUCCESS;

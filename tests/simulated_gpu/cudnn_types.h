@@ -36,3 +36,12 @@ struct Block {
 };
 
 struct cudnnTensorStruct : Block {};
+struct cudnnFilterStruct : Block {};
+struct cudnnConvolutionStruct {
+  int64_t padding = 0, stride = 1, groups = 1;
+  cudnnMathType_t math = CUDNN_DEFAULT_MATH;
+};
+
+// Engines of the graph API run as algorithms of these numbers, with this workspace.
+enum : int { kFastEngine = 100, kSlowEngine, kWrongEngine };
+constexpr int64_t kEngineWorkspace = 1000;  // bytes

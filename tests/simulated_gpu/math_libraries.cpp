@@ -1,8 +1,8 @@
 // cuBLAS and cuDNN of the simulated GPU: plain sums in fp32, as the caller's descriptors say.
 // Sizes, types and memory that do not fit are refused. cuDNN's list of algorithms has every
 // difficulty once: one does not support the problem, one needs too much workspace, one fails when
-// it is run, one needs much workspace for large outputs, one is not deterministic. cuDNN's LSTM:
-// rnn.cpp.
+// it is run, one needs much workspace for large outputs, one is not deterministic. Its graph API:
+// conv_engines.cpp; its LSTM: rnn.cpp.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cudnn.h>
@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "core/bfloat16.h"
@@ -103,6 +104,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transpose_a
     return CUBLAS_STATUS_INVALID_VALUE;
   const float scale = *static_cast<const float*>(alpha), old = *static_cast<const float*>(beta);
   put_done(s, [=] {
+    pass_time(2);
     std::vector<float> left(static_cast<size_t>(int64_t{m} * k)), sums(static_cast<size_t>(m));
     for (int64_t p = 0; p < k; ++p)
       for (int64_t i = 0; i < m; ++i)
@@ -123,12 +125,6 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transpose_a
 }
 
 // ------------------------------------------------------------------------------------------ cuDNN
-struct cudnnFilterStruct : Block {};
-struct cudnnConvolutionStruct {
-  int64_t padding = 0, stride = 1, groups = 1;
-  cudnnMathType_t math = CUDNN_DEFAULT_MATH;
-};
-
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   *handle = new cudnnContext;
   return CUDNN_STATUS_SUCCESS;
@@ -239,7 +235,7 @@ struct Convolution {
   }
 };
 
-constexpr size_t kWorkspace = 1000, kMuch = size_t{1} << 26, kTooMuch = size_t{1} << 40;
+constexpr size_t kWorkspace = kEngineWorkspace, kMuch = size_t{1} << 26, kTooMuch = size_t{1} << 40;
 // An algorithm is its index in this list.
 enum : int { kUnsupported, kHungry, kBroken, kLarge, kUnordered, kOrdered, kAlgorithms };
 
@@ -300,10 +296,13 @@ cudnnStatus_t put_convolution(cudnnHandle_t handle, const Convolution& c, int al
     return CUDNN_STATUS_BAD_PARAM;
   const float scale = *static_cast<const float*>(alpha), old = *static_cast<const float*>(beta);
   put_done(s, [=] {
+    if (algorithm < kAlgorithms) pass_time(2);
+    if (algorithm == kSlowEngine) pass_time(100);
     std::memset(workspace, 0xff, std::min<size_t>(needed, 65536));
     Floats sums(static_cast<size_t>(out_block.elements()), 0.0f);
     add(floats(in[0].first, in[0].second).data(), floats(in[1].first, in[1].second).data(),
         sums.data());
+    if (algorithm == kWrongEngine) std::ranges::fill(sums, std::numeric_limits<float>::quiet_NaN());
     for (int64_t i = 0; i < out_block.elements(); ++i)
       write(out, out_block.half, i,
             scale * sums[static_cast<size_t>(i)] + weighted(old, out, out_block.half, i));

@@ -1,0 +1,47 @@
+// cuDNN's engines for a convolution, by its graph API: each algorithm of the older API is one
+// configuration of one engine, the heuristics of this one name dozens (tiles, split sums). Internal
+// to layers/conv2d_cuda.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <cudnn.h>
+
+#include "core/tensor.h"
+#include "layers/conv2d.h"
+
+namespace heddle::cuda {
+
+enum class ConvPass : uint8_t { forward, backward_input, backward_weight };
+
+// One convolution in any direction: shapes of input, weight and output, all of one type.
+struct ConvProblem {
+  Shape x, w, y;
+  Conv2dOptions options;
+  DType dtype;
+};
+
+// An engine with its settings, ready to run.
+struct ConvEngine {
+  std::shared_ptr<void> plan;  // cuDNN's execution plan
+  size_t workspace = 0;        // bytes
+};
+
+// Returns at most `most` engines that cuDNN supports, as its heuristics rank them, with workspaces
+// of at most max_workspace bytes and the precision that the Context asks for. None is compiled at
+// run time. `gpu`: properties of the GPU that they are for, which need not be in this machine;
+// null: that of the Context. Throws Error where cuDNN fails.
+std::vector<ConvEngine> find_conv_engines(ConvPass pass, const ConvProblem& problem,
+                                          Layout layout, size_t most, size_t max_workspace,
+                                          cudnnBackendDescriptor_t gpu = nullptr);
+
+// Starts (left, right) -> out on the Context's stream: x, w -> y or w, dy -> dx or x, dy -> dw, all
+// in the layout of find_conv_engines() and at addresses that are multiples of 16, else
+// CUDNN_STATUS_BAD_PARAM. `workspace` has the engine's number of bytes.
+cudnnStatus_t run_conv_engine(const std::shared_ptr<void>& plan, const Tensor& left,
+                              const Tensor& right, const Tensor& out, const Tensor& workspace);
+
+}  // namespace heddle::cuda
