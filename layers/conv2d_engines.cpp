@@ -152,8 +152,8 @@ bool suits(const Descriptor& engine, DType dtype) {
 
 }  // namespace
 
-std::vector<ConvEngine> find_conv_engines(ConvPass pass, const ConvProblem& problem,
-                                          Layout layout, size_t most, size_t max_workspace,
+std::vector<ConvEngine> find_conv_engines(ConvPass pass, const ConvProblem& problem, Layout layout,
+                                          size_t most, size_t max_workspace,
                                           cudnnBackendDescriptor_t gpu) {
   const Descriptor graph = describe_graph(pass, problem, layout, gpu);
   const Descriptor heuristics = create(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
