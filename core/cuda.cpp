@@ -100,6 +100,11 @@ cublasHandle_t cublas_handle() {
   return h.cublas;
 }
 
+const Tensor& cublas_workspace() {
+  (void)cublas_handle();
+  return handles_of(stream_use()).workspace;
+}
+
 // Works on the Context's main stream, whichever thread asks; cuDNN takes a second to load.
 cudnnHandle_t cudnn_handle() {
   Handles& h = handles_of(StreamUse::main);

@@ -50,6 +50,7 @@ Pointer make_descriptor(Create create) {
 // memory that returns to the stream's pool may be handed out again at once.
 cudaStream_t cuda_stream();
 cublasHandle_t cublas_handle();
+const Tensor& cublas_workspace();  // the handle's, 32 MiB, also for cuBLASLt on its stream
 cudnnHandle_t cudnn_handle();
 
 // Keeps a tensor's memory until the work that is now on the calling thread's stream has been done.

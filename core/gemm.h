@@ -26,7 +26,8 @@ namespace cuda {
 bool gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
                     const Tensor& c);
 // Does what gemm() does; where the Context may tune, by the fastest of cuBLASLt's algorithms and
-// gemm(), which are timed when a product is first used. For large products of one thread.
+// gemm(), which are timed when a product is first used. Shapes must fit. For large products, by one
+// thread of a Context.
 void fastest_gemm(const Tensor& a, const Tensor& b, const Tensor& c,
                   const GemmOptions& options = {});
 }  // namespace cuda

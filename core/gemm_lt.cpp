@@ -19,7 +19,6 @@ using Matrix = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMat
 using Preference =
     std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, Destroy<cublasLtMatmulPreferenceDestroy>>;
 
-constexpr uint64_t kMaxWorkspace = uint64_t{32} << 20;
 constexpr int kMostTimed = 8, kTimedRuns = 5;
 
 struct Product {
@@ -82,7 +81,7 @@ PlanKey key_of(const Product& p) {
 // Returns the plan of a product with at most `most` algorithms, none where cuBLASLt does not
 // support it. cuBLAS is column-major: the row-major product is op(b)ᵀ op(a)ᵀ there, and a bias that
 // it adds to each column is added to each of our rows.
-LtPlan make_plan(const Product& p, int most) {
+LtPlan make_plan(const Product& p, const void* bias, int most) {
   const bool half = p.in == DType::bf16, tf32 = Context::current().options().tf32;
   LtPlan plan;
   cublasLtMatmulDesc_t operation = nullptr;
@@ -93,9 +92,10 @@ LtPlan make_plan(const Product& p, int most) {
   plan.operation.reset(operation);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (p.bias) {
+  if (bias != nullptr) {
     set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
+    set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);  // shows its alignment
   }
   const cudaDataType_t in = type_of(p.in);
   plan.a = p.transpose_b ? describe(in, p.k, p.n) : describe(in, p.n, p.k);
@@ -108,10 +108,11 @@ LtPlan make_plan(const Product& p, int most) {
     check_cublas(cublasLtMatmulPreferenceSetAttribute(made, what, &value, sizeof value),
                  "cublasLtMatmulPreferenceSetAttribute");
   };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspace);
-  // Parts of a sum are added in fp32 and in order.
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+         static_cast<uint64_t>(cublas_workspace().bytes()));
+  if (p.out == DType::bf16)  // the parts of a sum are added in fp32 there, too
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+           static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.align_b));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(p.align_a));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(p.align_c));
@@ -129,11 +130,10 @@ LtPlan make_plan(const Product& p, int most) {
 
 cublasStatus_t run(const LtPlan& plan, const cublasLtMatmulHeuristicResult_t& algorithm,
                    const Tensor& a, const Tensor& b, const Tensor& c, float alpha, float beta) {
-  const Tensor workspace =
-      Tensor::empty_on(c.device(), {to_int64(algorithm.workspaceSize)}, DType::u8);
   return cublasLtMatmul(lt_handle(), plan.operation.get(), &alpha, b.raw(), plan.a.get(), a.raw(),
                         plan.b.get(), &beta, c.raw(), plan.c.get(), c.raw(), plan.c.get(),
-                        &algorithm.algo, workspace.raw(), algorithm.workspaceSize, cuda_stream());
+                        &algorithm.algo, cublas_workspace().raw(), algorithm.workspaceSize,
+                        cuda_stream());
 }
 
 // Leaves the fastest algorithm, none if gemm() is faster than all.
@@ -170,7 +170,7 @@ void keep_fastest(LtPlan& plan, const Tensor& a, const Tensor& b, const Tensor& 
 bool gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
                     const Tensor& c) {
   const Product p = product_of(a, b, c, {.transpose_b = transpose_b}, bias.raw());
-  const LtPlan& plan = cached_plan<LtPlan>(key_of(p), [&] { return make_plan(p, 1); });
+  const LtPlan& plan = cached_plan<LtPlan>(key_of(p), [&] { return make_plan(p, bias.raw(), 1); });
   if (plan.algorithms.empty()) return false;
   set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw()));
   check_cublas(run(plan, plan.algorithms[0], a, b, c, 1, 0), "cublasLtMatmul");
@@ -179,12 +179,17 @@ bool gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Te
 
 void fastest_gemm(const Tensor& a, const Tensor& b, const Tensor& c, const GemmOptions& o) {
   const ContextOptions& options = Context::current().options();
-  if (!options.tune || options.deterministic || c.size() == 0) return gemm(a, b, c, o);
+  if (!options.tune || options.deterministic || a.size() == 0 || b.size() == 0)
+    return gemm(a, b, c, o);
   const Product p = product_of(a, b, c, o, nullptr);
   const LtPlan& plan = cached_plan<LtPlan>(key_of(p), [&] {
     if (stream_is_recorded()) return LtPlan{};
-    LtPlan timed = make_plan(p, kMostTimed);
-    keep_fastest(timed, a, b, c, o);
+    LtPlan timed = make_plan(p, nullptr, kMostTimed);
+    try {
+      keep_fastest(timed, a, b, c, o);
+    } catch (const Error&) {  // no memory for it: gemm() needs none
+      timed.algorithms.clear();
+    }
     return timed;
   });
   if (plan.algorithms.empty()) return gemm(a, b, c, o);

@@ -88,6 +88,9 @@ void Tape::record(std::string name, const Var& output, std::vector<Parameter*> u
 void Tape::backward(const Var& loss, const std::function<void(Parameter&)>& on_final,
                     const std::function<void(Parameter&)>& on_free, float scale) {
   check(training(), "backward: the tape was made with training = false");
+  check(!nodes_.empty(),
+        "backward: the tape is empty: nothing that is trained was recorded, or "
+        "backward has been called already");
   check(loss.value().size() == 1, "backward: expected a scalar loss, found shape ",
         to_string(loss.shape()));
   Tensor seed = Tensor::empty_like(loss.value());

@@ -218,6 +218,7 @@ void rank_by_time(ConvPlan& plan, const ConvProblem& p, const Tensor& a, const T
       plan.candidates.push_back({-1, CUDNN_DEFAULT_MATH, e.workspace, std::move(e.plan)});
   } catch (const Error&) {  // a version of cuDNN that does not support this: the algorithms remain
   }
+  (void)cudaGetLastError();  // of engines that were refused
   std::stable_sort(plan.candidates.begin(), plan.candidates.end(),
                    [](const auto& x, const auto& y) { return x.workspace > y.workspace; });
   std::vector<std::pair<float, Candidate>> timed;
@@ -251,7 +252,7 @@ Tensor convolve(const ConvProblem& p, const Tensor& a, const Tensor& b, const Sh
                      ? to
                      : Tensor::empty_on(a.device(), shape, p.dtype, layout);
     const ContextOptions& options = Context::current().options();
-    if (options.tune && !options.deterministic && !plan.timed)
+    if (options.tune && !options.deterministic && !plan.timed && !stream_is_recorded())
       rank_by_time<Calls>(plan, p, left, right, out);
     for (auto c = plan.candidates.begin(); c != plan.candidates.end();) {
       status = attempt<Calls>(plan, *c, left, right, out, shortage);

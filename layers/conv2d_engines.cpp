@@ -40,13 +40,13 @@ void finalize(const Descriptor& d) {
   check_cudnn(cudnnBackendFinalize(d.get()), "cudnnBackendFinalize");
 }
 
-// Reads at most `most` values into `values`; returns how many there are.
+// Reads at most `most` values into `values`. Returns their number; how many there are for most = 0.
 int64_t get(const Descriptor& d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
             int64_t most, void* values) {
   int64_t count = 0;
   check_cudnn(cudnnBackendGetAttribute(d.get(), name, type, most, &count, values),
               "cudnnBackendGetAttribute");
-  return count;
+  return most == 0 ? count : std::min(count, most);
 }
 
 Descriptor describe(int64_t id, const Shape& s, DType dtype, Layout layout) {
@@ -65,7 +65,7 @@ Descriptor describe(int64_t id, const Shape& s, DType dtype, Layout layout) {
   return d;
 }
 
-// What cuDNN calls an operation's attributes, which have the same order for each: alpha, beta, the
+// Names of an operation's attributes, whose order is the same for each: alpha, beta, the
 // convolution, w, x and y or their gradients; and which of (left, right, out) each tensor is.
 struct Operation {
   cudnnBackendDescriptorType_t type;
@@ -130,7 +130,7 @@ Descriptor describe_graph(ConvPass pass, const ConvProblem& p, Layout layout,
 }
 
 // Returns whether an engine computes as the Context asks: fp32 as fp32, unless TF32 was requested,
-// with sums in fp32, and without waiting for a compiler.
+// with sums in fp32 whose order is always the same, and without waiting for a compiler.
 bool suits(const Descriptor& engine, DType dtype) {
   std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> notes{};
   const int64_t count = get(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
@@ -140,6 +140,7 @@ bool suits(const Descriptor& engine, DType dtype) {
     const auto note = notes.at(to_size(i));
     if (note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS ||
         note == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION ||
+        note == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC ||
         (note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE && !tensor_cores))
       return false;
   }
@@ -160,7 +161,9 @@ std::vector<ConvEngine> find_conv_engines(ConvPass pass, const ConvProblem& prob
   const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
   set(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.get());
   set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+#if CUDNN_VERSION >= 90800
   if (gpu != nullptr) set(heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, gpu);
+#endif
   finalize(heuristics);
   const auto results = CUDNN_ATTR_ENGINEHEUR_RESULTS;
   std::vector<Descriptor> settings(
@@ -180,9 +183,10 @@ std::vector<ConvEngine> find_conv_engines(ConvPass pass, const ConvProblem& prob
     if (!suits(engine, problem.dtype)) continue;
     Descriptor plan = create(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     set(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, filled[to_size(i)]);
-    if (gpu != nullptr) {
-      set(plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, gpu);
-    } else {
+#if CUDNN_VERSION >= 90800
+    if (gpu != nullptr) set(plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, gpu);
+#endif
+    if (gpu == nullptr) {
       const cudnnHandle_t handle = cudnn_handle();
       set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
     }
@@ -199,13 +203,17 @@ cudnnStatus_t run_conv_engine(const std::shared_ptr<void>& plan, const Tensor& l
   std::array<void*, 3> pointers = {left.raw(), right.raw(), out.raw()};
   for (const void* p : pointers)
     if (reinterpret_cast<uintptr_t>(p) % kAlignment != 0) return CUDNN_STATUS_BAD_PARAM;
-  const Descriptor pack = create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-  void* space = workspace.raw();
-  set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, {0, 1, 2});
-  set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers.data());
-  set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &space);
-  finalize(pack);
-  return cudnnBackendExecute(cudnn_handle(), plan.get(), pack.get());
+  try {
+    const Descriptor pack = create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    void* space = workspace.raw();
+    set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, {0, 1, 2});
+    set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers.data());
+    set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &space);
+    finalize(pack);
+    return cudnnBackendExecute(cudnn_handle(), plan.get(), pack.get());
+  } catch (const Error&) {
+    return CUDNN_STATUS_BAD_PARAM;
+  }
 }
 
 }  // namespace heddle::cuda

@@ -1,6 +1,6 @@
 // cuDNN's engines for a convolution, by its graph API: each algorithm of the older API is one
-// configuration of one engine, the heuristics of this one name dozens (tiles, split sums). Internal
-// to layers/conv2d_cuda.cpp.
+// configuration of one engine, the heuristics of this one name 20 to 40 (tiles, split sums).
+// Internal to layers/conv2d_cuda.cpp.
 #pragma once
 
 #include <cstddef>
@@ -24,18 +24,19 @@ struct ConvProblem {
   DType dtype;
 };
 
-// An engine with its settings, ready to run.
+// An engine in one configuration, ready to run.
 struct ConvEngine {
   std::shared_ptr<void> plan;  // cuDNN's execution plan
   size_t workspace = 0;        // bytes
 };
 
-// Returns at most `most` engines that cuDNN supports, as its heuristics rank them, with workspaces
-// of at most max_workspace bytes and the precision that the Context asks for. None is compiled at
-// run time. `gpu`: properties of the GPU that they are for, which need not be in this machine;
-// null: that of the Context. Throws Error where cuDNN fails.
-std::vector<ConvEngine> find_conv_engines(ConvPass pass, const ConvProblem& problem,
-                                          Layout layout, size_t most, size_t max_workspace,
+// Returns at most `most` configurations of engines that cuDNN supports, as its heuristics rank
+// them, with workspaces of at most max_workspace bytes and the precision that the Context asks for.
+// They give the same bits in every run, and none is compiled at run time. `gpu`: properties of the
+// GPU that they are for, which need not be in this machine (with cuDNN 9.8 or later); null: that of
+// the Context. Throws Error where cuDNN fails.
+std::vector<ConvEngine> find_conv_engines(ConvPass pass, const ConvProblem& problem, Layout layout,
+                                          size_t most, size_t max_workspace,
                                           cudnnBackendDescriptor_t gpu = nullptr);
 
 // Starts (left, right) -> out on the Context's stream: x, w -> y or w, dy -> dx or x, dy -> dw, all

@@ -109,6 +109,10 @@ TEST_CASE("tape: a second pass adds, begin_step resets, also between forward and
   f.backward(tape, loss);
   CHECK(f.a.grad.item() == 1);
   CHECK(f.events == Events{"final a", "free a"});
+  CHECK_THROWS_WITH(
+      tape.backward(loss),
+      "backward: the tape is empty: nothing that is trained was recorded, or backward "
+      "has been called already");
 }
 
 TEST_CASE("tape: scale reaches the gradients; two tapes share a parameter") {

@@ -1,8 +1,8 @@
 // cuDNN's graph API of the simulated GPU: graphs of one convolution. Its heuristics name engines
-// with every difficulty once: one converts its inputs, one uses tensor cores, one is compiled at
-// run time, all three faster than the others and with wrong results; one is not supported, one
-// needs too much workspace, one fails when it is run, one is slow, and the last is faster than any
-// algorithm of the older API.
+// with every difficulty once: one converts its inputs, one uses tensor cores, one rounds sums, one
+// adds in any order, one is compiled at run time, all five faster than the others and with wrong
+// results (tensor cores only in fp32); one is not supported, one needs too much workspace, one
+// fails when it is run, one is slow, and the last is faster than any algorithm of the older API.
 #include <cudnn.h>
 
 #include <cstring>
@@ -20,6 +20,8 @@ namespace {
 enum : int64_t {
   kConverting,
   kTensorCores,
+  kRounding,
+  kUnordered,
   kCompiled,
   kUnsupported,
   kHungry,
@@ -237,6 +239,10 @@ cudnnStatus_t cudnnBackendGetAttribute(const cudnnBackendDescriptor_t d,
         return tell(CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS, most, count, values);
       if (from.engine == kTensorCores)
         return tell(CUDNN_NUMERICAL_NOTE_TENSOR_CORE, most, count, values);
+      if (from.engine == kRounding)
+        return tell(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION, most, count, values);
+      if (from.engine == kUnordered)
+        return tell(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, most, count, values);
       return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE:
       if (from.engine == kCompiled)
@@ -281,8 +287,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   auto* const workspace = at(pack).value<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
   const auto bytes = static_cast<size_t>(kEngineWorkspace);
   // bf16 has only engines with tensor cores; in fp32 they round.
-  const bool wrong = settings.engine == kConverting || settings.engine == kCompiled ||
-                     (settings.engine == kTensorCores && !x.half);
+  const bool wrong = settings.engine <= kCompiled && (settings.engine != kTensorCores || !x.half);
   const int algorithm = wrong ? kWrongEngine : settings.engine == kSlow ? kSlowEngine : kFastEngine;
   const float one = 1, zero = 0;
   if (algorithm == kFastEngine) ++simulated::fast_engines_run;

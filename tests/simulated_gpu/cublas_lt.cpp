@@ -35,6 +35,7 @@ struct Preference {
 };
 struct Algorithm {
   std::array<uint32_t, 4> aligned{};
+  uintptr_t bias_aligned = 1;
   int number = 0;
 };
 enum : int { kSlow, kBroken, kFast };
@@ -79,6 +80,12 @@ bool extents(const Operation& o, const Matrix& a, const Matrix& b, const Matrix&
     if (x->rows <= 0 || x->columns <= 0 || x->ld < x->rows) return false;
   return (ta ? a.columns : a.rows) == c.rows && (tb ? b.columns : b.rows) == k &&
          (tb ? b.rows : b.columns) == c.columns;
+}
+
+// An algorithm relies on the alignment of the bias that it was chosen with.
+uintptr_t alignment_of(const void* p) {
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  return p == nullptr ? 1 : std::min<uintptr_t>(address & (~address + 1), 16);
 }
 
 bool offered(const Operation& o, const Matrix& a, const Matrix& b, const Matrix& c, int64_t k) {
@@ -163,8 +170,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   int64_t k = 0;
   const auto& o = in<Operation>(operation);
   const auto& p = in<Preference>(preference);
-  // The other schemes add in the output's type, or in any order.
-  if (p.reductions != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) return CUBLAS_STATUS_INVALID_VALUE;
+  // The other schemes add in the output's type.
+  if (in<Matrix>(c).type == CUDA_R_16BF && p.reductions != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (o.epilogue == CUBLASLT_EPILOGUE_BIAS && o.bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   if (most < 1 || c != d || !extents(o, in<Matrix>(a), in<Matrix>(b), in<Matrix>(c), k))
     return CUBLAS_STATUS_INVALID_VALUE;
   if (!offered(o, in<Matrix>(a), in<Matrix>(b), in<Matrix>(c), k) || p.workspace < kWorkspace)
@@ -172,7 +181,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   *count = std::min(most, k % 2 == 0 ? 3 : 2);
   for (int i = 0; i < *count; ++i) {
     found[i] = {};
-    in<Algorithm>(&found[i].algo) = {p.aligned, i};
+    in<Algorithm>(&found[i].algo) = {p.aligned, alignment_of(o.bias), i};
     found[i].workspaceSize = kWorkspace;
     found[i].state = CUBLAS_STATUS_SUCCESS;
   }
@@ -205,7 +214,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
       !on_device(workspace, kWorkspace, s->device) ||
       (bias && !on_device(o.bias, static_cast<size_t>(mc.rows) * 4, s->device)))
     return CUBLAS_STATUS_INVALID_VALUE;
-  const auto& [told, number] = in<Algorithm>(const_cast<cublasLtMatmulAlgo_t*>(algorithm));
+  const auto& [told, bias_told, number] =
+      in<Algorithm>(const_cast<cublasLtMatmulAlgo_t*>(algorithm));
+  if (bias && reinterpret_cast<uintptr_t>(o.bias) % bias_told != 0)
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   const std::array<const void*, 4> pointers = {a, b, c, d};
   for (size_t i = 0; i < pointers.size(); ++i)
     if (told[i] == 0 || reinterpret_cast<uintptr_t>(pointers[i]) % told[i] != 0)
