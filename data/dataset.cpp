@@ -28,6 +28,9 @@ std::unique_ptr<ImageDataset> open_dataset(const std::filesystem::path& path, Sp
         path.string(),
         ": expected the binary version of CIFAR (*.bin), found the Python version; ./run "
         "unpack_data converts it");
+  for (const char* name : {"cifar-10-batches-bin", "cifar-100-binary"})
+    check(!std::filesystem::is_directory(path / name, error), path.string(),
+          ": expected a data set, found a folder that contains one: use ", (path / name).string());
   for (const char* name : {"train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"})
     check(!std::filesystem::exists(path / name, error), path.string(),
           ": expected MNIST's files, found them compressed; ./run unpack_data unpacks them");

@@ -296,6 +296,10 @@ TEST_CASE("open_dataset: paths without a data set") {
   CHECK(contains(open(folder.write("a.bin", {1})), "a.bin: expected a folder"));
   folder.write("data_batch_1", {1});
   CHECK(contains(open(folder.path()), "found the Python version"));
+  const TempFolder parent;
+  const std::string inner = (parent.path() / "cifar-100-binary").string();
+  std::filesystem::create_directory(inner);
+  CHECK(contains(open(parent.path()), "found a folder that contains one: use " + inner));
 }
 
 // ------------------------------------------------------------------------------------------ shapes
