@@ -26,8 +26,9 @@ namespace cuda {
 bool gemm_with_bias(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& bias,
                     const Tensor& c);
 // Does what gemm() does; where the Context may tune, by the fastest of cuBLASLt's algorithms and
-// gemm(), which are timed when a product is first used. Shapes must fit. For large products, by one
-// thread of a Context.
+// gemm(), which are timed when a product of these extents is first computed. Shapes and types are
+// those of gemm() and are not always checked. Only one thread of a Context may call it. Throws
+// Error where cuBLAS fails.
 void fastest_gemm(const Tensor& a, const Tensor& b, const Tensor& c,
                   const GemmOptions& options = {});
 }  // namespace cuda

@@ -23,9 +23,10 @@ constexpr int kMostTimed = 8, kTimedRuns = 5;
 
 struct Product {
   int64_t m, n, k;
-  bool transpose_a, transpose_b, bias;
+  bool transpose_a, transpose_b;
   DType in, out;
-  int64_t align_a, align_b, align_bias, align_c;  // bytes, at most 256
+  int64_t align_a, align_b, align_c;  // bytes, at most 256
+  int64_t align_bias;                 // 0: no bias
 };
 
 struct LtPlan {
@@ -64,18 +65,17 @@ Product product_of(const Tensor& a, const Tensor& b, const Tensor& c, const Gemm
           .k = a.shape()[o.transpose_a ? 0 : 1],
           .transpose_a = o.transpose_a,
           .transpose_b = o.transpose_b,
-          .bias = bias != nullptr,
           .in = a.dtype(),
           .out = c.dtype(),
           .align_a = alignment_of(a.raw()),
           .align_b = alignment_of(b.raw()),
-          .align_bias = bias != nullptr ? alignment_of(bias) : 0,
-          .align_c = alignment_of(c.raw())};
+          .align_c = alignment_of(c.raw()),
+          .align_bias = alignment_of(bias)};
 }
 
 PlanKey key_of(const Product& p) {
-  return plan_key(p.m, p.n, p.k, p.transpose_a, p.transpose_b, p.bias, p.in, p.out, p.align_a,
-                  p.align_b, p.align_bias, p.align_c);
+  return plan_key(p.m, p.n, p.k, p.transpose_a, p.transpose_b, p.in, p.out, p.align_a, p.align_b,
+                  p.align_c, p.align_bias);
 }
 
 // Returns the plan of a product with at most `most` algorithms, none where cuBLASLt does not

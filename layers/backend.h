@@ -24,6 +24,8 @@ struct DropoutKey {
   Tensor counters = {};  // where defined, step and first are read from here (TapeOptions::counters)
 };
 
+enum class ConvPass : uint8_t { forward, backward_weight, backward_input };
+
 // The layouts of a convolution's input and output on a backend.
 struct ConvLayouts {
   Layout input, output;

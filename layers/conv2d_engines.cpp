@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
-#include <type_traits>
 #include <utility>
 
 #include "core/context.h"
@@ -14,7 +12,7 @@ namespace {
 
 using Descriptor = std::unique_ptr<void, Destroy<cudnnBackendDestroyDescriptor>>;
 
-constexpr int64_t kAlignment = 16;  // bytes; engines for less are slower
+constexpr int64_t kAlignment = 16;  // bytes, of a vector load
 
 Descriptor create(cudnnBackendDescriptorType_t type) {
   return make_descriptor<Descriptor>(

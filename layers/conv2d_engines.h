@@ -11,13 +11,11 @@
 #include <cudnn.h>
 
 #include "core/tensor.h"
-#include "layers/conv2d.h"
+#include "layers/backend.h"
 
 namespace heddle::cuda {
 
-enum class ConvPass : uint8_t { forward, backward_input, backward_weight };
-
-// One convolution in any direction: shapes of input, weight and output, all of one type.
+// One convolution in any pass: shapes of input, weight and output, all of one type.
 struct ConvProblem {
   Shape x, w, y;
   Conv2dOptions options;
@@ -39,9 +37,10 @@ std::vector<ConvEngine> find_conv_engines(ConvPass pass, const ConvProblem& prob
                                           size_t most, size_t max_workspace,
                                           cudnnBackendDescriptor_t gpu = nullptr);
 
-// Starts (left, right) -> out on the Context's stream: x, w -> y or w, dy -> dx or x, dy -> dw, all
-// in the layout of find_conv_engines() and at addresses that are multiples of 16, else
-// CUDNN_STATUS_BAD_PARAM. `workspace` has the engine's number of bytes.
+// Starts (left, right) -> out on the Context's main stream: x, w -> y or w, dy -> dx or x, dy ->
+// dw, of the shapes, type and layout for which find_conv_engines() returned the plan. `workspace`
+// has the engine's number of bytes. Returns cuDNN's status; CUDNN_STATUS_BAD_PARAM also for an
+// address of left, right or out that is not a multiple of 16.
 cudnnStatus_t run_conv_engine(const std::shared_ptr<void>& plan, const Tensor& left,
                               const Tensor& right, const Tensor& out, const Tensor& workspace);
 

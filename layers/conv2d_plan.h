@@ -5,10 +5,9 @@
 #include <cstdint>
 
 #include "core/onednn.h"
+#include "layers/backend.h"
 
 namespace heddle::cpu {
-
-enum class ConvPass : uint8_t { forward, backward_weight, backward_input };
 
 struct ConvProblem {
   ConvPass pass;

@@ -12,9 +12,6 @@
 #include "layers/activation.h"
 #include "layers/concat.h"
 #include "layers/conv2d.h"
-#ifdef HEDDLE_CUDA
-#include "layers/conv2d_engines.h"
-#endif
 #include "layers/embedding.h"
 #include "layers/loss.h"
 #include "layers/lstm_lm.h"
@@ -24,7 +21,6 @@
 #include "tests/compare.h"
 #include "tests/device.h"
 #include "tests/gradcheck.h"
-#include "tests/tolerances.h"
 #ifdef HEDDLE_SIMULATED_GPU
 #include "tests/simulated_gpu/device.h"
 #endif
@@ -34,6 +30,12 @@ using namespace heddle;
 namespace {
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16};
+
+// A (rows, columns) factor of a product, or its transpose.
+Tensor factor(int64_t rows, int64_t columns, bool transposed, uint64_t seed, DType dtype) {
+  return random_tensor(transposed ? Shape{columns, rows} : Shape{rows, columns}, seed,
+                       Layout::plain, 1.0f, dtype);
+}
 
 }  // namespace
 
@@ -214,10 +216,7 @@ TEST_CASE("compare: products") {
             "gemm", concat(m, " x ", n, " x ", k, ", form ", form), dtype,
             [&, m = m, n = n, k = k]() -> Results {
               const bool ta = (form & 1) != 0, tb = (form & 2) != 0;
-              const Tensor a =
-                  random_tensor(ta ? Shape{k, m} : Shape{m, k}, 1, Layout::plain, 1.0f, dtype);
-              const Tensor b =
-                  random_tensor(tb ? Shape{n, k} : Shape{k, n}, 2, Layout::plain, 1.0f, dtype);
+              const Tensor a = factor(m, k, ta, 1, dtype), b = factor(k, n, tb, 2, dtype);
               const Tensor c = random_tensor({m, n}, 3);
               gemm(a, b, c,
                    {.transpose_a = ta, .transpose_b = tb, .beta = (form & 4) != 0 ? 1.0f : 0.0f});
@@ -244,10 +243,7 @@ TEST_CASE("compare: products by the fastest algorithm") {
               "gemm", concat(m, " x ", n, " x ", k, ", form ", form, tune ? ", timed" : ""), dtype,
               [&, m = m, n = n, k = k]() -> Results {
                 const bool ta = (form & 1) != 0, tb = (form & 2) != 0;
-                const Tensor a =
-                    random_tensor(ta ? Shape{k, m} : Shape{m, k}, 1, Layout::plain, 1.0f, dtype);
-                const Tensor b =
-                    random_tensor(tb ? Shape{n, k} : Shape{k, n}, 2, Layout::plain, 1.0f, dtype);
+                const Tensor a = factor(m, k, ta, 1, dtype), b = factor(k, n, tb, 2, dtype);
                 const Tensor c = random_tensor({m, n}, 3, Layout::plain, 1.0f,
                                                (form & 8) != 0 ? dtype : DType::f32);
                 const GemmOptions options = {
@@ -321,70 +317,6 @@ TEST_CASE("compare: convolutions") {
         compare("transposed convolution", what, dtype, transposed, subject(tune));
       }
 }
-
-#ifdef HEDDLE_CUDA
-TEST_CASE("convolutions: each configuration of cuDNN's engines") {
-  if (!subject().device.is_cuda()) return;
-  using cuda::ConvPass;
-  const Context context(subject(true));
-  const Conv2dOptions options = {.stride = 2, .padding = 1, .groups = 1};
-  const Shape x = {4, 16, 9, 12}, w = {24, 16, 3, 3}, y = conv2d_shape(x, w, options, "test");
-  struct Form {
-    ConvPass pass;
-    Shape left, right, out;
-  };
-  const Form forms[] = {{ConvPass::forward, x, w, y},
-                        {ConvPass::backward_input, w, y, x},
-                        {ConvPass::backward_weight, x, y, w}};
-  for (DType dtype : kTypes)
-    for (Layout layout : {Layout::nhwc, Layout::plain})
-      for (const auto& [pass, left, right, out] : forms) {
-        const std::string what =
-            concat(dtype_name(dtype), ", ", layout_name(layout), ", pass ", static_cast<int>(pass));
-        CAPTURE(what);
-        const Tensor a = random_tensor(left, 1, layout, 1.0f, dtype);
-        const Tensor b = random_tensor(right, 2, layout, 1.0f, dtype);
-        const std::vector<float> u = a.to_vector(), v = b.to_vector();
-        std::vector<double> sums(to_size(Tensor::empty(out).size()), 0.0);
-        const auto at = [](const Shape& s, int64_t i, int64_t j, int64_t k, int64_t l) {
-          return to_size(((i * s[1] + j) * s[2] + k) * s[3] + l);
-        };
-        for (int64_t n = 0; n < y[0]; ++n)
-          for (int64_t o = 0; o < y[1]; ++o)
-            for (int64_t p = 0; p < y[2]; ++p)
-              for (int64_t q = 0; q < y[3]; ++q)
-                for (int64_t tap = 0; tap < 9 * x[1]; ++tap) {
-                  const int64_t c = tap / 9, r = tap / 3 % 3, s = tap % 3;
-                  const int64_t row = p * options.stride + r - 1,
-                                column = q * options.stride + s - 1;
-                  if (row < 0 || row >= x[2] || column < 0 || column >= x[3]) continue;
-                  const size_t in_x = at(x, n, c, row, column), in_w = at(w, o, c, r, s),
-                               in_y = at(y, n, o, p, q);
-                  if (pass == ConvPass::forward)
-                    sums[in_y] += double{u[in_x]} * v[in_w];
-                  else if (pass == ConvPass::backward_input)
-                    sums[in_x] += double{u[in_w]} * v[in_y];
-                  else
-                    sums[in_w] += double{u[in_x]} * v[in_y];
-                }
-        const std::vector<float> expected(sums.begin(), sums.end());
-        const auto engines =
-            cuda::find_conv_engines(pass, {x, w, y, options, dtype}, layout, 100, size_t{1} << 30);
-        int computed = 0;
-        for (const cuda::ConvEngine& e : engines) {
-          const Tensor found = Tensor::empty_on(a.device(), out, dtype, layout);
-          const Tensor space = Tensor::empty_on(a.device(), {to_int64(e.workspace)}, DType::u8);
-          if (cuda::run_conv_engine(e.plan, a, b, found, space) != CUDNN_STATUS_SUCCESS) continue;
-          ++computed;
-          CHECK(relative_distance(found.to_vector(), expected) <= tolerance("convolution", dtype));
-          const Tensor odd = random_tensor({2, 3}, 1, Layout::plain, 1.0f, dtype).slice(1, 2);
-          CHECK(cuda::run_conv_engine(e.plan, odd, b, found, space) == CUDNN_STATUS_BAD_PARAM);
-        }
-        MESSAGE(what, ": ", engines.size(), " engines, of which ", computed, " computed");
-        CHECK(computed > 0);
-      }
-}
-#endif
 
 // At several alignments: a library's algorithm may rely on that of the first call.
 TEST_CASE("compare: products with a bias") {

@@ -15,7 +15,6 @@
 namespace heddle::bench {
 namespace {
 
-using cpu::ConvPass;
 using tag = dnnl::memory::format_tag;
 
 struct ConvShape {

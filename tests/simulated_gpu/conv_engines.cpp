@@ -1,8 +1,9 @@
 // cuDNN's graph API of the simulated GPU: graphs of one convolution. Its heuristics name engines
 // with every difficulty once: one converts its inputs, one uses tensor cores, one rounds sums, one
-// adds in any order, one is compiled at run time, all five faster than the others and with wrong
-// results (tensor cores only in fp32); one is not supported, one needs too much workspace, one
-// fails when it is run, one is slow, and the last is faster than any algorithm of the older API.
+// adds in no fixed order, one is compiled at run time, all five faster than the others and with
+// wrong results (tensor cores only in fp32); one is not supported, one needs too much workspace,
+// one fails when it is run, one is slow, and the last is faster than any algorithm of the older
+// API.
 #include <cudnn.h>
 
 #include <cstring>
