@@ -190,13 +190,13 @@ void MessageCommunicator::do_reduce_scatter(const Tensor& all, const Tensor& min
 
 void MessageCommunicator::do_broadcast(const Tensor& x, int root) {
   if (size() == 1 || x.size() == 0) return;
-  const Staged staged(x);
+  const Staged staged(x, rank() == root);
   const Withdrawal withdrawal(*transport_);
   if (x.bytes() <= options_.tree_bytes)
     broadcast_tree(bytes_of(staged.host()), x.bytes(), root);
   else
     broadcast_chain(bytes_of(staged.host()), x.bytes(), root);
-  staged.finish();
+  if (rank() != root) staged.finish();
 }
 
 // Binomial tree: rank root + v receives from root + (v without its lowest set bit), then sends to
