@@ -1,6 +1,7 @@
 #include "compress/exchange.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "compress/block_exchange.h"
 #include "compress/codecs/magnitude.h"
@@ -51,14 +52,13 @@ bool all_reduce(Exchange& e, const NamedTensors& tensors) {
     n += x.size();
   }
   parts.push_back({"flag", PayloadKind::control, 4});
-  const Tensor payload = Tensor::empty_on(e.device, {n + 1}), sums = payload.slice(0, n);
-  const Tensor flag = payload.slice(n, n + 1);
-  fill(flag, e.finite ? 0.0f : 1.0f);
+  const Tensor payload = Tensor::empty_on(e.device, {n + 1});
+  fill(payload.slice(n, n + 1), e.finite ? 0 : std::numeric_limits<float>::infinity());
   const auto copy_all = [&](bool into) {
     JoinedLaunches joined;
     int64_t at = 0;
     for (const auto& [name, x] : tensors) {
-      const Tensor part = sums.slice(at, at + x.size());
+      const Tensor part = payload.slice(at, at + x.size());
       HEDDLE_DISPATCH(e.device, copy_words(into ? x : part, into ? part : x));
       at += x.size();
     }
@@ -66,7 +66,7 @@ bool all_reduce(Exchange& e, const NamedTensors& tensors) {
   };
   copy_all(true);
   e.ledger.book(e.comm, parts, [&] { e.comm.all_reduce(payload); });
-  if (flag.item() != 0 || largest_magnitude_of({sums}) > magnitude(kMaxSum)) return false;
+  if (largest_magnitude_of({payload}) > magnitude(kMaxSum)) return false;
   copy_all(false);
   return true;
 }

@@ -67,23 +67,22 @@ class ScaleCom : public CompressedReducer {
       return Figures{{"leader: rank", static_cast<double>(leader)},
                      {"its indices", static_cast<double>(bytes), Unit::bytes}};
     });
+    std::vector<Tensor> chosen;
     if (e.comm.rank() == leader) {
       const TraceRange range("compress", "select, as the leader");
-      std::vector<Tensor> indices;
       for (size_t i = 0; i < codes.size(); ++i) {
         const Item& item = e.compressed[i];
-        indices.push_back(item.chunk_indices.defined() ? item.chunk_indices
-                                                       : select_indices(codes[i], item.tensor));
+        chosen.push_back(item.chunk_indices.defined() ? item.chunk_indices
+                                                      : select_indices(codes[i], item.tensor));
       }
       JoinedLaunches joined;
       for_parts([&](size_t i, const Tensor& part) {
-        HEDDLE_DISPATCH(e.device, encode_indices(codes[i], indices[i], part));
+        HEDDLE_DISPATCH(e.device, encode_indices(codes[i], chosen[i], part));
       });
       joined.launch();
     }
     e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
-    std::vector<Tensor> chosen;
-    {
+    if (e.comm.rank() != leader) {
       const TraceRange range("compress", "decode indices");
       JoinedLaunches joined;
       for_parts([&](size_t i, const Tensor& part) {

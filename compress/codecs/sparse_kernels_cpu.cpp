@@ -111,6 +111,7 @@ namespace {
 
 // Returns the elements of all tensors on a GPU, 32 bits each, one after the other.
 Tensor joined(const std::vector<Tensor>& tensors, DType type) {
+  if (tensors.size() == 1) return tensors[0];
   int64_t n = 0, at = 0;
   for (const Tensor& x : tensors) n += x.size();
   Tensor all = Tensor::empty_on(tensors[0].device(), {n}, type);
