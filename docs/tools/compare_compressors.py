@@ -49,19 +49,20 @@ def accuracies(measured):
         epochs, seed, compress, full = match.groups()
         full = full or "-full-" in result["name"] or result["name"].startswith(reproduce.BEFORE)  # then the only rule
         runs = found.setdefault((compress or "none", bool(full and compress), int(epochs)), {})
-        runs[int(seed or 1)] = result["summary"]["valid_acc1"]
+        # Rows of one group come together, the oldest first: dense and compressed runs of one machine.
+        runs.setdefault(int(seed or 1), result["summary"]["valid_acc1"])
     return found
 
 
 def points(found, compress, epochs):
     """Returns the mean difference from dense over the seeds that both have, as text."""
     dense = found.get(("none", False, epochs), {})
-    stateless = compress.startswith(("bf16", "fp16", "qsgd"))  # no residual: both rules are one
+    one_rule = compress.startswith(("bf16", "fp16", "qsgd", "powersgd"))  # no residual; for PowerSGD "full" is the default
     for full in (False, True):
         runs = found.get((compress, full, epochs), {})
         both = [runs[seed] - dense[seed] for seed in sorted(runs.keys() & dense.keys())]
         if both:
-            return f"{statistics.fmean(both):+.2f} ({len(both)}{', full' if full and not stateless else ''})"
+            return f"{statistics.fmean(both):+.2f} ({len(both)}{', full' if full and not one_rule else ''})"
     return "-"
 
 

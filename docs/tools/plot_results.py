@@ -374,12 +374,14 @@ def ptb():
              if seed_of[name] in dense else None for name, r in runs.items()}
     rows = [[name, number(r["summary"]["valid_ppl"]), number(r["summary"]["test_ppl"]), number(share[name], 1),
              *ratios(r), megabytes(r)] for name, r in runs.items()]
-    lines = "".join(expected(f"{name}, test perplexity in % of dense", share[name], most=102)
+    bound = {"adacomp": 102}  # others: 101
+    lines = "".join(expected(f"{name}, test perplexity in % of dense", share[name], most=bound.get(name, 101))
                     for name in runs if dense and name != "dense" and seed_of[name] == "1")
     for method in dict.fromkeys(method_of.values()):
         shares = [share[name] for name in runs if method_of[name] == method and share[name] is not None]
         if method != "dense" and len(shares) > 1:
-            lines += expected(f"{method}, mean over {len(shares)} seeds, test perplexity in % of dense", mean(shares), most=101)
+            lines += expected(f"{method}, mean over {len(shares)} seeds, test perplexity in % of dense", mean(shares),
+                              most=bound.get(method, 101))
     return table(["method", "validation perplexity", "test", "test, % of dense", *RATIO_HEAD, "MB sent, one learner"],
                  rows) + ("\n" + lines if lines else "")
 
@@ -621,7 +623,9 @@ def claims():
 
     headline = runs_by_seed("headline-")
     scalecom, lgreco = (headline.get(method, {}).values() for method in ("scalecom", "lgreco-scalecom"))
-    against_dense("ScaleCom at rate 100 loses no accuracy, ResNet-20 on CIFAR-10", "headline-", "scalecom", -0.3)
+    against_dense("ScaleCom at rate 100, with heddle's rule of momentum, loses no accuracy, ResNet-20 on CIFAR-10", "headline-",
+                  "scalecom", -0.3)
+    against_dense("… with momentum after the exchange, as in ScaleCom's algorithm 1", "headline-", "scalecom-full", -0.3)
     against_dense("… nor at rate 25", "headline-", "scalecom-25", -0.3)
     against_dense("… nor at rate 400", "headline-", "scalecom-400", -0.3)
     for what, method in ("ScaleCom's values", "scalecom"), ("PowerSGD's factors", "powersgd"):
@@ -639,8 +643,9 @@ def claims():
     against_dense("AdaComp loses no accuracy, ResNet-20 on CIFAR-10", "headline-", "adacomp", -0.5)
     claim("AdaComp's ratio on the compressed tensors, in its paper's count",
           mean(r["summary"]["ratio_layers"] for r in headline.get("adacomp", {}).values()), least=40)
-    against_dense("Large batches, 16 learners of 64 images, equal epochs", "batch-", "scalecom", -1)
-    against_dense("Large batches, 32 learners of 32 images, equal epochs", "grown-", "scalecom", -1)
+    against_dense("Large batches, 16 learners of 64 images, 66 epochs", "batch-", "scalecom", -1)
+    against_dense("… 8 epochs, beta 0.1, momentum after the exchange", "large-", "beta-0.1", -1)
+    against_dense("Large batches, 32 learners of 32 images, 16 epochs", "grown-", "scalecom", -1)
     long = {}
     for net in "resnet20-", "zaremba-medium-":  # a GPU's runs are in fp32, a processor's in bf16: all from one of them
         runs = group(f"full-{net}") if f"full-{net}dense" in RESULTS else group(f"full-cpu-{net}")
