@@ -53,7 +53,7 @@ class LmTraining : public TrainingLoop {
         state_(model.zero_state(o_.batch_size)) {
     if (session.checkpoint() == nullptr) return;
     valid_ = parse_text_evaluation(own_json(*session.checkpoint(), {"tokens"}), "valid_loss");
-    if (keeps_best() && valid_.tokens > 0) keep_best();
+    if (keeps_best() && valid_.tokens > 0 && has_shared(*session.checkpoint())) keep_best();
   }
 
   // The inner loop: an update from the mean gradient of --accumulate windows. The state of the

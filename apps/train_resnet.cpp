@@ -19,6 +19,7 @@
 #include "core/kernels.h"
 #include "core/streams.h"
 #include "data/feed.h"
+#include "data/image.h"
 #include "layers/loss.h"
 #include "layers/weights.h"
 
@@ -292,6 +293,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
     data = open_data(o, Split::train);
     check(data.set->size() >= learners, "learners: expected at most ", data.set->size(),
           ", the number of training images, found ", learners);
+    for (const std::string& file : o.predict) check_image_header(file);
   }
   if (o.training || o.evaluate) valid = open_data(o, Split::valid);
   const ResnetCard card = make_card(o, loaded, valid.set.get(), o.training);

@@ -43,17 +43,23 @@ char* bytes_of(const Tensor& x) { return static_cast<char*>(x.raw()); }
 // to a device.
 class Staged {
  public:
-  explicit Staged(const Tensor& x, bool values = true)
-      : x_(x),
-        host_(x.device().is_cuda() && !values
-                  ? Tensor::empty_on(Device{}, x.shape(), x.dtype(), x.layout())
-                  : x.to(Device{})) {}
+  explicit Staged(const Tensor& x, bool values = true) : x_(x), host_(memory_for(x)) {
+    if (x.device().is_cuda() && values) host_.copy_from(x);
+  }
   const Tensor& host() const { return host_; }
   void finish() const {
     if (x_.device().is_cuda()) x_.copy_from(host_);
   }
 
  private:
+  static Tensor memory_for(const Tensor& x) {
+    constexpr int64_t kMostPinned = int64_t{16} << 20;  // a bucket; pinned memory is scarce
+    if (!x.device().is_cuda()) return x;
+    return x.bytes() <= kMostPinned && x.layout() == Layout::plain
+               ? Tensor::empty_pinned(x.shape(), x.dtype())
+               : Tensor::empty_on(Device{}, x.shape(), x.dtype(), x.layout());
+  }
+
   Tensor x_, host_;
 };
 

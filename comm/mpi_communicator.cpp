@@ -171,6 +171,12 @@ MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s) {
 // A failed run ends by abort(): finalising would wait for ranks that no longer answer.
 MpiSession::~MpiSession() {
   if (std::uncaught_exceptions() > 0) return;
+  // The others wait without a deadline for what the first rank still does alone, such as writing a
+  // long text; a rank that fails ends all.
+  MPI_Request all_here = MPI_REQUEST_NULL;
+  MPI_Ibarrier(MPI_COMM_WORLD, &all_here);
+  for (int done = 0; done == 0; std::this_thread::sleep_for(std::chrono::milliseconds(2)))
+    MPI_Test(&all_here, &done, MPI_STATUS_IGNORE);
   const Deadline deadline(timeout_s_, "end");
   MPI_Finalize();
 }

@@ -97,6 +97,7 @@ class NcclCommunicator : public Communicator {
   int rank() const override { return control_.rank(); }
   int size() const override { return control_.size(); }
   const char* name() const override { return "nccl"; }
+  std::vector<int> hosts() override { return control_.hosts(); }
   double now() const override { return steady_seconds(); }
   void abort(const std::string& why, int exit_code) noexcept override {
     failed_ = true;

@@ -218,7 +218,7 @@ void DataParallelOptimizer::end_step(const StepReport& report) {
     for (const Bucket& bucket : buckets_)
       if (bucket.finite) reducer_->return_unapplied(gradients_of(bucket), sources());
   if (probes_ != nullptr) {
-    probes_->step_ended(optimizer_.lr());
+    probes_->step_ended(optimizer_.lr(), dense_bytes());
     buckets_.join(probes_->joined());
   }
   ++step_;

@@ -133,6 +133,7 @@ StepReport DecentralizedOptimizer::finish_step() {
     worker_.drain();
     totals_.exposed_s += steady_seconds() - begin;
     totals_.compressed_steps += next_ > 0 ? 1 : 0;
+    totals_.dense_of_compressed += next_ > 0 ? dense_bytes() : 0;
     if (std::exchange(spoilt_, false)) {
       report.skipped_parameters = std::max<int64_t>(1, report.skipped_parameters);
       if (report.first_skipped.empty()) report.first_skipped = "a weight";

@@ -71,8 +71,9 @@ void ExchangeProbes::waited(double seconds) {
   explain("wait", "exchanges", [&] { return Figures{{"waited", exposed, Unit::seconds}}; });
 }
 
-void ExchangeProbes::step_ended(double lr) {
+void ExchangeProbes::step_ended(double lr, int64_t dense) {
   ++(compressing() ? totals_.compressed_steps : totals_.dense_steps);
+  (compressing() ? totals_.dense_of_compressed : totals_.dense_of_dense) += dense;
   const int64_t steps = step_ + 1;
   if (planner_ != nullptr) planner_->finish_step(steps, lr, run_);
   if (chooser_ != nullptr && steps >= options_.compress_start) chooser_->finish_step(steps, run_);

@@ -44,7 +44,8 @@ class ExchangeProbes {
   void posted(size_t index);  // the bucket and all before it are complete
   void backward_ended();
   void waited(double seconds);  // for exchanges that backward did not hide
-  void step_ended(double lr);   // after the update; plans and chooses, by collectives
+  // After the update; plans and chooses, by collectives. `dense`: bytes of a dense exchange.
+  void step_ended(double lr, int64_t dense);
 
   // From the worker thread, around each exchange.
   void before(size_t index, const GradientBucket& gradients);

@@ -89,8 +89,10 @@ class LearnerOptimizer {
     double collective_s = 0;  // of which in collectives
     double exposed_s = 0;     // seconds that the main thread waited for exchanges
     int64_t dense_steps = 0, compressed_steps = 0;
-    // Bytes of gradients in these steps; with hosts, of those between hosts.
+    // Bytes of gradients in these steps; with hosts, of those between hosts. Then dense_bytes() of
+    // these steps.
     int64_t dense_sent = 0, compressed_sent = 0;
+    int64_t dense_of_dense = 0, dense_of_compressed = 0;
     int64_t rejected = 0;  // compressed buckets with a non-finite value or sum
   };
   virtual Totals totals() const = 0;

@@ -33,7 +33,8 @@ namespace heddle {
 
 // Decides what a gradient with NaN or Inf makes the optimizer skip. bucket: the parameters of its
 // bucket where a reducer compresses, and that parameter alone where gradients are summed densely;
-// other gradients are applied. step: the whole step.
+// other gradients are applied, unless gradients are clipped by their norm, which is not known then.
+// step: the whole step.
 enum class OnNonfinite : uint8_t { bucket, step };
 
 struct OptimizerOptions {

@@ -390,7 +390,7 @@ TEST_CASE("run folder: new or empty folders only, metrics line by line") {
 TEST_CASE("run folder: one run at a time") {
   const TempFolder temp;
   const std::string path = temp.path + "/run";
-  const auto reopen = [&](int64_t bytes) { RunFolder::reopen(path, bytes, {}, false, {}); };
+  const auto reopen = [&](int64_t bytes) { RunFolder::reopen(path, bytes, {}, false, {}).begin(); };
   int64_t bytes = 0;
   {
     RunFolder folder = RunFolder::create(path, "x");

@@ -129,7 +129,7 @@ if [ -n "$mpirun" ]; then
   "$mpirun" --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/here" "${image[@]}" --steps 3 --output-dir alone : \
     -n 1 -wdir "$PWD/there" "${image[@]}" --steps 3 --output-dir alone >stdout 2>stderr; code=$?
   [ $code = 2 ] && grep -q 'alone.*rank 1' stderr || fail "a folder of one rank: exit code $code, $(head -c 300 stderr)"
-  [ -z "$(ls -A here/alone | grep seen)" ] || fail "left behind: $(ls -A here/alone)"
+  [ -z "$(ls -A here/alone 2>/dev/null | grep seen)" ] || fail "left behind: $(ls -A here/alone)"
 else
   echo 'skipped: ranks under mpirun (no mpirun here)'
 fi
@@ -211,6 +211,43 @@ spoil && cp auto/checkpoints/step-8/rank-1.safetensors broken/checkpoints/step-8
 spoil && sed -i 's/"version": 1/"version": 2/' broken/checkpoints/step-8/manifest.json && passed_over 'version 2'
 ls broken/checkpoints | grep -q 'step-8$' || fail "not saved again: $(ls broken/checkpoints)"
 spoil && rm broken/checkpoints/step-8/rank-1.safetensors && refuse 'rank-1' "${again[@]}" --resume broken/checkpoints/step-8
+
+# -------------------------------------------------------------------------- with other flags
+# What restoring refuses changes nothing in the folder; flags that it does not refuse have an effect.
+files_of() { (cd "$1" && find . -type f -exec md5sum {} + | sort -k2); }
+lm_run=("${text[@]}" --optimizer sgd --lr-scheduler plateau --lr 4)
+"${lm_run[@]}" --save-every 1epoch --output-dir flags >flags.json 2>stderr || fail "flags: $(tail -1 stderr)"
+early=$(ls flags/checkpoints | sort -t- -k2n | head -1)
+files_of flags >before
+says 2 'momentum_buffer.*--resume-anyway' "${lm_run[@]}" --momentum 0.9 --output-dir flags --resume "flags/checkpoints/$early"
+files_of flags | cmp -s before - || fail "a refused checkpoint: $(files_of flags | diff before - | head -3)"
+for changed in '--batch-size 8' '--lr-scheduler constant' '--resume-anyway --nlayers 1' '--resume-anyway --nhid 16 --learners 2'; do
+  rm -rf changed && cp -r flags changed
+  "${lm_run[@]}" $changed --output-dir changed --resume "changed/checkpoints/$early/" >out.json 2>stderr || fail "$changed: $(tail -1 stderr)"
+done
+rm -rf changed && cp -r flags changed  # constant, then plateau again: there are no best weights to restore
+for changed in constant plateau; do
+  "${lm_run[@]}" --epochs 5 --lr-scheduler $changed --output-dir changed --resume auto >out.json 2>stderr || fail "$changed: $(tail -1 stderr)"
+done
+"${lm_run[@]}" --epochs 4 --lr 1 --output-dir flags --resume "flags/checkpoints/$early" >out.json 2>stderr || fail "--lr 1: $(tail -1 stderr)"
+grep -q '"lr":[^,]*' flags/metrics.jsonl && [ "$(grep -o '"lr":[^,]*' flags/metrics.jsonl | tail -1)" = '"lr":1.0' ] ||
+  fail "--lr 1 with plateau: $(grep -o '"lr":[^,]*' flags/metrics.jsonl | tail -1)"
+# A trace of steps that this process runs, and none of others.
+for range in 1:3 $((${early#step-} - 1)):$((${early#step-} + 2)); do
+  rm -rf changed && cp -r flags changed
+  "${lm_run[@]}" --epochs 4 --output-dir changed --resume "changed/checkpoints/$early" --trace t.json --trace-steps $range >out.json 2>stderr ||
+    fail "--trace-steps $range: $(tail -1 stderr)"
+  [ "$range" = 1:3 ] && most=200 least=0 || most=100000 least=1000
+  [ "$(wc -c <t.json)" -ge $least ] && [ "$(wc -c <t.json)" -le $most ] || fail "--trace-steps $range: $(wc -c <t.json) bytes"
+done
+# Ratios count each step with the learners that it had.
+few=("$resnet" --image-size 8 --batch-size 4 --threads 1 --quiet --json --compress qsgd:bits=4 --compress-start 0)
+"${few[@]}" --steps 4 --learners 3 --output-dir straight >straight.json && "${few[@]}" --steps 4 --save-every 4 --output-dir more >out.json &&
+  "${few[@]}" --steps 9 --learners 3 --output-dir more --resume auto >more.json || fail "more learners: exit code $?"
+[ "$(json more.json ratio_wire)" = "$(json straight.json ratio_wire)" ] || fail "more learners: $(cat more.json)"
+# A run's configuration, learners included, evaluates its weights.
+"${text[@]}" --epochs 1 --learners 2 --net 1gbit,1ms --output-dir pair >pair.json 2>stderr || fail "pair: $(tail -1 stderr)"
+"$lm" --config pair/config.toml --init pair --evaluate >out.json 2>stderr || fail "--config of two learners: $(tail -1 stderr)"
 
 # ------------------------------------------------------------------------ versions of the format
 # A checkpoint of each is kept: format <n> was written by the command in its file `command`, and the run that is

@@ -40,7 +40,7 @@ void make_run(const std::string& path) {
 
 // Resumes in a folder; returns "", or why that is refused.
 std::string refusal(const std::string& path, bool known = false) {
-  return message_of([&] { RunFolder::reopen(path, 0, {}, known, {}); });
+  return message_of([&] { RunFolder::reopen(path, 0, {}, known, {}).begin(); });
 }
 
 }  // namespace

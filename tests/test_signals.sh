@@ -69,6 +69,10 @@ if [ -n "$mpirun" ]; then
     -n 1 sh -c 'kill -STOP $$; exec "$@"' "$work/rank" "${text[@]}" --comm-timeout 5 --output-dir stopped 2>err; code=$?
   [ $code != 0 ] && [ $code != 124 ] && [ $code != 137 ] || fail "a rank that never starts: exit code $code"
   grep -q '^\[rank 0\].* 5 s' err || fail "a rank that never starts: $(cat err)"
+  # What the first rank does alone after the training, here writing for some seconds, has no deadline.
+  "${two_ranks[@]}" "$lm" --data "$work/a.txt" --nhid 256 --nlayers 2 --threads 1 --steps 2 --train --generate 8000 --comm-timeout 1 \
+    --output-dir writes >out 2>err; code=$?
+  [ $code = 0 ] && [ "$(wc -c <out)" -gt 8000 ] || fail "a long text after training: exit code $code, $(tail -2 err)"
 else
   echo 'no mpirun: its part is skipped'
 fi
@@ -92,6 +96,18 @@ wait_for piped/metrics.jsonl '"loss"'
 kill -KILL $reader; wait $reader 2>/dev/null
 kill -INT $pid; wait $pid 2>/dev/null
 ls piped/checkpoints/step-*/manifest.json >/dev/null || fail 'a broken pipe: nothing was saved'
+
+# So must not the run's own lines; without a signal, a reader that is gone ends the run in the same way.
+for signal in INT none; do
+  cat pipe >/dev/null & reader=$!
+  env --default-signal=PIPE "${tiny[@]}" --steps 100000 --print-freq 1 --output-dir piped_$signal 2>pipe & pid=$!
+  wait_for piped_$signal/metrics.jsonl '"loss"'
+  kill -KILL $reader; wait $reader 2>/dev/null
+  [ $signal = none ] || kill -INT $pid
+  wait $pid 2>/dev/null; code=$?
+  [ $code = 75 ] || fail "a broken pipe and $signal: exit code $code"
+  ls piped_$signal/checkpoints/step-*/manifest.json >/dev/null || fail "a broken pipe and $signal: nothing was saved"
+done
 
 # The descriptor of a closed stream must not be reused for a file of the run.
 "${tiny[@]}" --steps 4 --output-dir closed 2>&- || fail "without stderr: exit code $?"

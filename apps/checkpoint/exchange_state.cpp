@@ -133,6 +133,7 @@ Json exchange_json(const LearnerOptimizer::State& state) {
   Json json = {{"steps", state.steps},
                {"totals", counts_of(state.totals)},
                {"seconds", seconds_of(state.totals)},
+               {"dense", {state.totals.dense_of_dense, state.totals.dense_of_compressed}},
                {"ledger", ledger},
                {"settings", state.settings},
                {"hosts", state.hosts}};
@@ -147,6 +148,10 @@ LearnerOptimizer::State parse_exchange(const nlohmann::json& json) {
   state.steps = json.at("steps").get<int64_t>();
   read_array(json.at("totals"), counts_of(state.totals));
   read_array(json.at("seconds"), seconds_of(state.totals));
+  state.totals.dense_of_dense = -1;  // unknown: added later
+  if (json.contains("dense"))
+    read_array(json["dense"],
+               std::tie(state.totals.dense_of_dense, state.totals.dense_of_compressed));
   for (const auto& entry : json.at("ledger")) {
     const int kind = entry.at(1).get<int>();
     check(kind >= 0 && kind < static_cast<int>(kPayloadKinds), "ledger: kind ", kind);

@@ -75,14 +75,15 @@ Saver::Saver(const CommonOptions& o, const SaverOptions& options, LearnerOptimiz
       folder_(shared_folder(options, optimizer)),
       again_(concat("--config ", shell_word(folder_ + "/config.toml"), " --output-dir ",
                     shell_word(folder_), " --resume auto")),
-      last_(options.start == nullptr ? "" : options.start->path),
-      writer_(std::make_unique<CheckpointWriter>(
-          folder_, options.rank,
-          CheckpointWriterOptions{.keep = o.keep,
-                                  .ranks = optimizer.learners(),
-                                  .begin = options.start == nullptr ? 0 : options.start->step,
-                                  .on_event = save_hook == nullptr ? nullptr : save_hook()})) {
+      last_(options.start == nullptr ? "" : options.start->path) {
+  // First: it waits for all ranks, and the writer sets checkpoints aside.
   if (every_ > 0 && optimizer.learners() > 1) check_shared(folder_, options.rank, optimizer);
+  writer_ = std::make_unique<CheckpointWriter>(
+      folder_, options.rank,
+      CheckpointWriterOptions{.keep = o.keep,
+                              .ranks = optimizer.learners(),
+                              .begin = options.start == nullptr ? 0 : options.start->step,
+                              .on_event = save_hook == nullptr ? nullptr : save_hook()});
 }
 
 bool Saver::after_step(int64_t step, const std::function<std::optional<CheckpointFiles>()>& files) {

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 // terminal signals every process of a group, some of which pass signals on.
 constexpr auto kSameRequest = std::chrono::milliseconds(500);
 
-std::atomic<bool> caught = false, received = false;
+std::atomic<bool> caught = false, received = false, reader_gone = false;
 std::atomic<const char*> answer = "";
 
 sigset_t set_of(std::initializer_list<int> numbers) {
@@ -46,10 +46,6 @@ void say(const char* text) {
 }
 
 void receive_signals(sigset_t signals) {
-  // Ctrl-C also ends the reader of a pipe: writing to it must not end this process before it has
-  // saved.
-  const sigset_t pipe = set_of({SIGPIPE});
-  pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   Clock::time_point first;
   for (;;) {
     int number = 0;
@@ -78,8 +74,10 @@ void watch_signals() {
 void catch_signals(const char* note) {
   answer = note;
   caught = true;
+  // Comes to the thread that writes, and so to none that computes.
+  std::signal(SIGPIPE, [](int) { reader_gone = true; });
 }
 
-bool signal_received() { return received; }
+bool signal_received() { return received || reader_gone; }
 
 }  // namespace heddle

@@ -1,5 +1,6 @@
 // Handles SIGTERM, SIGINT, SIGHUP and SIGUSR1, which ask a run to save itself and end; a second
-// one, half a second later or more, ends it at once.
+// one, half a second later or more, ends it at once. A pipe whose reader is gone asks the same:
+// Ctrl-C ends the `tee` of a run as well.
 //
 // One thread receives them with sigwait, and all others block them: no handler may run on a thread
 // that computes. oneDNN's generated matrix products point the stack pointer into heap memory, and
@@ -21,7 +22,7 @@ void watch_signals();
 // note to stderr. Any thread.
 void catch_signals(const char* note = "");
 
-// Returns whether one has arrived since catch_signals(). Any thread.
+// Returns whether one has arrived since catch_signals(), or a pipe has lost its reader. Any thread.
 bool signal_received();
 
 }  // namespace heddle

@@ -187,7 +187,7 @@ void add_training_flags(FlagTable& flags, CommonOptions& o) {
   flags.add(
       "on-nonfinite", &o.on_nonfinite, "WHAT",
       "on a NaN or Inf in a gradient, skip the update of its bucket (of its parameter alone where "
-      "gradients are summed densely) or of the whole step",
+      "gradients are summed densely; with clipping of all) or of the whole step",
       one_of({"bucket", "step"}));
   flags.add("max-skipped", &o.max_skipped, "N",
             "consecutive steps with NaN or Inf before the run counts as diverged", at_most(1e9));
@@ -332,6 +332,17 @@ std::string find_data(const std::string& data, const std::string& embedded) {
   if (sets == nullptr || data.empty() || data == embedded || fs::exists(data, error)) return data;
   const fs::path found = fs::path(sets) / data;  // an absolute path stays unchanged
   return fs::exists(found, error) ? found.string() : data;
+}
+
+void parse_texts(CommonOptions& o, const FlagTable& flags) {
+  const auto drops = [&](const char* name) {
+    return !o.training && flags.source(name) == FlagSource::config;
+  };
+  if (drops("learners")) o.learners = 1;
+  for (const auto& [name, text] :
+       {std::pair{"net", &o.net}, {"hosts", &o.hosts}, {"peers", &o.peers}})
+    if (drops(name)) text->clear();
+  parse_texts(o);
 }
 
 void parse_texts(CommonOptions& o) {

@@ -119,6 +119,9 @@ struct CommonOptions {
 
 // Fills o.parsed. Throws InputError for a text that cannot be read.
 void parse_texts(CommonOptions& o);
+// The same; what a file says of other learners counts for training only: a run's config.toml may be
+// used for its evaluation.
+void parse_texts(CommonOptions& o, const FlagTable& flags);
 
 // The group of --help that asks something of a program instead of training.
 inline constexpr const char* kQuestions = "Weights, configuration, questions";

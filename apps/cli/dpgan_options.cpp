@@ -44,7 +44,8 @@ FlagTable dpgan_flags(TrainDpganOptions& o) {
 }
 
 void resolve(TrainDpganOptions& o, FlagTable& flags) {
-  parse_texts(o);
+  o.training = decide_training(o, "");
+  parse_texts(o, flags);
   check(is_voting(o), "--compress ", o.compress,
         ": the generator learns from noisy votes only; expected topagg");
   set_default(flags, "steps", o.steps, kSteps);
@@ -52,7 +53,6 @@ void resolve(TrainDpganOptions& o, FlagTable& flags) {
   set_default(flags, "name", o.name, "dpgan");
   check(o.epochs <= o.steps, "--epochs ", o.epochs, ": expected at most one for each of ", o.steps,
         " steps");
-  o.training = decide_training(o, "");
   check(o.teachers >= o.parsed.learners.size, "--teachers ", o.teachers,
         ": expected one for each of ", o.parsed.learners.size, " learners");
   o.dp.described =

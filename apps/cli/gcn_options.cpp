@@ -118,7 +118,8 @@ FlagTable gcn_flags(TrainGcnOptions& o) {
 }
 
 void resolve(TrainGcnOptions& o, FlagTable& flags) {
-  parse_texts(o);
+  o.training = decide_training(o, o.predict.empty() ? "" : "predict");
+  parse_texts(o, flags);
   if (o.fanout.empty()) o.fanout.assign(static_cast<size_t>(o.layers), kFanout);
   check(std::ssize(o.fanout) == o.layers, "--fanout: expected a number for each of ", o.layers,
         " layers, found ", o.fanout.size());
@@ -130,7 +131,6 @@ void resolve(TrainGcnOptions& o, FlagTable& flags) {
   if (o.partition != "ldg" && o.partition != "random")
     o.partition = std::filesystem::absolute(o.partition).lexically_normal().string();
   (void)sampler_options(o);
-  o.training = decide_training(o, o.predict.empty() ? "" : "predict");
   flags.check_needs(
       {{"predict", !o.dry_run && o.headroom == 0, "predicts nothing with --dry-run or --headroom"},
        {"skew-weights", o.skew != "local" || o.skew_weights == "plain",

@@ -171,7 +171,8 @@ FlagTable lm_flags(TrainLmOptions& o) {
 }
 
 void resolve(TrainLmOptions& o, FlagTable& flags, TextKind kind) {
-  parse_texts(o);
+  o.training = decide_training(o, flags.given("generate") && o.generate > 0 ? "generate" : "");
+  parse_texts(o, flags);
   if (o.level == "auto") o.level = kind == TextKind::folder ? "word" : "char";
   const Recipe& r = recipe(o, kind);
   set_default(flags, "emsize", o.emsize, r.emsize);
@@ -192,7 +193,6 @@ void resolve(TrainLmOptions& o, FlagTable& flags, TextKind kind) {
   if (kind == TextKind::sources && !o.evaluate) {
     set_default(flags, "generate", o.generate, kSampleTokens);
   }
-  o.training = decide_training(o, flags.given("generate") && o.generate > 0 ? "generate" : "");
   const bool writes = o.generate > 0 && !o.dry_run && o.headroom == 0;
   flags.check_needs(
       {{"prompt", o.generate > 0, "needs --generate N"},

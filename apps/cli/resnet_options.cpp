@@ -124,7 +124,8 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
 }
 
 void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
-  parse_texts(o);
+  o.training = decide_training(o, o.predict.empty() ? "" : "predict");
+  parse_texts(o, flags);
   const Recipe& r = kRecipes[static_cast<size_t>(kind)];
   set_default(flags, "arch", o.arch, r.arch);
   set_default(flags, "image-size", o.image_size, r.image_size);
@@ -138,7 +139,6 @@ void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   const double adam_decay = o.optimizer == "adam" ? kAdamDecay : kAdamwDecay;
   set_default(flags, "weight-decay", o.weight_decay, sgd ? r.weight_decay : adam_decay);
 
-  o.training = decide_training(o, o.predict.empty() ? "" : "predict");
   flags.check_needs({{"predict", !o.dry_run && o.headroom == 0,
                       "predicts nothing with --dry-run or --headroom"}});
   flags.check_needs({{"new-head", !o.init.empty() && o.training, "needs --init, and training"}});

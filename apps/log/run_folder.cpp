@@ -176,23 +176,31 @@ RunFolder RunFolder::reopen(const std::string& folder, int64_t bytes,
     fs::create_directories(folder);
     RunFolder found(folder, timeout);
     if (locked) locked();
-    std::vector<fs::path> left;
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder))
-      if (is_temporary(entry.path().filename().string())) left.push_back(entry.path());
-    std::error_code ignored;
-    for (const fs::path& path : left) fs::remove(path, ignored);
-    const std::string text = read_text_file(found.file("metrics.jsonl"));
-    // The file is shorter than `bytes` if the machine crashed before all of it was on disk. The
-    // first line stays: without it, a run that is killed now would leave a folder that does not
-    // look like a run.
-    const size_t kept = bytes > 0          ? text.substr(0, static_cast<size_t>(bytes)).rfind('\n')
-                        : is_metrics(text) ? text.find('\n')
-                                           : std::string::npos;
-    found.keep(static_cast<int64_t>(kept + 1));
     found.fresh_ = fresh;
     found.made_ = !there;
+    found.reopened_at_ = bytes;
     return found;
   });
+}
+
+void RunFolder::begin() {
+  if (reopened_at_ < 0) return;
+  std::vector<fs::path> left;
+  std::error_code ignored;
+  for (fs::directory_iterator entry(path_, ignored), end; entry != end; entry.increment(ignored))
+    if (is_temporary(entry->path().filename().string())) left.push_back(entry->path());
+  for (const fs::path& path : left) fs::remove(path, ignored);
+  const std::string text = read_text_file(file("metrics.jsonl"));
+  // The file is shorter than it was if the machine crashed before all of it was on disk. The first
+  // line stays: without it, a run that is killed now would leave a folder that does not look like a
+  // run.
+  const size_t kept = reopened_at_ > 0
+                          ? text.substr(0, static_cast<size_t>(reopened_at_)).rfind('\n')
+                      : is_metrics(text) ? text.find('\n')
+                                         : std::string::npos;
+  const bool fresh = fresh_;
+  keep(static_cast<int64_t>(kept + 1));
+  fresh_ = fresh;
 }
 
 bool RunFolder::in_use(const std::string& folder) {

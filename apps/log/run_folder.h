@@ -35,15 +35,20 @@ class RunFolder {
   // empty, Error if it cannot be made or written or another run is using it.
   static RunFolder create(const std::string& folder, const std::string& name);
 
-  // Reopens a run's folder to continue in it and keeps the first `bytes` of metrics.jsonl; 0: as if
-  // new. Removes files that a killed process has left half written. `locked` is called once no
-  // other run can be using the folder, and before anything is changed. `known`: a checkpoint has
+  // Reopens a run's folder to continue in it, from begin() on, after the first `bytes` of
+  // metrics.jsonl; 0: as if new. `locked` is called once no other run can be using the folder.
+  // `known`: a checkpoint has
   // shown that the folder is a run's. Throws InputError for a folder that holds something but no
   // run of this program, and for a symbolic link in place of a run's file; Error otherwise, also if
   // another run is still using it after `timeout`, which allows for a run that is just ending.
   static RunFolder reopen(const std::string& folder, int64_t bytes,
                           const std::function<void()>& locked = {}, bool known = false,
                           std::chrono::milliseconds timeout = std::chrono::seconds(5));
+
+  // Ends what a reopened folder held beyond its first `bytes` of metrics, and removes files that a
+  // killed process has left half written; until then nothing in it is changed. Does nothing to one
+  // that was created. Throws Error.
+  void begin();
 
   // Returns whether a run is using the folder now.
   static bool in_use(const std::string& folder);
@@ -92,6 +97,7 @@ class RunFolder {
 
   std::string path_;
   bool fresh_ = false, made_ = false;  // it was empty, and no line was logged since; did not exist
+  int64_t reopened_at_ = -1;           // the bytes that begin() keeps
   std::unique_ptr<AppendFile> metrics_;
   std::unique_ptr<Troubles> troubles_ = std::make_unique<Troubles>();
   std::function<void(const nlohmann::ordered_json&)> listener_;

@@ -92,9 +92,9 @@ Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store) {
   }
   out.layers = quotient(dense_layers, sent_layers);
   out.values = quotient(dense_all, sent_all);
-  const auto dense_bytes = static_cast<double>(optimizer.dense_bytes());
-  out.wire = quotient(dense_bytes * steps, static_cast<double>(totals.compressed_sent));
-  out.run = quotient(dense_bytes * (steps + static_cast<double>(totals.dense_steps)),
+  out.wire = quotient(static_cast<double>(totals.dense_of_compressed),
+                      static_cast<double>(totals.compressed_sent));
+  out.run = quotient(static_cast<double>(totals.dense_of_compressed + totals.dense_of_dense),
                      static_cast<double>(totals.compressed_sent + totals.dense_sent));
   return out;
 }

@@ -45,8 +45,8 @@ void TrainingLog::prepare_step(int64_t step) {
   dumping_ = step == o_.dump_gradients && folder_ != nullptr;
   if (o_.trace.empty()) return;
   const StepRange range = o_.parsed.trace_steps;
-  if (step == range.first) trace_.start();
-  if (step == range.last + 1) trace_.stop();
+  const bool on = step >= range.first && step <= range.last;
+  if (on != trace_.enabled()) on ? trace_.start() : trace_.stop();
 }
 
 namespace {
@@ -288,7 +288,7 @@ void TrainingLog::update_totals() {
   const LearnerOptimizer::Totals totals = optimizer_.totals();
   result_.bytes_sent = totals.traffic.sent;
   result_.bytes_received = totals.traffic.received;
-  result_.bytes_dense = optimizer_.dense_bytes() * result_.step;
+  result_.bytes_dense = totals.dense_of_dense + totals.dense_of_compressed;
   result_.exposed_comm_s = totals.exposed_s;
   result_.rejected_buckets = totals.rejected;
   if (result_.hosts > 0) result_.bytes_between = totals.dense_sent + totals.compressed_sent;

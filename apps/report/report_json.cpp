@@ -189,7 +189,8 @@ Json layer_bytes(const RunRecord& run) {
   for (const auto& [name, ignored] : run.ledger.items())
     if (const auto found = elements.find(name); found != elements.end()) all += found->second;
   if (all == 0 || run.steps.empty()) return nullptr;
-  const auto steps = static_cast<double>(run.steps.size());
+  // A run that began from a checkpoint of another folder has the other's ledger, too.
+  const auto steps = static_cast<double>(run.summary.value("step", run.steps.size()));
   std::vector<Row> rows;
   for (const auto& [name, kinds] : run.ledger.items()) {
     const auto found = elements.find(name);

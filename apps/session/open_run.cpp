@@ -12,8 +12,8 @@ namespace {
 bool is_run_of(const std::string& folder, const Checkpoint& checkpoint) {
   namespace fs = std::filesystem;
   std::error_code error;
-  return fs::equivalent(folder, fs::absolute(checkpoint.path, error).parent_path().parent_path(),
-                        error);
+  const fs::path path = fs::weakly_canonical(checkpoint.path, error);
+  return fs::equivalent(folder, path.parent_path().parent_path(), error);
 }
 
 RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& checkpoint) {
@@ -46,10 +46,8 @@ RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
   if (!learner.is_first()) return files;
   if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
   files.folder = std::make_unique<RunFolder>(open_folder(o, start.checkpoint));
-  if (o.tensorboard) begin_events(*files.folder);
-  files.folder->write("config.toml", spec.config);
-  files.folder->write("run.json", describe_run({arguments, o.seed, learner.context.threads(),
-                                                to_string(learner.context.device()), o.precision}));
+  files.facts = describe_run({arguments, o.seed, learner.context.threads(),
+                              to_string(learner.context.device()), o.precision});
   files.progress =
       std::make_unique<Progress>(ProgressOptions{.total_steps = spec.plan.total_steps + start.ahead,
                                                  .print_freq = o.print_freq,
@@ -58,6 +56,14 @@ RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
   files.folder->warn_by(console_logger(files.progress.get()));
   files.progress->note("run folder " + files.folder->path());
   return files;
+}
+
+void begin_run(const CommonOptions& o, const RunSpec& spec, RunFiles& files) {
+  if (files.folder == nullptr) return;
+  files.folder->begin();
+  if (o.tensorboard) begin_events(*files.folder);
+  files.folder->write("config.toml", spec.config);
+  files.folder->write("run.json", files.facts);
 }
 
 void finish_trace(const CommonOptions& o, const RunFiles& files, Learner& learner) {

@@ -2,6 +2,7 @@
 // TensorBoard's events, and the trace of --trace; and the progress on stderr.
 //
 //   RunFiles files = open_run(o, spec, arguments, learner, start);
+//   begin_run(o, spec, files);              // once the checkpoint is restored
 //   ... training ...
 //   finish_trace(o, files, learner);
 #pragma once
@@ -25,13 +26,18 @@ struct RunFiles {
   std::unique_ptr<AtomicFile> trace;  // null without --trace
   std::unique_ptr<RunFolder> folder;
   std::unique_ptr<Progress> progress;
+  std::string facts;  // run.json
 };
 
-// Creates the run folder on the first rank, or reopens it for a run that resumes from a checkpoint
-// in it, and writes config.toml and run.json. Throws InputError for a folder that must not be
-// written to, Error if another run is using it or has just left a newer checkpoint there.
+// Creates the run folder on the first rank, or reopens it, without changing it, for a run that
+// resumes from a checkpoint in it. Throws InputError for a folder that must not be written to,
+// Error if another run is using it or has just left a newer checkpoint there.
 RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
                   const std::vector<std::string>& arguments, Learner& learner, const Start& start);
+
+// Begins the run in its folder: writes config.toml and run.json, cuts metrics that are newer than
+// the checkpoint. Throws Error.
+void begin_run(const CommonOptions& o, const RunSpec& spec, RunFiles& files);
 
 // Gathers the trace events of all ranks, and writes the trace on the first one. Collective; called
 // once nothing else communicates any more.

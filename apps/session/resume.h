@@ -29,8 +29,8 @@ struct Start {
 
 // Finds the checkpoint that --resume names; with `auto`, the first step if the run folder has none.
 // The first rank reports on stderr which checkpoints were skipped and why. Collective. Throws
-// InputError for a path without a checkpoint, and for one of another run or compression, before
-// anything in a run folder is changed.
+// InputError for a path without a checkpoint, and for one of another run or compression. Until the
+// checkpoint is restored nothing in a run folder is changed.
 Start find_start(const CommonOptions& o, const RunSpec& spec, Communicator& comm);
 
 // A complete run that --resume auto finds: its result, and its lines of metrics on the validation

@@ -54,13 +54,6 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
                                         {.folder = folder(), .log = console_logger(progress())})),
       graph_(make_step_graph(o, learner.store, learner.comm.size(), console_logger(progress()))),
       log_(spec_.log, o, learner.store, *optimizer_, folder(), progress()),
-      saver_(o,
-             {.folder = folder() == nullptr ? "" : folder()->path(),
-              .rank = learner.comm.rank(),
-              .steps_per_epoch = spec_.plan.steps_per_epoch,
-              .start = checkpoint(),
-              .ahead = start_.ahead},
-             *optimizer_, console_logger(progress())),
       parts_{.o = o,
              .spec = spec_,
              .store = learner.store,
@@ -73,6 +66,15 @@ void Session::run(TrainingLoop& loop) {
   loop_ = &loop;
   if (checkpoint() != nullptr)
     restore_training(parts_, *checkpoint(), loop.own_state(), console_logger(progress()));
+  // Only now is anything in the folder changed: restoring may have refused the checkpoint.
+  saver_.emplace(o_,
+                 SaverOptions{.folder = folder() == nullptr ? "" : folder()->path(),
+                              .rank = parts_.rank,
+                              .steps_per_epoch = spec_.plan.steps_per_epoch,
+                              .start = checkpoint(),
+                              .ahead = start_.ahead},
+                 *optimizer_, console_logger(progress()));
+  begin_run(o_, spec_, files_);
   if (optimizer_->accountant() != nullptr) account();
   try {
     train();
@@ -88,8 +90,8 @@ void Session::run(TrainingLoop& loop) {
       progress() != nullptr)
     progress()->note(concat("privacy: one more step would raise epsilon above ",
                             epsilon_limit(o_, *optimizer_->accountant())));
-  saver_.finish();
-  log_.finish(saver_.last());
+  saver_->finish();
+  log_.finish(saver_->last());
   optimizer_->use_shared();  // what the program saves and tests
 }
 
@@ -151,8 +153,8 @@ bool Session::finish_step(const StepReport& report, const StepFacts& facts) {
 // Saves between two updates, if due. Returns false if a signal ends the run here, or it has
 // diverged.
 bool Session::after_step() {
-  if (!saver_.after_step(log_.step(),
-                         [&] { return save_training(parts_, batch_, loop_->own_state()); }))
+  if (!saver_->after_step(log_.step(),
+                          [&] { return save_training(parts_, batch_, loop_->own_state()); }))
     log_.stop();
   return log_.running();
 }

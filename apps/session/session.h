@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -132,7 +133,7 @@ class Session {
   std::unique_ptr<LearnerOptimizer> optimizer_;
   std::unique_ptr<StepGraph> graph_;
   TrainingLog log_;
-  Saver saver_;
+  std::optional<Saver> saver_;  // from run() on
   TrainingParts parts_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include "apps/checkpoint/exchange_state.h"
@@ -74,14 +75,19 @@ NamedTensors averaged_model(const TrainingParts& parts, const Tensor& values) {
   return model;
 }
 
+bool holds(const SafetensorsFile& file, const std::string& name, const Tensor& x) {
+  return file.has(name) && file.info(name).shape == x.shape();
+}
+
 // Fills the tensors from the file, by name. `lenient`: a tensor that the file lacks, or has with a
 // different shape, is left unchanged.
 void fill_from(const SafetensorsFile& file, const NamedTensors& tensors, const std::string& prefix,
                bool lenient = false) {
   for (const auto& [name, x] : tensors) {
     const std::string saved = prefix + name;
-    if (lenient && (!file.has(saved) || file.info(saved).shape != x.shape())) continue;
-    check(file.has(saved), file.path(), ": ", saved, " is missing");
+    if (lenient && !holds(file, saved, x)) continue;
+    check(file.has(saved), file.path(), ": ", saved,
+          " is missing; --resume-anyway loads what there is");
     const Tensor loaded = file.load(saved);
     check(loaded.shape() == x.shape() && loaded.dtype() == x.dtype(), file.path(), ": ", saved,
           ": expected ", dtype_name(x.dtype()), " ", to_string(x.shape()), ", found ",
@@ -93,12 +99,13 @@ void fill_from(const SafetensorsFile& file, const NamedTensors& tensors, const s
 // Fills residuals with their mean over the ranks that saved them, with hosts one of each, and
 // everything else, which is equal on all ranks, from the first rank's file.
 void fill_from_all(const std::vector<SafetensorsFile>& files, const std::vector<int>& hosts,
-                   const NamedTensors& tensors) {
+                   const NamedTensors& tensors, bool lenient) {
   std::vector<int> saved = first_ranks(hosts);
   for (int r = 0; hosts.empty() && r < static_cast<int>(files.size()); ++r) saved.push_back(r);
-  fill_from(files.front(), tensors, kExchange);
+  fill_from(files.front(), tensors, kExchange, lenient);
   for (const auto& [name, x] : tensors) {
     if (!name.starts_with("residual.")) continue;
+    if (lenient && !holds(files.front(), kExchange + name, x)) continue;
     for (size_t i = 1; i < saved.size(); ++i) {
       const size_t r = static_cast<size_t>(saved[i]);
       const Tensor other = files[r].load(kExchange + name);
@@ -155,7 +162,11 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
                 {"compression", compression_of(parts.o)},
                 {"planning", planning_of(parts.o)},
                 {"log", parts.log.save()},
-                {"schedule", {{"lr", schedule.lr}, {"best", schedule.best}, {"bad", schedule.bad}}},
+                {"schedule",
+                 {{"lr", schedule.lr},
+                  {"highest", parts.spec.schedule.lr},
+                  {"best", schedule.best},
+                  {"bad", schedule.bad}}},
                 {"exchange", exchange_json(exchange)},
                 {"own", own.json},
                 {"config", parts.spec.config}};
@@ -214,12 +225,15 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
     check_rank(files.emplace_back(SafetensorsFile::open(checkpoint.file(rank_file(r)))), r,
                learners, checkpoint);
   read_exchange_tensors(files, exchange);
+  if (auto& t = exchange.totals; t.dense_of_dense < 0) {  // by an earlier version
+    t.dense_of_dense = t.dense_steps * parts.optimizer.dense_bytes();
+    t.dense_of_compressed = t.compressed_steps * parts.optimizer.dense_bytes();
+  }
   parts.optimizer.restore(exchange);  // first: settings determine the tensors
   if (continues && own_file) {
-    for (const auto& [name, x] : parts.optimizer.named_state())
-      fill_from(files[0], {{name, x}}, kExchange, anyway && name.starts_with("rule."));
+    fill_from(files[0], parts.optimizer.named_state(), kExchange, anyway);
   } else if (continues) {
-    fill_from_all(files, exchange.hosts, parts.optimizer.named_state());
+    fill_from_all(files, exchange.hosts, parts.optimizer.named_state(), anyway);
   } else {
     parts.optimizer.begin_anew();
   }
@@ -239,7 +253,8 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   if (!same) return;
   const SafetensorsFile& mine = files[own_file ? 0 : static_cast<size_t>(parts.rank)];
   fill_from(mine, buffers_of(parts), kBuffer, anyway);
-  fill_from(mine, own.rank, kOwn);
+  for (const auto& [name, x] : own.rank)  // an LSTM's state of another batch size begins at zero
+    fill_from(mine, {{name, x}}, kOwn, anyway || name.starts_with("state."));
 }
 
 }  // namespace
@@ -252,19 +267,26 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
     // With other frozen parameters neither residuals nor settings fit.
     const bool same_compression = compression_differs(state.at("compression"), parts.o).empty() &&
                                   state.at("identity").value("freeze", "") == parts.o.freeze;
-    load_weights(WeightsFile(checkpoint.file(kModel)), parts.spec.model);
+    if (anyway)
+      fill_from(SafetensorsFile::open(checkpoint.file(kModel)), parts.spec.model, "", true);
+    else
+      load_weights(WeightsFile(checkpoint.file(kModel)), parts.spec.model);
     fill_from(SafetensorsFile::open(checkpoint.file(kOptimizer)),
               parts.optimizer.optimizer().named_state(), "", anyway);
     if (!own.shared.empty())
       fill_from(SafetensorsFile::open(checkpoint.file(kShared)), own.shared, "", anyway);
     const auto& schedule = state.at("schedule");
+    // The rate that plateau has reached follows a change of --lr; earlier versions saved no
+    // highest.
+    const double here = parts.spec.schedule.lr, highest = number_at(schedule, "highest");
     parts.schedule.restore(
-        {.lr = schedule.at("lr").get<double>(),
+        {.lr = schedule.at("lr").get<double>() * (highest > 0 ? here / highest : 1),
          .best = number_or(schedule.at("best"), std::numeric_limits<double>::infinity()),
          .bad = schedule.at("bad").get<int64_t>()});
     LearnerOptimizer::State exchange = parse_exchange(state.at("exchange"));
     const bool peers = !parts.o.peers.empty();  // their graph is in the settings
-    if (!same_compression ||
+    const bool other = !difference(state.at("identity"), parts.spec.identity).empty();
+    if (!same_compression || other ||
         (!peers && !difference(state.at("planning"), planning_of(parts.o)).empty())) {
       exchange.settings.clear();
       exchange.planner.reset();
@@ -273,6 +295,10 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
     parts.log.restore(checkpoint.step, state.at("epoch").get<int64_t>(), state.at("log"));
     if (note) note_changes(state.at("config").get<std::string>(), parts.spec.config, note);
   });
+}
+
+bool has_shared(const Checkpoint& checkpoint) {
+  return std::filesystem::exists(checkpoint.file(kShared));
 }
 
 nlohmann::json own_json(const Checkpoint& checkpoint, std::initializer_list<const char*> keys) {
