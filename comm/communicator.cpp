@@ -66,7 +66,9 @@ void Communicator::broadcast(const Tensor& x, int root) {
 
 void Communicator::all_gather(const Tensor& mine, const Tensor& all) {
   check_shares(mine, all, size(), "all_gather");
-  run("all_gather", [&] { do_all_gather(mine, all); });
+  run("all_gather", [&] {
+    size() == 1 ? Tensor::view_as(all, mine.shape()).copy_from(mine) : do_all_gather(mine, all);
+  });
 }
 
 void Communicator::reduce_scatter(const Tensor& all, const Tensor& mine) {
@@ -80,7 +82,8 @@ void Communicator::all_to_all(const Tensor& sent, const Tensor& received) {
             sent.shape().rank() > 0 && sent.shape()[0] == size(),
         "all_to_all: expected two tensors (", size(), ", ...) of one type, found ",
         to_string(sent.shape()), " and ", to_string(received.shape()));
-  run("all_to_all", [&] { do_all_to_all(sent, received); });
+  run("all_to_all",
+      [&] { size() == 1 ? received.copy_from(sent) : do_all_to_all(sent, received); });
 }
 
 void Communicator::exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) {
