@@ -11,6 +11,9 @@
 #ifdef HEDDLE_CUDA
 #include "comm/nccl_communicator.h"
 #endif
+#include "compress/codecs/magnitude.h"
+#include "compress/codecs/sparse_kernels.h"
+#include "compress/error_feedback.h"
 #include "core/kernels.h"
 #include "core/streams.h"
 #include "optim/decentralized.h"
@@ -173,6 +176,19 @@ TEST_CASE("kernels: host memory may be reused after a copy where there is no pin
   host.fill_zero();
   unsetenv("SIMULATED_PINNED_MIB");
   CHECK(there.to_vector() == values);
+}
+
+TEST_CASE("kernels: the largest magnitude where there are many chunks") {
+  Context context(subject());
+  for (const float largest : {NAN, -INFINITY, 50.0f})
+    for (const int64_t at : {0, 130000, 262142}) {
+      ErrorFeedback feedback;
+      const Tensor g = random_tensor({262143}, 3);
+      fill(g.slice(at, at + 1), largest);
+      const Tensor found = feedback.compensate_swapping("w", g, 2).magnitudes;
+      CHECK(largest_magnitude_of({}, {found}) == magnitude(largest));
+      CHECK(largest_magnitude_of({random_tensor({5}, 1)}, {found, found}) == magnitude(largest));
+    }
 }
 
 TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {

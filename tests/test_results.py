@@ -626,7 +626,7 @@ class Names(unittest.TestCase):
     def test_full_length_only_when_named(self):
         runs = reproduce.experiments()
         full = [name for name in runs if name.startswith("full-")]
-        self.assertEqual(len(full), 10)
+        self.assertEqual(len(full), 13)
         for name in full:
             self.assertEqual(" --device cuda " in runs[name], not name.startswith("full-cpu-"))
         self.assertEqual(self.main()[0], [name for name in runs if name not in full + ["ptb-dense"]])
@@ -648,7 +648,7 @@ class Names(unittest.TestCase):
         started, said = self.main("--list")
         self.assertEqual(started, [])
         self.assertEqual(len(said.splitlines()), len(reproduce.experiments()))
-        self.assertEqual(said.count("\nlong  full-"), 10)
+        self.assertEqual(said.count("\nlong  full-"), 13)
         self.assertIn("\ndone  ptb-dense ", said)
         self.assertEqual(said.count("done"), 1)
 

@@ -250,7 +250,11 @@ std::vector<Parameter*> time_reduce(const Lab& lab, const CompressSpec& spec, Ro
     if (what == std::string("reduced")) exchanges += lab.clock()();
   };
   DataParallelOptimizer optimizer(
-      store, make_sgd({}), *comm, {}, {.overlap = false, .check_every = 0, .on_event = on_event},
+      store, make_sgd({}), *comm, {},
+      {.bucket_bytes = (lab.o.parsed_device.is_cuda() ? 25 : 4) << 20,
+       .overlap = false,
+       .check_every = 0,
+       .on_event = on_event},
       make_reducer(spec, {.seed = static_cast<uint64_t>(lab.o.seed)}, store));
   row.reduce_s = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < kWarmUp + lab.calls; ++i) {

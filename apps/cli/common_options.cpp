@@ -74,8 +74,8 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             otherwise("none"));
   flags.add("comm-timeout", &o.comm_timeout, "S",
             "seconds without an answer after which a rank gives up", above(0), at_most(1e9));
-  flags.add("bucket-mb", &o.bucket_mb, "X", "MiB of gradients per exchange", above(0),
-            at_most(1e5));
+  flags.add("bucket-mb", &o.bucket_mb, "X", "MiB of gradients per exchange", above(0), at_most(1e5),
+            otherwise("4, with a GPU 25"));
   flags.add("overlap", &o.overlap, "WHEN",
             "on: exchange gradients while backward runs; off: after it (bit-identical)",
             one_of({"on", "off"}));
@@ -395,6 +395,9 @@ void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embed
   }
   set_default(flags, "threads", o.threads,
               std::max(1, omp_get_max_threads() / o.parsed.learners.on_machine));
+
+  // An exchange starts some twenty kernels and waits twice, however large the bucket.
+  set_default(flags, "bucket-mb", o.bucket_mb, o.parsed.device.is_cuda() ? 25.0 : 4.0);
 
   // A run's configuration may be read again from another folder.
   for (std::string* path : {&o.data, &o.init, &o.plan}) {

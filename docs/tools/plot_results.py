@@ -656,6 +656,10 @@ def claims():
     for what, name in ("ScaleCom", "resnet20-scalecom"), ("L-GreCo over ScaleCom", "resnet20-lgreco-scalecom"):
         points = accuracy[name] - dense if dense is not None and name in accuracy else None
         claim(f"Full recipe, {what}: accuracy against dense, points", points, least=-0.5)
+    alone = {name: r["summary"]["valid_acc1"] for name, r in group("full-one-resnet20-").items()}
+    for what, name in ("ScaleCom", "scalecom"), ("L-GreCo over ScaleCom", "lgreco-scalecom"):
+        points = alone[name] - alone["dense"] if {name, "dense"} <= alone.keys() else None
+        claim(f"… one learner of 128 images, {what}: accuracy against dense, points", points, least=-0.5)
     ptb_runs = group("ptb-")
     for text, method, most in (("rate 100", "scalecom-100", 101), ("rate 400", "scalecom-400", 101),
                                ("AdaComp", "adacomp", 102)):

@@ -218,6 +218,8 @@ def experiments():
                           ("resnet20-lgreco-scalecom", resnet + SCALECOM + LGRECO),
                           ("zaremba-medium-dense", lm), ("zaremba-medium-scalecom", lm + SCALECOM)):
         runs[FULL + name] = command
+        if "resnet20" in name:  # one learner with the same batch, minutes on a GPU in bf16
+            runs[f"{FULL}one-{name}"] = command.replace("--learners 4 --batch-size 32", "--batch-size 128") + HALF
         # The same without a GPU, in bf16: by estimate an hour each, and as long for ten of the language model's epochs.
         on_cpu = command.replace(" --device cuda", "") + HALF
         runs[f"{FULL}cpu-{name}"] = on_cpu + " --epochs 10" if "medium" in name else on_cpu
