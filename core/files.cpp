@@ -90,8 +90,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   if (!final_path.has_filename()) throw Error(concat(path, ": expected a file name"));
   folder_ = final_path.has_parent_path() ? final_path.parent_path().string() : ".";
   std::error_code none;
-  const auto there = std::filesystem::symlink_status(final_path, none);
-  if (is_other(there))  // such as /dev/null
+  if (is_other(std::filesystem::status(final_path, none)))  // such as /dev/null, or a link to it
     throw Error(concat(path, ": expected a regular file or none, found a device, pipe or socket"));
   static std::atomic<unsigned> counter{0};
   // A process killed earlier may have left a temporary of this name: then the next number is tried.

@@ -1,6 +1,7 @@
 // Run folders: whose they are, what is removed from them, and disks that are full for a while.
 #include <doctest/doctest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <csignal>
 #include <filesystem>
@@ -44,6 +45,16 @@ std::string refusal(const std::string& path, bool known = false) {
 }
 
 }  // namespace
+
+TEST_CASE("a file that is written does not replace a device or pipe, nor one that a link names") {
+  const TempFolder temp;
+  const std::string pipe = temp.path + "/pipe", link = temp.path + "/link";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  fs::create_symlink(pipe, link);
+  for (const std::string& path : {pipe, link})
+    CHECK_THROWS_AS(write_file_atomically(path, ""), Error);
+  CHECK(fs::is_fifo(link));
+}
 
 TEST_CASE("run folder: only a run's own folder is resumed") {
   const TempFolder temp;

@@ -187,7 +187,7 @@ void add_training_flags(FlagTable& flags, CommonOptions& o) {
   flags.add(
       "on-nonfinite", &o.on_nonfinite, "WHAT",
       "on a NaN or Inf in a gradient, skip the update of its bucket (of its parameter alone where "
-      "gradients are summed densely; with clipping of all) or of the whole step",
+      "gradients are summed densely, of all with --clip-grad-norm) or of the whole step",
       one_of({"bucket", "step"}));
   flags.add("max-skipped", &o.max_skipped, "N",
             "consecutive steps with NaN or Inf before the run counts as diverged", at_most(1e9));

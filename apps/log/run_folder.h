@@ -45,9 +45,9 @@ class RunFolder {
                           const std::function<void()>& locked = {}, bool known = false,
                           std::chrono::milliseconds timeout = std::chrono::seconds(5));
 
-  // Ends what a reopened folder held beyond its first `bytes` of metrics, and removes files that a
-  // killed process has left half written; until then nothing in it is changed. Does nothing to one
-  // that was created. Throws Error.
+  // Begins the run in a reopened folder: cuts its metrics after the first `bytes`, and removes
+  // files that a killed process has left half written. Until then nothing in the folder is changed.
+  // Does nothing in one that was created. Throws Error.
   void begin();
 
   // Returns whether a run is using the folder now.
