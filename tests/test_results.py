@@ -220,10 +220,11 @@ class Page(unittest.TestCase):
     def test_how_they_were_made(self):
         def change(results):
             results["ptb-dense"]["revision"] = "ba9876543210"
+            results["ptb-dense"]["machine"] = "Intel(R) Xeon(R) Processor, 2 cores"
             results["ptb-scalecom-400"]["resumed"] = True
 
         tables = self.made_up_page(change)
-        self.assertIn("\n`./run reproduce ptb-`; revision 0123456 (12), ba98765 (1); interrupted and resumed: "
+        self.assertIn("\n`./run reproduce ptb-`; revision 0123456 (12), ba98765 (1); Intel Xeon, 2 cores; interrupted and resumed: "
                       "`scalecom-400`. `dense` is\n`./run train_lm --data DATA/ptb ", tables["ptb"])
         self.assertIn("\n`./run reproduce headline-`; revision 0123456. `dense-1` is\n`./run train", tables["headline"])
         self.assertNotIn("reproduce", tables["composed"])

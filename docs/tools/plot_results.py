@@ -700,13 +700,18 @@ def claims():
 
 
 def provenance(prefix):
-    """Returns the command that repeats a table's runs, and their revisions."""
+    """Returns the command that repeats a table's runs, their revisions and machines."""
     runs = group(prefix)
     if not runs:
         return ""
-    revisions = collections.Counter(r["revision"][:7] for r in runs.values())
-    out = f"\n`./run reproduce {prefix}`; revision " + ", ".join(
-        f"{revision} ({n})" if len(revisions) > 1 else revision for revision, n in revisions.items())
+    def counted(values):
+        counts = collections.Counter(values)
+        return ", ".join(f"{value} ({n})" if len(counts) > 1 else value for value, n in counts.items())
+
+    machines = [re.sub(r"\(R\)| Processor|^.*, (?=NVIDIA)", "", r["machine"]) for r in runs.values() if "machine" in r]
+    out = f"\n`./run reproduce {prefix}`; revision {counted(r['revision'][:7] for r in runs.values())}"
+    if machines:
+        out += f"; {counted(machines)}"
     resumed = [f"`{name}`" for name, r in runs.items() if r.get("resumed")]
     if resumed:
         out += f"; interrupted and resumed: {', '.join(resumed)}"
