@@ -209,9 +209,10 @@ constexpr float kHopeless = 50;  // ms of a first run, which also loads the kern
 constexpr size_t kMostEngines = 16;
 
 // Adds engines to the candidates and orders them by the time of a few runs after a first one, which
-// is enough where it takes far too long: on an H100 some take 0.3 s. Those that fail come last, and
-// convolve() reports why if it reaches them. The largest workspace
-// goes first, so that the others find its memory in the pool.
+// is enough where it takes far too long. Those that fail come last, and convolve() reports why if
+// it reaches them; so do algorithms without tensor cores for bf16, untimed, where there are
+// engines: on an H100 some take 0.3 s a run. The largest workspace goes first, so that the others
+// find its memory in the pool.
 template <class Calls>
 void rank_by_time(ConvPlan& plan, const ConvProblem& p, const Tensor& a, const Tensor& b,
                   const Tensor& out) {
@@ -221,10 +222,10 @@ void rank_by_time(ConvPlan& plan, const ConvProblem& p, const Tensor& a, const T
   } catch (const Error&) {  // a version of cuDNN that does not support this: the algorithms remain
   }
   (void)cudaGetLastError();  // of engines that were refused
-  if (p.dtype == DType::bf16 && !plan.candidates.empty() && plan.candidates.back().engine)
-    std::erase_if(plan.candidates, [](const auto& c) {  // without tensor cores: 0.1 to 0.3 s a run
-      return c.engine == nullptr && c.math == CUDNN_DEFAULT_MATH;
-    });
+  const bool engines = !plan.candidates.empty() && plan.candidates.back().engine != nullptr;
+  const auto is_slow = [&](const Candidate& c) {
+    return engines && p.dtype == DType::bf16 && !c.engine && c.math == CUDNN_DEFAULT_MATH;
+  };
   std::stable_sort(plan.candidates.begin(), plan.candidates.end(),
                    [](const auto& x, const auto& y) { return x.workspace > y.workspace; });
   std::vector<std::pair<float, Candidate>> timed;
@@ -239,7 +240,7 @@ void rank_by_time(ConvPlan& plan, const ConvProblem& p, const Tensor& a, const T
   };
   float least = kHopeless;
   for (const Candidate& c : plan.candidates) {
-    timed.emplace_back(time(c, 1), c);
+    timed.emplace_back(is_slow(c) ? std::numeric_limits<float>::infinity() : time(c, 1), c);
     least = std::min(least, timed.back().first);
   }
   for (auto& [ms, c] : timed)

@@ -565,7 +565,7 @@ BREAKS = [
      "test_resume", ""),
     ("a trace that is resumed in never begins", "apps/log/training_log.cpp", "step >= range.first && step <= range.last", "step == range.first",
      "test_resume", ""),
-    ("a configuration of two learners cannot evaluate", "apps/cli/common_options.cpp", "if (drops(\"learners\")) o.learners = 1;", "",
+    ("a configuration of two learners cannot evaluate", "apps/cli/flag_needs.cpp", "if (in_file(\"learners\")) o.learners = 1;", "",
      "test_resume", ""),
     ("a file replaces the device that a link names", "core/files.cpp", "std::filesystem::status(final_path, none)",
      "std::filesystem::symlink_status(final_path, none)", "test_apps", "a file that is written*"),

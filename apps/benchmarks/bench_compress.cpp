@@ -10,6 +10,7 @@
 #include <span>
 
 #include "apps/benchmarks/bench.h"
+#include "apps/cli/common_options.h"
 #include "apps/cli/format.h"
 #include "apps/cli/program.h"
 #include "apps/log/summary.h"
@@ -251,7 +252,7 @@ std::vector<Parameter*> time_reduce(const Lab& lab, const CompressSpec& spec, Ro
   };
   DataParallelOptimizer optimizer(
       store, make_sgd({}), *comm, {},
-      {.bucket_bytes = (lab.o.parsed_device.is_cuda() ? 25 : 4) << 20,
+      {.bucket_bytes = default_bucket_mb(lab.o.parsed_device) << 20,
        .overlap = false,
        .check_every = 0,
        .on_event = on_event},

@@ -334,17 +334,6 @@ std::string find_data(const std::string& data, const std::string& embedded) {
   return fs::exists(found, error) ? found.string() : data;
 }
 
-void parse_texts(CommonOptions& o, const FlagTable& flags) {
-  const auto drops = [&](const char* name) {
-    return !o.training && flags.source(name) == FlagSource::config;
-  };
-  if (drops("learners")) o.learners = 1;
-  for (const auto& [name, text] :
-       {std::pair{"net", &o.net}, {"hosts", &o.hosts}, {"peers", &o.peers}})
-    if (drops(name)) text->clear();
-  parse_texts(o);
-}
-
 void parse_texts(CommonOptions& o) {
   if (o.trace_steps.empty()) o.trace_steps = "2:6";
   if (!o.dump_config) o.parsed.device = parse_device(o.device);  // it may be for another machine
@@ -396,8 +385,7 @@ void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embed
   set_default(flags, "threads", o.threads,
               std::max(1, omp_get_max_threads() / o.parsed.learners.on_machine));
 
-  // An exchange starts some twenty kernels and waits twice, however large the bucket.
-  set_default(flags, "bucket-mb", o.bucket_mb, o.parsed.device.is_cuda() ? 25.0 : 4.0);
+  set_default(flags, "bucket-mb", o.bucket_mb, default_bucket_mb(o.parsed.device));
 
   // A run's configuration may be read again from another folder.
   for (std::string* path : {&o.data, &o.init, &o.plan}) {

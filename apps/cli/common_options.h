@@ -119,9 +119,9 @@ struct CommonOptions {
 
 // Fills o.parsed. Throws InputError for a text that cannot be read.
 void parse_texts(CommonOptions& o);
-// The same; what a file says of other learners counts for training only: a run's config.toml may be
-// used for its evaluation.
-void parse_texts(CommonOptions& o, const FlagTable& flags);
+// Returns the MiB of a bucket if nobody says: on a GPU an exchange costs the same 0.1 ms for a
+// small one (docs/benchmarks.md).
+inline int default_bucket_mb(Device device) { return device.is_cuda() ? 25 : 4; }
 
 // The group of --help that asks something of a program instead of training.
 inline constexpr const char* kQuestions = "Weights, configuration, questions";
@@ -157,9 +157,10 @@ void resolve_batch_size(CommonOptions& o, FlagTable& flags, int64_t by_rule);
 // sets defaults that do not depend on the data set, and throws InputError for contradictory flags.
 void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embedded);
 
-// Returns whether a run trains. `use`: the given flag that uses trained weights, predict or
-// generate, or "". Throws InputError if there are no weights for it.
-bool decide_training(const CommonOptions& o, const std::string& use);
+// Sets o.training, before parse_texts(). `use`: the given flag that uses trained weights, predict
+// or generate, or "". Where nothing is trained, other learners that a file names are left out: a
+// run's config.toml may be used for its evaluation. Throws InputError if there are no weights.
+void decide_training(CommonOptions& o, const FlagTable& flags, const std::string& use);
 // Returns the flags that have no effect without another one, for FlagTable::check_needs().
 std::vector<FlagTable::Need> common_needs(const CommonOptions& o);
 

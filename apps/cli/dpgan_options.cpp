@@ -44,8 +44,8 @@ FlagTable dpgan_flags(TrainDpganOptions& o) {
 }
 
 void resolve(TrainDpganOptions& o, FlagTable& flags) {
-  o.training = decide_training(o, "");
-  parse_texts(o, flags);
+  decide_training(o, flags, "");
+  parse_texts(o);
   check(is_voting(o), "--compress ", o.compress,
         ": the generator learns from noisy votes only; expected topagg");
   set_default(flags, "steps", o.steps, kSteps);

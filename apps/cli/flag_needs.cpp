@@ -1,16 +1,22 @@
 // Decides whether a run trains, and lists what each flag needs to have an effect.
+#include <utility>
+
 #include "apps/cli/common_options.h"
 #include "core/error.h"
 
 namespace heddle {
 
-bool decide_training(const CommonOptions& o, const std::string& use) {
+void decide_training(CommonOptions& o, const FlagTable& flags, const std::string& use) {
   check(!o.train || !o.evaluate, "--train and --evaluate: expected at most one of them");
-  if (o.evaluate) return false;
-  if (use.empty() || o.train || !o.resume.empty()) return true;
-  check(!o.init.empty(), "--", use,
+  o.training = !o.evaluate && (use.empty() || o.train || !o.resume.empty());
+  check(o.training || o.evaluate || !o.init.empty(), "--", use,
         " needs --init FILE or FOLDER, the trained weights to use; or --train, to train first");
-  return false;
+  if (o.training) return;
+  const auto in_file = [&](const char* name) { return flags.source(name) == FlagSource::config; };
+  if (in_file("learners")) o.learners = 1;
+  for (const auto& [name, text] :
+       {std::pair{"net", &o.net}, {"hosts", &o.hosts}, {"peers", &o.peers}})
+    if (in_file(name)) text->clear();
 }
 
 bool is_voting(const CommonOptions& o) { return o.parsed.compress.spec.family == "topagg"; }

@@ -118,8 +118,8 @@ FlagTable gcn_flags(TrainGcnOptions& o) {
 }
 
 void resolve(TrainGcnOptions& o, FlagTable& flags) {
-  o.training = decide_training(o, o.predict.empty() ? "" : "predict");
-  parse_texts(o, flags);
+  decide_training(o, flags, o.predict.empty() ? "" : "predict");
+  parse_texts(o);
   if (o.fanout.empty()) o.fanout.assign(static_cast<size_t>(o.layers), kFanout);
   check(std::ssize(o.fanout) == o.layers, "--fanout: expected a number for each of ", o.layers,
         " layers, found ", o.fanout.size());

@@ -171,8 +171,8 @@ FlagTable lm_flags(TrainLmOptions& o) {
 }
 
 void resolve(TrainLmOptions& o, FlagTable& flags, TextKind kind) {
-  o.training = decide_training(o, flags.given("generate") && o.generate > 0 ? "generate" : "");
-  parse_texts(o, flags);
+  decide_training(o, flags, flags.given("generate") && o.generate > 0 ? "generate" : "");
+  parse_texts(o);
   if (o.level == "auto") o.level = kind == TextKind::folder ? "word" : "char";
   const Recipe& r = recipe(o, kind);
   set_default(flags, "emsize", o.emsize, r.emsize);

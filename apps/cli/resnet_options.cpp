@@ -124,8 +124,8 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
 }
 
 void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
-  o.training = decide_training(o, o.predict.empty() ? "" : "predict");
-  parse_texts(o, flags);
+  decide_training(o, flags, o.predict.empty() ? "" : "predict");
+  parse_texts(o);
   const Recipe& r = kRecipes[static_cast<size_t>(kind)];
   set_default(flags, "arch", o.arch, r.arch);
   set_default(flags, "image-size", o.image_size, r.image_size);
