@@ -641,7 +641,7 @@ def claims():
     claim("L-GreCo's plans send fewer bytes than its uniform default: ratio", mean(plans), least=1.8,
           over=plural(len(plans), "plan"))
     against_dense("AdaComp loses no accuracy, ResNet-20 on CIFAR-10", "headline-", "adacomp", -0.5)
-    claim("AdaComp's ratio on the compressed tensors, in its paper's count",
+    claim("AdaComp's ratio on the compressed tensors, in its paper's count as we recall it",
           mean(r["summary"]["ratio_layers"] for r in headline.get("adacomp", {}).values()), least=40)
     against_dense("Large batches, 16 learners of 64 images, 66 epochs", "batch-", "scalecom", -1)
     against_dense("… 8 epochs, beta 0.1, momentum after the exchange", "large-", "beta-0.1", -1)
@@ -667,7 +667,7 @@ def claims():
                   for seed in ("", "-2", "-3") if {name := f"{method}{seed}", f"dense{seed}"} <= ptb_runs.keys()]
         claim(f"LSTM on Penn Treebank, {text}: test perplexity in % of dense", mean(shares), most=most,
               over=plural(len(shares), "seed"))
-    claim("AdaComp's ratio on that LSTM, in its paper's count", mean(
+    claim("AdaComp's ratio on that LSTM, in its paper's count as we recall it", mean(
         r["summary"]["ratio_layers"] for name, r in ptb_runs.items() if re.fullmatch(r"adacomp(-\d)?", name)), least=150)
     curves = [{x["epoch"]: x["ppl"] for x in validations(long.get(f"zaremba-medium-{method}", {"curve": []}))}
               for method in ("scalecom", "dense")]
