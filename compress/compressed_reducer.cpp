@@ -75,7 +75,7 @@ void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor
       const double alone = explaining() ? norm(gradient) : 0;
       const Compensated all = held.emplace_back(
           feedback_->compensate_swapping(p->name, gradient, asked > 0 ? asked : kChunk));
-      if (explaining()) joined.launch();
+      if (explaining() || held.size() % 8 == 0) joined.launch();  // the GPU begins meanwhile
       explain("compensate", p->name, [&] {
         return Figures{{"gradient norm", alone},
                        {"residual norm", norm(all.old_residual)},

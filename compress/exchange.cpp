@@ -98,13 +98,19 @@ bool sum_at_indices(Exchange& e, ErrorFeedback& feedback, const std::vector<Tens
   if (!sum_values(e, e.dense, sums, coding, lost)) return false;
   const TraceRange range("compress", "residuals, sums");
   JoinedLaunches joined;
-  for (size_t i = 0; i < indices.size(); ++i) {
-    const Exchange::Item& item = e.compressed[i];
-    feedback.remove_sent(item.name(), item.old_residual(), indices[i], lost[i]);
+  const auto remove_sent = [&] {
+    for (size_t i = 0; i < indices.size(); ++i) {
+      const Exchange::Item& item = e.compressed[i];
+      feedback.remove_sent(item.name(), item.old_residual(), indices[i], lost[i]);
+    }
+  };
+  if (feedback.beta() < 1) {  // the filter reads what is left
+    remove_sent();
+    joined.launch();
   }
-  joined.launch();
   for (const Exchange::Item& item : e.compressed) feedback.renew(item.name(), item.old_residual());
-  for (size_t i = 0; i < indices.size(); ++i)  // the sums' memory held the old residuals
+  if (feedback.beta() == 1) remove_sent();
+  for (size_t i = 0; i < indices.size(); ++i)  // where renew() clears the old residuals
     HEDDLE_DISPATCH(e.device, scatter(sums[i].second, indices[i], e.compressed[i].sum));
   joined.launch();
   return true;

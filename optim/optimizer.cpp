@@ -136,18 +136,19 @@ void Optimizer::update_all(double clip) {
   const auto kind = [&](const Parameter* p) {
     return std::pair(rule_->decays(*p), progress_[p].from_residual);
   };
+  JoinedLaunches joined;
   for (size_t first = 0, next; first < order.size(); first = next) {
     const auto [decay, from_residual] = kind(order[first]);
     next = first + 1;
-    if (sparse) {
-      rule_->update(*order[first], input(from_residual, clip));
-      continue;
-    }
-    while (next < order.size() && kind(order[next]) == kind(order[first])) ++next;
+    while (!sparse && next < order.size() && kind(order[next]) == kind(order[first])) ++next;
     const Parameter& last = *order[next - 1];
-    rule_->update_range(order[first]->offset, last.offset + last.size(), decay,
-                        input(from_residual, clip));
+    if (sparse)
+      rule_->update(last, input(from_residual, clip));
+    else
+      rule_->update_range(order[first]->offset, last.offset + last.size(), decay,
+                          input(from_residual, clip));
   }
+  joined.launch();
 }
 
 void Optimizer::zero_missing_gradients() {

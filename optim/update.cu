@@ -83,20 +83,20 @@ struct Adam {
 
 void sgd(float* w, const float* g, float* velocity, int64_t n, const SgdStep& step) {
   if (velocity == nullptr)
-    for_each(n, PlainSgd{w, g, step});
+    for_each_joined(n, PlainSgd{w, g, step});
   else if (step.from_residual && step.nesterov)
-    for_each(n, ResidualSgd<true>{w, g, velocity, step});
+    for_each_joined(n, ResidualSgd<true>{w, g, velocity, step});
   else if (step.from_residual)
-    for_each(n, ResidualSgd<false>{w, g, velocity, step});
+    for_each_joined(n, ResidualSgd<false>{w, g, velocity, step});
   else if (step.nesterov)
-    for_each(n, MomentumSgd<true>{w, g, velocity, step});
+    for_each_joined(n, MomentumSgd<true>{w, g, velocity, step});
   else
-    for_each(n, MomentumSgd<false>{w, g, velocity, step});
+    for_each_joined(n, MomentumSgd<false>{w, g, velocity, step});
 }
 
 void adam(float* w, const float* g, float* first_moment, float* second_moment, int64_t n,
           const AdamStep& step) {
-  for_each(n, Adam{w, g, first_moment, second_moment, step});
+  for_each_joined(n, Adam{w, g, first_moment, second_moment, step});
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

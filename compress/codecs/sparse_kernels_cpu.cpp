@@ -107,62 +107,41 @@ Tensor select_indices(const IndexCode& code, const Tensor& x) {
   return indices;
 }
 
-namespace {
-
-// Returns the elements of all tensors on a GPU, 32 bits each, one after the other.
-Tensor joined(const std::vector<Tensor>& tensors, DType type) {
-  if (tensors.size() == 1 && tensors[0].dtype() == type) return tensors[0];
-  int64_t n = 0, at = 0;
-  for (const Tensor& x : tensors) n += x.size();
-  Tensor all = Tensor::empty_on(tensors[0].device(), {n}, type);
-  JoinedLaunches launches;
-  for (const Tensor& x : tensors) {
-    HEDDLE_DISPATCH(x.device(), copy_words(x, all.slice(at, at + x.size())));
-    at += x.size();
-  }
-  launches.launch();
-  return all;
-}
-
-}  // namespace
-
 uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors,
                               const std::vector<Tensor>& magnitudes) {
-  constexpr int64_t kChunk = 4096, kSmall = 1 << 16;
+  constexpr int64_t kChunk = 4096;
   const auto largest_in = [](const Tensor& m) {
     return m.size() == 0 ? 0 : *std::max_element(words(m), words(m) + m.size());
   };
   uint32_t largest = 0;
-  std::vector<Tensor> small, on_gpu;  // on_gpu: magnitudes of chunks
-  const auto search = [&](const Tensor& x) {
-    on_gpu.push_back(Tensor::empty_on(x.device(), {ceil_div(x.size(), kChunk)}, DType::i32));
-    HEDDLE_DISPATCH(
-        x.device(),
-        largest_of_chunks(x, kChunk, false, Tensor::empty_like(on_gpu.back()), on_gpu.back()));
+  int64_t chunks = 0;
+  std::vector<Tensor> on_gpu;
+  const auto leave_to_gpu = [&](const Tensor& x) {
+    on_gpu.push_back(x);
+    chunks += ceil_div(x.size(), kChunk);
   };
-  for (const Tensor& x : tensors) {
-    if (!x.device().is_cuda())
-      largest = std::max(largest, largest_magnitude(x.data<float>(), x.size()));
-    else if (x.size() <= kSmall)
-      small.push_back(x);  // one search for all
+  for (const Tensor& x : tensors)
+    if (x.device().is_cuda())
+      leave_to_gpu(x);
     else
-      search(x);
-  }
-  if (!small.empty()) search(joined(small, DType::f32));
+      largest = std::max(largest, largest_magnitude(x.data<float>(), x.size()));
   for (const Tensor& m : magnitudes)
     if (m.device().is_cuda())
-      on_gpu.push_back(m);
+      leave_to_gpu(m);
     else
       largest = std::max(largest, largest_in(m));
-  if (on_gpu.empty()) return largest;
-  int64_t left = 0;
-  for (const Tensor& m : on_gpu) left += m.size();
-  if (left > kSmall) {  // a second search takes less time than the copy to the host
-    const Tensor all = joined(on_gpu, DType::f32);  // as numbers of these magnitudes
-    on_gpu.clear();
-    search(all);
+  if (chunks == 0) return largest;
+  const Tensor found = Tensor::empty_on(on_gpu[0].device(), {chunks}, DType::i32);
+  const Tensor indices = Tensor::empty_like(found), host = Tensor::empty_pinned({chunks}, DType::i32);
+  JoinedLaunches joined;
+  for (int64_t at = 0; const Tensor& x : on_gpu) {
+    const int64_t begin = std::exchange(at, at + ceil_div(x.size(), kChunk));
+    HEDDLE_DISPATCH(x.device(), largest_of_chunks(x, kChunk, false, indices.slice(begin, at),
+                                                  found.slice(begin, at)));
   }
-  return std::max(largest, largest_in(joined(on_gpu, DType::i32).to(Device{})));
+  joined.launch();
+  host.copy_from(found);
+  return std::max(largest, largest_in(host));
 }
 
 }  // namespace heddle
