@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/joined_launches.h"
 #include "core/kernels.h"
 #include "core/trace.h"
 #include "optim/clip.h"
