@@ -76,7 +76,7 @@ class DpganTraining : public TrainingLoop {
     StepFacts step;
     StepReport report;
     do {
-      step = {.lr = session_.lr(), .units = o_.batch_size};
+      step = {.lr = session_.lr(), .units = teachers_.count()};
       StepTimes& t = step.times;
       for (int64_t i = 0; i < o_.teacher_steps; ++i)
         step.loss = teachers_.train(
@@ -85,13 +85,14 @@ class DpganTraining : public TrainingLoop {
       t.forward += t.lap();
 
       Tape tape;
-      const Pictures seen = labelled();
-      const Var made = generator_.forward(tape, seen.labels, noise_of(o_, log_.step(), 0));
+      const Tensor labels =
+          labels_in_turn(o_.batch_size, job_.classes(), log_.step() * o_.batch_size);
+      const Var made = generator_.forward(tape, labels, noise_of(o_, log_.step(), 0));
       pictures().copy_from(made.value());
       optimizer_.set_micro_steps(static_cast<int>(teachers_.count()));
       for (int64_t i = 0; i < teachers_.count(); ++i) {
         optimizer_.begin_step(1);
-        take_gradient(teachers_.gradient(i, {made.value(), seen.labels}));
+        take_gradient(teachers_.gradient(i, {made.value(), labels}));
         report = optimizer_.finish_step();
       }
       t.backward += t.lap();
@@ -140,14 +141,6 @@ class DpganTraining : public TrainingLoop {
     return learner_.store.values()
         .slice(0, o_.batch_size * Pictures::kPixels)
         .reshape({o_.batch_size, Pictures::kPixels});
-  }
-  // Returns the labels of this step's pictures: all classes in turn, over the steps.
-  Pictures labelled() const {
-    Pictures out{{}, Tensor::empty_on(Device{}, {o_.batch_size}, DType::i32)};
-    for (int64_t i = 0; i < o_.batch_size; ++i)
-      out.labels.data<int32_t>()[i] =
-          static_cast<int32_t>((log_.step() * o_.batch_size + i) % job_.classes());
-    return out;
   }
   void take_gradient(const Tensor& gradient) {
     for (Parameter& p : learner_.store.parameters()) {
@@ -206,7 +199,7 @@ Outcome train(const Job& job, Learner& learner, ParameterStore& weights,
   std::map<std::string, std::string> metadata = {{"format", "pt"}, {"arch", "dpgan"}};
   Session session(o, job.arguments, learner,
                   {.log = {.program = "train_dpgan", .rate_key = kRateKey},
-                   .unit = "pictures",
+                   .unit = "votes",
                    .plan = plan,
                    .schedule = schedule_options(o, plan),
                    .identity = {{"program", "train_dpgan"},
@@ -269,7 +262,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   TrainDpganOptions o;
   FlagTable flags = dpgan_flags(o);
   flags.parse({arguments.begin() + 1, arguments.end()}, environment);
-  if (answer_questions(o, flags, list_training_choices())) return 0;
+  if (answer_questions(o, flags, list_row("compressors:", {"topagg"}))) return 0;
   o.data = find_data(o.data, "shapes");
   resolve(o, flags);
   check_options(o);
@@ -283,6 +276,9 @@ int run(const Arguments& arguments, const Arguments& environment) {
                                .upright = true};
   const std::string path = o.data == "shapes" ? "" : o.data;
   const auto set = open_dataset(path, Split::train, options);
+  check(set->info().image_size > 0, "--data ", o.data,
+        ": expected CIFAR binary files or shapes, found a folder of images, which is sorted by "
+        "class");
   check(set->size() >= o.teachers * o.images_each, "--teachers ", o.teachers,
         " with --images-each ", o.images_each, ": expected as many images, found ", set->size());
   const auto valid = open_dataset(path, Split::valid, options);

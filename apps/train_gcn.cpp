@@ -69,7 +69,7 @@ Var loss_of(const GraphNet& model, Tape& tape, const ReadyBatch& batch, Device d
 // Counts what the steps of a run have drawn and fetched on this rank, in a tensor, for checkpoints.
 class SamplingTotals {
  public:
-  enum Word : size_t { steps, rows, draws, remote_draws, drawn_nodes, inflation, kWords };
+  enum Word : size_t { batches, rows, draws, remote_draws, drawn_nodes, inflation, kWords };
   SamplingTotals() : words_(Tensor::empty_on(Device{}, {kWords}, DType::i64)) {
     words_.fill_zero();
   }
@@ -153,10 +153,7 @@ class GcnTraining : public TrainingLoop {
   }
 
   double validate() override {
-    const GraphEvaluation e = nodes_.whole.evaluate(model_, on_ranks(optimizer_));
-    valid_ = e.valid;
-    test_ = e.test;
-    seconds_ = e.seconds;
+    valid_ = measure().valid;
     char text[160];
     std::snprintf(text, sizeof text, "train loss %.4f, valid loss %.4f, accuracy %.2f %%",
                   log_.result().train_loss, valid_.loss, valid_.acc1);
@@ -166,11 +163,7 @@ class GcnTraining : public TrainingLoop {
   // Records the accuracy on the test set, which the last validation has measured along with its
   // own; measures it now if a finished run was resumed.
   void test() {
-    if (test_.nodes == 0) {
-      const GraphEvaluation e = nodes_.whole.evaluate(model_, on_ranks(optimizer_));
-      test_ = e.test;
-      seconds_ = e.seconds;
-    }
+    if (test_.nodes == 0) (void)measure();
     char text[80];
     std::snprintf(text, sizeof text, "test loss %.4f, accuracy %.2f %%", test_.loss, test_.acc1);
     record("test", test_, text);
@@ -190,7 +183,8 @@ class GcnTraining : public TrainingLoop {
       sums.push_back(totals_.get(SamplingTotals::Word{i}));
     optimizer_.collective("sampling",
                           [&](Communicator& comm) { sums = mean_over_ranks(comm, sums); });
-    const double rows = sums[SamplingTotals::rows] / std::max(1.0, sums[SamplingTotals::steps]);
+    const double rows = static_cast<double>(o_.accumulate) * sums[SamplingTotals::rows] /
+                        std::max(1.0, sums[SamplingTotals::batches]);
     const auto share = [&](SamplingTotals::Word a, SamplingTotals::Word b) {
       return sums[b] > 0 ? sums[a] / sums[b] : 0;
     };
@@ -219,6 +213,12 @@ class GcnTraining : public TrainingLoop {
     if (o_.overlap == "off") optimizer_.wait();
   }
 
+  GraphEvaluation measure() {
+    GraphEvaluation e = nodes_.whole.evaluate(model_, on_ranks(optimizer_));
+    test_ = e.test;
+    seconds_ = e.seconds;
+    return e;
+  }
   void record(const char* split, const NodeScore& score, const char* text) {
     log_.evaluated(split, score.loss,
                    {{"acc1", score.acc1},

@@ -233,10 +233,6 @@ int run_rank(const Job& job, Communicator& started) {
   const auto network = make_network(o, job.card, learner.store);
   const ImageClassifier& model = *network;
   learner.finalize_store();
-  if (!o.init.empty() && is_voting(o) && o.training)
-    check(o.dp.anyway || WeightsFile(o.init, o.head).value("privacy").empty(), "--init ", o.init,
-          ": trained with votes, whose cost this run would not count: use --resume, or "
-          "--dp-anyway to train all the same");
   if (!o.init.empty()) load_initial(o, learner.store);
   learner.announce(describe(o, learner.store, job.data, job.valid, learner.comm));
   const int64_t step_images = o.batch_size * learner.comm.size();

@@ -107,7 +107,9 @@ int64_t TopAgg::chosen() const {
 }
 
 int64_t TopAgg::payload(const Parameter& p) const {
-  return packed_bytes(p.size(), vote_ == Vote::clip ? 32 : 2);
+  const auto most = static_cast<int64_t>(std::ceil(voting_.voters));
+  const int vote = vote_ == Vote::clip ? 32 : bits_below(2 * most + 1);
+  return packed_bytes(p.size(), vote + (signs_ ? 2 : 16)) / 2;
 }
 
 std::map<std::string, double> TopAgg::figures() const {

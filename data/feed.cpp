@@ -15,10 +15,7 @@ constexpr std::chrono::microseconds kPatience{50};  // until the step is looked 
 
 Tensor images_on(Device device, const Batch& batch, const Augmentation& augmentation, DType dtype) {
   if (batch.count == 0) return {};
-  if (!batch.bytes.defined()) {
-    const Tensor here = batch.images.to(device);
-    return dtype == here.dtype() ? here : converted(here, dtype, Layout::plain);
-  }
+  if (!batch.bytes.defined()) return converted(batch.images.to(device), dtype, Layout::plain);
   const int64_t side = batch.bytes.shape()[1];
   Tensor images = Tensor::empty_on(device, {batch.count, 3, side, side}, dtype,
                                    device.is_cuda() ? Layout::nhwc : Layout::plain);

@@ -70,7 +70,7 @@ std::vector<int32_t> partition_graph(const Graph& graph, const std::string& how,
       owners[to_size(order[to_size(i)])] = static_cast<int32_t>(i % parts);
   } else if (how == "ldg") {
     owners = divide_greedily(graph, parts, seed);
-  } else {
+  } else if (parts > 1) {
     owners = read_owners(how, nodes, parts);
   }
   for (int part = 0; part < parts; ++part)

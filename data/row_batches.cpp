@@ -17,7 +17,7 @@ RowBatches::RowBatches(std::vector<Tensor> columns, const RowBatchOptions& optio
     check(column.defined() && column.shape().rank() > 0 && column.device() == Device{} &&
               column.layout() == Layout::plain,
           "row batches: expected tensors of rows on the CPU");
-    if (rows_ == 0) rows_ = column.shape()[0];
+    if (&column == &columns_.front()) rows_ = column.shape()[0];
     check(column.shape()[0] == rows_, "row batches: ", rows_, " and ", column.shape()[0], " rows");
   }
   check(options.batch_size > 0 && options.world_size > 0 && options.rank >= 0 &&

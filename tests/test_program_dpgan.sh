@@ -37,6 +37,10 @@ PYTHON
 "$gan" --init learns --evaluate --json >again.json 2>again.err || fail "evaluate: $(tail -1 again.err)"
 [ "$(json again.json valid_acc1)" = "$(json learns.json valid_acc1)" ] || fail 'the saved generator has another score'
 
+for split in train val; do mkdir -p folders/$split/a && cp learns/samples-90.png folders/$split/a; done
+refuse 'sorted by class' "${few[@]}" --dp-anyway --data folders
+"$gan" --list | grep -q '^compressors: *topagg$' || fail "the compressors: $("$gan" --list)"
+
 echo 'its privacy'
 "${few[@]}" --learners 2 --compress topagg:density=0.2,epsilon=10,output=votes --dp-anyway --steps 6 --json --output-dir private \
   >private.json 2>private.err || fail "private: $(tail -1 private.err)"
@@ -50,6 +54,10 @@ best = min(6 * a / (2 * z * z) + math.log((a - 1) / a) - (math.log(1e-5) + math.
 sys.exit(0 if p['queries'] == 6 and abs(best - p['epsilon']) < 1e-6 and 9.99 < best <= 10 else 1)
 P
 grep -aq 'teachers, replaced' private/model.safetensors || fail 'the weights do not say it'
+refuse 'trained with votes' "${few[@]}" --learners 2 --compress topagg:density=0.2,epsilon=10,output=votes --steps 6 --init private
+"${few[@]}" --learners 2 --dp-anyway --dry-run --json >plan.json 2>plan.err || fail "dry run: $(tail -1 plan.err)"
+# Of 20 voters a sum takes 6 bits, an answer 16; an all-to-all and an all-gather are half an all-reduce each.
+[ "$(json plan.json exchange_bytes_per_step)" = $((15 * 256 * (6 + 16) / 2 / 8)) ] || fail "a step's bytes: $(cat plan.json)"
 "${few[@]}" --learners 2 --dp-anyway --dry-run >plan.txt 2>plan.err || fail "dry run: $(tail -1 plan.err)"
 grep -q 'teachers, replaced' plan.txt || fail "the plan says nothing of privacy: $(cat plan.txt)"
 

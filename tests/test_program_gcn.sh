@@ -161,6 +161,19 @@ for a, b in zip(four, one):  # sums in another order
     assert all(x["class"] == y["class"] and abs(x["probability"] - y["probability"]) < 1e-5 for x, y in zip(a["best"], b["best"])), (a, b)
     assert abs(sum(x["probability"] for x in a["best"]) - 1) < 1e-6
 P
+"$gcn" --config names4/config.toml --init names4 --evaluate --json >by-config.json 2>by-config.err ||
+  fail "the evaluation of a partitioned run by its configuration: $(tail -1 by-config.err)"
+"$gcn" --data graph --batch-size 4096 --dry-run >most.txt 2>most.err && grep -q ' 64 nodes each' most.txt || fail "nodes of a step: $(cat most.txt)"
+refuse 'workers' "${graph[@]}" --workers 2
+"${graph[@]}" --learners 2 --batch-size 4 --accumulate 2 --no-quiet --print-freq 1 --output-dir twice >twice.json || fail 'accumulate'
+python3 - twice <<'P' || fail "feature_rows: $(tail -1 twice.json)"
+import json, sys
+final = json.loads(open(sys.argv[1] + ".json").read().splitlines()[-1])
+lines = [json.loads(line) for line in open(sys.argv[1] + "/metrics.jsonl")]
+rows = [line["feature_rows"] for line in lines if line.get("split") == "train"]
+assert len(rows) == 10 and rows[0] > 0
+assert abs(final["feature_rows"] - sum(rows) / len(rows)) < 0.5 * final["feature_rows"], (rows, final)
+P
 grep -q '"node":"node 3".*"node":"node 79"' names.json || fail "names: $(cat names.json)"
 refuse "node 3" "${graph[@]}" --train --predict 'nod 3'
 printf '1\n%.0s' {1..81} >long
@@ -171,7 +184,7 @@ mkdir unsplit && cp graph/*.txt unsplit && sed -i 's/valid/train/' unsplit/split
 refuse 'nodes for validation' "$gcn" --data unsplit
 { printf '0\n%.0s' {1..60}; printf '1\n%.0s' {1..20}; } >uneven
 "$gcn" --data graph --learners 2 --partition uneven --batch-size 16 --steps 1 --no-report --output-dir uneven-run 2>uneven.err || fail 'uneven'
-grep -q 'an epoch reads 50 %' uneven.err || fail "an uneven partition, and not a word of it: $(cat uneven.err)"
+grep -q 'an epoch reads 31 %' uneven.err || fail "an uneven partition, and not a word of it: $(cat uneven.err)"
 { printf '0\n%.0s' {1..64}; printf '1\n%.0s' {1..16}; } >untrained
 refuse 'learner 1 has no nodes for training' "${graph[@]}" --learners 2 --partition untrained
 

@@ -48,6 +48,7 @@ refuse 'dp-delta' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --dp-del
 refuse 'protects nobody' "${groups[@]}" --compress topagg:density=0.1,sigma=0.01
 refuse 'hide' "${shapes[@]}" --compress topagg:sigma=2
 refuse 'dp-rate' "${groups[@]}" --compress topagg:sigma=30 --dp-rate 1e-9
+HEDDLE_DP_UNIT=group "${shapes[@]}" --steps 2 --output-dir none >/dev/null 2>none.err || fail "a unit, without votes: $(tail -1 none.err)"
 for flag in '--accumulate 2' '--compress-start 5' '--dense-layers fc' '--shadow 5' '--layerwise lgreco'; do
   # shellcheck disable=SC2086
   refuse "${flag%% *}" "${groups[@]}" --compress topagg:sigma=30 $flag

@@ -76,6 +76,7 @@ TEST_CASE("row batches: what is refused") {
   refused({Tensor()}, {});
   refused({Tensor::zeros({})}, {.batch_size = 1});
   refused({Tensor::zeros({4, 2}), Tensor::zeros({3})}, {.batch_size = 1});
+  refused({Tensor::zeros({0, 3}), Tensor::zeros({4})}, {.batch_size = 1});
   refused(numbered_rows(5), {.batch_size = 3, .world_size = 2});
   refused(numbered_rows(5), {.batch_size = 0});
   refused(numbered_rows(5), {.batch_size = 1, .rank = 1});

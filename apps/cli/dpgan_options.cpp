@@ -36,9 +36,10 @@ FlagTable dpgan_flags(TrainDpganOptions& o) {
   flags.at("lr").help = "learning rate of the generator's Adam";
   flags.at("lr").apply(otherwise("0.003"));
   flags.at("steps").apply(otherwise(std::to_string(kSteps)));
-  flags.at("epochs").help = "parts of the run after which the generator is tested";
+  flags.at("epochs").help = "parts of the run after which the generator is tested, at most";
   flags.at("epochs").apply(otherwise("5"));
   flags.at("name").apply(otherwise("dpgan"));
+  flags.at("compress").help = "how votes are summed: topagg:epsilon=10; see below";
   flags.at("compress").examples = {"topagg"};
   return flags;
 }
@@ -59,7 +60,7 @@ void resolve(TrainDpganOptions& o, FlagTable& flags) {
       concat("the ", o.images_each, " images of one of ", o.teachers, " teachers, replaced");
   for (const char* flag : {"peers", "optimizer", "momentum", "nesterov", "weight-decay",
                            "decay-norm-bias", "global-batch-size", "clip-grad-norm", "graph",
-                           "tf32", "dump-gradients", "bucket-mb", "overlap", "freeze"})
+                           "tf32", "workers", "dump-gradients", "bucket-mb", "overlap", "freeze"})
     flags.check_needs({{flag, false, "has no effect on a generator that votes train"}});
   o.optimizer = "sgd";  // files may set these for other programs; here they would move the pictures
   o.momentum = o.weight_decay = o.clip_grad_norm = 0;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kBlockBatch = 64, kBatch = 256, kEpochs = 10, kFanout = 5;
 constexpr double kAdamLr = 0.01, kSgdLr = 0.1, kAdamwDecay = 0.01, kMaxSize = 1 << 20;
-const std::vector<std::string> kModels = {"sage", "gcn"}, kPartitions = {"ldg", "random"},
+const std::vector<std::string> kModels = {"sage", "gcn"},
                                kWeights = {"unbiased", "normalised", "plain"};
 
 // Returns the settings of the block model, with the defaults of BlockGraphOptions.
@@ -132,7 +132,8 @@ void resolve(TrainGcnOptions& o, FlagTable& flags) {
     o.partition = std::filesystem::absolute(o.partition).lexically_normal().string();
   (void)sampler_options(o);
   flags.check_needs(
-      {{"predict", !o.dry_run && o.headroom == 0, "predicts nothing with --dry-run or --headroom"},
+      {{"workers", false, "has no effect: features are in memory"},
+       {"predict", !o.dry_run && o.headroom == 0, "predicts nothing with --dry-run or --headroom"},
        {"skew-weights", o.skew != "local" || o.skew_weights == "plain",
         "has no effect with --skew local, whose weights are plain"}});
   const bool several = o.parsed.learners.size > 1;

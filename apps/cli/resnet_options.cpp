@@ -146,6 +146,7 @@ void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   flags.check_needs({{"shard", o.parsed.learners.size > 1, "needs several learners"}});
   const bool voting = is_voting(o);
   flags.check_needs(privacy_needs(o.dp, voting));
+  if (!voting) o.dp.unit = "learner";  // a file may set it for other runs
   if (voting && o.dp.unit == "learner") set_default(flags, "shard", o.shard, "fixed");
   check(!voting || o.shard == (o.dp.unit == "learner" ? "fixed" : "random"),
         "--compress topagg: expected --shard fixed to protect a learner's images, whatever the "

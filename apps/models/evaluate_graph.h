@@ -39,14 +39,14 @@ class WholeGraph {
   WholeGraph(const Graph& graph, const std::vector<int32_t>& owners, int rank,
              NeighbourSampler& sampler, const FeatureStore& features);
 
-  // Returns the logits (own nodes, classes) of own(), on the device. Collective.
+  // Returns the logits (own nodes, classes) of this rank's nodes, ascending, on the device.
+  // Collective.
   Tensor logits(const GraphNet& model, const OnRanks& on_ranks) const;
   // Returns the logits (nodes, classes) of any nodes, on the host. Collective, with the same nodes.
   Tensor logits_of(const std::vector<int32_t>& nodes, const GraphNet& model,
                    const OnRanks& on_ranks) const;
   // Returns loss and accuracy over all ranks' nodes. Collective.
   GraphEvaluation evaluate(const GraphNet& model, const OnRanks& on_ranks) const;
-  const std::vector<int32_t>& own() const { return own_; }  // this rank's nodes, ascending
 
  private:
   const Graph& graph_;

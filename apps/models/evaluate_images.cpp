@@ -15,11 +15,6 @@ constexpr int64_t kBatchesPerBarrier = 8;
 
 }  // namespace
 
-Var network_input(const Tensor& images, Device device, DType dtype) {
-  const Tensor here = images.to(device);
-  return Var(dtype == here.dtype() ? here : converted(here, dtype, Layout::plain));
-}
-
 Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device device, DType dtype,
                     LearnerOptimizer* learners, Mistakes* mistakes) {
   const double begin = steady_seconds();

@@ -42,7 +42,4 @@ void average_buffers(ParameterStore& store, LearnerOptimizer& learners);
 std::vector<Guess> predict(const ImageClassifier& model, const std::string& file,
                            const Augmentation& prepare, Device device, int count);
 
-// Returns images (N, 3, S, S) as the network expects them: on the device, in f32 or bf16.
-Var network_input(const Tensor& images, Device device, DType dtype);
-
 }  // namespace heddle

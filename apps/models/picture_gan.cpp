@@ -16,12 +16,6 @@ namespace {
 constexpr int64_t kGeneratorUnits = 128, kTeacherUnits = 64;
 constexpr float kSlope = 0.2f;  // of the teachers' leaky ReLU
 
-// Returns n labels: 0, 1, … in turn, or all `label`.
-Tensor labels_in_turn(int64_t n, int64_t classes) {
-  Tensor out = Tensor::empty_on(Device{}, {n}, DType::i32);
-  for (int64_t i = 0; i < n; ++i) out.data<int32_t>()[i] = static_cast<int32_t>(i % classes);
-  return out;
-}
 Tensor labels_all(int64_t n, int64_t label) {
   Tensor out = Tensor::empty_on(Device{}, {n}, DType::i32);
   std::fill_n(out.data<int32_t>(), n, static_cast<int32_t>(label));
@@ -66,6 +60,13 @@ Var Generator::forward(Tape& tape, const Tensor& labels, const Philox& random) c
     row[kNoise + labels.data<int32_t>()[i]] = 1;
   }
   return second_.forward(tape, relu(tape, first_.forward(tape, Var(input))));
+}
+
+Tensor labels_in_turn(int64_t n, int64_t classes, int64_t first) {
+  Tensor out = Tensor::empty_on(Device{}, {n}, DType::i32);
+  for (int64_t i = 0; i < n; ++i)
+    out.data<int32_t>()[i] = static_cast<int32_t>((first + i) % classes);
+  return out;
 }
 
 Pictures Generator::generate(int64_t count, const Philox& random) const {

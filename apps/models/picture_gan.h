@@ -37,6 +37,9 @@ struct Pictures {
 // images that are not square or whose side is not a multiple of kSide.
 Pictures read_pictures(const ImageDataset& set, int64_t begin, int64_t end);
 
+// Returns the labels first, first + 1, … of a cycle through all classes: i32 (n), on the host.
+Tensor labels_in_turn(int64_t n, int64_t classes, int64_t first = 0);
+
 class Generator {
  public:
   static constexpr int64_t kNoise = 50;

@@ -152,7 +152,7 @@ ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store,
   if (o.compress == "none") return {.payload = store.count() * 4};
   if (is_voting(o)) {
     const auto voting = make_voting(o, store, steps, o.parsed.learners.size);
-    ExchangePlan plan{.state = store.values().bytes(),
+    ExchangePlan plan{.state = 2 * store.values().bytes(),
                       .compressed_tensors = std::ssize(store.parameters()),
                       .epsilon = voting->accountant()->spent_after(steps.total_steps).epsilon,
                       .privacy = describe_privacy(o, *voting->accountant(), steps,

@@ -136,6 +136,8 @@ NodeBatches::NodeBatches(const TrainGcnOptions& o, const Graph& graph,
   check(!own_.empty(), "nodes for training: expected some, found none");
   size_ = std::max<int64_t>(1, std::ranges::min(sizes) / o.batch_size);
   nodes_ = std::min(o.batch_size, std::ssize(own_));
+  for (const int64_t n : sizes)
+    read_ += std::min(o.batch_size, n) * (size_ / o.accumulate * o.accumulate);
 }
 
 std::vector<int32_t> NodeBatches::batch(int64_t epoch, int64_t index) {
@@ -184,8 +186,7 @@ std::string describe(const TrainGcnOptions& o, const ParameterStore& store, cons
     out += concat(", without ", graph.loops, " loops and ", graph.repeated, " repeated edges");
   if (o.training) {
     const NodeBatches batches(o, graph, owners, 0);
-    const int64_t read = batches.size() * o.batch_size * comm.size();
-    const int64_t all = count(graph, NodeSplit::train);
+    const int64_t read = batches.read(), all = count(graph, NodeSplit::train);
     if (read < all - all / 4)
       out += concat(", of which an epoch reads ", 100 * read / all,
                     " %: full batches, as many as every learner has");
@@ -220,6 +221,7 @@ std::string describe_plan(const TrainGcnOptions& o, const Graph& graph, Context&
        .model_name = o.model,
        .unit = "node",
        .rows = std::max<int64_t>(1, std::min<int64_t>(o.batch_size, std::ssize(nodes)) - 2),
+       .most_rows = std::ssize(nodes),
        .step_bytes = step_bytes});
 }
 

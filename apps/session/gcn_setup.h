@@ -47,14 +47,14 @@ class NodeBatches {
               int rank);
   // Returns the batches of an epoch: the fewest that a rank can fill, at least one.
   int64_t size() const { return size_; }
-  int64_t nodes() const { return nodes_; }  // in a batch of this rank
+  int64_t read() const { return read_; }  // nodes that an epoch reads, of all ranks
   // Returns the nodes of a batch. Throws InputError for an index that is not below size().
   std::vector<int32_t> batch(int64_t epoch, int64_t index);
 
  private:
   std::vector<int32_t> own_, order_;
   uint64_t seed_;
-  int64_t size_, nodes_, epoch_ = -1;
+  int64_t size_, nodes_, read_ = 0, epoch_ = -1;  // nodes_: in a batch of this rank
 };
 
 StepPlan plan_steps(const TrainGcnOptions& o, const NodeBatches& train);

@@ -12,6 +12,7 @@
 #include "apps/log/summary.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "layers/weights.h"
 
 namespace heddle {
 namespace {
@@ -99,6 +100,8 @@ std::unique_ptr<TopAgg> make_voting(const CommonOptions& o, const ParameterStore
   const NoisySum& sum = accountant.mechanism();
   if (o.dp.anyway) return reducer;
   const char* anyway = "; --dp-anyway trains all the same";
+  check(o.init.empty() || WeightsFile(o.init).value("privacy").empty(), "--init ", o.init,
+        ": trained with votes, whose cost this run would not count: use --resume", anyway);
   check(sum.sigma > 0, "--compress topagg without noise protects nobody: give epsilon=X or sigma=X",
         anyway);
   check(o.dp.unit != "learner" || learners > 1,

@@ -6,6 +6,7 @@
 #include "apps/cli/json.h"
 #include "apps/session/privacy.h"
 #include "core/error.h"
+#include "core/kernels.h"
 #include "layers/loss.h"
 #include "layers/resnet.h"
 #include "layers/small_cnn.h"
@@ -55,7 +56,7 @@ Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
     options.rank = comm->rank();
     options.world_size = comm->size();
   }
-  if (training && is_voting(o) && o.dp.unit == "group") {
+  if (training && o.dp.unit == "group") {
     options.group_rate = o.dp.rate;
     // Not the seed of the noise itself: its numbers must not be used twice.
     const auto seed = static_cast<uint64_t>(o.parsed.compress.spec.values.at("noise-seed"));
@@ -162,7 +163,7 @@ void load_initial(const TrainResnetOptions& o, const ParameterStore& store) {
 StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train) {
   StepPlan plan =
       plan_updates(o, train.batches_per_epoch(), concat("batches of ", o.batch_size, " images"));
-  const bool groups = is_voting(o) && o.dp.unit == "group";
+  const bool groups = o.dp.unit == "group";
   plan.units = groups ? train.groups() : o.parsed.learners.size;
   if (groups) plan.voters = o.dp.rate * static_cast<double>(plan.units) / o.parsed.learners.size;
   return plan;
@@ -219,7 +220,7 @@ std::string describe_plan(const TrainResnetOptions& o, Context& context,
     const Tensor labels = Tensor::empty_on(Device{}, {images}, DType::i32);
     labels.fill_zero();
     return measure_step_bytes(context, store, [&](Tape& tape) {
-      const Var input = network_input(pixels, context.device(), activation_type(o));
+      const Var input(converted(pixels.to(context.device()), activation_type(o), Layout::plain));
       return softmax_cross_entropy(tape, model.forward(tape, input), labels);
     });
   };
