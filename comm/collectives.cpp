@@ -133,6 +133,7 @@ void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
   Tensor scratch;  // allocated before anything is sent: if that fails, no message is open
   if (reductions > 0)
     scratch = Tensor::empty_on(Device{}, {to_int64(kWindow), options_.segment_bytes}, DType::u8);
+  const Withdrawal withdrawal(*transport_);
   std::vector<uint64_t> partial, summed;  // tickets of sends
   auto forward = [&](int64_t begin, int64_t end, bool is_summed) {
     (is_summed ? summed : partial)
@@ -172,14 +173,12 @@ void MessageCommunicator::run_ring(const Tensor& host, const Ring& ring) {
 void MessageCommunicator::do_all_reduce(const Tensor& x) {
   if (size() == 1) return;
   const Staged staged(x);
-  const Withdrawal withdrawal(*transport_);
   run_ring(staged.host(), {.reduce = true, .gather = true});
   staged.finish();
 }
 
 void MessageCommunicator::do_all_gather(const Tensor& mine, const Tensor& all) {
   const Staged staged(all, false);
-  const Withdrawal withdrawal(*transport_);
   const Tensor own = mine.to(Device{});
   std::copy_n(bytes_of(own), own.bytes(), bytes_of(staged.host()) + rank() * own.bytes());
   run_ring(staged.host(), {.gather = true});
@@ -188,7 +187,6 @@ void MessageCommunicator::do_all_gather(const Tensor& mine, const Tensor& all) {
 
 void MessageCommunicator::do_reduce_scatter(const Tensor& all, const Tensor& mine) {
   const Tensor work = all.device().is_cuda() ? all.to(Device{}) : all.clone();
-  const Withdrawal withdrawal(*transport_);
   run_ring(work, {.reduce = true, .shift = -1});
   const Tensor own = Tensor::view_as(work.slice(rank(), rank() + 1), mine.shape());
   mine.copy_from(own);

@@ -25,12 +25,6 @@ void check_shares(const Tensor& mine, const Tensor& all, int size, const char* n
         dtype_name(all.dtype()), " differ");
 }
 
-void add(Traffic& sum, const Traffic& now, const Traffic& before = {}) {
-  sum.sent += now.sent - before.sent;
-  sum.received += now.received - before.received;
-  sum.calls += now.calls - before.calls;
-}
-
 }  // namespace
 
 // Counts and traces a call, and adds to a CommError what was being done.
@@ -102,6 +96,12 @@ void Communicator::exchange(const std::vector<Parcel>& out, const std::vector<Pa
 
 void Communicator::barrier() {
   run("barrier", [&] { do_barrier(); });
+}
+
+void add(Traffic& sum, const Traffic& now, const Traffic& before) {
+  sum.sent += now.sent - before.sent;
+  sum.received += now.received - before.received;
+  sum.calls += now.calls - before.calls;
 }
 
 Traffic Communicator::total_traffic() const {

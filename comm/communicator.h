@@ -29,6 +29,8 @@ namespace heddle {
 struct Traffic {
   int64_t sent = 0, received = 0, calls = 0;
 };
+// Adds now - before.
+void add(Traffic& sum, const Traffic& now, const Traffic& before = {});
 // Keyed by collective ("all_reduce") and tag.
 using CollectiveTraffic = std::map<std::pair<std::string, std::string>, Traffic>;
 

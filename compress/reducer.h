@@ -43,9 +43,9 @@ class Reducer {
   // Replaces every p.grad of the bucket by the sum over ranks of what the ranks sent, the same bits
   // on all ranks, and returns true. Collective: all ranks reduce the same buckets in the same
   // order. Returns false if a rank's gradients or a sum are non-finite: then the bucket must not be
-  // applied, the first p.grad to blame holds NaN on all ranks, the other contents are undefined,
-  // and the residuals are as if nothing had been sent. Throws CommError if a collective fails,
-  // residuals as before.
+  // applied; if a rank's gradients are to blame, the first of them holds NaN on all ranks; the
+  // other contents are undefined, and the residuals are as if nothing had been sent. Throws
+  // CommError if a collective fails, residuals as before.
   virtual bool reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) = 0;
   // Adds 1 / ranks of the sums that reduce() has left in the bucket, and that will not be applied,
   // to each rank's residual, so that no gradient is lost.

@@ -10,7 +10,8 @@ namespace heddle {
 
 // While one exists, for_blocks() and for_each_joined() (core/shared_kernel.h) collect this thread's
 // loops on a GPU; launch() starts all of a kind as one kernel, kinds in the order of their first
-// loops. Loops of a kind must not depend on each other, and their tensors must live until then. On the CPU loops run at once. One at a time in a thread.
+// loops. Loops of a kind must not depend on each other, and their tensors must live until then. On
+// the CPU loops run at once. One at a time in a thread.
 class JoinedLaunches {
  public:
   JoinedLaunches();

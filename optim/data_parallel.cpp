@@ -58,6 +58,8 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
     levels_ = std::make_unique<HostLevels>(comm, parallel.hosts);
   }
   const bool exchanges = comm.size() > 1 || reducer_ != nullptr;
+  check(exchanges || parallel.local_clip == 0,
+        "one rank without a reducer: expected clip_grad_norm");
   if (exchanges) {
     buckets_ = Buckets(store, parallel.bucket_bytes);
     worker_ = std::make_unique<CommWorker>(Context::current());

@@ -122,6 +122,7 @@ StepReport DecentralizedOptimizer::finish_step() {
   StepReport report = optimizer_.finish_step();
   if (!report.due) return report;
   if (alone()) {
+    worker_.drain();
     words_.message();
     words_.end_step();
   } else {
@@ -345,10 +346,7 @@ int64_t DecentralizedOptimizer::dense_bytes() const {
 
 DecentralizedOptimizer::Totals DecentralizedOptimizer::totals() const {
   Totals totals = totals_;
-  const Traffic now = comm_.total_traffic();
-  totals.traffic.sent += now.sent - outside_.sent;
-  totals.traffic.received += now.received - outside_.received;
-  totals.traffic.calls += now.calls - outside_.calls;
+  add(totals.traffic, comm_.total_traffic(), outside_);
   totals.collective_s += ledger_.seconds();
   return totals;
 }

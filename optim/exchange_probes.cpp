@@ -21,7 +21,7 @@ ExchangeProbes::ExchangeProbes(const DataParallelOptions& options, const Buckets
       run_(run),
       outside_(comm.total_traffic()) {
   const bool plans = options.planner.every > 0, chooses = options.chooser.every > 0;
-  if (buckets.size() == 0 || (!plans && !chooses && options.shadow_every == 0)) return;
+  if (!plans && !chooses && options.shadow_every == 0) return;
   auto* compressed = dynamic_cast<CompressedReducer*>(reducer);
   check(compressed != nullptr,
         "layer plans, exchange choices and the quality meter need a reducer that compresses");
@@ -151,10 +151,8 @@ std::vector<bool> ExchangeProbes::joined() const {
 
 ExchangeProbes::Totals ExchangeProbes::totals() const {
   Totals totals = totals_;
-  const Traffic now = comm_.total_traffic();
-  totals.traffic.sent = now.sent - outside_.sent + earlier_.traffic.sent;
-  totals.traffic.received = now.received - outside_.received + earlier_.traffic.received;
-  totals.traffic.calls = now.calls - outside_.calls + earlier_.traffic.calls;
+  totals.traffic = earlier_.traffic;
+  add(totals.traffic, comm_.total_traffic(), outside_);
   totals.collective_s = earlier_.collective_s + ledger_.seconds();
   return totals;
 }

@@ -64,7 +64,6 @@ class Adam : public UpdateRule {
     HEDDLE_DISPATCH(slice.device,
                     adam(slice.w, slice.g, slice.state[0], slice.state[1], slice.n, step));
   }
-  bool keeps_without_gradient(bool) const override { return false; }
 
  private:
   AdamOptions options_;

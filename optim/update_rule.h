@@ -65,7 +65,7 @@ class UpdateRule {
   };
   virtual void apply(const Slice& slice, const UpdateInput& input) const = 0;
   // Returns whether a gradient of zero leaves weight and state unchanged.
-  virtual bool keeps_without_gradient(bool decay) const = 0;
+  virtual bool keeps_without_gradient(bool /*decay*/) const { return false; }
 
  private:
   std::vector<std::string> kinds_;

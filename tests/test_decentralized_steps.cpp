@@ -2,12 +2,16 @@
 // weights that are not finite, what a resync recomputes, the consensus, and options that are
 // refused.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <thread>
 #include <vector>
 
+#include "core/context.h"
 #include "core/kernels.h"
 #include "core/random.h"
 #include "optim/decentralized.h"
@@ -30,6 +34,23 @@ void take_gradients(ParameterStore& store, DecentralizedOptimizer& optimizer,
 }
 
 }  // namespace
+
+TEST_CASE("peers: what was posted has run when a step ends, of one rank too") {
+  Context context;
+  const auto solo = make_solo();
+  ParameterStore store;
+  store.add("w", {16}, constant_init(1));
+  store.finalize(1);
+  DecentralizedOptimizer optimizer(store, make_sgd({}), *solo, {}, {});
+  std::atomic<bool> ran = false;
+  optimizer.begin_step(0.1);
+  optimizer.post("slow", [&](Communicator&, Ledger&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ran = true;
+  });
+  take_gradients(store, optimizer, [](Parameter& p) { p.grad.fill_zero(); });
+  CHECK(ran);
+}
 
 TEST_CASE("peers: weights that are not finite are not sent, and end the run after three steps") {
   for (const std::string code : {"none", "qsgd:bits=4", "topk:density=0.1", "dyna"})

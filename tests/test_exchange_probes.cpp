@@ -28,6 +28,11 @@ TEST_CASE("learners: without probes the same bits, and totals of zero") {
     CHECK_THROWS_AS(
         DataParallelOptimizer(store, make_sgd({}), comm, {}, {.probes = false, .shadow_every = 1}),
         InputError);
+    const auto solo = make_solo();
+    CHECK_THROWS_AS(DataParallelOptimizer(store, make_sgd({}), *solo, {}, {.shadow_every = 1}),
+                    InputError);
+    CHECK_THROWS_AS(DataParallelOptimizer(store, make_sgd({}), *solo, {}, {.local_clip = 1}),
+                    InputError);
   }));
 }
 

@@ -63,6 +63,19 @@ grep -q '"step":126,.*"lr":1[.,]' plateau126/metrics.jsonl && grep -q '"step":12
   [ "$(json plateau126.json valid_loss)" = "$(grep '"step":42,.*valid' plateau126/metrics.jsonl |
     sed 's/.*"loss":\([^,]*\).*/\1/')" ] || fail "plateau: $(cat plateau126.json)"
 continues powersgd 28 "${text[@]}" --save-every 7 "${three[@]}" powersgd:rank=2 "${planned[@]}" every=10,window=4,budget=accordion
+"${text[@]}" "${three[@]}" powersgd:rank=2 --resume powersgd/checkpoints/step-28 --output-dir replanned >replanned.out 2>&1 ||
+  fail "factors of an old plan's ranks: $(tail -1 replanned.out)"
+
+echo 'the dense start is that of the run, however many epochs it gets'
+begun=("$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --compress scalecom:rate=50 --print-freq 1)
+"${begun[@]}" --steps 2800 --output-dir begun >begun.out 2>&1 & pid=$!
+wait_for begun/metrics.jsonl '"step":2,'; kill -TERM $pid; wait $pid
+"${begun[@]}" --steps 8000 --resume begun --output-dir longer >longer.out 2>&1 & pid=$!
+wait_for longer/metrics.jsonl '"split":"train"'; kill -TERM $pid; wait $pid
+grep -q 'first 140 of 2800' begun.out && grep -q 'first 140 of 8000' longer.out || fail "dense starts: $(cat begun.out longer.out)"
+"${begun[@]}" --steps 8000 --compress-start 150 --resume longer --output-dir told >told.out 2>&1 & pid=$!
+wait_for told/metrics.jsonl '"split":"train"'; kill -TERM $pid; wait $pid
+grep -q 'first 150 of 8000' told.out || fail "a dense start that was asked for: $(cat told.out)"
 continues qsgd 28 "${text[@]}" --save-every 14 "${three[@]}" qsgd:bits=4
 continues adacomp 28 "${text[@]}" --save-every 7 "${three[@]}" adacomp:bin=50 "${planned[@]}" every=10,window=4
 lgc=lgc:density=0.05,train=20,gate=10,codec=paper,refresh=4

@@ -101,6 +101,14 @@ TEST_CASE("schedules: short runs and steps after the end give sensible rates") {
       }
 }
 
+TEST_CASE("schedules: a warm-up as long as the run rises to the peak") {
+  for (const double warmup : {11.0, 12.0, 50.0}) {
+    const Schedule schedule(
+        {.kind = ScheduleKind::onecycle, .lr = 0.4, .total_steps = 12, .warmup_epochs = warmup});
+    CHECK(schedule.lr(10) == doctest::Approx(0.4 * 11 / (warmup > 11 ? 13 : 12)));
+  }
+}
+
 TEST_CASE("schedules: invalid options are refused") {
   CHECK(parse_schedule_kind("onecycle") == ScheduleKind::onecycle);
   CHECK_THROWS_AS(parse_schedule_kind("linear"), InputError);

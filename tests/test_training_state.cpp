@@ -285,11 +285,10 @@ TEST_CASE("training state: another --accumulate or beta keeps the unapplied sum"
       learner.o.resume = folder.path;
       learner.o.quiet = true;
       // It counts as the same run, and nothing is dropped.
-      (void)find_start(learner.o,
-                       {.units_per_batch = 12,
-                        .plan = {.steps_per_epoch = 10, .total_steps = 100},
-                        .identity = learner.spec.identity},
-                       comm);
+      RunSpec spec{.units_per_batch = 12,
+                   .plan = {.steps_per_epoch = 10, .total_steps = 100},
+                   .identity = learner.spec.identity};
+      (void)find_start(learner.o, spec, comm);
       const Tensor own = Tensor::from({-1.0f});
       restore_training(learner.parts, checkpoint, {.rank = {{"rank", own}}}, nullptr);
       std::lock_guard lock(mutex);
@@ -313,11 +312,10 @@ TEST_CASE("training state: a run resumes by the samples seen") {
   parse_texts(o);
   o.resume = folder.path;
   const auto start = [&](int64_t steps_per_epoch, int64_t units) {
-    return find_start(o,
-                      {.units_per_batch = units,
-                       .plan = {.steps_per_epoch = steps_per_epoch, .total_steps = 100},
-                       .identity = identity},
-                      *comm);
+    RunSpec spec{.units_per_batch = units,
+                 .plan = {.steps_per_epoch = steps_per_epoch, .total_steps = 100},
+                 .identity = identity};
+    return find_start(o, spec, *comm);
   };
   Start s = start(10, 12);  // as it was: six batches of three times four
   CHECK(s.batch == 6);

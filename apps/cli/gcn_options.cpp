@@ -131,15 +131,15 @@ void resolve(TrainGcnOptions& o, FlagTable& flags) {
   if (o.partition != "ldg" && o.partition != "random")
     o.partition = std::filesystem::absolute(o.partition).lexically_normal().string();
   (void)sampler_options(o);
+  const bool several = o.parsed.learners.size > 1;
   flags.check_needs(
       {{"workers", false, "has no effect: features are in memory"},
        {"predict", !o.dry_run && o.headroom == 0, "predicts nothing with --dry-run or --headroom"},
        {"skew-weights", o.skew != "local" || o.skew_weights == "plain",
-        "has no effect with --skew local, whose weights are plain"}});
-  const bool several = o.parsed.learners.size > 1;
-  flags.check_needs({{"partition", several, "needs several learners"},
-                     {"skew", several, "needs several learners"},
-                     {"skew-weights", several, "needs several learners"}});
+        "has no effect with --skew local, whose weights are plain"},
+       {"partition", several, "needs several learners"},
+       {"skew", several, "needs several learners"},
+       {"skew-weights", several, "needs several learners"}});
   check(o.precision == "fp32", "--precision ", o.precision,
         ": graph networks compute in fp32 only");
   check(o.graph != "on", "--graph on: sampled steps differ in size, so none can be replayed");

@@ -139,11 +139,11 @@ void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   const double adam_decay = o.optimizer == "adam" ? kAdamDecay : kAdamwDecay;
   set_default(flags, "weight-decay", o.weight_decay, sgd ? r.weight_decay : adam_decay);
 
-  flags.check_needs({{"predict", !o.dry_run && o.headroom == 0,
-                      "predicts nothing with --dry-run or --headroom"}});
-  flags.check_needs({{"new-head", !o.init.empty() && o.training, "needs --init, and training"}});
+  flags.check_needs(
+      {{"predict", !o.dry_run && o.headroom == 0, "predicts nothing with --dry-run or --headroom"},
+       {"new-head", !o.init.empty() && o.training, "needs --init, and training"},
+       {"shard", o.parsed.learners.size > 1, "needs several learners"}});
   o.new_head = o.new_head && o.training;  // a run's config.toml may be used for its evaluation
-  flags.check_needs({{"shard", o.parsed.learners.size > 1, "needs several learners"}});
   const bool voting = is_voting(o);
   flags.check_needs(privacy_needs(o.dp, voting));
   if (!voting) o.dp.unit = "learner";  // a file may set it for other runs

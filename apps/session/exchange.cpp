@@ -16,14 +16,14 @@
 #include "optim/decentralized.h"
 
 namespace heddle {
-namespace {
 
-// Returns --compress-start; without it one epoch, but at most a twentieth of the run, and at least
-// a hundred steps.
 int64_t first_compressed_step(const CommonOptions& o, const StepPlan& plan) {
   if (o.compress_start >= 0) return o.compress_start;
+  if (plan.compress_start >= 0) return plan.compress_start;
   return std::max<int64_t>(100, std::min(plan.steps_per_epoch, plan.total_steps / 20));
 }
+
+namespace {
 
 // Returns "step 24: 1 of 3 buckets compressed; …", for people.
 std::string describe_choice(const ExchangeChoice& choice) {

@@ -35,6 +35,10 @@ ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store,
 // Collective.
 std::vector<int> learner_hosts(const CommonOptions& o, Communicator& comm, const Logger& log);
 
+// Returns --compress-start; without it that of the run that is resumed, else one epoch, but at most
+// a twentieth of the run, and at least a hundred steps.
+int64_t first_compressed_step(const CommonOptions& o, const StepPlan& plan);
+
 // Makes the optimizer of a learner. Logs what is compressed and when that starts, and writes
 // layer plans and choices to the folder. `others`: settings that are not options. The arguments
 // must outlive the optimizer. Throws as plan_exchange().

@@ -117,17 +117,15 @@ std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::stri
   return run;
 }
 
-Start find_start(const CommonOptions& o, const RunSpec& spec, Communicator& comm) {
+Start find_start(const CommonOptions& o, RunSpec& spec, Communicator& comm) {
   Start start;
   const std::string path = path_for_all(o, comm);
-  if (path.empty()) {
-    check_steps_to_show(o, spec.plan.total_steps);
-    return start;
-  }
+  if (path.empty()) return check_steps_to_show(o, spec.plan.total_steps), start;
   start.checkpoint = read_checkpoint(path);
   read_members(path + "/state.json", [&] {
     const nlohmann::json& state = start.checkpoint->state;
     check_same_run(o, spec.identity, *start.checkpoint);
+    spec.plan.compress_start = state.value("compress_start", int64_t{-1});
     const auto epoch = state.at("epoch").get<int64_t>(), seen = state.at("units").get<int64_t>();
     check(epoch >= 0 && seen >= 0, path, ": epoch ", epoch, ", ", seen, " units seen in it");
     const int64_t update =

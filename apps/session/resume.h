@@ -31,7 +31,7 @@ struct Start {
 // The first rank reports on stderr which checkpoints were skipped and why. Collective. Throws
 // InputError for a path without a checkpoint, and for one of another run or compression. Until the
 // checkpoint is restored nothing in a run folder is changed.
-Start find_start(const CommonOptions& o, const RunSpec& spec, Communicator& comm);
+Start find_start(const CommonOptions& o, RunSpec& spec, Communicator& comm);
 
 // A complete run that --resume auto finds: its result, and its lines of metrics on the validation
 // and the test set, each null if there is none.

@@ -41,6 +41,7 @@ DType activation_type(const CommonOptions& o);
 // Updates, not batches: --accumulate batches make one update.
 struct StepPlan {
   int64_t steps_per_epoch = 0, total_steps = 0;
+  int64_t compress_start = -1;  // of the run that is resumed
   // With --compress topagg: votes of a learner in a step, or those expected; and the units.
   double voters = 1;
   int64_t units = 0;

@@ -116,7 +116,7 @@ class Session {
 
   const CommonOptions& o_;
   Learner& learner_;
-  const RunSpec spec_;
+  RunSpec spec_;
   const Start start_;
   RunFiles files_;
   // Discards the new folder of a run that was refused before it had logged anything, or it would

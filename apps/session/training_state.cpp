@@ -8,6 +8,7 @@
 #include "apps/checkpoint/exchange_state.h"
 #include "apps/cli/json.h"
 #include "apps/session/compare_runs.h"
+#include "apps/session/exchange.h"
 #include "comm/group.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -161,6 +162,7 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
                 {"identity", parts.spec.identity},
                 {"compression", compression_of(parts.o)},
                 {"planning", planning_of(parts.o)},
+                {"compress_start", first_compressed_step(parts.o, parts.spec.plan)},
                 {"log", parts.log.save()},
                 {"schedule",
                  {{"lr", schedule.lr},
@@ -230,10 +232,12 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
     t.dense_of_compressed = t.compressed_steps * parts.optimizer.dense_bytes();
   }
   parts.optimizer.restore(exchange);  // first: settings determine the tensors
+  // PowerSGD's factors have the ranks of the old plan.
+  const bool planned_anew = anyway || exchange.settings.empty();
   if (continues && own_file) {
-    fill_from(files[0], parts.optimizer.named_state(), kExchange, anyway);
+    fill_from(files[0], parts.optimizer.named_state(), kExchange, planned_anew);
   } else if (continues) {
-    fill_from_all(files, exchange.hosts, parts.optimizer.named_state(), anyway);
+    fill_from_all(files, exchange.hosts, parts.optimizer.named_state(), planned_anew);
   } else {
     parts.optimizer.begin_anew();
   }

@@ -372,7 +372,8 @@ void add_and_swap(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor&
 
 void largest_of_chunks(const Tensor& x, int64_t chunk, bool numbers, const Tensor& indices,
                        const Tensor& magnitudes) {
-  largest(PlainValues{static_cast<const float*>(x.raw()), numbers}, x.size(), chunk, indices, magnitudes);
+  largest(PlainValues{static_cast<const float*>(x.raw()), numbers}, x.size(), chunk, indices,
+          magnitudes);
 }
 
 void select_top(const Tensor& x, int64_t k, const Tensor& indices) {
