@@ -50,8 +50,8 @@ class TopAgg : public Reducer {
   RdpAccountant* accountant() override { return &accountant_; }
   std::map<std::string, double> figures() const override;
 
-  // Returns the bytes of a parameter's exchange, if as many vote as expected: the mean of votes and
-  // answers, since an all-to-all and an all-gather send as much as one all-reduce.
+  // Returns the most bytes of a parameter's exchange if as many vote as expected: the mean of votes
+  // and answers, since an all-to-all and an all-gather send as much as one all-reduce.
   int64_t payload(const Parameter& p) const;
 
  private:

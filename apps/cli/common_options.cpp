@@ -91,9 +91,11 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             "qsgd:bits=4,bucket=512,rounding=stochastic, powersgd:rank=4; auto or auto:SPEC: "
             "each bucket dense or compressed, whichever is measured to be faster",
             such_as(compressor_names()));
-  flags.add("compress-start", &o.compress_start, "STEPS",
-            "number of initial steps whose gradients are exchanged dense", at_least(-1),
-            otherwise("one epoch, at most 5 % of the run, at least 100 steps"));
+  flags.add(
+      "compress-start", &o.compress_start, "STEPS",
+      "number of initial steps whose gradients are exchanged dense", at_least(-1),
+      otherwise(
+          "one epoch, at most 5 % of the run, at least 100 steps; a resumed run keeps its own"));
   flags.add("compressed-momentum", &o.compressed_momentum, "RULE",
             "momentum of sgd for gradients delayed by a residual; residual: none, they move "
             "the weights at once, scaled by 1 / (1 - momentum); full: as for dense gradients",

@@ -23,7 +23,7 @@ namespace heddle {
 void check_privacy(const CommonOptions& o);
 
 // Returns the reducer. Throws InputError for a store or settings that TopAgg refuses and, without
-// --dp-anyway, for what protects nobody (no noise, a delta that gives units away, a learner alone)
+// --dp-anyway, for what protects nobody (no noise, a delta that gives units away, a learner alone),
 // for noise of more than four times the largest sum of votes that is to be expected, and for
 // weights (--init) that votes have trained.
 std::unique_ptr<TopAgg> make_voting(const CommonOptions& o, const ParameterStore& store,

@@ -125,7 +125,8 @@ Start find_start(const CommonOptions& o, RunSpec& spec, Communicator& comm) {
   read_members(path + "/state.json", [&] {
     const nlohmann::json& state = start.checkpoint->state;
     check_same_run(o, spec.identity, *start.checkpoint);
-    spec.plan.compress_start = state.value("compress_start", int64_t{-1});
+    if (compression_differs(state.at("compression"), o).empty())
+      spec.plan.compress_start = state.value("compress_start", int64_t{-1});
     const auto epoch = state.at("epoch").get<int64_t>(), seen = state.at("units").get<int64_t>();
     check(epoch >= 0 && seen >= 0, path, ": epoch ", epoch, ", ", seen, " units seen in it");
     const int64_t update =

@@ -31,6 +31,7 @@ struct Start {
 // The first rank reports on stderr which checkpoints were skipped and why. Collective. Throws
 // InputError for a path without a checkpoint, and for one of another run or compression. Until the
 // checkpoint is restored nothing in a run folder is changed.
+// Sets spec.plan.compress_start to that of a run that is resumed.
 Start find_start(const CommonOptions& o, RunSpec& spec, Communicator& comm);
 
 // A complete run that --resume auto finds: its result, and its lines of metrics on the validation

@@ -133,11 +133,11 @@ uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors,
       largest = std::max(largest, largest_in(m));
   if (chunks == 0) return largest;
   const Tensor found = Tensor::empty_on(on_gpu[0].device(), {chunks}, DType::i32);
-  const Tensor indices = Tensor::empty_like(found), host = Tensor::empty_pinned({chunks}, DType::i32);
+  const Tensor where = Tensor::empty_like(found), host = Tensor::empty_pinned({chunks}, DType::i32);
   JoinedLaunches joined;
   for (int64_t at = 0; const Tensor& x : on_gpu) {
     const int64_t begin = std::exchange(at, at + ceil_div(x.size(), kChunk));
-    HEDDLE_DISPATCH(x.device(), largest_of_chunks(x, kChunk, false, indices.slice(begin, at),
+    HEDDLE_DISPATCH(x.device(), largest_of_chunks(x, kChunk, false, where.slice(begin, at),
                                                   found.slice(begin, at)));
   }
   joined.launch();

@@ -237,7 +237,7 @@ def choose(runs, names):
 
 
 def first_compressed_step(typed, steps_per_epoch, total_steps):
-    """Returns the length of the dense start, as the function of this name in apps/session computes it.
+    """Returns the length of the dense start, as the function of this name in apps/session computes it for a new run.
     typed: --compress-start, negative if it was not given."""
     if typed >= 0:
         return typed
