@@ -76,6 +76,9 @@ grep -q 'first 140 of 2800' begun.out && grep -q 'first 140 of 8000' longer.out 
 "${begun[@]}" --steps 8000 --compress-start 150 --resume longer --output-dir told >told.out 2>&1 & pid=$!
 wait_for told/metrics.jsonl '"split":"train"'; kill -TERM $pid; wait $pid
 grep -q 'first 150 of 8000' told.out || fail "a dense start that was asked for: $(cat told.out)"
+"${begun[@]/scalecom:rate=50/topk}" --steps 8000 --resume longer --resume-anyway --output-dir else >else.out 2>&1 & pid=$!
+wait_for else/metrics.jsonl '"split":"train"'; kill -TERM $pid; wait $pid
+grep -q 'first 400 of 8000' else.out || fail "the dense start of another compressor: $(cat else.out)"
 continues qsgd 28 "${text[@]}" --save-every 14 "${three[@]}" qsgd:bits=4
 continues adacomp 28 "${text[@]}" --save-every 7 "${three[@]}" adacomp:bin=50 "${planned[@]}" every=10,window=4
 lgc=lgc:density=0.05,train=20,gate=10,codec=paper,refresh=4
