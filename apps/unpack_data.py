@@ -110,7 +110,7 @@ def members(source):
 def unpack(source, folder):
     """Writes the files of the set to the folder; returns their names. Throws Refused."""
     name, written = "", []
-    parent = folder.absolute().parent
+    parent = folder if folder.is_dir() else folder.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent, prefix=".unpack-") as part:
         try:

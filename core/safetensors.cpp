@@ -278,8 +278,8 @@ void save_safetensors(const std::string& path,
                       const std::map<std::string, std::string>& metadata) {
   std::vector<const std::pair<std::string, Tensor>*> order;
   for (const auto& item : tensors) {
-    check(item.second.layout() == Layout::plain, path, ": tensor '", printable(item.first),
-          "': expected plain layout, found ", layout_name(item.second.layout()));
+    check(item.second.defined() && item.second.layout() == Layout::plain, path, ": tensor '",
+          printable(item.first), "': expected one with values, in plain layout");
     check(item.first != kMetadata, path, ": a tensor cannot be named ", kMetadata);
     order.push_back(&item);
   }

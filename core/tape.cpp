@@ -93,6 +93,9 @@ void Tape::backward(const Var& loss, const std::function<void(Parameter&)>& on_f
         "backward has been called already");
   check(loss.value().size() == 1, "backward: expected a scalar loss, found shape ",
         to_string(loss.shape()));
+  check(std::ranges::any_of(nodes_,
+                            [&](const Node& n) { return &n.output.value() == &loss.value(); }),
+        "backward: the loss was not computed on this tape");
   Tensor seed = Tensor::empty_like(loss.value());
   fill(seed, scale);
   loss.add_grad(seed);

@@ -19,6 +19,7 @@ Tensor pixel_rows(const Tensor& x) {
 }  // namespace
 
 void add_channel_bias(const Tensor& x, const Tensor& bias) {
+  check_shape(bias, {x.shape()[1]}, "bias");
   if (x.device().is_cuda()) return add_row(bias, pixel_rows(x));
   const Runs runs(x);
   with_runs(runs, x, [&]<int kLanes, class T>() {

@@ -111,10 +111,10 @@ Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bia
 
 Conv2d::Conv2d(ParameterStore& store, const std::string& name, const Options& o)
     : options{o.stride, o.padding, o.groups} {
-  check(o.in > 0 && o.out > 0 && o.groups > 0 && o.in % o.groups == 0, name,
-        ": channels must be positive and divisible by groups");
+  check(o.in > 0 && o.out > 0 && o.groups > 0 && o.in % o.groups == 0 && o.out % o.groups == 0,
+        name, ": channels must be positive and divisible by groups");
   const int64_t area = o.kernel * o.kernel;
-  const double fan = to_double(area * (o.fan_out ? o.out : o.in) / o.groups);
+  const double fan = to_double(area * (o.fan_out ? o.out : o.in / o.groups));
   weight = &store.add(name + ".weight", {o.out, o.in / o.groups, o.kernel, o.kernel},
                       normal_init(to_float(std::sqrt(2.0 / fan))));
   if (o.bias) {

@@ -83,7 +83,7 @@ Tensor pack_weight(const Tensor& w, const ConvPlan& plan, int64_t groups) {
 // oneDNN's in every direction.
 bool own_winograd(const Tensor& x, const Shape& w, const Conv2dOptions& o) {
   constexpr int64_t kMaxChannels = 64;
-  return kWideRegisters && o.stride == 1 && o.padding == 1 && o.groups == 1 &&
+  return kWideRegisters && x.size() > 0 && o.stride == 1 && o.padding == 1 && o.groups == 1 &&
          w[0] <= kMaxChannels && w[1] <= kMaxChannels && x.shape()[2] >= 4 && x.shape()[3] >= 4 &&
          winograd_fits(x, w);
 }

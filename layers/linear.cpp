@@ -44,7 +44,7 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
     if (!x.needs_grad()) return;
     const Tensor dx = Tensor::empty_like(input);
     gemm(dy, converted(weight.value, dtype, Layout::plain), dx);
-    x.add_grad(dx.reshape(x.shape()));
+    x.add_grad(converted(dx.reshape(x.shape()), dtype, x.value().layout()));
   });
   return y;
 }

@@ -33,7 +33,7 @@ Var mse_loss(Tape& tape, const Var& a, const Var& b);
 Var bce_with_logits(Tape& tape, const Var& logits, const Tensor& targets);
 
 // Returns how many samples have their label among the k largest logits: logits (N, C) f32 on any
-// device, labels (N) i32 on the host. A tie, or NaN, is not a hit. Throws InputError for shapes
+// device, labels (N) i32 on the host. Ties and NaN count as larger. Throws InputError for shapes
 // that do not fit and a label out of range.
 int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k);
 

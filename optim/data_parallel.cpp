@@ -88,7 +88,10 @@ void DataParallelOptimizer::begin_step(double lr) {
 void DataParallelOptimizer::ready(Parameter& p) {
   if (alone()) return optimizer_.ready(p);
   // The tape also announces parameters that got no gradient: finish_step sets their p.grad to 0.
-  if (!last_micro_step() || !p.written || !buckets_.mark_ready(p)) return;
+  if (!last_micro_step() || !p.written) return;
+  check(buckets_.index_of(p) >= next_, p.name,
+        ": a second gradient after its exchange: call begin_step, add the losses, or accumulate");
+  if (!buckets_.mark_ready(p)) return;
   if (probes_ != nullptr) probes_->ready(buckets_.index_of(p));
   if (parallel_.overlap && parallel_.local_clip == 0 && !voting()) post_complete_buckets();
 }
@@ -181,7 +184,8 @@ StepReport DataParallelOptimizer::finish_step() {
     wait_for_stream();  // until backward has ended on a GPU, too
     if (probes_ != nullptr) probes_->backward_ended();
     optimizer_.zero_missing_gradients();  // other ranks may have computed them
-    for (Parameter& p : store_.parameters()) ready(p);
+    for (Parameter& p : store_.parameters())
+      if (buckets_.index_of(p) >= next_) ready(p);
     if (parallel_.local_clip > 0) clip_locally();
     post_complete_buckets();
     wait_for_exchanges();

@@ -90,6 +90,8 @@ void Optimizer::signal(Parameter& p, const Progress& news) {
   {
     std::lock_guard lock(mutex_);
     Progress& progress = progress_[&p];
+    check(!news.ready || !progress.updated, p.name,
+          ": a second gradient after its update: call begin_step, add the losses, or accumulate");
     progress.ready |= news.ready;
     progress.free |= news.free;
     from_residual = progress.from_residual |= news.from_residual;

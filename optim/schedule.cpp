@@ -75,26 +75,23 @@ double Schedule::base(int64_t step) const {
     case ScheduleKind::constant:
       return options_.lr;
     case ScheduleKind::step:
-      return options_.lr * std::pow(options_.gamma, std::floor(epoch / options_.step_epochs));
+      return options_.lr *
+             std::pow(options_.gamma, std::floor(epoch / options_.step_epochs + 1e-9));
     case ScheduleKind::multistep: {
       const auto& m = options_.milestones;
       const auto passed = std::upper_bound(m.begin(), m.end(), epoch) - m.begin();
       return options_.lr * std::pow(options_.gamma, to_double(passed));
     }
     case ScheduleKind::cosine:
-      return cosine(step);
+      return anneal(options_.lr, std::min(options_.min_lr, options_.lr),
+                    to_double(step - warmup_steps_) /
+                        to_double(std::max<int64_t>(options_.total_steps - warmup_steps_, 1)));
     case ScheduleKind::onecycle:
       return onecycle(step);
     case ScheduleKind::plateau:
       return state_.lr;
   }
   return options_.lr;
-}
-
-double Schedule::cosine(int64_t step) const {
-  const int64_t length = std::max<int64_t>(options_.total_steps - warmup_steps_, 1);
-  return anneal(options_.lr, std::min(options_.min_lr, options_.lr),
-                to_double(step - warmup_steps_) / to_double(length));
 }
 
 double Schedule::onecycle(int64_t step) const {

@@ -62,7 +62,6 @@ class Schedule {
 
  private:
   double base(int64_t step) const;  // without warm-up
-  double cosine(int64_t step) const;
   double onecycle(int64_t step) const;
 
   ScheduleOptions options_;

@@ -28,36 +28,23 @@ struct PlainSgd {
 };
 
 // Sutskever et al. 2013 in the form of torch.optim.SGD: the learning rate is outside the velocity.
-// A velocity of zero makes the first step's velocity the gradient, as there.
-template <bool kNesterov>
+// A velocity of zero makes the first step's velocity the gradient, as there. A gradient from a
+// residual, which has summed it over steps already, moves the weights at once by all that momentum
+// would move them in the following steps, and adds no velocity that later gradients could not
+// reverse. Our own rule (docs/algorithms.md).
+template <bool kNesterov, bool kResidual>
 struct MomentumSgd {
   float* w;
   const float* g;
   float* velocity;
   SgdStep s;
   HEDDLE_HD void operator()(int64_t i) const {
-    const float gradient = multiply_add(s.weight_decay, w[i], s.grad_scale * g[i]);
+    const float gradient =
+        kResidual ? s.weight_decay * w[i] : multiply_add(s.weight_decay, w[i], s.grad_scale * g[i]);
     const float v = multiply_add(s.momentum, velocity[i], gradient);
     velocity[i] = v;
-    w[i] = multiply_add(-s.lr, kNesterov ? multiply_add(s.momentum, v, gradient) : v, w[i]);
-  }
-};
-
-// For a gradient from a residual, which has summed it over steps already: it moves the weights
-// at once by all that momentum would move them in the following steps, and adds no velocity that
-// later gradients could not reverse. Our own rule (docs/algorithms.md).
-template <bool kNesterov>
-struct ResidualSgd {
-  float* w;
-  const float* g;
-  float* velocity;
-  SgdStep s;
-  HEDDLE_HD void operator()(int64_t i) const {
-    const float decay = s.weight_decay * w[i];
-    const float v = multiply_add(s.momentum, velocity[i], decay);
-    velocity[i] = v;
-    const float rest = kNesterov ? multiply_add(s.momentum, v, decay) : v;
-    w[i] = multiply_add(-s.lr, multiply_add(s.grad_scale, g[i], rest), w[i]);
+    const float step = kNesterov ? multiply_add(s.momentum, v, gradient) : v;
+    w[i] = multiply_add(-s.lr, kResidual ? multiply_add(s.grad_scale, g[i], step) : step, w[i]);
   }
 };
 
@@ -85,13 +72,13 @@ void sgd(float* w, const float* g, float* velocity, int64_t n, const SgdStep& st
   if (velocity == nullptr)
     for_each_joined(n, PlainSgd{w, g, step});
   else if (step.from_residual && step.nesterov)
-    for_each_joined(n, ResidualSgd<true>{w, g, velocity, step});
+    for_each_joined(n, MomentumSgd<true, true>{w, g, velocity, step});
   else if (step.from_residual)
-    for_each_joined(n, ResidualSgd<false>{w, g, velocity, step});
+    for_each_joined(n, MomentumSgd<false, true>{w, g, velocity, step});
   else if (step.nesterov)
-    for_each_joined(n, MomentumSgd<true>{w, g, velocity, step});
+    for_each_joined(n, MomentumSgd<true, false>{w, g, velocity, step});
   else
-    for_each_joined(n, MomentumSgd<false>{w, g, velocity, step});
+    for_each_joined(n, MomentumSgd<false, false>{w, g, velocity, step});
 }
 
 void adam(float* w, const float* g, float* first_moment, float* second_moment, int64_t n,

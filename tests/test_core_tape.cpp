@@ -113,6 +113,10 @@ TEST_CASE("tape: a second pass adds, begin_step resets, also between forward and
       tape.backward(loss),
       "backward: the tape is empty: nothing that is trained was recorded, or backward "
       "has been called already");
+  Tape first, second;
+  const Var other = shift(first, f.x, f.a);
+  (void)shift(second, f.x, f.a);
+  CHECK_THROWS_WITH(second.backward(other), "backward: the loss was not computed on this tape");
 }
 
 TEST_CASE("tape: scale reaches the gradients; two tapes share a parameter") {

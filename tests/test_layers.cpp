@@ -255,6 +255,9 @@ TEST_CASE("dropout: mask from the key, mean preserved, gradients, evaluation") {
   Tape unaware;  // of its step: the same elements would be dropped in every step
   CHECK_THROWS_AS(dropout(unaware, leaf, 0.5f), InputError);
   CHECK_THROWS_AS(dropout(tape, leaf, 1.0f), InputError);
+  Tape deep({.step = 1});
+  for (int i = 0; i < 256; ++i) (void)dropout(deep, leaf, 0.5f);
+  CHECK_THROWS_AS(dropout(deep, leaf, 0.5f), InputError);  // it would have the mask of the first
   CHECK_THROWS_AS(dropout(tape, leaf, 0.5f, x.shape().rank()), InputError);
   CHECK_THROWS_AS(
       dropout(tape, Var(Tensor::zeros({1, 16, 2, 2}, DType::f32, Layout::nhwc)), 0.5f, 1),

@@ -5,6 +5,8 @@
 
 #include "core/kernels.h"
 #include "layers/conv2d.h"
+#include "layers/linear.h"
+#include "layers/loss.h"
 #include "tests/device.h"
 #include "tests/gradcheck.h"
 
@@ -173,6 +175,44 @@ TEST_CASE("conv2d: mismatched shapes are refused, and both named") {
   Conv2d::Options bad = {.in = 5, .out = 4, .groups = 2};
   ParameterStore other;
   CHECK_THROWS_AS(Conv2d(other, "bad", bad), InputError);
+  bad = {.in = 4, .out = 6, .groups = 4};
+  CHECK_THROWS_AS(Conv2d(other, "bad", bad), InputError);
+}
+
+TEST_CASE("conv2d: a bias of another size is refused, a batch without images is none") {
+  Context context(on_test_device());
+  ParameterStore store;
+  Parameter& up = store.add("up", {3, 8, 1, 3}, constant_init(1));  // (I, O, K, L)
+  Parameter& square = store.add("square", {16, 16, 3, 3}, constant_init(1));
+  Parameter& bias = store.add("bias", {3}, constant_init(1));
+  store.finalize(1);
+  Tape tape;
+  const Layout layout = input_layouts().back();
+  const auto input = [&](const Shape& shape) {
+    return Var(converted(Tensor::zeros(shape), DType::f32, layout), true);
+  };
+  CHECK_THROWS_AS(conv_transpose2d(tape, Var(Tensor::zeros({1, 3, 1, 4})), up, &bias, {}),
+                  InputError);
+  CHECK_THROWS_AS(conv2d(tape, input({1, 16, 8, 8}), square, &bias, {.padding = 1}), InputError);
+  for (Layout each : input_layouts()) {
+    const Tensor none = Tensor::empty({0, 16, 8, 8}, DType::f32, each);
+    CHECK(conv2d(tape, Var(none), square, nullptr, {.padding = 1}).shape() == none.shape());
+  }
+}
+
+TEST_CASE("linear: the gradient of a map has the map's layout") {
+  Context context(on_test_device());
+  ParameterStore store;
+  Parameter& weight = store.add("w", {5, 16}, uniform_init(1));
+  store.finalize(1);
+  for (Layout layout : input_layouts()) {
+    const Var x(converted(Tensor::zeros({2, 16, 4, 16}), DType::f32, layout), true);
+    store.begin_step();
+    Tape tape;
+    const Var y = linear(tape, x, weight, nullptr);
+    tape.backward(mse_loss(tape, y, Var(Tensor::zeros(y.shape()))));
+    CHECK(x.grad().layout() == layout);
+  }
 }
 
 TEST_CASE(

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <utility>
 
 #include "core/kernels.h"
 #include "core/math.h"
@@ -211,6 +212,15 @@ TEST_CASE("lstm: invalid shapes and values are refused") {
   refused({0, 2, 4});
   refused({3, 2});
   ParameterStore other;
+  RecurrentWeights w = add_recurrent_weights(other, "w", 0, 24, 4, 6, 1);
+  Parameter& small = other.add("small", {18}, constant_init(1));
+  other.finalize(1);
+  Tensor h = Tensor::zeros({2, 6}), c = h.clone();
+  for (Parameter** bias : {&w.bias_ih, &w.bias_hh}) {
+    Parameter* const fits = std::exchange(*bias, &small);
+    CHECK_THROWS_AS(lstm_layer(tape, Var(Tensor::zeros({3, 2, 4})), w, h, c), InputError);
+    *bias = fits;
+  }
   CHECK_THROWS_AS(Lstm(other, "a", 0, 6), InputError);
   CHECK_THROWS_AS(Lstm(other, "b", 4, 6, {.layers = 0}), InputError);
 }

@@ -11,7 +11,9 @@
 #include "core/kernels.h"
 #include "core/tape.h"
 #include "optim/clip.h"
+#include "optim/data_parallel.h"
 #include "optim/optimizer.h"
+#include "tests/ranks.h"
 
 using namespace heddle;
 
@@ -146,6 +148,40 @@ TEST_CASE("optimizer: an update waits for the gradient and for the weights") {
   CHECK(report.due);
   CHECK(same_bits(large, toy.large.value));  // once only
   CHECK(optimizer.steps() == 1);
+}
+
+TEST_CASE("optimizer: a gradient that comes after its update is refused, not lost") {
+  Context context;
+  ParameterStore store;
+  Parameter& w = store.add("w", {4}, constant_init(1));
+  store.finalize(1);
+  for (const bool deferred : {false, true}) {
+    Optimizer optimizer(store, make_sgd({}), {.clip_grad_norm = deferred ? 1e9 : 0.0});
+    optimizer.begin_step(0.1);
+    const auto backward = [&] {
+      fill(w.grad, 1);
+      w.written = true;
+      optimizer.ready(w);
+      optimizer.weights_free(w);
+    };
+    backward();
+    if (deferred)
+      CHECK_NOTHROW(backward());
+    else
+      CHECK_THROWS_AS(backward(), InputError);
+  }
+  expect_none(run_ranks(2, [](Communicator& comm) {
+    ParameterStore own;
+    Parameter& p = own.add("p", {4}, constant_init(1));
+    own.finalize(1);
+    DataParallelOptimizer optimizer(own, make_sgd({}), comm, {}, {});
+    optimizer.begin_step(0.1);
+    fill(p.grad, 1);
+    p.written = true;
+    optimizer.ready(p);
+    CHECK_THROWS_AS(optimizer.ready(p), InputError);
+    (void)optimizer.finish_step();
+  }));
 }
 
 TEST_CASE("optimizer: updates during backward, at its end or deferred give the same bits") {

@@ -91,8 +91,6 @@ TEST_CASE("report: an axis of epochs in a run that has not ended") {
   const TempFolder temp;
   RunRecord run = read_run(FakeRun{}.write(temp, "a"));
   run.steps.resize(30);  // ten of the second epoch, which has as many steps as the first
-  CHECK(report_of(run)["curves"]["epoch"][29] == 2);  // it was validated, so it has ended
-  run.scores.resize(1);
   CHECK(report_of(run)["curves"]["epoch"][29] == 1.5);
   run.steps.resize(10);
   run.scores.clear();
@@ -223,6 +221,43 @@ TEST_CASE("report: one step of the trace, with its arrows") {
   temp.write("a/trace.json", R"({"traceEvents":[{"pid":0}]})");
   CHECK(contains(message_of([&] { report_page({read_run(temp.path + "/a")}); }),
                  "trace.json: no trace"));
+}
+
+TEST_CASE("report: a step of several micro-batches is drawn whole") {
+  const TempFolder temp;
+  std::string text;
+  const auto range = [&](const char* track, int begin, int length) {
+    text += concat(text.empty() ? "" : ",", R"({"ph":"X","pid":0,"tid":)", track[0] - 'a',
+                   R"(,"name":"x","ts":)", begin, R"(,"dur":)", length, "}");
+  };
+  for (const int step : {0, 100, 200}) {
+    for (const int micro : {0, 20}) {
+      range("forward", step + micro, 5);
+      range("backward", step + micro + 5, 10);
+    }
+    range("update", step + 60, 10);
+  }
+  for (const char* track : {"forward", "backward", "update"})
+    text += concat(R"(,{"ph":"M","pid":0,"tid":)", track[0] - 'a',
+                   R"(,"name":"thread_name","args":{"name":")", track, R"("}})");
+  (void)FakeRun{}.write(temp, "a");
+  temp.write("a/trace.json", R"({"traceEvents":[)" + text + "]}");
+  const Json step = report_of(read_run(temp.path + "/a"))["timeline"];
+  CHECK(step["seconds"] == doctest::Approx(1e-4));
+  CHECK(row(step["rows"], "track", "forward")["count"] == 2);
+  CHECK(row(step["rows"], "track", "update")["count"] == 1);
+}
+
+TEST_CASE("report: names, traces and steps that are not what they seem") {
+  const TempFolder temp;
+  const std::string folder = FakeRun{}.write(temp, "a");
+  CHECK(read_run(folder + "/.").name == "a");
+  RunRecord run = read_run(folder);
+  run.summary["step"] = "x";
+  CHECK(!report_of(run)["layers"].is_null());
+  temp.write("a/run.json",
+             concat(R"({"argv":["train_lm","--trace",")", std::string(5000, 'x'), "\"]}"));
+  CHECK(read_run(folder).name == "a");
 }
 
 TEST_CASE("report: several runs on one small self-contained page") {

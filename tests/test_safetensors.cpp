@@ -242,6 +242,7 @@ TEST_CASE("safetensors: files that cannot be read or written") {
   CHECK_THROWS_AS(save_safetensors(folder.file("x"), {{"a", one}, {"a", one}}), InputError);
   CHECK_THROWS_AS(save_safetensors(folder.file("x"), {{"\xff", one}}), InputError);
   CHECK_THROWS_AS(save_safetensors(folder.file("x"), {{"__metadata__", one}}), InputError);
+  CHECK_THROWS_AS(save_safetensors(folder.file("x"), {{"undefined", Tensor()}}), InputError);
   CHECK_THROWS_WITH_AS(
       save_safetensors(folder.file("no/x"), {{"a", one}}),
       concat(folder.file("no/x"), ": cannot write: No such file or directory").c_str(), Error);

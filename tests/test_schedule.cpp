@@ -69,6 +69,16 @@ TEST_CASE("schedules: epochs are counted in steps") {
   CHECK(schedule.lr(25) == doctest::Approx(0.01));
 }
 
+TEST_CASE("schedules: drops after parts of an epoch come at the right step") {
+  const Schedule schedule({.kind = ScheduleKind::step,
+                           .lr = 1,
+                           .steps_per_epoch = 10,
+                           .gamma = 0.5,
+                           .step_epochs = 0.1});
+  for (int64_t step = 0; step < 30; ++step)
+    CHECK(schedule.lr(step) == doctest::Approx(std::pow(0.5, step)));
+}
+
 TEST_CASE("schedules: linear warm-up with every kind") {
   for (const ScheduleKind kind :
        {ScheduleKind::constant, ScheduleKind::step, ScheduleKind::multistep, ScheduleKind::cosine,

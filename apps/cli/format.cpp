@@ -23,15 +23,12 @@ std::string format_bytes(int64_t bytes) {
 }
 
 std::string format_duration(double seconds) {
-  const auto total = static_cast<int64_t>(std::lround(std::clamp(seconds, 0.0, 3.6e7)));
+  const auto total = static_cast<int>(std::lround(std::clamp(seconds, 0.0, 3.6e7)));
   char text[32];
-  if (total >= 3600) {
-    std::snprintf(text, sizeof text, "%d:%02d:%02d", static_cast<int>(total / 3600),
-                  static_cast<int>(total / 60 % 60), static_cast<int>(total % 60));
-  } else {
-    std::snprintf(text, sizeof text, "%d:%02d", static_cast<int>(total / 60),
-                  static_cast<int>(total % 60));
-  }
+  if (total >= 3600)
+    std::snprintf(text, sizeof text, "%d:%02d:%02d", total / 3600, total / 60 % 60, total % 60);
+  else
+    std::snprintf(text, sizeof text, "%d:%02d", total / 60, total % 60);
   return text;
 }
 

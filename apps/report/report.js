@@ -33,7 +33,7 @@ function duration(seconds) {
   return seconds === 0 ? '0 s' : significant(seconds * 1e6, 3) + ' µs';
 }
 const times = ratio => finite(ratio) ? significant(ratio, 3) + '×' : kNone;
-const plural = (count, word) => `${count} ${word}${count === 1 ? '' : 's'}`;
+const plural = (count, word) => `${count} ${word}${count == 1 ? '' : 's'}`;
 const percent = (part, whole) => 100 * part / whole + '%';
 
 // Round values within [low, high], about `count` of them. Halving first avoids overflow.

@@ -183,7 +183,7 @@ std::string find_trace(const RunRecord& run, const std::string& given) {
     }
   }
   for (const std::string& path : candidates)
-    if (!path.empty() && fs::is_regular_file(path)) return path;
+    if (std::error_code none; fs::is_regular_file(path, none)) return path;
   return "";
 }
 
@@ -206,7 +206,7 @@ RunRecord read_run(const std::string& folder, const std::string& trace) {
   RunRecord run;
   run.folder = folder;
   while (run.folder.size() > 1 && run.folder.back() == '/') run.folder.pop_back();
-  run.name = fs::absolute(run.folder).lexically_normal().filename().string();
+  run.name = fs::absolute(run.folder + "/.").lexically_normal().parent_path().filename().string();
   try {
     read_metrics(run);
     if (const std::string file = run.folder + "/run.json"; fs::exists(file))

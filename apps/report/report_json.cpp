@@ -37,16 +37,13 @@ struct Bin {
 };
 
 // Returns for each step how many epochs have passed after it: 1.5 in the middle of the second one.
-// A last epoch without a validation counts at least as long as the one before it; NaN in a first
-// one.
+// The last epoch counts at least as long as the one before it, since --steps or a signal may have
+// ended it; NaN in a first one without a validation.
 std::vector<double> epochs_passed(const RunRecord& run) {
   std::map<int64_t, int64_t> sizes;
   for (const StepRecord& s : run.steps) ++sizes[s.epoch];
   if (sizes.size() == 1 && run.scores.empty()) return std::vector<double>(run.steps.size(), NAN);
-  const auto ended = [&](const Json& score) {
-    return whole_at(score, "epoch") >= sizes.rbegin()->first;
-  };
-  if (sizes.size() > 1 && std::ranges::none_of(run.scores, ended))
+  if (sizes.size() > 1)
     sizes.rbegin()->second = std::max(sizes.rbegin()->second, std::next(sizes.rbegin())->second);
   std::vector<double> out;
   out.reserve(run.steps.size());
@@ -190,7 +187,8 @@ Json layer_bytes(const RunRecord& run) {
     if (const auto found = elements.find(name); found != elements.end()) all += found->second;
   if (all == 0 || run.steps.empty()) return nullptr;
   // A run that began from a checkpoint of another folder has the other's ledger, too.
-  const auto steps = static_cast<double>(run.summary.value("step", run.steps.size()));
+  const auto steps =
+      static_cast<double>(std::max(whole_at(run.summary, "step"), std::ssize(run.steps)));
   std::vector<Row> rows;
   for (const auto& [name, kinds] : run.ledger.items()) {
     const auto found = elements.find(name);

@@ -66,11 +66,11 @@ Events read_events(const nlohmann::json& trace) {
 // the trace.
 std::optional<std::pair<double, double>> last_step(const Events& events) {
   std::vector<double> begins;
-  bool backward = true;
+  bool updated = true;
   double end = 0;
   for (const Range& range : events.ranges) {
-    if (range.track == "forward" && backward) begins.push_back(range.begin);
-    if (range.track == "forward" || range.track == "backward") backward = range.track == "backward";
+    if (range.track == "forward" && updated) begins.push_back(range.begin);
+    if (range.track == "forward" || range.track == "update") updated = range.track == "update";
     end = std::max(end, range.end);
   }
   if (begins.empty()) return {};

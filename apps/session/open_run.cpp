@@ -44,8 +44,8 @@ RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
                   const std::vector<std::string>& arguments, Learner& learner, const Start& start) {
   RunFiles files;
   if (!learner.is_first()) return files;
-  if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
   files.folder = std::make_unique<RunFolder>(open_folder(o, start.checkpoint));
+  if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
   files.facts = describe_run({arguments, o.seed, learner.context.threads(),
                               to_string(learner.context.device()), o.precision});
   files.progress =

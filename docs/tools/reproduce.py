@@ -373,8 +373,8 @@ def run_bench(name, typed, words):
 
 def run(name, typed, keep, again=False):
     """Runs one experiment and adds its result. Returns whether it succeeded."""
-    here = typed.replace("GRAPH", str(debian_graph())) if "GRAPH" in typed else typed
-    words = here.replace("DATA", str(DATA)).split()
+    graph = str(debian_graph()) if "GRAPH" in typed else ""
+    words = [graph if word == "GRAPH" else word.replace("DATA", str(DATA)) for word in typed.split()]
     if words[0] == "bench":
         return run_bench(name, typed, words)
     hosts = words[0] == "netlab"

@@ -25,7 +25,7 @@ def load(file):
     """Returns name -> result, sorted by name; nothing if there is no such file. Two results of one name (a merge
     of branches that both measured it) are an error: somebody has to choose."""
     found = {}
-    for number, line in enumerate(file.read_text().splitlines() if file.exists() else [], 1):
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else [], 1):
         result = json.loads(line)
         if result["name"] in found:
             sys.exit(f"{file}:{number}: a second result named {result['name']}; delete one of the two lines")
@@ -51,5 +51,5 @@ def add(file, *results):
         found.update((result["name"], in_current_names(result)) for result in results)
         part = file.with_suffix(".part")
         part.write_text("".join(json.dumps(found[name], ensure_ascii=False, separators=(",", ":")) + "\n"
-                                for name in sorted(found)))
+                                for name in sorted(found)), encoding="utf-8")
         part.replace(file)
