@@ -65,7 +65,8 @@ class Optimizer {
   // Forgets the gradients, except between the micro-steps of one update. Before backward; forward
   // may have run. Throws InputError for a learning rate that is negative or non-finite.
   void begin_step(double lr);
-  // Signals that p.grad is final for this backward pass. `from_residual`: see UpdateInput.
+  // Signals that p.grad is final for this backward pass. `from_residual`: see UpdateInput. Throws
+  // InputError if p has been updated in this step: what a second pass adds would be lost.
   void ready(Parameter& p, bool from_residual = false);
   // Discards p.grad in this step: some rank's gradient was non-finite.
   void reject(Parameter& p);
