@@ -276,7 +276,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
                                .upright = true};
   const std::string path = o.data == "shapes" ? "" : o.data;
   const auto set = open_dataset(path, Split::train, options);
-  check(!o.training || set->info().image_size > 0, "--data ", o.data,
+  check(set->info().image_size > 0, "--data ", o.data,
         ": expected CIFAR binary files or shapes, found a folder of images, which is sorted by "
         "class");
   check(set->size() >= o.teachers * o.images_each, "--teachers ", o.teachers,

@@ -118,8 +118,8 @@ class Tape {
   // Runs the closures in reverse, starting from d loss / d loss = scale, and empties the tape.
   // Calls, on this thread, on_final(p) when p.grad is complete (for CUDA: when its kernels are on
   // the stream), in an order that the recording fixes, and on_free(p) after the last closure that
-  // reads p.value. Throws InputError unless loss is a scalar and the tape is training and not
-  // empty.
+  // reads p.value. Throws InputError unless loss is a scalar that was computed on this tape, which
+  // is training and not empty.
   void backward(const Var& loss, const std::function<void(Parameter&)>& on_final = {},
                 const std::function<void(Parameter&)>& on_free = {}, float scale = 1.0f);
 

@@ -102,7 +102,7 @@ Var dropout(Tape& tape, const Var& x, float p, int batch_axis) {
                        .first = options.first_sample,
                        .batch_axis = batch_axis,
                        .counters = options.counters};
-  check(key.operation < 256, "dropout: expected at most 256 in a step, whose masks would repeat");
+  check(key.operation < 256, "dropout: expected at most 256 in a pass; masks would repeat");
   const Tensor& input = x.value();
   const Device device = input.device();
   check(!key.counters.defined() || key.counters.device() == device,

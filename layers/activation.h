@@ -28,8 +28,9 @@ Var add(Tape& tape, const Var& a, const Var& b);
 // returns x (Srivastava et al., 2014, inverted form). The mask is keyed by (seed, step, operation,
 // sample in the global batch, index within the sample), so it does not depend on the number of
 // threads or on how the batch is split over learners. `batch_axis` is the axis that counts samples:
-// 0, or 1 for (T, B,
-// ...). Throws InputError for a probability outside [0, 1) and for an axis that x does not have.
+// 0, or 1 for (T, B, ...).
+// Throws InputError for a probability outside [0, 1), for an axis that x does not have, and for
+// more than 256 of them in a pass.
 Var dropout(Tape& tape, const Var& x, float p, int batch_axis = 0);
 
 }  // namespace heddle

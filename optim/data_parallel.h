@@ -98,7 +98,7 @@ class DataParallelOptimizer : public LearnerOptimizer {
 
   void begin_step(double lr) override;
   // Signals that p.grad is final on this rank: its bucket is exchanged once it and all buckets
-  // before it are complete.
+  // before it are complete. Throws InputError if the exchange has begun.
   void ready(Parameter& p) override;
   void weights_free(Parameter& p) override;
   StepReport finish_step() override;

@@ -53,7 +53,7 @@ out=$(realpath "$out")
 # What is unpacked, logs and sections stay there for the next call on this machine.
 work=${TMPDIR:-/tmp}/heddle-gpu-$(id -u)
 bin=$work/bin logs=$work/logs sections=$work/sections
-mkdir -p "$logs" "$sections" && [ -O "$work" ] && rm -f "$work/failed" || fail "$work: expected a folder of your own"
+[ ! -L "$work" ] && mkdir -p "$logs" "$sections" && [ -O "$work" ] && rm -f "$work/failed" || fail "$work: expected a folder of your own"
 gpu=0
 command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && gpu=1
 

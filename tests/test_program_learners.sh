@@ -156,6 +156,8 @@ refuse '--explain-step 60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --explain-
 refuse '--explain-step 60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --explain-step 60 --resume auto
 refuse '--trace-steps 50:60.* 6$' "$resnet" "${loud[@]}" --batch-size 4 --trace late.json --trace-steps 50:60
 [ ! -e late.json ] || fail 'a trace of no step'
+"$resnet" "${images[@]}" --batch-size 4 --trace nowhere/t.json --output-dir within >within.out 2>&1 && fail 'a trace in a folder that is not there'
+[ ! -e within ] || fail "a refused trace has left $(ls within)"
 "$resnet" "${images[@]}" --batch-size 4 --steps 4 --save-every 2 --trace within/trace.json --output-dir within >within.out 2>&1 ||
   fail "a trace in a new run folder: $(tail -1 within.out)"
 rm within/trace.json

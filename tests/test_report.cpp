@@ -91,6 +91,12 @@ TEST_CASE("report: an axis of epochs in a run that has not ended") {
   const TempFolder temp;
   RunRecord run = read_run(FakeRun{}.write(temp, "a"));
   run.steps.resize(30);  // ten of the second epoch, which has as many steps as the first
+  run.summary["summary"] = "done";
+  CHECK(report_of(run)["curves"]["epoch"][29] == 2);  // resumed with more learners
+  run.config.emplace_back("steps", "30");
+  CHECK(report_of(run)["curves"]["epoch"][29] == 1.5);
+  run.summary["summary"] = "stopped";
+  run.config.pop_back();
   CHECK(report_of(run)["curves"]["epoch"][29] == 1.5);
   run.steps.resize(10);
   run.scores.clear();
@@ -235,17 +241,18 @@ TEST_CASE("report: a step of several micro-batches is drawn whole") {
       range("forward", step + micro, 5);
       range("backward", step + micro + 5, 10);
     }
-    range("update", step + 60, 10);
+    range(step == 0 ? "update" : "v", step + 60, 10);
   }
-  for (const char* track : {"forward", "backward", "update"})
+  for (const std::string track : {"forward", "backward", "update", "v"})
     text += concat(R"(,{"ph":"M","pid":0,"tid":)", track[0] - 'a',
-                   R"(,"name":"thread_name","args":{"name":")", track, R"("}})");
+                   R"(,"name":"thread_name","args":{"name":")", track == "v" ? "update 2" : track,
+                   R"("}})");
   (void)FakeRun{}.write(temp, "a");
   temp.write("a/trace.json", R"({"traceEvents":[)" + text + "]}");
   const Json step = report_of(read_run(temp.path + "/a"))["timeline"];
   CHECK(step["seconds"] == doctest::Approx(1e-4));
   CHECK(row(step["rows"], "track", "forward")["count"] == 2);
-  CHECK(row(step["rows"], "track", "update")["count"] == 1);
+  CHECK(row(step["rows"], "track", "update 2")["count"] == 1);
 }
 
 TEST_CASE("report: names, traces and steps that are not what they seem") {

@@ -82,10 +82,10 @@ hosts '-n 4' -n 4
 hosts '-n 8 --host a:08' -n 9 --host a:08,b
 # After a signal that comes while hosts are asked nothing is started.
 rm -f calls; echo wait >todo
-printf '#!/usr/bin/env bash\ntouch asked; sleep 1\n' >slow && chmod +x slow
+printf '#!/usr/bin/env bash\ntouch asked; for i in {1..300}; do [ -e sent ] && break; sleep 0.1; done\n' >slow && chmod +x slow
 SUPERVISE_PROBE=./slow "$root/run" supervise -- ./mpirun -n 1 --host a ./job --output-dir out 2>err & pid=$!
 for i in {1..100}; do [ -e asked ] && break; sleep 0.1; done
-kill -TERM $pid; wait $pid; code=$?
+kill -TERM $pid; touch sent; wait $pid; code=$?
 [ $code = 75 ] && [ ! -e calls ] || fail "a signal while hosts are asked: exit code $code, $(cat calls err)"
 # A list of hosts is neither evaluated as arithmetic nor read as a flag by ssh.
 mkdir bin && printf '#!/usr/bin/env bash\necho "$*" >>sshed; [ "${@: -2:1}" != b ]\n' >bin/ssh && chmod +x bin/ssh
@@ -100,10 +100,10 @@ PATH=$PWD/bin:$PATH "$root/run" supervise -- ./mpirun -n 2 --host a,b ./job --ou
 grep -q -e '-- a true$' sshed || fail "ssh: $(cat sshed)"
 
 # Called through a link, ./run works in its own tree, and says what it could not remove.
-mkdir -p tree/build tree/build-x other/build far && touch far/kept && cp "$root/run" tree/run
+mkdir -p tree/build tree/build-x other/build far && touch far/kept tree/build-notes && cp "$root/run" tree/run
 ln -s "$PWD/tree/run" other/run && ln -s "$PWD/far" tree/build-far
 (CDPATH=. other/run clean) 2>err || fail "clean: $(cat err)"
-[ -d other/build ] && [ -e far/kept ] && [ "$(ls tree)" = run ] || fail "clean has removed other files: $(ls other far tree)"
+[ -d other/build ] && [ -e far/kept ] && [ "$(ls tree | tr '\n' ' ')" = 'build-notes run ' ] || fail "clean has removed other files: $(ls other far tree)"
 
 flags=(--image-size 16 --batch-size 4 --threads 1 --learners 2 --steps 30 --save-every 5 --deterministic)
 "$program" "${flags[@]}" --output-dir whole --quiet || fail 'train_resnet'

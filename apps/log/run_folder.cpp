@@ -187,11 +187,8 @@ void RunFolder::begin() {
   if (reopened_at_ < 0) return;
   std::vector<fs::path> left;
   std::error_code ignored;
-  const std::string mine = concat(".tmp-", ::getpid(), "-");  // a trace may be open already
   for (fs::directory_iterator entry(path_, ignored), end; entry != end; entry.increment(ignored))
-    if (const auto name = entry->path().filename().string();
-        is_temporary(name) && name.find(mine) == std::string::npos)
-      left.push_back(entry->path());
+    if (is_temporary(entry->path().filename().string())) left.push_back(entry->path());
   for (const fs::path& path : left) fs::remove(path, ignored);
   const std::string text = read_text_file(file("metrics.jsonl"));
   // The file is shorter than it was if the machine crashed before all of it was on disk. The first

@@ -37,13 +37,14 @@ struct Bin {
 };
 
 // Returns for each step how many epochs have passed after it: 1.5 in the middle of the second one.
-// The last epoch counts at least as long as the one before it, since --steps or a signal may have
+// The last epoch counts at least as long as the one before it where --steps or a signal may have
 // ended it; NaN in a first one without a validation.
 std::vector<double> epochs_passed(const RunRecord& run) {
   std::map<int64_t, int64_t> sizes;
   for (const StepRecord& s : run.steps) ++sizes[s.epoch];
   if (sizes.size() == 1 && run.scores.empty()) return std::vector<double>(run.steps.size(), NAN);
-  if (sizes.size() > 1)
+  const bool whole = text_at(run.summary, "summary") == "done" && run.setting("steps").empty();
+  if (sizes.size() > 1 && !whole)
     sizes.rbegin()->second = std::max(sizes.rbegin()->second, std::next(sizes.rbegin())->second);
   std::vector<double> out;
   out.reserve(run.steps.size());

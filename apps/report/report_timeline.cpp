@@ -70,7 +70,8 @@ std::optional<std::pair<double, double>> last_step(const Events& events) {
   double end = 0;
   for (const Range& range : events.ranges) {
     if (range.track == "forward" && updated) begins.push_back(range.begin);
-    if (range.track == "forward" || range.track == "update") updated = range.track == "update";
+    const bool update = range.track.starts_with("update");  // or "update 2", of another thread
+    if (range.track == "forward" || update) updated = update;
     end = std::max(end, range.end);
   }
   if (begins.empty()) return {};

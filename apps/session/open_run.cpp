@@ -45,7 +45,6 @@ RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
   RunFiles files;
   if (!learner.is_first()) return files;
   files.folder = std::make_unique<RunFolder>(open_folder(o, start.checkpoint));
-  if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
   files.facts = describe_run({arguments, o.seed, learner.context.threads(),
                               to_string(learner.context.device()), o.precision});
   files.progress =
@@ -60,7 +59,9 @@ RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
 
 void begin_run(const CommonOptions& o, const RunSpec& spec, RunFiles& files) {
   if (files.folder == nullptr) return;
+  if (!o.trace.empty()) AtomicFile(o.trace);  // throws before anything is changed
   files.folder->begin();
+  if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
   if (o.tensorboard) begin_events(*files.folder);
   files.folder->write("config.toml", spec.config);
   files.folder->write("run.json", files.facts);
