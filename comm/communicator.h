@@ -29,7 +29,7 @@ namespace heddle {
 struct Traffic {
   int64_t sent = 0, received = 0, calls = 0;
 };
-// Adds now - before.
+// Adds to the sum what was sent and received from `before` to `now`.
 void add(Traffic& sum, const Traffic& now, const Traffic& before = {});
 // Keyed by collective ("all_reduce") and tag.
 using CollectiveTraffic = std::map<std::pair<std::string, std::string>, Traffic>;

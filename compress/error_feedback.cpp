@@ -14,6 +14,7 @@ Tensor ErrorFeedback::residual(const std::string& name, int64_t n, Device device
     m = Tensor::empty_on(device, {n});
     m.fill_zero();
   }
+  // The text of the error takes longer than the comparison.
   if (m.shape() != Shape{n}) check_shape(m, {n}, "residual of " + name);
   return m = m.to(device);
 }

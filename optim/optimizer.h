@@ -66,8 +66,8 @@ class Optimizer {
   // may have run. Throws InputError for a learning rate that is negative or non-finite.
   void begin_step(double lr);
   // Signals that p.grad is final for this backward pass. `from_residual`: see UpdateInput. Throws
-  // InputError if p has been updated in this step, which is not so with clipping and on a GPU: what
-  // a second pass adds would be lost.
+  // InputError if p has already been updated in this step, since what a second pass adds would be
+  // lost; with clipping and on a GPU all updates come at the end, and passes add up.
   void ready(Parameter& p, bool from_residual = false);
   // Discards p.grad in this step: some rank's gradient was non-finite.
   void reject(Parameter& p);

@@ -62,7 +62,7 @@ Schedule::Schedule(const ScheduleOptions& options) : options_(options) {
 
 double Schedule::lr(int64_t step) const {
   if (step >= warmup_steps_) return base(step);
-  // A cycle that the warm-up leaves no steps has no rate but its peak.
+  // If the warm-up leaves no steps for the cycle, it rises to the peak.
   const bool none =
       options_.kind == ScheduleKind::onecycle && warmup_steps_ >= options_.total_steps - 1;
   return (none ? options_.lr : base(warmup_steps_)) * to_double(step + 1) /

@@ -368,3 +368,18 @@ TEST_CASE("learners: a gradient that is not finite on one rank is applied on non
   }));
   CHECK(values[0] == values[1]);
 }
+
+TEST_CASE("learners: a gradient that comes after its exchange has begun is refused") {
+  expect_none(run_ranks(2, [](Communicator& comm) {
+    ParameterStore own;
+    Parameter& p = own.add("p", {4}, constant_init(1));
+    own.finalize(1);
+    DataParallelOptimizer optimizer(own, make_sgd({}), comm, {}, {});
+    optimizer.begin_step(0.1);
+    fill(p.grad, 1);
+    p.written = true;
+    optimizer.ready(p);
+    CHECK_THROWS_AS(optimizer.ready(p), InputError);
+    (void)optimizer.finish_step();
+  }));
+}

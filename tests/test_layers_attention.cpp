@@ -200,6 +200,12 @@ TEST_CASE("gru: gradients, one and two layers; states carry windows on; what is 
   const Gru rnn(store, "rnn", 3, 5);
   store.finalize(1);
   Tape tape;
+  ParameterStore other;
+  RecurrentWeights w = add_recurrent_weights(other, "w", 0, 15, 3, 5, 1);
+  w.bias_ih = w.bias_hh = &other.add("small", {12}, constant_init(1));
+  other.finalize(1);
+  Tensor zeros = Tensor::zeros({2, 5});
+  CHECK_THROWS_AS(gru_layer(tape, Var(Tensor::zeros({4, 2, 3})), w, zeros), InputError);
   Tensor state = rnn.zero_state(2);
   CHECK_THROWS_AS(rnn.forward(tape, Var(Tensor::zeros({4, 2, 4})), state), InputError);
   CHECK_THROWS_AS(rnn.forward(tape, Var(Tensor::zeros({4, 3, 3})), state), InputError);

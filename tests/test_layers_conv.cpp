@@ -179,6 +179,19 @@ TEST_CASE("conv2d: mismatched shapes are refused, and both named") {
   CHECK_THROWS_AS(Conv2d(other, "bad", bad), InputError);
 }
 
+TEST_CASE("conv2d: weights are drawn with the fan of torchvision, groups or not") {
+  Context context;
+  for (const int64_t groups : {1, 32}) {
+    ParameterStore store;
+    const Conv2d::Options options = {
+        .in = 64, .out = 64, .kernel = 3, .groups = groups, .fan_out = true};
+    const Conv2d conv(store, "conv", options);
+    store.finalize(1);
+    const double deviation = norm(conv.weight->value) / std::sqrt(conv.weight->size());
+    CHECK(deviation == doctest::Approx(std::sqrt(2.0 / (64 * 9))).epsilon(0.1));
+  }
+}
+
 TEST_CASE("conv2d: a bias of another size is refused, a batch without images is none") {
   Context context(on_test_device());
   ParameterStore store;

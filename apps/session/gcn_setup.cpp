@@ -186,7 +186,7 @@ std::string describe(const TrainGcnOptions& o, const ParameterStore& store, cons
     out += concat(", without ", graph.loops, " loops and ", graph.repeated, " repeated edges");
   if (o.training) {
     const NodeBatches batches(o, graph, owners, 0);
-    const int64_t read = batches.read(), all = count(graph, NodeSplit::train);
+    const int64_t read = batches.nodes_read(), all = count(graph, NodeSplit::train);
     if (read < all - all / 4)
       out += concat(", of which an epoch reads ", 100 * read / all,
                     " %: full batches, as many as every learner has");

@@ -47,7 +47,7 @@ class NodeBatches {
               int rank);
   // Returns the batches of an epoch: the fewest that a rank can fill, at least one.
   int64_t size() const { return size_; }
-  int64_t read() const { return read_; }  // nodes that an epoch reads, of all ranks
+  int64_t nodes_read() const { return read_; }  // in an epoch, by all ranks
   // Returns the nodes of a batch. Throws InputError for an index that is not below size().
   std::vector<int32_t> batch(int64_t epoch, int64_t index);
 
