@@ -49,12 +49,6 @@ const std::vector<Code>& codes() {
   return kCodes;
 }
 
-float read_float(const uint8_t* bytes) {
-  float x;
-  std::memcpy(&x, bytes, 4);
-  return x;
-}
-
 // Scales of dyna are bf16.
 void write_scale(float scale, uint8_t* bytes) {
   const bfloat16 rounded(scale);
@@ -200,7 +194,8 @@ void InnovationCoder::decode(size_t layer, const uint8_t* bytes, float* q) const
     const int64_t k = kept_elements(density_, n);
     const Indices indices = IndexCode{n, k}.decode(bytes + 4 * k);
     std::fill_n(q, n, 0.0f);
-    for (int64_t i = 0; i < k; ++i) q[indices[static_cast<size_t>(i)]] = read_float(bytes + 4 * i);
+    for (int64_t i = 0; i < k; ++i)
+      std::memcpy(&q[indices[static_cast<size_t>(i)]], bytes + 4 * i, 4);
   } else if (spec_.family == "qsgd") {
     for (int64_t i = 0; i < n; i += bucket_) {
       const int64_t length = std::min(bucket_, n - i);

@@ -36,8 +36,8 @@ LayerTable::LayerTable(const ReducerSetup& setup) : family_(setup.family) {
   const Parameter* first = first_convolution(setup.store);
   for (const Parameter& p : setup.store.parameters()) {
     const bool named = !options.dense_layers.empty() && std::regex_search(p.name, dense);
-    const bool compressed =
-        p.shape().rank() > 1 && p.size() >= options.min_compress && &p != first && !named;
+    const bool compressed = p.shape().rank() > 1 && p.size() > 0 &&
+                            p.size() >= options.min_compress && &p != first && !named;
     layers_[p.name] = {&p, layers_.size(), compressed, compressed ? choice : 0};
   }
 }

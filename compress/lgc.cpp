@@ -362,7 +362,7 @@ class Lgc : public CompressedReducer {
         x.data<float>()[r * length + j] = in_units(values.data<float>()[r * k + begin + j],
                                                    units[static_cast<size_t>(begin + j)]);
     if (largest_magnitude_of({x.reshape({x.size()})}) > magnitude(kMaxValue)) return;
-    const bool first = autoencoder_.steps() == 0;
+    const bool first = state(kError) == 0;
     const GradientAutoencoder::Fit fit = autoencoder_.train(x, lr_);
     if (!std::isfinite(fit.error) || !std::isfinite(fit.gap)) return;
     const auto follow = [&](State which, double now) {

@@ -184,12 +184,13 @@ LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
   // Measured times change: a plan that was cheaper than the uniform settings may no longer be so.
   const bool too_expensive = plan.cost <= plan.uniform_cost && before.cost > plan.uniform_cost;
   if (!plan.fallback.empty()) return plan;
-  if (keeps_budget && !gain(before, plan) && !too_expensive) return before;
   options.budget = (1 - kSlack) * plan.budget;
   LayerPlan with_slack = plan_layers(layers_, options);
   with_slack.budget = plan.budget;
   const bool expensive = with_slack.cost > plan.uniform_cost && plan.cost <= plan.uniform_cost;
-  return with_slack.fallback.empty() && !gain(with_slack, plan) && !expensive ? with_slack : plan;
+  if (with_slack.fallback.empty() && !gain(with_slack, plan) && !expensive)
+    plan = std::move(with_slack);
+  return keeps_budget && !gain(before, plan) && !too_expensive ? before : plan;
 }
 
 // Averages the tables and solves in the background. Keeps the rank's own table, which a checkpoint
