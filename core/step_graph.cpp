@@ -119,7 +119,8 @@ std::vector<Tensor> StepGraph::run(const std::vector<Tensor>& inputs, const Work
     for (const Tensor& x : inputs) here.push_back(x.to(device));
     return work(here);
   }
-  for (size_t i = 0; i < inputs.size(); ++i) inputs_[i].copy_from(inputs[i]);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].raw() != inputs_[i].raw()) inputs_[i].copy_from(inputs[i]);
   check_cuda(cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_.get()), cuda_stream()),
              "cudaGraphLaunch");
   for (Parameter* p : written_) p->written = true;

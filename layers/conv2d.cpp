@@ -76,7 +76,7 @@ Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bia
   check_floating(x.value(), weight.name);
   const Device device = x.value().device();
   const DType type = x.value().dtype();
-  const Layout wanted = x.value().layout();
+  const Layout wanted = device.is_cuda() ? Layout::nhwc : x.value().layout();
   const bool fits = wanted != Layout::c16 || shape[1] % 16 == 0;
   Tensor output = Tensor::empty_on(device, shape, type, fits ? wanted : Layout::nhwc);
   const ConvLayouts layouts = HEDDLE_DISPATCH(device, conv2d_layouts(output, s[1], o));

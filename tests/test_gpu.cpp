@@ -266,7 +266,8 @@ TEST_CASE("compare: convolutions") {
                         {{3, 16, 9, 7}, 24, 3, {.stride = 2, .padding = 1, .groups = 1}},
                         {{3, 24, 9, 7}, 16, 1, {.stride = 1, .padding = 0, .groups = 1}},
                         {{3, 24, 9, 7}, 40, 1, {.stride = 2, .padding = 0, .groups = 1}},
-                        {{1, 16, 6, 5}, 32, 3, {.stride = 1, .padding = 1, .groups = 4}}};
+                        {{1, 16, 6, 5}, 32, 3, {.stride = 1, .padding = 1, .groups = 4}},
+                        {{2, 16, 6, 5}, 3, 3, {.stride = 2, .padding = 1, .groups = 1}}};
   for (bool tune : {false, true})
     for (DType dtype : library_types())
       for (const Form& f : forms) {

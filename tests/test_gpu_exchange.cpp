@@ -286,7 +286,11 @@ TEST_CASE("NCCL: sums equal the threads', and a failed rank does not block the o
       fill(own_row, mine);
       comm->all_gather(own_row, all);
       if (all.to_vector() != std::vector<float>{1, 1, 1, 2, 2, 2}) throw Error("not gathered");
-      comm->all_to_all(all, all.clone());
+      const Tensor rows = Tensor::empty({2, 3});
+      comm->all_to_all(all, rows);
+      if (rows.to_vector() != std::vector<float>(6, mine)) throw Error("not dealt out");
+      comm->broadcast(rows, 1);
+      if (rows.to_vector() != std::vector<float>(6, 2)) throw Error("not broadcast");
       const int other = 1 - comm->rank();
       const std::vector<float> expected(3, static_cast<float>(other + 1));
       const Tensor here = Tensor::empty({3}), host = Tensor::empty_on(Device{}, {3}),

@@ -11,8 +11,8 @@
 // pointer is stopped. It is filled with NaN when it is allocated (not when a pool reuses it), and
 // more than 255 bytes after its end nothing can be accessed: with HEDDLE_NO_POOL this holds for
 // each tensor, and then the host can access device memory, since changing the rights would take
-// too long. Two ranks need two devices for NCCL. Copies from the host are staged when they are
-// issued; copies from pinned memory read it when the stream reaches them. While a graph is recorded
+// too long. Two ranks need two devices for NCCL. Copies from the host read it when the stream
+// reaches them. While a graph is recorded
 // on a stream, waiting for the stream, copies from or to the host and events invalidate the graph.
 //
 //   SIMULATED_GPUS=N     number of devices (default 2)
