@@ -80,6 +80,10 @@ hosts '-n 1 --host a,c' -n 1 --host a,b,c
 hosts '-n 4 --host a:2,c:2' -n 4 --host a:2,c:2
 hosts '-n 4' -n 4
 hosts '-n 8 --host a:08' -n 9 --host a:08,b
+# Flags that are impossible for the ranks that are left may be possible again later.
+rm -f calls; printf '2\n0\n' >todo
+SUPERVISE_PROBE=./probe "$root/run" supervise --wait 0 -- ./mpirun -n 2 --host a,b ./job --output-dir out 2>err; code=$?
+[ $code = 0 ] && [ "$(wc -l <calls)" = 2 ] || fail "bad input with fewer ranks: exit code $code, $(cat calls err)"
 # After a signal that comes while hosts are asked nothing is started.
 rm -f calls; echo wait >todo
 printf '#!/usr/bin/env bash\ntouch asked; for i in {1..300}; do [ -e sent ] && break; sleep 0.1; done\n' >slow && chmod +x slow
