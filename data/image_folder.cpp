@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/scalar.h"
+#include "data/text.h"
 
 namespace heddle {
 namespace {
@@ -46,6 +47,7 @@ std::vector<std::string> list_classes(const fs::path& folder) {
   auto classes = list_folder(folder, true);
   check(!classes.empty(), folder.string(),
         ": expected a folder for each class (or CIFAR's *.bin files), found no folder");
+  for (const std::string& name : classes) check_text(name, (folder / name).string());
   return classes;
 }
 

@@ -61,15 +61,7 @@ class Lines {
     return static_cast<int32_t>(value);
   }
   // Throws InputError for a line that is not UTF-8 or has control characters.
-  void expect_text() const {
-    size_t length = 0;
-    for (size_t i = 0; i < line_.size(); i += length) {
-      length = utf8_length(line_.substr(i, 4));
-      expect(length > 0 && printable(line_.substr(i, length)) == line_.substr(i, length),
-             "UTF-8 text without control characters, found byte ",
-             int{static_cast<uint8_t>(line_[i])});
-    }
-  }
+  void expect_text() const { check_text(line_, concat(path_, ": line ", number_)); }
   // Throws InputError unless so many lines were read.
   void expect_count(int64_t count, const char* as) const {
     check(number_ == count, path_, ": expected ", count, " lines, ", as, ", found ", number_);

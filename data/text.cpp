@@ -174,6 +174,15 @@ size_t utf8_length(std::string_view text) {
   return second && in(2, 0x80, 0xbf) && in(3, 0x80, 0xbf) ? 4 : 0;
 }
 
+void check_text(std::string_view text, const std::string& where) {
+  for (size_t i = 0, length = 0; i < text.size(); i += length) {
+    length = utf8_length(text.substr(i, 4));
+    check(length > 0 && printable(text.substr(i, length)) == text.substr(i, length), where,
+          ": expected UTF-8 text without control characters, found byte ",
+          int{static_cast<uint8_t>(text[i])});
+  }
+}
+
 TextLevel parse_text_level(const std::string& text) {
   for (const auto level : {TextLevel::automatic, TextLevel::word, TextLevel::character})
     if (text == text_level_name(level)) return level;

@@ -80,6 +80,10 @@ std::string decode_text(const std::vector<int32_t>& tokens, TextLevel level,
 // 0 if it is not valid: NUL, overlong forms, surrogates and code points beyond U+10FFFF.
 size_t utf8_length(std::string_view text);
 
+// Throws an InputError that begins with `where` for text that is not UTF-8 or has control
+// characters.
+void check_text(std::string_view text, const std::string& where);
+
 struct TokenWindow {
   Tensor inputs, targets;    // i32 (T, B) on the CPU; target t is the token after input t
   int64_t first_column = 0;  // this rank's first column of the global batch

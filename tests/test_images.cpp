@@ -274,6 +274,11 @@ TEST_CASE("image folder: broken folders and files") {
   const TempFolder folder;
   const auto open = [&] { return input_error([&] { open_dataset(folder.path(), Split::train); }); };
   CHECK(contains(open(), "expected a folder for each class"));
+  for (const char* name : {"caf\xe9", "two\nlines"}) {
+    fs::create_directories(folder.path() / "train" / name);
+    CHECK(contains(open(), "expected UTF-8 text without control characters"));
+    fs::remove(folder.path() / "train" / name);
+  }
   folder.write("train/a/1.jpg", jpeg_file(8, 8));
   fs::create_directory(folder.path() / "train" / "b");
   CHECK(contains(open(), "b: expected JPEG or PNG files, found none"));
