@@ -185,8 +185,7 @@ Outcome train(const Job& job, Learner& learner, ParameterStore& weights,
   const StepPlan plan = plan_steps(o);
   const std::string config = config_text(o, job.flags);
   Outcome out;
-  if (const auto done = find_finished(o, config, false, learner.comm)) {
-    load_weights(WeightsFile(o.output_dir), weights.named_tensors());
+  if (const auto done = find_finished(o, config, false, weights.named_tensors(), learner.comm)) {
     out = {.run = done->result, .run_folder = o.output_dir};
     set_results(o, {number_at(done->valid, "loss"), number_at(done->valid, "acc1")}, out);
     return out;

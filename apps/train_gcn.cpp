@@ -266,8 +266,8 @@ Outcome train(const Job& job, Learner& learner, const GraphNet& model, Nodes& no
   const StepPlan plan = plan_steps(o, batches);
   const std::string config = config_text(o, job.flags);
   Outcome out;
-  if (const auto done = find_finished(o, config, false, learner.comm)) {
-    load_weights(WeightsFile(o.output_dir), learner.store.named_tensors());
+  if (const auto done =
+          find_finished(o, config, false, learner.store.named_tensors(), learner.comm)) {
     out = {.run = done->result, .run_folder = o.output_dir};
     set_results(job, parse_node_score(done->valid, "loss"), parse_node_score(done->test, "loss"),
                 out);

@@ -206,8 +206,8 @@ Outcome train(const Job& job, Learner& learner, const LstmLm& model) {
   const StepPlan plan = plan_steps(o, windows);
   const std::string config = config_text(o, job.flags);
   Outcome out;
-  if (const auto done = find_finished(o, config, o.lr_scheduler == "plateau", learner.comm)) {
-    load_weights(WeightsFile(o.output_dir), model.named_tensors());
+  if (const auto done = find_finished(o, config, o.lr_scheduler == "plateau", model.named_tensors(),
+                                      learner.comm)) {
     out = {.run = done->result, .run_folder = o.output_dir};
     set_results(o, parse_text_evaluation(done->valid, "loss"),
                 parse_text_evaluation(done->test, "loss"), out);

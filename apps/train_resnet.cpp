@@ -185,8 +185,8 @@ Outcome train(const Job& job, Learner& learner, const ImageClassifier& model) {
   const StepPlan plan = plan_steps(o, train);
   const std::string config = config_text(o, job.flags);
   Outcome out;
-  if (const auto done = find_finished(o, config, false, learner.comm)) {
-    load_weights(WeightsFile(o.output_dir), learner.store.named_tensors());
+  if (const auto done =
+          find_finished(o, config, false, learner.store.named_tensors(), learner.comm)) {
     out = {.run = done->result, .run_folder = o.output_dir};
     set_results(o, parse_evaluation(done->valid, "loss"), out);
     return out;

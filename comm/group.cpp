@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -75,6 +76,13 @@ class GroupCommunicator : public MessageCommunicator {
 };
 
 }  // namespace
+
+std::unique_ptr<Communicator> make_patient(Communicator& parent) {
+  if (dynamic_cast<MessageCommunicator*>(&parent) == nullptr) return nullptr;
+  std::vector<int> ranks(to_size(parent.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return make_group(parent, ranks, /*patient=*/true);
+}
 
 std::unique_ptr<Communicator> make_group(Communicator& parent, const std::vector<int>& ranks,
                                          bool patient) {

@@ -19,6 +19,10 @@ namespace heddle {
 std::unique_ptr<Communicator> make_group(Communicator& parent, const std::vector<int>& ranks,
                                          bool patient = false);
 
+// Returns a group of all ranks that waits without a timeout: for what one rank does alone, such as
+// reading from a slow disk. Null for a parent that is not made of messages.
+std::unique_ptr<Communicator> make_patient(Communicator& parent);
+
 // Returns numbers from 0 for names of hosts, in the order in which they first appear.
 std::vector<int> host_numbers(const std::vector<int>& names);
 

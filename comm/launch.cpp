@@ -52,12 +52,12 @@ LaunchInfo detect_launch() {
 #ifdef HEDDLE_MPI
 int run_mpi(double timeout_s, const std::function<int(Communicator&)>& body) {
   MpiSession mpi(timeout_s);
+  const auto comm = mpi.make_communicator({.timeout_s = timeout_s});
   const LaunchInfo launch = detect_launch();
-  check(mpi.size() == launch.size && mpi.rank() == launch.rank, launch.launcher, " says rank ",
-        launch.rank, " of ", launch.size, ", MPI says rank ", mpi.rank(), " of ", mpi.size(),
+  check(comm->size() == launch.size && comm->rank() == launch.rank, launch.launcher, " says rank ",
+        launch.rank, " of ", launch.size, ", MPI says rank ", comm->rank(), " of ", comm->size(),
         ": the launcher belongs to a different MPI from this program's; use Open MPI's mpirun, or "
         "srun --mpi=pmix");
-  const auto comm = mpi.make_communicator({.timeout_s = timeout_s});
   std::string failure;
   ExitCode code = ExitCode::runtime;
   try {

@@ -181,18 +181,6 @@ MpiSession::~MpiSession() {
   MPI_Finalize();
 }
 
-int MpiSession::rank() const {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
-
-int MpiSession::size() const {
-  int size = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return size;
-}
-
 std::unique_ptr<Communicator> MpiSession::make_communicator(const MpiOptions& options) {
   return std::make_unique<MessageCommunicator>(std::make_unique<MpiTransport>(options.timeout_s),
                                                options.collectives);

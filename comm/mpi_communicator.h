@@ -26,8 +26,6 @@ class MpiSession {
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
-  int rank() const;
-  int size() const;
   // Returns a communicator over all ranks. The session must outlive it; one thread of the process
   // makes MPI calls at a time. Collective.
   std::unique_ptr<Communicator> make_communicator(const MpiOptions& options = {});

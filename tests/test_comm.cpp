@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <mutex>
@@ -155,6 +156,21 @@ TEST_CASE("groups: every collective over some ranks, counted by the whole, too")
   CHECK(errors[0].find("rank 0 of 3 (0 of a group of 2), barrier of bucket 1") == 0);
   CHECK(first_ranks({0, 0, 1, 0, 1, 2}) == std::vector{0, 2, 5});
   CHECK(host_numbers({5, 5, 2, 5, 2, 9}) == std::vector{0, 0, 1, 0, 1, 2});
+}
+
+TEST_CASE("groups: a patient one waits beyond the timeout") {
+  for (const bool patient : {true, false}) {
+    const auto errors =
+        run_ranks(2,
+                  [&](Communicator& comm) {
+                    const auto group = patient ? make_patient(comm) : make_group(comm, {0, 1});
+                    if (comm.rank() == 0)
+                      std::this_thread::sleep_for(std::chrono::milliseconds(900));
+                    group->barrier();
+                  },
+                  {.timeout_s = 0.3});
+    CHECK(errors[1].empty() == patient);
+  }
 }
 
 TEST_CASE("network model: hosts share a link, and are near within") {

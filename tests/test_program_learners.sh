@@ -251,6 +251,14 @@ if [ -n "$mpirun" ]; then
   cmp -s planned/plan-12.json planned_mpi/plan-12.json || fail 'plans of threads and MPI differ'
   ranks 3 "$lm" "${text[@]}" --batch-size 2 --output-dir lm_mpi >/dev/null 2>&1 || fail 'mpirun train_lm'
   same_losses three lm_mpi 'threads and MPI, text'
+  # Hosts with other variables, data or flags; folders may have other names.
+  echo 'some words in another order, words in some other order' >other.txt
+  unlike() { "$mpirun" --allow-run-as-root --oversubscribe -n 1 "$lm" "${@:2}" --output-dir "unlike_$1" : -n 1 env "$1" "$lm" "${@:2}" --output-dir "unlike_$1"; }
+  small=(--data other.txt --nhid 8 --bptt 4 --batch-size 1 --threads 1 --steps 2 --quiet)
+  says 2 'rank 1.*seed = 1 .*seed = 2' unlike HEDDLE_SEED=2 "${small[@]}"
+  unlike HEDDLE_WORKERS=2 "${small[@]}" 2>err || fail "other workers on one host: $(tail -1 err)"
+  says 2 "rank 1.*'s hash" "$mpirun" --allow-run-as-root --oversubscribe -n 1 "$lm" "${small[@]}" --output-dir unlike_text : \
+    -n 1 sh -c 'sed s/other/third/g other.txt >third.txt && exec "$@"' sh "$lm" "${small[@]/other.txt/third.txt}" --output-dir unlike_text
   refuse '--learners' ranks 2 "$resnet" --learners 2
   refuse '--comm' ranks 2 "$resnet" --comm threads
   refuse '--net' ranks 2 "$resnet" --net 1mbit

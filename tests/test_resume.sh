@@ -125,6 +125,10 @@ ls twice/checkpoints | grep -q part || fail "the second signal came too late: $(
 "${long[@]}" --learners 3 --output-dir twice --resume auto >twice.json 2>twice.err || fail "twice: $(tail -1 twice.err)"
 same long twice 'a second signal'
 [ "$(ls twice/checkpoints | wc -l)" = 1 ] || fail "left behind: $(ls twice/checkpoints)"
+# Ranks wait for the first one as long as it takes to seal a checkpoint.
+TEST_SAVE_PAUSE_MS=2500 "${long[@]}" --learners 2 --steps 4 --save-every 4 --comm-timeout 4 --output-dir slow >slow.json 2>slow.err ||
+  fail "a slow disk: $(tail -1 slow.err)"
+[ -e slow/checkpoints/step-4/manifest.json ] || fail "a slow disk: $(ls slow/checkpoints)"
 # A run that begins while another is still saving must not resume from an earlier checkpoint.
 TEST_SAVE_PAUSE_MS=600 "${long[@]}" --learners 3 --output-dir next >first.json 2>next.err & pid=$!
 wait_for next.err 'step [0-9]*/'

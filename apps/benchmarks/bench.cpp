@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <sstream>
 
 #include "apps/cli/flags.h"
+#include "apps/cli/process.h"
 #include "apps/cli/program.h"
 #include "core/error.h"
 #include "core/trace.h"
@@ -146,15 +146,6 @@ int run(const Arguments& arguments, const Arguments& environment) {
   return 0;
 }
 
-// Returns the value of `key` in the first processor's entry.
-std::string cpu_field(const std::string& key) {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with(key) && line.find(": ") != std::string::npos)
-      return line.substr(line.find(": ") + 2);
-  return "";
-}
-
 }  // namespace
 
 const std::vector<Case>& all_cases() {
@@ -216,7 +207,7 @@ double median(std::vector<double> values) {
 }
 
 bool cpu_has(const std::string& feature) {
-  std::istringstream flags(cpu_field("flags"));
+  std::istringstream flags(proc_value("/proc/cpuinfo", "flags"));
   for (std::string flag; flags >> flag;)
     if (flag == feature) return true;
   return false;
@@ -225,7 +216,7 @@ bool cpu_has(const std::string& feature) {
 bool cpu_has_bf16() { return cpu_has("avx512_bf16") || cpu_has("amx_bf16"); }
 
 std::string cpu_name() {
-  const std::string name = cpu_field("model name");
+  const std::string name = proc_value("/proc/cpuinfo", "model name");
   return name.empty() ? "unknown processor" : name;
 }
 

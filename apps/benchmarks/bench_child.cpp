@@ -80,38 +80,6 @@ void print_json(const nlohmann::ordered_json& value) {
   std::fputs(json_line(value).c_str(), stdout);
 }
 
-}  // namespace
-
-void child_step(const Options& o) {
-  const Case& c = o.cases.at(0);
-  Context context(
-      {.device = o.parsed_device, .threads = static_cast<int>(o.threads), .tune = true});
-  Trainer trainer(c, o.dtype(), context.device());
-  std::vector<double> ms, cpu_ms;
-  float loss = 0;
-  for (int64_t i = 0; i < o.warmup + o.steps_of(c); ++i) {
-    const double begin = steady_seconds(), cpu_begin = process_cpu_seconds();
-    loss = trainer.step();
-    if (context.device().is_cuda())  // waits for the update
-      (void)trainer.store().values().slice(0, 1).to_vector();
-    if (i < o.warmup) continue;
-    ms.push_back(1000 * (steady_seconds() - begin));
-    cpu_ms.push_back(1000 * (process_cpu_seconds() - cpu_begin));
-  }
-  print_json(
-      {{"ms", ms},
-       {"cpu_ms", cpu_ms},
-       {"gflop", trainer.gflop()},
-       {"parameters", trainer.store().count()},
-       {"loss", loss},
-       {"rss_bytes", context.device().is_cuda()
-                         ? static_cast<int64_t>(context.pool(context.device())->bytes_reserved() +
-                                                trainer.graph_bytes())
-                         : peak_rss_bytes()}});
-}
-
-namespace {
-
 // Measures matrix products, copies and ScaleCom's selection on a GPU, launched as the layers launch
 // them. Bytes read and bytes written both count.
 void gpu_peak(Clock clock, Device device) {
@@ -151,6 +119,34 @@ void gpu_peak(Clock clock, Device device) {
 }
 
 }  // namespace
+
+void child_step(const Options& o) {
+  const Case& c = o.cases.at(0);
+  Context context(
+      {.device = o.parsed_device, .threads = static_cast<int>(o.threads), .tune = true});
+  Trainer trainer(c, o.dtype(), context.device());
+  std::vector<double> ms, cpu_ms;
+  float loss = 0;
+  for (int64_t i = 0; i < o.warmup + o.steps_of(c); ++i) {
+    const double begin = steady_seconds(), cpu_begin = process_cpu_seconds();
+    loss = trainer.step();
+    if (context.device().is_cuda())  // waits for the update
+      (void)trainer.store().values().slice(0, 1).to_vector();
+    if (i < o.warmup) continue;
+    ms.push_back(1000 * (steady_seconds() - begin));
+    cpu_ms.push_back(1000 * (process_cpu_seconds() - cpu_begin));
+  }
+  print_json(
+      {{"ms", ms},
+       {"cpu_ms", cpu_ms},
+       {"gflop", trainer.gflop()},
+       {"parameters", trainer.store().count()},
+       {"loss", loss},
+       {"rss_bytes", context.device().is_cuda()
+                         ? static_cast<int64_t>(context.pool(context.device())->bytes_reserved() +
+                                                trainer.graph_bytes())
+                         : peak_rss_bytes()}});
+}
 
 void child_peak(const Options& o) {
   const Device device = o.parsed_device;

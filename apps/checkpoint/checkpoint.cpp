@@ -105,10 +105,6 @@ void remove_folder(const std::string& path) {
   fs::remove_all(path, ignored);
 }
 
-bool is_ready(const std::future<void>& future) {
-  return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-}
-
 }  // namespace
 
 Checkpoint open_checkpoint(const std::string& path) {
@@ -141,10 +137,11 @@ Checkpoint read_checkpoint(const std::string& path) {
   return out;
 }
 
-FoundCheckpoint find_checkpoint(const std::string& run_folder) {
+FoundCheckpoint find_checkpoint(const std::string& run_folder, int64_t after) {
   FoundCheckpoint found;
   const std::string folder = folder_of(run_folder);
   for (const int64_t step : steps_in(folder)) {
+    if (step <= after) break;
     try {
       found.newest = open_checkpoint(concat(folder, "/", kPrefix, step));
       break;
@@ -217,13 +214,10 @@ void CheckpointWriter::write_files(int64_t step, const CheckpointFiles& files) {
   }
 }
 
-Writing CheckpointWriter::progress() {
-  return step_ >= 0 && writing_.valid() && !is_ready(writing_) ? Writing::busy : wait();
-}
-
 Writing CheckpointWriter::wait(std::chrono::milliseconds most) {
-  if (step_ >= 0 && writing_.valid()) writing_.wait_for(most);
-  return progress();
+  for (const std::future<void>* work : {&sealing_, &writing_})
+    if (work->valid() && work->wait_for(most) != std::future_status::ready) return Writing::busy;
+  return wait();
 }
 
 Writing CheckpointWriter::wait() {

@@ -51,8 +51,9 @@ struct FoundCheckpoint {
   std::optional<Checkpoint> newest;
   std::vector<std::string> skipped;  // for each newer one, a line that says what is wrong with it
 };
-// Finds the newest intact checkpoint of a run folder. Throws Error if one cannot be read now.
-FoundCheckpoint find_checkpoint(const std::string& run_folder);
+// Finds the newest intact checkpoint of a run folder, of a step later than `after`. Throws Error if
+// one cannot be read now.
+FoundCheckpoint find_checkpoint(const std::string& run_folder, int64_t after = -1);
 
 // One rank's part of a checkpoint: copies that do not change while they are written.
 struct CheckpointFiles {
@@ -86,9 +87,10 @@ class CheckpointWriter {
   // Starts writing this rank's files of a checkpoint. One at a time: after commit() or abandon().
   void begin(int64_t step, CheckpointFiles files);
   int64_t step() const { return step_; }  // the one begun; -1: none
-  Writing progress();                     // does not wait
-  Writing wait();
+  // Returns how far that is; busy also while an earlier one is hashed and renamed.
+  Writing progress() { return wait(std::chrono::milliseconds(0)); }
   Writing wait(std::chrono::milliseconds most);  // may still be busy then
+  Writing wait();                                // for the one begun
   // Returns why writing has failed.
   const std::string& error() const { return error_; }
   // Concludes the checkpoint, once all ranks have written their files. In the background the first

@@ -8,6 +8,7 @@
 
 #include "apps/checkpoint/signals.h"
 #include "apps/log/control_word.h"
+#include "comm/group.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -31,12 +32,15 @@ std::string shell_word(const std::string& word) {
   return plain ? word : quoted + "'";
 }
 
-// Returns the run folder of the first rank. Collective.
+// Returns the run folder of the first rank, when all ranks have read what they resume from.
+// Collective.
 std::string shared_folder(const SaverOptions& options, LearnerOptimizer& optimizer) {
   std::string folder = options.folder;
   if (optimizer.learners() > 1)
-    optimizer.collective("run folder",
-                         [&](Communicator& comm) { folder = broadcast_text(folder, comm); });
+    optimizer.collective("run folder", [&](Communicator& comm) {
+      if (const auto patient = make_patient(comm)) patient->barrier();
+      folder = broadcast_text(folder, comm);
+    });
   return folder;
 }
 
@@ -119,11 +123,12 @@ bool Saver::after_step(int64_t step, const std::function<std::optional<Checkpoin
 }
 
 void Saver::conclude(double written, double failures) {
+  if (written + failures < optimizer_.learners()) return;
   if (failures > 0) {
     const std::string why = causes();
     writer_->abandon();
     fail(why);
-  } else if (written == optimizer_.learners()) {
+  } else {
     end_saving();
     sealing_ = writer_->step();
     writer_->commit();
@@ -153,10 +158,9 @@ void Saver::end_saving() {
 }
 
 void Saver::finish() {
-  while (writer_->step() >= 0) {
+  while (writer_->step() >= 0 || sealing_ >= 0) {
     // A periodic collective: ranks that wait for one with a slow disk do not time out.
-    const Writing progress =
-        optimizer_.learners() > 1 ? writer_->wait(kCollectiveInterval) : writer_->wait();
+    const Writing progress = writer_->wait(kCollectiveInterval);
     const Tensor sums = Tensor::empty_on(Device{}, {3});
     float* sum = sums.data<float>();
     sum[0] = progress == Writing::written ? 1.0f : 0.0f;
@@ -164,9 +168,8 @@ void Saver::finish() {
     sum[2] = progress == Writing::busy ? 1.0f : 0.0f;
     if (optimizer_.learners() > 1)
       optimizer_.collective("checkpoint", [&](Communicator& comm) { comm.all_reduce(sums); });
-    if (sum[2] == 0) conclude(sum[0], sum[1]);
+    if (sum[2] == 0) writer_->step() < 0 ? end_saving() : conclude(sum[0], sum[1]);
   }
-  end_saving();
   writer_->remove_old();
 }
 

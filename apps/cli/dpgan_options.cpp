@@ -1,5 +1,7 @@
 #include "apps/cli/dpgan_options.h"
 
+#include <algorithm>
+
 #include "apps/cli/format.h"
 #include "core/error.h"
 
@@ -50,7 +52,7 @@ void resolve(TrainDpganOptions& o, FlagTable& flags) {
   check(is_voting(o), "--compress ", o.compress,
         ": the generator learns from noisy votes only; expected topagg");
   set_default(flags, "steps", o.steps, kSteps);
-  set_default(flags, "epochs", o.epochs, 5);
+  set_default(flags, "epochs", o.epochs, std::min<int64_t>(5, o.steps));
   set_default(flags, "name", o.name, "dpgan");
   check(o.epochs <= o.steps, "--epochs ", o.epochs, ": expected at most one for each of ", o.steps,
         " steps");

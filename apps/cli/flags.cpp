@@ -11,7 +11,6 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
 
 #include "apps/cli/format.h"
@@ -28,13 +27,6 @@ using Strings = std::vector<std::string>;
 constexpr size_t kHelpColumn = 30, kHelpWidth = 100, kMaxConfigBytes = 1 << 20;
 // toml++ destroys nested tables by recursion: a key with a million dots would exhaust the stack.
 constexpr int64_t kMaxConfigDots = 1000;
-
-Strings split(const std::string& text, char at) {
-  Strings out;
-  std::istringstream in(text + at);
-  for (std::string part; std::getline(in, part, at);) out.push_back(part);
-  return out;
-}
 
 bool in_range(double x, const Flag& flag) {
   return std::isfinite(x) && (flag.above_min ? x > flag.min : x >= flag.min) &&
@@ -307,8 +299,8 @@ void FlagTable::read_config(const std::string& path) {
     const std::string name(key.str()),
         where = concat(path, ":", key.source().begin.line, ": ", printable(name));
     const size_t row = index(name);
-    check(row < flags_.size() && flags_[row].saved, where, " is not a known key; the nearest is ",
-          nearest(name));
+    check(row < flags_.size(), where, " is not a known key; the nearest is ", nearest(name));
+    check(flags_[row].saved, where, " is a flag of the command line only");
     set(flags_[row], texts_of(node, where), FlagSource::config, where);
   }
 }

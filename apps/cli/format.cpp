@@ -112,6 +112,13 @@ std::string TextTable::row(const std::vector<Cell>& cells) const {
   return line + '\n';
 }
 
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> out;
+  std::istringstream in(text + at);
+  for (std::string part; std::getline(in, part, at);) out.push_back(part);
+  return out;
+}
+
 std::string join(const std::vector<std::string>& words, const char* between) {
   std::string out;
   for (const std::string& word : words)

@@ -68,6 +68,8 @@ class TextTable {
   std::vector<Column> columns_;
 };
 
+// Returns the parts of a text between the characters `at`: one, empty, of an empty text.
+std::vector<std::string> split(const std::string& text, char at);
 // Returns the words that are not empty, with `between` between them.
 std::string join(const std::vector<std::string>& words, const char* between);
 

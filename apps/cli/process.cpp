@@ -2,12 +2,13 @@
 
 #include <sys/resource.h>
 
+#include <fstream>
+
 #include "apps/cli/build_info.h"
 #include "core/error.h"
 #include "core/trace.h"
 
 namespace heddle {
-
 namespace {
 
 const double kStart = steady_seconds();
@@ -24,6 +25,16 @@ int64_t peak_rss_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return int64_t{usage.ru_maxrss} * 1024;
+}
+
+std::string proc_value(const char* file, const std::string& key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t begin = line.find_first_not_of(" \t", line.find(':') + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return "";
 }
 
 }  // namespace heddle

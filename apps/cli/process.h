@@ -13,5 +13,7 @@ std::string describe_build();
 double seconds_since_process_start();
 // Returns the peak resident memory of this process, in bytes.
 int64_t peak_rss_bytes();
+// Returns the value of the first "key : value" in a file such as /proc/cpuinfo; "" if none.
+std::string proc_value(const char* file, const std::string& key);
 
 }  // namespace heddle

@@ -94,7 +94,7 @@ bool answer_questions(const CommonOptions& o, const FlagTable& flags, const std:
 }
 
 void print_warnings(const CommonOptions& o, const FlagTable& flags) {
-  if (o.quiet) return;
+  if (o.quiet || detect_launch().rank > 0) return;
   if (o.evaluate && o.init.empty())
     std::fprintf(stderr, "--evaluate without --init: the weights are untrained\n");
   for (const std::string& line : flags.warnings()) std::fprintf(stderr, "%s\n", line.c_str());

@@ -10,13 +10,13 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <thread>
 
 #include "apps/cli/build_info.h"
 #include "apps/cli/json.h"
+#include "apps/cli/process.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/trace.h"
@@ -33,17 +33,6 @@ std::string format_time(const char* format) {
   localtime_r(&now, &local);
   char text[64];
   return {text, std::strftime(text, sizeof text, format, &local)};
-}
-
-// Returns the value of the first "key : value" in a file such as /proc/cpuinfo; "" if none.
-std::string proc_value(const char* file, const std::string& key) {
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    if (!line.starts_with(key)) continue;
-    const size_t begin = line.find_first_not_of(" \t", line.find(':') + 1);
-    return begin == std::string::npos ? "" : line.substr(begin);
-  }
-  return "";
 }
 
 nlohmann::ordered_json describe_machine() {

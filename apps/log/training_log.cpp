@@ -21,6 +21,25 @@ constexpr auto kShow = static_cast<size_t>(ControlWord::show);
 // Seconds after which several learners average losses even before --print-freq steps are complete.
 constexpr double kMaxFlushInterval = 5;
 
+// Names the first layer whose weights are not finite, or, if all are, the one with the largest
+// weight.
+std::string describe_suspect(const ParameterStore& store) {
+  const Parameter* worst = nullptr;
+  float largest = -1;
+  for (const Parameter& p : store.parameters()) {
+    if (!all_finite(p.value)) return concat("the first weights that are not finite are ", p.name);
+    for (const float w : p.value.to_vector())
+      if (std::abs(w) > largest) largest = std::abs(w), worst = &p;
+  }
+  return worst == nullptr ? "no weights"
+                          : concat("the largest weight, ", largest, ", is in ", worst->name);
+}
+
+// Returns "the loss is nan", without the sign that a NaN may have.
+std::string loss_text(const std::string& name, double loss) {
+  return concat("the ", name, " is ", std::isnan(loss) ? NAN : loss);
+}
+
 }  // namespace
 
 TrainingLog::TrainingLog(const TrainingLogOptions& options, const CommonOptions& o,
@@ -48,29 +67,6 @@ void TrainingLog::prepare_step(int64_t step) {
   const bool on = step >= range.first && step <= range.last;
   if (on != trace_.enabled()) on ? trace_.start() : trace_.stop();
 }
-
-namespace {
-
-// Names the first layer whose weights are not finite, or, if all are, the one with the largest
-// weight.
-std::string describe_suspect(const ParameterStore& store) {
-  const Parameter* worst = nullptr;
-  float largest = -1;
-  for (const Parameter& p : store.parameters()) {
-    if (!all_finite(p.value)) return concat("the first weights that are not finite are ", p.name);
-    for (const float w : p.value.to_vector())
-      if (std::abs(w) > largest) largest = std::abs(w), worst = &p;
-  }
-  return worst == nullptr ? "no weights"
-                          : concat("the largest weight, ", largest, ", is in ", worst->name);
-}
-
-// Returns "the loss is nan", without the sign that a NaN may have.
-std::string loss_text(const std::string& name, double loss) {
-  return concat("the ", name, " is ", std::isnan(loss) ? NAN : loss);
-}
-
-}  // namespace
 
 bool TrainingLog::check_loss(double loss, double lr) {
   if (result_.world_size == 1 && is_divergent(loss))

@@ -1,7 +1,6 @@
 #include "apps/models/graph_card.h"
 
-#include <sstream>
-
+#include "apps/cli/format.h"
 #include "core/error.h"
 
 namespace heddle {
@@ -29,8 +28,7 @@ GraphCard read_graph_card(const WeightsFile& file) {
   card.features = shape(0)[1];
   card.hidden = shape(0)[0];
   card.class_count = shape(card.layers - 1)[0];
-  std::istringstream lines(file.value("classes"));
-  for (std::string line; std::getline(lines, line);) card.classes.push_back(line);
+  if (const auto names = file.value("classes"); !names.empty()) card.classes = split(names, '\n');
   check(card.classes.empty() || std::ssize(card.classes) == card.class_count, file.path(),
         ": metadata classes: expected ", card.class_count, " names, found ", card.classes.size());
   return card;

@@ -27,13 +27,6 @@ int64_t parse_metadata_number(const std::string& text, int64_t min, int64_t max,
 
 constexpr int64_t kMaxImageSize = 4096;
 
-std::vector<std::string> split_lines(const std::string& text) {
-  std::vector<std::string> out;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) out.push_back(line);
-  return out;
-}
-
 std::string join_three(const std::array<float, 3>& values) {
   return concat(format_number(double{values[0]}), " ", format_number(double{values[1]}), " ",
                 format_number(double{values[2]}));
@@ -42,9 +35,9 @@ std::string join_three(const std::array<float, 3>& values) {
 std::array<float, 3> parse_three(const std::string& text, const std::string& where) {
   std::istringstream in(text);
   std::array<float, 3> out{};
-  in >> out[0] >> out[1] >> out[2];
-  const bool finite = std::all_of(out.begin(), out.end(), [](float x) { return std::isfinite(x); });
-  check(!in.fail() && finite, where, ": expected three numbers, found '", printable(text), "'");
+  for (float& x : out) in >> x;
+  check(!in.fail() && std::isfinite(out[0] + out[1] + out[2]), where,
+        ": expected three numbers, found '", printable(text), "'");
   return out;
 }
 
@@ -98,7 +91,7 @@ ResnetCard read_resnet_card(const WeightsFile& file) {
   ResnetCard card;
   card.arch = file.value("arch");
   card.stem = file.value("stem");
-  card.classes = split_lines(file.value("classes"));
+  if (const auto names = file.value("classes"); !names.empty()) card.classes = split(names, '\n');
   const std::string where = file.path() + ": metadata ";
   if (const std::string size = file.value("image_size"); !size.empty())
     card.image_size = parse_metadata_number(size, 1, kMaxImageSize, where + "image_size");

@@ -721,15 +721,15 @@ boxes().forEach(([name, box]) => { box.open = view.open[name] ?? box.open; });
 scrollTo(0, view.scroll);
 addEventListener('pagehide', keepView);
 // The page of a run that has not ended loads itself anew, but not while somebody uses it or looks elsewhere, and
-// no longer once nothing has changed for two minutes: then nobody writes it any more.
+// no longer once nothing has changed for ten minutes: then nobody writes it any more.
 if (renewed) {
   const news = JSON.stringify(runs.map(run => [run.facts.steps, run.scores.length, (run.texts || []).length]));
   if (news !== view.news) Object.assign(view, {news, since: Date.now()});
   let used = -Infinity;
   for (const name of ['pointerdown', 'pointermove', 'keydown', 'wheel', 'input']) addEventListener(name, () => { used = performance.now(); });
   setInterval(() => {
-    const busy = document.hidden || !getSelection().isCollapsed || performance.now() - used < 4000;
-    if (!busy && Date.now() - view.since < 120000) location.reload();
+    if (document.hidden || !getSelection().isCollapsed || performance.now() - used < 4000) view.since = Date.now();
+    else if (Date.now() - view.since < 600000) location.reload();
   }, renewed * 1000);
 }
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => charts.forEach(chart => chart.graph.updateOptions(chart.colours())));

@@ -108,11 +108,11 @@ std::string recent_text(const RunRecord& run, double idle_s) {
     exposed += s->exposed;
     sent += s->sent;
     dense += s->dense;
-    rate += s->rate / static_cast<double>(run.steps.end() - begin);
+    rate += s->rate * s->seconds();
   }
   const StepRecord& last = run.steps.back();
   std::string out = concat("  loss ", significant(last.loss, 4), "  lr ", significant(last.lr, 3),
-                           "  ", scaled(rate), " ", run.unit(), "/s");
+                           "  ", scaled(rate / seconds), " ", run.unit(), "/s");
   if (const std::string steps = run.setting("steps"); !steps.empty() && run.summary.empty()) {
     const double left = std::atof(steps.c_str()) - static_cast<double>(last.step);
     if (left > 0)
@@ -124,6 +124,11 @@ std::string recent_text(const RunRecord& run, double idle_s) {
                   significant(100 * exposed / seconds, 2), " % of a step");
   const double step_s = seconds / static_cast<double>(run.steps.end() - begin);
   return out + '\n' + idle_text(run, step_s, idle_s);
+}
+
+// Long runs take long to read: no more than a tenth of a core goes into it.
+std::chrono::duration<double> pause_after(double work_s, double least_s) {
+  return std::chrono::duration<double>(std::max(least_s, 9 * work_s));
 }
 
 }  // namespace
@@ -184,24 +189,24 @@ std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle
   const int64_t points = std::min<int64_t>(count, std::max(columns - kScaleWidth, 4));
   for (int64_t p = 0; p < points; ++p) {
     const int64_t begin = p * count / points, end = (p + 1) * count / points;
-    double sum = 0;
-    for (int64_t i = begin; i < end; ++i) sum += run.steps[static_cast<size_t>(i)].loss;
-    losses.emplace_back(static_cast<double>(p), sum / static_cast<double>(end - begin));
+    double sum = 0, known = 0;
+    for (int64_t i = begin; i < end; ++i)
+      if (const double loss = run.steps[static_cast<size_t>(i)].loss; std::isfinite(loss))
+        sum += loss, ++known;
+    losses.emplace_back(static_cast<double>(p), sum / known);
   }
   return out + terminal_chart(losses, columns, kChartRows, utf8);
 }
 
 void watch_run(const std::string& folder, bool once) {
-  int64_t drawn = 0;
-  while (true) {
+  for (bool again = false;; again = true) {
+    const double begin = steady_seconds();
     const RunRecord run = read_run(folder);
     const std::string text =
         watch_text(run, terminal_columns(stdout), has_utf8(), idle_seconds(folder));
-    if (drawn > 0) std::printf("\033[%lldA\033[J", static_cast<long long>(drawn));
-    print(text);
-    drawn = std::ranges::count(text, '\n');
+    print((again ? "\033[H\033[J" : "") + text);
     if (once || !can_redraw(stdout) || !run.summary.empty()) return;
-    std::this_thread::sleep_for(std::chrono::seconds(1));
+    std::this_thread::sleep_for(pause_after(steady_seconds() - begin, 1));
   }
 }
 
@@ -226,9 +231,7 @@ void watch_page(const std::string& folder, const std::string& output, bool once)
     } catch (const Error&) {  // a file that is being replaced, perhaps
       if (shown == 0 || ++failed == kMostFailures) throw;
     }
-    // Long runs take long to read: no more than a tenth of a core goes into it.
-    const double pause = std::max<double>(kRenewSeconds, 9 * (steady_seconds() - begin));
-    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+    std::this_thread::sleep_for(pause_after(steady_seconds() - begin, kRenewSeconds));
   }
 }
 

@@ -161,7 +161,7 @@ ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store,
     return plan;
   }
   const auto reducer = reducer_for(o, store);
-  if (!o.plan.empty()) apply_layer_plan(o, store, static_cast<int>(o.learners), *reducer);
+  if (!o.plan.empty()) apply_layer_plan(o, store, o.parsed.learners.size, *reducer);
   ExchangePlan plan;
   for (const Parameter& p : store.parameters()) {
     plan.payload += reducer->payload(p.name);

@@ -20,8 +20,7 @@ RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& c
   // A run that ended while this one chose its checkpoint may have left a newer one.
   const auto still_newest = [&] {
     if (o.resume != "auto") return;
-    const std::optional<Checkpoint> now = find_checkpoint(o.output_dir).newest;
-    if ((now ? now->step : -1) != (checkpoint ? checkpoint->step : -1))
+    if (find_checkpoint(o.output_dir, checkpoint ? checkpoint->step : -1).newest)
       throw Error(concat("run folder ", o.output_dir,
                          ": another run has just saved a checkpoint there; start again"));
   };
@@ -61,6 +60,9 @@ void begin_run(const CommonOptions& o, const RunSpec& spec, RunFiles& files) {
   if (files.folder == nullptr) return;
   if (!o.trace.empty()) AtomicFile(o.trace);  // throws before anything is changed
   files.folder->begin();
+  std::error_code none;
+  if (std::filesystem::is_regular_file(o.trace, none))
+    std::filesystem::remove(o.trace, none);  // of an earlier run: the page would show it
   if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
   if (o.tensorboard) begin_events(*files.folder);
   files.folder->write("config.toml", spec.config);

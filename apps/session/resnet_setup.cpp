@@ -13,12 +13,16 @@
 #include "layers/weights.h"
 
 namespace heddle {
-
 namespace {
 
 // Images rendered in an epoch. They cost nothing to store, and new images teach more than repeated
 // ones: three epochs of these, batch 64, reached 99.3 % (seed 2); three of 5000, batch 128, 40 %.
 constexpr int64_t kShapes = 15000;
+
+Shards shards_of(const TrainResnetOptions& o, bool training) {
+  if (!training || o.shard == "random") return Shards::random;
+  return o.shard == "fixed" ? Shards::fixed : Shards::by_class;
+}
 
 }  // namespace
 
@@ -33,15 +37,6 @@ Data open_data(const TrainResnetOptions& o, Split split) {
                                      split, static_cast<int>(o.image_size));
   return data;
 }
-
-namespace {
-
-Shards shards_of(const TrainResnetOptions& o, bool training) {
-  if (!training || o.shard == "random") return Shards::random;
-  return o.shard == "fixed" ? Shards::fixed : Shards::by_class;
-}
-
-}  // namespace
 
 Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
                    const Communicator* comm) {

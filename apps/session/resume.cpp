@@ -9,8 +9,10 @@
 #include "apps/log/run_folder.h"
 #include "apps/report/report_data.h"
 #include "apps/session/compare_runs.h"
+#include "comm/group.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "layers/weights.h"
 
 namespace heddle {
 namespace {
@@ -90,22 +92,45 @@ void check_same_run(const CommonOptions& o, const nlohmann::ordered_json& identi
         o.peers.empty() ? "drops the residuals" : "begins anew from the mean of the weights");
 }
 
-// Returns the path of the checkpoint to resume from; "" to start from the first step.
-std::string path_for_all(const CommonOptions& o, Communicator& comm) {
-  if (o.resume.empty()) return "";
+// Returns what the first rank reads from its disk, for as long as that takes.
+std::string read_by_first(Communicator& comm, const auto& read) {
   comm.set_tag("resume");
-  return broadcast_text(comm.rank() == 0 ? path_to_resume(o) : "", comm);
+  const auto patient = make_patient(comm);
+  return broadcast_text(comm.rank() == 0 ? read() : "", patient == nullptr ? comm : *patient);
+}
+
+// Throws InputError for a rank that was started with other flags or data than the first, as one on
+// a host with other HEDDLE_ variables, configuration or texts is.
+void check_same_start(const RunSpec& spec, Communicator& comm) {
+  if (comm.size() == 1) return;
+  comm.set_tag("start");
+  const auto refuse = [&](const std::string& what) {
+    throw InputError(concat("rank ", comm.rank(), " was started otherwise than rank 0: ", what,
+                            "; do their hosts have other HEDDLE_ variables or files?"));
+  };
+  auto identity = spec.identity;
+  identity.erase("data");  // the name of a folder
+  const auto first = nlohmann::json::parse(broadcast_text(json_line(identity), comm));
+  if (const auto what = difference(first, identity); !what.empty()) refuse(what);
+  note_changes(broadcast_text(spec.config, comm), spec.config, [&](const std::string& changed) {
+    const std::string what = changed.substr(changed.find(": ") + 2);
+    const std::string key = what.substr(0, what.find(' '));
+    for (const char* own : {"data", "device", "threads", "workers", "output-dir", "quiet", "json"})
+      if (key == own) return;
+    refuse(what);
+  });
 }
 
 }  // namespace
 
 std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::string& config,
-                                         bool best, Communicator& comm) {
+                                         bool best, const NamedTensors& weights,
+                                         Communicator& comm) {
   if (o.resume != "auto") return std::nullopt;
-  comm.set_tag("resume");
-  const std::string text =
-      broadcast_text(comm.rank() == 0 ? finished_lines(o, config, best) : "", comm);
+  const std::string text = read_by_first(comm, [&] { return finished_lines(o, config, best); });
   if (text.empty()) return std::nullopt;
+  if (comm.rank() == 0) load_weights(WeightsFile(o.output_dir), weights);
+  for (const auto& [name, x] : weights) comm.broadcast(x, 0);
   const nlohmann::json lines = nlohmann::json::parse(text);
   FinishedRun run{.result = parse_summary_line(lines["summary"]),
                   .valid = lines["valid"],
@@ -118,8 +143,10 @@ std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::stri
 }
 
 Start find_start(const CommonOptions& o, RunSpec& spec, Communicator& comm) {
+  check_same_start(spec, comm);
   Start start;
-  const std::string path = path_for_all(o, comm);
+  const std::string path =
+      o.resume.empty() ? "" : read_by_first(comm, [&] { return path_to_resume(o); });
   if (path.empty()) return check_steps_to_show(o, spec.plan.total_steps), start;
   start.checkpoint = read_checkpoint(path);
   read_members(path + "/state.json", [&] {

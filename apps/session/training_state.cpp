@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 
 #include "apps/checkpoint/exchange_state.h"
 #include "apps/cli/json.h"
@@ -28,11 +27,6 @@ constexpr const char* kOwn = "own.";
 constexpr const char* kModel = "model.safetensors";
 constexpr const char* kOptimizer = "optimizer.safetensors";
 constexpr const char* kShared = "shared.safetensors";
-
-// Returns a number that is null in JSON if it was infinite.
-double number_or(const nlohmann::json& json, double otherwise) {
-  return json.is_number() ? json.get<double>() : otherwise;
-}
 
 // Adds copies on the host, which do not change while they are written.
 void add_copies(NamedTensors& out, const NamedTensors& tensors, const std::string& prefix = "") {
@@ -282,10 +276,11 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
     const auto& schedule = state.at("schedule");
     // The rate that plateau has reached follows a change of --lr; earlier versions saved no
     // highest.
+    const nlohmann::json& best = schedule.at("best");
     const double here = parts.spec.schedule.lr, highest = number_at(schedule, "highest");
     parts.schedule.restore(
         {.lr = schedule.at("lr").get<double>() * (highest > 0 ? here / highest : 1),
-         .best = number_or(schedule.at("best"), std::numeric_limits<double>::infinity()),
+         .best = best.is_null() ? INFINITY : best.get<double>(),
          .bad = schedule.at("bad").get<int64_t>()});
     LearnerOptimizer::State exchange = parse_exchange(state.at("exchange"));
     const bool peers = !parts.o.peers.empty();  // their graph is in the settings
