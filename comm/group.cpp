@@ -81,7 +81,9 @@ std::unique_ptr<Communicator> make_patient(Communicator& parent) {
   if (dynamic_cast<MessageCommunicator*>(&parent) == nullptr) return nullptr;
   std::vector<int> ranks(to_size(parent.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return make_group(parent, ranks, /*patient=*/true);
+  auto all = make_group(parent, ranks, /*patient=*/true);
+  all->set_tag(parent.tag());
+  return all;
 }
 
 std::unique_ptr<Communicator> make_group(Communicator& parent, const std::vector<int>& ranks,

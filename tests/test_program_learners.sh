@@ -256,6 +256,8 @@ if [ -n "$mpirun" ]; then
   unlike() { "$mpirun" --allow-run-as-root --oversubscribe -n 1 "$lm" "${@:2}" --output-dir "unlike_$1" : -n 1 env "$1" "$lm" "${@:2}" --output-dir "unlike_$1"; }
   small=(--data other.txt --nhid 8 --bptt 4 --batch-size 1 --threads 1 --steps 2 --quiet)
   says 2 'rank 1.*seed = 1 .*seed = 2' unlike HEDDLE_SEED=2 "${small[@]}"
+  [ ! -e unlike_HEDDLE_SEED=2 ] || fail 'a run folder left behind by other flags'
+  says 2 'rank 1.*resume = auto' unlike HEDDLE_RESUME=auto "${small[@]}"
   unlike HEDDLE_WORKERS=2 "${small[@]}" 2>err || fail "other workers on one host: $(tail -1 err)"
   says 2 "rank 1.*'s hash" "$mpirun" --allow-run-as-root --oversubscribe -n 1 "$lm" "${small[@]}" --output-dir unlike_text : \
     -n 1 sh -c 'sed s/other/third/g other.txt >third.txt && exec "$@"' sh "$lm" "${small[@]/other.txt/third.txt}" --output-dir unlike_text

@@ -20,7 +20,7 @@ constexpr auto kStop = static_cast<size_t>(ControlWord::stop),
                kFailed = static_cast<size_t>(ControlWord::failed);
 constexpr int kMaxFailures = 3;  // in a row
 constexpr const char* kUnfit = ": gradients or weights are not finite";
-constexpr auto kCollectiveInterval = std::chrono::seconds(1);
+constexpr auto kCollectiveInterval = std::chrono::milliseconds(250);
 
 // Returns the word as a shell reads it.
 std::string shell_word(const std::string& word) {
@@ -38,7 +38,8 @@ std::string shared_folder(const SaverOptions& options, LearnerOptimizer& optimiz
   std::string folder = options.folder;
   if (optimizer.learners() > 1)
     optimizer.collective("run folder", [&](Communicator& comm) {
-      if (const auto patient = make_patient(comm)) patient->barrier();
+      if (options.start != nullptr)
+        if (const auto patient = make_patient(comm)) patient->barrier();
       folder = broadcast_text(folder, comm);
     });
   return folder;

@@ -300,7 +300,7 @@ void FlagTable::read_config(const std::string& path) {
         where = concat(path, ":", key.source().begin.line, ": ", printable(name));
     const size_t row = index(name);
     check(row < flags_.size(), where, " is not a known key; the nearest is ", nearest(name));
-    check(flags_[row].saved, where, " is a flag of the command line only");
+    check(flags_[row].saved, where, " is not a key of files");
     set(flags_[row], texts_of(node, where), FlagSource::config, where);
   }
 }
@@ -357,7 +357,7 @@ std::string FlagTable::help() const {
   for (const Flag& flag : flags_) {
     if (flag.group != group) out += concat("\n", group = flag.group, ":\n");
     std::string line = concat("  --", flag.name, flag.value.empty() ? "" : " ", flag.value);
-    if (line.size() + 2 > kHelpColumn) out += std::exchange(line, "") + '\n';
+    if (line.size() + 2 > kHelpColumn) out += line + '\n', line.clear();
     line.resize(kHelpColumn, ' ');
     out += wrap(line, describe(flag), kHelpColumn);
   }

@@ -79,13 +79,14 @@ void note_changes(const std::string& there, const std::string& here, const Logge
   const auto before = lines_of(there), now = lines_of(here);
   const auto line = [](const auto& lines, const std::string& key) {
     const auto found = lines.find(key);
-    return found == lines.end() ? key + " not set" : printable(found->second);
+    return found == lines.end() ? key + " not set" : found->second;
   };
   for (const auto* lines : {&before, &now})
     for (const auto& [key, text] : *lines) {
       if (lines == &now && before.contains(key)) continue;
       if (line(before, key) != line(now, key))
-        note(concat("changed: ", line(before, key), " there, ", line(now, key), " here"));
+        note(concat("changed: ", printable(line(before, key)), " there, ",
+                    printable(line(now, key)), " here"));
     }
 }
 

@@ -61,7 +61,7 @@ void begin_run(const CommonOptions& o, const RunSpec& spec, RunFiles& files) {
   if (!o.trace.empty()) AtomicFile(o.trace);  // throws before anything is changed
   files.folder->begin();
   std::error_code none;
-  if (std::filesystem::is_regular_file(o.trace, none))
+  if (o.resume.empty() && std::filesystem::is_regular_file(o.trace, none))
     std::filesystem::remove(o.trace, none);  // of an earlier run: the page would show it
   if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
   if (o.tensorboard) begin_events(*files.folder);

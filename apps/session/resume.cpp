@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 
 #include "apps/cli/json.h"
 #include "apps/log/run_folder.h"
@@ -99,26 +100,39 @@ std::string read_by_first(Communicator& comm, const auto& read) {
   return broadcast_text(comm.rank() == 0 ? read() : "", patient == nullptr ? comm : *patient);
 }
 
-// Throws InputError for a rank that was started with other flags or data than the first, as one on
-// a host with other HEDDLE_ variables, configuration or texts is.
-void check_same_start(const RunSpec& spec, Communicator& comm) {
-  if (comm.size() == 1) return;
+// Throws InputError on all ranks if one was started with other flags or data than the first, as on
+// a host with other HEDDLE_ variables, configuration or texts. Collective.
+void refuse_together(const std::string& differs, Communicator& comm) {
+  std::vector<char> mine(300);  // the same length on all ranks
+  differs.copy(mine.data(), mine.size() - 1);
+  const auto all = gather_values(comm, mine);
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    check(all[rank][0] == 0, "rank ", rank,
+          " was started otherwise than rank 0: ", all[rank].data(),
+          "; do their hosts have other HEDDLE_ variables or files?");
+}
+
+void check_same_data(nlohmann::ordered_json identity, Communicator& comm) {
   comm.set_tag("start");
-  const auto refuse = [&](const std::string& what) {
-    throw InputError(concat("rank ", comm.rank(), " was started otherwise than rank 0: ", what,
-                            "; do their hosts have other HEDDLE_ variables or files?"));
-  };
-  auto identity = spec.identity;
   identity.erase("data");  // the name of a folder
   const auto first = nlohmann::json::parse(broadcast_text(json_line(identity), comm));
-  if (const auto what = difference(first, identity); !what.empty()) refuse(what);
-  note_changes(broadcast_text(spec.config, comm), spec.config, [&](const std::string& changed) {
-    const std::string what = changed.substr(changed.find(": ") + 2);
-    const std::string key = what.substr(0, what.find(' '));
-    for (const char* own : {"data", "device", "threads", "workers", "output-dir", "quiet", "json"})
-      if (key == own) return;
-    refuse(what);
+  refuse_together(difference(first, identity), comm);
+}
+
+void check_same_flags(const CommonOptions& o, const std::string& config, Communicator& comm) {
+  comm.set_tag("start");
+  const std::string mine =
+      concat(config, "resume = ", o.resume.empty() || o.resume == "auto" ? o.resume : "folder",
+             "\nresume-anyway = ", o.resume_anyway, "\ntrace = ", o.trace.empty(), '\n');
+  const std::set<std::string> own = {"comm-timeout", "data",        "device",  "init",
+                                     "json",         "keep",        "name",    "quiet",
+                                     "report",       "tensorboard", "threads", "workers"};
+  std::string differs;
+  note_changes(broadcast_text(mine, comm), mine, [&](const std::string& line) {
+    const std::string what = line.substr(line.find(": ") + 2);
+    if (differs.empty() && !own.contains(what.substr(0, what.find(' ')))) differs = what;
   });
+  refuse_together(differs, comm);
 }
 
 }  // namespace
@@ -126,10 +140,14 @@ void check_same_start(const RunSpec& spec, Communicator& comm) {
 std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::string& config,
                                          bool best, const NamedTensors& weights,
                                          Communicator& comm) {
+  check_same_flags(o, config, comm);
   if (o.resume != "auto") return std::nullopt;
-  const std::string text = read_by_first(comm, [&] { return finished_lines(o, config, best); });
+  const std::string text = read_by_first(comm, [&] {
+    std::string lines = finished_lines(o, config, best);
+    if (!lines.empty()) load_weights(WeightsFile(o.output_dir), weights);
+    return lines;
+  });
   if (text.empty()) return std::nullopt;
-  if (comm.rank() == 0) load_weights(WeightsFile(o.output_dir), weights);
   for (const auto& [name, x] : weights) comm.broadcast(x, 0);
   const nlohmann::json lines = nlohmann::json::parse(text);
   FinishedRun run{.result = parse_summary_line(lines["summary"]),
@@ -143,7 +161,7 @@ std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::stri
 }
 
 Start find_start(const CommonOptions& o, RunSpec& spec, Communicator& comm) {
-  check_same_start(spec, comm);
+  check_same_data(spec.identity, comm);
   Start start;
   const std::string path =
       o.resume.empty() ? "" : read_by_first(comm, [&] { return path_to_resume(o); });

@@ -29,7 +29,7 @@ struct Start {
 
 // Finds the checkpoint that --resume names; with `auto`, the first step if the run folder has none.
 // The first rank reports on stderr which checkpoints were skipped and why. Collective. Throws
-// InputError for a rank with other flags or data than the first, for a path without a checkpoint,
+// InputError for a rank with other data than the first, for a path without a checkpoint,
 // and for one of another run or compression. Until the checkpoint is restored nothing in a run
 // folder is changed. Sets spec.plan.compress_start to that of a run that is resumed.
 Start find_start(const CommonOptions& o, RunSpec& spec, Communicator& comm);
@@ -42,7 +42,8 @@ struct FinishedRun {
 };
 // Returns the run in --output-dir, which only the first rank needs to see, and fills `weights` with
 // its own, if it has the same configuration, is complete and has left no checkpoint to resume from;
-// reports it on stderr. `best`: its best validation instead of its last. Collective.
+// reports it on stderr. `best`: its best validation instead of its last. Collective. Throws
+// InputError if a rank has other flags than the first.
 std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::string& config,
                                          bool best, const NamedTensors& weights,
                                          Communicator& comm);
