@@ -300,7 +300,7 @@ void FlagTable::read_config(const std::string& path) {
         where = concat(path, ":", key.source().begin.line, ": ", printable(name));
     const size_t row = index(name);
     check(row < flags_.size(), where, " is not a known key; the nearest is ", nearest(name));
-    check(flags_[row].saved, where, " is not a key of files");
+    check(flags_[row].saved, where, " is a flag, but not a key of a file");
     set(flags_[row], texts_of(node, where), FlagSource::config, where);
   }
 }

@@ -100,15 +100,15 @@ std::string read_by_first(Communicator& comm, const auto& read) {
   return broadcast_text(comm.rank() == 0 ? read() : "", patient == nullptr ? comm : *patient);
 }
 
-// Throws InputError on all ranks if one was started with other flags or data than the first, as on
-// a host with other HEDDLE_ variables, configuration or texts. Collective.
+// Throws InputError on all ranks if one has found that it was started differently from the first,
+// with other HEDDLE_ variables, files or data; `differs` is empty if not. Collective.
 void refuse_together(const std::string& differs, Communicator& comm) {
   std::vector<char> mine(300);  // the same length on all ranks
   differs.copy(mine.data(), mine.size() - 1);
   const auto all = gather_values(comm, mine);
   for (size_t rank = 0; rank < all.size(); ++rank)
     check(all[rank][0] == 0, "rank ", rank,
-          " was started otherwise than rank 0: ", all[rank].data(),
+          " was started differently from rank 0: ", all[rank].data(),
           "; do their hosts have other HEDDLE_ variables or files?");
 }
 
@@ -123,7 +123,7 @@ void check_same_flags(const CommonOptions& o, const std::string& config, Communi
   comm.set_tag("start");
   const std::string mine =
       concat(config, "resume = ", o.resume.empty() || o.resume == "auto" ? o.resume : "folder",
-             "\nresume-anyway = ", o.resume_anyway, "\ntrace = ", o.trace.empty(), '\n');
+             "\nresume-anyway = ", o.resume_anyway, "\ntrace = ", !o.trace.empty(), '\n');
   const std::set<std::string> own = {"comm-timeout", "data",        "device",  "init",
                                      "json",         "keep",        "name",    "quiet",
                                      "report",       "tensorboard", "threads", "workers"};
