@@ -54,8 +54,12 @@ def write(folder, name, lines):
 
 
 def main():
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print(__doc__)
+        return
     if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
     folder = pathlib.Path(sys.argv[1])
     with open(sys.argv[2], errors="replace") if len(sys.argv) == 3 else sys.stdin as source:
         packages = read_packages(source)

@@ -170,11 +170,12 @@ class ResNetTraining : public TrainingLoop {
 void set_results(const TrainResnetOptions& o, const Evaluation& valid, Outcome& out) {
   out.results = {
       {"valid_loss", valid.loss}, {"valid_acc1", valid.acc1}, {"valid_acc5", valid.acc5}};
-  if (o.quiet || valid.samples == 0) return;
+  if (o.quiet || (valid.samples == 0 && std::isnan(valid.loss))) return;
   char text[160];
-  std::snprintf(text, sizeof text, "accuracy %.2f %% (top 5: %.2f %%), loss %.4f on %lld images",
-                valid.acc1, valid.acc5, valid.loss, static_cast<long long>(valid.samples));
-  out.text = text;
+  std::snprintf(text, sizeof text, "accuracy %.2f %% (top 5: %.2f %%), loss %.4f", valid.acc1,
+                valid.acc5, valid.loss);
+  // The number of images is not in the log of a run that was complete already.
+  out.text = concat(text, valid.samples == 0 ? "" : concat(" on ", valid.samples, " images"));
 }
 
 // Trains in a run folder and saves the weights there.

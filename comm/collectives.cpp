@@ -10,7 +10,8 @@
 namespace heddle {
 namespace {
 
-constexpr size_t kWindow = 4;  // receives posted ahead
+constexpr size_t kWindow = 4;              // receives posted ahead
+constexpr int64_t kSegmentsPerPiece = 16;  // of a parcel
 
 template <class T>
 void add_values(void* into, const void* from, int64_t n) {
@@ -86,7 +87,7 @@ MessageCommunicator::MessageCommunicator(std::unique_ptr<Transport> transport,
     : transport_(std::move(transport)), options_(options) {
   check(options.segment_bytes >= 64 && options.segment_bytes % 64 == 0,
         "segment: expected a multiple of 64 bytes, found ", options.segment_bytes);
-  check(options.pairs_ahead > 0, "all_to_all: expected at least one pair ahead, found ",
+  check(options.pairs_ahead > 0, "exchange: expected at least one pair ahead, found ",
         options.pairs_ahead);
 }
 
@@ -234,26 +235,19 @@ void MessageCommunicator::broadcast_chain(char* data, int64_t bytes, int root) {
   for (uint64_t ticket : sent) transport_->wait(ticket);
 }
 
+// On a device the shares are copied together.
 void MessageCommunicator::do_all_to_all(const Tensor& sent, const Tensor& received) {
-  const Tensor from = sent.to(Device{});
   const Staged to(received, false);
-  const int64_t share = sent.bytes() / size();
-  if (share > 0)
-    std::copy_n(bytes_of(from) + rank() * share, share, bytes_of(to.host()) + rank() * share);
-  std::vector<Parcel> out, in;
-  for (int peer = 0; peer < size() && share > 0; ++peer) {
-    if (peer == rank()) continue;
-    out.push_back({peer, from.slice(peer, peer + 1)});
-    in.push_back({peer, to.host().slice(peer, peer + 1)});
-  }
-  do_exchange(out, in);
+  Communicator::do_all_to_all(sent.to(Device{}), to.host());
   to.finish();
 }
 
 // In the s-th of P - 1 rounds rank r sends to r + s and receives from r - s, if there is anything.
 // A few rounds run at once: while one peer is late, messages of others use the link. Ranks cannot
 // wait for each other in a cycle: each waits for its lowest open round, and a peer that has not yet
-// begun that round is itself waiting in a lower one.
+// begun that round is itself waiting in a lower one. Long parcels travel in pieces, each of which
+// has the whole timeout: over 10 Mbit/s, a layer of 30 MB takes half a minute. The last piece is
+// shorter than the others, if need be empty, so that unequal lengths are noticed.
 void MessageCommunicator::do_exchange(const std::vector<Parcel>& out,
                                       const std::vector<Parcel>& in) {
   struct Round {
@@ -270,6 +264,7 @@ void MessageCommunicator::do_exchange(const std::vector<Parcel>& out,
     rounds[to_size(wrap(out[i].peer - rank()))].out = &from[i];
   for (size_t i = 0; i < in.size(); ++i)
     rounds[to_size(wrap(rank() - in[i].peer))].in = &to[i].host();
+  const int64_t piece = kSegmentsPerPiece * options_.segment_bytes;
   const Withdrawal withdrawal(*transport_);
   std::deque<std::vector<uint64_t>> open;  // tickets by round
   const auto finish_oldest = [&] {
@@ -281,10 +276,15 @@ void MessageCommunicator::do_exchange(const std::vector<Parcel>& out,
     if (round.out == nullptr && round.in == nullptr) continue;
     if (std::ssize(open) == options_.pairs_ahead) finish_oldest();
     std::vector<uint64_t>& tickets = open.emplace_back();
-    if (round.in != nullptr)
-      tickets.push_back(receive(wrap(rank() - s), bytes_of(*round.in), round.in->bytes()));
-    if (round.out != nullptr)
-      tickets.push_back(send(wrap(rank() + s), bytes_of(*round.out), round.out->bytes()));
+    const auto post = [&](auto call, int peer, const Tensor* x) {
+      int64_t at = 0, length = piece;
+      for (; length == piece; at += length) {
+        length = std::min(piece, x->bytes() - at);
+        tickets.push_back((this->*call)(peer, bytes_of(*x) + at, length));
+      }
+    };
+    if (round.in != nullptr) post(&MessageCommunicator::receive, wrap(rank() - s), round.in);
+    if (round.out != nullptr) post(&MessageCommunicator::send, wrap(rank() + s), round.out);
   }
   while (!open.empty()) finish_oldest();
   for (const Staged& each : to) each.finish();

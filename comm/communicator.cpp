@@ -75,9 +75,22 @@ void Communicator::all_to_all(const Tensor& sent, const Tensor& received) {
   check(sent.shape() == received.shape() && sent.dtype() == received.dtype() &&
             sent.shape().rank() > 0 && sent.shape()[0] == size(),
         "all_to_all: expected two tensors (", size(), ", ...) of one type, found ",
-        to_string(sent.shape()), " and ", to_string(received.shape()));
-  run("all_to_all",
-      [&] { size() == 1 ? received.copy_from(sent) : do_all_to_all(sent, received); });
+        to_string(sent.form()), " and ", to_string(received.form()));
+  run("all_to_all", [&] { do_all_to_all(sent, received); });
+}
+
+void Communicator::do_all_to_all(const Tensor& sent, const Tensor& received) {
+  std::vector<Parcel> out, in;
+  for (int peer = 0; peer < size(); ++peer) {
+    const Tensor from = sent.slice(peer, peer + 1), to = received.slice(peer, peer + 1);
+    if (peer == rank()) {
+      to.copy_from(from);
+    } else {
+      out.push_back({peer, from});
+      in.push_back({peer, to});
+    }
+  }
+  do_exchange(out, in);
 }
 
 void Communicator::exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) {
@@ -117,6 +130,15 @@ std::vector<double> mean_over_ranks(Communicator& comm, const std::vector<double
   for (const std::vector<double>& values : gather_values(comm, mine))
     for (size_t i = 0; i < mean.size(); ++i) mean[i] += values[i] / comm.size();
   return mean;
+}
+
+std::vector<std::string> gather_texts(Communicator& comm, const std::string& mine) {
+  std::vector<char> padded(300);
+  mine.copy(padded.data(), padded.size() - 1);
+  std::vector<std::string> texts;
+  texts.reserve(to_size(comm.size()));
+  for (const std::vector<char>& text : gather_values(comm, padded)) texts.emplace_back(text.data());
+  return texts;
 }
 
 std::string broadcast_text(const std::string& text, Communicator& comm, int root) {

@@ -89,7 +89,7 @@ class Communicator {
   virtual void do_broadcast(const Tensor& x, int root) = 0;
   virtual void do_all_gather(const Tensor& mine, const Tensor& all) = 0;
   virtual void do_reduce_scatter(const Tensor& all, const Tensor& mine) = 0;
-  virtual void do_all_to_all(const Tensor& sent, const Tensor& received) = 0;
+  virtual void do_all_to_all(const Tensor& sent, const Tensor& received);  // by do_exchange()
   virtual void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) = 0;
   virtual void do_barrier() = 0;
 
@@ -127,6 +127,9 @@ std::vector<std::vector<T>> gather_values(Communicator& comm, const std::vector<
 
 // Returns each element's mean over ranks, summed in rank order: equal bits on all. Collective.
 std::vector<double> mean_over_ranks(Communicator& comm, const std::vector<double>& mine);
+
+// Returns the first 299 bytes of each rank's text, indexed by rank; all ranks send 300. Collective.
+std::vector<std::string> gather_texts(Communicator& comm, const std::string& mine);
 
 // Returns the text of rank `root` on all ranks; the others' may have any length. Collective.
 std::string broadcast_text(const std::string& text, Communicator& comm, int root = 0);

@@ -22,7 +22,7 @@ FeatureStore::FeatureStore(const std::vector<int32_t>& owners, int rank, Tensor 
 }
 
 int64_t FeatureStore::remote(std::span<const int32_t> ids) const {
-  return std::ranges::count_if(ids, [&](int32_t id) { return owners_[to_size(id)] != rank_; });
+  return std::ranges::count_if(ids, [&](int32_t id) { return owners_.at(to_size(id)) != rank_; });
 }
 
 Tensor FeatureStore::fetch(std::span<const int32_t> ids, Communicator& comm, Ledger& ledger,

@@ -33,7 +33,8 @@ class FeatureStore {
   // here.
   Tensor fetch(std::span<const int32_t> ids, Communicator& comm, Ledger& ledger,
                const std::string& purpose = "features") const;
-  // Returns how many of the ids belong to other ranks.
+  // Returns how many of the ids belong to other ranks. Throws std::out_of_range for one that is no
+  // row.
   int64_t remote(std::span<const int32_t> ids) const;
 
  private:

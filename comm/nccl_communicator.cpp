@@ -135,26 +135,6 @@ class NcclCommunicator : public Communicator {
                                comm_, cuda_stream());
     });
   }
-  void do_all_to_all(const Tensor& sent, const Tensor& received) override {
-    const int64_t share = sent.size() / size(), bytes = sent.bytes() / size();
-    count(bytes * (size() - 1));
-    const Tensor from = sent.to(gpu());
-    run(received, [&](const Tensor& t) {
-      const auto at = [&](const Tensor& x, int peer) {
-        return static_cast<char*>(x.raw()) + peer * bytes;
-      };
-      ncclResult_t status = ncclGroupStart();
-      for (int peer = 0; peer < size() && status == ncclSuccess; ++peer) {
-        const auto n = to_size(share);
-        status = ncclSend(at(from, peer), n, nccl_type(t.dtype()), peer, comm_, cuda_stream());
-        if (status == ncclSuccess || status == ncclInProgress)
-          status = ncclRecv(at(t, peer), n, nccl_type(t.dtype()), peer, comm_, cuda_stream());
-        if (status == ncclInProgress) status = ncclSuccess;
-      }
-      const ncclResult_t end = ncclGroupEnd();
-      return status == ncclSuccess ? end : status;
-    });
-  }
   void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) override {
     std::vector<Tensor> from, to;
     for (size_t i = 0; i < out.size(); ++i) {  // the same tensor for several peers: one copy

@@ -13,7 +13,6 @@
 #include "compress/codecs/select.h"
 #include "core/error.h"
 #include "core/math.h"
-#include "core/names.h"
 #include "core/random.h"
 #include "core/scalar.h"
 
@@ -63,21 +62,10 @@ float read_scale(const uint8_t* bytes) {
 }  // namespace
 
 CompressSpec parse_innovation(const std::string& text) {
-  const size_t colon = std::min(text.find(':'), text.size());
-  const std::string name = text.substr(0, colon);
-  const auto code = std::ranges::find(codes(), name, &Code::name);
-  if (code == codes().end()) {
-    std::vector<std::string> known;
-    for (const Code& each : codes()) known.push_back(each.name);
-    throw InputError(concat("innovation: \"", name, "\" is not known; ", suggestion(name, known)));
-  }
-  CompressSpec spec{name};
-  if (colon == text.size())
-    for (const SpecKey& key : code->keys) spec.values[key.name] = key.initial;
-  else
-    spec.values = parse_settings(text.substr(colon + 1), code->keys, "innovation " + name);
-  check(name != "qsgd" || spec.values["rounding"] == 1 || spec.values["bits"] >= 4, "innovation ",
-        text, ": stochastic rounding is no contraction below 4 bits; expected rounding=nearest");
+  CompressSpec spec = parse_spec(text, codes(), "innovation");
+  check(spec.family != "qsgd" || spec.values["rounding"] == 1 || spec.values["bits"] >= 4,
+        "innovation ", text,
+        ": stochastic rounding is no contraction below 4 bits; expected rounding=nearest");
   return spec;
 }
 

@@ -28,7 +28,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "compress/codecs/bits.h"
 #include "compress/codecs/delta_code.h"
@@ -42,11 +41,11 @@
 namespace heddle {
 namespace {
 
-constexpr int kAttempts = 4;                              // decisions before the gate stays closed
-constexpr float kMaxGap = 0.1f;                           // above it the run says so
-constexpr float kMaxValue = 100;                          // in units of rho; no training above
-constexpr double kLeastSquare = 1e-40;                    // less counts as zero
-constexpr int64_t kWindow = 4096;                         // values of a training step, at most
+constexpr int kAttempts = 4;            // decisions before the gate stays closed
+constexpr float kMaxGap = 0.1f;         // above it the run says so
+constexpr float kMaxValue = 100;        // in units of rho; not trained above, coded as this
+constexpr double kLeastSquare = 1e-40;  // less counts as zero
+constexpr int64_t kWindow = 4096;       // values of a training step, at most
 constexpr double kLinearRate = 0.01, kPaperRate = 0.001;  // lr=auto
 constexpr double kErrorWeight = 0.05;                     // of a step in the means of error and gap
 
@@ -181,18 +180,15 @@ class Lgc : public CompressedReducer {
 
   // ------------------------------------------------------------------------------------ indices
 
-  static int64_t total(const Exchange& e) {
-    return std::accumulate(e.compressed.begin(), e.compressed.end(), int64_t{0},
-                           [](int64_t sum, const Item& item) { return sum + item.n(); });
-  }
   static int64_t kept(const Item& item) { return kept_elements(item.layer->now, item.n()); }
 
   // Broadcasts what the leader selects: rho of each layer, and indices into the bucket's layers
   // laid end to end.
   Selected select(Exchange& e) const {
     Selected out;
-    for (const Item& item : e.compressed) out.k += kept(item);
-    const int64_t n = total(e), k = out.k;
+    int64_t n = 0;
+    for (const Item& item : e.compressed) n += item.n(), out.k += kept(item);
+    const int64_t k = out.k;
     const int64_t bytes = by_value_ ? packed_bytes(k, bits_below(n)) : DeltaCode{n, k}.max_bytes();
     const int64_t head = 4 * std::ssize(e.compressed);
     Tensor message = host_zeros({head + bytes}, DType::u8);
@@ -354,7 +350,9 @@ class Lgc : public CompressedReducer {
     const TraceRange range("compress", "train the autoencoder");
     const int64_t ranks = values.shape()[0], k = values.shape()[1], length = std::min(k, kWindow);
     const int64_t windows = ceil_div(k, kWindow);
-    const int64_t turn = autoencoder_.steps() % windows;
+    const double turns = state(kSteps) / (state(kCoding) > 0 ? refresh_ : 1);
+    const int64_t turn =
+        static_cast<int64_t>(turns) % windows;  // counts steps: several buckets train in turn
     const int64_t begin = std::min(turn * kWindow, k - length);
     const Tensor x = Tensor::empty_on(Device{}, {ranks, length});
     for (int64_t r = 0; r < ranks; ++r)
@@ -382,8 +380,12 @@ class Lgc : public CompressedReducer {
     if (sending) {
       const TraceRange range("compress", "encode");
       const Tensor x = gather_values(e, selected);
-      for (size_t j = 0; j < selected.units.size(); ++j)
-        x.data<float>()[j] = in_units(x.data<float>()[j], selected.units[j]);
+      for (size_t j = 0; j < selected.units.size(); ++j) {
+        float& v = x.data<float>()[j];
+        const bool finite = std::isfinite(v);
+        v = in_units(v, selected.units[j]);  // a code mixes layers: a huge value would disturb all
+        if (!closed() && finite) v = std::clamp(v, -kMaxValue, kMaxValue);
+      }
       mine = closed() ? x : autoencoder_.encode(x);
       code = mine.clone().to(e.device);
       for (const auto& share : shares(e, selected, code)) tensors.push_back(share);

@@ -5,8 +5,6 @@
 #include <cmath>
 
 #include "compress/families.h"
-#include "core/error.h"
-#include "core/names.h"
 
 namespace heddle {
 namespace {
@@ -19,19 +17,6 @@ std::vector<std::string> split(const std::string& text, char separator) {
     if (end == text.size()) return parts;
     begin = end + 1;
   }
-}
-
-// Returns the row with this name; throws InputError with the nearest name.
-template <class Table>
-const typename Table::value_type& find_row(const Table& table, const std::string& name,
-                                           const std::string& where) {
-  std::vector<std::string> known;
-  for (const auto& row : table) {
-    if (row.name == name) return row;
-    known.push_back(row.name);
-  }
-  throw InputError(concat(where, ": \"", name, "\" is not known; ",
-                          known.empty() ? "nothing is expected here" : suggestion(name, known)));
 }
 
 std::string allowed(const SpecKey& key) {
@@ -91,14 +76,7 @@ std::map<std::string, double> parse_settings(const std::string& text,
 }
 
 CompressSpec parse_compress(const std::string& text) {
-  const size_t colon = text.find(':');
-  const Family& family = find_family(text.substr(0, colon));
-  CompressSpec spec{family.name};
-  if (colon == std::string::npos)
-    for (const SpecKey& key : family.keys) spec.values[key.name] = key.initial;
-  else
-    spec.values = parse_settings(text.substr(colon + 1), family.keys, "compress " + family.name);
-  return spec;
+  return parse_spec(text, families(), "compress");
 }
 
 std::string to_string(const CompressSpec& spec) {

@@ -5,9 +5,13 @@
 //   spec.values.at("rate");   // 100
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "core/error.h"
+#include "core/names.h"
 
 namespace heddle {
 
@@ -32,6 +36,30 @@ CompressSpec parse_compress(const std::string& text);
 std::map<std::string, double> parse_settings(const std::string& text,
                                              const std::vector<SpecKey>& keys,
                                              const std::string& where);
+// Returns the row of a table, of families or of settings, that has this name. Throws InputError,
+// beginning with `where`, that suggests the nearest name.
+template <class Table>
+const typename Table::value_type& find_row(const Table& table, const std::string& name,
+                                           const std::string& where) {
+  std::vector<std::string> known;
+  for (const auto& row : table) {
+    if (row.name == name) return row;
+    known.push_back(row.name);
+  }
+  throw InputError(concat(where, ": \"", name, "\" is not known; ",
+                          known.empty() ? "nothing is expected here" : suggestion(name, known)));
+}
+// parse_compress() for a table of one's own, whose rows have a name and keys.
+template <class Table>
+CompressSpec parse_spec(const std::string& text, const Table& table, const std::string& where) {
+  const size_t colon = std::min(text.find(':'), text.size());
+  const auto& row = find_row(table, text.substr(0, colon), where);
+  CompressSpec spec{row.name};
+  if (colon < text.size())
+    spec.values = parse_settings(text.substr(colon + 1), row.keys, concat(where, " ", row.name));
+  for (const SpecKey& key : row.keys) spec.values.emplace(key.name, key.initial);
+  return spec;
+}
 // Returns the text with all keys, in the order of the table; parse_compress() reads it back.
 std::string to_string(const CompressSpec& spec);
 

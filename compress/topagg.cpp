@@ -17,6 +17,8 @@
 namespace heddle {
 namespace {
 
+constexpr double kMostClipped = 65536;  // more would make the unit of their sums coarse
+
 // Returns how the votes of a setup are protected.
 NoisySum mechanism_of(const ReducerSetup& setup, int64_t chosen) {
   const auto& values = setup.spec.values;
@@ -37,6 +39,8 @@ NoisySum mechanism_of(const ReducerSetup& setup, int64_t chosen) {
                .delta = voting.delta,
                .secret = values.at("noise-seed") == 0};
   check(clipped || values.at("clip") == 1, "topagg: clip needs vote=clip");
+  check(!clipped || voting.voters <= kMostClipped, "topagg: vote=clip expects at most ",
+        kMostClipped, " voters of a rank, found ", voting.voters);
   check(values.at("output") == 0 || values.at("threshold") == 0,
         "topagg: a threshold needs output=sign");
   const double epsilon = values.at("epsilon");
@@ -63,9 +67,6 @@ RdpAccountant accountant_of(const ReducerSetup& setup, int64_t chosen) {
   const NoisySum sum = mechanism_of(setup, chosen);
   return {sum, query_of(setup, sum, chosen)};
 }
-
-// Divides n elements evenly among ranks.
-int64_t share_of(int64_t n, int ranks) { return (n + ranks - 1) / ranks; }
 
 std::vector<PayloadPart> parts_of(const GradientBucket& bucket, int bits) {
   std::vector<PayloadPart> parts;
@@ -95,6 +96,9 @@ TopAgg::TopAgg(const ReducerSetup& setup)
       signs_(setup.spec.values.at("output") == 0),
       threshold_(setup.spec.values.at("threshold")),
       clip_(vote_ == Vote::clip ? setup.spec.values.at("clip") : 1),
+      unit_(vote_ == Vote::clip
+                ? std::exp2(std::ceil(std::log2(std::max(1.0, voting_.voters))) - 29)
+                : 1),
       noise_seed_(static_cast<uint64_t>(setup.spec.values.at("noise-seed"))),
       layers_(layers_of(setup)),
       votes_(to_size(setup.store.grads().size())),
@@ -128,7 +132,7 @@ void TopAgg::vote(int64_t step, int64_t vote, int rank) {
     for (const uint32_t i : indices.emplace_back(select_top(elements(g), k)))
       squares += std::pow(static_cast<double>(g.data<float>()[i]), 2);
   }
-  // A little less than 1 / clip: rounding to fp32 must not lengthen a clipped gradient.
+  // A little less than 1 / clip: rounding must not lengthen a clipped gradient.
   const double scale = (1 - 1e-6) / std::max(clip_, std::sqrt(squares));
   const uint64_t key = static_cast<uint64_t>(step) << 32 | static_cast<uint64_t>(rank) << 20 |
                        static_cast<uint64_t>(vote);
@@ -141,7 +145,7 @@ void TopAgg::vote(int64_t step, int64_t vote, int rank) {
     for (const uint32_t i : indices[l]) most = std::max(most, std::abs(g[i]));
     for (const uint32_t i : indices[l]) {
       double value = g[i] > 0 ? 1.0 : -1.0;
-      if (vote_ == Vote::clip) value = static_cast<double>(to_float(g[i] * scale));
+      if (vote_ == Vote::clip) value = std::trunc(g[i] * scale / unit_);
       if (vote_ == Vote::stochastic)  // its mean is g / most
         value = 2 * random.uniform() < 1 + static_cast<double>(g[i] / most) ? 1.0 : -1.0;
       if (g[i] != 0) votes_[to_size(at) + i] += value;
@@ -152,21 +156,23 @@ void TopAgg::vote(int64_t step, int64_t vote, int rank) {
 // ------------------------------------------------------- the sum of the votes, at its owner
 
 // Returns a bucket's votes in the order of its parameters, and forgets them.
-std::vector<float> TopAgg::take_votes(const GradientBucket& bucket) {
-  std::vector<float> votes;  // whole numbers, or clipped gradients, rounded once they are summed
+std::vector<double> TopAgg::take_votes(const GradientBucket& bucket) {
+  std::vector<double> votes;
   for (const Parameter* p : bucket.parameters) {
     const auto begin = votes_.begin() + p->offset;
-    for (auto v = begin; v != begin + p->size(); ++v) votes.push_back(to_float(*v));
+    votes.insert(votes.end(), begin, begin + p->size());
     std::fill_n(begin, p->size(), 0.0);
   }
   return votes;
 }
 
-// Returns the bits in which every rank's sum of votes fits. Clipped gradients are sent as fp32.
-int TopAgg::width(const std::vector<float>& votes, Communicator& comm, Ledger& ledger) const {
+// Returns the bits in which every rank's sum of votes fits. Those of clipped gradients fit 32 up to
+// four times the expected number of voters; sum_share() clamps larger ones, which cannot raise the
+// sensitivity.
+int TopAgg::width(const std::vector<double>& votes, Communicator& comm, Ledger& ledger) const {
   if (vote_ == Vote::clip) return 32;
   float most = 0;
-  for (const float v : votes) most = std::max(most, std::abs(v));
+  for (const double v : votes) most = std::max(most, to_float(std::abs(v)));
   if (voting_.rate == 1 && voting_.voters == 1) {
     check(most <= 1, "topagg: a rank has voted more than once in a step, but voters is 1");
     return bits_below(3);
@@ -179,12 +185,13 @@ int TopAgg::width(const std::vector<float>& votes, Communicator& comm, Ledger& l
 }
 
 // Returns the sums of this rank's share of the elements over all ranks.
-std::vector<double> TopAgg::sum_share(const GradientBucket& bucket, const std::vector<float>& votes,
-                                      Communicator& comm, Ledger& ledger) {
+std::vector<double> TopAgg::sum_share(const GradientBucket& bucket,
+                                      const std::vector<double>& votes, Communicator& comm,
+                                      Ledger& ledger) {
   const int p = comm.size(), bits = width(votes, comm, ledger);
-  const int64_t share = share_of(to_int64(votes.size()), p), slot = packed_bytes(share, bits);
+  const int64_t share = ceil_div(to_int64(votes.size()), p), slot = packed_bytes(share, bits);
   const int64_t middle = int64_t{1} << (bits > 0 ? bits - 1 : 0);  // stands for no vote
-  const bool floats = vote_ == Vote::clip;
+  const auto limit = to_double(middle - 1);
   std::vector<double> sums(to_size(share));
   if (slot == 0) return sums;  // nobody has voted
   const Tensor ours = Tensor::empty_on(Device{}, {p, slot}, DType::u8);
@@ -193,9 +200,8 @@ std::vector<double> TopAgg::sum_share(const GradientBucket& bucket, const std::v
   for (int64_t r = 0; r < p; ++r) {
     for (int64_t i = 0; i < share; ++i) {
       const auto at = to_size(r * share + i);
-      const float v = at < votes.size() ? votes[at] : 0.0f;
-      coded[to_size(i)] =
-          floats ? std::bit_cast<uint32_t>(v) : static_cast<uint32_t>(middle + std::llround(v));
+      const double v = at < votes.size() ? std::clamp(votes[at], -limit, limit) : 0.0;
+      coded[to_size(i)] = static_cast<uint32_t>(middle + std::llround(v));
     }
     pack_bits(coded.data(), share, bits, ours.data<uint8_t>() + r * slot);
   }
@@ -203,8 +209,7 @@ std::vector<double> TopAgg::sum_share(const GradientBucket& bucket, const std::v
   for (int64_t r = 0; r < p; ++r) {
     unpack_bits(theirs.data<uint8_t>() + r * slot, share, bits, coded.data());
     for (size_t i = 0; i < coded.size(); ++i)
-      sums[i] += floats ? static_cast<double>(std::bit_cast<float>(coded[i]))
-                        : static_cast<double>(int64_t{coded[i]} - middle);
+      sums[i] += unit_ * to_double(int64_t{coded[i]} - middle);
   }
   return sums;
 }
@@ -230,7 +235,7 @@ bool TopAgg::reduce(const GradientBucket& bucket, Communicator& comm, Ledger& le
     buckets_ = 0;
   }
   const int p = comm.size(), bits = signs_ ? 2 : 16;
-  const std::vector<float> votes = take_votes(bucket);
+  const std::vector<double> votes = take_votes(bucket);
   std::vector<double> sums = sum_share(bucket, votes, comm, ledger);
   const uint64_t key = static_cast<uint64_t>(bucket.step) << 28 |
                        static_cast<uint64_t>(comm.rank()) << 16 | buckets_++;

@@ -63,9 +63,9 @@ class TopAgg : public Reducer {
   };
 
   static std::vector<Layer> layers_of(const ReducerSetup& setup);
-  std::vector<float> take_votes(const GradientBucket& bucket);
-  int width(const std::vector<float>& votes, Communicator& comm, Ledger& ledger) const;
-  std::vector<double> sum_share(const GradientBucket& bucket, const std::vector<float>& votes,
+  std::vector<double> take_votes(const GradientBucket& bucket);
+  int width(const std::vector<double>& votes, Communicator& comm, Ledger& ledger) const;
+  std::vector<double> sum_share(const GradientBucket& bucket, const std::vector<double>& votes,
                                 Communicator& comm, Ledger& ledger);
   uint32_t answer(double noisy) const;
   float value_of(uint32_t answer, int ranks) const;
@@ -74,9 +74,11 @@ class TopAgg : public Reducer {
   Vote vote_;
   bool signs_;  // output=sign
   double threshold_, clip_;
+  double unit_;  // of votes_ and of what is sent: 1, or with vote=clip a small power of two
   uint64_t noise_seed_;
   std::vector<Layer> layers_;
-  std::vector<double> votes_;  // their sums since the last step, as the flat gradient buffer
+  // Sums since the last step, whole numbers, laid out as the flat gradient buffer.
+  std::vector<double> votes_;
   RdpAccountant accountant_;
   int64_t step_ = -1;     // the last that was counted, and
   uint64_t buckets_ = 0;  // how many of its buckets were reduced

@@ -48,7 +48,7 @@ Context::Context(const ContextOptions& options)
       previous_(current_context),
       previous_threads_(omp_get_max_threads()),
       host_pool_(std::make_shared<Pool>(Device{})) {
-  check(options.threads >= 0, "--threads: expected a positive number, found ", options.threads);
+  check(options.threads >= 0, "threads: expected at least 0, found ", options.threads);
   if (options_.threads == 0) options_.threads = omp_get_max_threads();
   omp_set_num_threads(options_.threads);  // of this thread; oneDNN obeys it too
 #ifdef HEDDLE_CUDA
@@ -63,7 +63,7 @@ Context::Context(const ContextOptions& options)
 
 Context::~Context() {
   while (!order_.empty()) order_.pop_back();
-  restore_current(previous_);
+  if (current_context == this) restore_current(previous_);
   omp_set_num_threads(previous_threads_);
 }
 

@@ -31,6 +31,8 @@ struct ContextOptions {
 
 class Context {
  public:
+  // Becomes current on this thread until it is destroyed, on the same thread and before those that
+  // were made earlier.
   explicit Context(const ContextOptions& options = {});
   ~Context();
   Context(const Context&) = delete;

@@ -72,7 +72,7 @@ void InputFile::read(int64_t offset, std::span<std::byte> out) const {
     const ssize_t found = retrying([&] { return ::pread(fd_, out.data(), out.size(), offset); });
     if (found < 0) throw Error(concat(path_, ": cannot read: ", std::strerror(errno)));
     check(found > 0, path_, ": expected ", size_, " bytes, as when it was opened, found ", offset,
-          ": it has been cut");
+          ": it was truncated while open");
     out = out.subspan(to_size(found));
     offset += found;
   }

@@ -118,6 +118,8 @@ Extents check_product(const Tensor& a, const Tensor& b, const Tensor& c, bool tr
   auto [b0, b1] = dims<2>(b, "gemm b");
   if (transpose_a) std::swap(a0, a1);
   if (transpose_b) std::swap(b0, b1);
+  check(a.device() == b.device() && a.device() == c.device(), "gemm: operands on ",
+        to_string(a.device()), ", ", to_string(b.device()), " and ", to_string(c.device()));
   check(a1 == b0, "gemm: ", to_string(a.shape()), " and ", to_string(b.shape()), " do not fit");
   check_shape(c, {a0, b1}, "gemm c");
   return {a0, b1, a1};

@@ -69,8 +69,9 @@ void scale(const Tensor& x, float factor) {
 }
 
 void convert(const Tensor& src, const Tensor& dst) {
-  check(src.shape() == dst.shape() && src.device() == dst.device(), "convert: expected shape ",
-        to_string(src.shape()), ", found ", to_string(dst.shape()));
+  check(src.shape() == dst.shape() && src.device() == dst.device(), "convert: expected ",
+        to_string(src.shape()), " on ", to_string(src.device()), ", found ", to_string(dst.shape()),
+        " on ", to_string(dst.device()));
   check_floating(src, "convert");
   check_floating(dst, "convert");
   if (src.layout() != dst.layout()) {

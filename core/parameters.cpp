@@ -55,6 +55,7 @@ Parameter& ParameterStore::add(const std::string& name, const Shape& shape, Init
   const bool frozen = chosen_ && chosen_(name);
   Parameter& p = (frozen ? frozen_ : parameters_).emplace_back();
   order_.push_back({.parameter = &p});
+  p.store_ = this;
   p.name = name;
   p.frozen = frozen;
   p.decay = decay;

@@ -38,6 +38,8 @@ Init constant_init(float value);
 Init normal_init(float stddev);
 Init uniform_init(float bound);  // uniform in [-bound, bound)
 
+class ParameterStore;
+
 struct Parameter {
   std::string name;
   Tensor value, grad;          // views into the store's flat buffers, f32, plain
@@ -68,6 +70,7 @@ struct Parameter {
 
  private:
   friend class ParameterStore;
+  const ParameterStore* store_ = nullptr;
   Shape shape_;
   Init init_;
 };
@@ -111,6 +114,7 @@ class ParameterStore {
   const std::deque<Parameter>& frozen() const { return frozen_; }
   const std::deque<Buffer>& frozen_buffers() const { return frozen_buffers_; }
   Parameter* find(const std::string& name);  // frozen or not; null if there is none
+  bool owns(const Parameter& p) const { return p.store_ == this; }
 
   const Tensor& values() const { return values_; }  // flat, padding included, without frozen ones
   const Tensor& frozen_values() const { return frozen_values_; }  // likewise; may be empty

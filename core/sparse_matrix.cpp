@@ -7,16 +7,6 @@
 #include "core/kernels.h"
 
 namespace heddle {
-namespace {
-
-template <class T>
-Tensor tensor_of(const std::vector<T>& values) {
-  Tensor out = Tensor::empty_on(Device{}, {to_int64(values.size())}, dtype_of<T>());
-  std::ranges::copy(values, out.data<T>());
-  return out;
-}
-
-}  // namespace
 
 SparseMatrix::SparseMatrix(int64_t cols, const std::vector<int32_t>& starts,
                            const std::vector<int32_t>& columns, const std::vector<float>& weights)
@@ -27,9 +17,9 @@ SparseMatrix::SparseMatrix(int64_t cols, const std::vector<int32_t>& starts,
         columns.size());
   check(weights.size() == columns.size(), "sparse matrix: expected ", columns.size(),
         " weights, found ", weights.size());
-  starts_ = tensor_of(starts);
-  columns_ = tensor_of(columns);
-  weights_ = tensor_of(weights);
+  starts_ = Tensor::from_integers(starts);
+  columns_ = Tensor::from_integers(columns);
+  weights_ = Tensor::from(weights);
   check_indices(columns_, cols, "sparse matrix: columns");
 }
 

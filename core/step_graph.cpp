@@ -16,13 +16,6 @@ namespace heddle {
 StepGraph::StepGraph(ParameterStore& store, std::function<void(const std::string&)> on_failure)
     : store_(store), on_failure_(std::move(on_failure)) {}
 
-std::vector<Form> StepGraph::forms_of(const std::vector<Tensor>& inputs) {
-  std::vector<Form> out;
-  out.reserve(inputs.size());
-  for (const Tensor& x : inputs) out.push_back(x.form());
-  return out;
-}
-
 #ifdef HEDDLE_CUDA
 namespace {
 
@@ -108,7 +101,9 @@ void StepGraph::record(const std::vector<Tensor>& inputs, const Work& work) {
 
 std::vector<Tensor> StepGraph::run(const std::vector<Tensor>& inputs, const Work& work) {
   const Device device = Context::current().device();
-  const std::vector<Form> forms = forms_of(inputs);
+  std::vector<Form> forms;
+  forms.reserve(inputs.size());
+  for (const Tensor& x : inputs) forms.push_back(x.form());
   if (device.is_cuda() && !recorded() && failure_.empty()) {
     repeated_ = forms == std::exchange(forms_, forms) ? repeated_ + 1 : 0;
     if (repeated_ == kWarmUp) record(inputs, work);

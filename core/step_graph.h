@@ -54,7 +54,6 @@ class StepGraph {
  private:
   static constexpr int kWarmUp = 2;
 
-  static std::vector<Form> forms_of(const std::vector<Tensor>& inputs);
   void record(const std::vector<Tensor>& inputs, const Work& work);
 
   ParameterStore& store_;

@@ -74,7 +74,7 @@ Tape::~Tape() {
 void Tape::record(std::string name, const Var& output, std::vector<Parameter*> uses,
                   std::function<void(BackwardPass&)> backward) {
   if (!training()) return;
-  std::erase_if(uses, [](const Parameter* p) { return p->frozen; });
+  std::erase_if(uses, [](const Parameter* p) { return p == nullptr || p->frozen; });
   check(output.needs_grad() || uses.empty(), name, ": its output needs a gradient, as ",
         uses.empty() ? name : uses.front()->name, " is trained");
   if (!output.needs_grad()) return;

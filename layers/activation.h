@@ -29,8 +29,8 @@ Var add(Tape& tape, const Var& a, const Var& b);
 // sample in the global batch, index within the sample), so it does not depend on the number of
 // threads or on how the batch is split over learners. `batch_axis` is the axis that counts samples:
 // 0, or 1 for (T, B, ...).
-// Throws InputError for a probability outside [0, 1), for an axis that x does not have, and for
-// more than 256 of them in a pass.
+// Throws InputError for a probability outside [0, 1), for an axis that x does not have, for more
+// than 256 of them in a pass and, while training, for a Tape without a step.
 Var dropout(Tape& tape, const Var& x, float p, int batch_axis = 0);
 
 }  // namespace heddle

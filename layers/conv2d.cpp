@@ -24,10 +24,20 @@ Shape conv2d_shape(const Shape& x, const Shape& weight, const Conv2dOptions& o,
   return {x[0], weight[0], height / o.stride + 1, width / o.stride + 1};
 }
 
+namespace {
+
+void check_input(const Tensor& x, const Parameter& weight) {
+  check_floating(x, weight.name + ": input");
+  check(x.device() == weight.value.device(), weight.name, ": weights on ",
+        to_string(weight.value.device()), ", input on ", to_string(x.device()));
+}
+
+}  // namespace
+
 Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const Conv2dOptions& o) {
   TraceRange range("forward", weight.name);
   const Shape shape = conv2d_shape(x.shape(), weight.shape(), o, weight.name);
-  check_floating(x.value(), weight.name);
+  check_input(x.value(), weight);
   const Device device = x.value().device();
   const ConvLayouts layouts = HEDDLE_DISPATCH(device, conv2d_layouts(x.value(), shape[1], o));
   const Tensor input = converted(x.value(), x.value().dtype(), layouts.input);
@@ -37,9 +47,7 @@ Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const C
   weight.uses_per_sample = to_double(shape[2] * shape[3]);
 
   Var y(output, x.needs_grad() || any_trained({&weight, bias}));
-  std::vector<Parameter*> uses = {&weight};
-  if (bias != nullptr) uses.push_back(bias);
-  tape.record(weight.name, y, uses, [x, input, &weight, bias, o, device](BackwardPass& pass) {
+  const auto backward = [x, input, &weight, bias, o, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     if (!weight.frozen) {
       const float beta = weight.next_beta();
@@ -54,7 +62,8 @@ Var conv2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bias, const C
     Tensor dx = Tensor::empty_like(input);
     HEDDLE_DISPATCH(device, conv2d_backward_input(dy, weight.value, dx, o));
     x.add_grad(converted(dx, dx.dtype(), x.value().layout()));
-  });
+  };
+  tape.record(weight.name, y, {&weight, bias}, backward);
   return y;
 }
 
@@ -73,7 +82,7 @@ Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bia
   check(s[2] > 0 && s[3] > 0 && shape[2] > 0 && shape[3] > 0, weight.name,
         ": empty output for input ", to_string(s), " with weight ", to_string(w));
   (void)conv2d_shape(shape, w, o, weight.name);
-  check_floating(x.value(), weight.name);
+  check_input(x.value(), weight);
   const Device device = x.value().device();
   const DType type = x.value().dtype();
   const Layout wanted = device.is_cuda() ? Layout::nhwc : x.value().layout();
@@ -88,9 +97,7 @@ Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bia
   weight.uses_per_sample = to_double(s[2] * s[3]);
 
   Var y(output, x.needs_grad() || any_trained({&weight, bias}));
-  std::vector<Parameter*> uses = {&weight};
-  if (bias != nullptr) uses.push_back(bias);
-  tape.record(weight.name, y, uses, [x, input, &weight, bias, o, device](BackwardPass& pass) {
+  const auto backward = [x, input, &weight, bias, o, device](BackwardPass& pass) {
     const Tensor dy = std::move(pass.dy).sum();
     if (!weight.frozen) {
       const float beta = weight.next_beta();
@@ -105,7 +112,8 @@ Var conv_transpose2d(Tape& tape, const Var& x, Parameter& weight, Parameter* bia
     Tensor dx = Tensor::empty_like(input);
     HEDDLE_DISPATCH(device, conv2d_forward(dy, weight.value, dx, o));
     x.add_grad(converted(dx, dx.dtype(), x.value().layout()));
-  });
+  };
+  tape.record(weight.name, y, {&weight, bias}, backward);
   return y;
 }
 
@@ -113,6 +121,7 @@ Conv2d::Conv2d(ParameterStore& store, const std::string& name, const Options& o)
     : options{o.stride, o.padding, o.groups} {
   check(o.in > 0 && o.out > 0 && o.groups > 0 && o.in % o.groups == 0 && o.out % o.groups == 0,
         name, ": channels must be positive and divisible by groups");
+  check(o.kernel > 0, name, ": expected a positive kernel, found ", o.kernel);
   const int64_t area = o.kernel * o.kernel;
   const double fan = to_double(area * (o.fan_out ? o.out : o.in / o.groups));
   weight = &store.add(name + ".weight", {o.out, o.in / o.groups, o.kernel, o.kernel},

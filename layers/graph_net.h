@@ -47,8 +47,8 @@ class GraphNet {
   // (B, classes). With gcn the matrix contains the node itself. All on one device; while training,
   // sparse matrices with their transposes.
   Var forward(Tape& tape, const NodeFeatures& x, const std::vector<SparseMatrix>& mix) const;
-  // Apply the first layer, or another one, with what follows it. The nodes that are computed come
-  // first in x.
+  // Apply the first layer, or another one from 1 to layers - 1, with what follows it. The nodes
+  // that are computed come first in x.
   Var first_layer(Tape& tape, const NodeFeatures& x, const SparseMatrix& mix) const;
   Var layer(Tape& tape, int64_t index, const Var& x, const SparseMatrix& mix) const;
   const GraphNetOptions& options() const { return options_; }

@@ -13,13 +13,7 @@ namespace heddle {
 
 Var gru_layer(Tape& tape, const Var& x, const RecurrentWeights& w, Tensor& h) {
   TraceRange range("forward", w.ih->name);
-  auto [steps, batch, in] = dims<3>(x.value(), w.ih->name.c_str());
-  const int64_t hidden = w.hh->shape()[1];
-  check(w.ih->shape() == Shape{3 * hidden, in}, w.ih->name, ": expected input (T, B, ",
-        w.ih->shape()[1], "), found ", to_string(x.shape()));
-  check(steps > 0 && batch > 0, w.ih->name, ": empty input ", to_string(x.shape()));
-  for (const auto* bias : {w.bias_ih, w.bias_hh})
-    check_shape(bias->value, {3 * hidden}, bias->name);
+  const auto [steps, batch, hidden] = check_recurrent(x.value(), w, 3);
   check_shape(h, {batch, hidden}, w.hh->name + ": hidden state");
   const Device device = x.value().device();
   const DType type = x.value().dtype();

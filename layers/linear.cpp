@@ -12,7 +12,7 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
   TraceRange range("forward", weight.name);
   const int axes = x.shape().rank();
   const int64_t out = weight.shape()[0], in = weight.shape()[1];
-  check(axes >= 2 && x.shape()[axes - 1] == in, weight.name, ": expected input (..., ", in,
+  check(axes >= 1 && x.shape()[axes - 1] == in, weight.name, ": expected input (..., ", in,
         "), found ", to_string(x.shape()));
   const DType dtype = x.value().dtype();
   const int64_t n = in > 0 ? x.value().size() / in : 0;
@@ -28,9 +28,7 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
   Shape shape = x.shape();
   shape[axes - 1] = out;
   Var y(output.reshape(shape), x.needs_grad() || any_trained({&weight, bias}));
-  std::vector<Parameter*> uses = {&weight};
-  if (bias != nullptr) uses.push_back(bias);
-  tape.record(weight.name, y, uses, [x, input, &weight, bias, n, out](BackwardPass& pass) {
+  const auto backward = [x, input, &weight, bias, n, out](BackwardPass& pass) {
     const DType dtype = input.dtype();
     Tensor dy = std::move(pass.dy).sum().reshape({n, out});
     if (any_trained({bias})) {
@@ -45,7 +43,8 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
     const Tensor dx = Tensor::empty_like(input);
     gemm(dy, converted(weight.value, dtype, Layout::plain), dx);
     x.add_grad(converted(dx.reshape(x.shape()), dtype, x.value().layout()));
-  });
+  };
+  tape.record(weight.name, y, {&weight, bias}, backward);
   return y;
 }
 

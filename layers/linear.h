@@ -8,7 +8,8 @@
 namespace heddle {
 
 // x (..., I) f32 or bf16, weight (O, I), bias (O) or null -> (..., O) f32. bf16 is multiplied as
-// bf16, with sums in fp32. With three axes, (T, B, I), each sample uses the weight T times.
+// bf16, with sums in fp32. With three axes, (T, B, I), each sample uses the weight T times. Throws
+// InputError for an input of other columns or on another device.
 Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias);
 
 class Linear {

@@ -74,7 +74,7 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                           const CrossEntropyOptions& options) {
   TraceRange range("forward", "softmax cross-entropy");
   const int axes = logits.shape().rank();
-  check(axes >= 2, "softmax cross-entropy: expected logits (..., C), found ",
+  check(axes >= 1, "softmax cross-entropy: expected logits (..., C), found ",
         to_string(logits.shape()));
   check_shape(labels, Shape(std::vector<int64_t>(logits.shape().begin(), logits.shape().end() - 1)),
               "softmax cross-entropy labels");
@@ -114,6 +114,8 @@ Var pair_loss(Tape& tape, const char* name, PairLoss loss, const Var& a, const V
   TraceRange range("forward", name);
   const Tensor &x = a.value(), target = converted(b.value(), b.value().dtype(), x.layout());
   check_shape(target, x.shape(), concat(name, ": target"));
+  check(target.device() == x.device(), name, ": input on ", to_string(x.device()), ", target on ",
+        to_string(target.device()));
   check(x.dtype() == DType::f32 && target.dtype() == DType::f32, name, ": expected f32, found ",
         dtype_name(x.dtype()), " and ", dtype_name(target.dtype()));
   check(x.size() > 0, name, ": empty input ", to_string(x.shape()));
@@ -144,7 +146,7 @@ Var mse_loss(Tape& tape, const Var& a, const Var& b) {
 
 Var bce_with_logits(Tape& tape, const Var& logits, const Tensor& targets) {
   return pair_loss(tape, "binary cross-entropy", PairLoss::binary_cross_entropy, logits,
-                   Var(targets));
+                   Var(targets.to(logits.value().device())));
 }
 
 int64_t count_top_k(const Tensor& logits, const Tensor& labels, int64_t k) {

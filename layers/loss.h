@@ -22,13 +22,13 @@ Var softmax_cross_entropy(Tape& tape, const Var& logits, const Tensor& labels,
                           const CrossEntropyOptions& options = {});
 
 // Returns the mean over elements of (a - b)^2: a and b f32, of one shape, on one device. Both
-// receive gradients, if they need any. Throws InputError if shapes differ, for other types, and for
-// empty tensors.
+// receive gradients, if they need any. Throws InputError if shapes or devices differ, for other
+// types, and for empty tensors.
 Var mse_loss(Tape& tape, const Var& a, const Var& b);
 
 // Returns the mean over elements of max(z, 0) - z t + log(1 + e^-|z|): the binary cross-entropy of
-// sigmoid(z) against t, in a form that does not overflow. Logits z and targets t f32, of one shape,
-// on one device. Targets receive no gradient, and are not checked to lie in [0, 1]. Throws
+// sigmoid(z) against t, in a form that does not overflow. Logits z and targets t f32, of one shape;
+// targets on any device. They receive no gradient, and are not checked to lie in [0, 1]. Throws
 // InputError as mse_loss() does.
 Var bce_with_logits(Tape& tape, const Var& logits, const Tensor& targets);
 

@@ -77,13 +77,7 @@ Var layer_by_steps(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Te
 
 Var lstm_layer(Tape& tape, const Var& x, const LstmWeights& w, Tensor& h, Tensor& c) {
   TraceRange range("forward", w.ih->name);
-  auto [steps, batch, in] = dims<3>(x.value(), w.ih->name.c_str());
-  const int64_t hidden = w.hh->shape()[1];
-  check(w.ih->shape() == Shape{4 * hidden, in}, w.ih->name, ": expected input (T, B, ",
-        w.ih->shape()[1], "), found ", to_string(x.shape()));
-  check(steps > 0 && batch > 0, w.ih->name, ": empty input ", to_string(x.shape()));
-  for (const auto* bias : {w.bias_ih, w.bias_hh})
-    check_shape(bias->value, {4 * hidden}, bias->name);
+  const auto [steps, batch, hidden] = check_recurrent(x.value(), w, 4);
   check_shape(h, {batch, hidden}, w.hh->name + ": hidden state");
   check_shape(c, {batch, hidden}, w.hh->name + ": cell state");
   w.ih->uses_per_sample = w.hh->uses_per_sample = to_double(steps);

@@ -15,6 +15,19 @@ RecurrentWeights add_recurrent_weights(ParameterStore& store, const std::string&
           make(".bias_ih", {rows}, false), make(".bias_hh", {rows}, false)};
 }
 
+std::array<int64_t, 3> check_recurrent(const Tensor& x, const RecurrentWeights& w, int64_t gates) {
+  auto [steps, batch, in] = dims<3>(x, w.ih->name.c_str());
+  const int64_t hidden = w.hh->shape()[1];
+  check(w.ih->shape() == Shape{gates * hidden, in}, w.ih->name, ": expected input (T, B, ",
+        w.ih->shape()[1], "), found ", to_string(x.shape()));
+  check(steps > 0 && batch > 0, w.ih->name, ": empty input ", to_string(x.shape()));
+  check(x.device() == w.ih->value.device(), w.ih->name, ": weights on ",
+        to_string(w.ih->value.device()), ", input on ", to_string(x.device()));
+  for (const auto* bias : {w.bias_ih, w.bias_hh})
+    check_shape(bias->value, {gates * hidden}, bias->name);
+  return {steps, batch, hidden};
+}
+
 void add_recurrent_gradients(const Tensor& dgates, const Tensor& drecurrent, const Tensor& input,
                              const Tensor& before, const RecurrentWeights& w, BackwardPass& pass) {
   if (!w.hh->frozen)

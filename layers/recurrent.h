@@ -1,6 +1,7 @@
 // Shared by the recurrent layers: weights as PyTorch names them, and their gradients.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -19,6 +20,10 @@ struct RecurrentWeights {
 RecurrentWeights add_recurrent_weights(ParameterStore& store, const std::string& name,
                                        int64_t layer, int64_t rows, int64_t input, int64_t hidden,
                                        float bound);
+
+// Returns T, B and H of a layer with this many gates for the input (T, B, I). Throws InputError if
+// input and weights do not fit.
+std::array<int64_t, 3> check_recurrent(const Tensor& x, const RecurrentWeights& w, int64_t gates);
 
 // Adds the gradients of a layer's weights: dgates (T B, G H) of the input's products, drecurrent of
 // the recurrent ones, which may be the same; input (T B, I), before (T B, H), the states that each

@@ -1,17 +1,12 @@
 #include "optim/buckets.h"
 
-#include <algorithm>
-
 namespace heddle {
 
 Buckets::Buckets(ParameterStore& store, int64_t bytes) {
-  std::vector<Parameter*> order;
-  for (Parameter& p : store.parameters()) order.push_back(&p);
-  std::ranges::sort(order, {}, &Parameter::offset);
   int64_t filled = bytes;
-  for (Parameter* p : order) {
+  for (auto p = store.parameters().rbegin(); p != store.parameters().rend(); ++p) {
     if (filled >= bytes) cuts_.emplace_back();
-    cuts_.back().push_back(p);
+    cuts_.back().push_back(&*p);
     filled = (p->offset + p->size() - cuts_.back().front()->offset) * 4;
   }
   join(std::vector<bool>(cuts_.size(), false));

@@ -47,6 +47,8 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
       optimizer_(store, std::move(rule), averaging(options, comm.size())) {
   check(parallel.bucket_bytes > 0, "bucket size: expected at least one byte, found ",
         parallel.bucket_bytes);
+  check(parallel.local_clip >= 0 && std::isfinite(parallel.local_clip),
+        "local clip: expected a number of at least 0, found ", parallel.local_clip);
   check(parallel.probes || (parallel.shadow_every == 0 && parallel.planner.every == 0 &&
                             parallel.chooser.every == 0 && !parallel.on_event),
         "without probes there is no quality meter, no planner, no chooser and no event");
@@ -88,7 +90,7 @@ void DataParallelOptimizer::begin_step(double lr) {
 void DataParallelOptimizer::ready(Parameter& p) {
   if (alone()) return optimizer_.ready(p);
   // The tape also announces parameters that got no gradient: finish_step sets their p.grad to 0.
-  if (!last_micro_step() || !p.written) return;
+  if (!last_micro_step() || !p.written || !store_.owns(p)) return;
   check(buckets_.index_of(p) >= next_, p.name,
         ": a second gradient after its exchange: call begin_step, add the losses, or accumulate");
   if (!buckets_.mark_ready(p)) return;
@@ -246,15 +248,6 @@ void DataParallelOptimizer::clip_locally() {
 }
 
 // ------------------------------------------------------------------------------- between the steps
-
-void DataParallelOptimizer::collective(const std::string& what,
-                                       const std::function<void(Communicator&)>& call) {
-  if (alone()) return call(comm_);
-  post(what, [&what, &call](Communicator& comm, Ledger& ledger) {
-    ledger.book(comm, {{what, PayloadKind::control, 0}}, [&] { call(comm); });
-  });
-  wait();
-}
 
 void DataParallelOptimizer::post(const std::string& what,
                                  std::function<void(Communicator&, Ledger&)> call) {

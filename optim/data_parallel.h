@@ -11,8 +11,8 @@
 // Buckets (optim/buckets.h) are views of the flat gradient buffer and are exchanged in the same
 // order on every rank. An exchange is a dense all-reduce, or what a Reducer does instead. A weight
 // is updated when its sum has arrived and the last closure that reads it has returned
-// (optimizer.h). All ranks get the same sums, so their replicas stay equal bit for bit; overlap
-// changes no bit either.
+// (optimizer.h). All ranks get the same sums, so their replicas stay equal bit for bit, except the
+// buffers: batch norm's running statistics are each rank's own. Overlap changes no bit either.
 //
 //   DataParallelOptimizer optimizer(store, make_sgd({.momentum = 0.9}), comm, {},
 //                                   {.bucket_bytes = 4 << 20});
@@ -51,7 +51,7 @@ class ExchangeProbes;
 struct DataParallelOptions {
   int64_t bucket_bytes = 4 << 20;  // a bucket ends once it holds this many bytes
   bool overlap = true;             // false: exchanges begin when backward has ended; same bits
-  bool broadcast = true;           // initial values are rank 0's; false: they are equal already
+  bool broadcast = true;           // values and buffers begin as rank 0's; false: they are equal
   int64_t check_every = 100;       // steps between two comparisons of the replicas; 0: never
   int64_t compress_start = 0;      // steps that are summed densely before the reducer is used
   // Clips each rank's own gradient before it is compressed: the norm of its mean over micro-steps
@@ -106,7 +106,6 @@ class DataParallelOptimizer : public LearnerOptimizer {
 
   void set_control(size_t word, float value) override { control_.set(word, value); }
   float control(size_t word) const override { return control_.sum(word); }
-  void collective(const std::string& what, const std::function<void(Communicator&)>& call) override;
   void post(const std::string& what, std::function<void(Communicator&, Ledger&)> call) override;
   void wait() override;
   // Throws an Error that names the first parameter whose values differ between ranks. Collective.

@@ -22,7 +22,7 @@ constexpr double kLeastPart = 1e-3;   // of the largest learning rate
 std::vector<const Parameter*> in_memory_order(const ParameterStore& store) {
   std::vector<const Parameter*> out;
   for (const Parameter& p : store.parameters()) out.push_back(&p);
-  std::ranges::sort(out, {}, &Parameter::offset);
+  std::ranges::reverse(out);
   return out;
 }
 
@@ -283,14 +283,6 @@ void DecentralizedOptimizer::resync() {
       throw Error(concat("peers: rank ", comm.rank(), " and its neighbours have decoded different ",
                          "values: their differences are off by ", drift()));
   });
-}
-
-void DecentralizedOptimizer::collective(const std::string& what,
-                                        const std::function<void(Communicator&)>& call) {
-  post(what, [&what, &call](Communicator& comm, Ledger& ledger) {
-    ledger.book(comm, {{what, PayloadKind::control, 0}}, [&] { call(comm); });
-  });
-  wait();
 }
 
 void DecentralizedOptimizer::post(const std::string& what,

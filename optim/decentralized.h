@@ -67,7 +67,7 @@ struct PeerOptions {
   int64_t resync = 1000;            // steps after which a is recomputed; 0: never
   int64_t bucket_bytes = 4 << 20;   // as in DataParallelOptions
   bool overlap = true;              // false: exchanges begin when backward has ended; same bits
-  bool broadcast = true;            // initial values are rank 0's; false: they are equal already
+  bool broadcast = true;            // values and buffers begin as rank 0's; false: they are equal
   int64_t most_non_finite = 3;      // steps in a row that a rank's weights may be; 0: any number
   uint64_t seed = 0;                // of stochastic rounding
 };
@@ -103,7 +103,6 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   int64_t control_delay() const override { return words_.delay(); }
   // Runs `call` on the worker thread after the exchanges, as DataParallelOptimizer does.
   // Collective.
-  void collective(const std::string& what, const std::function<void(Communicator&)>& call) override;
   void post(const std::string& what, std::function<void(Communicator&, Ledger&)> call) override;
   void wait() override;
   // Returns the mean of the ranks' weights, the same on all ranks, and how far they are from it.

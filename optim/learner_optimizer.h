@@ -67,8 +67,12 @@ class LearnerOptimizer {
   // Runs `call` on the worker thread after the exchanges that were posted before, and waits for it.
   // `what` names the collectives in errors and, as control, in the ledger. Every rank calls this at
   // the same point of its program.
-  virtual void collective(const std::string& what,
-                          const std::function<void(Communicator&)>& call) = 0;
+  void collective(const std::string& what, const std::function<void(Communicator&)>& call) {
+    post(what, [&](Communicator& comm, Ledger& ledger) {
+      ledger.book(comm, {{what, PayloadKind::control, 0}}, [&] { call(comm); });
+    });
+    wait();
+  }
 
   // Posts `call` to the worker thread and returns: it runs after what was posted before and has
   // ended when wait() or the step's last finish_step() returns. It books its own bytes. Without a

@@ -41,8 +41,8 @@ Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
   counters_ = Tensor::empty_on(Device{}, {2}, DType::i64);
   counters_.fill_zero();
 
-  for (const Parameter& p : store.parameters()) in_memory_order_.push_back(&p);
-  std::ranges::sort(in_memory_order_, {}, &Parameter::offset);
+  const auto& created = store.parameters();
+  for (auto p = created.rbegin(); p != created.rend(); ++p) in_memory_order_.push_back(&*p);
 }
 
 void Optimizer::begin_step(double lr) {
@@ -86,6 +86,7 @@ void Optimizer::count_non_finite(const Parameter& p) {
 }
 
 void Optimizer::signal(Parameter& p, const Progress& news) {
+  if (!store_.owns(p)) return;
   bool from_residual;
   {
     std::lock_guard lock(mutex_);
@@ -162,7 +163,7 @@ void Optimizer::zero_missing_gradients() {
     if (named_missing_.insert(p.name).second && options_.log)
       options_.log(concat("parameter ", p.name, ": no gradient",
                           options_.learners > 1 ? " on this rank" : "",
-                          " in this step, zero is used"));
+                          " in this step; zero is used"));
   }
 }
 

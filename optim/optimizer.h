@@ -39,7 +39,8 @@ enum class OnNonfinite : uint8_t { bucket, step };
 
 struct OptimizerOptions {
   int accumulate = 1;  // micro-steps (begin, backward, finish) per update, which averages them
-  int learners = 1;    // ranks whose gradients the buffer sums; the update averages them
+  // Ranks whose gradients the buffer sums; the update averages them. DataParallelOptimizer sets it.
+  int learners = 1;
   double clip_grad_norm = 0;  // largest global norm of the mean gradient; 0: no clipping
   OnNonfinite on_nonfinite = OnNonfinite::bucket;
   std::function<void(const std::string&)> log = {};  // called with one line of text; may be empty
@@ -65,7 +66,8 @@ class Optimizer {
   // Forgets the gradients, except between the micro-steps of one update. Before backward; forward
   // may have run. Throws InputError for a learning rate that is negative or non-finite.
   void begin_step(double lr);
-  // Signals that p.grad is final for this backward pass. `from_residual`: see UpdateInput. Throws
+  // Signals that p.grad is final for this backward pass; parameters of other stores are left to
+  // their own optimizers, here and in weights_free(). `from_residual`: see UpdateInput. Throws
   // InputError if p has already been updated in this step, since what a second pass adds would be
   // lost; with clipping and on a GPU all updates come at the end, and passes add up.
   void ready(Parameter& p, bool from_residual = false);

@@ -1,5 +1,6 @@
 #include "optim/replica_check.h"
 
+#include <string>
 #include <vector>
 
 #include "core/error.h"
@@ -8,11 +9,22 @@
 namespace heddle {
 
 void broadcast_replica(const ParameterStore& store, Communicator& comm) {
-  comm.broadcast(store.values(), 0);
-  if (store.frozen().empty()) return;
-  comm.broadcast(store.frozen_values(), 0);
-  for (const Buffer& b : store.frozen_buffers())
-    if (b.value.dtype() == DType::f32) comm.broadcast(b.value, 0);
+  for (const Tensor* values : {&store.values(), &store.frozen_values()})
+    if (values->defined()) comm.broadcast(*values, 0);
+  // The buffers in one message: a network has hundreds of them.
+  std::vector<Tensor> buffers;
+  for (const auto* some : {&store.buffers(), &store.frozen_buffers()})
+    for (const Buffer& b : *some) buffers.push_back(b.value);
+  std::string bytes;
+  for (const Tensor& x : buffers)
+    bytes.append(static_cast<const char*>(x.to(Device{}).raw()), to_size(x.bytes()));
+  bytes = broadcast_text(bytes, comm);
+  size_t at = 0;
+  for (const Tensor& x : buffers) {
+    const Tensor first = Tensor::empty_on(Device{}, x.shape(), x.dtype());
+    at += bytes.copy(static_cast<char*>(first.raw()), to_size(x.bytes()), at);
+    x.copy_from(first);
+  }
 }
 
 void check_replicas(const ParameterStore& store, int64_t step, Communicator& comm) {

@@ -9,8 +9,7 @@
 
 namespace heddle {
 
-// Collective: gives all ranks the first one's values, those of frozen parameters and of their
-// buffers included.
+// Collective: gives all ranks the first one's values and buffers, frozen or not.
 void broadcast_replica(const ParameterStore& store, Communicator& comm);
 
 // Collective: compares an 8-byte hash of each parameter, frozen or not. Throws Error, on every

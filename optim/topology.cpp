@@ -79,7 +79,8 @@ Topology Topology::parse(const std::string& text, int ranks) {
         if (rng.uniform(static_cast<uint64_t>(r) * kMaxRanks + static_cast<uint64_t>(q)) < p)
           graph.connect(r, q);
   } else {
-    check(std::filesystem::is_regular_file(text), "peers ", text,
+    std::error_code none;
+    check(std::filesystem::is_regular_file(text, none), "peers ", text,
           ": expected ring, complete, star, exp, torus:RxC, er:p=0.4,seed=1 or a file");
     graph.read(text);
   }

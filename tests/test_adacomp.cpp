@@ -353,8 +353,10 @@ TEST_CASE("adacomp: an invalid message is refused, and the state is unchanged") 
   many[1] = 0xd7;                                  // 1751 elements
   many[2] = 6;
   infinite[8] = 0x7f;
-  std::vector<uint8_t> negative = good;
+  std::vector<uint8_t> negative = good, few = good;
   negative[8] = 0xbf;
+  few[1] = 0xd6;  // 1750 elements, and the signs of 35
+  few[2] = 6;
   const auto result = [](const std::vector<uint8_t>& message, const char* spec = "adacomp:bin=50") {
     std::string complaint;
     expect_none(run_ranks(2, [&](Communicator& comm) {
@@ -396,6 +398,6 @@ TEST_CASE("adacomp: an invalid message is refused, and the state is unchanged") 
   coded[9 + 34] = 255;  // of a bin that has an element
   CHECK(result(coded, "adacomp:bin=50,scale=bin") ==
         "adacomp: the message of rank 1 does not fit the layers");
-  for (const auto& message : {more, many})
+  for (const auto& message : {more, many, few})
     CHECK(result(message) == "adacomp: the message of rank 1 does not fit the layers");
 }

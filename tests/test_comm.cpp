@@ -315,16 +315,65 @@ TEST_CASE("exchange: ranks wait for their own peers only, and unequal lengths na
                           CHECK(x.to_vector() == ramp(3, 1.0f).to_vector());
                         },
                         {.timeout_s = 20}));
-  const auto errors = run_ranks(3,
-                                [](Communicator& comm) {
-                                  const Tensor x = Tensor::zeros({comm.rank() == 0 ? 10 : 11}),
-                                               y = x.clone();
-                                  if (comm.rank() < 2)
-                                    comm.exchange({{1 - comm.rank(), x}}, {{1 - comm.rank(), y}});
-                                },
-                                {.timeout_s = 5});
-  CHECK((errors[0] + errors[1]).find(" bytes from rank ") != std::string::npos);
-  CHECK(errors[2] == "");
+  for (const auto& [shorter, longer] : {std::pair{10, 11}, {256, 512}, {0, 256}}) {
+    const int lengths[] = {shorter, longer, 0};
+    const auto errors = run_ranks(3,
+                                  [&](Communicator& comm) {
+                                    const Tensor x = Tensor::zeros({lengths[comm.rank()]}),
+                                                 y = x.clone();
+                                    if (comm.rank() < 2)
+                                      comm.exchange({{1 - comm.rank(), x}}, {{1 - comm.rank(), y}});
+                                  },
+                                  {.timeout_s = 5, .collectives = {.segment_bytes = 64}});
+    CHECK((errors[0] + errors[1]).find(" bytes from rank ") != std::string::npos);
+    CHECK(errors[2] == "");
+  }
+}
+
+// Records how long messages are, and sends nothing.
+class RecordingTransport : public Transport {
+ public:
+  explicit RecordingTransport(std::vector<size_t>& lengths) : lengths_(lengths) {}
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  const char* name() const override { return "recording"; }
+  uint64_t post_send(int, const void*, size_t bytes) override { return record(bytes); }
+  uint64_t post_receive(int, void*, size_t bytes) override { return record(bytes); }
+  void wait(uint64_t) override {}
+  void withdraw() noexcept override {}
+  void abort(const std::string&, int) noexcept override {}
+  double now() const override { return 0; }
+
+ private:
+  uint64_t record(size_t bytes) { return lengths_.push_back(bytes), lengths_.size(); }
+  std::vector<size_t>& lengths_;
+};
+
+TEST_CASE("exchange: long parcels travel in pieces, of which each has the whole timeout") {
+  Context context;
+  std::vector<size_t> lengths;
+  MessageCommunicator comm(std::make_unique<RecordingTransport>(lengths), {.segment_bytes = 64});
+  comm.exchange({{1, ramp(600, 1.0f)}}, {{1, ramp(512, 1.0f)}});
+  // An empty one ends what would end with a whole piece.
+  CHECK(lengths == std::vector<size_t>{1024, 1024, 0, 1024, 1024, 352});
+  lengths.clear();
+  comm.exchange({{1, ramp(0, 1.0f)}}, {});
+  CHECK(lengths == std::vector<size_t>{0});
+  expect_none(run_ranks(
+      3,
+      [](Communicator& ranks) {
+        std::vector<Parcel> out, in;
+        for (int peer = 0; peer < 3; ++peer) {
+          if (peer == ranks.rank()) continue;
+          out.push_back({peer, ramp(700 + peer, 1.0f + static_cast<float>(ranks.rank()))});
+          in.push_back({peer, Tensor::zeros({700 + ranks.rank()})});
+        }
+        ranks.exchange(out, in);
+        for (const auto& [peer, data] : in)
+          CHECK(data.to_vector() ==
+                ramp(700 + ranks.rank(), 1.0f + static_cast<float>(peer)).to_vector());
+      },
+      {.timeout_s = 20, .collectives = {.segment_bytes = 64}}));
 }
 
 TEST_CASE("communicators: impossible calls are refused") {

@@ -85,6 +85,37 @@ TEST_CASE("learners: buckets are sent in order, the first before the last closur
   CHECK(exchanged == 8);
 }
 
+TEST_CASE("learners: buffers begin as rank 0's; parameters of another store are left alone") {
+  for (const int ranks : {1, 2})
+    expect_none(run_ranks(ranks, [](Communicator& comm) {
+      ParameterStore mine, other;
+      Parameter& w = mine.add("w", {4}, constant_init(1.0f));
+      Parameter& v = other.add("v", {1000}, constant_init(1.0f));
+      const auto rank = static_cast<float>(comm.rank());
+      const Buffer& mean = mine.add_buffer("mean", {3}, DType::f32, 5.0f + rank);
+      const Buffer& count = mine.add_buffer("count", {1}, DType::i64, 7.0f + rank);
+      mine.finalize(1);
+      other.finalize(1);
+      DataParallelOptimizer optimizer(mine, make_sgd({}), comm);
+      CHECK(mean.value.to_vector() == std::vector<float>(3, 5.0f));
+      CHECK(count.value.data<int64_t>()[0] == 7);
+      Tape tape;
+      const Var out(Tensor::zeros({}), true);
+      tape.record("layer", out, {&w, &v}, [&](BackwardPass& pass) {
+        for (Parameter* p : {&v, &w}) {
+          p->next_beta();
+          fill(p->grad, 1.0f);
+          pass.contributed(*p);
+        }
+      });
+      optimizer.begin_step(0.5);
+      optimizer.backward(tape, out);
+      optimizer.finish_step();
+      CHECK(w.value.to_vector() == std::vector<float>(4, 0.5f));
+      CHECK(v.value.to_vector() == std::vector<float>(1000, 1.0f));
+    }));
+}
+
 TEST_CASE("learners: weights are not updated while a closure still reads them") {
   // The input gradient is computed after the parameter's gradient has been sent; an update in
   // between would show in it. The exchange is instant, the closure slow.

@@ -190,14 +190,19 @@ TEST_CASE("peers: impossible options are refused on every rank") {
   });
   for (const std::string& error : errors)
     CHECK(error.find("rank 5's graph or settings differ") != std::string::npos);
-  for (const std::string& error : run_ranks(3, [](Communicator& comm) {
-         ParameterStore store;
-         store.add("p", {4}, constant_init(0));
-         store.finalize(1);
-         const double mixing = comm.rank() == 1 ? 0.5 : 1;
-         DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {}, {.mixing = mixing});
-       }))
-    CHECK(error.find("rank 1's graph or settings differ") != std::string::npos);
+  const PeerOptions usual = {.mixing = 1};
+  for (const PeerOptions& different :
+       {PeerOptions{.mixing = 0.5}, PeerOptions{.innovation = "qsgd:bits=8", .mixing = 1},
+        PeerOptions{.dual = false, .mixing = 1}, PeerOptions{.mixing = 1, .resync = 10},
+        PeerOptions{.mixing = 1, .bucket_bytes = 4096}})
+    for (const std::string& error : run_ranks(3, [&](Communicator& comm) {
+           ParameterStore store;
+           store.add("p", {4}, constant_init(0));
+           store.finalize(1);
+           DecentralizedOptimizer optimizer(store, make_sgd({}), comm, {},
+                                            comm.rank() == 1 ? different : usual);
+         }))
+      CHECK(error.find("rank 1's graph or settings differ") != std::string::npos);
 }
 
 TEST_CASE("peers: consensus is the mean and the distance from it") {

@@ -37,6 +37,8 @@ constexpr const char* kSpecs[] = {
     "randomk:density=0.02",
     "scalecom:rate=50",
     "scalecom:rate=3",
+    "scalecom:rate=3,select=exact",
+    "topk:density=0.3,indices=plain",
     "scalecom:rate=50,values=bf16",
     "topk:density=0.3,values=bf16",
     "scalecom:rate=30,beta=0.3,select=exact",

@@ -1,11 +1,15 @@
 // Layers with weights and without maps on two devices, compared (tests/compare.h).
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "layers/activation.h"
 #include "layers/attention.h"
+#include "layers/conv2d.h"
 #include "layers/gru.h"
 #include "layers/layernorm.h"
 #include "layers/linear.h"
+#include "layers/loss.h"
 #include "layers/lstm.h"
 #include "tests/compare.h"
 #include "tests/device.h"
@@ -34,6 +38,23 @@ TEST_CASE("compare: linear and LSTM") {
                        });
     });
   }
+}
+
+TEST_CASE("compare: operands on two devices are refused, targets are copied") {
+  Context context(subject());
+  if (!on_gpu()) return;
+  ParameterStore store;
+  const Linear linear_layer(store, "fc", 8, 3);
+  const Conv2d conv(store, "conv", {.in = 3, .out = 4, .kernel = 3});
+  store.finalize(1);
+  Tape tape;
+  const Var row(Tensor::empty_on(Device{}, {2, 8})), map(Tensor::empty_on(Device{}, {2, 3, 5, 5}));
+  CHECK_THROWS_AS(linear_layer.forward(tape, row), InputError);
+  CHECK_THROWS_AS(conv.forward(tape, map), InputError);
+  const Var logits(here(Tensor::zeros({4})));
+  CHECK_THROWS_AS(mse_loss(tape, logits, Var(Tensor::empty_on(Device{}, {4}))), InputError);
+  const Tensor ones = Tensor::from({1, 1, 1, 1}).to(Device{});
+  CHECK(bce_with_logits(tape, logits, ones).value().item() == doctest::Approx(std::log(2.0)));
 }
 
 TEST_CASE("compare: GRU, layer normalisation, attention") {

@@ -83,6 +83,23 @@ TEST_CASE("innovation: stochastic rounding differs from step to step, and is unb
   CHECK(squares(mean, v) < 0.02 * squares(first, v));  // expected: a two hundredth
 }
 
+TEST_CASE("innovation: stochastic rounding differs from bucket to bucket and from rank to rank") {
+  Context context;
+  const auto spec = parse_innovation("qsgd:bits=4,bucket=8,rounding=stochastic");
+  InnovationCoder coder(spec, {16}, 5), other(spec, {16}, 6);
+  const Floats half = noise(8, 1, 0.3f);
+  Floats v = half;
+  v.insert(v.end(), half.begin(), half.end());
+  int halves = 0, ranks = 0;  // steps in which they differ
+  for (int64_t step = 0; step < 50; ++step) {
+    const Floats q = decoded(coder, coder, v, step);
+    halves += std::equal(q.begin(), q.begin() + 8, q.begin() + 8) ? 0 : 1;
+    ranks += decoded(other, other, v, step) == q ? 0 : 1;
+  }
+  CHECK(halves > 25);
+  CHECK(ranks > 25);
+}
+
 TEST_CASE("innovation: a code of zeros decodes to zeros, and changes no scale") {
   Context context;
   for (const char* text : {"none", "qsgd:bits=4", "topk:density=0.1", "topk:density=0.4", "dyna"})

@@ -220,6 +220,20 @@ TEST_CASE("planner: error tables equal the error of encoding and decoding") {
   }
 }
 
+TEST_CASE("plans: nine settings from a quarter to four times the uniform one, on a log scale") {
+  Context context;
+  PlannedModel model;
+  const auto settings = [&](const char* spec) {
+    const auto reducer = reducer_of(spec, model.store);
+    return dynamic_cast<const CompressedReducer&>(*reducer).candidates()[0].settings;
+  };
+  CHECK(settings("scalecom:rate=20") == std::vector<double>{5, 7, 10, 14, 20, 28, 40, 57, 80});
+  const std::vector<double> densities = settings("topk:density=0.1");
+  REQUIRE(densities.size() == 9);
+  for (size_t i = 0; i < 9; ++i)
+    CHECK(densities[i] == doctest::Approx(0.025 * std::pow(2.0, static_cast<double>(i) / 2)));
+}
+
 TEST_CASE("planner: PowerSGD's table approximates the omitted singular values") {
   Context context({.threads = 2});
   PlannedModel model;

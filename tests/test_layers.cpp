@@ -145,7 +145,8 @@ TEST_CASE("linear: values and gradients, with and without bias, from bf16, witho
     for (int i = 0; i < 7; ++i) expected += double{in[7 + i]} * weight[7 + i];
     CHECK(y[6] == doctest::Approx(expected).epsilon(1e-5));
 
-    // Leading axes are rows.
+    // Leading axes are rows; there may be none.
+    GradCheck(store, {random_tensor({7}, 5)}, network).run();
     const auto cube = random_tensor({3, 2, 7}, 5);
     GradCheck(store, {cube}, network).run();
     CHECK(fc.weight->uses_per_sample == 3);
@@ -163,7 +164,8 @@ TEST_CASE("linear: values and gradients, with and without bias, from bf16, witho
       for (float g : p.grad.to_vector()) CHECK(g == 0.0f);
     CHECK_THROWS_AS(fc.forward(none, Var(Tensor::zeros({3, 8}))), InputError);
     CHECK_THROWS_AS(fc.forward(none, Var(Tensor::zeros({3, 7, 1}))), InputError);
-    CHECK_THROWS_AS(fc.forward(none, Var(Tensor::zeros({7}))), InputError);
+    CHECK_THROWS_AS(fc.forward(none, Var(Tensor::zeros({8}))), InputError);
+    CHECK_THROWS_AS(fc.forward(none, Var(Tensor::zeros({}))), InputError);
 
     if (!bf16_here()) continue;
     const Tensor half = converted(x, DType::bf16, Layout::plain);
@@ -281,6 +283,11 @@ TEST_CASE("softmax cross-entropy: values, gradients, extremes") {
                                    {.label_smoothing = smoothing});
     };
     check_layer({random_tensor({2, 2, 7}, 4)}, cube, {.samples = 28});
+    const Network one = [&](Tape& t, const std::vector<Var>& in) {
+      return softmax_cross_entropy(t, in[0], labels_of({6}).reshape({}),
+                                   {.label_smoothing = smoothing});
+    };
+    check_layer({random_tensor({7}, 4)}, one, {.samples = 7});
     double expected = 0;
     const std::vector<float> in = x.to_vector();
     for (int n = 0; n < 5; ++n) {

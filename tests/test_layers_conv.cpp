@@ -195,6 +195,7 @@ TEST_CASE("conv2d: weights are drawn with the fan of torchvision, groups or not"
 TEST_CASE("conv2d: a bias of another size is refused, a batch without images is none") {
   Context context(on_test_device());
   ParameterStore store;
+  CHECK_THROWS_AS(Conv2d(store, "none", {.in = 3, .out = 4, .kernel = 0}), InputError);
   Parameter& up = store.add("up", {3, 8, 1, 3}, constant_init(1));  // (I, O, K, L)
   Parameter& square = store.add("square", {16, 16, 3, 3}, constant_init(1));
   Parameter& bias = store.add("bias", {3}, constant_init(1));

@@ -95,6 +95,52 @@ TEST_CASE("lgc: the leader's order of values is easier to code than that of thei
   CHECK(by_index > 0.6);
 }
 
+TEST_CASE("lgc: training passes over a long sequence, whatever other buckets train on") {
+  struct Case {
+    Shape shape;
+    int64_t silent;  // the gradient's elements from here on are not zero
+    int64_t windows;
+  };
+  for (const Case& c : {Case{{128, 64}, 4096, 2}, Case{{100, 90}, 8200, 3}}) {
+    Context context;
+    ParameterStore store;
+    Parameter& other = store.add("other.weight", {40, 50}, constant_init(0));
+    Parameter& layer = store.add("long.weight", c.shape, constant_init(0));
+    store.finalize(1);
+    const auto comm = make_solo();
+    const auto reducer =
+        make_reducer(parse_compress("lgc:density=1,train=1000,order=index"), {}, store);
+    const auto error = [&] { return state_of(*reducer).at("autoencoder.progress")[2]; };
+    Ledger ledger;
+    for (int64_t step = 0; step < 2 * c.windows; ++step) {
+      CAPTURE(step);
+      const Philox rng(3, static_cast<uint64_t>(step));
+      for (Parameter* p : {&layer, &other})
+        for (int64_t i = 0; i < p->size(); ++i)
+          p->grad.data<float>()[i] =
+              p == &layer && i < c.silent ? 0.0f : rng.normal(static_cast<uint64_t>(i));
+      const float before = error();
+      CHECK(reducer->reduce(bucket_of(store, step, 0, 1), *comm, ledger));
+      CHECK((error() != before) == (step % c.windows == c.windows - 1));
+      CHECK(reducer->reduce(bucket_of(store, step, 1, 2), *comm, ledger));
+    }
+  }
+}
+
+TEST_CASE("lgc: what is huge next to the leader's values is coded in part, and the rest is kept") {
+  ReduceOptions o{.steps = 12};
+  o.fill = [](CompressModel& m, int rank, int64_t step) {
+    m.fill_random(rank, step);
+    if (step == 10 && rank != step % 2) scale(m.store.find("conv2.weight")->grad, 1e5f);
+  };
+  const auto runs = reduce_ranks(2, "lgc:density=0.02,train=4,gate=10", o);
+  CHECK(lost(runs, 10) < 1e-3);  // values of 1e5 are rounded
+  double moved = 0;              // of the layer that shares the code
+  for (const float x : part_of(runs[0].sums[10], "fc.weight"))
+    moved = std::max(moved, std::abs(double{x}));
+  CHECK(moved < 20000);  // 1e5 and more without a bound
+}
+
 TEST_CASE("lgc: an invalid message of the leader is refused, and the residuals are unchanged") {
   // The message has rho and 35 indices of eleven bits, which lie in fc.weight below 1750.
   std::vector<uint32_t> indices(35);

@@ -33,6 +33,7 @@ SENT = {"scalecom-4": 20000, "scalecom-16": 25000, "scalecom-64": 27000,  # 1.35
         "topk-4": 100000, "topk-16": 500000, "topk-64": 2000000,
         "adacomp-4": 60000, "adacomp-16": 300000, "adacomp-64": 1260000}  # 20 times; 63 / 3 is 21
 TEST_PPL = {"dense": 100.0, "scalecom-100": 101.5, "scalecom-400": 103.25, "scalecom-100-aggregate": 102.0, "adacomp": 101.0,
+            "scalecom-100-early": 100.5, "scalecom-400-early": 101.0,
             "dense-2": 98.0, "adacomp-2": 98.0, "scalecom-100-2": 97.02, "scalecom-400-2": 98.98,
             "dense-3": 102.0, "adacomp-3": 102.0, "scalecom-100-3": 102.0, "scalecom-400-3": 102.0}
 
@@ -224,7 +225,7 @@ class Page(unittest.TestCase):
             results["ptb-scalecom-400"]["resumed"] = True
 
         tables = self.made_up_page(change)
-        self.assertIn("\n`./run reproduce ptb-`; revision 0123456 (12), ba98765 (1); Intel Xeon, 2 cores; interrupted and resumed: "
+        self.assertIn("\n`./run reproduce ptb-`; revision 0123456 (14), ba98765 (1); Intel Xeon, 2 cores; interrupted and resumed: "
                       "`scalecom-400`. `dense` is\n`./run train_lm --data DATA/ptb ", tables["ptb"])
         self.assertIn("\n`./run reproduce headline-`; revision 0123456. `dense-1` is\n`./run train", tables["headline"])
         self.assertNotIn("reproduce", tables["composed"])
@@ -634,7 +635,7 @@ class Names(unittest.TestCase):
         self.assertEqual(reproduce.choose(runs, [""]), [])
         self.assertEqual(self.main("full")[0], full)
         self.assertEqual(self.main("headline-scalecom-2")[0], ["headline-scalecom-2"])
-        self.assertEqual(len(self.main("headline-scalecom-")[0]), 15)  # rates 25, 100, 400, the rule full, bf16
+        self.assertEqual(len(self.main("headline-scalecom-")[0]), 18)  # rates 25, 100, 400, the rule full, bf16, early
         self.assertEqual(self.main("full-zaremba")[0], [name for name in full if name.startswith("full-zaremba")])
         self.assertEqual(self.main("ptb")[0], [name for name in runs if name.startswith("ptb-") and name != "ptb-dense"])
 

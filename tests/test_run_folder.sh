@@ -116,6 +116,7 @@ says 3 'loss' "$resnet" "${image[@]}" --steps 1 --lr 1e9 --lr-scheduler step --l
 again() {  # PROGRAM ARGUMENT…: the same run twice, with the same result
   rm -rf complete && says 0 '' "$@" --save-every 0 --output-dir complete && cp out first.json
   says 0 'complete.* 4 steps' "$@" --save-every 0 --output-dir complete --resume auto
+  grep -q '^done: ' err || fail "complete, and no result: $(cat err)"
   for key in status epoch step train_loss valid_loss valid_acc1 valid_acc5 valid_ppl valid_bpc test_loss test_ppl world_size \
     bytes_sent bytes_dense ratio_run generated predictions run_folder; do
     [ "$(json out $key)" = "$(json first.json $key)" ] || fail "complete, $key: $(json out $key), not $(json first.json $key)"

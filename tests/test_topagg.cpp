@@ -118,6 +118,28 @@ TEST_CASE("topagg: clipped gradients are those of DP-SGD") {
           doctest::Approx(expected[i]).epsilon(0.005).scale(1e-3));
 }
 
+TEST_CASE("topagg: sums of clipped gradients are exact, however many there are") {
+  VoteRun run{.ranks = 2};
+  run.votes = [](int rank, int64_t) { return rank == 0 ? 1001 : 1000; };
+  run.voting.voters = 1001;
+  run.fill = [](int rank, int64_t, int64_t vote, int64_t element) {
+    if (element != 0) return 0.0f;
+    return vote == 1000 ? 1e-4f : rank == 0 ? 0.9f : -0.9f;
+  };
+  const auto sums = run_votes("topagg:density=1,output=votes,vote=clip", run);
+  // In fp32 the next number after 900 is 900.00006.
+  CHECK(1001 * static_cast<double>(sums[0][0][0]) == doctest::Approx(1e-4).epsilon(0.03));
+}
+
+TEST_CASE("topagg: clipped gradients of more voters than expected are limited, not wrapped") {
+  VoteRun run{.ranks = 1};
+  run.votes = [](int, int64_t) { return 20; };
+  run.voting.voters = 2;
+  run.fill = [](int, int64_t, int64_t, int64_t element) { return element == 0 ? 0.9f : 0.0f; };
+  const auto sums = run_votes("topagg:density=1,output=votes,vote=clip", run);
+  CHECK(sums[0][0][0] == doctest::Approx(4).epsilon(0.01));  // 8 of 18, over two expected voters
+}
+
 TEST_CASE("topagg: a gradient that is not finite is an empty vote, and nothing is refused") {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

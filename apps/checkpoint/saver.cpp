@@ -139,13 +139,12 @@ void Saver::conclude(double written, double failures) {
 // Names the ranks that could not write their files, and why. Collective.
 std::string Saver::causes() const {
   if (optimizer_.learners() == 1) return writer_->error();
-  std::vector<char> mine(300);  // the same length on all ranks
-  writer_->error().copy(mine.data(), mine.size() - 1);
-  std::vector<std::vector<char>> all;
-  optimizer_.collective("checkpoint", [&](Communicator& comm) { all = gather_values(comm, mine); });
+  std::vector<std::string> all;
+  optimizer_.collective("checkpoint",
+                        [&](Communicator& comm) { all = gather_texts(comm, writer_->error()); });
   std::string text;
   for (size_t r = 0; r < all.size(); ++r)
-    if (all[r][0] != 0) text += concat(text.empty() ? "" : "; ", "rank ", r, ": ", all[r].data());
+    if (!all[r].empty()) text += concat(text.empty() ? "" : "; ", "rank ", r, ": ", all[r]);
   return text;
 }
 

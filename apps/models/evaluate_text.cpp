@@ -68,14 +68,10 @@ TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>
       learners.collective("evaluation", [](Communicator& comm) { comm.barrier(); });
   };
   TextEvaluation out;
-  const Tensor loss = Tensor::from({0.0f}), tokens = Tensor::empty_on(Device{}, {1}, DType::i64);
-  tokens.fill_zero();
   int rank = 0;
   learners.collective("evaluation", [&](Communicator& comm) { rank = comm.rank(); });
   if (rank == 0) {
     out = read_text(model, text, meet);
-    loss.data<float>()[0] = static_cast<float>(out.loss);
-    tokens.data<int64_t>()[0] = out.tokens;
   } else {
     const TokenBatches windows(text, {.batch_size = 1, .bptt = kWindow});
     const double begin = steady_seconds();
@@ -83,11 +79,10 @@ TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>
     out.seconds = steady_seconds() - begin;
   }
   learners.collective("evaluation", [&](Communicator& comm) {
-    comm.broadcast(loss, 0);
-    comm.broadcast(tokens, 0);
+    const auto all = gather_values(comm, std::vector{out.loss, to_double(out.tokens)});
+    out.loss = all[0][0];
+    out.tokens = static_cast<int64_t>(all[0][1]);
   });
-  out.loss = loss.item();
-  out.tokens = tokens.data<int64_t>()[0];
   return out;
 }
 

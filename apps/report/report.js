@@ -561,7 +561,10 @@ function timeline(run, id) {
 // ----------------------------------------------------------------------- facts, tables, machine
 // Rows of [name, text, remark, number to sort by].
 function facts(run) {
-  const f = run.facts, last = run.scores.filter(s => finite(s[run.score_key])).at(-1);
+  // Runs are compared by their tests if all have one, else by their validations.
+  const scored = (of, split) => of.scores.filter(s => finite(s[of.score_key]) && s.split === split);
+  const split = runs.every(each => scored(each, 'test').length) ? 'test' : 'valid';
+  const f = run.facts, last = scored(run, split).at(-1);
   const memory = run.scores.findLast(s => finite(s.peak_rss_bytes));
   const rows = [
     [run.score_key === 'acc1' ? 'accuracy' : kScores[run.score_key].toLowerCase(),

@@ -1,6 +1,7 @@
 #include "apps/session/lm_setup.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "apps/cli/format.h"
@@ -190,7 +191,8 @@ std::function<nlohmann::ordered_json(double)> score_metrics(const TrainLmOptions
 
 std::string results_text(const TrainLmOptions& o, const TextEvaluation& valid,
                          const TextEvaluation& test) {
-  if (test.tokens == 0) return "";
+  if (test.tokens == 0 && std::isnan(test.loss))
+    return "";  // the log of a complete run has a loss only
   return concat("test ", score_text(o, test.loss), " (valid ", score_text(o, valid.loss), ")");
 }
 

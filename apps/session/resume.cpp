@@ -103,12 +103,9 @@ std::string read_by_first(Communicator& comm, const auto& read) {
 // Throws InputError on all ranks if one has found that it was started differently from the first,
 // with other HEDDLE_ variables, files or data; `differs` is empty if not. Collective.
 void refuse_together(const std::string& differs, Communicator& comm) {
-  std::vector<char> mine(300);  // the same length on all ranks
-  differs.copy(mine.data(), mine.size() - 1);
-  const auto all = gather_values(comm, mine);
+  const std::vector<std::string> all = gather_texts(comm, differs);
   for (size_t rank = 0; rank < all.size(); ++rank)
-    check(all[rank][0] == 0, "rank ", rank,
-          " was started differently from rank 0: ", all[rank].data(),
+    check(all[rank].empty(), "rank ", rank, " was started differently from rank 0: ", all[rank],
           "; do their hosts have other HEDDLE_ variables or files?");
 }
 

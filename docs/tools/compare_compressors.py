@@ -57,7 +57,7 @@ def accuracies(measured):
 def points(found, compress, epochs):
     """Returns the mean difference from dense over the seeds that both have, as text."""
     dense = found.get(("none", False, epochs), {})
-    one_rule = compress.startswith(("bf16", "fp16", "qsgd", "powersgd"))  # no residual; for PowerSGD "full" is the default
+    one_rule = compress.startswith(("bf16", "fp16", "qsgd"))  # no residual
     for full in (False, True):
         runs = found.get((compress, full, epochs), {})
         both = [runs[seed] - dense[seed] for seed in sorted(runs.keys() & dense.keys())]

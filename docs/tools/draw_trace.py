@@ -30,6 +30,8 @@ def main():
     o = arguments.parse_args()
     with open(o.trace, encoding="utf-8") as file:
         events = [e for e in json.load(file)["traceEvents"] if e["pid"] == o.rank]
+    if not any(e["ph"] == "X" for e in events):
+        arguments.error(f"{o.trace} has no ranges of rank {o.rank}")
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     origin = min(e["ts"] for e in events if e["ph"] == "X")
     ranges = [(names[e["tid"]], (e["ts"] - origin) / 1e3, e["dur"] / 1e3, e["name"]) for e in events if e["ph"] == "X"]

@@ -628,6 +628,7 @@ def claims():
     against_dense("… with momentum after the exchange, as in ScaleCom's algorithm 1", "headline-", "scalecom-full", -0.3)
     against_dense("… nor at rate 25", "headline-", "scalecom-25", -0.3)
     against_dense("… nor at rate 400", "headline-", "scalecom-400", -0.3)
+    against_dense("… nor with a dense start of 100 steps instead of 312", "headline-", "scalecom-early", -0.3)
     for what, method in ("ScaleCom's values", "scalecom"), ("PowerSGD's factors", "powersgd"):
         points, n = difference(headline.get(f"{method}-bf16", {}), headline.get(method, {}))
         claim(f"{what} sent as bf16 lose nothing: accuracy against fp32, points", points, least=-0.3, over=plural(n, "seed"))
