@@ -171,7 +171,9 @@ def experiments():
         # Accuracy against time as measured; four hosts instead of --learners 4.
         race = RESNET.replace(" --learners 4", "")
         runs[f"race-resnet20-{name}"] = f"netlab {race} --epochs 16{flags}"
-        runs[f"race-resnet18-{name}"] = f"netlab {race.replace('resnet20', 'resnet18').replace('--lr 0.2', '--lr 0.1')} --epochs 2{flags}"
+        race = "netlab " + race.replace("resnet20", "resnet18").replace("--lr 0.2", "--lr 0.1")
+        runs[f"race-resnet18-{name}"] = f"{race} --epochs 2{flags}"
+    runs["race-resnet18-scalecom-4-epochs"] = f"{race} --epochs 4{SCALECOM}"  # two are too few for late gradients
     for name, flags in (
         ("dense", ""),
         ("scalecom-100", SCALECOM),
