@@ -70,7 +70,7 @@ struct Parameter {
 
  private:
   friend class ParameterStore;
-  const ParameterStore* store_ = nullptr;
+  const ParameterStore* store_ = nullptr;  // that has made it
   Shape shape_;
   Init init_;
 };
@@ -114,6 +114,7 @@ class ParameterStore {
   const std::deque<Parameter>& frozen() const { return frozen_; }
   const std::deque<Buffer>& frozen_buffers() const { return frozen_buffers_; }
   Parameter* find(const std::string& name);  // frozen or not; null if there is none
+  // Returns whether this store has made the parameter, frozen or not. Any thread.
   bool owns(const Parameter& p) const { return p.store_ == this; }
 
   const Tensor& values() const { return values_; }  // flat, padding included, without frozen ones
