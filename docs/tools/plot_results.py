@@ -9,6 +9,7 @@ import math
 import pathlib
 import re
 import statistics
+import typing
 
 import results
 from reproduce import first_compressed_step
@@ -119,10 +120,21 @@ def spread(seeds):
     return max(found) - min(found) if len(found) > 1 else None
 
 
+class Difference(typing.NamedTuple):
+    """The mean difference of two methods' accuracies over the seeds that both have, in points."""
+    points: float | None  # None: no seed is common
+    error: float | None  # standard error of the mean; None below three seeds
+    seeds: int
+
+    @property
+    def over(self):
+        return plural(self.seeds, "seed") + ("" if self.error is None else f" (standard error {self.error:.2f})")
+
+
 def difference(seeds, others):
-    """Returns the mean difference over the seeds that both have, in points, and their number."""
-    both = seeds.keys() & others.keys()
-    return mean(seeds[s]["summary"]["valid_acc1"] - others[s]["summary"]["valid_acc1"] for s in both), len(both)
+    each = [seeds[s]["summary"]["valid_acc1"] - others[s]["summary"]["valid_acc1"] for s in sorted(seeds.keys() & others.keys())]
+    error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 2 else None
+    return Difference(mean(each), error, len(each))
 
 
 def compressed_bytes(r, in_a_step):
@@ -137,8 +149,10 @@ def table_by_seed(by_method):
     dense = by_method.get("dense", {})
     rows = []
     for method, seeds in by_method.items():
-        points, n = difference(seeds, dense)
-        against = "" if method == "dense" or points is None else f"{points:+.2f} ({n})"
+        found = difference(seeds, dense)
+        against = "" if method == "dense" or found.points is None else f"{found.points:+.2f} ({found.seeds})"
+        if against and found.error is not None:
+            against = against.replace(" (", f" ± {found.error:.2f} (")
         revisions = dict.fromkeys(r["revision"][:7] for r in seeds.values())
         rows.append([method, ", ".join(number(a) for a in accuracies(seeds)), number(mean(accuracies(seeds))),
                      number(spread(seeds)), against, *ratios(*seeds.values()), megabytes(*seeds.values()),
@@ -154,8 +168,8 @@ def headline():
     if not by_method:
         return out
 
-    points, n = difference(scalecom, dense)
-    out += "\n" + expected("ScaleCom within 0.3 points of dense", points, least=-0.3, over=plural(n, "seed"))
+    found = difference(scalecom, dense)
+    out += "\n" + expected("ScaleCom within 0.3 points of dense", found.points, least=-0.3, over=found.over)
     for key, where, least in ("layers", "the compressed tensors", 99), ("values", "the whole model", 50):
         out += expected(f"ScaleCom, ratio by values over {where}",
                         mean(r["summary"][f"ratio_{key}"] for r in scalecom.values()), least=least,
@@ -169,16 +183,16 @@ def headline():
     rest = [compressed_bytes(r, x) for r, x in zip(pairs_of, figures)]
     gains = [uniform / planned for uniform, planned in zip(rest[::2], rest[1::2])]
     out += expected(what + f"by what the runs sent{whose}", mean(gains), least=1.8, over=plural(len(gains), "seed"))
-    points, n = difference(lgreco, dense)
-    out += expected("L-GreCo within 0.3 points of dense", points, least=-0.3, over=plural(n, "seed"))
-    points, n = difference(lgreco, scalecom)
+    found = difference(lgreco, dense)
+    out += expected("L-GreCo within 0.3 points of dense", found.points, least=-0.3, over=found.over)
+    found = difference(lgreco, scalecom)
     spreads = [x for x in (spread(lgreco), spread(scalecom)) if x is not None]
     what = "L-GreCo against uniform ScaleCom, at no loss beyond the spread of seeds"
-    if len(spreads) == 2 and n:
-        out += expected(what, points, least=-max(spreads), over=plural(n, "seed"))
+    if len(spreads) == 2 and found.seeds:
+        out += expected(what, found.points, least=-max(spreads), over=found.over)
     else:
-        found = "" if points is None else f"found {points:.2f}{plural(n, 'seed')}, "
-        out += f"- {what}: {found}no spread before there are two seeds of each\n"
+        text = "" if found.points is None else f"found {found.points:.2f}{found.over}, "
+        out += f"- {what}: {text}no spread before there are two seeds of each\n"
     return out + over_budget((method, r) for method, seeds in by_method.items() for r in seeds.values())
 
 
@@ -194,8 +208,8 @@ def peers(prefix, dense):
         out += "\n" if "\n- " not in out else ""
         out += f"- {method}: consensus error at the end {', '.join(f'{e:.2g}' for e in errors)}\n"
     for method in ("qsgd",) if prefix != "classes-" and "qsgd" in found else ():
-        points, n = difference(by_method[method], dense)
-        out += expected(f"{method}, accuracy against dense, points", points, least=-1, over=plural(n, "seed"))
+        against = difference(by_method[method], dense)
+        out += expected(f"{method}, accuracy against dense, points", against.points, least=-1, over=against.over)
         wire = mean(r["summary"]["ratio_wire"] for r in found[method].values())
         out += expected(f"{method}, bytes of a step, all-reduce over neighbours", wire, least=5.9)
     return out
@@ -300,13 +314,13 @@ def lgc():
     control, out = by_method.get("scalecom", {}), table_by_seed(by_method)
     for method, seeds in by_method.items():
         if both := sorted(seeds.keys() & control.keys() if method != "scalecom" else ()):
-            points, n = difference(seeds, control)
+            found = difference(seeds, control)
             pairs_of = [runs[seed] for seed in both for runs in (control, seeds)]
             figures, whose = sent(*pairs_of)
             rest = [compressed_bytes(r, x) for r, x in zip(pairs_of, figures)]
-            out += "\n" + expected(f"{method}, accuracy against the control, points", points, least=-0.5, over=plural(n, "seed"))
+            out += "\n" + expected(f"{method}, accuracy against the control, points", found.points, least=-0.5, over=found.over)
             out += expected(f"{method}, bytes of the compressed tensors, control over LGC{whose}",
-                            mean(a / b for a, b in zip(rest[::2], rest[1::2])), least=1.8, over=plural(n, "seed"))
+                            mean(a / b for a, b in zip(rest[::2], rest[1::2])), least=1.8, over=plural(len(both), "seed"))
         for seed, result in sorted(seeds.items()):
             if curve := result.get("decoder_error"):
                 out += (f"- {method}, seed {seed}: part of the energy that the decoder loses in training "
@@ -319,8 +333,8 @@ def large(prefix):
     out = table_by_seed(by_method)
     if not {"beta-0.1", "beta-1"} <= by_method.keys():
         return out
-    points, n = difference(by_method["beta-0.1"], by_method["beta-1"])
-    return out + "\n" + expected("beta-0.1 against beta-1, points", points, least=0, over=plural(n, "seed"))
+    found = difference(by_method["beta-0.1"], by_method["beta-1"])
+    return out + "\n" + expected("beta-0.1 against beta-1, points", found.points, least=0, over=found.over)
 
 
 def accuracy_table(prefix):
@@ -618,8 +632,8 @@ def claims():
 
     def against_dense(text, prefix, method, least):
         runs = runs_by_seed(prefix)
-        points, n = difference(runs.get(method, {}), runs.get("dense", {}))
-        claim(f"{text}: accuracy against dense, points", points, least=least, over=plural(n, "seed"))
+        found = difference(runs.get(method, {}), runs.get("dense", {}))
+        claim(f"{text}: accuracy against dense, points", found.points, least=least, over=found.over)
 
     headline = runs_by_seed("headline-")
     scalecom, lgreco = (headline.get(method, {}).values() for method in ("scalecom", "lgreco-scalecom"))
@@ -630,8 +644,8 @@ def claims():
     against_dense("… nor at rate 400", "headline-", "scalecom-400", -0.3)
     against_dense("… nor with a dense start of 100 steps instead of 312", "headline-", "scalecom-early", -0.3)
     for what, method in ("ScaleCom's values", "scalecom"), ("PowerSGD's factors", "powersgd"):
-        points, n = difference(headline.get(f"{method}-bf16", {}), headline.get(method, {}))
-        claim(f"{what} sent as bf16 lose nothing: accuracy against fp32, points", points, least=-0.3, over=plural(n, "seed"))
+        found = difference(headline.get(f"{method}-bf16", {}), headline.get(method, {}))
+        claim(f"{what} sent as bf16 lose nothing: accuracy against fp32, points", found.points, least=-0.3, over=found.over)
     for key, where, least in ("layers", "the compressed tensors", 99), ("values", "the whole model", 50):
         found = mean(r["summary"][f"ratio_{key}"] for r in scalecom)
         claim(f"Ratio at rate 100, values of {where}", found, least=least)
@@ -679,9 +693,9 @@ def claims():
     claim("From 4 to 64 learners a learner's traffic grows by no more than the ring's factor",
           sizes[-1] / sizes[0] if sizes else None, most=1.3125)
     peers_runs = {"dense": runs_by_seed("rule-").get("dense", {}), **runs_by_seed("peers-")}
-    points, n = difference(peers_runs.get("qsgd", {}), peers_runs["dense"])
-    claim("COLD on a ring of four, 4 bits, loses no accuracy: accuracy against dense, points", points, least=-1,
-          over=plural(n, "seed"))
+    found = difference(peers_runs.get("qsgd", {}), peers_runs["dense"])
+    claim("COLD on a ring of four, 4 bits, loses no accuracy: accuracy against dense, points", found.points, least=-1,
+          over=found.over)
     claim("… bytes of a step, ring all-reduce over neighbours",
           mean(r["summary"]["ratio_wire"] for r in peers_runs.get("qsgd", {}).values()), least=5.9)
     steps, mb = softmax_ends()
