@@ -48,7 +48,9 @@ void Ledger::book(Communicator& comm, const std::vector<PayloadPart>& parts,
       const int64_t payload = again ? 0 : part.bytes;
       add(entries_[{part.layer, part.kind}],
           {payload, share(sent, begin, end, total), share(received, begin, end, total),
-           part.counted < 0 ? payload : part.counted});
+           !counting_         ? 0
+           : part.counted < 0 ? payload
+                              : part.counted});
       begin = end;
     }
     const auto figures = [&] {

@@ -47,8 +47,9 @@ class Ledger {
   struct Entry {
     int64_t payload = 0;             // bytes, counted once per collective
     int64_t sent = 0, received = 0;  // bytes of this rank on the wire
-    int64_t counted = 0;             // the payload's, as in PayloadPart
+    int64_t counted = 0;             // the payload's, as in PayloadPart, while count(true)
   };
+  void count(bool on) { counting_ = on; }  // true at first
   const std::map<std::pair<std::string, PayloadKind>, Entry>& entries() const { return entries_; }
   // Returns the seconds spent in collectives that carried gradients, by the communicator's clock.
   double seconds() const { return seconds_; }
@@ -60,6 +61,7 @@ class Ledger {
  private:
   std::map<std::pair<std::string, PayloadKind>, Entry> entries_;
   double seconds_ = 0;
+  bool counting_ = true;
 };
 
 }  // namespace heddle

@@ -53,6 +53,10 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
                             parallel.chooser.every == 0 && !parallel.on_event),
         "without probes there is no quality meter, no planner, no chooser and no event");
   if (voting()) check_voting(options, parallel);
+  const CompressedReducer* start = parallel.start.get();
+  if (start != nullptr)
+    check(!start->keeps_residuals() && start->named_state().empty(),
+          "before compress_start: expected a reducer that keeps nothing, found ", start->name());
   if (!parallel.hosts.empty()) {
     check(!voting() && parallel.shadow_every == 0 && parallel.planner.every == 0 &&
               parallel.chooser.every == 0,
@@ -133,9 +137,11 @@ bool DataParallelOptimizer::sum_over_ranks(const Bucket& bucket) {
   if (levels_ != nullptr) levels_->sum_within(gradients, ledger_);
   if (reduces()) {
     Communicator& comm = levels_ == nullptr ? comm_ : levels_->between();
-    if (compressing()) {
+    ledger_.count(compressing() || starts_dense());
+    Reducer* reducer = compressing() ? reducer_.get() : parallel_.start.get();
+    if (reducer != nullptr) {
       TraceRange range("compress", comm_.tag());
-      finite = reducer_->reduce(gradients, comm, ledger_);
+      finite = reducer->reduce(gradients, comm, ledger_);
     } else {
       sum_dense(gradients, gradients.flat, comm, ledger_);
     }

@@ -33,6 +33,7 @@
 
 #include "comm/communicator.h"
 #include "comm/ledger.h"
+#include "compress/compressed_reducer.h"
 #include "compress/plan/exchange_chooser.h"
 #include "compress/plan/layer_planner.h"
 #include "compress/plan/quality_meter.h"
@@ -53,7 +54,9 @@ struct DataParallelOptions {
   bool overlap = true;             // false: exchanges begin when backward has ended; same bits
   bool broadcast = true;           // values and buffers begin as rank 0's; false: they are equal
   int64_t check_every = 100;       // steps between two comparisons of the replicas; 0: never
-  int64_t compress_start = 0;      // steps that are summed densely before the reducer is used
+  int64_t compress_start = 0;      // steps before the reducer is used, summed densely,
+  // or, where there is one, by this reducer, which must keep nothing from step to step.
+  std::shared_ptr<CompressedReducer> start = nullptr;
   // Clips each rank's own gradient before it is compressed: the norm of its mean over micro-steps
   // is limited to this times sqrt(ranks). Exchanges then wait for the end of backward. 0: no
   // clipping. Lin et al. 2018 (arXiv 1712.01887, section 3.2) clip gradients that are already
@@ -113,6 +116,7 @@ class DataParallelOptimizer : public LearnerOptimizer {
 
   int learners() const override { return comm_.size(); }
   int64_t dense_bytes() const override;
+  bool starts_dense() const override { return parallel_.start == nullptr; }
   const Optimizer& optimizer() const override { return optimizer_; }
   size_t buckets() const { return buckets_.size(); }
   // Returns the communicator of the exchange: with hosts the one between them, null on ranks that

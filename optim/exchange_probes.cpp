@@ -118,7 +118,8 @@ void ExchangeProbes::after(size_t index, bool finite) {
   if (begin_.metered) meter([&] { meter_->after(comm_, ledger_, finite); });
   event("reduced", index);
   explain("summed", comm_.tag(), [&] {
-    return Figures{{compressing() ? "compressed" : "dense", 0, Unit::none},
+    const char* how = options_.start == nullptr ? "dense" : options_.start->name();
+    return Figures{{compressing() ? "compressed" : how, 0, Unit::none},
                    {finite ? "over the ranks" : "rejected: not finite", 0, Unit::none},
                    {"sent", to_double(bytes), Unit::bytes},
                    {"took", seconds, Unit::seconds},

@@ -85,6 +85,8 @@ class LearnerOptimizer {
   // Returns the bytes that a rank, or with hosts the first of a host to others, sends in a dense
   // step: its share of a ring all-reduce.
   virtual int64_t dense_bytes() const = 0;
+  // Returns whether steps before compression are dense, and Ledger::Entry::counted has them.
+  virtual bool starts_dense() const { return true; }
   virtual const Optimizer& optimizer() const = 0;
   // Totals of this rank over the run. totals() and ledger(): between steps only.
   struct Totals {

@@ -50,7 +50,15 @@ struct RunOptions {
   DataParallelOptions parallel = {};
   bool spare_on_rank_one_only = false;
   std::string compress = {};
+  std::string start = {};  // how the steps before parallel.compress_start are compressed
 };
+
+inline std::shared_ptr<CompressedReducer> start_reducer(const std::string& spec,
+                                                        const ParameterStore& store) {
+  const ReducerOptions options{.seed = 5, .min_compress = 100};
+  std::shared_ptr<Reducer> made = make_reducer(parse_compress(spec), options, store);
+  return std::dynamic_pointer_cast<CompressedReducer>(made);
+}
 
 // Returns the parameters' values after some steps.
 inline std::vector<float> train(Communicator& comm, const RunOptions& o,
@@ -61,8 +69,10 @@ inline std::vector<float> train(Communicator& comm, const RunOptions& o,
   std::unique_ptr<Reducer> reducer;
   if (!o.compress.empty())
     reducer = make_reducer(parse_compress(o.compress), {.seed = 5, .min_compress = 100}, net.store);
+  DataParallelOptions parallel = o.parallel;
+  if (!o.start.empty()) parallel.start = start_reducer(o.start, net.store);
   DataParallelOptimizer optimizer(net.store, make_sgd({.momentum = 0.9, .weight_decay = 0.01}),
-                                  comm, options, o.parallel, std::move(reducer));
+                                  comm, options, parallel, std::move(reducer));
   const int64_t mine = o.batch / comm.size() / o.accumulate;
   const Tensor x = Tensor::empty_on(Device{}, {mine, 20});
   const Tensor y = Tensor::empty_on(Device{}, {mine}, DType::i32);

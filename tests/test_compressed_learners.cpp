@@ -43,6 +43,45 @@ TEST_CASE("learners: overlap changes no bit of a compressed run; replicas equal;
       }
 }
 
+TEST_CASE("learners: the steps before compression may have a code of their own") {
+  for (const char* start : {"bf16", "qsgd:bits=4,bucket=64"})
+    for (const int accumulate : {1, 2}) {
+      CAPTURE(start);
+      CAPTURE(accumulate);
+      RunOptions coded{.batch = 8, .steps = 3, .accumulate = accumulate};
+      coded.parallel = {.bucket_bytes = 2000, .compress_start = 3};
+      RunOptions whole = coded;
+      coded.compress = "scalecom:rate=10", coded.start = start, whole.compress = start;
+      whole.parallel.compress_start = 0;
+      CHECK(train_ranks(4, coded)[0] == train_ranks(4, whole)[0]);
+      coded.steps = whole.steps = 5;
+      const auto all = train_ranks(4, coded);
+      CHECK(all[0] != train_ranks(4, whole)[0]);
+      for (const auto& values : all) CHECK(values == all[0]);
+    }
+  expect_none(run_ranks(2, [](Communicator& comm) {
+    ParameterStore store;
+    Parameter& w = store.add("w", {64, 32}, constant_init(0));
+    store.finalize(1);
+    DataParallelOptions parallel{.compress_start = 2};
+    for (const char* spec : {"scalecom:rate=4", "powersgd", "lgc"}) {
+      parallel.start = start_reducer(spec, store);
+      CHECK_THROWS_WITH_AS(DataParallelOptimizer(store, make_sgd({}), comm, {}, parallel),
+                           doctest::Contains("a reducer that keeps nothing"), InputError);
+    }
+    parallel.start = start_reducer("qsgd:bits=8", store);
+    DataParallelOptimizer optimizer(store, make_sgd({}), comm, {}, parallel,
+                                    make_reducer(parse_compress("scalecom:rate=4"), {}, store));
+    for (int step = 1; step < 5; ++step) {  // only compressed steps count for the ratio
+      make_step(optimizer, w, static_cast<float>(step));
+      const Ledger::Entry& e = optimizer.ledger().entries().at({"w", PayloadKind::values});
+      const int64_t compressed = std::max(step - 2, 0) * int64_t{4 * 512};
+      CHECK(e.counted == compressed);
+      CHECK(e.payload == compressed + std::min(step, 2) * int64_t{2048});
+    }
+  }));
+}
+
 TEST_CASE("learners: control words are summed with the gradients in every algorithm") {
   for (const char* spec : {"", "none", "bf16", "topk:density=0.1", "randomk:density=0.1",
                            "scalecom:rate=10", "qsgd:bits=4,bucket=64", "powersgd:rank=2"})

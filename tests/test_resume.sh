@@ -42,6 +42,7 @@ three=(--learners 3 --compress-start 2 --compress)
 continues one 5 "${image[@]}" --steps 9 --save-every 5 --accumulate 2
 continues dense 4 "${image[@]}" --steps 9 --save-every 2 --learners 3
 continues scalecom 4 "${image[@]}" --steps 9 --save-every 4 "${three[@]}" scalecom:rate=50,beta=0.5 --overlap off
+continues coded 2 "${image[@]}" --steps 9 --save-every 2 --learners 3 --compress-start 4 --start-compress qsgd --compress scalecom:rate=50
 continues auto 4 "${image[@]}" --steps 9 --save-every 4 "${three[@]}" scalecom:rate=auto --bucket-mb 0.2
 planned=(--layerwise lgreco --lgreco)
 for step in 6 9 11 12; do  # in a window, between it and its plan, while that is being solved for, after it

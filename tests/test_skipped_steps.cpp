@@ -13,35 +13,39 @@
 using namespace heddle;
 
 TEST_CASE("learners: residuals are zero during a dense start, after a skipped step of it too") {
-  for (const char* spec : {"topk:density=0.1", "randomk:density=0.1", "scalecom:rate=10,beta=0.3",
-                           "powersgd:rank=1"}) {
-    CAPTURE(spec);
-    expect_none(run_ranks(2, [&](Communicator& comm) {
-      ParameterStore store;
-      Parameter& w = store.add("w", {32, 32}, constant_init(0.0f));
-      store.finalize(1);
-      auto reducer = make_reducer(parse_compress(spec), {.min_compress = 10}, store);
-      Reducer& state = *reducer;
-      DataParallelOptimizer optimizer(store, make_sgd({}), comm,
-                                      {.on_nonfinite = OnNonfinite::step}, {.compress_start = 3},
-                                      std::move(reducer));
-      for (int step = 0; step < 4; ++step) {
-        optimizer.begin_step(0.1);
-        w.next_beta();
-        for (int64_t i = 0; i < w.size(); ++i)
-          w.grad.data<float>()[i] = Philox(3, static_cast<uint64_t>(step)).normal(i);
-        if (step == 1 && comm.rank() == 1) w.grad.data<float>()[7] = NAN;
-        optimizer.ready(w);
-        optimizer.weights_free(w);
-        if (optimizer.finish_step().skipped != (step == 1)) throw Error("skipped or not");
-        double residual = 0;
-        for (const auto& [name, m] : state.named_state())
-          if (name == "residual.w") residual = squared_norm(m);
-        if ((residual > 0) != (step == 3))
-          throw Error(concat("step ", step, ": the residual has squared norm ", residual));
-      }
-    }));
-  }
+  for (const char* spec :
+       {"topk:density=0.1", "randomk:density=0.1", "scalecom:rate=10,beta=0.3", "powersgd:rank=1"})
+    for (const bool coded : {false, true}) {
+      CAPTURE(spec);
+      CAPTURE(coded);
+      expect_none(run_ranks(2, [&](Communicator& comm) {
+        ParameterStore store;
+        Parameter& w = store.add("w", {32, 32}, constant_init(0.0f));
+        store.finalize(1);
+        auto reducer = make_reducer(parse_compress(spec), {.min_compress = 10}, store);
+        Reducer& state = *reducer;
+        DataParallelOptions parallel{.compress_start = 3};
+        if (coded) parallel.start = start_reducer("qsgd", store);
+        DataParallelOptimizer optimizer(store, make_sgd({}), comm,
+                                        {.on_nonfinite = OnNonfinite::step}, parallel,
+                                        std::move(reducer));
+        for (int step = 0; step < 4; ++step) {
+          optimizer.begin_step(0.1);
+          w.next_beta();
+          for (int64_t i = 0; i < w.size(); ++i)
+            w.grad.data<float>()[i] = Philox(3, static_cast<uint64_t>(step)).normal(i);
+          if (step == 1 && comm.rank() == 1) w.grad.data<float>()[7] = NAN;
+          optimizer.ready(w);
+          optimizer.weights_free(w);
+          if (optimizer.finish_step().skipped != (step == 1)) throw Error("skipped or not");
+          double residual = 0;
+          for (const auto& [name, m] : state.named_state())
+            if (name == "residual.w") residual = squared_norm(m);
+          if ((residual > 0) != (step == 3))
+            throw Error(concat("step ", step, ": the residual has squared norm ", residual));
+        }
+      }));
+    }
 }
 
 TEST_CASE("learners: a non-finite gradient on one rank is applied on none, compressed too") {

@@ -28,6 +28,13 @@ std::vector<std::string> compressor_names() {
   return out;
 }
 
+// Returns those that keep nothing from step to step.
+std::vector<Family> start_families() {
+  std::vector<Family> out;
+  for (const char* name : {"none", "bf16", "fp16", "qsgd"}) out.push_back(find_family(name));
+  return out;
+}
+
 void add_machine_flags(FlagTable& flags, CommonOptions& o) {
   flags.group("Data and machine");
   flags.add("data", &o.data, "PATH", "data set", not_in_environment);
@@ -93,9 +100,14 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             such_as(compressor_names()));
   flags.add(
       "compress-start", &o.compress_start, "STEPS",
-      "number of initial steps whose gradients are exchanged dense", at_least(-1),
+      "number of initial steps whose gradients are exchanged as --start-compress says",
+      at_least(-1),
       otherwise(
           "one epoch, at most 5 % of the run, at least 100 steps; a resumed run keeps its own"));
+  flags.add("start-compress", &o.start_compress, "SPEC",
+            "exchange before --compress-start: none, which is dense; or bf16, fp16 or qsgd:bits=4, "
+            "which keep nothing back",
+            such_as({"none", "bf16", "fp16", "qsgd"}));
   flags.add("compressed-momentum", &o.compressed_momentum, "RULE",
             "momentum of sgd for gradients delayed by a residual; residual: none, they move "
             "the weights at once, scaled by 1 / (1 - momentum); full: as for dense gradients",
@@ -353,6 +365,7 @@ void parse_texts(CommonOptions& o) {
           ": expected one link");
   o.parsed.learners = plan_learners(o);
   o.parsed.compress = parse_compress_choice(o.compress);
+  o.parsed.start_compress = parse_spec(o.start_compress, start_families(), "--start-compress");
   o.parsed.save_every = parse_save_every(o.save_every);
   o.parsed.trace_steps = parse_step_range(o.trace_steps);
 }

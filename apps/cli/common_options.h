@@ -55,6 +55,7 @@ struct ParsedOptions {
   Device device;
   LearnerPlan learners;
   CompressChoice compress;
+  CompressSpec start_compress;
   std::optional<NetModel> net;
   int hosts = 0;  // -1: auto
   SaveInterval save_every;
@@ -73,7 +74,8 @@ struct CommonOptions {
   std::string comm = "auto", net, overlap = "on";
   bool ledger = false;
   // exchange of gradients
-  std::string compress = "none", dense_layers, clip_mode, compressed_momentum;
+  std::string compress = "none", start_compress = "none", dense_layers, clip_mode,
+              compressed_momentum;
   int64_t compress_start = -1, min_compress = 1024, shadow = 0;
   std::string layerwise = "uniform", plan;
   std::string lgreco = "alpha=1,every=epoch,window=10,objective=bytes,budget=uniform";

@@ -61,7 +61,8 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
     needs.push_back({flag, o.peers.empty(), "has no effect with --peers"});
   for (const char* flag : {"peers", "hosts"})
     needs.push_back({flag, o.parsed.learners.size > 1, "needs several learners"});
-  for (const char* flag : {"compress-start", "compressed-momentum", "dense-layers", "shadow"})
+  for (const char* flag :
+       {"compress-start", "start-compress", "compressed-momentum", "dense-layers", "shadow"})
     needs.push_back({flag, o.compress != "none", "needs --compress"});
   for (const char* flag :
        {"epochs", "steps", "trace", "explain-step", "dump-gradients", "ledger", "freeze"})

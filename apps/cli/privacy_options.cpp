@@ -31,8 +31,9 @@ std::vector<FlagTable::Need> privacy_needs(const PrivacyOptions& o, bool voting,
     needs.push_back(
         {"dp-rate", voting && o.unit == "group", "needs --compress topagg and --dp-unit group"});
   }
-  for (const char* flag : {"accumulate", "compress-start", "dense-layers", "min-compress", "shadow",
-                           "compressed-momentum", "plan", "layerwise", "headroom"})
+  for (const char* flag :
+       {"accumulate", "compress-start", "start-compress", "dense-layers", "min-compress", "shadow",
+        "compressed-momentum", "plan", "layerwise", "headroom"})
     needs.push_back({flag, !voting, "has no effect with --compress topagg"});
   return needs;
 }

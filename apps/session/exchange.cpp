@@ -67,9 +67,9 @@ void log_choice(const ExchangeChoice& choice, const RunOutput& output) {
 }
 
 // Makes the reducer of a family that compresses, a CompressedReducer like all of these but topagg.
-std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o,
+std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o, const CompressSpec& spec,
                                                const ParameterStore& store) {
-  std::unique_ptr<Reducer> reducer = make_reducer(o.parsed.compress.spec,
+  std::unique_ptr<Reducer> reducer = make_reducer(spec,
                                                   {.seed = static_cast<uint64_t>(o.seed),
                                                    .dense_layers = o.dense_layers,
                                                    .min_compress = o.min_compress},
@@ -116,13 +116,16 @@ std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
                               const CompressSpec& spec, int learners,
                               const DataParallelOptions& parallel) {
   const int64_t start = parallel.compress_start;
+  const CompressSpec& first = o.parsed.start_compress;
+  const std::string how = first.family == "none" ? "dense" : to_string(first);
   std::string out = "gradients: " + to_string(spec);
   if (o.parsed.compress.automatic)
     out += " or dense, by bucket, whichever is faster; both are tried first, for 12 to 54 steps";
   if (start >= plan.total_steps) {
-    out += concat(", but dense in all ", plan.total_steps, " steps (--compress-start ", start, ")");
+    out += concat(", but ", how, " in all ", plan.total_steps, " steps (--compress-start ", start,
+                  ")");
   } else if (start > 0) {
-    out += concat(", dense for the first ", start, " of ", plan.total_steps, " steps");
+    out += concat(", ", how, " for the first ", start, " of ", plan.total_steps, " steps");
   }
   if (!o.plan.empty()) out += ", by layer: " + o.plan;
   if (parallel.residual_momentum) out += "; momentum applies to dense gradients only";
@@ -160,7 +163,7 @@ ExchangePlan plan_exchange(const CommonOptions& o, const ParameterStore& store,
     for (const Parameter& p : store.parameters()) plan.payload += voting->payload(p);
     return plan;
   }
-  const auto reducer = reducer_for(o, store);
+  const auto reducer = reducer_for(o, o.parsed.compress.spec, store);
   if (!o.plan.empty()) apply_layer_plan(o, store, o.parsed.learners.size, *reducer);
   ExchangePlan plan;
   for (const Parameter& p : store.parameters()) {
@@ -210,8 +213,10 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     voting = make_voting(o, store, plan, comm.size());
     if (log) log(concat("gradients: votes, ", to_string(spec)));
   } else if (spec.family != "none") {
-    reducer = reducer_for(o, store);
+    reducer = reducer_for(o, spec, store);
     parallel.compress_start = first_compressed_step(o, plan);
+    if (const CompressSpec& first = o.parsed.start_compress; first.family != "none")
+      parallel.start = reducer_for(o, first, store);
     parallel.shadow_every = o.shadow;
     parallel.planner = planner_options(o, plan, store, comm.size(), output);
     if (o.parsed.compress.automatic) {

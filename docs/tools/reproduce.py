@@ -38,6 +38,7 @@ VOTES = ("train_resnet --arch cnn --learners 2 --batch-size 1 --dp-unit group --
 PTB = "train_lm --data DATA/ptb --preset zaremba-small --learners 4 --batch-size 5"
 LGRECO = " --layerwise lgreco"
 EARLY = " --compress-start 100"  # the least that the default allows
+CODED = " --start-compress qsgd:bits=4"
 HALF = " --precision bf16"  # of activations and products; twice as fast on a processor with AMX
 SCALECOM = " --compress scalecom:rate=100"
 MOMENTUM = " --compressed-momentum full"
@@ -83,7 +84,7 @@ def experiments():
         for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("lgreco-scalecom", SCALECOM + LGRECO),
                             ("scalecom-full", SCALECOM + MOMENTUM), ("lgreco-scalecom-full", SCALECOM + LGRECO + MOMENTUM),
                             ("scalecom-25", SCALECOM.replace("100", "25")), ("scalecom-400", SCALECOM.replace("100", "400")),
-                            ("scalecom-early", SCALECOM + EARLY),
+                            ("scalecom-early", SCALECOM + EARLY), ("scalecom-coded", SCALECOM + CODED),
                             ("topk", " --compress topk:density=0.01"), ("powersgd", " --compress powersgd:rank=2"),
                             ("scalecom-bf16", SCALECOM + BF16), ("powersgd-bf16", " --compress powersgd:rank=2" + BF16),
                             ("adacomp", ADACOMP), ("adacomp-bin", ADACOMP + ":scale=bin")):
@@ -176,18 +177,20 @@ def experiments():
         runs[f"race-resnet20-{name}"] = f"netlab {race} --epochs 16{flags}"
         race = "netlab " + race.replace("resnet20", "resnet18").replace("--lr 0.2", "--lr 0.1")
         runs[f"race-resnet18-{name}"] = f"{race} --epochs 2{flags}"
-    runs["race-resnet18-scalecom-4-epochs"] = f"{race} --epochs 4{SCALECOM}"  # two are too few for late gradients
+    runs["race-resnet18-coded-4-epochs"] = f"{race} --epochs 4{SCALECOM}{CODED}"  # two are too few for late gradients
     for name, flags in (
         ("dense", ""),
         ("scalecom-100", SCALECOM),
         ("scalecom-400", " --compress scalecom:rate=400"),
         ("scalecom-100-early", SCALECOM + EARLY),
         ("scalecom-400-early", " --compress scalecom:rate=400" + EARLY),
+        ("scalecom-100-coded", SCALECOM + CODED),
+        ("scalecom-400-coded", " --compress scalecom:rate=400" + CODED),
         ("adacomp", ADACOMP),
         ("scalecom-100-aggregate", SCALECOM + " --clip-mode aggregate"),
     ):
         runs[f"ptb-{name}"] = PTB + flags
-        for seed in (2, 3) if not name.endswith(("aggregate", "early")) else ():
+        for seed in (2, 3) if not name.endswith(("aggregate", "early", "coded")) else ():
             runs[f"ptb-{name}-{seed}"] = f"{PTB} --seed {seed}{flags}"
     # One pass takes dense an hour and a half; ScaleCom may take two, at the same learning rate.
     for name, flags in ("dense", " --epochs 1"), ("scalecom", " --epochs 2" + SCALECOM):
