@@ -33,7 +33,7 @@ SENT = {"scalecom-4": 20000, "scalecom-16": 25000, "scalecom-64": 27000,  # 1.35
         "topk-4": 100000, "topk-16": 500000, "topk-64": 2000000,
         "adacomp-4": 60000, "adacomp-16": 300000, "adacomp-64": 1260000}  # 20 times; 63 / 3 is 21
 TEST_PPL = {"dense": 100.0, "scalecom-100": 101.5, "scalecom-400": 103.25, "scalecom-100-aggregate": 102.0, "adacomp": 101.0,
-            "scalecom-100-early": 100.5, "scalecom-400-early": 101.0,
+            "scalecom-100-early": 100.5, "scalecom-400-early": 101.0, "scalecom-100-coded": 100.5, "scalecom-400-coded": 101.0,
             "dense-2": 98.0, "adacomp-2": 98.0, "scalecom-100-2": 97.02, "scalecom-400-2": 98.98,
             "dense-3": 102.0, "adacomp-3": 102.0, "scalecom-100-3": 102.0, "scalecom-400-3": 102.0}
 
@@ -222,7 +222,8 @@ class Page(unittest.TestCase):
         self.assertIn("by its plans: expected ≥ 1.80, found 1.40 over 9 plans: missed by 0.40\n", out)
         # Without the 10,000 bytes of the dense hundredth 20,000 against 12,500.
         self.assertIn("sent (rank 0): expected ≥ 1.80, found 1.60 over 3 seeds: missed by 0.20\n", out)
-        self.assertIn("spread of seeds: expected ≥ -1.10, found -0.43 over 3 seeds (standard error 0.13): holds\n", out)
+        self.assertIn("of uniform ScaleCom: expected ≥ -0.30, found -0.43 over 3 seeds (standard error 0.13): "
+                      "missed by 0.13\n", out)
         self.assertIn("- plans over budget, lgreco-scalecom: 3 of 9, by 2.5 % at most\n", out)
 
     def test_more_seeds_of_one_method(self):
@@ -241,7 +242,7 @@ class Page(unittest.TestCase):
             results["ptb-scalecom-400"]["resumed"] = True
 
         tables = self.made_up_page(change)
-        self.assertIn("\n`./run reproduce ptb-`; revision 0123456 (14), ba98765 (1); Intel Xeon, 2 cores; interrupted and resumed: "
+        self.assertIn("\n`./run reproduce ptb-`; revision 0123456 (16), ba98765 (1); Intel Xeon, 2 cores; interrupted and resumed: "
                       "`scalecom-400`. `dense` is\n`./run train_lm --data DATA/ptb ", tables["ptb"])
         self.assertIn("\n`./run reproduce headline-`; revision 0123456. `dense-1` is\n`./run train", tables["headline"])
         self.assertNotIn("reproduce", tables["composed"])
@@ -295,7 +296,7 @@ class Page(unittest.TestCase):
         self.assertIn("| 0123456, ba98765 |", out)
         self.assertIn("found -0.60 over 1 seed: missed by 0.30\n", out)
         self.assertIn("found 97.00 over 2 seeds: missed by 2.00\n", out)
-        self.assertIn("spread of seeds: found -0.70 over 1 seed, no spread before", out)
+        self.assertIn("uniform ScaleCom: expected ≥ -0.30, found -0.70 over 1 seed: missed by 0.40\n", out)
 
     def test_ablation_and_perplexity(self):
         tables = self.made_up_page()
@@ -356,7 +357,7 @@ class Page(unittest.TestCase):
         self.assertEqual(len([row for row in rows if "**not measured yet**" in row]), len(rows))
 
         def slow(results):
-            for name in "race-resnet18-scalecom", "race-resnet18-scalecom-4-epochs":
+            for name in "race-resnet18-scalecom", "race-resnet18-coded-4-epochs":
                 for entry in results[name]["curve"]:
                     entry["acc1"] = 10.0
 
@@ -365,7 +366,7 @@ class Page(unittest.TestCase):
 
     def test_race(self):
         def slow(results):
-            for name in "race-resnet18-scalecom", "race-resnet18-scalecom-4-epochs":
+            for name in "race-resnet18-scalecom", "race-resnet18-coded-4-epochs":
                 for entry in results[name]["curve"]:
                     entry["acc1"] = 10.0
 
@@ -653,7 +654,7 @@ class Names(unittest.TestCase):
         self.assertEqual(reproduce.choose(runs, [""]), [])
         self.assertEqual(self.main("full")[0], full)
         self.assertEqual(self.main("headline-scalecom-2")[0], ["headline-scalecom-2"])
-        self.assertEqual(len(self.main("headline-scalecom-")[0]), 21)  # rates 25, 100 (six seeds), 400, the rule full, bf16, early
+        self.assertEqual(len(self.main("headline-scalecom-")[0]), 24)  # rates 25, 100 (six seeds), 400, the rule full, bf16, early, coded
         self.assertEqual(self.main("full-zaremba")[0], [name for name in full if name.startswith("full-zaremba")])
         self.assertEqual(self.main("ptb")[0], [name for name in runs if name.startswith("ptb-") and name != "ptb-dense"])
 

@@ -38,7 +38,8 @@ COMPRESSORS = {
 
 
 def accuracies(measured):
-    """Returns (compress, rule, epochs) -> seed -> accuracy, of runs with the headline's recipe."""
+    """Returns (compress, rule, epochs) -> (group, seed) -> accuracy, of runs with the headline's recipe. Runs of one
+    group, the first word of their names, were made together: dense and compressed ones are compared within it."""
     recipe = re.compile(re.escape(reproduce.shown(reproduce.RESNET)) + r" --epochs (\d+)(?: --seed (\d+))?"
                         r"(?: --compress (\S+))?( --compressed-momentum full)?$")
     found = {}
@@ -49,18 +50,17 @@ def accuracies(measured):
         epochs, seed, compress, full = match.groups()
         full = full or "-full-" in result["name"] or result["name"].startswith(reproduce.BEFORE)  # then the only rule
         runs = found.setdefault((compress or "none", bool(full and compress), int(epochs)), {})
-        # Rows of one group come together, the oldest first: dense and compressed runs of one machine.
-        runs.setdefault(int(seed or 1), result["summary"]["valid_acc1"])
+        runs[result["name"].split("-")[0], int(seed or 1)] = result["summary"]["valid_acc1"]
     return found
 
 
 def points(found, compress, epochs):
-    """Returns the mean difference from dense over the seeds that both have, as text."""
+    """Returns the mean difference from dense over the groups and seeds that both have, as text."""
     dense = found.get(("none", False, epochs), {})
     one_rule = compress.startswith(("bf16", "fp16", "qsgd"))  # no residual
     for full in (False, True):
         runs = found.get((compress, full, epochs), {})
-        both = [runs[seed] - dense[seed] for seed in sorted(runs.keys() & dense.keys())]
+        both = [runs[which] - dense[which] for which in sorted(runs.keys() & dense.keys())]
         if both:
             return f"{statistics.fmean(both):+.2f} ({len(both)}{', full' if full and not one_rule else ''})"
     return "-"
