@@ -4,6 +4,10 @@
 // weight gradients are reordered back on the way into the flat buffer, and add up there.
 #include "layers/conv2d_plan.h"
 
+#include <optional>
+#include <string_view>
+#include <utility>
+
 #include "core/plan_cache.h"
 #include "core/simd.h"
 #include "layers/backend.h"
@@ -15,8 +19,8 @@ namespace {
 using dnnl::memory;
 
 // Returns whether oneDNN's Winograd F(4x4, 3x3) pays: it needs a quarter of the multiplications and
-// was faster for every 3x3 stride-1 layer of at least 32 channels; with 16 channels, for the weight
-// gradient only. It needs fp32.
+// was faster for every 3x3 stride-1 layer of at least 32 channels, with 16 channels for the weight
+// gradient only, if its tiles fill the products that it turns into. It needs fp32.
 bool prefer_winograd(const ConvProblem& p) {
   const memory::dims w = dims_of(p.w), y = dims_of(p.y);
   if (w.size() != 4 || w[2] != 3 || w[3] != 3 || p.stride[0] != 1 || p.padding[0] != 1)
@@ -24,7 +28,9 @@ bool prefer_winograd(const ConvProblem& p) {
   if (type_of(p.x) != memory::data_type::f32) return false;
   const int64_t channels = std::min(w[0], w[1]);
   if (y[2] < 4 || y[3] < 4) return false;
-  return p.pass == ConvPass::backward_weight ? channels >= 16 : channels >= 32;
+  const int64_t tiles = y[0] * ceil_div(y[2], 4) * ceil_div(y[3], 4);
+  return p.pass == ConvPass::backward_weight ? channels >= 16 && tiles >= 24
+                                             : channels >= 32 && tiles >= 40;
 }
 
 // Returns the extents of OIHW weights for oneDNN, with a fifth axis in front if there are groups.
@@ -38,45 +44,29 @@ memory::desc plain_weight(const Shape& w, int64_t groups) {
           groups == 1 ? memory::format_tag::oihw : memory::format_tag::goihw};
 }
 
-ConvPlan choose_plan(ConvPass pass, const Tensor& x, const Shape& w, const Tensor& y,
-                     const Conv2dOptions& o) {
-  const ConvProblem problem = {
-      pass,
-      describe(x),
-      {weight_dims(w, o.groups), onednn_type(x.dtype()), memory::format_tag::any},
-      describe(y),
-      {o.stride, o.stride},
-      {o.padding, o.padding}};
-  if (prefer_winograd(problem)) {
-    try {
-      return make_conv_plan(problem, dnnl::algorithm::convolution_winograd);
-    } catch (const dnnl::error&) {
-      // Not offered for this shape, processor or release of oneDNN: direct below.
-    }
-  }
-  try {
-    return make_conv_plan(problem, dnnl::algorithm::convolution_direct);
-  } catch (const dnnl::error& e) {
-    throw InputError(concat("convolution of ", dtype_name(x.dtype()), " ", to_string(x.shape()),
-                            " with ", to_string(w), ": not supported by this processor or oneDNN (",
-                            e.what(), ")"));
-  }
-}
-
 const ConvPlan& conv_plan(ConvPass pass, const Tensor& x, const Shape& w, const Tensor& y,
                           const Conv2dOptions& o) {
   const PlanKey key = plan_key(pass, x.shape(), w, o.stride, o.padding, o.groups, x.dtype(),
                                x.layout(), y.layout());
-  return cached_plan<ConvPlan>(key, [&] { return choose_plan(pass, x, w, y, o); });
+  return cached_plan<ConvPlan>(key, [&] { return choose_conv_plan(pass, x, w, y, o); });
 }
 
-// Returns the weights in the format of a plan; OIHW itself where that is the format.
-Tensor pack_weight(const Tensor& w, const ConvPlan& plan, int64_t groups) {
-  const memory::desc plain = plain_weight(w.shape(), groups);
-  if (plan.w == plain) return w;
-  Tensor packed = memory_for(plan.w);
-  reorder_memory(plain, w.raw(), plan.w, packed.raw());
-  return packed;
+// Returns x in the format of a plan; itself where that is its own.
+Tensor packed(const Tensor& x, const memory::desc& own, const memory::desc& wanted) {
+  if (own == wanted) return x;
+  Tensor out = memory_for(wanted);
+  reorder_memory(own, x.raw(), wanted, out.raw());
+  return out;
+}
+
+// Runs a plan whose argument `result` goes to x, which may have another format, plus beta * x.
+void execute_into(const ConvPlan& plan, Arguments arguments, int result, const memory::desc& made,
+                  const Tensor& x, const memory::desc& own, float beta = 0) {
+  const bool direct = made == own && beta == 0;
+  const Tensor out = direct ? x : memory_for(made);
+  arguments.emplace(result, memory_at(made, out.raw()));
+  execute(plan.plan, std::move(arguments));
+  if (!direct) reorder_memory(made, out.raw(), own, x.raw(), beta);
 }
 
 // Returns whether layers/winograd.h is used: up to 64 channels its kernels were faster than
@@ -90,30 +80,65 @@ bool own_winograd(const Tensor& x, const Shape& w, const Conv2dOptions& o) {
 
 }  // namespace
 
+ConvPlan choose_conv_plan(ConvPass pass, const Tensor& x, const Shape& w, const Tensor& y,
+                          const Conv2dOptions& o) {
+  ConvProblem problem = {
+      pass,
+      describe(x),
+      {weight_dims(w, o.groups), onednn_type(x.dtype()), memory::format_tag::any},
+      describe(y),
+      {o.stride, o.stride},
+      {o.padding, o.padding}};
+  if (prefer_winograd(problem)) {
+    try {
+      return make_conv_plan(problem, dnnl::algorithm::convolution_winograd);
+    } catch (const dnnl::error&) {
+      // Not offered for this shape, processor or release of oneDNN: direct below.
+    }
+  }
+  const auto make_direct = [&] {
+    return make_conv_plan(problem, dnnl::algorithm::convolution_direct);
+  };
+  std::optional<ConvPlan> slow;
+  try {
+    ConvPlan plan = make_direct();
+    if (!plan.reference || x.size() == 0) return plan;
+    slow = plan;
+    for (memory::desc* map : {&problem.x, &problem.y})
+      *map = {dims_of(*map), type_of(*map), memory::format_tag::nhwc};
+    return make_direct();
+  } catch (const dnnl::error& e) {
+    if (slow) return *slow;
+    throw InputError(concat("convolution of ", dtype_name(x.dtype()), " ", to_string(x.shape()),
+                            " with ", to_string(w), ": not supported by this processor or oneDNN (",
+                            e.what(), ")"));
+  }
+}
+
 ConvPlan make_conv_plan(const ConvProblem& p, dnnl::algorithm algorithm) {
+  // oneDNN's reference kernels, a hundred times slower, are called "ref:any".
+  const auto plan = [](const auto& primitive, const auto& pd, const memory::desc& x,
+                       const memory::desc& w, const memory::desc& y) {
+    const bool reference = std::string_view(pd.impl_info_str()).starts_with("ref");
+    return ConvPlan{{primitive, pd.scratchpad_desc()}, x, w, y, reference};
+  };
   const auto forward_pd = make_descriptor<dnnl::convolution_forward::primitive_desc>(
       user_scratchpad(), dnnl::prop_kind::forward_training, algorithm, p.x, p.w, p.y, p.stride,
       p.padding, p.padding);
   if (p.pass == ConvPass::forward)
-    return {{dnnl::convolution_forward(forward_pd), forward_pd.scratchpad_desc()},
-            forward_pd.src_desc(),
-            forward_pd.weights_desc(),
-            forward_pd.dst_desc()};
+    return plan(dnnl::convolution_forward(forward_pd), forward_pd, forward_pd.src_desc(),
+                forward_pd.weights_desc(), forward_pd.dst_desc());
   if (p.pass == ConvPass::backward_input) {
     const auto pd = make_backward_descriptor<dnnl::convolution_backward_data::primitive_desc>(
         forward_pd, algorithm, p.x, p.w, p.y, p.stride, p.padding, p.padding);
-    return {{dnnl::convolution_backward_data(pd), pd.scratchpad_desc()},
-            pd.diff_src_desc(),
-            pd.weights_desc(),
-            pd.diff_dst_desc()};
+    return plan(dnnl::convolution_backward_data(pd), pd, pd.diff_src_desc(), pd.weights_desc(),
+                pd.diff_dst_desc());
   }
   const memory::desc w(dims_of(p.w), memory::data_type::f32, memory::format_tag::any);
   const auto pd = make_backward_descriptor<dnnl::convolution_backward_weights::primitive_desc>(
       forward_pd, algorithm, p.x, w, p.y, p.stride, p.padding, p.padding);
-  return {{dnnl::convolution_backward_weights(pd), pd.scratchpad_desc()},
-          pd.src_desc(),
-          pd.diff_weights_desc(),
-          pd.diff_dst_desc()};
+  return plan(dnnl::convolution_backward_weights(pd), pd, pd.src_desc(), pd.diff_weights_desc(),
+              pd.diff_dst_desc());
 }
 
 ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOptions& o) {
@@ -136,10 +161,12 @@ ConvLayouts conv2d_layouts(const Tensor& x, int64_t out_channels, const Conv2dOp
 void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& y, const Conv2dOptions& o) {
   if (own_winograd(x, w.shape(), o)) return winograd_forward(x, w, y);
   const ConvPlan& plan = conv_plan(ConvPass::forward, x, w.shape(), y, o);
-  const Tensor packed = pack_weight(w, plan, o.groups);
-  execute(plan.plan, {{DNNL_ARG_SRC, memory_at(plan.x, x.raw())},
-                      {DNNL_ARG_WEIGHTS, memory_at(plan.w, packed.raw())},
-                      {DNNL_ARG_DST, memory_at(plan.y, y.raw())}});
+  const Tensor weight = packed(w, plain_weight(w.shape(), o.groups), plan.w);
+  const Tensor input = packed(x, describe(x), plan.x);
+  execute_into(plan,
+               {{DNNL_ARG_SRC, memory_at(plan.x, input.raw())},
+                {DNNL_ARG_WEIGHTS, memory_at(plan.w, weight.raw())}},
+               DNNL_ARG_DST, plan.y, y, describe(y));
 }
 
 void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw, float beta,
@@ -150,23 +177,23 @@ void conv2d_backward_weight(const Tensor& x, const Tensor& dy, const Tensor& dw,
   }
   if (own_winograd(x, dw.shape(), o)) return winograd_backward_weight(x, dy, dw, beta);
   const ConvPlan& plan = conv_plan(ConvPass::backward_weight, x, dw.shape(), dy, o);
-  const memory::desc plain = plain_weight(dw.shape(), o.groups);
-  const bool direct = plan.w == plain && beta == 0.0f;
-  const Tensor packed = direct ? dw : memory_for(plan.w);
-  execute(plan.plan, {{DNNL_ARG_SRC, memory_at(plan.x, x.raw())},
-                      {DNNL_ARG_DIFF_WEIGHTS, memory_at(plan.w, packed.raw())},
-                      {DNNL_ARG_DIFF_DST, memory_at(plan.y, dy.raw())}});
-  if (!direct) reorder_memory(plan.w, packed.raw(), plain, dw.raw(), beta);
+  const Tensor input = packed(x, describe(x), plan.x), output = packed(dy, describe(dy), plan.y);
+  execute_into(plan,
+               {{DNNL_ARG_SRC, memory_at(plan.x, input.raw())},
+                {DNNL_ARG_DIFF_DST, memory_at(plan.y, output.raw())}},
+               DNNL_ARG_DIFF_WEIGHTS, plan.w, dw, plain_weight(dw.shape(), o.groups), beta);
 }
 
 void conv2d_backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx,
                            const Conv2dOptions& o) {
   if (own_winograd(dx, w.shape(), o)) return winograd_backward_input(dy, w, dx);
   const ConvPlan& plan = conv_plan(ConvPass::backward_input, dx, w.shape(), dy, o);
-  const Tensor packed = pack_weight(w, plan, o.groups);
-  execute(plan.plan, {{DNNL_ARG_DIFF_SRC, memory_at(plan.x, dx.raw())},
-                      {DNNL_ARG_WEIGHTS, memory_at(plan.w, packed.raw())},
-                      {DNNL_ARG_DIFF_DST, memory_at(plan.y, dy.raw())}});
+  const Tensor weight = packed(w, plain_weight(w.shape(), o.groups), plan.w);
+  const Tensor output = packed(dy, describe(dy), plan.y);
+  execute_into(plan,
+               {{DNNL_ARG_WEIGHTS, memory_at(plan.w, weight.raw())},
+                {DNNL_ARG_DIFF_DST, memory_at(plan.y, output.raw())}},
+               DNNL_ARG_DIFF_SRC, plan.x, dx, describe(dx));
 }
 
 }  // namespace heddle::cpu

@@ -53,6 +53,7 @@ dnnl::memory memory_of(const Tensor& x) { return memory_at(describe(x), x.raw())
 }  // namespace
 
 Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolWindow& window) {
+  if (x.size() == 0) return {};  // oneDNN refuses an empty workspace
   const PoolPlan& p = pool_plan(false, kind, x, y, window);
   Arguments arguments = {{DNNL_ARG_SRC, memory_of(x)}, {DNNL_ARG_DST, memory_of(y)}};
   Tensor workspace = memory_for(p.workspace);
@@ -64,6 +65,7 @@ Tensor pool_forward(PoolKind kind, const Tensor& x, const Tensor& y, const PoolW
 
 void pool_backward(PoolKind kind, const Tensor& dy, const Tensor& workspace, const Tensor& dx,
                    const PoolWindow& window) {
+  if (dx.size() == 0) return;
   const PoolPlan& p = pool_plan(true, kind, dx, dy, window);
   Arguments arguments = {{DNNL_ARG_DIFF_SRC, memory_of(dx)}, {DNNL_ARG_DIFF_DST, memory_of(dy)}};
   if (workspace.defined())

@@ -1,6 +1,9 @@
 // The product of a sparse and a dense matrix, on CPU and CUDA; on the CPU row by row, so that the
 // sums of a row stay in registers.
+#include <algorithm>
+
 #include "core/shared_kernel.h"
+#include "core/simd.h"
 #include "layers/backend.h"
 
 namespace heddle::HEDDLE_BACKEND {
@@ -21,12 +24,22 @@ struct SparseProduct {
     y[r * width + c] = T(sum);
   }
 #else
-  static constexpr int64_t kStrip = 64;  // columns whose sums stay in registers
-
-  template <bool whole>
-  void strip(int64_t r, int64_t begin, int64_t count) const {
-    const int64_t n = whole ? kStrip : count;
-    float sums[kStrip] = {};
+  // Computes V vectors of row r from column `begin` on, whose sums stay in registers.
+  template <int V>
+  void vectors(int64_t r, int64_t begin) const {
+    using L = Lanes<16>;
+    L::Vec sums[V] = {};
+    for (int32_t i = starts[r]; i < starts[r + 1]; ++i) {
+      const T* from = x + columns[i] * width + begin;
+      HEDDLE_UNROLL
+      for (int v = 0; v < V; ++v) sums[v] += weights[i] * L::load(from + 16 * v);
+    }
+    HEDDLE_UNROLL
+    for (int v = 0; v < V; ++v) L::store(y + r * width + begin + 16 * v, sums[v]);
+  }
+  void last(int64_t r, int64_t begin) const {
+    const int64_t n = width - begin;
+    float sums[16] = {};
     for (int32_t i = starts[r]; i < starts[r + 1]; ++i) {
       const float weight = weights[i];
       const T* from = x + columns[i] * width + begin;
@@ -37,8 +50,9 @@ struct SparseProduct {
   }
   void operator()(int64_t r) const {
     int64_t c = 0;
-    for (; c + kStrip <= width; c += kStrip) strip<true>(r, c, kStrip);
-    if (c < width) strip<false>(r, c, width - c);
+    for (; c + 64 <= width; c += 64) vectors<4>(r, c);
+    for (; c + 16 <= width; c += 16) vectors<1>(r, c);
+    if (c < width) last(r, c);
   }
 #endif
 };
@@ -73,8 +87,15 @@ void sparse_matmul(const SparseMatrix& a, const Tensor& x, const Tensor& y) {
 #ifdef HEDDLE_GPU
     for_each_in_grid(a.rows(), width, product);
 #else
-    parallel_for(a.rows(), 16, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) product(r);
+    // In equal parts of the entries: rows of a graph or of words differ by a factor of thousands.
+    const int32_t* starts = product.starts;
+    const int64_t rows = a.rows(), parts = ceil_div(rows, 16);
+    const auto first = [&](int64_t part) {
+      const int64_t entries = int64_t{starts[rows]} * part / parts;
+      return part == parts ? rows : std::lower_bound(starts, starts + rows, entries) - starts;
+    };
+    parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t r = first(begin); r < first(end); ++r) product(r);
     });
 #endif
   });

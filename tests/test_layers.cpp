@@ -86,6 +86,18 @@ TEST_CASE("max pooling: values against the definition, and gradients") {
   refused({1, 3, 20, 20}, {.kernel = kMaxPoolKernel + 1});
 }
 
+TEST_CASE("pooling: a batch without images") {
+  Context context(on_test_device());
+  for (Layout layout : input_layouts()) {
+    const Var x(Tensor::zeros({0, 16, 6, 6}, DType::f32, layout), true);
+    Tape tape;
+    const Var y = max_pool2d(tape, x, {.kernel = 3, .stride = 2, .padding = 1});
+    CHECK(y.shape() == Shape{0, 16, 3, 3});
+    tape.backward(project(tape, y, Tensor::zeros(y.shape(), DType::f32, layout)));
+    CHECK(x.grad().shape() == x.shape());
+  }
+}
+
 TEST_CASE("max pooling: the first of equal values gets the gradient") {
   Context context(on_test_device());
   for (Layout layout : input_layouts()) {

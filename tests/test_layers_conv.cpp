@@ -5,6 +5,7 @@
 
 #include "core/kernels.h"
 #include "layers/conv2d.h"
+#include "layers/conv2d_plan.h"
 #include "layers/linear.h"
 #include "layers/loss.h"
 #include "tests/device.h"
@@ -25,18 +26,19 @@ std::ostream& operator<<(std::ostream& out, const ConvCase& c) {
 }
 
 constexpr ConvCase kCases[] = {
-    {5, 7, 3, 1, 1, 1, 6, 5, true},     {5, 6, 3, 2, 1, 1, 7, 6, false},
-    {6, 4, 1, 2, 0, 1, 5, 6, false},    {3, 5, 1, 1, 0, 1, 4, 4, true},
-    {2, 3, 5, 1, 2, 1, 7, 6, true},     {3, 4, 7, 2, 3, 1, 9, 10, false},
-    {3, 16, 7, 2, 3, 1, 12, 11, false}, {6, 4, 3, 1, 1, 2, 5, 6, true},
-    {5, 5, 3, 1, 1, 5, 6, 5, false},    {4, 4, 3, 2, 1, 4, 6, 6, true},
-    {3, 4, 3, 1, 0, 1, 5, 5, false},    {4, 3, 3, 3, 2, 1, 8, 7, false},
-    {3, 16, 3, 1, 1, 1, 6, 5, false},   {16, 16, 3, 1, 1, 1, 6, 5, true},
-    {16, 32, 3, 2, 1, 1, 7, 6, false},  {32, 32, 3, 1, 1, 1, 8, 7, true},
-    {32, 48, 3, 1, 1, 1, 9, 5, false},  {16, 32, 1, 2, 0, 1, 6, 6, false},
-    {48, 16, 1, 1, 0, 1, 4, 5, true},   {32, 32, 3, 1, 1, 2, 5, 5, false},
-    {32, 32, 3, 1, 1, 32, 5, 6, true},  {16, 5, 3, 1, 1, 1, 5, 5, true},
-    {32, 32, 3, 1, 1, 1, 1, 1, false},  {16, 6, 3, 1, 1, 2, 5, 5, false},
+    {5, 7, 3, 1, 1, 1, 6, 5, true},      {5, 6, 3, 2, 1, 1, 7, 6, false},
+    {6, 4, 1, 2, 0, 1, 5, 6, false},     {3, 5, 1, 1, 0, 1, 4, 4, true},
+    {2, 3, 5, 1, 2, 1, 7, 6, true},      {3, 4, 7, 2, 3, 1, 9, 10, false},
+    {3, 16, 7, 2, 3, 1, 12, 11, false},  {6, 4, 3, 1, 1, 2, 5, 6, true},
+    {5, 5, 3, 1, 1, 5, 6, 5, false},     {4, 4, 3, 2, 1, 4, 6, 6, true},
+    {3, 4, 3, 1, 0, 1, 5, 5, false},     {4, 3, 3, 3, 2, 1, 8, 7, false},
+    {3, 16, 3, 1, 1, 1, 6, 5, false},    {16, 16, 3, 1, 1, 1, 6, 5, true},
+    {16, 32, 3, 2, 1, 1, 7, 6, false},   {32, 32, 3, 1, 1, 1, 8, 7, true},
+    {32, 48, 3, 1, 1, 1, 9, 5, false},   {16, 32, 1, 2, 0, 1, 6, 6, false},
+    {48, 16, 1, 1, 0, 1, 4, 5, true},    {32, 32, 3, 1, 1, 2, 5, 5, false},
+    {32, 32, 3, 1, 1, 32, 5, 6, true},   {16, 5, 3, 1, 1, 1, 5, 5, true},
+    {32, 32, 3, 1, 1, 1, 1, 1, false},   {16, 6, 3, 1, 1, 2, 5, 5, false},
+    {80, 80, 3, 1, 1, 1, 20, 18, false},
 };
 
 // y in double from values in logical order; plain (N, O, P, Q).
@@ -108,7 +110,7 @@ TEST_CASE("conv2d: equals the direct sum, and gradients, in every layout") {
           direct(x.to_vector(), x.shape(), f.conv.weight->value.to_vector(),
                  c.bias ? f.conv.bias->value.to_vector() : std::vector<float>{},
                  f.conv.weight->shape(), shape, f.conv.options);
-      // fp32 sums of up to 288 products; Winograd F(4x4, 3x3) loses about one digit.
+      // fp32 sums of up to 720 products; Winograd F(4x4, 3x3) loses about one digit.
       CHECK(relative_distance(y.to_vector(), expected) < 1e-5);
       CHECK(f.conv.weight->uses_per_sample == static_cast<double>(shape[2] * shape[3]));
       GradCheck(f.store, {x},
@@ -212,6 +214,32 @@ TEST_CASE("conv2d: a bias of another size is refused, a batch without images is 
     const Tensor none = Tensor::empty({0, 16, 8, 8}, DType::f32, each);
     CHECK(conv2d(tape, Var(none), square, nullptr, {.padding = 1}).shape() == none.shape());
   }
+}
+
+TEST_CASE("conv2d: no reference kernels of oneDNN where it has others") {
+  Context context;
+  struct Maps {
+    Shape x, w;
+    Conv2dOptions o;
+  };
+  for (const Maps& m : {Maps{{2, 3, 32, 32}, {16, 3, 3, 3}, {.padding = 1}},
+                        {{2, 3, 32, 32}, {64, 3, 4, 4}, {.stride = 2, .padding = 1}},
+                        {{2, 64, 28, 28}, {64, 64, 3, 3}, {.padding = 2}},
+                        {{2, 64, 28, 28}, {64, 1, 5, 5}, {.padding = 2, .groups = 64}},
+                        {{2, 128, 14, 14}, {128, 128, 3, 3}, {.padding = 1}}})
+    for (const Layout layout : {Layout::plain, Layout::nhwc, Layout::c16})
+      for (const ConvPass pass :
+           {ConvPass::forward, ConvPass::backward_input, ConvPass::backward_weight}) {
+        if (layout == Layout::c16 && m.x[1] % 16 != 0) continue;
+        const Tensor x = Tensor::empty_on(Device{}, m.x, DType::f32, layout);
+        const ConvLayouts layouts = cpu::conv2d_layouts(x, m.w[0], m.o);
+        const Shape shape = conv2d_shape(m.x, m.w, m.o, "conv");
+        const Tensor y = Tensor::empty_on(Device{}, shape, DType::f32, layouts.output);
+        CAPTURE(to_string(m.w));
+        CAPTURE(layout_name(layouts.output));
+        const Tensor in = Tensor::empty_on(Device{}, m.x, DType::f32, layouts.input);
+        CHECK(!cpu::choose_conv_plan(pass, in, m.w, y, m.o).reference);
+      }
 }
 
 TEST_CASE("linear: the gradient of a map has the map's layout") {

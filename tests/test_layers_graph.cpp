@@ -101,7 +101,7 @@ TEST_CASE("sparse matrix: transpose, bits, and what is refused") {
 
 TEST_CASE("sparse product: a dense one, its gradient, equal bits for any number of threads") {
   Context context(on_test_device());
-  for (const int64_t width : {1, 7, 64, 500}) {
+  for (const int64_t width : {1, 7, 64, 119, 500}) {
     CAPTURE(width);
     const SparseMatrix a = random_matrix(40, 33, 2).with_transpose().to(context.device());
     const Tensor x = random_tensor({33, width}, 3);
@@ -124,6 +124,37 @@ TEST_CASE("sparse product: a dense one, its gradient, equal bits for any number 
   CHECK_THROWS_AS(sparse_matmul(tape, a, Var(Tensor::zeros({3, 2}), true)), InputError);
   CHECK_NOTHROW(sparse_matmul(tape, a, Var(Tensor::zeros({3, 2}))));
   CHECK(tape.size() == 0);  // nothing there needs a gradient
+}
+
+TEST_CASE("sparse product: long, short and empty rows, for any number of threads") {
+  Context context(on_test_device());
+  std::vector<int32_t> starts = {0}, columns;
+  std::vector<float> weights;
+  for (int r = 0; r < 100; ++r) {  // all entries in row 0 and in every seventh from 21 to 63
+    for (int i = 0; i < (r == 0 ? 400 : r % 7 == 0 && r > 20 && r < 64 ? r : 0); ++i) {
+      columns.push_back((i * 13 + r) % 50);
+      weights.push_back(static_cast<float>(i % 5) - 1.5f);
+    }
+    starts.push_back(to_int(columns.size()));
+  }
+  const auto of = [&](int rows) {
+    const std::vector<int32_t> some(starts.begin(), starts.begin() + rows + 1);
+    const std::vector<int32_t> ends(columns.begin(), columns.begin() + some.back());
+    const std::vector<float> factors(weights.begin(), weights.begin() + some.back());
+    return SparseMatrix(50, some, ends, factors).to(context.device());
+  };
+  const Tensor x = random_tensor({50, 40}, 3);
+  const int threads = omp_get_max_threads();
+  for (const int rows : {0, 1, 17, 100}) {
+    CAPTURE(rows);
+    const SparseMatrix a = of(rows);
+    for (const int n : {1, 2, 5}) {
+      omp_set_num_threads(n);
+      Tape tape;
+      check_close(sparse_matmul(tape, a, Var(here(x))).value(), product(dense(a), dense(x)));
+    }
+  }
+  omp_set_num_threads(threads);
 }
 
 TEST_CASE("sparse product: bf16 is summed in fp32") {
