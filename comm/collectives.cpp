@@ -54,7 +54,7 @@ class Staged {
 
  private:
   static Tensor memory_for(const Tensor& x) {
-    constexpr int64_t kMostPinned = int64_t{16} << 20;  // a bucket; pinned memory is scarce
+    constexpr int64_t kMostPinned = int64_t{64} << 20;  // a bucket, or its largest layer
     if (!x.device().is_cuda()) return x;
     return x.bytes() <= kMostPinned && x.layout() == Layout::plain
                ? Tensor::empty_pinned(x.shape(), x.dtype())

@@ -2,7 +2,7 @@
 // no file can crash the program or make it allocate without bound.
 //
 //   Image image;
-//   read_image_file("cat.jpg", image);   // 8-bit RGB, whatever the file holds
+//   read_image_file("cat.jpg", image);   // 8-bit RGB, as stored: an EXIF orientation is ignored
 //
 // All functions are thread-safe and throw an InputError that begins with the file's name.
 #pragma once

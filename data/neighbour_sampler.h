@@ -14,10 +14,11 @@
 //   plain        sum_j c_j / k x_j, times sum_j a_j: biased towards this rank's neighbours
 //
 // With P_L the sum of p over this rank's neighbours and P_R = 1 - P_L, the skew s lowers the share
-// of draws that travel from P_R to P_R / (P_R + s P_L) and raises the second moment of the unbiased
-// estimate, where all terms a_j |x_j| / p_j are equal, by 1 + P_L P_R (s - 1)^2 / s. The idea of
-// preferring local neighbours is that of Jiang and Rumi (arXiv 2101.07706), of which only the
-// abstract was available: these formulas are our own.
+// of draws that travel from P_R to P_R / (P_R + s P_L) and raises the second moment of one unbiased
+// draw, where all terms a_j |x_j| / p_j are equal, by 1 + P_L P_R (s - 1)^2 / s; that of the mean
+// of k draws less, because a part of it, |mean|^2, does not depend on s. The idea of preferring
+// local neighbours is that of Jiang and Rumi (arXiv 2101.07706), of which only the abstract was
+// available: these formulas are our own.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,7 @@ struct SamplerOptions {
                                          // 0: all neighbours, not drawn
   double skew = 1;                       // s; infinity: neighbours of other ranks only where a node
                                          // has no others; needs plain
-  double variance_budget = 0;  // above 1: each node's own s, at most 64, with this second moment
+  double variance_budget = 0;  // above 1: each node's own s, at most 64, for a draw's second moment
   SkewWeights weights = SkewWeights::unbiased;
   Mixing mixing = Mixing::mean;
   uint64_t seed = 0;

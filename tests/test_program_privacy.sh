@@ -158,6 +158,10 @@ about budget.json "1.39 < p['epsilon'] <= 1.4 and j['step'] == 20"
 "${budget[@]}" --steps 60 --resume budget --output-dir more >more.json 2>more.err || fail "more steps: $(tail -1 more.err)"
 about more.json "p['epsilon'] <= 1.4 + 1e-9"
 refuse 'spent already' "${groups[@]}" --compress topagg:density=0.1,epsilon=1.4 --steps 60 --resume budget --dp-epsilon-max 1
+cp -r budget untouched
+refuse 'spent already' "${budget[@]}" --steps 60 --resume budget/checkpoints/step-15 --output-dir budget --dp-epsilon-max 1
+refuse 'missing' "${budget[@]}" --steps 60 --resume budget/checkpoints/step-15 --output-dir budget --trace missing/t.json
+diff -r budget untouched >&2 || fail 'a refused run has changed its folder'
 
 echo 'the account of a run folder'
 for path in killed/checkpoints/step-75 killed/checkpoints/step-75/ "$work/killed/../killed/checkpoints/step-75"; do

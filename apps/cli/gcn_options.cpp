@@ -93,7 +93,7 @@ FlagTable gcn_flags(TrainGcnOptions& o) {
   flags.add(
       "skew", &o.skew, "HOW",
       "preference for neighbours of the same learner; budget=X: for each node that draws, as much "
-      "as multiplies the second moment of its unbiased mean by X; s=X: X times as likely; 1: "
+      "as multiplies the second moment of an unbiased draw by X; s=X: X times as likely; 1: "
       "none; local: others only where a node has no such neighbour (with weights plain)");
   flags.add("skew-weights", &o.skew_weights, "HOW",
             "weights of neighbours that were drawn with preference; unbiased: the mean is right on "

@@ -58,7 +58,6 @@ RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
 
 void begin_run(const CommonOptions& o, const RunSpec& spec, RunFiles& files) {
   if (files.folder == nullptr) return;
-  if (!o.trace.empty()) AtomicFile(o.trace);  // throws before anything is changed
   files.folder->begin();
   std::error_code none;
   if (o.resume.empty() && std::filesystem::is_regular_file(o.trace, none))
@@ -74,7 +73,10 @@ void finish_trace(const CommonOptions& o, const RunFiles& files, Learner& learne
   if (o.trace.empty()) return;
   comm.set_tag("trace");
   // Clocks of other machines have different origins; after a barrier all ranks read theirs at once.
-  constexpr double kSameClock = 10e6;  // microseconds: ranks of one machine need no correction
+  // Those of modelled hosts are one clock, and those of network namespaces almost.
+  constexpr double kSameClock = 0.1e6;  // microseconds
+  const std::vector<int> hosts = comm.hosts();
+  const bool own_clock = !o.parsed.net && hosts[to_size(comm.rank())] != hosts[0];
   comm.barrier();
   const double now = Trace::now();
   const Tensor clock = Tensor::empty_on(Device{}, {1}, DType::i64);
@@ -82,7 +84,7 @@ void finish_trace(const CommonOptions& o, const RunFiles& files, Learner& learne
   comm.broadcast(clock, 0);
   const double difference = static_cast<double>(clock.data<int64_t>()[0]) - now;
   std::string all = learner.context.trace().events(
-      comm.rank(), std::abs(difference) > kSameClock ? difference : 0.0);
+      comm.rank(), own_clock && std::abs(difference) > kSameClock ? difference : 0.0);
   // One rank after the other, so that only the first rank holds the events of more than two ranks.
   for (int rank = 1; rank < comm.size(); ++rank) {
     const std::string text = broadcast_text(all, comm, rank);

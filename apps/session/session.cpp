@@ -66,7 +66,9 @@ void Session::run(TrainingLoop& loop) {
   loop_ = &loop;
   if (checkpoint() != nullptr)
     restore_training(parts_, *checkpoint(), loop.own_state(), console_logger(progress()));
-  // Only now is anything in the folder changed: restoring may have refused the checkpoint.
+  if (optimizer_->accountant() != nullptr) account();
+  if (folder() != nullptr && !o_.trace.empty()) AtomicFile(o_.trace);  // throws if it cannot be
+  // Only now is anything in the folder changed: what may refuse the run has had its turn.
   saver_.emplace(o_,
                  SaverOptions{.folder = folder() == nullptr ? "" : folder()->path(),
                               .rank = parts_.rank,
@@ -75,7 +77,6 @@ void Session::run(TrainingLoop& loop) {
                               .ahead = start_.ahead},
                  *optimizer_, console_logger(progress()));
   begin_run(o_, spec_, files_);
-  if (optimizer_->accountant() != nullptr) account();
   try {
     train();
   } catch (const InputError&) {

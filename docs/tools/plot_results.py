@@ -238,7 +238,7 @@ def graphs(prefix):
         fetched = mean(r["summary"]["feature_rows"] for r in seeds.values())
         points = mean(test[method][s] - test[f"{part}-1-uniform"][s] for s in both)
         most, least = (sum(runs[s]["summary"]["feature_rows"] for s in both) for runs in (uniform, seeds))
-        kept[method] = points, most / least if both else None, len(both)
+        kept[method] = points, most / least if least else None, len(both)
         found = [seeds[s]["summary"] for s in seeds]
         inflation = mean(x["inflation"] for x in found)
         rows.append([part, "budget 1.5" if skew == "budget" else skew, weights if skew != "1" else "",
@@ -247,7 +247,7 @@ def graphs(prefix):
                      number(kept[method][1] if skew != "1" else None, 1), number(mean(x["remote_share"] for x in found), 3),
                      number(inflation if skew != "local" else None, 2)])
     out = table(["partition", "skew", "weights", "test accuracy by seed, %", "mean", "against uniform, points",
-                 "rows fetched, per step and learner", "fewer, times", "remote share of draws", "second moment, times"], rows)
+                 "rows fetched, per step and learner", "fewer, times", "remote share of draws", "second moment of a draw, times"], rows)
     for method, least, fewer in (("ldg-budget-unbiased", -0.3, 2), ("ldg-budget-normalised", -0.3, 2), ("ldg-16-normalised", -0.5, 7)):
         if method in kept and "debian" in prefix:
             points, times, n = kept[method]
