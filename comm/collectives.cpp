@@ -248,8 +248,8 @@ void MessageCommunicator::do_all_to_all(const Tensor& sent, const Tensor& receiv
 // begun that round is itself waiting in a lower one. Long parcels travel in pieces, each of which
 // has the whole timeout: over 10 Mbit/s, a layer of 30 MB takes half a minute. The last piece is
 // shorter than the others, if need be empty, so that unequal lengths are noticed.
-void MessageCommunicator::do_exchange(const std::vector<Parcel>& out,
-                                      const std::vector<Parcel>& in) {
+void MessageCommunicator::do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in,
+                                      int timeouts) {
   struct Round {
     const Tensor *out = nullptr, *in = nullptr;
   };
@@ -267,8 +267,17 @@ void MessageCommunicator::do_exchange(const std::vector<Parcel>& out,
   const int64_t piece = kSegmentsPerPiece * options_.segment_bytes;
   const Withdrawal withdrawal(*transport_);
   std::deque<std::vector<uint64_t>> open;  // tickets by round
+  const auto wait = [&](uint64_t ticket) {
+    for (int left = timeouts;; --left) {
+      try {
+        return transport_->wait(ticket);
+      } catch (const CommTimeout&) {
+        if (left <= 1) throw;
+      }
+    }
+  };
   const auto finish_oldest = [&] {
-    for (const uint64_t ticket : open.front()) transport_->wait(ticket);
+    for (const uint64_t ticket : open.front()) wait(ticket);
     open.pop_front();
   };
   for (int s = 1; s < size(); ++s) {

@@ -65,7 +65,8 @@ class MessageCommunicator : public Communicator {
   void do_all_gather(const Tensor& mine, const Tensor& all) override;
   void do_reduce_scatter(const Tensor& all, const Tensor& mine) override;
   void do_all_to_all(const Tensor& sent, const Tensor& received) override;
-  void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) override;
+  void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in,
+                   int timeouts) override;
   void do_barrier() override;
   void withdraw() noexcept override { transport_->withdraw(); }
 

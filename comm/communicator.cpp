@@ -90,10 +90,11 @@ void Communicator::do_all_to_all(const Tensor& sent, const Tensor& received) {
       in.push_back({peer, to});
     }
   }
-  do_exchange(out, in);
+  do_exchange(out, in, 1);
 }
 
-void Communicator::exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) {
+void Communicator::exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in,
+                            int timeouts) {
   for (const std::vector<Parcel>* parcels : {&out, &in}) {
     std::vector<bool> seen(to_size(size()));
     for (const auto& [peer, data] : *parcels) {
@@ -104,7 +105,7 @@ void Communicator::exchange(const std::vector<Parcel>& out, const std::vector<Pa
       seen[to_size(peer)] = true;
     }
   }
-  run("exchange", [&] { do_exchange(out, in); });
+  run("exchange", [&] { do_exchange(out, in, timeouts); });
 }
 
 void Communicator::barrier() {

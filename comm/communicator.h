@@ -60,8 +60,8 @@ class Communicator {
   // Sends each parcel of `out` to its peer and receives each of `in` from its peer: at most one
   // each way between two ranks, which both know its number of bytes; if they differ, CommError.
   // Unlike the other collectives, it waits for this rank's peers only; a rank that has none calls
-  // it too.
-  void exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in);
+  // it too. A peer may be busy with others first: `timeouts` must pass without an answer.
+  void exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in, int timeouts = 1);
   // Returns when every rank has called it.
   void barrier();
   // Makes the other ranks throw CommError instead of waiting for this one; under MPI ends all
@@ -90,7 +90,8 @@ class Communicator {
   virtual void do_all_gather(const Tensor& mine, const Tensor& all) = 0;
   virtual void do_reduce_scatter(const Tensor& all, const Tensor& mine) = 0;
   virtual void do_all_to_all(const Tensor& sent, const Tensor& received);  // by do_exchange()
-  virtual void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) = 0;
+  virtual void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in,
+                           int timeouts) = 0;
   virtual void do_barrier() = 0;
 
   virtual void withdraw() noexcept {}         // cancels the open messages of a call that failed

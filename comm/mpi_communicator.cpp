@@ -35,7 +35,8 @@ class Deadline {
       if (kept.wait_for(std::chrono::duration<double>(timeout_s)) == std::future_status::ready)
         return;
       std::fprintf(stderr,
-                   "[rank %d] MPI: no %s after %g s: another rank hangs or cannot be reached\n",
+                   "[rank %d] MPI: no %s after %g s (--comm-timeout): another rank hangs, is still "
+                   "reading its data, or cannot be reached\n",
                    detect_launch().rank, what, timeout_s);
       _exit(to_int(ExitCode::runtime));
     });

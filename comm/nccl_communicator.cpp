@@ -135,7 +135,8 @@ class NcclCommunicator : public Communicator {
                                comm_, cuda_stream());
     });
   }
-  void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in) override {
+  void do_exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in,
+                   int /*timeouts*/) override {
     std::vector<Tensor> from, to;
     for (size_t i = 0; i < out.size(); ++i) {  // the same tensor for several peers: one copy
       const bool again = i > 0 && out[i].data.raw() == out[i - 1].data.raw() &&

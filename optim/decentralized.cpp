@@ -160,7 +160,10 @@ std::vector<Parcel> DecentralizedOptimizer::exchange_with_neighbours(const Tenso
     out.push_back({rank, own});
     in.push_back({rank, Tensor::empty_on(Device{}, own.shape(), own.dtype())});
   }
-  comm_.exchange(out, in);
+  int most = 2;  // neighbours of a rank, which may talk to all others before this one
+  for (int rank = 0; rank < topology_.ranks(); ++rank)
+    most = std::max(most, topology_.degree(rank));
+  comm_.exchange(out, in, most - 1);
   return in;
 }
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -348,6 +349,36 @@ class RecordingTransport : public Transport {
   uint64_t record(size_t bytes) { return lengths_.push_back(bytes), lengths_.size(); }
   std::vector<size_t>& lengths_;
 };
+
+// Its messages arrive after some timeouts.
+class LateTransport : public RecordingTransport {
+ public:
+  LateTransport(std::vector<size_t>& lengths, int timeouts)
+      : RecordingTransport(lengths), timeouts_(timeouts) {}
+  void wait(uint64_t ticket) override {
+    if (++waits_[ticket] <= timeouts_) throw CommTimeout("no answer");
+  }
+
+ private:
+  std::map<uint64_t, int> waits_;
+  int timeouts_;
+};
+
+TEST_CASE("exchange: a rank is patient with a peer that has many others") {
+  Context context;
+  for (const int timeouts : {1, 2, 3}) {
+    CAPTURE(timeouts);
+    std::vector<size_t> lengths;
+    MessageCommunicator comm(std::make_unique<LateTransport>(lengths, 2), {});
+    const auto exchange = [&] {
+      comm.exchange({{1, ramp(9, 1.0f)}}, {{1, ramp(9, 1.0f)}}, timeouts);
+    };
+    if (timeouts < 3)
+      CHECK_THROWS_AS(exchange(), CommError);
+    else
+      CHECK_NOTHROW(exchange());
+  }
+}
 
 TEST_CASE("exchange: long parcels travel in pieces, of which each has the whole timeout") {
   Context context;

@@ -159,8 +159,9 @@ about budget.json "1.39 < p['epsilon'] <= 1.4 and j['step'] == 20"
 about more.json "p['epsilon'] <= 1.4 + 1e-9"
 refuse 'spent already' "${groups[@]}" --compress topagg:density=0.1,epsilon=1.4 --steps 60 --resume budget --dp-epsilon-max 1
 cp -r budget untouched
-refuse 'spent already' "${budget[@]}" --steps 60 --resume budget/checkpoints/step-15 --output-dir budget --dp-epsilon-max 1
-refuse 'missing' "${budget[@]}" --steps 60 --resume budget/checkpoints/step-15 --output-dir budget --trace missing/t.json
+further=("${budget[@]}" --steps 60 --resume budget/checkpoints/step-15 --output-dir budget)
+says 2 'spent already' "${further[@]}" --dp-epsilon-max 1
+says 1 'missing/t.json' "${further[@]}" --trace missing/t.json
 diff -r budget untouched >&2 || fail 'a refused run has changed its folder'
 
 echo 'the account of a run folder'

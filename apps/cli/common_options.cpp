@@ -30,9 +30,7 @@ std::vector<std::string> compressor_names() {
 
 // Returns those that keep nothing from step to step.
 std::vector<Family> start_families() {
-  std::vector<Family> out;
-  for (const char* name : {"none", "bf16", "fp16", "qsgd"}) out.push_back(find_family(name));
-  return out;
+  return {find_family("none"), find_family("bf16"), find_family("fp16"), find_family("qsgd")};
 }
 
 void add_machine_flags(FlagTable& flags, CommonOptions& o) {
@@ -278,44 +276,6 @@ void add_action_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("completion", &o.completion, "SHELL",
             "print a script that lets this shell complete the flags", one_of({"", "bash", "zsh"}),
             not_saved, not_in_environment);
-}
-
-// Decides from --learners, --comm, --net and the launcher's environment. Throws InputError for
-// impossible combinations, such as --learners under a launcher or --net over a real network.
-LearnerPlan plan_learners(const CommonOptions& o) {
-  const LaunchInfo launch = detect_launch();
-  const bool launched = launch.size > 1 || (!launch.launcher.empty() && o.comm == "mpi");
-  LearnerPlan plan;
-  plan.kind = o.comm;
-  plan.nccl = o.comm == "nccl";
-  if (plan.nccl) {
-    check(cuda_device_count() > 0, "--comm nccl needs a GPU for each learner, found none");
-    check(o.net.empty(), "--net simulates a network; it cannot be combined with --comm nccl");
-  }
-  if (o.comm == "auto" || plan.nccl)
-    plan.kind = launched ? "mpi" : (o.learners > 1 ? "threads" : "solo");
-  if (launched)
-    check(plan.kind == "mpi", "--comm ", o.comm, ": ", launch.launcher, " has started ",
-          launch.size, " processes, which would train independently");
-  if (plan.kind == "mpi") {
-#ifndef HEDDLE_MPI
-    throw InputError(concat("started by ", launch.launcher.empty() ? "--comm mpi" : launch.launcher,
-                            ", but this build has no MPI: install openmpi-bin and libopenmpi-dev "
-                            "and build again"));
-#endif
-    check(o.learners <= 1, "--learners ", o.learners,
-          launched ? ": under a launcher every process is one learner"
-                   : ": with --comm mpi each learner is a process that mpirun or srun starts");
-    check(o.net.empty(),
-          "--net simulates a network between threads (--learners); it cannot be "
-          "combined with MPI");
-    plan.size = launch.size;
-    plan.on_machine = ranks_sharing_cores();
-    return plan;
-  }
-  check(o.learners > 1 || o.net.empty(), "--net needs --learners above 1");
-  plan.size = plan.on_machine = plan.kind == "threads" ? static_cast<int>(o.learners) : 1;
-  return plan;
 }
 
 // Returns the number of hosts, -1 for auto and 0 for none.

@@ -163,6 +163,9 @@ void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embed
 // or generate, or "". Where nothing is trained, other learners that a file names are left out: a
 // run's config.toml may be used for its evaluation. Throws InputError if there are no weights.
 void decide_training(CommonOptions& o, const FlagTable& flags, const std::string& use);
+// Decides from --learners, --comm, --net and the launcher's environment. Throws InputError for
+// impossible combinations, such as --learners under a launcher or --net over a real network.
+LearnerPlan plan_learners(const CommonOptions& o);
 // Returns the flags that have no effect without another one, for FlagTable::check_needs().
 std::vector<FlagTable::Need> common_needs(const CommonOptions& o);
 
