@@ -1,7 +1,5 @@
 // The product of a sparse and a dense matrix, on CPU and CUDA; on the CPU row by row, so that the
 // sums of a row stay in registers.
-#include <algorithm>
-
 #include "core/shared_kernel.h"
 #include "core/simd.h"
 #include "layers/backend.h"
@@ -87,12 +85,20 @@ void sparse_matmul(const SparseMatrix& a, const Tensor& x, const Tensor& y) {
 #ifdef HEDDLE_GPU
     for_each_in_grid(a.rows(), width, product);
 #else
-    // In equal parts of the entries: rows of a graph or of words differ by a factor of thousands.
+    // In equal parts of the work: rows of a graph or of words differ by a factor of thousands.
     const int32_t* starts = product.starts;
     const int64_t rows = a.rows(), parts = ceil_div(rows, 16);
+    const auto before = [&](int64_t r) { return starts[r] + r; };  // entries, and results
     const auto first = [&](int64_t part) {
-      const int64_t entries = int64_t{starts[rows]} * part / parts;
-      return part == parts ? rows : std::lower_bound(starts, starts + rows, entries) - starts;
+      int64_t low = 0, high = rows;
+      while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (before(middle) < before(rows) * part / parts)
+          low = middle + 1;
+        else
+          high = middle;
+      }
+      return low;
     };
     parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
       for (int64_t r = first(begin); r < first(end); ++r) product(r);

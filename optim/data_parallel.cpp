@@ -137,7 +137,7 @@ bool DataParallelOptimizer::sum_over_ranks(const Bucket& bucket) {
   if (levels_ != nullptr) levels_->sum_within(gradients, ledger_);
   if (reduces()) {
     Communicator& comm = levels_ == nullptr ? comm_ : levels_->between();
-    ledger_.count(compressing() || starts_dense());
+    ledger_.count(compressing() || parallel_.start == nullptr);
     Reducer* reducer = compressing() ? reducer_.get() : parallel_.start.get();
     if (reducer != nullptr) {
       TraceRange range("compress", comm_.tag());

@@ -116,7 +116,6 @@ class DataParallelOptimizer : public LearnerOptimizer {
 
   int learners() const override { return comm_.size(); }
   int64_t dense_bytes() const override;
-  bool starts_dense() const override { return parallel_.start == nullptr; }
   const Optimizer& optimizer() const override { return optimizer_; }
   size_t buckets() const { return buckets_.size(); }
   // Returns the communicator of the exchange: with hosts the one between them, null on ranks that

@@ -73,6 +73,7 @@ void ExchangeProbes::waited(double seconds) {
 
 void ExchangeProbes::step_ended(double lr, int64_t dense) {
   ++(compressing() ? totals_.compressed_steps : totals_.dense_steps);
+  if (!compressing() && options_.start != nullptr) ++totals_.coded_steps;
   (compressing() ? totals_.dense_of_compressed : totals_.dense_of_dense) += dense;
   const int64_t steps = step_ + 1;
   if (planner_ != nullptr) planner_->finish_step(steps, lr, run_);

@@ -85,8 +85,6 @@ class LearnerOptimizer {
   // Returns the bytes that a rank, or with hosts the first of a host to others, sends in a dense
   // step: its share of a ring all-reduce.
   virtual int64_t dense_bytes() const = 0;
-  // Returns whether steps before compression are dense, and Ledger::Entry::counted has them.
-  virtual bool starts_dense() const { return true; }
   virtual const Optimizer& optimizer() const = 0;
   // Totals of this rank over the run. totals() and ledger(): between steps only.
   struct Totals {
@@ -94,7 +92,8 @@ class LearnerOptimizer {
     double exchange_s = 0;    // seconds that exchanges took, without the quality meter
     double collective_s = 0;  // of which in collectives
     double exposed_s = 0;     // seconds that the main thread waited for exchanges
-    int64_t dense_steps = 0, compressed_steps = 0;
+    int64_t dense_steps = 0, compressed_steps = 0;  // before compress_start, and after
+    int64_t coded_steps = 0;  // of dense_steps, by `start`; not in Ledger::Entry::counted
     // Bytes of gradients in these steps; with hosts, of those between hosts. Then dense_bytes() of
     // these steps.
     int64_t dense_sent = 0, compressed_sent = 0;

@@ -162,6 +162,7 @@ cp -r budget untouched
 further=("${budget[@]}" --steps 60 --resume budget/checkpoints/step-15 --output-dir budget)
 says 2 'spent already' "${further[@]}" --dp-epsilon-max 1
 says 1 'missing/t.json' "${further[@]}" --trace missing/t.json
+says 2 'spent already' "${further[@]}" --batch-size 2 --resume-anyway  # an account of other units
 diff -r budget untouched >&2 || fail 'a refused run has changed its folder'
 
 echo 'the account of a run folder'

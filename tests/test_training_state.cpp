@@ -26,6 +26,7 @@ DataParallelOptimizer::State some_state() {
   state.steps = 42;
   state.totals = {.traffic = {1, 2, 3}, .exchange_s = 0.1, .collective_s = 1e-300, .exposed_s = 7};
   state.totals.dense_steps = 4;
+  state.totals.coded_steps = 3;
   state.totals.rejected = 9;
   state.ledger[{"a.weight", PayloadKind::indices}] = {5, 6, 7, 8};
   state.settings = {{"a.weight", 0.1}};

@@ -134,6 +134,7 @@ Json exchange_json(const LearnerOptimizer::State& state) {
                {"totals", counts_of(state.totals)},
                {"seconds", seconds_of(state.totals)},
                {"dense", {state.totals.dense_of_dense, state.totals.dense_of_compressed}},
+               {"coded_steps", state.totals.coded_steps},
                {"ledger", ledger},
                {"settings", state.settings},
                {"hosts", state.hosts}};
@@ -149,6 +150,7 @@ LearnerOptimizer::State parse_exchange(const nlohmann::json& json) {
   read_array(json.at("totals"), counts_of(state.totals));
   read_array(json.at("seconds"), seconds_of(state.totals));
   state.totals.dense_of_dense = -1;  // unknown: added later
+  state.totals.coded_steps = json.value("coded_steps", int64_t{0});
   if (json.contains("dense"))
     read_array(json["dense"],
                std::tie(state.totals.dense_of_dense, state.totals.dense_of_compressed));

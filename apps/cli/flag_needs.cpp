@@ -92,6 +92,8 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
       {"lr-gamma", gammas, schedule("step, multistep or plateau")},
       {"train", !o.dry_run && o.headroom == 0, "has no effect with --dry-run or --headroom"},
       {"tune", !o.tune || !o.deterministic, "and --deterministic: expected at most one of them"}};
+  needs.push_back(
+      {"start-compress", o.compress_start != 0, "has no effect with --compress-start 0"});
   needs.push_back({"min-compress", o.compress != "none", "needs --compress", true});
   for (const char* flag : {"innovation", "peer-rule", "peer-mixing", "resync"})
     needs.push_back({flag, !o.peers.empty(), "needs --peers"});

@@ -81,7 +81,7 @@ Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store) {
     const auto entry = optimizer.ledger().entries().find({p.name, PayloadKind::values});
     if (entry == optimizer.ledger().entries().end()) continue;
     const double dense = static_cast<double>(p.size()) * 4;
-    const double start = optimizer.starts_dense() ? dense * to_double(totals.dense_steps) : 0;
+    const double start = dense * to_double(totals.dense_steps - totals.coded_steps);
     const double sent = (to_double(entry->second.counted) - start) / steps;
     dense_all += dense;
     sent_all += sent;

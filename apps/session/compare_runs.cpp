@@ -38,7 +38,6 @@ std::string difference(const nlohmann::json& there, const nlohmann::ordered_json
 nlohmann::ordered_json compression_of(const CommonOptions& o) {
   nlohmann::ordered_json json = {
       {"compress", o.compress}, {"dense-layers", o.dense_layers}, {"min-compress", o.min_compress}};
-  if (o.parsed.start_compress.family != "none") json["start-compress"] = o.start_compress;
   if (!o.peers.empty())
     json.update({{"peers", o.peers}, {"innovation", o.innovation}, {"peer-rule", o.peer_rule}});
   return json;

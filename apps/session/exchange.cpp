@@ -128,7 +128,7 @@ std::string describe_exchange(const CommonOptions& o, const StepPlan& plan,
     out += concat(", ", how, " for the first ", start, " of ", plan.total_steps, " steps");
   }
   if (!o.plan.empty()) out += ", by layer: " + o.plan;
-  if (parallel.residual_momentum) out += "; momentum applies to dense gradients only";
+  if (parallel.residual_momentum) out += "; no momentum for what a residual delays";
   if (learners == 1 && start < plan.total_steps)
     out += "; compressed, although a single learner sends nothing";
   return out;

@@ -157,8 +157,8 @@ double epsilon_limit(const CommonOptions& o, const RdpAccountant& accountant) {
                                                     : std::numeric_limits<double>::infinity();
 }
 
-void keep_account(const CommonOptions& o, RdpAccountant& accountant, const RunFolder* folder,
-                  const std::string& checkpoint, bool accounted, Communicator& comm) {
+void read_accounts(const CommonOptions& o, RdpAccountant& accountant, const RunFolder* folder,
+                   const std::string& checkpoint, bool accounted, Communicator& comm) {
   const std::string unit = privacy_unit(o);
   std::string spent;
   if (folder != nullptr) {
@@ -179,13 +179,16 @@ void keep_account(const CommonOptions& o, RdpAccountant& accountant, const RunFo
       if (exists(file)) read_account(file.string(), unit, accountant);
     if (!checkpoint.empty() && !accounted) accountant.raise_to(everything());
     spent = account_text(accountant, unit);
-    folder->write(kPrivacyFile, spent);
   }
   accountant.raise_to(parse_account(nlohmann::json::parse(broadcast_text(spent, comm))));
-  if (folder != nullptr)
-    accountant.on_count([&accountant, folder, unit](const RdpAccountant::State&) {
-      folder->write(kPrivacyFile, account_text(accountant, unit));
-    });
+}
+
+void keep_account(const CommonOptions& o, RdpAccountant& accountant, const RunFolder& folder) {
+  const auto write = [&accountant, &folder, unit = privacy_unit(o)](const RdpAccountant::State&) {
+    folder.write(kPrivacyFile, account_text(accountant, unit));
+  };
+  write({});
+  accountant.on_count(write);
 }
 
 }  // namespace heddle

@@ -3,7 +3,8 @@
 //
 //   check_privacy(o);
 //   std::unique_ptr<TopAgg> reducer = make_voting(o, store, plan, learners);
-//   keep_account(o, *optimizer.accountant(), folder, checkpoint, accounted, comm);
+//   read_accounts(o, *optimizer.accountant(), folder, checkpoint, accounted, comm);
+//   keep_account(o, *optimizer.accountant(), *folder);
 #pragma once
 
 #include <memory>
@@ -41,10 +42,11 @@ double epsilon_limit(const CommonOptions& o, const RdpAccountant& accountant);
 constexpr const char* kPrivacyFile = "privacy.json";
 // Adds to the account what earlier processes of the run have spent: infinitely much if a checkpoint
 // was trained without an account or with other units, which is what `accounted` tells, or if its
-// run folder lacks the file. From then on the first rank, which has a folder, keeps the file.
-// `checkpoint`: where the run resumes; empty: from the first step. Collective. Throws Error if the
-// file cannot be read or written.
-void keep_account(const CommonOptions& o, RdpAccountant& accountant, const RunFolder* folder,
-                  const std::string& checkpoint, bool accounted, Communicator& comm);
+// run folder lacks the file. `checkpoint`: where the run resumes; empty: from the first step. The
+// first rank has a folder. Collective. Throws Error if the file cannot be read.
+void read_accounts(const CommonOptions& o, RdpAccountant& accountant, const RunFolder* folder,
+                   const std::string& checkpoint, bool accounted, Communicator& comm);
+// Writes the file, now and before each noisy sum. Throws Error if it cannot.
+void keep_account(const CommonOptions& o, RdpAccountant& accountant, const RunFolder& folder);
 
 }  // namespace heddle

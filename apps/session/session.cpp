@@ -77,6 +77,9 @@ void Session::run(TrainingLoop& loop) {
                               .ahead = start_.ahead},
                  *optimizer_, console_logger(progress()));
   begin_run(o_, spec_, files_);
+  if (RdpAccountant* accountant = optimizer_->accountant();
+      accountant != nullptr && folder() != nullptr)
+    keep_account(o_, *accountant, *folder());
   try {
     train();
   } catch (const InputError&) {
@@ -109,7 +112,7 @@ void Session::train() {
   }
 }
 
-// Counts what earlier processes of this run have revealed, and from now on each step before it.
+// Counts what earlier processes of this run have revealed, and refuses what must not be added.
 void Session::account() {
   RdpAccountant& accountant = *optimizer_->accountant();
   bool accounted = true;
@@ -124,8 +127,8 @@ void Session::account() {
       accounted = accounted && member(there, key) == member(here, key);
   }
   optimizer_->collective("privacy account", [&](Communicator& comm) {
-    keep_account(o_, accountant, folder(), checkpoint() == nullptr ? "" : checkpoint()->path,
-                 accounted, comm);
+    read_accounts(o_, accountant, folder(), checkpoint() == nullptr ? "" : checkpoint()->path,
+                  accounted, comm);
   });
   const int64_t left = std::max<int64_t>(spec_.plan.total_steps + start_.ahead - log_.step(), 0);
   if (progress() != nullptr)
