@@ -38,7 +38,7 @@ constexpr ConvCase kCases[] = {
     {48, 16, 1, 1, 0, 1, 4, 5, true},    {32, 32, 3, 1, 1, 2, 5, 5, false},
     {32, 32, 3, 1, 1, 32, 5, 6, true},   {16, 5, 3, 1, 1, 1, 5, 5, true},
     {32, 32, 3, 1, 1, 1, 1, 1, false},   {16, 6, 3, 1, 1, 2, 5, 5, false},
-    {80, 80, 3, 1, 1, 1, 20, 18, false},
+    {80, 80, 3, 1, 1, 1, 20, 18, false}, {3, 32, 4, 2, 1, 1, 9, 10, false},
 };
 
 // y in double from values in logical order; plain (N, O, P, Q).
