@@ -60,7 +60,8 @@ class Communicator {
   // Sends each parcel of `out` to its peer and receives each of `in` from its peer: at most one
   // each way between two ranks, which both know its number of bytes; if they differ, CommError.
   // Unlike the other collectives, it waits for this rank's peers only; a rank that has none calls
-  // it too. A peer may be busy with others first: it fails after that many `timeouts`.
+  // it too. A peer may be busy with others first: the call fails only after this many timeouts
+  // without an answer.
   void exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in, int timeouts = 1);
   // Returns when every rank has called it.
   void barrier();

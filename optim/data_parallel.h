@@ -54,8 +54,8 @@ struct DataParallelOptions {
   bool overlap = true;             // false: exchanges begin when backward has ended; same bits
   bool broadcast = true;           // values and buffers begin as rank 0's; false: they are equal
   int64_t check_every = 100;       // steps between two comparisons of the replicas; 0: never
-  int64_t compress_start = 0;      // steps before the reducer is used, summed densely,
-  // or, where there is one, by this reducer, which must keep nothing from step to step.
+  int64_t compress_start = 0;      // steps before the reducer is used
+  // Sums these steps' gradients; it must keep nothing from step to step. Null: dense sums.
   std::shared_ptr<CompressedReducer> start = nullptr;
   // Clips each rank's own gradient before it is compressed: the norm of its mean over micro-steps
   // is limited to this times sqrt(ranks). Exchanges then wait for the end of backward. 0: no

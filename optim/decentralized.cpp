@@ -77,6 +77,8 @@ DecentralizedOptimizer::DecentralizedOptimizer(ParameterStore& store,
       extremes_(Tensor::empty_on(Device{}, {kExtremes}, DType::i64)),
       worker_(Context::current()) {
   extremes_.fill_zero();
+  for (int rank = 0; rank < comm.size(); ++rank)
+    timeouts_ = std::max(timeouts_, topology_.degree(rank) - 1);
   check(peers.mixing >= 0 && peers.mixing <= 1,
         "peer mixing: expected a number from 0 to 1, found ", peers.mixing);
   check(peers.bucket_bytes > 0, "bucket size: expected at least one byte, found ",
@@ -160,10 +162,7 @@ std::vector<Parcel> DecentralizedOptimizer::exchange_with_neighbours(const Tenso
     out.push_back({rank, own});
     in.push_back({rank, Tensor::empty_on(Device{}, own.shape(), own.dtype())});
   }
-  int most = 2;  // neighbours of a rank, which may talk to all others before this one
-  for (int rank = 0; rank < topology_.ranks(); ++rank)
-    most = std::max(most, topology_.degree(rank));
-  comm_.exchange(out, in, most - 1);
+  comm_.exchange(out, in, timeouts_);
   return in;
 }
 

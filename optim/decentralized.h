@@ -152,6 +152,7 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   Optimizer optimizer_;
   Topology topology_;
   std::vector<Topology::Neighbour> neighbours_;
+  int timeouts_ = 1;  // a neighbour may talk to all of its others before this rank
   double mixing_;
   std::vector<const Parameter*> parameters_;  // by memory order: the layers of the coder
   InnovationCoder coder_;

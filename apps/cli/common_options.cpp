@@ -103,8 +103,8 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
       otherwise(
           "one epoch, at most 5 % of the run, at least 100 steps; a resumed run keeps its own"));
   flags.add("start-compress", &o.start_compress, "SPEC",
-            "exchange before --compress-start: none, which is dense; or bf16, fp16 or qsgd:bits=4, "
-            "which keep nothing back",
+            "how the steps before --compress-start are exchanged: dense (none), or by a code that "
+            "keeps nothing back: bf16, fp16, qsgd:bits=4",
             such_as({"none", "bf16", "fp16", "qsgd"}));
   flags.add("compressed-momentum", &o.compressed_momentum, "RULE",
             "momentum of sgd for gradients delayed by a residual; residual: none, they move "

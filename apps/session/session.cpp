@@ -67,7 +67,7 @@ void Session::run(TrainingLoop& loop) {
   if (checkpoint() != nullptr)
     restore_training(parts_, *checkpoint(), loop.own_state(), console_logger(progress()));
   if (optimizer_->accountant() != nullptr) account();
-  if (folder() != nullptr && !o_.trace.empty()) AtomicFile(o_.trace);  // throws if it cannot be
+  if (folder() != nullptr && !o_.trace.empty()) AtomicFile(o_.trace);  // throws if unwritable
   // Only now is anything in the folder changed: what may refuse the run has had its turn.
   saver_.emplace(o_,
                  SaverOptions{.folder = folder() == nullptr ? "" : folder()->path(),
