@@ -67,10 +67,10 @@ void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor
       continue;
     }
     layer.now = layers_.ramped(layer.choice, e.compressed_steps);
+    window_.see_alone(p->name, gradient);
     if (!feedback_) {
       e.compressed.push_back({&layer, gradient, gradient, {}, {}});
     } else {
-      window_.see_gradient(p->name, gradient);
       const int64_t asked = chunk(layer, e);
       const double alone = explaining() ? norm(gradient) : 0;
       const Compensated all = held.emplace_back(

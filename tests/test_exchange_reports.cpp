@@ -79,6 +79,20 @@ TEST_CASE("layer plan: a reducer gets the written settings, bit for bit") {
   }
 }
 
+TEST_CASE("layer plan: errors of gradients, or of compensated ones") {
+  const ParameterStore store;
+  CommonOptions o;
+  o.layerwise = "lgreco";
+  for (const bool compensated : {false, true}) {
+    if (compensated) o.lgreco = "every=7,errors=compensated";
+    const LayerPlannerOptions options = planner_options(o, {.steps_per_epoch = 9}, store, 2, {});
+    CHECK(options.compensated == compensated);
+    CHECK(options.every == (compensated ? 7 : 9));
+    const auto plan = nlohmann::json::parse(describe_layer_plan({}, o, store, 2));
+    CHECK(plan["errors_of"] == (compensated ? "compensated" : "gradients"));
+  }
+}
+
 TEST_CASE("layer plan: refused for another network, other learners or missing layers") {
   Context context;
   const TempFolder temp;

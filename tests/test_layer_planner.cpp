@@ -294,7 +294,7 @@ TEST_CASE("planner: a window sums what was to be sent, with signs, without rejec
       Values gradients(expected.size());
       std::vector<TimedExchange> exchanges;
       for (int64_t step = 0; step < 8; ++step) {
-        if (step == 2) compressed.window().open(true);
+        if (step == 2) compressed.window().open({.compensated = true, .alone = true});
         model.fill_random(comm.rank(), step);
         const Tensor& grad = model.store.find("fc.weight")->grad;
         const Values g = grad.to_vector(), m = state_of(*reducer)["residual.fc.weight"];
@@ -313,10 +313,10 @@ TEST_CASE("planner: a window sums what was to be sent, with signs, without rejec
         }
       }
       const GradientWindow window = compressed.window().close();
-      if (window.sums.size() != 2 || window.gradients.size() != 2)
-        throw Error(concat(window.sums.size(), " layers"));
-      const Values sum = window.sums.at("fc.weight").to_vector();
-      const Values alone = window.gradients.at("fc.weight").to_vector();
+      if (window.compensated.size() != 2 || window.alone.size() != 2)
+        throw Error(concat(window.compensated.size(), " layers"));
+      const Values sum = window.compensated.at("fc.weight").to_vector();
+      const Values alone = window.alone.at("fc.weight").to_vector();
       for (size_t i = 0; i < sum.size(); ++i)
         if (!(std::abs(sum[i] - expected[i]) < 1e-4 && std::abs(alone[i] - gradients[i]) < 1e-4))
           throw Error(concat("sum at ", i));
@@ -326,10 +326,14 @@ TEST_CASE("planner: a window sums what was to be sent, with signs, without rejec
             window.exchanges[i].seconds != exchanges[i].seconds || exchanges[i].seconds <= 0)
           throw Error(concat("exchange ", i));
       (void)reducer->reduce(model.bucket(8), comm, ledger);
-      if (!compressed.window().close().sums.empty()) throw Error("copied without a window");
-      compressed.window().open(false);
-      (void)reducer->reduce(model.bucket(9), comm, ledger);
-      if (!compressed.window().close().gradients.empty()) throw Error("gradients unasked for");
+      if (!compressed.window().close().alone.empty()) throw Error("copied without a window");
+      for (const bool alone : {false, true}) {
+        compressed.window().open({.compensated = !alone, .alone = alone});
+        (void)reducer->reduce(model.bucket(9), comm, ledger);
+        const GradientWindow one = compressed.window().close();
+        if (one.compensated.empty() != alone || one.alone.empty() == alone)
+          throw Error("sums unasked for");
+      }
     }));
 }
 

@@ -171,7 +171,7 @@ TEST_CASE("planner: growing residuals make no layer critical, unknown norms do")
   // Few elements are sent, so that in the second window most residuals hold the gradients of three
   // times as many steps.
   PlannedTraining o{.spec = "topk:density=0.002", .steps = 21};
-  o.planner = {.every = 8, .window = 4, .accordion = true};
+  o.planner = {.every = 8, .window = 4, .compensated = true, .accordion = true};
   auto plans = train(2, o)[0].plans;
   REQUIRE(plans.size() == 2);
   CHECK(plans[1].critical == kNone);
@@ -192,6 +192,21 @@ TEST_CASE("planner: growing residuals make no layer critical, unknown norms do")
     CHECK(!run.plans[1].critical[5]);  // its bucket was finite
     CHECK(run.plans[2].critical == kNone);
   }
+}
+
+TEST_CASE("planner: plans settle; by errors with residuals they alternate") {
+  // The gradients are the same throughout. A layer of which little is sent has a large residual at
+  // the next plan, and then a small one.
+  PlannedTraining o{.steps = 345};
+  o.planner = {.every = 40, .window = 5};
+  auto plans = train(2, o)[0].plans;
+  REQUIRE(plans.size() == 8);
+  for (size_t i = 2; i < 8; ++i) CHECK(!plans[i].changed);
+  CHECK(plans[7].plan.bytes < plans[7].plan.uniform_bytes);
+  o.planner.compensated = true;
+  plans = train(2, o)[0].plans;
+  const auto first = [&](size_t i) { return plans[i].layers[0].settings[plans[i].plan.chosen[0]]; };
+  for (size_t i = 2; i < 7; ++i) CHECK((first(i) > 50) == (first(i + 1) < 10));
 }
 
 TEST_CASE("planner: bytes and time choose differently, by the network") {

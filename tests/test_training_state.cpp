@@ -41,7 +41,8 @@ DataParallelOptimizer::State some_state() {
   planner.sample = {{std::numeric_limits<double>::infinity()}, 0.3};
   planner.lr = 0.7;
   planner.table = {1.0 / 3, std::numeric_limits<double>::infinity()};
-  planner.window.sums["a.weight"] = Tensor::from({1.0f, 2.0f});
+  planner.window.compensated["a.weight"] = Tensor::from({1.0f, 2.0f});
+  planner.window.alone["a.weight"] = Tensor::from({3.0f});
   planner.window.exchanges = {{1000, 1e-3}, {2000, 2e-3}};
   state.planner = planner;
   return state;
@@ -164,7 +165,8 @@ TEST_CASE("training state: the exchange's numbers are restored bit for bit") {
   const SafetensorsFile file = file_of(state, "/a");
   read_exchange_tensors({file}, back);
   CHECK(back.planner->table == state.planner->table);
-  CHECK(back.planner->window.sums.at("a.weight").to_vector() == std::vector<float>{1, 2});
+  CHECK(back.planner->window.compensated.at("a.weight").to_vector() == std::vector<float>{1, 2});
+  CHECK(back.planner->window.alone.at("a.weight").to_vector() == std::vector<float>{3});
   REQUIRE(back.planner->window.exchanges.size() == 2);
   CHECK(back.planner->window.exchanges[1].bytes == 2000);
   CHECK(back.planner->window.exchanges[1].seconds == 2e-3);
@@ -174,7 +176,7 @@ TEST_CASE("training state: the exchange's numbers are restored bit for bit") {
   back = parse_exchange(json);
   read_exchange_tensors({file, file_of(other, "/b")}, back);  // two ranks' files, any number reads
   CHECK(back.planner->table[0] == (1.0 / 3 + 1) / 2);
-  CHECK(back.planner->window.sums.empty());
+  CHECK(back.planner->window.compensated.empty());
   other.planner->table = {1};
   CHECK(message_of([&] { read_exchange_tensors({file, file_of(other, "/c")}, back); }) != "");
 }

@@ -173,8 +173,8 @@ NamedTensors exchange_tensors(const LearnerOptimizer::State& state) {
   if (!state.planner) return out;
   const GradientWindow& window = state.planner->window;
   if (!state.planner->table.empty()) out.emplace_back(kTable, pack_doubles(state.planner->table));
-  for (const auto& [name, sum] : window.sums) out.emplace_back(kSum + name, sum.clone());
-  for (const auto& [name, sum] : window.gradients) out.emplace_back(kGradient + name, sum.clone());
+  for (const auto& [name, sum] : window.compensated) out.emplace_back(kSum + name, sum.clone());
+  for (const auto& [name, sum] : window.alone) out.emplace_back(kGradient + name, sum.clone());
   std::vector<double> exchanges;  // bytes are whole numbers below 2^53
   for (const TimedExchange& exchange : window.exchanges) {
     exchanges.push_back(static_cast<double>(exchange.bytes));
@@ -195,8 +195,8 @@ void read_exchange_tensors(const std::vector<SafetensorsFile>& files,
     return name.substr(std::char_traits<char>::length(prefix));
   };
   for (const std::string& name : file.names()) {
-    if (name.starts_with(kSum)) window.sums[after(name, kSum)] = file.load(name);
-    if (name.starts_with(kGradient)) window.gradients[after(name, kGradient)] = file.load(name);
+    if (name.starts_with(kSum)) window.compensated[after(name, kSum)] = file.load(name);
+    if (name.starts_with(kGradient)) window.alone[after(name, kGradient)] = file.load(name);
   }
   if (!file.has(kExchanges)) return;
   const std::vector<double> exchanges = unpack_doubles(file.load(kExchanges));

@@ -14,12 +14,14 @@ const std::vector<SpecKey> kKeys = {
     {.name = "alpha", .initial = 1, .low = 0.01, .high = 100},
     {.name = "every", .initial = 0, .low = 1, .high = 1e12, .whole = true, .words = {"epoch"}},
     {.name = "window", .initial = 10, .low = 1, .high = 1e6, .whole = true},
+    {.name = "errors", .initial = 0, .words = {"gradients", "compensated"}},
     {.name = "objective", .initial = 0, .words = {"bytes", "time"}},
     {.name = "budget", .initial = 0, .words = {"uniform", "accordion"}}};
 
 using Values = std::map<std::string, double>;
 
 Values lgreco_values(const CommonOptions& o) { return parse_settings(o.lgreco, kKeys, "lgreco"); }
+bool of_compensated(const Values& values) { return values.at("errors") == 1; }
 bool by_time(const Values& values) { return values.at("objective") == 1; }
 bool by_accordion(const Values& values) { return values.at("budget") == 1; }
 
@@ -76,6 +78,7 @@ LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan
   const auto every = static_cast<int64_t>(values.at("every"));
   LayerPlannerOptions options{.every = every > 0 ? every : plan.steps_per_epoch,
                               .window = static_cast<int64_t>(values.at("window")),
+                              .compensated = of_compensated(values),
                               .alpha = values.at("alpha"),
                               .accordion = by_accordion(values),
                               .time = by_time(values),
@@ -104,10 +107,8 @@ std::string describe_layer_plan(const PlanReport& report, const CommonOptions& o
                 {"setting", layer.settings[c]}, {"uniform", layer.settings[u]},
                 {"error", layer.errors[c]},     {"uniform_error", layer.errors[u]},
                 {"bytes", layer.bytes[c]},      {"uniform_bytes", layer.bytes[u]}};
-    if (by_time(values)) {
-      row["cost"] = layer.cost()[c];
-      row["uniform_cost"] = layer.cost()[u];
-    }
+    if (by_time(values))
+      row.update(Json{{"cost", layer.cost()[c]}, {"uniform_cost", layer.cost()[u]}});
     row["share"] = layer.errors[c] / plan.budget;
     if (by_accordion(values)) row["critical"] = static_cast<bool>(report.critical[l]);
     layers.push_back(row);
@@ -118,6 +119,7 @@ std::string describe_layer_plan(const PlanReport& report, const CommonOptions& o
                {"compress", to_string(spec)},
                {"learners", learners},
                {"objective", by_time(values) ? "time" : "bytes"},
+               {"errors_of", of_compensated(values) ? "compensated" : "gradients"},
                {"alpha", values.at("alpha")},
                {"budget_from", by_accordion(values) ? "accordion" : "uniform"},
                {"budget", plan.budget},
@@ -125,10 +127,7 @@ std::string describe_layer_plan(const PlanReport& report, const CommonOptions& o
                {"uniform_error", uniform_error},
                {"bytes", plan.bytes},
                {"uniform_bytes", plan.uniform_bytes}};
-  if (by_time(values)) {
-    json["cost"] = plan.cost;
-    json["uniform_cost"] = plan.uniform_cost;
-  }
+  if (by_time(values)) json.update(Json{{"cost", plan.cost}, {"uniform_cost", plan.uniform_cost}});
   json["changed"] = report.changed;
   json["fallback"] = plan.fallback;
   json["layers"] = layers;

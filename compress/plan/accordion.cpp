@@ -26,8 +26,7 @@ std::vector<bool> Accordion::judge(const std::vector<double>& norms, double lr) 
   std::vector<bool> critical;
   for (size_t l = 0; l < norms.size(); ++l) {
     // Written so that NaN and Inf are critical too.
-    const bool steady = !all && std::abs(last_.norms[l] - norms[l]) < kEta * last_.norms[l];
-    critical.push_back(!steady);
+    critical.push_back(all || !(std::abs(last_.norms[l] - norms[l]) < kEta * last_.norms[l]));
   }
   last_ = {norms, lr};
   return critical;

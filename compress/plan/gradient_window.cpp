@@ -33,39 +33,35 @@ double seconds_per_byte(const std::vector<TimedExchange>& exchanges) {
   return b > 0 && b * bytes <= seconds ? b : seconds / bytes;
 }
 
-void WindowRecorder::open(bool gradients) {
+void WindowRecorder::open(Sums sums) {
   window_.emplace();
-  with_gradients_ = gradients;
+  sums_ = sums;
 }
 
 GradientWindow WindowRecorder::close() {
-  GradientWindow window = std::move(window_).value_or(GradientWindow{});
-  if (with_gradients_ && window.gradients.empty())
-    window.gradients = window.sums;  // there are no residuals
-  window_.reset();
-  return window;
+  return std::exchange(window_, std::nullopt).value_or(GradientWindow{});
 }
 
 void WindowRecorder::begin(const Ledger& ledger) {
-  gradients_.clear();
+  alone_.clear();
   compensated_.clear();
   if (window_) start_ = {ledger.total().payload, ledger.seconds()};
 }
 
-void WindowRecorder::see_gradient(const std::string& layer, const Tensor& x) {
-  if (window_ && with_gradients_) gradients_.emplace_back(layer, x.clone());
+void WindowRecorder::see_alone(const std::string& layer, const Tensor& x) {
+  if (window_ && sums_.alone) alone_.emplace_back(layer, x.clone());
 }
 
 void WindowRecorder::see_compensated(const std::string& layer, const Tensor& x) {
-  if (window_) compensated_.emplace_back(layer, x.clone());
+  if (window_ && sums_.compensated) compensated_.emplace_back(layer, x.clone());
 }
 
 void WindowRecorder::accept(const Ledger& ledger) {
   if (!window_) return;
   window_->exchanges.push_back(
       {ledger.total().payload - start_.bytes, ledger.seconds() - start_.seconds});
-  add_up(compensated_, window_->sums);
-  add_up(gradients_, window_->gradients);
+  add_up(compensated_, window_->compensated);
+  add_up(alone_, window_->alone);
 }
 
 }  // namespace heddle

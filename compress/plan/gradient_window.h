@@ -2,8 +2,8 @@
 // (layer_planner.h), and the time that each exchange of these steps took. All tensors are on the
 // host.
 //
-//   recorder.open(false);                         // between steps
-//   ...                                           // steps: reduce() records each bucket
+//   recorder.open({.compensated = false, .alone = true});  // between steps
+//   ...                                                    // steps: reduce() records each bucket
 //   const GradientWindow window = recorder.close();
 #pragma once
 
@@ -32,15 +32,20 @@ double seconds_per_byte(const std::vector<TimedExchange>& exchanges);
 
 // The record of a window. Layers whose buckets were all rejected are missing.
 struct GradientWindow {
-  std::map<std::string, Tensor> sums;       // by layer, (n) f32: gradients with residuals
-  std::map<std::string, Tensor> gradients;  // by layer, (n) f32: gradients alone, if asked for
-  std::vector<TimedExchange> exchanges;     // one per accepted bucket
+  std::map<std::string, Tensor> compensated;  // by layer, (n) f32: gradients with residuals
+  std::map<std::string, Tensor> alone;        // by layer, (n) f32: gradients without them
+  std::vector<TimedExchange> exchanges;       // one per accepted bucket
 };
 
 class WindowRecorder {
  public:
-  // Between steps. Starts an empty window; `gradients`: it also sums gradients without residuals.
-  void open(bool gradients);
+  // Selects what a window sums.
+  struct Sums {
+    bool compensated, alone;
+  };
+
+  // Between steps. Starts an empty window.
+  void open(Sums sums);
   // Ends the window and returns it; returns an empty one where none is open.
   GradientWindow close();
   // The open window, for a checkpoint: its tensors are views that still change. Null: none is open.
@@ -51,15 +56,15 @@ class WindowRecorder {
   // Called in this order for each bucket, from the thread that runs reduce(). Copies are added to
   // the window only if the bucket is accepted. Without an open window they do nothing.
   void begin(const Ledger& ledger);
-  void see_gradient(const std::string& layer, const Tensor& x);     // before its residual is added
+  void see_alone(const std::string& layer, const Tensor& x);        // before its residual is added
   void see_compensated(const std::string& layer, const Tensor& x);  // gradient plus residual
   void accept(const Ledger& ledger);
 
  private:
   std::optional<GradientWindow> window_;
-  bool with_gradients_ = false;
-  NamedTensors gradients_, compensated_;  // of the bucket in progress
-  TimedExchange start_{};                 // the ledger's totals before it
+  Sums sums_{};
+  NamedTensors alone_, compensated_;  // of the bucket in progress
+  TimedExchange start_{};             // the ledger's totals before it
 };
 
 }  // namespace heddle

@@ -14,12 +14,10 @@ constexpr int64_t kNone = std::numeric_limits<int64_t>::max() / 2;
 
 void check_layers(const std::vector<LayerChoices>& layers) {
   for (const LayerChoices& layer : layers)
-    check(!layer.settings.empty() && layer.settings.size() == layer.errors.size() &&
-              layer.settings.size() == layer.bytes.size() &&
-              layer.settings.size() == layer.cost().size() && layer.uniform < layer.settings.size(),
-          layer.name, ": expected an error, a size and a cost for each setting, found ",
-          layer.settings.size(), " settings, ", layer.errors.size(), " errors, ",
-          layer.bytes.size(), " sizes, ", layer.cost().size(), " costs, uniform ", layer.uniform);
+    for (const size_t n : {layer.errors.size(), layer.bytes.size(), layer.cost().size()})
+      check(n == layer.settings.size() && layer.uniform < n, layer.name,
+            ": expected an error, a size and a cost for each setting, found ", n, " for ",
+            layer.settings.size(), ", uniform ", layer.uniform);
 }
 
 // Returns errors in units of budget / buckets, rounded up; buckets + 1 for one that never fits.

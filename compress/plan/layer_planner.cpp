@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "core/context.h"
 #include "core/hash.h"
@@ -42,7 +41,12 @@ LayerPlanner::LayerPlanner(CompressedReducer& reducer, const LayerPlannerOptions
   check(!reducer.candidates().empty(), "layer plans: ", reducer.name(),
         " has no layer with a setting here");
   options_.window = std::min(options.window, options.every);
-  if (closes_at(options_.window)) reducer_.window().open(options_.accordion);
+  if (closes_at(options_.window)) open_window();
+}
+
+void LayerPlanner::open_window() {
+  reducer_.window().open(
+      {.compensated = options_.compensated, .alone = options_.accordion || !options_.compensated});
 }
 
 bool LayerPlanner::closes_at(int64_t step) const {
@@ -55,7 +59,7 @@ void LayerPlanner::finish_step(int64_t step, double lr, const Collective& collec
   else if (step == due_ - 1)
     solve(lr, collective);  // the background thread has had at least one step for the table
   if (step == due_) adopt(step, lr, collective);
-  if (closes_at(step + options_.window)) reducer_.window().open(options_.accordion);
+  if (closes_at(step + options_.window)) open_window();
 }
 
 void LayerPlanner::close_window(int64_t step) {
@@ -109,7 +113,7 @@ void LayerPlanner::restore(int64_t step, LayerPlannerState state) {
   (void)reducer_.window().close();
   const int64_t next = (step / options_.every + 1) * options_.every;
   if (!closes_at(next) || step < next - options_.window) return;
-  reducer_.window().open(options_.accordion);
+  open_window();
   reducer_.window().restore(std::move(state.window));
 }
 
@@ -129,10 +133,10 @@ size_t LayerPlanner::table_size() const {
 LayerPlanner::Table LayerPlanner::describe(const LayerChoices& layer, const GradientWindow& window,
                                            double per_byte) const {
   // A layer whose buckets were all rejected has no sum: then there is no plan.
-  constexpr double kUnknown = std::numeric_limits<double>::infinity();
-  const auto sum = window.sums.find(layer.name);
-  const bool known = sum != window.sums.end();
-  const Table unknown(layer.settings.size(), kUnknown);
+  const auto& sums = options_.compensated ? window.compensated : window.alone;
+  const auto sum = sums.find(layer.name);
+  const bool known = sum != sums.end();
+  const Table unknown(layer.settings.size(), INFINITY);
   Table row = known ? reducer_.errors(layer, sum->second) : unknown;
   if (options_.time) {
     const Table seconds = known ? reducer_.seconds(layer, sum->second) : unknown;
@@ -140,7 +144,7 @@ LayerPlanner::Table LayerPlanner::describe(const LayerChoices& layer, const Grad
       row.push_back(seconds[c] + per_byte * static_cast<double>(layer.bytes[c]));
   }
   if (options_.accordion)
-    row.push_back(known ? std::sqrt(squared_norm(window.gradients.at(layer.name))) : kUnknown);
+    row.push_back(known ? std::sqrt(squared_norm(window.alone.at(layer.name))) : INFINITY);
   return row;
 }
 

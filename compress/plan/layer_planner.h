@@ -1,6 +1,7 @@
 // LayerPlanner: runs L-GreCo (arXiv 2210.17357) during training. Every `every` steps it chooses a
-// new setting for each layer. Over a window of steps each rank sums its gradients, residuals
-// included and with their signs, so that layers whose gradients agree from step to step weigh more.
+// new setting for each layer. Over a window of steps each rank sums its gradients with their signs,
+// so that layers whose gradients agree from step to step weigh more; without residuals, unless
+// asked for: those depend on the plan in use more than on the layer, and plans would alternate.
 // From these sums a background thread computes the error of each setting. At a step that is fixed
 // when the window closes the ranks exchange their tables and average them; a second background task
 // solves for the plan (l_greco.h) during the next step, and the plan is used from then on. Between
@@ -42,11 +43,12 @@ struct PlanReport {
 };
 
 struct LayerPlannerOptions {
-  int64_t every = 0;       // steps from window to window; 0: no plans
-  int64_t window = 10;     // steps, at most `every`
-  double alpha = 1;        // the budget is alpha times the error of the uniform settings,
-  bool accordion = false;  // or of Accordion's
-  bool time = false;       // plans minimise nanoseconds, not bytes
+  int64_t every = 0;         // steps from window to window; 0: no plans
+  int64_t window = 10;       // steps, at most `every`
+  bool compensated = false;  // errors are those of gradients with residuals, as in L-GreCo's code
+  double alpha = 1;          // the budget is alpha times the error of the uniform settings,
+  bool accordion = false;    // or of Accordion's
+  bool time = false;         // plans minimise nanoseconds, not bytes
   std::function<void(const PlanReport&)> on_plan = {};
   std::function<void(const std::string&)> log = {};  // called once for each reason to stay uniform
 };
@@ -94,6 +96,7 @@ class LayerPlanner {
   using Table = std::vector<double>;
 
   bool closes_at(int64_t step) const;
+  void open_window();
   size_t table_size() const;
   void store_table(Table table);
   void close_window(int64_t step);

@@ -650,6 +650,7 @@ def claims():
     plans = [p["uniform_bytes"] / p["bytes"] for r in lgreco for p in r.get("plans", {}).values()]
     claim("L-GreCo's plans send fewer bytes than its uniform default: ratio", mean(plans), least=1.8,
           over=plural(len(plans), "plan"))
+    against_dense("… with errors of gradients and residuals, as in L-GreCo's code", "headline-", "lgreco-scalecom-compensated", -0.3)
     against_dense("AdaComp loses no accuracy, ResNet-20 on CIFAR-10", "headline-", "adacomp", -0.5)
     claim("AdaComp's ratio on the compressed tensors, in its paper's count as we recall it",
           mean(r["summary"]["ratio_layers"] for r in headline.get("adacomp", {}).values()), least=40)
