@@ -42,7 +42,7 @@ KNOWN = {
                  'lgc:density=0.01,train=2,gate=10', 'lgc:train=1,codec=paper,order=index,refresh=1', 'lgc:lr=2',
                  'topagg:sigma=2', 'topagg:density=0.2,epsilon=8,output=votes', 'topagg:sigma=1,vote=clip,noise-seed=3',
                  'auto', 'auto:topk', 'scalecom:rate=0', 'topk:density', 'qsgd:bits=40,', ':', 'topk:'],
-    'lgreco': ['alpha=1', 'every=2', 'every=epoch,window=1', 'objective=time', 'every=0', 'window='],
+    'lgreco': ['alpha=1', 'every=2', 'every=epoch,window=1', 'errors=compensated', 'objective=time', 'every=0', 'window='],
     'net': ['1gbit,1ms', '100mbit,1ms,jitter=1ms', '1gbit', '-1gbit,1ms', 'gbit'],
     'headroom-net': ['25gbit,5us', 'fast'],
     'dense-layers': ['.', 'fc', 'decoder|encoder', 'nosuchlayer', '(', '[z-a]', '(a*)*b'],

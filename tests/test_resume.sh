@@ -63,7 +63,7 @@ done
 grep -q '"step":126,.*"lr":1[.,]' plateau126/metrics.jsonl && grep -q '"step":127,.*"lr":0.25' plateau126/metrics.jsonl &&
   [ "$(json plateau126.json valid_loss)" = "$(grep '"step":42,.*valid' plateau126/metrics.jsonl |
     sed 's/.*"loss":\([^,]*\).*/\1/')" ] || fail "plateau: $(cat plateau126.json)"
-continues powersgd 28 "${text[@]}" --save-every 7 "${three[@]}" powersgd:rank=2 "${planned[@]}" every=10,window=4,budget=accordion
+continues powersgd 28 "${text[@]}" --save-every 7 "${three[@]}" powersgd:rank=2 "${planned[@]}" every=10,window=4,budget=accordion,errors=compensated
 "${text[@]}" "${three[@]}" powersgd:rank=2 --resume powersgd/checkpoints/step-28 --output-dir replanned >replanned.out 2>&1 ||
   fail "factors of an old plan's ranks: $(tail -1 replanned.out)"
 
@@ -81,7 +81,7 @@ grep -q 'first 150 of 8000' told.out || fail "a dense start that was asked for: 
 wait_for else/metrics.jsonl '"split":"train"'; kill -TERM $pid; wait $pid
 grep -q 'first 400 of 8000' else.out || fail "the dense start of another compressor: $(cat else.out)"
 continues qsgd 28 "${text[@]}" --save-every 14 "${three[@]}" qsgd:bits=4
-continues adacomp 28 "${text[@]}" --save-every 7 "${three[@]}" adacomp:bin=50 "${planned[@]}" every=10,window=4
+continues adacomp 28 "${text[@]}" --save-every 7 "${three[@]}" adacomp:bin=50 "${planned[@]}" every=10,window=4,errors=compensated
 lgc=lgc:density=0.05,train=20,gate=10,codec=paper,refresh=4
 for step in 7 21 28; do continues lgc$step $step "${text[@]}" --save-every 7 "${three[@]}" $lgc; done  # stage 2, 3, retrained
 continues topk 28 "${text[@]}" --save-every 14 "${three[@]}" topk:density=0.05 --optimizer adam --lr 0.01 --accumulate 2 --clip-grad-norm 1

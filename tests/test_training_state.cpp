@@ -177,6 +177,7 @@ TEST_CASE("training state: the exchange's numbers are restored bit for bit") {
   read_exchange_tensors({file, file_of(other, "/b")}, back);  // two ranks' files, any number reads
   CHECK(back.planner->table[0] == (1.0 / 3 + 1) / 2);
   CHECK(back.planner->window.compensated.empty());
+  CHECK(back.planner->window.alone.empty());
   other.planner->table = {1};
   CHECK(message_of([&] { read_exchange_tensors({file, file_of(other, "/c")}, back); }) != "");
 }
