@@ -78,8 +78,7 @@ struct CommonOptions {
               compressed_momentum;
   int64_t compress_start = -1, min_compress = 1024, shadow = 0;
   std::string layerwise = "uniform", plan;
-  std::string lgreco =
-      "alpha=1,every=epoch,window=10,errors=gradients,objective=bytes,budget=uniform";
+  std::string lgreco = "alpha=1,every=epoch,window=10,errors=gradients,objective=bytes";
   PrivacyOptions dp;
   double comm_timeout = 60, bucket_mb = 4;
   std::string hosts;
