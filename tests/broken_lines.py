@@ -512,7 +512,7 @@ BREAKS = [
      "planner: different learners agree*"),
     ("errors include residuals, and plans alternate", "compress/plan/layer_planner.h", "bool compensated = false;",
      "bool compensated = true;", "test_optim", "planner: plans settle*"),
-    ("--lgreco errors is ignored", "apps/session/layer_plan.cpp", ".compensated = of_compensated(values),",
+    ("--lgreco errors is ignored", "apps/session/layer_plan.cpp", ".compensated = with_residuals(values),",
      ".compensated = false,", "test_apps", "layer plan: errors of*"),
     ("plans are read in fp32", "apps/session/layer_plan.cpp", 'layer.at("setting").get<double>()',
      'layer.at("setting").get<float>()', "test_apps", "layer plan: a reducer gets*"),

@@ -121,8 +121,8 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             one_of({"uniform", "lgreco"}));
   flags.add("lgreco", &o.lgreco, "KEYS",
             "settings of --layerwise lgreco: alpha, allowed error relative to the uniform "
-            "setting; every, steps between plans; window, steps measured for a plan; errors, those "
-            "of gradients, or compensated, with residuals; objective, bytes or measured time; "
+            "setting; every, steps between plans; window, steps measured for a plan; errors, of "
+            "gradients alone or compensated, with residuals; objective, bytes or measured time; "
             "budget=accordion: allow more error in layers whose gradients are steady");
   flags.add("plan", &o.plan, "FILE", "use the per-layer settings of a run's plan-<step>.json");
   flags.add("shadow", &o.shadow, "N",

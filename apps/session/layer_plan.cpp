@@ -21,7 +21,7 @@ const std::vector<SpecKey> kKeys = {
 using Values = std::map<std::string, double>;
 
 Values lgreco_values(const CommonOptions& o) { return parse_settings(o.lgreco, kKeys, "lgreco"); }
-bool of_compensated(const Values& values) { return values.at("errors") == 1; }
+bool with_residuals(const Values& values) { return values.at("errors") == 1; }
 bool by_time(const Values& values) { return values.at("objective") == 1; }
 bool by_accordion(const Values& values) { return values.at("budget") == 1; }
 
@@ -78,7 +78,7 @@ LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan
   const auto every = static_cast<int64_t>(values.at("every"));
   LayerPlannerOptions options{.every = every > 0 ? every : plan.steps_per_epoch,
                               .window = static_cast<int64_t>(values.at("window")),
-                              .compensated = of_compensated(values),
+                              .compensated = with_residuals(values),
                               .alpha = values.at("alpha"),
                               .accordion = by_accordion(values),
                               .time = by_time(values),
@@ -119,7 +119,7 @@ std::string describe_layer_plan(const PlanReport& report, const CommonOptions& o
                {"compress", to_string(spec)},
                {"learners", learners},
                {"objective", by_time(values) ? "time" : "bytes"},
-               {"errors_of", of_compensated(values) ? "compensated" : "gradients"},
+               {"errors_of", with_residuals(values) ? "compensated" : "gradients"},
                {"alpha", values.at("alpha")},
                {"budget_from", by_accordion(values) ? "accordion" : "uniform"},
                {"budget", plan.budget},

@@ -1,7 +1,7 @@
 // LayerPlanner: runs L-GreCo (arXiv 2210.17357) during training. Every `every` steps it chooses a
 // new setting for each layer. Over a window of steps each rank sums its gradients with their signs,
-// so that layers whose gradients agree from step to step weigh more; without residuals, unless
-// asked for: those depend on the plan in use more than on the layer, and plans would alternate.
+// so that layers whose gradients agree from step to step weigh more. Residuals are left out by
+// default: they depend on the plan in use more than on the layer, and plans would alternate.
 // From these sums a background thread computes the error of each setting. At a step that is fixed
 // when the window closes the ranks exchange their tables and average them; a second background task
 // solves for the plan (l_greco.h) during the next step, and the plan is used from then on. Between
