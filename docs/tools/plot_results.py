@@ -638,6 +638,8 @@ def claims():
     against_dense("… nor at rate 400", "headline-", "scalecom-400", -0.3)
     against_dense("… nor with a dense start of 100 steps instead of 312", "headline-", "scalecom-early", -0.3)
     against_dense("… nor with a start of 4 bits a value instead of dense", "headline-", "scalecom-coded", -0.3)
+    against_dense("Top-k, where each learner selects its own 1 %, loses no accuracy", "headline-", "topk", -0.3)
+    against_dense("PowerSGD in rank 2 loses no accuracy", "headline-", "powersgd", -0.3)
     for what, method in ("ScaleCom's values", "scalecom"), ("PowerSGD's factors", "powersgd"):
         found = difference(headline.get(f"{method}-bf16", {}), headline.get(method, {}))
         claim(f"{what} sent as bf16 lose nothing: accuracy against fp32, points", found.points, least=-0.3, over=found.over)
