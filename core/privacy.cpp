@@ -161,7 +161,7 @@ RdpCurve ternary_rdp(double sigma, double threshold, int64_t k, bool replaced) {
   return out;
 }
 
-PrivacySpent epsilon_of(const RdpCurve& curve, double delta, RdpConversion conversion) {
+PrivacySpent epsilon_of(const RdpCurve& curve, double delta) {
   const auto orders = rdp_orders();
   check(delta > 0 && delta < 1, "privacy: expected a delta above 0 and below 1, found ", delta);
   check(curve.size() == orders.size(), "privacy: expected ", orders.size(), " divergences, found ",
@@ -170,11 +170,8 @@ PrivacySpent epsilon_of(const RdpCurve& curve, double delta, RdpConversion conve
     check(x >= 0, "privacy: expected divergences of at least 0, found ", x);
   PrivacySpent best{kInfinity, orders.front()};
   for (size_t i = 0; i < curve.size(); ++i) {
-    const auto order = static_cast<double>(orders[i]);
-    const double epsilon =
-        conversion == RdpConversion::classic
-            ? curve[i] - std::log(delta) / (order - 1)
-            : curve[i] + std::log1p(-1 / order) - (std::log(delta) + std::log(order)) / (order - 1);
+    const auto a = static_cast<double>(orders[i]);  // alpha
+    const auto epsilon = curve[i] + std::log1p(-1 / a) - (std::log(delta) + std::log(a)) / (a - 1);
     if (epsilon < best.epsilon) best = {std::max(0.0, epsilon), orders[i]};
   }
   return best;

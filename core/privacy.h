@@ -37,18 +37,13 @@ RdpCurve sampled_gaussian_rdp(double q, double z);
 // votes, is found numerically, to about 1e-9, and coordinates add up.
 RdpCurve ternary_rdp(double sigma, double threshold, int64_t k, bool replaced);
 
-enum class RdpConversion {
-  classic,  // Mironov 2017
-  improved  // Balle et al. 2020, arXiv 1905.09982; recalled
-};
 struct PrivacySpent {
   double epsilon;
   int64_t order;  // that gave it; the first or last one may not be the best that exists
 };
 // Returns the smallest epsilon for which these orders prove that all that the curve describes is
-// (epsilon, delta)-private.
-PrivacySpent epsilon_of(const RdpCurve& curve, double delta,
-                        RdpConversion conversion = RdpConversion::improved);
+// (epsilon, delta)-private, by the conversion of Balle et al. 2020, arXiv 1905.09982 (recalled).
+PrivacySpent epsilon_of(const RdpCurve& curve, double delta);
 // Returns a z for which `times` releases with sampling rate q (1: Gaussian, without sampling) stay
 // within epsilon, relatively at most 1e-6 more than needed. Throws InputError if none up to 1e6
 // does.
