@@ -15,7 +15,6 @@
 // scale=bin is the largest, followed by one code byte for each bin; one sign bit for each element;
 // the indices as differences.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -32,8 +31,6 @@ namespace {
 
 // A bin's scale is the layer's largest scale times 2^(-code / 8).
 constexpr uint8_t kNothingSent = 255;
-// Gradients with a larger element are refused before an algorithm sees them.
-constexpr float kMaxScale = 1e30f;
 
 uint8_t scale_code(float largest, float of_bin) {
   const long code = std::lround(8 * std::log2(double{largest} / of_bin));
@@ -42,14 +39,9 @@ uint8_t scale_code(float largest, float of_bin) {
 
 float scale_of(float largest, uint8_t code) {
   // Powers of 2^(-1/8), written out: they must be the same bits on all machines.
-  constexpr std::array kEighths = {1.0,
-                                   0.91700404320467123,
-                                   0.84089641525371454,
-                                   0.77110541270397042,
-                                   0.70710678118654752,
-                                   0.64841977732550483,
-                                   0.59460355750136053,
-                                   0.54525386633262884};
+  constexpr double kEighths[] = {1.00000000000000000, 0.91700404320467123, 0.84089641525371454,
+                                 0.77110541270397042, 0.70710678118654752, 0.64841977732550483,
+                                 0.59460355750136053, 0.54525386633262884};
   return static_cast<float>(std::ldexp(largest * kEighths[code % 8], -(code / 8)));
 }
 
@@ -268,7 +260,7 @@ class AdaComp : public CompressedReducer {
       std::memcpy(&k, header.data(), 4);
       std::memcpy(&scales.largest, header.data() + 4, 4);
       check_fits(k <= item.n());
-      if (!(scales.largest >= 0 && scales.largest <= kMaxScale)) return false;
+      if (!(scales.largest >= 0 && scales.largest <= kMaxAddend)) return false;
       std::vector<uint32_t> negative(k);
       unpack_bits(take(packed_bytes(k, 1)).data(), k, 1, negative.data());
       const Indices indices = DeltaCode{item.n(), k}.decode(rest);

@@ -12,9 +12,6 @@
 namespace heddle {
 namespace {
 
-// Largest |x| that a rank may add to a sum, so that the sum stays finite. A residual above it could
-// never be sent.
-constexpr float kMaxAddend = 1e30f;
 constexpr int64_t kChunk = 4096;  // elements per chunk where an algorithm asks for none
 
 bool summable(const Tensor& x) { return largest_magnitude_of({x}) <= magnitude(kMaxAddend); }
@@ -34,7 +31,7 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
     sum_dense(bucket, flat, comm, ledger);
     accepted = summable(flat);
   } else {
-    zero_nonfinite(e);
+    check_values(e, e.device.is_cuda() && leaves_checks_to_sums());
     accepted = exchange_or_restore(e);
   }
   finish_residuals(e, accepted);
@@ -91,15 +88,16 @@ void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor
 }
 
 // If any value is non-finite or too large to be summed, clears the rank's whole bucket, so that
-// zeros and a flag are sent, and remembers the first layer with such a value.
-void CompressedReducer::zero_nonfinite(Exchange& e) const {
+// zeros and a flag are sent, and remembers the first layer with such a value. `on_gpu`: only begins
+// the search, so that the host need not wait for its result.
+void CompressedReducer::check_values(Exchange& e, bool on_gpu) const {
   const TraceRange range("compress", "check");
-  std::vector<Tensor> values, known;
+  std::vector<Tensor> values;
   for (const Item& item : e.compressed)
-    (item.magnitudes.defined() ? known : values)
-        .push_back(item.magnitudes.defined() ? item.magnitudes : item.tensor);
+    values.push_back(item.magnitudes.defined() ? item.magnitudes : item.tensor);
   for (const auto& [name, x] : e.dense) values.push_back(x);
-  e.finite = largest_magnitude_of(values, known) <= magnitude(kMaxAddend);
+  e.unchecked = on_gpu ? largest_magnitudes_on_gpu(values) : Tensor{};
+  e.finite = on_gpu || largest_magnitude_of(values) <= magnitude(kMaxAddend);
   if (e.finite) return;
   const auto clear = [&](const std::string& name, const Tensor& x) {
     if (name != kControlWords && !summable(x))
@@ -124,10 +122,12 @@ bool CompressedReducer::exchange_or_restore(Exchange& e) {
     restore();
     throw;
   }
-  if (accepted)
+  if (accepted) {
     window_.accept(e.ledger);
-  else
+  } else {
+    if (e.unchecked.defined()) check_values(e, false);  // for mark_culprit()
     restore();
+  }
   return accepted;
 }
 

@@ -71,6 +71,9 @@ class CompressedReducer : public Reducer, public LayerCosts {
   virtual int64_t chunk(const Layer& /*layer*/, const Exchange& /*e*/) const { return 0; }
   // Returns whether exchange() accepts tensors of any device; otherwise they are on the host.
   virtual bool works_on_devices() const { return false; }
+  // Returns whether exchange() only calls sum_at_indices() with fp32, which can decide on a GPU
+  // whether the values are finite.
+  virtual bool leaves_checks_to_sums() const { return false; }
 
   // Returns how the values that are sent are coded (values=): fp32 or bf16.
   Coding coding_of_values() const { return coding_of_values_; }
@@ -84,7 +87,7 @@ class CompressedReducer : public Reducer, public LayerCosts {
     return found != spec.values.end() && found->second == 1 ? Coding::bf16 : Coding::fp32;
   }
   void add_residuals(const GradientBucket& bucket, const Tensor& flat, Exchange& e);
-  void zero_nonfinite(Exchange& e) const;
+  void check_values(Exchange& e, bool on_gpu) const;
   bool exchange_or_restore(Exchange& e);
   void finish_residuals(const Exchange& e, bool accepted);
   void mark_culprit(const GradientBucket& bucket, Exchange& e) const;

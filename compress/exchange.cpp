@@ -53,7 +53,11 @@ bool all_reduce(Exchange& e, const NamedTensors& tensors) {
   }
   parts.push_back({"flag", PayloadKind::control, 4});
   const Tensor payload = Tensor::empty_on(e.device, {n + 1});
-  fill(payload.slice(n, n + 1), e.finite ? 0 : std::numeric_limits<float>::infinity());
+  const Tensor flag = payload.slice(n, n + 1);
+  if (e.unchecked.defined())
+    HEDDLE_DISPATCH(e.device, flag_above(e.unchecked, magnitude(kMaxAddend), flag));
+  else
+    fill(flag, e.finite ? 0 : std::numeric_limits<float>::infinity());
   const auto copy_all = [&](bool into) {
     JoinedLaunches joined;
     int64_t at = 0;
@@ -123,8 +127,7 @@ Messages gather_messages(Exchange& e, const std::vector<MessagePart>& parts, int
   std::vector<PayloadPart> booked;
   int64_t length = 0;
   const auto append = [&](const MessagePart& part) {
-    const Tensor to = message.slice(length, length + part.data.bytes());
-    HEDDLE_DISPATCH(e.device, copy_bytes(part.data.to(e.device), to));
+    message.slice(length, length + part.data.bytes()).copy_from(part.data.as_bytes());
     length += part.data.bytes();
     booked.push_back({part.layer, part.kind, part.data.bytes(), part.counted});
   };

@@ -42,7 +42,10 @@ struct Exchange {
   int64_t step, compressed_steps;
   Communicator& comm;
   Ledger& ledger;
-  bool finite = true;    // false: this rank's gradients were non-finite, and are zero now
+  bool finite = true;  // false: this rank's gradients were non-finite, and are zero now
+  // (n) i32, magnitudes on a GPU that the host has not seen, in place of `finite`: all_reduce() and
+  // sum_at_indices() decide there whether they are finite.
+  Tensor unchecked = {};
   uint64_t culprit = 0;  // 1 + index of the first non-finite layer in the order of memory; 0: none
 };
 

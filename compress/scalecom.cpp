@@ -40,6 +40,7 @@ class ScaleCom : public CompressedReducer {
 
  protected:
   bool works_on_devices() const override { return true; }
+  bool leaves_checks_to_sums() const override { return coding_of_values() == Coding::fp32; }
   // The leader's pass that adds residuals searches the chunks, except while a rule has yet to set
   // the rate.
   int64_t chunk(const Layer& layer, const Exchange& e) const override {
@@ -58,11 +59,11 @@ class ScaleCom : public CompressedReducer {
       bytes += parts.back().bytes;
     }
     const Tensor message = Tensor::empty_on(e.device, {bytes}, DType::u8);
-    const auto for_parts = [&](const auto& each) {
-      int64_t at = 0;
-      for (size_t i = 0; i < codes.size(); at += parts[i++].bytes)
-        each(i, message.slice(at, at + parts[i].bytes));
-    };
+    std::vector<Tensor> slots;
+    for (int64_t at = 0; const PayloadPart& part : parts) {
+      slots.push_back(message.slice(at, at + part.bytes));
+      at += part.bytes;
+    }
     explain("select", e.comm.tag(), [&] {
       return Figures{{"leader: rank", static_cast<double>(leader)},
                      {"its indices", static_cast<double>(bytes), Unit::bytes}};
@@ -76,18 +77,16 @@ class ScaleCom : public CompressedReducer {
                                                       : select_indices(codes[i], item.tensor));
       }
       JoinedLaunches joined;
-      for_parts([&](size_t i, const Tensor& part) {
-        HEDDLE_DISPATCH(e.device, encode_indices(codes[i], chosen[i], part));
-      });
+      for (size_t i = 0; i < codes.size(); ++i)
+        HEDDLE_DISPATCH(e.device, encode_indices(codes[i], chosen[i], slots[i]));
       joined.launch();
     }
     e.ledger.book(e.comm, parts, [&] { e.comm.broadcast(message, leader); });
     if (e.comm.rank() != leader) {
       const TraceRange range("compress", "decode indices");
       JoinedLaunches joined;
-      for_parts([&](size_t i, const Tensor& part) {
-        chosen.push_back(HEDDLE_DISPATCH(e.device, decode_indices(codes[i], part)));
-      });
+      for (size_t i = 0; i < codes.size(); ++i)
+        chosen.push_back(HEDDLE_DISPATCH(e.device, decode_indices(codes[i], slots[i])));
       joined.launch();
     }
     return sum_at_indices(e, *feedback_, chosen, coding_of_values());

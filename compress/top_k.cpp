@@ -118,8 +118,7 @@ class TopK : public CompressedReducer {
       return bytes;
     }
     const Tensor host = indices.to(Device{});
-    const auto* first = reinterpret_cast<const uint32_t*>(host.data<int32_t>());
-    const auto packed = DeltaCode{code.n, code.k}.encode({first, first + host.size()});
+    const auto packed = DeltaCode{code.n, code.k}.encode({words(host), words(host) + host.size()});
     Tensor bytes = Tensor::empty_on(Device{}, {std::ssize(packed)}, DType::u8);
     std::ranges::copy(packed, bytes.data<uint8_t>());
     return bytes;
@@ -134,7 +133,7 @@ class TopK : public CompressedReducer {
     const Tensor coded =
         rounded ? Tensor::empty_on(device, values.shape(), type_of_values()) : values;
     int64_t at = coded.bytes();
-    HEDDLE_DISPATCH(device, copy_bytes(message.slice(0, at), coded));
+    coded.as_bytes().copy_from(message.slice(0, at));
     if (rounded) convert(coded, values);
     const Tensor host = delta_ ? message.slice(at, message.size()).to(Device{}) : Tensor{};
     std::span<const uint8_t> rest;

@@ -208,6 +208,14 @@ Tensor Tensor::slice(int64_t begin, int64_t end) const {
   return out;
 }
 
+Tensor Tensor::as_bytes() const {
+  Tensor out = *this;
+  out.shape_ = {out.size_ = bytes()};
+  out.dtype_ = DType::u8;
+  out.layout_ = Layout::plain;
+  return out;
+}
+
 Tensor Tensor::clone() const {
   Tensor out = empty_like(*this);
   out.copy_from(*this);

@@ -59,7 +59,7 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
 TEST_CASE("CUDA codecs: the largest of every chunk, with and without a residual") {
   Context context;
   for (const int64_t n : {1, 3, 100, 4000, 4001, 12345, 70000})
-    for (const int64_t chunk : {1, 2, 3, 7, 100, 333, 1024, 1025, 5000, 1000000}) {
+    for (const int64_t chunk : {1, 2, 3, 7, 100, 333, 1024, 1025, 4096, 5000, 9001, 1000000}) {
       CAPTURE(n);
       CAPTURE(chunk);
       const int64_t chunks = (n + chunk - 1) / chunk;

@@ -69,7 +69,7 @@ TEST_CASE("error feedback: one pass adds, keeps the old residual, finds maxima o
       const Compensated all = feedback.compensate_swapping("w", gradient, chunk);
       CHECK(all.x.to_vector() == sum);
       CHECK(indices_of(all.indices) == select_chunks(sum, chunk));
-      CHECK(largest_magnitude_of({}, {all.magnitudes}) == largest_magnitude(sum.data(), n));
+      CHECK(largest_magnitude_of({all.magnitudes}) == largest_magnitude(sum.data(), n));
       CHECK(gradient.to_vector() == m);
       feedback.restore("w", gradient);
       CHECK(feedback.residual("w", n).to_vector() == m);
@@ -80,8 +80,20 @@ TEST_CASE("error feedback: one pass adds, keeps the old residual, finds maxima o
       Values g(1000, 1.0f);
       g[at] = bad;
       CHECK(largest_magnitude_of(
-                {}, {feedback.compensate_swapping("w", Tensor::from(g), 100).magnitudes}) ==
+                {feedback.compensate_swapping("w", Tensor::from(g), 100).magnitudes}) ==
             magnitude(bad));
+    }
+}
+
+TEST_CASE("a flag: infinity above a magnitude, else zero") {
+  Context context;
+  const Tensor flag = Tensor::from({5});
+  for (const float largest : {0.0f, 1e30f, 1.01e30f, INFINITY, NAN})
+    for (const int64_t at : {0, 1, 2}) {
+      const Tensor found = Tensor::zeros({3}, DType::i32);
+      found.data<int32_t>()[at] = static_cast<int32_t>(magnitude(largest));
+      cpu::flag_above(found, magnitude(kMaxAddend), flag);
+      CHECK(flag.item() == (largest <= 1e30f ? 0.0f : INFINITY));
     }
 }
 

@@ -13,6 +13,9 @@
 namespace heddle {
 
 constexpr uint32_t kInfinite = 0x7f800000u;
+// Largest |x| that a rank may add to a sum, so that the sum stays finite. A residual above it could
+// never be sent.
+constexpr float kMaxAddend = 1e30f;
 constexpr float kMaxSum = 1e36f;  // sums of hundreds of such values are still finite
 
 HEDDLE_HD inline uint32_t magnitude(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }

@@ -1,14 +1,11 @@
 // The kernels of sparse codecs that are one loop over elements, shared between CPU and CUDA.
 #include "compress/codecs/sparse_kernels.h"
 
+#include "compress/codecs/magnitude.h"
 #include "core/shared_kernel.h"
 
 namespace heddle::HEDDLE_BACKEND {
 namespace {
-
-const uint32_t* words(const Tensor& x) {
-  return reinterpret_cast<const uint32_t*>(x.data<int32_t>());
-}
 
 struct Gather {
   const float* x;
@@ -45,10 +42,16 @@ struct LowPass {
   }
 };
 
-struct CopyByte {
-  const uint8_t* from;
-  uint8_t* to;
-  HEDDLE_HD void operator()(int64_t i) const { to[i] = from[i]; }
+struct FlagAbove {
+  const uint32_t* magnitudes;
+  int64_t n;
+  uint32_t most;
+  float* flag;
+  HEDDLE_HD void operator()(int64_t) const {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < n; ++i) largest = magnitudes[i] > largest ? magnitudes[i] : largest;
+    *flag = largest > most ? __builtin_bit_cast(float, kInfinite) : 0;
+  }
 };
 
 template <bool kAdd>
@@ -81,9 +84,8 @@ void low_pass(const Tensor& m, const Tensor& x, double beta) {
                                     static_cast<float>(beta)});
 }
 
-void copy_bytes(const Tensor& from, const Tensor& to) {
-  for_each(to.bytes(),
-           CopyByte{static_cast<const uint8_t*>(from.raw()), static_cast<uint8_t*>(to.raw())});
+void flag_above(const Tensor& magnitudes, uint32_t most, const Tensor& flag) {
+  for_each(1, FlagAbove{words(magnitudes), magnitudes.size(), most, flag.data<float>()});
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

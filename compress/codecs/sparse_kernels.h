@@ -27,10 +27,11 @@ namespace heddle {
 // scatter: x[indices[j]] = values[j]; scatter_add: +=; scatter_value: = value. All three skip
 //   indices beyond x.
 // low_pass: x = (1 - beta) m + beta x, then m = 0.
-// copy_bytes: copies the bytes of `from` to `to`, whatever their types.
 // copy_words, clear_words: copy and clear elements of four bytes.
+// flag_above: flag (1) f32 = infinity if one of the magnitudes (n) i32 is above `most`, else 0; for
+//   few magnitudes.
 //
-// All may be joined (core/joined_launches.h) but select_top, select_active, copy_bytes, and codes
+// All may be joined (core/joined_launches.h) but select_top, select_active, flag_above, and codes
 // that are bitmaps.
 namespace cpu {
 void add_and_swap(const Tensor& g, const Tensor& m, int64_t chunk, const Tensor& indices,
@@ -47,9 +48,9 @@ void scatter(const Tensor& values, const Tensor& indices, const Tensor& x);
 void scatter_add(const Tensor& values, const Tensor& indices, const Tensor& x);
 void scatter_value(float value, const Tensor& indices, const Tensor& x);
 void low_pass(const Tensor& m, const Tensor& x, double beta);
-void copy_bytes(const Tensor& from, const Tensor& to);
 void copy_words(const Tensor& from, const Tensor& to);
 void clear_words(const Tensor& x);
+void flag_above(const Tensor& magnitudes, uint32_t most, const Tensor& flag);
 }  // namespace cpu
 
 namespace cuda {
@@ -67,19 +68,22 @@ void scatter(const Tensor& values, const Tensor& indices, const Tensor& x);
 void scatter_add(const Tensor& values, const Tensor& indices, const Tensor& x);
 void scatter_value(float value, const Tensor& indices, const Tensor& x);
 void low_pass(const Tensor& m, const Tensor& x, double beta);
-void copy_bytes(const Tensor& from, const Tensor& to);
 void copy_words(const Tensor& from, const Tensor& to);
 void clear_words(const Tensor& x);
+void flag_above(const Tensor& magnitudes, uint32_t most, const Tensor& flag);
 }  // namespace cuda
 
+// Returns the elements of an i32 tensor as unsigned ones.
+inline uint32_t* words(const Tensor& x) { return reinterpret_cast<uint32_t*>(x.data<int32_t>()); }
 // Returns indices as a tensor (k) i32 on the host.
 Tensor index_tensor(const Indices& indices);
 // Returns the indices (k) i32 that select_chunks() or, for a code without chunks, select_top()
 // gives, on x's device.
 Tensor select_indices(const IndexCode& code, const Tensor& x);
-// Returns the largest magnitude of all tensors (n) f32 and of those (chunks) i32 that hold
-// magnitudes already. From a GPU it is one copy.
-uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors,
-                              const std::vector<Tensor>& magnitudes = {});
+// Returns the largest magnitude of tensors of values (n) f32 and of those that hold magnitudes,
+// (n) i32. From a GPU it is one copy.
+uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors);
+// Returns a few magnitudes, (n) i32, of which one is the largest. All tensors are on one GPU.
+Tensor largest_magnitudes_on_gpu(const std::vector<Tensor>& tensors);
 
 }  // namespace heddle

@@ -13,8 +13,6 @@
 namespace heddle {
 namespace {
 
-uint32_t* words(const Tensor& x) { return reinterpret_cast<uint32_t*>(x.data<int32_t>()); }
-
 void copy_indices(const Indices& from, const Tensor& to) {
   if (!from.empty()) std::memcpy(to.raw(), from.data(), from.size() * 4);
 }
@@ -108,39 +106,38 @@ Tensor select_indices(const IndexCode& code, const Tensor& x) {
   return indices;
 }
 
-uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors,
-                              const std::vector<Tensor>& magnitudes) {
+Tensor largest_magnitudes_on_gpu(const std::vector<Tensor>& tensors) {
   constexpr int64_t kChunk = 4096;
-  const auto largest_in = [](const Tensor& m) {
-    return m.size() == 0 ? 0 : *std::max_element(words(m), words(m) + m.size());
-  };
-  uint32_t largest = 0;
   int64_t chunks = 0;
-  std::vector<Tensor> on_gpu;
-  const auto leave_to_gpu = [&](const Tensor& x) {
-    on_gpu.push_back(x);
-    chunks += ceil_div(x.size(), kChunk);
-  };
-  for (const Tensor& x : tensors)
-    if (x.device().is_cuda())
-      leave_to_gpu(x);
-    else
-      largest = std::max(largest, largest_magnitude(x.data<float>(), x.size()));
-  for (const Tensor& m : magnitudes)
-    if (m.device().is_cuda())
-      leave_to_gpu(m);
-    else
-      largest = std::max(largest, largest_in(m));
-  if (chunks == 0) return largest;
-  const Tensor found = Tensor::empty_on(on_gpu[0].device(), {chunks}, DType::i32);
-  const Tensor where = Tensor::empty_like(found), host = Tensor::empty_pinned({chunks}, DType::i32);
+  for (const Tensor& x : tensors) chunks += ceil_div(x.size(), kChunk);
+  const Tensor found = Tensor::empty_on(tensors.at(0).device(), {chunks}, DType::i32);
+  const Tensor where = Tensor::empty_like(found);
   JoinedLaunches joined;
-  for (int64_t at = 0; const Tensor& x : on_gpu) {
+  for (int64_t at = 0; const Tensor& x : tensors) {
     const int64_t begin = std::exchange(at, at + ceil_div(x.size(), kChunk));
     HEDDLE_DISPATCH(x.device(), largest_of_chunks(x, kChunk, false, where.slice(begin, at),
                                                   found.slice(begin, at)));
   }
   joined.launch();
+  return found;
+}
+
+uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors) {
+  const auto largest_in = [](const Tensor& m) {
+    return m.size() == 0 ? 0 : *std::max_element(words(m), words(m) + m.size());
+  };
+  uint32_t largest = 0;
+  std::vector<Tensor> on_gpu;
+  for (const Tensor& x : tensors)
+    if (x.device().is_cuda())
+      on_gpu.push_back(x);
+    else
+      largest =
+          std::max(largest, x.dtype() == DType::i32 ? largest_in(x)
+                                                    : largest_magnitude(x.data<float>(), x.size()));
+  if (on_gpu.empty()) return largest;
+  const Tensor found = largest_magnitudes_on_gpu(on_gpu);
+  const Tensor host = Tensor::empty_pinned(found.shape(), DType::i32);
   host.copy_from(found);
   return std::max(largest, largest_in(host));
 }

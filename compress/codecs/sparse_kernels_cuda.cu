@@ -16,15 +16,25 @@ namespace {
 constexpr int kThreads = 256;
 
 // ------------------------------------------------------------------ the largest of every chunk
+// read() only loads, so that a thread can have several loads on their way before a store, which
+// they might depend on for all that the compiler knows.
+
 // Swaps: m = m + g, and g = the old m.
 struct AccumulateValues {
   float *g, *m;
   template <int kPack>
-  __device__ Pack<float, kPack> load(int64_t i) const {
-    const auto residual = load_pack<kPack>(m + i), gradient = load_pack<kPack>(g + i);
+  struct Read {
+    Pack<float, kPack> residual, gradient;
+  };
+  template <int kPack>
+  __device__ Read<kPack> read(int64_t i) const {
+    return {load_pack<kPack>(m + i), load_pack<kPack>(g + i)};
+  }
+  template <int kPack>
+  __device__ Pack<float, kPack> take(int64_t i, const Read<kPack>& read) const {
     Pack<float, kPack> sum;
-    for (int k = 0; k < kPack; ++k) sum.value[k] = gradient.value[k] + residual.value[k];
-    store_pack<kPack>(g + i, residual);
+    for (int k = 0; k < kPack; ++k) sum.value[k] = read.gradient.value[k] + read.residual.value[k];
+    store_pack<kPack>(g + i, read.residual);
     store_pack<kPack>(m + i, sum);
     return sum;
   }
@@ -34,97 +44,94 @@ struct PlainValues {
   const float* x;
   bool numbers;
   template <int kPack>
-  __device__ Pack<float, kPack> load(int64_t i) const {
-    auto v = load_pack<kPack>(x + i);
+  using Read = Pack<float, kPack>;
+  template <int kPack>
+  __device__ Read<kPack> read(int64_t i) const {
+    return load_pack<kPack>(x + i);
+  }
+  template <int kPack>
+  __device__ Pack<float, kPack> take(int64_t, Read<kPack> v) const {
     for (int k = 0; k < kPack; ++k)
       if (numbers && v.value[k] != v.value[k]) v.value[k] = 0;
     return v;
   }
 };
 
-constexpr int kTile = 4096, kLongestShort = kTile / 4;
+__device__ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Searches a tile of whole chunks in each block: reads 16 bytes at a time, keeps magnitudes in
-// shared memory, and then `across` threads search each chunk. `tile` is a multiple of four chunks,
-// so tiles begin at multiples of 16 bytes.
+// Returns the magnitude of one value.
 template <class Values>
-struct LargestOfShort {
+__device__ uint32_t magnitude_at(const Values& values, int64_t i) {
+  return magnitude(values.take(i, values.template read<1>(i)).value[0]);
+}
+
+constexpr int kTile = 4096;
+
+// Searches `tile` chunks in each block: as many as make a piece of kTile elements, or one longer
+// chunk piece by piece. Reads 16 bytes at a time where tiles begin at such addresses, keeps
+// magnitudes in shared memory, and then `across` threads search each chunk.
+template <class Values>
+struct LargestOfChunks {
   Values values;
-  int64_t n, chunk, tile;
-  int across;
+  int64_t n, chunk;
+  int tile, across;
   uint32_t *indices, *magnitudes;
 
   __device__ void operator()(unsigned block) const {
     __shared__ uint32_t found[kTile];
     __shared__ uint64_t best[kThreads];
-    const int thread = static_cast<int>(threadIdx.x);
-    const int64_t begin = block * tile * chunk;
-    const int length = static_cast<int>(n - begin < tile * chunk ? n - begin : tile * chunk);
-    for (int i = 4 * thread; i < length; i += 4 * kThreads) {
-      if (i + 4 <= length) {
-        const auto v = values.template load<4>(begin + i);
-        for (int k = 0; k < 4; ++k) found[i + k] = magnitude(v.value[k]);
-      } else {
-        for (int k = i; k < length; ++k)
-          found[k] = magnitude(values.template load<1>(begin + k).value[0]);
+    constexpr int kEach = kTile / 4 / kThreads;
+    typename Values::template Read<4> read[kEach];
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % across;
+    const int groups = kThreads / across, size = static_cast<int>(chunk < kTile ? chunk : kTile);
+    const int64_t first = to_int64(block) * tile * chunk, end = least(n, first + tile * chunk);
+    uint64_t mine = 0;
+    for (int64_t begin = first; begin < end; begin += kTile) {
+      const int length = static_cast<int>(least(end - begin, kTile));
+      const int packs = tile * chunk % 4 == 0 ? length / 4 : 0;
+#pragma unroll
+      for (int each = 0; each < kEach; ++each)
+        if (const int i = thread + each * kThreads; i < packs)
+          read[each] = values.template read<4>(begin + 4 * i);
+#pragma unroll
+      for (int each = 0; each < kEach; ++each) {
+        const int i = thread + each * kThreads;
+        if (i >= packs) continue;
+        const auto v = values.take(begin + 4 * i, read[each]);
+        for (int k = 0; k < 4; ++k) found[4 * i + k] = magnitude(v.value[k]);
+      }
+#pragma unroll 1
+      for (int i = 4 * packs + thread; i < length; i += kThreads)
+        found[i] = magnitude_at(values, begin + i);
+      __syncthreads();
+      for (int round = 0; round < tile; round += groups) {
+        const int c = round + thread / across, from = c * size;
+        const int to = from + size < length ? from + size : length;
+        if (tile > 1) mine = 0;  // else it may be from the chunk's earlier pieces
+        if (c < tile)
+#pragma unroll 4
+          for (int i = from + lane; i < to; i += across)
+            mine = Larger()(mine, sort_key(found[i], static_cast<uint32_t>(begin + i)));
+        const uint64_t largest = group_reduce(mine, Larger(), across, best);
+        if (lane > 0 || c >= tile || from >= length) continue;
+        indices[to_int64(block) * tile + c] = index_of_key(largest);
+        magnitudes[to_int64(block) * tile + c] = magnitude_of_key(largest);
       }
     }
-    __syncthreads();
-    const int groups = kThreads / across, lane = thread % across;
-    const int size = static_cast<int>(chunk),
-              rounds = static_cast<int>((tile + groups - 1) / groups);
-    for (int round = 0; round < rounds; ++round) {
-      const int c = round * groups + thread / across, from = c * size;
-      const int to = from + size < length ? from + size : length;
-      uint64_t mine = 0;
-      if (c < tile)
-        for (int i = from + lane; i < to; i += across)
-          mine = Larger()(mine, sort_key(found[i], static_cast<uint32_t>(begin + i)));
-      mine = group_reduce(mine, Larger(), across, best);
-      if (lane > 0 || c >= tile || from >= length) continue;
-      indices[block * tile + c] = index_of_key(mine);
-      magnitudes[block * tile + c] = magnitude_of_key(mine);
-    }
   }
 };
-
-// Searches one chunk in each block.
-template <class Values>
-struct LargestOfLong {
-  Values values;
-  int64_t n, chunk;
-  uint32_t *indices, *magnitudes;
-
-  __device__ void operator()(unsigned block) const {
-    __shared__ uint64_t best[kThreads];
-    const int64_t begin = block * chunk, end = begin + chunk < n ? begin + chunk : n;
-    uint64_t mine = 0;
-#pragma unroll 4
-    for (int64_t i = begin + threadIdx.x; i < end; i += kThreads)
-      mine = Larger()(
-          mine, sort_key(magnitude(values.template load<1>(i).value[0]), static_cast<uint32_t>(i)));
-    mine = group_reduce(mine, Larger(), kThreads, best);
-    if (threadIdx.x > 0) return;
-    indices[block] = index_of_key(mine);
-    magnitudes[block] = magnitude_of_key(mine);
-  }
-};
-
-uint32_t* words(const Tensor& x) { return reinterpret_cast<uint32_t*>(x.data<int32_t>()); }
 
 template <class Values>
 void largest(const Values& values, int64_t n, int64_t chunk, const Tensor& indices,
              const Tensor& magnitudes) {
   if (n == 0) return;
-  const int64_t chunks = (n + chunk - 1) / chunk;
-  if (chunk > kLongestShort)
-    return for_blocks(chunks,
-                      LargestOfLong<Values>{values, n, chunk, words(indices), words(magnitudes)});
-  const int64_t tile = kTile / chunk / 4 * 4;
+  const int64_t step = chunk % 4 == 0 ? 1 : 4;
+  const int tile = static_cast<int>(std::max<int64_t>(kTile / (step * chunk) * step, 1));
   int across = 1;
   while (2 * across * tile <= kThreads) across *= 2;
-  for_blocks((chunks + tile - 1) / tile, LargestOfShort<Values>{values, n, chunk, tile, across,
-                                                                words(indices), words(magnitudes)});
+  for_blocks(
+      ceil_div(ceil_div(n, chunk), tile),
+      LargestOfChunks<Values>{values, n, chunk, tile, across, words(indices), words(magnitudes)});
 }
 
 // ------------------------------------------------------------------------- the k largest of all
@@ -352,15 +359,10 @@ UnpackValue unpack(const Tensor& bytes, int bits, int64_t step, const Tensor& va
   return {bytes.data<uint8_t>(), step, bits, words(values)};
 }
 
-struct ClearWord {
-  uint32_t* x;
-  __device__ void operator()(int64_t i) const { x[i] = 0; }
-};
-
 struct CopyWord {
-  const uint32_t* from;
+  const uint32_t* from;  // null: zeros
   uint32_t* to;
-  __device__ void operator()(int64_t i) const { to[i] = from[i]; }
+  __device__ void operator()(int64_t i) const { to[i] = from == nullptr ? 0 : from[i]; }
 };
 
 }  // namespace
@@ -426,7 +428,7 @@ Tensor decode_indices(const IndexCode& code, const Tensor& bytes) {
 }
 
 void clear_words(const Tensor& x) {
-  for_each_joined(x.size(), ClearWord{static_cast<uint32_t*>(x.raw())});
+  for_each_joined(x.size(), CopyWord{nullptr, static_cast<uint32_t*>(x.raw())});
 }
 
 void copy_words(const Tensor& from, const Tensor& to) {

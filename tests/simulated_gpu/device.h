@@ -65,6 +65,7 @@ struct Point {  // of a stream, as an event has recorded it
 
 // Queues work that touches memory only within with_rights(). A graph's may be done more than once.
 extern std::atomic<int64_t> work_started;      // kernels, copies, events, calls of libraries
+extern std::atomic<int64_t> waits;             // of the host, for all work of a stream
 extern std::atomic<int64_t> fast_products;     // by the fastest of cuBLASLt's algorithms
 extern std::atomic<int64_t> fast_engines_run;  // the fastest of cuDNN's graph API
 void put(Stream* stream, Work work);

@@ -86,7 +86,7 @@ Stream* find(cudaStream_t stream) {
   return machine().streams.contains(s) ? s : nullptr;
 }
 
-std::atomic<int64_t> work_started = 0;
+std::atomic<int64_t> work_started = 0, waits = 0;
 
 static void put(Stream* stream, Stream::Entry entry) {
   ++work_started;

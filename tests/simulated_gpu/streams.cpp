@@ -31,6 +31,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   Stream* s = find(stream);
   if (s == nullptr) return say(cudaErrorInvalidResourceHandle);
   if (spoils(s)) return cudaErrorStreamCaptureUnsupported;
+  ++waits;
   finish(s, held);
   return cudaSuccess;
 }
