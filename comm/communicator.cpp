@@ -72,11 +72,11 @@ void Communicator::reduce_scatter(const Tensor& all, const Tensor& mine) {
 }
 
 void Communicator::all_to_all(const Tensor& sent, const Tensor& received) {
-  check(sent.shape() == received.shape() && sent.dtype() == received.dtype() &&
-            sent.shape().rank() > 0 && sent.shape()[0] == size(),
-        "all_to_all: expected two tensors (", size(), ", ...) of one type, found ",
-        to_string(sent.form()), " and ", to_string(received.form()));
-  run("all_to_all", [&] { do_all_to_all(sent, received); });
+  check_form(received, sent.form(), "all_to_all");
+  check(sent.shape().rank() > 0 && sent.shape()[0] == size(), "all_to_all: expected (", size(),
+        ", ...), found ", to_string(sent.form()));
+  run("all_to_all",
+      [&] { size() == 1 ? received.copy_from(sent) : do_all_to_all(sent, received); });
 }
 
 void Communicator::do_all_to_all(const Tensor& sent, const Tensor& received) {

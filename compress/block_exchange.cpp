@@ -10,120 +10,107 @@
 namespace heddle {
 namespace {
 
-struct Block {
-  CodedBlock coded;           // at its offset in the owner's slot
+struct Run {
+  CodedBlocks coded;          // at their offset in the owner's slot
   const CodedTensor* tensor;  // whose elements these are
-  int owner;                  // rank that adds it up
+  int owner;                  // rank that adds them up
+  int64_t added;              // index of the first among all that this rank adds up
 };
 
-// Divides a bucket's blocks among their owners, each in the emptiest slot.
+// Divides a bucket's blocks among their owners, in similar shares of the bytes.
 struct Plan {
-  std::vector<Block> blocks;
+  std::vector<Run> runs;
   std::vector<PayloadPart> parts;
-  std::vector<int64_t> used;  // bytes of each owner's slot, which begins with a flag
+  std::vector<int64_t> used, added;  // bytes of each owner's slot, and elements
 
-  // Adds the blocks of a tensor, of at most `length` elements.
-  void add(const CodedTensor& tensor, int64_t length) {
-    CodedBlock form = tensor.form;
-    const int64_t scale = form.coding == Coding::levels ? 4 : 0;
-    int64_t values = 0, scales = 0;
-    for (form.begin = 0; form.begin < tensor.x.size(); form.begin += length) {
-      form.x = tensor.x.data<float>() + form.begin;
-      form.n = std::min(length, tensor.x.size() - form.begin);
-      const auto slot = std::ranges::min_element(used);
-      form.offset = *slot;
-      blocks.push_back({form, &tensor, static_cast<int>(slot - used.begin())});
-      const int64_t bytes = encoded_bytes(form.coding, form.bits, form.n);
-      *slot += (bytes + 3) / 4 * 4;
-      scales += scale;
-      values += bytes - scale;
+  Plan(const std::vector<CodedTensor>& tensors, int ranks) : used(to_size(ranks)), added(used) {
+    int64_t elements = 0, bytes = 0, at = 0;
+    for (const CodedTensor& t : tensors) elements += t.x.size();
+    // Short enough that the owners get similar shares of a small bucket.
+    const int64_t longest = std::max<int64_t>(elements / (16 * ranks) / 16 * 16, 16);
+    std::vector<CodedBlocks> forms;
+    for (const CodedTensor& t : tensors) {
+      CodedBlocks& form = forms.emplace_back(t.form);
+      form.x = t.x.data<float>();
+      form.n = t.x.size();
+      if (form.coding != Coding::levels) form.block = std::min(form.block, longest);
+      bytes += form.bytes(4);
+      const int64_t scales = form.coding == Coding::levels ? 4 * form.count() : 0;
+      parts.push_back({t.name, kind_of(t.name), form.bytes(1) - scales});
+      if (scales > 0) parts.push_back({t.name, PayloadKind::scales, scales});
     }
-    parts.push_back({tensor.name, kind_of(tensor.name), values});
-    if (scale > 0) parts.push_back({tensor.name, PayloadKind::scales, scales});
+    for (size_t i = 0; i < tensors.size(); ++i)
+      for (int64_t done = 0; done < forms[i].count(); done += runs.back().coded.count()) {
+        const int64_t owner = at * ranks / bytes, next = ceil_div((owner + 1) * bytes, ranks);
+        CodedBlocks some = forms[i].from(done, ceil_div(next - at, forms[i].stride()));
+        some.offset = used[to_size(owner)];
+        used[to_size(owner)] += some.bytes(4);
+        at += some.bytes(4);
+        runs.push_back({some, &tensors[i], static_cast<int>(owner), added[to_size(owner)]});
+        added[to_size(owner)] += some.n;
+      }
   }
 };
 
-// Returns a block with its random numbers' key: step (28 bits), rank (12), layer (15) and round
+// Returns blocks with their random numbers' key: step (28 bits), rank (12), layer (15) and round
 // (1), so that the rounding errors of ranks are independent.
-CodedBlock keyed(const Block& b, const Exchange& e, uint64_t round) {
-  CodedBlock out = b.coded;
+CodedBlocks keyed(const Run& b, const Exchange& e, uint64_t round) {
+  CodedBlocks out = b.coded;
   const uint64_t step = static_cast<uint64_t>(e.step) << 28;
   const uint64_t rank = static_cast<uint64_t>(e.comm.rank()) << 16;
   out.stream = stream_id(Stream::codec, step | rank | b.tensor->layer << 1 | round);
   return out;
 }
 
-void encode(const char* phase, const std::vector<CodedBlock>& blocks, const Tensor& bytes) {
+void encode(const char* phase, const std::vector<CodedBlocks>& runs, const Tensor& bytes) {
   const TraceRange range("compress", phase);
-  const Device device = bytes.device();
-  HEDDLE_DISPATCH(device, encode_blocks(device, blocks, bytes.data<uint8_t>()));
+  HEDDLE_DISPATCH(bytes.device(), encode_blocks(runs, bytes.data<uint8_t>()));
 }
 
 }  // namespace
 
-bool sum_blocks(Exchange& e, const std::vector<CodedTensor>& tensors, uint32_t most) {
+bool sum_blocks(Exchange& e, std::vector<CodedTensor> tensors, uint32_t most) {
   const int p = e.comm.size(), me = e.comm.rank();
-  Plan plan;
-  plan.used.assign(static_cast<size_t>(p), 4);
-  // Short enough that the owners get similar shares of a small bucket.
-  int64_t elements = 0;
-  for (const CodedTensor& t : tensors) elements += t.x.size();
-  const int64_t length = std::max<int64_t>(elements / (4 * p) / 64 * 64, 64);
-  for (const CodedTensor& t : tensors)
-    plan.add(t, t.form.coding == Coding::levels ? t.block : std::min(t.block, length));
+  const Tensor flag = Tensor::empty_on(e.device, {1});
+  write_flag(e, flag);
+  tensors.push_back({"flag", flag, {}, 0});
+  Plan plan(tensors, p);
   const int64_t slot = std::ranges::max(plan.used);
-  int64_t rest = p * slot;  // flags and padding
+  int64_t rest = p * slot;  // flag and padding
+  plan.parts.pop_back();
   for (const PayloadPart& part : plan.parts) rest -= part.bytes;
   plan.parts.push_back({"flag", PayloadKind::control, rest});
   const Tensor ours = Tensor::empty_on(e.device, {p, slot}, DType::u8);
   const Tensor theirs = Tensor::empty_on(e.device, {p, slot}, DType::u8);
   ours.fill_zero();
-  const Tensor flag = Tensor::empty_on(Device{}, {1}, DType::u8);
-  *flag.data<uint8_t>() = e.finite ? 0 : 1;
-  const auto flag_of = [](const Tensor& all, int r) {
-    return all.slice(r, r + 1).reshape({all.shape()[1]}).slice(0, 1);
-  };
-  for (int r = 0; r < p; ++r) flag_of(ours, r).copy_from(flag);
-  std::vector<CodedBlock> all, owned;
-  int64_t share = 0;  // elements that this rank adds up
-  for (const Block& b : plan.blocks) {
+  const Tensor added = Tensor::empty_on(e.device, {plan.added[to_size(me)]});
+  std::vector<CodedBlocks> all, owned;
+  for (const Run& b : plan.runs) {
     all.push_back(keyed(b, e, 0));
     all.back().offset += b.owner * slot;
-    if (b.owner == me) share += b.coded.n;
+    if (b.owner != me) continue;
+    owned.push_back(keyed(b, e, 1));
+    owned.back().x = added.data<float>() + b.added;
   }
   encode("encode", all, ours);
   e.ledger.book(e.comm, plan.parts, [&] { e.comm.all_to_all(ours, theirs); });
-  for (int r = 0; r < p; ++r)  // every rank has received all flags
-    if (*flag_of(theirs, r).to(Device{}).data<uint8_t>() != 0) return false;
-
-  const Tensor added = Tensor::empty_on(e.device, {share});
-  float* at = added.data<float>();
-  for (const Block& b : plan.blocks) {
-    if (b.owner != me) continue;
-    owned.push_back(keyed(b, e, 1));
-    owned.back().x = at;
-    at += b.coded.n;
-  }
   const Tensor sums = ours.slice(me, me + 1).reshape({slot});
   {
     const TraceRange range("compress", "add up");
-    HEDDLE_DISPATCH(e.device, add_blocks(e.device, owned, theirs.data<uint8_t>(), slot, p));
+    HEDDLE_DISPATCH(e.device, add_blocks(owned, theirs.data<uint8_t>(), slot, p));
   }
   encode("encode sums", owned, sums);
   e.ledger.book(
       e.comm, plan.parts, [&] { e.comm.all_gather(sums, theirs); }, true);
   const TraceRange range("compress", "decode");
-  HEDDLE_DISPATCH(e.device, decode_blocks(e.device, all, theirs.data<uint8_t>()));
-  int64_t begin = 0;
-  for (const Block& b : plan.blocks) {
-    if (b.owner != me) continue;
-    const CodedBlock& coded = b.coded;
-    if (const Tensor& lost = b.tensor->lost; lost.defined()) {
-      const Tensor sum = added.slice(begin, begin + coded.n);
-      axpy(-1, b.tensor->x.slice(coded.begin, coded.begin + coded.n), sum);  // exact
-      axpy(1, sum, lost.slice(coded.begin, coded.begin + coded.n));
-    }
-    begin += coded.n;
+  HEDDLE_DISPATCH(e.device, decode_blocks(all, theirs.data<uint8_t>()));
+  for (const Run& b : plan.runs) {
+    const Tensor& lost = b.tensor->lost;
+    if (b.owner != me || !lost.defined()) continue;
+    const int64_t begin = b.coded.begin, end = begin + b.coded.n;
+    const Tensor sum = added.slice(b.added, b.added + b.coded.n);
+    axpy(-1, b.tensor->x.slice(begin, end), sum);  // exact
+    axpy(1, sum, lost.slice(begin, end));
   }
   std::vector<Tensor> values;
   values.reserve(tensors.size());
@@ -137,7 +124,7 @@ bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors&
   tensors.reserve(dense.size() + rounded.size());
   const auto add = [&](const std::string& name, const Tensor& x, Coding coding) {
     const Tensor flat = x.reshape({x.size()});
-    tensors.push_back({name, flat, {.coding = coding}, BlockExchange::kBlock, 0});
+    tensors.push_back({name, flat, {.block = BlockExchange::kBlock, .coding = coding}, 0});
   };
   for (const auto& [name, x] : dense) add(name, x, Coding::fp32);
   for (size_t i = 0; i < rounded.size(); ++i) {
@@ -149,28 +136,30 @@ bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors&
     axpy(-1, x, lost[i]);
     tensors.back().lost = lost[i];
   }
-  return sum_blocks(e, tensors, magnitude(kMaxSum));
+  return sum_blocks(e, std::move(tensors), magnitude(kMaxSum));
 }
 
 bool BlockExchange::exchange(Exchange& e) {
   std::vector<CodedTensor> tensors;
   tensors.reserve(e.compressed.size() + e.dense.size());
   for (const Item& item : e.compressed) {
-    const CodedBlock form{.seed = seed_,
-                          .coding = coding_,
-                          .stochastic = stochastic_,
-                          .bits = static_cast<int>(item.layer->choice)};
-    tensors.push_back({item.name(), item.tensor, form, block_, item.layer->index});
+    const CodedBlocks form{.block = block_,
+                           .seed = seed_,
+                           .coding = coding_,
+                           .stochastic = stochastic_,
+                           .bits = static_cast<int>(item.layer->choice)};
+    tensors.push_back({item.name(), item.tensor, form, item.layer->index});
     explain("select", item.name(), [&] { return rounding(item); });
   }
-  for (const auto& [name, x] : e.dense) tensors.push_back({name, x, {}, kBlock, 0});
-  return sum_blocks(e, tensors, kInfinite - 1);  // beyond fp16, or beyond fp32 in the sum
+  for (const auto& [name, x] : e.dense) tensors.push_back({name, x, {.block = kBlock}, 0});
+  // Infinite: beyond fp16, or beyond fp32 in the sum.
+  return sum_blocks(e, std::move(tensors), kInfinite - 1);
 }
 
 int64_t BlockExchange::bytes(const Layer& layer, double bits) const {
-  const int64_t n = layer.size(), rest = n % block_;
-  const auto encoded = [&](int64_t m) { return encoded_bytes(coding_, static_cast<int>(bits), m); };
-  return n / block_ * encoded(block_) + (rest > 0 ? encoded(rest) : 0);
+  return CodedBlocks{
+      .n = layer.size(), .block = block_, .coding = coding_, .bits = static_cast<int>(bits)}
+      .bytes(1);
 }
 
 Figures BlockExchange::rounding(const Item& item) const {

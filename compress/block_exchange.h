@@ -1,9 +1,10 @@
 // BlockExchange: the exchange of QSGD (qsgd.cpp) and of the casts to 16 bits (cast.cpp), a
-// scatter-reduce followed by an all-gather. A bucket's blocks are divided among the ranks; every
-// rank sends each block, encoded, to its owner (all-to-all); the owner decodes and adds them in
-// fp32 in the order of ranks, encodes the sum once more, and sends it to all (all-gather). All
-// ranks, the owner included, use what the second encoding decodes to. A rank sends 2 (P - 1) / P of
-// the encoded gradients, as in a ring; dense layers are included as fp32 blocks.
+// scatter-reduce followed by an all-gather. A bucket's blocks are divided among the ranks,
+// neighbours to the same one; every rank sends each block, encoded, to its owner (all-to-all); the
+// owner decodes and adds them in fp32 in the order of ranks, encodes the sum once more, and sends
+// it to all (all-gather). All ranks, the owner included, use what the second encoding decodes to. A
+// rank sends 2 (P - 1) / P of the encoded gradients, as in a ring; dense layers are included as
+// fp32 blocks.
 //
 //   std::make_unique<BlockExchange>(setup, Coding::bf16, BlockExchange::kBlock, false);
 //
@@ -25,8 +26,7 @@ namespace heddle {
 struct CodedTensor {
   std::string name;  // the ledger's
   Tensor x;          // f32, in place
-  CodedBlock form;   // how it is coded
-  int64_t block;     // elements of a block; fewer in small buckets for codings without scales
+  CodedBlocks form;  // how it is coded; codings without scales have shorter blocks in small buckets
   uint64_t layer;    // CompressedLayer::index, for random numbers
   // f32 of x's size, or undefined: gains what this rank, as an owner, lost by coding sums.
   Tensor lost = {};
@@ -35,7 +35,7 @@ struct CodedTensor {
 // Sums the tensors over the ranks in place. Returns false on all ranks if a rank's gradients were
 // non-finite, or a sum's magnitude (codecs/magnitude.h) is above `most`; the tensors then hold
 // anything.
-bool sum_blocks(Exchange& e, const std::vector<CodedTensor>& tensors, uint32_t most);
+bool sum_blocks(Exchange& e, std::vector<CodedTensor> tensors, uint32_t most);
 
 // all_reduce() (exchange.h) with `dense` as fp32 and `rounded` as bf16. lost[i], where there is
 // one, receives what of rounded[i] did not reach the sum because of this rank: over all ranks,
@@ -58,6 +58,7 @@ class BlockExchange : public CompressedReducer {
 
  protected:
   bool works_on_devices() const override { return true; }
+  bool leaves_checks_to_sums() const override { return true; }
   bool exchange(Exchange& e) override;
   int64_t bytes(const Layer& layer, double bits) const override;
   // Returns what --explain-step says about an item's encoding.

@@ -71,8 +71,8 @@ class CompressedReducer : public Reducer, public LayerCosts {
   virtual int64_t chunk(const Layer& /*layer*/, const Exchange& /*e*/) const { return 0; }
   // Returns whether exchange() accepts tensors of any device; otherwise they are on the host.
   virtual bool works_on_devices() const { return false; }
-  // Returns whether exchange() only calls sum_at_indices() with fp32, which can decide on a GPU
-  // whether the values are finite.
+  // Returns whether exchange() sends a flag by write_flag() and may otherwise send anything where
+  // gradients are not finite.
   virtual bool leaves_checks_to_sums() const { return false; }
 
   // Returns how the values that are sent are coded (values=): fp32 or bf16.

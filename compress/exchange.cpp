@@ -44,6 +44,13 @@ PayloadKind kind_of(const std::string& name) {
   return name == kControlWords ? PayloadKind::control : PayloadKind::values;
 }
 
+void write_flag(const Exchange& e, const Tensor& flag) {
+  if (e.unchecked.defined())
+    HEDDLE_DISPATCH(e.device, flag_above(e.unchecked, magnitude(kMaxAddend), flag));
+  else
+    fill(flag, e.finite ? 0 : std::numeric_limits<float>::infinity());
+}
+
 bool all_reduce(Exchange& e, const NamedTensors& tensors) {
   std::vector<PayloadPart> parts;
   int64_t n = 0;
@@ -53,11 +60,7 @@ bool all_reduce(Exchange& e, const NamedTensors& tensors) {
   }
   parts.push_back({"flag", PayloadKind::control, 4});
   const Tensor payload = Tensor::empty_on(e.device, {n + 1});
-  const Tensor flag = payload.slice(n, n + 1);
-  if (e.unchecked.defined())
-    HEDDLE_DISPATCH(e.device, flag_above(e.unchecked, magnitude(kMaxAddend), flag));
-  else
-    fill(flag, e.finite ? 0 : std::numeric_limits<float>::infinity());
+  write_flag(e, payload.slice(n, n + 1));
   const auto copy_all = [&](bool into) {
     JoinedLaunches joined;
     int64_t at = 0;

@@ -43,8 +43,8 @@ struct Exchange {
   Communicator& comm;
   Ledger& ledger;
   bool finite = true;  // false: this rank's gradients were non-finite, and are zero now
-  // (n) i32, magnitudes on a GPU that the host has not seen, in place of `finite`: all_reduce() and
-  // sum_at_indices() decide there whether they are finite.
+  // (n) i32, magnitudes on a GPU that the host has not seen, in place of `finite`: write_flag()
+  // decides there whether they are finite.
   Tensor unchecked = {};
   uint64_t culprit = 0;  // 1 + index of the first non-finite layer in the order of memory; 0: none
 };
@@ -55,6 +55,10 @@ void explain_selection(const Exchange::Item& item, const Tensor& values,
 
 // Returns the ledger's kind of a tensor that is summed: control words, else values.
 PayloadKind kind_of(const std::string& name);
+
+// Writes to flag (1) f32 infinity if this rank's gradients are not finite, else 0. In a sum over
+// ranks it shows what one of them found.
+void write_flag(const Exchange& e, const Tensor& flag);
 
 // Sums tensors over the ranks, in place, by one all-reduce, together with a flag that a rank sets
 // if its gradients were non-finite. The names are the ledger's. Returns false on all ranks, and

@@ -91,6 +91,7 @@ class PowerSgd : public CompressedReducer {
   }
 
   bool works_on_devices() const override { return true; }
+  bool leaves_checks_to_sums() const override { return true; }
   bool exchange(Exchange& e) override {
     NamedTensors p, q;
     multiply(e, p);

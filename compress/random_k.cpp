@@ -18,6 +18,7 @@ class RandomK : public CompressedReducer {
 
  protected:
   bool works_on_devices() const override { return true; }
+  bool leaves_checks_to_sums() const override { return true; }
   bool exchange(Exchange& e) override {
     return sum_at_indices(e, *feedback_, choose(e), coding_of_values());
   }

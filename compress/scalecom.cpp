@@ -40,7 +40,7 @@ class ScaleCom : public CompressedReducer {
 
  protected:
   bool works_on_devices() const override { return true; }
-  bool leaves_checks_to_sums() const override { return coding_of_values() == Coding::fp32; }
+  bool leaves_checks_to_sums() const override { return true; }
   // The leader's pass that adds residuals searches the chunks, except while a rule has yet to set
   // the rate.
   int64_t chunk(const Layer& layer, const Exchange& e) const override {

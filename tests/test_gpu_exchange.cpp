@@ -204,7 +204,7 @@ TEST_CASE("kernels, compare: exchanges of three ranks, bit for bit") {
 TEST_CASE("exchange of many layers: work that the GPU is given") {
   Context context(subject());
   if (!context.device().is_cuda()) return;
-  const auto work_of = [](int layers) {
+  const auto work_of = [](const char* spec, int layers, int64_t waits_for) {
     ParameterStore store;
     for (int i = 0; i < layers; ++i) {
       store.add(concat("conv", i, ".weight"), {16, 8, 3, 3}, constant_init(0));
@@ -213,8 +213,7 @@ TEST_CASE("exchange of many layers: work that the GPU is given") {
     }
     store.finalize(1);
     const auto comm = make_solo();
-    const auto reducer =
-        make_reducer(parse_compress("scalecom:rate=50"), {.min_compress = 100}, store);
+    const auto reducer = make_reducer(parse_compress(spec), {.min_compress = 100}, store);
     Ledger ledger;
     int64_t before = 0, waits = 0;
     for (int64_t step = 0; step < 2; ++step) {  // the first makes the residuals
@@ -227,13 +226,21 @@ TEST_CASE("exchange of many layers: work that the GPU is given") {
       waits = simulated::waits;
       CHECK(reducer->reduce(bucket, *comm, ledger));
     }
-    CHECK(simulated::waits - waits == 1);
+    CHECK(simulated::waits - waits == waits_for);
     return simulated::work_started - before;
   };
-  const int64_t few = work_of(10), many = work_of(40);
-  MESSAGE("10 layers: ", few, ", 40 layers: ", many);
-  CHECK(few <= 12);
-  CHECK(many - few <= 10);
+  struct Case {
+    const char* spec;
+    int64_t ten, thirty_more, waits;  // work for ten layers, for thirty more; waits of the host
+  };
+  for (const Case& c :
+       {Case{"scalecom:rate=50", 12, 5, 1}, Case{"qsgd:bits=4", 12, 13, 1}, Case{"bf16", 12, 13, 1},
+        Case{"powersgd:rank=2", 61, 154, 2}}) {  // waits for sums of P, too
+    const int64_t few = work_of(c.spec, 10, c.waits), many = work_of(c.spec, 40, c.waits);
+    MESSAGE(std::string(c.spec), ", 10 layers: ", few, ", 40 layers: ", many);
+    CHECK(few <= c.ten);
+    CHECK(many - few <= c.thirty_more);
+  }
 }
 
 TEST_CASE("update of layers with and without a residual: work that the GPU is given") {
