@@ -305,8 +305,8 @@ TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top
     // Each learner was the leader once, and all have sent the same amount, except for the ring's
     // rounding.
     if (p <= 16) CHECK(sent(p, "scalecom:rate=50", p).most == doctest::Approx(mean).epsilon(2e-3));
-    // QSGD: the dense layers, 4 bits an element of 1152 and 1750, scales for 18 and 28 blocks of 64;
-    // padding, and unequal shares where a bucket has few blocks for each learner.
+    // QSGD: the dense layers, 4 bits an element of 1152 and 1750, scales for 18 and 28 blocks of
+    // 64; padding, and unequal shares where a bucket has few blocks for each learner.
     const double levels = dense + (1152 + 1750) / 2.0 + 4 * (18 + 28);
     const Sent coded = sent(p, "qsgd:bits=4,bucket=64");
     CHECK(coded.most == doctest::Approx(coded.mean).epsilon(1e-9));
