@@ -124,7 +124,7 @@ bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors&
   tensors.reserve(dense.size() + rounded.size());
   const auto add = [&](const std::string& name, const Tensor& x, Coding coding) {
     const Tensor flat = x.reshape({x.size()});
-    tensors.push_back({name, flat, {.block = BlockExchange::kBlock, .coding = coding}, 0});
+    tensors.push_back({name, flat, {.coding = coding}, 0});
   };
   for (const auto& [name, x] : dense) add(name, x, Coding::fp32);
   for (size_t i = 0; i < rounded.size(); ++i) {
@@ -143,23 +143,21 @@ bool BlockExchange::exchange(Exchange& e) {
   std::vector<CodedTensor> tensors;
   tensors.reserve(e.compressed.size() + e.dense.size());
   for (const Item& item : e.compressed) {
-    const CodedBlocks form{.block = block_,
-                           .seed = seed_,
-                           .coding = coding_,
-                           .stochastic = stochastic_,
-                           .bits = static_cast<int>(item.layer->choice)};
+    CodedBlocks form = form_;
+    form.bits = static_cast<int>(item.layer->choice);
     tensors.push_back({item.name(), item.tensor, form, item.layer->index});
     explain("select", item.name(), [&] { return rounding(item); });
   }
-  for (const auto& [name, x] : e.dense) tensors.push_back({name, x, {.block = kBlock}, 0});
+  for (const auto& [name, x] : e.dense) tensors.push_back({name, x, {}, 0});
   // Infinite: beyond fp16, or beyond fp32 in the sum.
   return sum_blocks(e, std::move(tensors), kInfinite - 1);
 }
 
 int64_t BlockExchange::bytes(const Layer& layer, double bits) const {
-  return CodedBlocks{
-      .n = layer.size(), .block = block_, .coding = coding_, .bits = static_cast<int>(bits)}
-      .bytes(1);
+  CodedBlocks form = form_;
+  form.n = layer.size();
+  form.bits = static_cast<int>(bits);
+  return form.bytes(1);
 }
 
 Figures BlockExchange::rounding(const Item& item) const {

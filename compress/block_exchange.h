@@ -6,7 +6,7 @@
 // rank sends 2 (P - 1) / P of the encoded gradients, as in a ring; dense layers are included as
 // fp32 blocks.
 //
-//   std::make_unique<BlockExchange>(setup, Coding::bf16, BlockExchange::kBlock, false);
+//   std::make_unique<BlockExchange>(setup, CodedBlocks{.coding = Coding::bf16});
 //
 // sum_blocks() is that exchange for tensors of any algorithm, and all_reduce_bf16() sums the values
 // that top-k's relatives and PowerSGD select, rounded to bf16 (values=bf16); what rounding loses
@@ -45,16 +45,12 @@ bool all_reduce_bf16(Exchange& e, const NamedTensors& dense, const NamedTensors&
 
 class BlockExchange : public CompressedReducer {
  public:
-  static constexpr int64_t kBlock = 4096;  // elements, for codings without scales
-
-  // Encodes blocks of `block` elements, or of fewer in small buckets for codings without scales.
-  // `stochastic`: random numbers decide how levels are rounded.
-  BlockExchange(const ReducerSetup& setup, Coding coding, int64_t block, bool stochastic)
-      : CompressedReducer(setup),
-        coding_(coding),
-        block_(block),
-        stochastic_(stochastic),
-        seed_(setup.options.seed) {}
+  // Encodes as `form` says: its coding, block (codings without scales have shorter ones in small
+  // buckets) and stochastic, whether random numbers decide how levels are rounded.
+  BlockExchange(const ReducerSetup& setup, const CodedBlocks& form)
+      : CompressedReducer(setup), form_(form) {
+    form_.seed = setup.options.seed;
+  }
 
  protected:
   bool works_on_devices() const override { return true; }
@@ -64,10 +60,7 @@ class BlockExchange : public CompressedReducer {
   // Returns what --explain-step says about an item's encoding.
   virtual Figures rounding(const Item& item) const;
 
-  Coding coding_;
-  int64_t block_;
-  bool stochastic_;
-  uint64_t seed_;
+  CodedBlocks form_;  // of no elements yet
 };
 
 }  // namespace heddle

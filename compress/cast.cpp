@@ -6,7 +6,7 @@ namespace heddle {
 
 std::unique_ptr<Reducer> make_cast(const ReducerSetup& setup) {
   const Coding coding = setup.family.name == "bf16" ? Coding::bf16 : Coding::fp16;
-  return std::make_unique<BlockExchange>(setup, coding, BlockExchange::kBlock, false);
+  return std::make_unique<BlockExchange>(setup, CodedBlocks{.coding = coding});
 }
 
 }  // namespace heddle

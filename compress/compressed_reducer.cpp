@@ -89,7 +89,9 @@ void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor
 
 // If any value is non-finite or too large to be summed, clears the rank's whole bucket, so that
 // zeros and a flag are sent, and remembers the first layer with such a value. `on_gpu`: only begins
-// the search, so that the host need not wait for its result.
+// the search, so that the host need not wait for its result; if the bucket is rejected, a second
+// call looks at the tensors as exchange() left them, which may be sums. A NaN is found in its layer
+// either way.
 void CompressedReducer::check_values(Exchange& e, bool on_gpu) const {
   const TraceRange range("compress", "check");
   std::vector<Tensor> values;

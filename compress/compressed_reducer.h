@@ -2,7 +2,8 @@
 // from top to bottom:
 //
 //   residual in       x = gradient + residual, for each compressed layer (error_feedback.h)
-//   check             a bucket with a non-finite value becomes zeros and a flag
+//   check             a bucket with a non-finite value becomes zeros and a flag; on a GPU where the
+//                     algorithm allows it only a flag, which the host has not seen yet
 //   exchange()        the algorithm: encode, collectives, decode, residual out
 //   finite check      a rejected bucket gets its residuals back
 //
@@ -71,8 +72,9 @@ class CompressedReducer : public Reducer, public LayerCosts {
   virtual int64_t chunk(const Layer& /*layer*/, const Exchange& /*e*/) const { return 0; }
   // Returns whether exchange() accepts tensors of any device; otherwise they are on the host.
   virtual bool works_on_devices() const { return false; }
-  // Returns whether exchange() sends a flag by write_flag() and may otherwise send anything where
-  // gradients are not finite.
+  // Returns whether exchange() sends its flag by write_flag(), as sum_values(), sum_at_indices()
+  // and sum_blocks() do, and copes with gradients that are not finite: then the host does not check
+  // them before on a GPU.
   virtual bool leaves_checks_to_sums() const { return false; }
 
   // Returns how the values that are sent are coded (values=): fp32 or bf16.

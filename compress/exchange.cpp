@@ -136,6 +136,7 @@ Messages gather_messages(Exchange& e, const std::vector<MessagePart>& parts, int
   };
   {
     const TraceRange range("compress", "join parts");
+    check(!e.unchecked.defined(), where, ": a message needs checked gradients");
     const Tensor flag = Tensor::empty_on(Device{}, {1}, DType::u8);
     *flag.data<uint8_t>() = e.finite ? 0 : 1;
     append({"flag", PayloadKind::control, flag});

@@ -16,8 +16,9 @@ namespace {
 class Qsgd : public BlockExchange {
  public:
   explicit Qsgd(const ReducerSetup& setup)
-      : BlockExchange(setup, Coding::levels, static_cast<int64_t>(setup.spec.values.at("bucket")),
-                      setup.spec.values.at("rounding") == 0) {}
+      : BlockExchange(setup, {.block = static_cast<int64_t>(setup.spec.values.at("bucket")),
+                              .coding = Coding::levels,
+                              .stochastic = setup.spec.values.at("rounding") == 0}) {}
 
  protected:
   std::vector<double> settings(const Layer& /*layer*/) const override {
@@ -28,9 +29,10 @@ class Qsgd : public BlockExchange {
                                  const std::vector<double>& bits) const override {
     return for_each_setting(bits, [&](double b) {
       double squares = 0;
-      for (int64_t begin = 0; begin < x.size(); begin += block_)
-        squares += quantization_loss(x.data<float>() + begin, std::min(block_, x.size() - begin),
-                                     static_cast<int>(b), stochastic_);
+      for (int64_t begin = 0; begin < x.size(); begin += form_.block)
+        squares +=
+            quantization_loss(x.data<float>() + begin, std::min(form_.block, x.size() - begin),
+                              static_cast<int>(b), form_.stochastic);
       return std::sqrt(squares);
     });
   }
@@ -38,12 +40,12 @@ class Qsgd : public BlockExchange {
   double codec_seconds(const Layer& layer, const Tensor& x, double setting) const override {
     const int bits = static_cast<int>(setting);
     std::optional<Philox> noise;
-    if (stochastic_) noise.emplace(seed_, stream_id(Stream::codec, layer.index));
-    std::vector<uint8_t> bytes(static_cast<size_t>(quantized_bytes(block_, bits)));
-    std::vector<float> decoded(static_cast<size_t>(block_));
+    if (form_.stochastic) noise.emplace(form_.seed, stream_id(Stream::codec, layer.index));
+    std::vector<uint8_t> bytes(static_cast<size_t>(quantized_bytes(form_.block, bits)));
+    std::vector<float> decoded(static_cast<size_t>(form_.block));
     return timed([&] {
-      for (int64_t begin = 0; begin < x.size(); begin += block_) {
-        const int64_t n = std::min(block_, x.size() - begin);
+      for (int64_t begin = 0; begin < x.size(); begin += form_.block) {
+        const int64_t n = std::min(form_.block, x.size() - begin);
         quantize(x.data<float>() + begin, n, bits, noise, begin, bytes.data());
         for (int round = 0; round < 2; ++round) dequantize(bytes.data(), n, bits, decoded.data());
       }

@@ -400,7 +400,7 @@ BREAKS = [
      "test_compress", "qsgd: error bound, unbiased*"),
     ("all steps use the same random numbers for rounding", "compress/block_exchange.cpp", "static_cast<uint64_t>(e.step) << 28", "uint64_t{0} << 28",
      "test_compress", "qsgd: error bound, unbiased*"),
-    ("levels have one bit too few", "compress/block_exchange.cpp", "static_cast<int>(item.layer->choice)};", "std::max(2, static_cast<int>(item.layer->choice) - 1)};", "test_compress",
+    ("levels have one bit too few", "compress/block_exchange.cpp", "form.bits = static_cast<int>(item.layer->choice);", "form.bits = std::max(2, static_cast<int>(item.layer->choice) - 1);", "test_compress",
      "qsgd: error bound, unbiased*"),
     ("a top-k message of any length is accepted", "compress/exchange.cpp", "if (length[0] < least || length[0] > most)",
      "if (length[0] < 0)", "test_compress", "top-k: an invalid message*"),

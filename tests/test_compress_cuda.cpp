@@ -31,6 +31,7 @@ Tensor hard_values(int64_t n, bool extremes) {
       const uint32_t draw = rng.below(4 * place + 2, 40);
       v = draw == 0 ? NAN : (draw == 1 ? -INFINITY : (draw == 2 ? 1e-42f : v));
     }
+    if (rng.below(4 * place + 3, 20) == 0) v = place % 2 == 0 ? -0.0f : -1e-9f;  // below fp16's
     x.data<float>()[i] = v;
   }
   return x;

@@ -308,9 +308,7 @@ TEST_CASE("traffic of a learner: constant with ScaleCom, growing with P with top
     // QSGD: the dense layers, 4 bits an element of 1152 and 1750, scales for 18 and 28 blocks of
     // 64; padding, and unequal shares where a bucket has few blocks for each learner.
     const double levels = dense + (1152 + 1750) / 2.0 + 4 * (18 + 28);
-    const Sent coded = sent(p, "qsgd:bits=4,bucket=64");
-    CHECK(coded.most == doctest::Approx(coded.mean).epsilon(1e-9));
-    CHECK(coded.most < (p <= 8 ? 1.1 : 1.5) * ring * levels);
+    CHECK(sent(p, "qsgd:bits=4,bucket=64").most < (p <= 8 ? 1.1 : 1.5) * ring * levels);
     const Sent gathered = sent(p, "topk:density=0.02,indices=plain");
     CHECK(gathered.mean == doctest::Approx((p - 1) * message + ring * dense).epsilon(1e-3));
     CHECK(gathered.most == doctest::Approx(gathered.mean).epsilon(2e-3));

@@ -1,6 +1,6 @@
 // Encodes and decodes blocks of gradients for casts and QSGD, many at a time, with the same bytes
-// on the CPU and on CUDA. All memory is on `device`. Arguments are not checked. Internal to
-// compress and its tests.
+// on the CPU and on CUDA. All memory is on the host or on the GPU. Arguments are not checked.
+// Internal to compress and its tests.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ HEDDLE_HD void with_cast(Coding coding, const F& f) {
 struct CodedBlocks {
   float* x = nullptr;             // elements
   int64_t n = 0, begin = 0;       // number of elements; index of the first in its layer
-  int64_t block = 1;              // elements of a block; the last may have fewer
+  int64_t block = 4096;           // elements of a block; the last may have fewer
   int64_t offset = 0;             // where the first encoded block begins, in bytes
   uint64_t seed = 0, stream = 0;  // keys of the noise
   Coding coding = Coding::fp32;
@@ -71,7 +71,7 @@ struct CodedBlocks {
 
 // encode_blocks: writes each block, encoded, to bytes + offset.
 // decode_blocks: x = what was encoded at bytes + offset.
-// add_blocks: x = the sum over parts r = 0, 1, ... of what was encoded at bytes + r * part +
+// add_blocks: x = 0 + the sum over parts r = 0, 1, ... of what was encoded at bytes + r * part +
 // offset.
 namespace cpu {
 void encode_blocks(const std::vector<CodedBlocks>& runs, uint8_t* bytes);

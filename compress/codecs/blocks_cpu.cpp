@@ -24,11 +24,18 @@ void decode(const CodedBlocks& b, const uint8_t* bytes, float* x) {
 // Calls each(block) on several threads; a thread takes several small blocks at a time.
 template <class Each>
 void for_blocks(const std::vector<CodedBlocks>& runs, const Each& each) {
+  if (runs.empty()) return;
+  std::vector<int64_t> ends;  // of the runs, among all blocks
   for (const CodedBlocks& run : runs)
-    parallel_for(run.count(), std::max<int64_t>(1, 16384 / run.block),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) each(run.from(i, 1));
-                 });
+    ends.push_back((ends.empty() ? 0 : ends.back()) + run.count());
+  parallel_for(ends.back(), std::max<int64_t>(1, 16384 / runs.front().block),
+               [&](int64_t begin, int64_t end) {
+                 auto run = to_size(std::ranges::upper_bound(ends, begin) - ends.begin());
+                 for (int64_t i = begin; i < end; ++i) {
+                   while (i >= ends[run]) ++run;
+                   each(runs[run].from(i - ends[run] + runs[run].count(), 1));
+                 }
+               });
 }
 
 }  // namespace

@@ -72,10 +72,11 @@ struct AddBlock {
   const uint8_t* bytes;
   int64_t part;
   int parts;
+  float first;
   __device__ void operator()(unsigned block) const {
     const CodedBlocks b = run.from(block, 1);
     for (int64_t i = threadIdx.x; i < b.n; i += kCoders) {
-      float sum = -0.0f;  // x + -0 is x for all x
+      float sum = first;
       for (int r = 0; r < parts; ++r) sum += decode_element(b, bytes + r * part + b.offset, i);
       b.x[i] = sum;
     }
@@ -97,12 +98,12 @@ void encode_blocks(const std::vector<CodedBlocks>& runs, uint8_t* bytes) {
 }
 
 void decode_blocks(const std::vector<CodedBlocks>& runs, const uint8_t* bytes) {
-  for_runs<AddBlock>(runs, bytes, 0, 1);
+  for_runs<AddBlock>(runs, bytes, 0, 1, -0.0f);  // -0 + x is x for all x
 }
 
 void add_blocks(const std::vector<CodedBlocks>& runs, const uint8_t* bytes, int64_t part,
                 int parts) {
-  for_runs<AddBlock>(runs, bytes, part, parts);
+  for_runs<AddBlock>(runs, bytes, part, parts, 0.0f);
 }
 
 }  // namespace heddle::HEDDLE_BACKEND

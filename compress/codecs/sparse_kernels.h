@@ -83,7 +83,7 @@ Tensor select_indices(const IndexCode& code, const Tensor& x);
 // Returns the largest magnitude of tensors of values (n) f32 and of those that hold magnitudes,
 // (n) i32. From a GPU it is one copy.
 uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors);
-// Returns a few magnitudes, (n) i32, of which one is the largest. All tensors are on one GPU.
+// Returns at most 128 magnitudes, (n) i32, of which one is the largest. All tensors are on one GPU.
 Tensor largest_magnitudes_on_gpu(const std::vector<Tensor>& tensors);
 
 }  // namespace heddle

@@ -112,14 +112,16 @@ Tensor largest_magnitudes_on_gpu(const std::vector<Tensor>& tensors) {
   for (const Tensor& x : tensors) chunks += ceil_div(x.size(), kChunk);
   const Tensor found = Tensor::empty_on(tensors.at(0).device(), {chunks}, DType::i32);
   const Tensor where = Tensor::empty_like(found);
-  JoinedLaunches joined;
-  for (int64_t at = 0; const Tensor& x : tensors) {
-    const int64_t begin = std::exchange(at, at + ceil_div(x.size(), kChunk));
-    HEDDLE_DISPATCH(x.device(), largest_of_chunks(x, kChunk, false, where.slice(begin, at),
-                                                  found.slice(begin, at)));
+  {
+    JoinedLaunches joined;
+    for (int64_t at = 0; const Tensor& x : tensors) {
+      const int64_t begin = std::exchange(at, at + ceil_div(x.size(), kChunk));
+      HEDDLE_DISPATCH(x.device(), largest_of_chunks(x, kChunk, false, where.slice(begin, at),
+                                                    found.slice(begin, at)));
+    }
+    joined.launch();
   }
-  joined.launch();
-  return found;
+  return chunks > 128 ? largest_magnitudes_on_gpu({found}) : found;
 }
 
 uint32_t largest_magnitude_of(const std::vector<Tensor>& tensors) {
