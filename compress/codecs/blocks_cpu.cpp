@@ -25,9 +25,8 @@ void decode(const CodedBlocks& b, const uint8_t* bytes, float* x) {
 template <class Each>
 void for_blocks(const std::vector<CodedBlocks>& runs, const Each& each) {
   if (runs.empty()) return;
-  std::vector<int64_t> ends;  // of the runs, among all blocks
-  for (const CodedBlocks& run : runs)
-    ends.push_back((ends.empty() ? 0 : ends.back()) + run.count());
+  std::vector<int64_t> ends(runs.size());  // of the runs, among all blocks
+  for (size_t i = 0; i < runs.size(); ++i) ends[i] = (i > 0 ? ends[i - 1] : 0) + runs[i].count();
   parallel_for(ends.back(), std::max<int64_t>(1, 16384 / runs.front().block),
                [&](int64_t begin, int64_t end) {
                  auto run = to_size(std::ranges::upper_bound(ends, begin) - ends.begin());
