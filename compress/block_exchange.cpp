@@ -27,7 +27,7 @@ struct Plan {
     int64_t elements = 0, bytes = 0, at = 0;
     for (const CodedTensor& t : tensors) elements += t.x.size();
     // Short enough that the owners get similar shares of a small bucket.
-    const int64_t longest = std::max<int64_t>(elements / (16 * ranks) / 16 * 16, 16);
+    const int64_t longest = std::max<int64_t>(elements / (128 * ranks) / 16 * 16, 16);
     std::vector<CodedBlocks> forms;
     for (const CodedTensor& t : tensors) {
       CodedBlocks& form = forms.emplace_back(t.form);
