@@ -56,8 +56,8 @@ void explain_selection(const Exchange::Item& item, const Tensor& values,
 // Returns the ledger's kind of a tensor that is summed: control words, else values.
 PayloadKind kind_of(const std::string& name);
 
-// Writes to flag (1) f32 infinity if this rank's gradients are not finite, else 0. In a sum over
-// ranks it shows what one of them found.
+// Writes to flag (1) f32 infinity if this rank's gradients are not finite, else 0: its sum over the
+// ranks is infinite if those of any rank are not.
 void write_flag(const Exchange& e, const Tensor& flag);
 
 // Sums tensors over the ranks, in place, by one all-reduce, together with a flag that a rank sets

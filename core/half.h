@@ -1,6 +1,6 @@
 // IEEE half precision (1 sign, 5 exponent, 10 fraction bits) as 16 bits in memory. Conversion
-// rounds to nearest even; 65520 and above become infinite; NaN stays NaN; subnormals are kept. Both
-// ways without branches, so that loops are vectorised.
+// rounds to nearest even; 65520 and above become infinite; NaN stays NaN; subnormals are kept.
+// Neither way has a branch, so that loops are vectorised.
 //
 //   Half h(0.1f);   float f = static_cast<float>(h);
 #pragma once

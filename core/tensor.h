@@ -127,7 +127,7 @@ class Tensor {
   static Tensor view_as(const Tensor& x, const Shape& shape, Layout layout = Layout::plain);
   // Returns elements [begin, end) along the first axis, as a view.
   Tensor slice(int64_t begin, int64_t end) const;
-  // Returns the same memory as bytes, (bytes()) u8.
+  // Returns the same memory, in its order, as bytes: (bytes()) u8.
   Tensor as_bytes() const;
   // Returns a copy with its own memory.
   Tensor clone() const;

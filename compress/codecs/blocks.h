@@ -1,6 +1,6 @@
 // Encodes and decodes blocks of gradients for casts and QSGD, many at a time, with the same bytes
-// on the CPU and on CUDA. All memory is on the host or on the GPU. Arguments are not checked.
-// Internal to compress and its tests.
+// on the CPU and on CUDA. All memory of a call is on the host in cpu::, on the GPU in cuda::.
+// Arguments are not checked. Internal to compress and its tests.
 #pragma once
 
 #include <cstdint>
