@@ -223,7 +223,7 @@ class Page(unittest.TestCase):
         # Without the 10,000 bytes of the dense hundredth 20,000 against 12,500.
         self.assertIn("sent (rank 0): expected ≥ 1.80, found 1.60 over 3 seeds: missed by 0.20\n", out)
         self.assertIn("of uniform ScaleCom: expected ≥ -0.30, found -0.43 over 3 seeds (standard error 0.13): "
-                      "missed by 0.13\n", out)
+                      "missed by 0.13, within 2 standard errors\n", out)
         self.assertIn("- plans over budget, lgreco-scalecom: 3 of 9, by 2.5 % at most\n", out)
 
     def test_more_seeds_of_one_method(self):
@@ -333,20 +333,22 @@ class Page(unittest.TestCase):
         verdict = {cells[1]: tuple(cells[2:5]) for cells in (re.split(r" *\| *", row) for row in rows)}
         self.assertEqual(len(verdict), len(rows))
         points = statistics.fmean(a - b for a, b in zip(ACCURACY["scalecom"], ACCURACY["dense"]))
-        self.assertEqual(verdict["ScaleCom at rate 100, with heddle's rule of momentum, loses no accuracy, ResNet-20 on CIFAR-10: "
+        self.assertEqual(verdict["ResNet-20 on CIFAR-10, 16 epochs, ScaleCom at rate 100 with heddle's rule of momentum: "
                                  "accuracy against dense, points"],
                          ("≥ -0.3", f"{points:.2f} over 3 seeds (standard error 0.06)", f"missed by {-0.3 - points:.2f}"))
         self.assertEqual(verdict["Full recipe, ResNet-20, 164 epochs: accuracy of dense, %"], ("≥ 91", "91.50", "holds"))
-        self.assertEqual(verdict["Full recipe, ScaleCom: accuracy against dense, points"], ("≥ -0.5", "-1.00", "missed by 0.50"))
-        self.assertEqual(verdict["Medium LSTM: validation perplexity in % of dense, worst epoch"], ("≤ 102", "102.00", "holds"))
-        self.assertEqual(verdict["At 100 Mbit/s resnet18 reaches dense's final result sooner: ratio of times"],
-                         ("≥ 4", "4.00", "holds"))
-        self.assertEqual(verdict["L-GreCo's plans send fewer bytes than its uniform default: ratio"],
+        self.assertEqual(verdict["Full recipe, ScaleCom: accuracy against dense, points"], ("≥ -0.5", "-1.00 over 1 seed", "missed by 0.50"))
+        self.assertEqual(verdict["Medium LSTM, one seed: validation perplexity in % of dense, worst epoch"], ("≤ 102", "102.00", "holds"))
+        self.assertEqual(verdict["At 100 Mbit/s ResNet-18 reaches dense's final result sooner, ScaleCom: ratio of times"],
+                         ("≥ 4", "4.00 over 1 seed", "holds"))
+        self.assertEqual(verdict["L-GreCo's plans have fewer bytes than its uniform default: ratio"],
                          ("≥ 1.8", "1.40 over 9 plans", "missed by 0.40"))
+        self.assertEqual(verdict["… bytes that its runs sent for the compressed tensors (rank 0): ratio"],
+                         ("≥ 1.8", "1.60 over 3 seeds", "missed by 0.20"))  # 20,000 over 12,500
         self.assertEqual(verdict["LSTM on Penn Treebank, AdaComp: test perplexity in % of dense"],
                          ("≤ 102", "100.33 over 3 seeds", "holds"))  # 101, 100, 100
         self.assertEqual(verdict["LSTM on Penn Treebank, rate 400: test perplexity in % of dense"],
-                         ("≤ 101", "101.42 over 3 seeds", "missed by 0.42"))
+                         ("≤ 101", "101.42 over 3 seeds", "missed by 0.42, within 2 standard errors"))  # 103.25, 101, 100
         self.assertEqual(verdict["AdaComp's ratio on that LSTM, in its paper's count as we recall it"], ("≥ 150", "100.00", "missed by 50.00"))
 
         self.assertEqual(verdict["… bytes to 1e-5 without a code over those with dual, qsgd:bits=4"], ("≥ 7", "8.00", "holds"))
@@ -361,8 +363,15 @@ class Page(unittest.TestCase):
                 for entry in results[name]["curve"]:
                     entry["acc1"] = 10.0
 
-        self.assertIn("resnet18 reaches dense's final result sooner: ratio of times | ≥ 4 | not reached | missed |",
-                      self.made_up_page(slow)["claims"])
+        text = self.made_up_page(slow)["claims"]
+        for how in "ScaleCom", "coded start and four epochs for two (tried after that)":
+            self.assertIn(f"ResNet-18 reaches dense's final result sooner, {how}: ratio of times | ≥ 4 | not reached | missed |", text)
+
+    def test_verdicts_near_their_bounds(self):
+        self.assertEqual(plot_results.judged(-0.25, least=-0.3, error=0.02), "holds")
+        self.assertEqual(plot_results.judged(-0.25, least=-0.3, error=0.03), "holds, within 2 standard errors")
+        self.assertEqual(plot_results.judged(-0.36, least=-0.3, error=0.02), "missed by 0.06")
+        self.assertEqual(plot_results.judged(101.5, most=101, error=0.3), "missed by 0.50, within 2 standard errors")
 
     def test_race(self):
         def slow(results):

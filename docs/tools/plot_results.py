@@ -34,19 +34,21 @@ def number(x, digits=2):
     return "" if x is None else f"{x:.{digits}f}"
 
 
-def judged(found, least=None, most=None):
+def judged(found, least=None, most=None, error=None):
+    """error: the standard error of a mean that was found, if it is known."""
     miss = found - most if least is None else least - found
+    near = "" if error is None or abs(miss) >= 2 * error else ", within 2 standard errors"
     if miss <= 1e-4:
-        return "holds"
-    return f"missed by {miss:.2f}" if miss >= 0.005 else f"missed by {miss:.1g}"
+        return "holds" + near
+    return (f"missed by {miss:.2f}" if miss >= 0.005 else f"missed by {miss:.1g}") + near
 
 
-def expected(what, found, least=None, most=None, over=""):
+def expected(what, found, least=None, most=None, over="", error=None):
     """Returns a line below a table: the expectation, the result, and whether the result meets it."""
     bound = f"≤ {most:.2f}" if least is None else f"≥ {least:.2f}"
     if found is None:
         return f"- {what}: expected {bound}, no run yet\n"
-    return f"- {what}: expected {bound}, found {found:.2f}{over}: {judged(found, least, most)}\n"
+    return f"- {what}: expected {bound}, found {found:.2f}{over}: {judged(found, least, most, error)}\n"
 
 
 RATIOS = "layers", "values", "wire", "run"
@@ -133,8 +135,7 @@ class Difference(typing.NamedTuple):
 
 def difference(seeds, others):
     each = [seeds[s]["summary"]["valid_acc1"] - others[s]["summary"]["valid_acc1"] for s in sorted(seeds.keys() & others.keys())]
-    error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 2 else None
-    return Difference(mean(each), error, len(each))
+    return Difference(mean(each), standard_error(each), len(each))
 
 
 def compressed_bytes(r, in_a_step):
@@ -143,6 +144,10 @@ def compressed_bytes(r, in_a_step):
     layers, values = r["summary"]["ratio_layers"], r["summary"]["ratio_values"]
     dense_share = (1 / values - 1 / layers) / (1 - 1 / layers)
     return in_a_step - dense_share * r["bytes_dense"]
+
+
+def standard_error(values):
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 2 else None
 
 
 def table_by_seed(by_method):
@@ -161,6 +166,14 @@ def table_by_seed(by_method):
                   "MB sent, one learner", "revision"], rows)
 
 
+def sent_by_uniform_over_planned(uniform, planned):
+    """Returns the quotient of the bytes sent for the compressed tensors, by seed, and a remark about them."""
+    pairs_of = [runs[seed] for seed in sorted(uniform.keys() & planned.keys()) for runs in (uniform, planned)]
+    figures, whose = sent(*pairs_of)
+    rest = [compressed_bytes(r, x) for r, x in zip(pairs_of, figures)]
+    return [uniform / planned for uniform, planned in zip(rest[::2], rest[1::2])], whose
+
+
 def headline():
     by_method = runs_by_seed("headline-")
     dense, scalecom, lgreco = (by_method.get(m, {}) for m in ("dense", "scalecom", "lgreco-scalecom"))
@@ -169,7 +182,7 @@ def headline():
         return out
 
     found = difference(scalecom, dense)
-    out += "\n" + expected("ScaleCom within 0.3 points of dense", found.points, least=-0.3, over=found.over)
+    out += "\n" + expected("ScaleCom within 0.3 points of dense", found.points, least=-0.3, over=found.over, error=found.error)
     for key, where, least in ("layers", "the compressed tensors", 99), ("values", "the whole model", 50):
         out += expected(f"ScaleCom, ratio by values over {where}",
                         mean(r["summary"][f"ratio_{key}"] for r in scalecom.values()), least=least,
@@ -177,16 +190,12 @@ def headline():
     plans = [p["uniform_bytes"] / p["bytes"] for r in lgreco.values() for p in r.get("plans", {}).values()]
     what = "L-GreCo, wire bytes of the compressed tensors, uniform default over planned, "
     out += expected(what + "by its plans", mean(plans), least=1.8, over=plural(len(plans), "plan"))
-    both = sorted(scalecom.keys() & lgreco.keys())
-    pairs_of = [runs[seed] for seed in both for runs in (scalecom, lgreco)]
-    figures, whose = sent(*pairs_of)
-    rest = [compressed_bytes(r, x) for r, x in zip(pairs_of, figures)]
-    gains = [uniform / planned for uniform, planned in zip(rest[::2], rest[1::2])]
+    gains, whose = sent_by_uniform_over_planned(scalecom, lgreco)
     out += expected(what + f"by what the runs sent{whose}", mean(gains), least=1.8, over=plural(len(gains), "seed"))
     found = difference(lgreco, dense)
-    out += expected("L-GreCo within 0.3 points of dense", found.points, least=-0.3, over=found.over)
+    out += expected("L-GreCo within 0.3 points of dense", found.points, least=-0.3, over=found.over, error=found.error)
     found = difference(lgreco, scalecom)
-    out += expected("L-GreCo within 0.3 points of uniform ScaleCom", found.points, least=-0.3, over=found.over)
+    out += expected("L-GreCo within 0.3 points of uniform ScaleCom", found.points, least=-0.3, over=found.over, error=found.error)
     return out + over_budget((method, r) for method, seeds in by_method.items() for r in seeds.values())
 
 
@@ -619,41 +628,42 @@ def claims():
     """Returns the first table of the page: one claim per row, with the bound at which it counts as shown."""
     rows = []
 
-    def claim(text, found, least=None, most=None, over=""):
+    def claim(text, found, least=None, most=None, over="", error=None):
         bound = f"≤ {most:g}" if least is None else f"≥ {least:g}"
         rows.append([text, bound, "" if found is None else f"{found:.2f}{over}",
-                     "**not measured yet**" if found is None else judged(found, least, most)])
+                     "**not measured yet**" if found is None else judged(found, least, most, error)])
 
     def against_dense(text, prefix, method, least):
         runs = runs_by_seed(prefix)
         found = difference(runs.get(method, {}), runs.get("dense", {}))
-        claim(f"{text}: accuracy against dense, points", found.points, least=least, over=found.over)
+        claim(f"{text}: accuracy against dense, points", found.points, least=least, over=found.over, error=found.error)
 
     headline = runs_by_seed("headline-")
     scalecom, lgreco = (headline.get(method, {}).values() for method in ("scalecom", "lgreco-scalecom"))
-    against_dense("ScaleCom at rate 100, with heddle's rule of momentum, loses no accuracy, ResNet-20 on CIFAR-10", "headline-",
-                  "scalecom", -0.3)
+    against_dense("ResNet-20 on CIFAR-10, 16 epochs, ScaleCom at rate 100 with heddle's rule of momentum", "headline-", "scalecom", -0.3)
     against_dense("… with momentum after the exchange, as in ScaleCom's algorithm 1", "headline-", "scalecom-full", -0.3)
-    against_dense("… nor at rate 25", "headline-", "scalecom-25", -0.3)
-    against_dense("… nor at rate 400", "headline-", "scalecom-400", -0.3)
-    against_dense("… nor with a dense start of 100 steps instead of 312", "headline-", "scalecom-early", -0.3)
-    against_dense("… nor with a start of 4 bits a value instead of dense", "headline-", "scalecom-coded", -0.3)
-    against_dense("Top-k, where each learner selects its own 1 %, loses no accuracy", "headline-", "topk", -0.3)
-    against_dense("PowerSGD in rank 2 loses no accuracy", "headline-", "powersgd", -0.3)
+    against_dense("… at rate 25", "headline-", "scalecom-25", -0.3)
+    against_dense("… at rate 400", "headline-", "scalecom-400", -0.3)
+    against_dense("… with a dense start of 100 steps instead of 312", "headline-", "scalecom-early", -0.3)
+    against_dense("… with a start of 4 bits a value instead of dense", "headline-", "scalecom-coded", -0.3)
+    against_dense("… top-k, where each learner selects its own 1 %", "headline-", "topk", -0.3)
+    against_dense("… PowerSGD in rank 2", "headline-", "powersgd", -0.3)
     for what, method in ("ScaleCom's values", "scalecom"), ("PowerSGD's factors", "powersgd"):
         found = difference(headline.get(f"{method}-bf16", {}), headline.get(method, {}))
-        claim(f"{what} sent as bf16 lose nothing: accuracy against fp32, points", found.points, least=-0.3, over=found.over)
+        claim(f"{what} sent as bf16: accuracy against fp32, points", found.points, least=-0.3, over=found.over, error=found.error)
     for key, where, least in ("layers", "the compressed tensors", 99), ("values", "the whole model", 50):
         found = mean(r["summary"][f"ratio_{key}"] for r in scalecom)
         claim(f"Ratio at rate 100, values of {where}", found, least=least)
     claim("Ratio at rate 100, values of a whole ResNet-18",
           mean(r["summary"]["ratio_values"] for r in group("whole-model-").values()), least=90)
-    against_dense("L-GreCo's plans over ScaleCom lose no accuracy", "headline-", "lgreco-scalecom", -0.3)
+    against_dense("ResNet-20, 16 epochs, L-GreCo's plans over ScaleCom", "headline-", "lgreco-scalecom", -0.3)
     against_dense("… made from gradients with their residuals, as in L-GreCo's code", "headline-", "lgreco-scalecom-compensated", -0.3)
     plans = [p["uniform_bytes"] / p["bytes"] for r in lgreco for p in r.get("plans", {}).values()]
-    claim("L-GreCo's plans send fewer bytes than its uniform default: ratio", mean(plans), least=1.8,
-          over=plural(len(plans), "plan"))
-    against_dense("AdaComp loses no accuracy, ResNet-20 on CIFAR-10", "headline-", "adacomp", -0.5)
+    claim("L-GreCo's plans have fewer bytes than its uniform default: ratio", mean(plans), least=1.8, over=plural(len(plans), "plan"))
+    gains, whose = sent_by_uniform_over_planned(headline.get("scalecom", {}), headline.get("lgreco-scalecom", {}))
+    claim(f"… bytes that its runs sent for the compressed tensors{whose}: ratio", mean(gains), least=1.8, over=plural(len(gains), "seed"),
+          error=standard_error(gains))
+    against_dense("ResNet-20, 16 epochs, AdaComp", "headline-", "adacomp", -0.5)
     claim("AdaComp's ratio on the compressed tensors, in its paper's count as we recall it",
           mean(r["summary"]["ratio_layers"] for r in headline.get("adacomp", {}).values()), least=40)
     against_dense("Large batches, 16 learners of 64 images, 66 epochs", "batch-", "scalecom", -1)
@@ -666,25 +676,25 @@ def claims():
     accuracy = {name: r["summary"]["valid_acc1"] for name, r in long.items() if "valid_acc1" in r["summary"]}
     dense = accuracy.get("resnet20-dense")
     claim("Full recipe, ResNet-20, 164 epochs: accuracy of dense, %", dense, least=91)
-    for what, name in ("ScaleCom", "resnet20-scalecom"), ("L-GreCo over ScaleCom", "resnet20-lgreco-scalecom"):
+    for what, name in ("ScaleCom", "resnet20-scalecom"), ("L-GreCo (`errors=compensated`)", "resnet20-lgreco-scalecom"):
         points = accuracy[name] - dense if dense is not None and name in accuracy else None
-        claim(f"Full recipe, {what}: accuracy against dense, points", points, least=-0.5)
+        claim(f"Full recipe, {what}: accuracy against dense, points", points, least=-0.5, over=" over 1 seed")
     alone = {name: r["summary"]["valid_acc1"] for name, r in group("full-one-resnet20-").items()}
-    for what, name in ("ScaleCom", "scalecom"), ("L-GreCo over ScaleCom", "lgreco-scalecom"):
+    for what, name in ("ScaleCom", "scalecom"), ("L-GreCo (`errors=compensated`)", "lgreco-scalecom"):
         points = alone[name] - alone["dense"] if {name, "dense"} <= alone.keys() else None
-        claim(f"… one learner of 128 images, {what}: accuracy against dense, points", points, least=-0.5)
+        claim(f"… one learner of 128 images, {what}: accuracy against dense, points", points, least=-0.5, over=" over 1 seed")
     ptb_runs = group("ptb-")
     for text, method, most in (("rate 100", "scalecom-100", 101), ("rate 400", "scalecom-400", 101),
                                ("AdaComp", "adacomp", 102)):
         shares = [100 * ptb_runs[name]["summary"]["test_ppl"] / ptb_runs[f"dense{seed}"]["summary"]["test_ppl"]
                   for seed in ("", "-2", "-3") if {name := f"{method}{seed}", f"dense{seed}"} <= ptb_runs.keys()]
         claim(f"LSTM on Penn Treebank, {text}: test perplexity in % of dense", mean(shares), most=most,
-              over=plural(len(shares), "seed"))
+              over=plural(len(shares), "seed"), error=standard_error(shares))
     claim("AdaComp's ratio on that LSTM, in its paper's count as we recall it", mean(
         r["summary"]["ratio_layers"] for name, r in ptb_runs.items() if re.fullmatch(r"adacomp(-\d)?", name)), least=150)
     curves = [{x["epoch"]: x["ppl"] for x in validations(long.get(f"zaremba-medium-{method}", {"curve": []}))}
               for method in ("scalecom", "dense")]
-    claim("Medium LSTM: validation perplexity in % of dense, worst epoch",
+    claim("Medium LSTM, one seed: validation perplexity in % of dense, worst epoch",
           max((100 * curves[0][e] / curves[1][e] for e in curves[0].keys() & curves[1].keys()), default=None), most=102)
     traffic = scaling_runs().get("scalecom", {})
     sizes = sent(*traffic.values())[0] if {4, 64} <= traffic.keys() else []
@@ -692,8 +702,8 @@ def claims():
           sizes[-1] / sizes[0] if sizes else None, most=1.3125)
     peers_runs = {"dense": runs_by_seed("rule-").get("dense", {}), **runs_by_seed("peers-")}
     found = difference(peers_runs.get("qsgd", {}), peers_runs["dense"])
-    claim("COLD on a ring of four, 4 bits, loses no accuracy: accuracy against dense, points", found.points, least=-1,
-          over=found.over)
+    claim("COLD on a ring of four, 4 bits, images at random: accuracy against dense, points", found.points, least=-1, over=found.over,
+          error=found.error)
     claim("… bytes of a step, ring all-reduce over neighbours",
           mean(r["summary"]["ratio_wire"] for r in peers_runs.get("qsgd", {}).values()), least=5.9)
     steps, mb = softmax_ends()
@@ -702,16 +712,19 @@ def claims():
         claim(f"Softmax regression by class, ring of eight, {name}: steps to 1e-5, over those without a code",
               steps[name] / steps["dual"] if known else None, most=1.03 if "qsgd" in name else 1.05)
         claim(f"… bytes to 1e-5 without a code over those with {name}", mb["dual"] / mb[name] if known else None, least=least)
-    for net, sooner, faster in ("resnet20", 2, None), ("resnet18", 4, 2.5), ("lstm", 4, 2.5):
+    for net, what, sooner, faster in (("resnet20", "ResNet-20", 2, None), ("resnet18", "ResNet-18", 4, 2.5), ("lstm", "LSTM", 4, 2.5)):
         race_runs = group(f"race-{net}-")
-        ratios_of = [sooner_than_dense(race_runs, name) for name in race_runs if name != "dense"]
-        best = max((ratio for ratio in ratios_of if ratio is not None), default=None)
-        claim(f"At 100 Mbit/s {net} reaches dense's final result sooner: ratio of times", best, least=sooner)
-        if best == 0:
-            rows[-1][2:] = "not reached", "missed"
+        for name in sorted(race_runs.keys() - {"dense"}, reverse=True):
+            ratio = sooner_than_dense(race_runs, name)
+            how = {"scalecom": "ScaleCom", "coded-4-epochs": "coded start and four epochs for two (tried after that)"}[name]
+            how += " (two epochs for one)" if net == "lstm" else ""
+            claim(f"At 100 Mbit/s {what} reaches dense's final result sooner, {how}: ratio of times", ratio, least=sooner, over=" over 1 seed")
+            if ratio == 0:
+                rows[-1][2:] = "not reached", "missed"
         pair = [group(f"time-hosts-{net}-").get(f"{method}-on") for method in ("dense", "scalecom")]
         if faster:
-            claim(f"At 100 Mbit/s {net} needs less time per step: ratio of times",
+            medium = " (medium)" if net == "lstm" else ""
+            claim(f"At 100 Mbit/s {what}{medium} needs less time per step, ScaleCom: ratio of times",
                   pair[0]["step_s"] / pair[1]["step_s"] if None not in pair else None, least=faster)
     return table(["claim", "counts as shown if", "found", "verdict"], rows if RESULTS else [])
 
