@@ -61,10 +61,15 @@ def main():
         print(__doc__, file=sys.stderr)
         sys.exit(2)
     folder = pathlib.Path(sys.argv[1])
-    with open(sys.argv[2], errors="replace") if len(sys.argv) == 3 else sys.stdin as source:
-        packages = read_packages(source)
+    try:
+        with open(sys.argv[2], errors="replace") if len(sys.argv) == 3 else sys.stdin as source:
+            packages = read_packages(source)
+    except OSError as error:
+        print(f"debian_graph: {error}", file=sys.stderr)
+        sys.exit(2)
     if not packages:
-        sys.exit("debian_graph.py: expected Debian's Packages format, found no package; 'apt-get update' fetches the index")
+        print("debian_graph: expected Debian's Packages format, found no package; 'apt-get update' fetches the index", file=sys.stderr)
+        sys.exit(2)
     folder.mkdir(parents=True, exist_ok=True)
     names = sorted(packages)
     number = {name: i for i, name in enumerate(names)}

@@ -286,7 +286,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   const int learners = check_machine(o);
 
   Data data, valid;  // read by all learners
-  if (o.training) {
+  if (o.training || o.dry_run) {
     data = open_data(o, Split::train);
     check(data.set->size() >= learners, "learners: expected at most ", data.set->size(),
           ", the number of training images, found ", learners);

@@ -58,10 +58,10 @@ class Communicator {
   // Sets received[s] to sent[rank()] of rank s: (P, …) -> (P, …). Any type.
   void all_to_all(const Tensor& sent, const Tensor& received);
   // Sends each parcel of `out` to its peer and receives each of `in` from its peer: at most one
-  // each way between two ranks, which both know its number of bytes; if they differ, CommError.
-  // Unlike the other collectives, it waits for this rank's peers only; a rank that has none calls
-  // it too. A peer may be busy with others first: the call fails only after this many timeouts
-  // without an answer.
+  // each way between two ranks, which both know its number of bytes; if they differ, CommError,
+  // except that NCCL does not notice. Unlike the other collectives, it waits for this rank's peers
+  // only; a rank that has none calls it too. A peer may be busy with others first: the call fails
+  // only after this many timeouts without an answer.
   void exchange(const std::vector<Parcel>& out, const std::vector<Parcel>& in, int timeouts = 1);
   // Returns when every rank has called it.
   void barrier();

@@ -41,7 +41,7 @@ bool CompressedReducer::reduce(const GradientBucket& bucket, Communicator& comm,
 }
 
 // Sorts a bucket's layers into compressed and dense ones and adds residuals: by swapping memory to
-// a compressed layer, in place to a dense one that still has a residual.
+// a compressed layer, in place to a dense one that still has a residual, unless it is a trial.
 void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor& flat,
                                       Exchange& e) {
   const TraceRange range("compress", "compensate");
@@ -52,7 +52,7 @@ void CompressedReducer::add_residuals(const GradientBucket& bucket, const Tensor
     Layer& layer = layers_.at(p->name);
     const Tensor gradient = flat.slice(p->offset - begin, p->offset - begin + p->size());
     if (!is_compressed(layer)) {
-      if (feedback_ && feedback_->holds(p->name)) {
+      if (feedback_ && !layer.trial && feedback_->holds(p->name)) {
         explain("compensate", p->name, [&] {
           const Tensor residual = feedback_->residual(p->name, p->size(), e.device);
           return Figures{{"gradient norm", norm(gradient)},
@@ -136,7 +136,8 @@ bool CompressedReducer::exchange_or_restore(Exchange& e) {
 void CompressedReducer::finish_residuals(const Exchange& e, bool accepted) {
   if (!feedback_) return;
   if (accepted)
-    for (const auto& [name, x] : e.dense) feedback_->mark_sent_whole(name);
+    for (const auto& [name, x] : e.dense)
+      if (name != kControlWords && !layers_.at(name).trial) feedback_->mark_sent_whole(name);
   for (const Item& item : e.compressed)
     explain("residual", item.name(), [&] {
       return Figures{{accepted ? "residual norm" : "as it was: residual norm",

@@ -46,7 +46,9 @@ class CompressedReducer : public Reducer, public LayerCosts {
 
   // Exchanges the layer dense, or compressed again, from the next step on; the same on all ranks.
   // Its residual is sent with the first dense gradient.
-  void set_dense(const std::string& parameter, bool dense) { layers_.at(parameter).dense = dense; }
+  void set_dense(const std::string& parameter, bool dense, bool trial = false) {
+    layers_.at(parameter).dense = dense, layers_.at(parameter).trial = trial;
+  }
   // Returns the number of compressed steps until every layer is compressed as its setting says.
   virtual int64_t ramp() const { return layers_.ramp(); }
   // Where one rank selects for all, returns the indices that it would select from x (n) f32 on the

@@ -16,11 +16,11 @@ namespace heddle {
 
 struct CompressedLayer {
   const Parameter* parameter;
-  uint64_t index;      // in the order of creation: a key of random numbers
-  bool compressed;     // false: always dense (make_reducer() in families.h says which)
-  double choice;       // the setting; 0 before a rule has decided (rate=auto)
-  bool dense = false;  // exchanged dense for now
-  double now = 0;      // the setting in the current step: `choice`, or a milder one during a ramp
+  uint64_t index;   // in the order of creation: a key of random numbers
+  bool compressed;  // false: always dense (make_reducer() in families.h says which)
+  double choice;    // the setting; 0 before a rule has decided (rate=auto)
+  bool dense = false, trial = false;  // exchanged dense for now; only a trial: its residual stays
+  double now = 0;  // the setting in the current step: `choice`, or a milder one during a ramp
 
   const std::string& name() const { return parameter->name; }
   int64_t size() const { return parameter->size(); }
@@ -39,8 +39,8 @@ class LayerTable {
   auto end() const { return layers_.end(); }
 
   const Family& family() const { return family_; }
-  // Whether layers may have settings of their own: whether the family has keys.
-  bool has_settings() const { return !family_.keys.empty(); }
+  // Whether layers may have settings of their own: whether the family's first key takes numbers.
+  bool has_settings() const { return !family_.keys.empty() && family_.keys[0].high > 0; }
   // Whether a setting stands for a rule that has not decided yet (rate=auto).
   bool undecided(double setting) const { return has_settings() && setting < family_.keys[0].low; }
 

@@ -2,6 +2,8 @@
 
 #include <omp.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/scalar.h"
 
@@ -75,8 +77,8 @@ Context& Context::current() {
 void Context::trace_memory() {
   const auto record = [&](const char* name, const std::shared_ptr<Pool>& pool) {
     if (pool == nullptr) return;
-    const size_t in_use = pool->bytes_in_use();  // read first: what is reserved only grows
-    trace_.memory(name, in_use, pool->bytes_reserved());
+    const size_t in_use = pool->bytes_in_use();  // other threads may free some of it in between
+    trace_.memory(name, in_use, std::max(in_use, pool->bytes_reserved()));
   };
   record("host memory", host_pool_);
   if (options_.device.is_cuda()) record(kMemoryOf[to_size(stream_use())], pool(options_.device));

@@ -11,7 +11,6 @@
 #endif
 
 namespace heddle {
-
 namespace {
 
 struct Type {

@@ -2,12 +2,12 @@
 
 #include <array>
 #include <span>
-#include <sstream>
 #include <utility>
 
 #include "core/error.h"
 #include "core/files.h"
 #include "core/scalar.h"
+#include "data/lines.h"
 
 namespace heddle {
 namespace {
@@ -89,11 +89,11 @@ Records open_records(const std::string& name, const Format& format) {
 std::vector<std::string> read_names(const fs::path& path, int expected) {
   std::error_code error;
   if (!fs::exists(path, error)) return {};
-  std::istringstream file(read_text_file(path.string()));
   std::vector<std::string> names;
-  for (std::string line; names.size() <= 1000 && std::getline(file, line);) {
-    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
-    if (!line.empty()) names.push_back(line.substr(0, 200));
+  for (Lines lines(path.string()); names.size() <= 1000 && lines.next();) {
+    lines.expect_text();
+    lines.expect(lines.line().size() <= 200, "a class name of at most 200 bytes");
+    if (!lines.line().empty()) names.emplace_back(lines.line());
   }
   check(to_int(names.size()) == expected, path.string(), ": expected ", expected,
         " class names, found ", names.size());

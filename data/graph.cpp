@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/pool.h"
 #include "core/random.h"
 #include "data/lines.h"
 
@@ -18,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxNodes = 1 << 30, kMaxFeatures = 1 << 20, kMaxBytes = int64_t{16} << 30;
+constexpr int64_t kMaxNodes = 1 << 30, kMaxFeatures = 1 << 20;
 constexpr int64_t kWordsOfClass = 16;
 
 void read_labels(const fs::path& path, Graph& graph) {
@@ -48,8 +49,8 @@ struct Feature {
 // Fills graph.features from what differs from 0.
 void set_features(Graph& graph, int64_t nodes, const std::vector<Feature>& given) {
   graph.bits = std::ranges::all_of(given, [](const Feature& f) { return f.value == 1; });
-  check(nodes * graph.row_bytes() <= kMaxBytes, graph.name, ": ", nodes, " nodes of ",
-        graph.feature_count, " features are more than ", kMaxBytes >> 30, " GiB");
+  check(nodes * graph.row_bytes() <= available_memory(), graph.name, ": ", nodes, " nodes of ",
+        graph.feature_count, " features need more memory than this machine has left");
   graph.features.assign(to_size(nodes * graph.row_bytes()), std::byte{0});
   for (const Feature& f : given) {
     std::byte* row = graph.features.data() + f.node * graph.row_bytes();

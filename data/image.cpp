@@ -91,9 +91,9 @@ class JpegScan {
   JpegScan(std::span<const uint8_t> bytes, const std::string& name) : bytes_(bytes), name_(name) {}
 
   // Returns the size; stops there unless `whole`. Throws for a component without a scan, whose
-  // pixels would stay unset, and for a Huffman table of more than 256 codes (the format's maximum),
-  // with which stb_image of 2022 writes beyond its tables. Ends without an error at anything that
-  // stb_image itself refuses.
+  // pixels would stay unset, and for a Huffman table of more than 255 codes (an image uses 162 at
+  // most): stb_image of 2022 takes the last of 256 for a mark, and writes beyond its tables with
+  // more. Ends without an error at anything that stb_image itself refuses.
   std::optional<Size> run(bool whole) {
     std::optional<Size> size;
     std::vector<int> missing;  // components without a scan so far
@@ -102,13 +102,12 @@ class JpegScan {
     while (at_ < bytes_.size()) {
       const int marker = next_marker();
       const size_t begin = at_;
-      const int length = byte() << 8 | byte();
+      const int length = word(byte());
       if (marker >= 0xC0 && marker <= 0xC2) {
         byte();  // bits of a sample
-        const int height = byte() << 8 | byte(), width = byte() << 8 | byte();
+        const int height = word(byte()), width = word(byte());
         if (at_ > bytes_.size()) break;
-        if (!size) missing = read_components(2);
-        if (!size) size = Size{width, height};
+        if (!size) missing = read_components(2), size = Size{width, height};
         if (!whole) return size;
       } else if (marker == 0xDA) {
         check(++scans <= kMaxScans, name_, ": expected at most ", kMaxScans,
@@ -128,11 +127,10 @@ class JpegScan {
 
  private:
   // Returns the next byte; 0 after the end, as stb_image does.
-  int byte() {
-    const int value = at_ < bytes_.size() ? bytes_[at_] : 0;
-    ++at_;
-    return value;
-  }
+  int byte() { return at_++ < bytes_.size() ? bytes_[at_ - 1] : 0; }
+
+  // Returns the number whose first byte this is; an argument is read first, unlike a left operand.
+  int word(int high) { return high << 8 | byte(); }
 
   // Reads a count, then for each component its id and `more` bytes.
   std::vector<int> read_components(size_t more) {
@@ -161,8 +159,8 @@ class JpegScan {
       byte();
       int codes = 0;
       for (int i = 0; i < 16; ++i) codes += byte();
-      check(codes <= 256, name_,
-            ": corrupt: expected at most 256 codes in the Huffman table at offset ", table,
+      check(codes <= 255, name_,
+            ": corrupt: expected at most 255 codes in the Huffman table at offset ", table,
             ", found ", codes);
       at_ += to_size(codes);
     }

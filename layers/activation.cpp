@@ -8,7 +8,6 @@
 #include "layers/backend.h"
 
 namespace heddle {
-
 namespace {
 
 Var activate(Tape& tape, const char* name, const Activation& a, const Var& x) {

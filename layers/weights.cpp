@@ -9,7 +9,6 @@
 #include "core/files.h"
 
 namespace heddle {
-
 namespace {
 
 // Returns a tensor of the file as the network keeps it: floating types become f32.

@@ -1,5 +1,6 @@
 #include "optim/data_parallel.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -176,7 +177,7 @@ GradientBucket DataParallelOptimizer::gradients_of(const Bucket& bucket) const {
           .parameters = bucket.parameters,
           .step = step_,
           .control = control,
-          .compressed_steps = step_ - parallel_.compress_start};
+          .compressed_steps = std::max<int64_t>(0, step_ - parallel_.compress_start)};
 }
 
 // ------------------------------------------------------------- update: the second signal, the end

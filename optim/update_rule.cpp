@@ -132,7 +132,8 @@ std::unique_ptr<UpdateRule> make_sgd(const SgdOptions& options) {
 std::unique_ptr<UpdateRule> make_adam(const AdamOptions& options) {
   check_fraction(options.beta1, "beta1");
   check_fraction(options.beta2, "beta2");
-  check_at_least_zero(options.eps, "eps");
+  check(options.eps > 0 && std::isfinite(options.eps), "eps: expected a number above 0, found ",
+        options.eps);
   check_at_least_zero(options.weight_decay, "weight decay");
   return std::make_unique<Adam>(options);
 }

@@ -178,7 +178,7 @@ def main():
              b'--batch-size', b'4', b'--bptt', b'5', b'--generate', b'0'],
             [b'--teachers', b'8', b'--images-each', b'2', b'--epochs', b'1', b'--dp-anyway'],
             [b'--data', b'graph', b'--batch-size', b'4']]
-    common = [b'--steps', b'2', b'--threads', b'1', b'--no-tensorboard', b'--print-freq', b'1', b'--quiet']
+    common = [b'--threads', b'1', b'--no-tensorboard', b'--print-freq', b'1', b'--quiet', b'--steps', b'2']
     failures, codes = 0, {}
     for number in range(FIRST, FIRST + RUNS):
         which = number % 4
@@ -191,7 +191,7 @@ def main():
                 sys.exit(f'{program} --help: {len(flags)} flags were found')
             rng = random.Random(f'{SEED} {number}')
             arguments, config, environment = random_line(rng, flags)
-            line = base[which] + common + [b'--output-dir', b'run'] + arguments
+            line = base[which] + (common[:-2] if b'--evaluate' in arguments else common) + [b'--output-dir', b'run'] + arguments
             if config:
                 with open(f'{folder}/made.toml', 'wb') as file:
                     file.writelines(config)

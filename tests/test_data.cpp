@@ -70,6 +70,8 @@ TEST_CASE("cifar-10: class names come from the file") {
   folder.write("batches.meta.txt", {'x', '\n'});
   const auto open = [&] { open_cifar10(folder.path(), Split::train); };
   CHECK(contains(input_error(open), "expected 10 class names, found 1"));
+  folder.write("batches.meta.txt", {'c', 'a', 'f', 0xE9, '\n'});  // as Latin-1 has it
+  CHECK(contains(input_error(open), "batches.meta.txt: line 1: expected UTF-8 text"));
 }
 
 TEST_CASE("cifar-10: broken files are named with their offset") {

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "core/kernels.h"
 #include "core/trace.h"
 #include "tests/planner_helpers.h"
 
@@ -107,6 +108,7 @@ namespace {
 struct ChosenRun {
   std::vector<ExchangeChoice> choices;
   std::vector<int64_t> sent, calls;  // by step
+  std::vector<double> residual;      // its squared norm, after each step
   Values values;                     // after step 30
 };
 
@@ -127,8 +129,10 @@ std::vector<ChosenRun> train_choosing(double bytes_per_s, double latency_s, int6
     parallel.chooser.clock = [] { return 0.0; };
     parallel.control_words = true;
     parallel.chooser.on_choice = [&](const ExchangeChoice& c) { run.choices.push_back(c); };
+    auto reducer = reducer_of("scalecom:rate=20", model.store);
+    Reducer& state = *reducer;
     DataParallelOptimizer optimizer(model.store, make_sgd({}), comm, {}, parallel,
-                                    reducer_of("scalecom:rate=20", model.store));
+                                    std::move(reducer));
     for (int64_t step = 0; step < steps; ++step) {
       model.fill(static_cast<uint64_t>(comm.rank()), step, 0);
       optimizer.begin_step(0.1);
@@ -143,6 +147,8 @@ std::vector<ChosenRun> train_choosing(double bytes_per_s, double latency_s, int6
       run.sent.push_back(optimizer.totals().compressed_sent + optimizer.totals().dense_sent);
       run.calls.push_back(comm.total_traffic().calls);
       if (step == 29) run.values = model.store.values().to_vector();
+      run.residual.push_back(0);
+      for (const auto& [name, m] : state.named_state()) run.residual.back() += squared_norm(m);
     }
   };
   expect_none(run_ranks(2, body, threads));
@@ -171,6 +177,11 @@ TEST_CASE("exchange choice: dense on a fast network, compressed on a slow one, o
     for (const size_t i : {6, 10}) CHECK(runs[0].sent[i] < dense / 2);          // the others
     CHECK(std::ranges::count(first.compressed, true) == (slow ? std::ssize(first.compressed) : 0));
     CHECK(at_last == (slow ? runs[0].sent[10] : dense));
+    const std::vector<double>& residual = runs[0].residual;
+    CHECK(residual[6] > 0);
+    for (const size_t i : {7, 8}) CHECK(residual[i] == residual[6]);  // it waits during a trial,
+    CHECK(residual[10] > residual[6]);
+    CHECK((residual[11] > 0) == slow);  // and is sent once dense is chosen
   }
 }
 

@@ -130,11 +130,15 @@ TEST_CASE("images: broken files") {
 TEST_CASE("images: a JPEG's Huffman table with too many codes never reaches stb_image") {
   Bytes bytes = jpeg_file(40, 40);
   const auto table = static_cast<size_t>(find_marker(bytes, 0xC4));
-  bytes[table + 5 + 15] = 255;  // codes of 16 bits
-  bytes[table + 5 + 14] = 255;
-  Image image;
-  CHECK(contains(input_error([&] { decode_image(bytes, "x.jpg", image); }),
-                 concat("at most 256 codes in the Huffman table at offset ", table + 4)));
+  for (const int codes : {256, 510}) {
+    std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(table) + 5, 14, uint8_t{0});
+    bytes[table + 5 + 14] = 255;  // codes of 15 bits
+    bytes[table + 5 + 15] = static_cast<uint8_t>(codes - 255);
+    Image image;
+    CHECK(contains(
+        input_error([&] { decode_image(bytes, "x.jpg", image); }),
+        concat("at most 255 codes in the Huffman table at offset ", table + 4, ", found ", codes)));
+  }
 }
 
 // Memory that is allocated from now on holds this byte.

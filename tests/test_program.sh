@@ -110,6 +110,8 @@ train seed --seed 2
   fail '--dump-config failed'
 "$program" --config dumped.toml --dump-config | sed 's/  #.*//' >again.toml
 [ "$(sed 's/  #.*//' dumped.toml)" = "$(cat again.toml)" ] || fail 'a dumped configuration changes'
+"$program" --learners 2 --device cuda --comm nccl --compress scalecom --dump-config >elsewhere.toml || fail '--dump-config for another machine'
+grep -q '^bucket-mb = 25 ' elsewhere.toml || fail "buckets on a GPU: $(grep bucket-mb elsewhere.toml)"
 train flags --lr 0.05 --no-nesterov
 "$program" --config dumped.toml --output-dir dumped --quiet
 same_losses flags dumped 'dump-config replayed'
@@ -129,6 +131,7 @@ done
 "$program" --data shapes --batch-size 16 --evaluate --init a >/dev/null 2>other || fail '--evaluate on other data'
 grep -q '/a .*(.*, …).* shapes (' other || fail "other classes: $(cat other)"
 bad 'other classes .*--data' --batch-size 16 --evaluate --init a
+"$program" --batch-size 16 --evaluate --dry-run >planned 2>&1 && grep -q parameters planned || fail "--evaluate --dry-run: $(tail -1 planned)"
 "$program" --batch-size 16 --evaluate >/dev/null 2>untrained || fail '--evaluate without weights'
 grep -q -e '--init' untrained || fail "untrained weights: $(cat untrained)"
 [ "$("$program" --init a --predict good.png good.png --quiet | grep -c '%')" = 10 ] ||

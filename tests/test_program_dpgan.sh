@@ -69,6 +69,8 @@ done
 "${seeded[@]}" --learners 2 --save-every 3 --output-dir saved >/dev/null 2>saved.err || fail "saved: $(tail -1 saved.err)"
 "${seeded[@]}" --learners 2 --resume saved/checkpoints/step-6 --output-dir resumed >/dev/null 2>resumed.err || fail "resumed: $(tail -1 resumed.err)"
 cmp -s seeded2/model.safetensors resumed/model.safetensors || fail 'a resumed run ends with other weights'
+# Epochs divide the steps: with more of them a run would resume at another step, or end at once.
+says 2 'steps of an epoch: [0-9]* there' "${seeded[@]}" --learners 2 --steps 90 --resume saved/checkpoints/step-6 --output-dir longer
 if [ -n "$mpirun" ]; then
   ranks 2 "${seeded[@]}" --output-dir mpi >/dev/null 2>mpi.err || fail "MPI: $(tail -1 mpi.err)"
   cmp -s seeded2/model.safetensors mpi/model.safetensors || fail 'processes and threads end with other weights'

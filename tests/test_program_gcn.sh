@@ -222,7 +222,8 @@ grep -q '4 packages, 5 edges, 7 words, 3 sections' made.txt || fail "debian_grap
 [ "$(tr '\n' ' ' <debian/labels.txt)" = 'editors libs libs text ' ] || fail "labels: $(cat debian/labels.txt)"
 [ "$(tr '\n' ',' <debian/edges.txt)" = '0 1,0 2,0 3,1 2,2 3,' ] || fail "edges: $(cat debian/edges.txt)"
 "$gcn" --data debian --steps 2 --batch-size 2 --quiet --no-report --output-dir packages || fail "the packages' graph"
-says 1 'no package' python3 "$sources/apps/debian_graph.py" nothing /dev/null
+says 2 'no package' python3 "$sources/apps/debian_graph.py" nothing /dev/null
+says 2 '^debian_graph: .*No such file' python3 "$sources/apps/debian_graph.py" nothing missing
 
 echo 'kills'
 RANDOM=${SEED:-$$}

@@ -82,6 +82,8 @@ grep -q '{"exchange":"dense","steps":[2-9]' headroom.json || fail "headroom: ste
 [ -e runs ] && fail 'headroom leaves a run folder behind'
 "$lm" --batch-size 2 --bptt 8 --nhid 16 --emsize 16 --threads 1 --learners 2 --headroom 1 --quiet --json | grep -q '"best":' ||
   fail 'headroom of a language model'
+"$resnet" --image-size 8 --batch-size 4 --threads 1 --learners 2 --headroom 1 --quiet --compress scalecom:rate=20 \
+  --compressed-momentum residual >headroom.txt 2>&1 || fail "headroom with a rule of momentum: $(tail -1 headroom.txt)"
 refuse '--headroom' "$resnet" --headroom 5
 
 packed=(--batch-size 4 --compress-start 2 --compress)

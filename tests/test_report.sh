@@ -38,6 +38,7 @@ done
 "$report" packed dense --output both.html 2>both.err || fail "report of two runs: $(cat both.err)"
 "$report" nothing 2>err; [ $? = 2 ] || fail 'expected exit code 2 for a folder that does not exist'
 grep -q 'nothing: no run folder' err || fail "message: $(cat err)"
+"$report" packed --trace typo.json 2>err; [ $? = 2 ] && grep -q 'typo.json: no such file' err || fail "a trace that does not exist: $(cat err)"
 "$report" --watch packed --once >watch.txt || fail 'watch'
 grep -q 'step 12/12  done' watch.txt || fail "watch: $(cat watch.txt)"
 grep -q 'ratio [0-9.]*  exposed [0-9.]* %' watch.txt || fail "watch: $(cat watch.txt)"

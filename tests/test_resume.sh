@@ -261,6 +261,9 @@ for range in 1:3 $((${early#step-} - 1)):$((${early#step-} + 2)); do
   [ "$range" = 1:3 ] && most=200 least=0 || most=100000 least=1000
   [ "$(wc -c <t.json)" -ge $least ] && [ "$(wc -c <t.json)" -le $most ] || fail "--trace-steps $range: $(wc -c <t.json) bytes"
 done
+rm -rf changed && cp -r flags changed  # steps that an earlier process traced stay
+"${lm_run[@]}" --epochs 4 --output-dir changed --resume "changed/checkpoints/$early" --trace t.json --trace-steps 1:3 >out.json 2>stderr &&
+  [ "$(wc -c <t.json)" -ge 1000 ] || fail "a trace of earlier steps: $(wc -c <t.json) bytes, $(tail -1 stderr)"
 # Ratios count each step with the learners that it had.
 few=("$resnet" --image-size 8 --batch-size 4 --threads 1 --quiet --json --compress qsgd:bits=4 --compress-start 0)
 "${few[@]}" --steps 4 --learners 3 --output-dir straight >straight.json && "${few[@]}" --steps 4 --save-every 4 --output-dir more >out.json &&

@@ -88,7 +88,8 @@ FlagTable make_flags(Options& o, std::vector<std::string>& words) {
   flags.add("python-new", &o.python_new, "FILE", "a second Python, with a newer PyTorch");
   flags.add("data", &o.data, "DIR",
             "folder of CIFAR-10, for loader, first-step and softmax; of a graph, for gcn",
-            otherwise("../shared/data next to the sources, else shapes; a block model"));
+            otherwise("../shared/data next to the sources, else shapes; a block model"),
+            not_in_environment);
   flags.add("learners", &o.learners, "N", "ranks, for comm and overlap", at_least(1),
             at_most(1024));
   flags.add("net", &o.net, "SPEC", "simulated network, for comm, as for train_resnet --net");

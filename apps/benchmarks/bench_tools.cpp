@@ -1,6 +1,7 @@
 // Measures the rate of copying, the loader against the demand of a training step, and the time to
 // train_resnet's first step.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -14,8 +15,9 @@
 
 namespace heddle::bench {
 std::string find_cifar(const Options& o) {
-  const std::filesystem::path folder =
-      o.data.empty() ? HEDDLE_SOURCE_DIR "/../shared/data" : o.data;
+  const char* sets = std::getenv("HEDDLE_DATA");
+  const std::string home = sets != nullptr ? sets : HEDDLE_SOURCE_DIR "/../shared/data";
+  const std::filesystem::path folder = o.data.empty() ? home : o.data;
   for (const auto& path : {folder, folder / "cifar-10-batches-bin"})
     if (holds_cifar10(path)) return path.string();
   check(o.data.empty(), "--data: ", o.data, ": expected CIFAR-10's binary version, found none");

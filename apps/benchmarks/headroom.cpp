@@ -180,7 +180,7 @@ class Measurement {
     o.parsed.compress = parse_compress_choice(o.compress);
     o.compress_start = 0;
     o.shadow = 0;
-    if (o.compress != own_) o.plan.clear();
+    if (o.compress != own_) o.plan.clear(), o.compressed_momentum.clear();
     o.layerwise = "uniform";
     StepRecorder recorder;
     DataParallelOptimizer optimizer = make_optimizer(

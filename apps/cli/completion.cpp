@@ -6,7 +6,6 @@
 #include "core/error.h"
 
 namespace heddle {
-
 namespace {
 
 // Returns the words that set a flag; questions have no opposite.

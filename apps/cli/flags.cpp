@@ -19,7 +19,6 @@
 #include "core/names.h"
 
 namespace heddle {
-
 namespace {
 
 using Strings = std::vector<std::string>;
@@ -67,8 +66,7 @@ void read_value(std::string& target, const std::string& text, const Flag& flag,
   target = text;
 }
 
-// Returns a flag's value as TOML, which writes strings and arrays as JSON does; "" if it is not
-// set.
+// Returns a flag's value as TOML, which writes strings and arrays as JSON does; "" if none is set.
 std::string format_value(const Flag& flag) {
   return std::visit(
       [&](const auto* value) -> std::string {

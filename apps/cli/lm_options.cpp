@@ -9,7 +9,6 @@
 #include "core/error.h"
 
 namespace heddle {
-
 namespace {
 
 // Defaults that belong together, for --help, resolve() and the README.

@@ -18,7 +18,6 @@
 extern char** environ;
 
 namespace heddle {
-
 namespace {
 
 // Prints one line, whatever control characters come from a flag or a file. It begins with "[rank

@@ -10,7 +10,6 @@
 #include "layers/resnet.h"
 
 namespace heddle {
-
 namespace {
 
 // Defaults by data set, for --help, resolve() and the README.

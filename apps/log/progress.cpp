@@ -12,7 +12,6 @@
 #include "core/trace.h"
 
 namespace heddle {
-
 namespace {
 
 constexpr double kRedrawSeconds = 0.1;

@@ -79,15 +79,9 @@ bool TrainingLog::is_divergent(double loss) const {
 }
 
 bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) {
-  const StepTimes& t = facts.times;
   ++result_.step;
   lr_ = facts.lr;
   if (++steps_here_ == 1) result_.first_step_s = seconds_since_process_start();
-  // The first step also creates the kernels' plans, so the rate counts from the second one on.
-  if (steps_here_ <= 2) units_ = 0, seconds_ = 0;
-  units_ += facts.units * result_.world_size;
-  seconds_ += t.total();
-  result_.rate = static_cast<double>(units_) / std::max(seconds_, 1e-9);
   if (report.clip < 1) {
     ++result_.clipped_steps;
     result_.clipped_norm += (1 - report.clip) * report.grad_norm;
@@ -210,6 +204,11 @@ bool TrainingLog::flush_losses() {
     const double loss = units > 0 ? total / units : NAN;  // NAN: no group was drawn
     loss_sum_ += total;
     loss_units_ += units;
+    // The first step also creates the kernels' plans, so the rate counts from the second one on.
+    if (steps_here_ - count + i < 2) units_ = seconds_ = 0;
+    units_ += units;
+    seconds_ += pending.facts.times.total();
+    result_.rate = units_ / std::max(seconds_, 1e-9);
     if (running() && units > 0 && is_divergent(loss))
       diverge(step, pending.facts.lr, loss_text("loss", loss));
     if (!o_.peers.empty()) skipped_ = skipped > 0 ? skipped_ + 1 : 0;

@@ -115,15 +115,15 @@ class TrainingLog {
   Progress* progress_;
   TrainingResult result_;
   QualityReport quality_;
-  bool dumping_ = false;                              // this step's gradients are dumped
-  NamedTensors gradients_;                            // to be dumped, in backward's order
-  std::vector<Pending> pending_;                      // steps whose loss is not averaged yet
-  LearnerOptimizer::Totals seen_;                     // of all exchanges, at the last step
-  LearnerOptimizer::Totals before_;                   // of those in earlier processes
-  double loss_sum_ = 0, loss_units_ = 0;              // of the epoch, over all ranks
-  double lr_ = NAN;                                   // of the last step
-  int64_t units_ = 0, skipped_ = 0, steps_here_ = 0;  // counted in this process
-  double seconds_ = 0, flushed_at_ = steady_seconds();
+  bool dumping_ = false;                  // this step's gradients are dumped
+  NamedTensors gradients_;                // to be dumped, in backward's order
+  std::vector<Pending> pending_;          // steps whose loss is not averaged yet
+  LearnerOptimizer::Totals seen_;         // of all exchanges, at the last step
+  LearnerOptimizer::Totals before_;       // of those in earlier processes
+  double loss_sum_ = 0, loss_units_ = 0;  // of the epoch, over all ranks
+  double lr_ = NAN;                       // of the last step
+  int64_t skipped_ = 0, steps_here_ = 0;  // counted in this process
+  double units_ = 0, seconds_ = 0, flushed_at_ = steady_seconds();
 };
 
 }  // namespace heddle

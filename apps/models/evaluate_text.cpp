@@ -9,7 +9,6 @@
 #include "layers/loss.h"
 
 namespace heddle {
-
 namespace {
 
 // Number of tokens read at once. The result does not depend on it: windows pass on their state.

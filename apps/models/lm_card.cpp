@@ -8,7 +8,6 @@
 #include "core/files.h"
 
 namespace heddle {
-
 namespace {
 
 // Returns the number of columns of a matrix of the file; 0 if it has no such matrix.

@@ -11,7 +11,6 @@
 #include "layers/resnet.h"
 
 namespace heddle {
-
 namespace {
 
 // Returns a number in a file's metadata. Throws InputError with `where` unless it lies in [min,

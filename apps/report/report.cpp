@@ -2,6 +2,7 @@
 // follows one in the terminal.
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
 #include "apps/cli/flags.h"
 #include "apps/cli/program.h"
@@ -46,6 +47,8 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
   }
   check(!once && !html, "--once and --html need --watch");
   check(trace.empty() || folders.size() == 1, "--trace belongs to a single run");
+  check(trace.empty() || std::filesystem::is_regular_file(trace), "--trace ", trace,
+        ": no such file");
   std::vector<RunRecord> runs;
   for (const std::string& folder : folders) {
     runs.push_back(read_run(folder, trace));

@@ -4,6 +4,7 @@
 #include <map>
 #include <sstream>
 
+#include "apps/cli/json.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -24,7 +25,7 @@ std::map<std::string, std::string> lines_of(const std::string& config) {
 
 std::string difference(const nlohmann::json& there, const nlohmann::ordered_json& here) {
   for (const auto& [key, value] : here.items()) {
-    const nlohmann::json mine = value;
+    const auto mine = nlohmann::json::parse(json_line(value));  // as a file or a message has it
     if (!there.contains(key)) return concat(key, ": unknown there, ", mine.dump(), " here");
     if (there[key] != mine)
       return concat(key, ": ", printable(there[key].dump()), " there, ", printable(mine.dump()),

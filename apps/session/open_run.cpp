@@ -90,7 +90,9 @@ void finish_trace(const CommonOptions& o, const RunFiles& files, Learner& learne
     const std::string text = broadcast_text(all, comm, rank);
     if (comm.rank() == 0) all += text;
   }
-  if (files.trace == nullptr) return;
+  // A resumed run keeps the trace of steps that an earlier process ran.
+  const bool empty = all.find("\"ph\":\"X\"") == std::string::npos;
+  if (files.trace == nullptr || (empty && std::filesystem::exists(o.trace))) return;
   try {
     files.trace->write(Trace::json(all));
     files.trace->commit();

@@ -5,6 +5,7 @@
 
 #include "apps/cli/json.h"
 #include "apps/session/privacy.h"
+#include "comm/launch.h"
 #include "core/error.h"
 #include "core/kernels.h"
 #include "layers/loss.h"
@@ -67,7 +68,8 @@ ResnetCard read_card(const TrainResnetOptions& o, FlagTable& flags) {
         "--head names a layer in the file of --init, which is not given");
   if (o.init.empty()) return {};
   ResnetCard card = read_resnet_card(WeightsFile(o.init, o.head));
-  if (!o.quiet && !card.found.empty()) std::fprintf(stderr, "%s\n", card.found.c_str());
+  if (!o.quiet && !card.found.empty() && detect_launch().rank == 0)
+    std::fprintf(stderr, "%s\n", card.found.c_str());
   if (!card.arch.empty()) flags.suggest("arch", card.arch, o.init + ": arch");
   if (!card.stem.empty()) flags.suggest("stem", card.stem, o.init + ": stem");
   if (card.image_size > 0)

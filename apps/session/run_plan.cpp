@@ -15,7 +15,6 @@
 #include "optim/topology.h"
 
 namespace heddle {
-
 namespace {
 
 // Returns why steps cannot be recorded; empty if they can.

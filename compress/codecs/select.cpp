@@ -66,7 +66,7 @@ Indices select_random(int64_t n, int64_t k, const Philox& rng) {
 }
 
 int64_t kept_elements(double density, int64_t n) {
-  return std::clamp<int64_t>(std::llround(density * static_cast<double>(n)), 1, n);
+  return std::min(n, std::max<int64_t>(1, std::llround(density * static_cast<double>(n))));
 }
 
 double kept_energy(std::span<const float> x, const Indices& indices) {

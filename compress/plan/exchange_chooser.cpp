@@ -172,7 +172,7 @@ void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed,
   joined_ = joined;
   now_.assign(static_cast<size_t>(std::ranges::count(joined, false)), {});
   for (size_t i = 0; i < buckets_.size(); ++i)
-    for (const std::string& parameter : buckets_[i]) reducer_.set_dense(parameter, !compressed[i]);
+    for (const auto& name : buckets_[i]) reducer_.set_dense(name, !compressed[i], measuring());
 }
 
 void ExchangeChooser::begin_step() { begin_ = options_.clock(); }
@@ -233,8 +233,7 @@ void ExchangeChooser::check_choice(double found_s) {
   choice_.found_s = found_s;
   choice_.dropped = found_s >= (pure ? choice_.compressed_s : choice_.dense_s);
   if (!choice_.dropped) return;
-  choice_.compressed = every_bucket(pure);
-  choice_.joined = every_bucket(false);
+  choice_.compressed = every_bucket(pure), choice_.joined = every_bucket(false);
 }
 
 void ExchangeChooser::adopt(int64_t step) {

@@ -5,7 +5,8 @@
 // docs/benchmarks.md). A mixture or a choice with joined buckets is measured, too, and dropped if
 // it is no better than the faster of the two ways. The ranks decide from the same means. Trials are
 // longer if both ways take about the same time, as they then cost little; they are repeated, less
-// often the more the other way costs.
+// often the more the other way costs. Residuals wait while something is tried; once a bucket is
+// chosen to be dense, they are sent with its next gradient.
 //
 //   dense trial, compressed trial, dense trial, compressed trial -> choice -> check, if it is a
 //   mixture -> waiting -> ...
@@ -109,9 +110,7 @@ class ExchangeChooser {
     std::vector<double> backward, step;
     std::vector<std::vector<BucketTimes>> buckets;
   };
-  std::vector<bool> every_bucket(bool value) const {
-    return std::vector<bool>(buckets_.size(), value);
-  }
+  auto every_bucket(bool value) const { return std::vector<bool>(buckets_.size(), value); }
   void start(Phase phase, const std::vector<bool>& compressed, const std::vector<bool>& joined);
   void try_all(Phase way) {
     start(way, every_bucket(way == Phase::compressed_trial), every_bucket(false));

@@ -28,8 +28,11 @@ def main():
     arguments.add_argument("--from-ms", type=float)
     arguments.add_argument("--to-ms", type=float)
     o = arguments.parse_args()
-    with open(o.trace, encoding="utf-8") as file:
-        events = [e for e in json.load(file)["traceEvents"] if e["pid"] == o.rank]
+    try:
+        with open(o.trace, encoding="utf-8") as file:
+            events = [e for e in json.load(file)["traceEvents"] if e["pid"] == o.rank]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        arguments.error(f"{o.trace}: {error!r}")
     if not any(e["ph"] == "X" for e in events):
         arguments.error(f"{o.trace} has no ranges of rank {o.rank}")
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
