@@ -137,7 +137,7 @@ void CompressedReducer::finish_residuals(const Exchange& e, bool accepted) {
   if (!feedback_) return;
   if (accepted)
     for (const auto& [name, x] : e.dense)
-      if (name != kControlWords && !layers_.at(name).trial) feedback_->mark_sent_whole(name);
+      if (feedback_->holds(name) && !layers_.at(name).trial) feedback_->mark_sent_whole(name);
   for (const Item& item : e.compressed)
     explain("residual", item.name(), [&] {
       return Figures{{accepted ? "residual norm" : "as it was: residual norm",

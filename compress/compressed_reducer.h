@@ -45,7 +45,7 @@ class CompressedReducer : public Reducer, public LayerCosts {
   NamedTensors named_state() const override;
 
   // Exchanges the layer dense, or compressed again, from the next step on; the same on all ranks.
-  // Its residual is sent with the first dense gradient.
+  // Its residual is sent with the first dense gradient, or waits during a trial.
   void set_dense(const std::string& parameter, bool dense, bool trial = false) {
     layers_.at(parameter).dense = dense, layers_.at(parameter).trial = trial;
   }

@@ -1,4 +1,4 @@
-// The training log: dumped gradients, and rejected exchanges in the result.
+// The training log: dumped gradients, rejected exchanges and the rate in the result.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -68,12 +68,14 @@ TEST_CASE("training log: the gradients of one step are dumped as before the exch
     CHECK(!std::filesystem::exists(concat(temp.path, "/run/gradients-", other, ".safetensors")));
 }
 
-TEST_CASE("training log: rejected exchanges are counted in the result") {
+TEST_CASE(
+    "training log: rejected exchanges are counted in the result, and what all ranks processed") {
   Context context;
   const TempFolder temp;
   expect_none(run_ranks(2, [&](Communicator& comm) {
     CommonOptions o;
     o.compress = "scalecom:rate=10";
+    o.print_freq = 2;  // losses and units are summed after steps 2, 4 and 5
     Net net(1);
     DataParallelOptimizer optimizer(
         net.store, make_sgd({}), comm, {}, {.bucket_bytes = 1 << 20, .control_words = true},
@@ -88,13 +90,15 @@ TEST_CASE("training log: rejected exchanges are counted in the result") {
         optimizer.ready(p);
         optimizer.weights_free(p);
       }
-      if (!log.finish_step(optimizer.finish_step(),
-                           {.loss = 1, .lr = 0.1, .units = 4, .times = {}}))
-        throw Error("the run has ended");
+      StepFacts facts{.loss = 1, .lr = 0.1, .units = comm.rank() == 0 ? 1 : 3, .times = {}};
+      facts.times.data = step + 1;
+      if (!log.finish_step(optimizer.finish_step(), facts)) throw Error("the run has ended");
     }
     log.finish("");
     if (log.result().rejected_buckets != 2)
       throw Error(concat(log.result().rejected_buckets, " are counted"));
+    if (const double rate = log.result().rate; std::abs(rate - 4.0 * 4 / (2 + 3 + 4 + 5)) > 1e-12)
+      throw Error(concat(rate, " units a second, from the second step on"));
     const auto summary = final_json(log.result(), {}, "rows_per_s", 1, "");
     if (summary.at("rejected_buckets") != 2) throw Error(summary.dump());
   }));

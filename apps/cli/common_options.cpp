@@ -309,8 +309,8 @@ std::string find_data(const std::string& data, const std::string& embedded) {
 
 void parse_texts(CommonOptions& o) {
   if (o.trace_steps.empty()) o.trace_steps = "2:6";
-  const bool elsewhere = o.dump_config && o.device.starts_with("cuda");  // maybe no GPU is here
-  o.parsed.device = elsewhere ? Device{DeviceType::cuda, 0} : parse_device(o.device);
+  const bool gpu = o.device.starts_with("cuda") || (o.device == "auto" && o.comm == "nccl");
+  o.parsed.device = gpu && o.dump_config ? Device{DeviceType::cuda, 0} : parse_device(o.device);
   o.parsed.hosts = parse_hosts(o.hosts);
   if (!o.net.empty()) o.parsed.net = parse_net(o.net);
   if (o.parsed.net && o.parsed.net->hosts < 0) {

@@ -56,11 +56,11 @@ RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
   return files;
 }
 
-void begin_run(const CommonOptions& o, const RunSpec& spec, RunFiles& files) {
+void begin_run(const CommonOptions& o, const RunSpec& spec, RunFiles& files, bool resumes) {
   if (files.folder == nullptr) return;
   files.folder->begin();
   std::error_code none;
-  if (o.resume.empty() && std::filesystem::is_regular_file(o.trace, none))
+  if (!resumes && std::filesystem::is_regular_file(o.trace, none))
     std::filesystem::remove(o.trace, none);  // of an earlier run: the page would show it
   if (!o.trace.empty()) files.trace = std::make_unique<AtomicFile>(o.trace);
   if (o.tensorboard) begin_events(*files.folder);

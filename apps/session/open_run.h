@@ -37,7 +37,7 @@ RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
 
 // Begins the run in its folder: writes config.toml and run.json, cuts metrics that are newer than
 // the checkpoint. Throws Error.
-void begin_run(const CommonOptions& o, const RunSpec& spec, RunFiles& files);
+void begin_run(const CommonOptions& o, const RunSpec& spec, RunFiles& files, bool resumes);
 
 // Gathers the trace events of all ranks, and writes the trace on the first one. Collective; called
 // once nothing else communicates any more.

@@ -76,7 +76,7 @@ void Session::run(TrainingLoop& loop) {
                               .start = checkpoint(),
                               .ahead = start_.ahead},
                  *optimizer_, console_logger(progress()));
-  begin_run(o_, spec_, files_);
+  begin_run(o_, spec_, files_, start_.checkpoint.has_value());
   if (RdpAccountant* accountant = optimizer_->accountant();
       accountant != nullptr && folder() != nullptr)
     keep_account(o_, *accountant, *folder());
@@ -118,7 +118,7 @@ void Session::account() {
   bool accounted = true;
   if (checkpoint() != nullptr) {
     const nlohmann::json& state = checkpoint()->state;
-    const nlohmann::json there = state.at("identity"), here = spec_.identity;
+    const auto here = nlohmann::json::parse(json_line(spec_.identity)), there = state["identity"];
     const auto member = [](const nlohmann::json& json, const char* key) {
       return json.contains(key) ? json[key] : nlohmann::json();
     };

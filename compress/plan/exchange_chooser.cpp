@@ -167,12 +167,12 @@ void ExchangeChooser::resume(int64_t step) {
 
 void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed,
                             const std::vector<bool>& joined) {
-  phase_ = phase;
-  steps_ = 0;
+  phase_ = phase, steps_ = 0;
   joined_ = joined;
   now_.assign(static_cast<size_t>(std::ranges::count(joined, false)), {});
+  const bool trial = phase == Phase::dense_trial;
   for (size_t i = 0; i < buckets_.size(); ++i)
-    for (const auto& name : buckets_[i]) reducer_.set_dense(name, !compressed[i], measuring());
+    for (const auto& name : buckets_[i]) reducer_.set_dense(name, !compressed[i], trial);
 }
 
 void ExchangeChooser::begin_step() { begin_ = options_.clock(); }

@@ -5,8 +5,8 @@
 // docs/benchmarks.md). A mixture or a choice with joined buckets is measured, too, and dropped if
 // it is no better than the faster of the two ways. The ranks decide from the same means. Trials are
 // longer if both ways take about the same time, as they then cost little; they are repeated, less
-// often the more the other way costs. Residuals wait while something is tried; once a bucket is
-// chosen to be dense, they are sent with its next gradient.
+// often the more the other way costs. Residuals wait during dense trials; once a bucket is chosen
+// to be dense, they are sent with its next gradient.
 //
 //   dense trial, compressed trial, dense trial, compressed trial -> choice -> check, if it is a
 //   mixture -> waiting -> ...
