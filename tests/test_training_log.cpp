@@ -94,6 +94,7 @@ TEST_CASE(
       facts.times.data = step + 1;
       if (!log.finish_step(optimizer.finish_step(), facts)) throw Error("the run has ended");
     }
+    log.finish_epoch();
     log.finish("");
     if (log.result().rejected_buckets != 2)
       throw Error(concat(log.result().rejected_buckets, " are counted"));
