@@ -61,7 +61,7 @@ BREAKS = [
      "if (feedback_ && feedback_->holds(p->name) && !bucket.flat.defined()) {", "test_compress",
      "powersgd: a layer too small*"),
     ("a trial of --compress auto sends residuals", "compress/plan/exchange_chooser.cpp",
-     "reducer_.set_dense(name, !compressed[i], trial);", "reducer_.set_dense(name, !compressed[i], false);",
+     "const bool trial = phase == Phase::dense_trial;", "const bool trial = phase == Phase::check;",
      "test_optim", "exchange choice: dense on a fast*"),
     ("a trial of --compress auto erases residuals", "compress/compressed_reducer.cpp",
      "if (feedback_->holds(name) && !layers_.at(name).trial) feedback_", "if (feedback_->holds(name)) feedback_",
