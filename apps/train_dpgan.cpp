@@ -78,9 +78,10 @@ class DpganTraining : public TrainingLoop {
     do {
       step = {.lr = session_.lr(), .units = teachers_.count()};
       StepTimes& t = step.times;
+      const int64_t fakes = 2 * o_.batch_size, before = log_.step() * o_.teacher_steps;
       for (int64_t i = 0; i < o_.teacher_steps; ++i)
         step.loss = teachers_.train(
-            generator_.generate(2 * o_.batch_size, noise_of(o_, log_.step(), i + 1)),
+            generator_.generate(fakes, noise_of(o_, log_.step(), i + 1), (before + i) * fakes),
             o_.teacher_lr);
       t.forward += t.lap();
 
@@ -277,8 +278,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   const std::string path = o.data == "shapes" ? "" : o.data;
   const auto set = open_dataset(path, Split::train, options);
   check(set->info().image_size > 0, "--data ", o.data,
-        ": expected CIFAR binary files or shapes, found a folder of images, which is sorted by "
-        "class");
+        ": expected CIFAR binary files or shapes, found a folder of images, sorted by class");
   check(set->size() >= o.teachers * o.images_each, "--teachers ", o.teachers,
         " with --images-each ", o.images_each, ": expected as many images, found ", set->size());
   const auto valid = open_dataset(path, Split::valid, options);

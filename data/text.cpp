@@ -12,8 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kEndOfLine = "<eos>", kUnknown = "<unk>",
-                           kByteOrderMark = "\xef\xbb\xbf";
+constexpr std::string_view kEndOfLine = "<eos>", kUnknown = "<unk>", kBom = "\xef\xbb\xbf";
 constexpr size_t kMaxShown = 40;  // bytes of a word in an error
 
 void check_utf8(std::string_view text, const std::string& name) {
@@ -29,15 +28,17 @@ void check_utf8(std::string_view text, const std::string& name) {
 }
 
 // Calls f(token, line) for every word, and with <eos> for every line. '\r' separates words like a
-// space, so that lines may end with "\r\n".
+// space, so that lines may end with "\r\n"; a byte order mark may begin any line, since a text may
+// be cut at lines.
 template <class F>
 void for_each_word(std::string_view text, const std::string& name, F&& f) {
   check_utf8(text, name);
-  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  if (text.starts_with(kBom)) text.remove_prefix(kBom.size());
   constexpr std::string_view spaces = " \t\r";
   for (int64_t line = 1; !text.empty(); ++line) {
     std::string_view rest = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(rest.size() + 1, text.size()));
+    if (rest.starts_with(kBom)) rest.remove_prefix(kBom.size());
     while (true) {
       rest.remove_prefix(std::min(rest.find_first_not_of(spaces), rest.size()));
       if (rest.empty()) break;

@@ -128,6 +128,7 @@ TEST_CASE("prompts: incomplete lines are continued; unknown words") {
   CHECK(encode("the\ncat", "word", words) == Tokens{0, 1, 2});
   CHECK(encode("the dog", "word", words) == Tokens{0, 3});
   CHECK(encode("", "word", words).empty());
+  CHECK(encode("\xef\xbb\xbf", "word", words).empty());
   const Vocabulary closed = vocabulary_of({"the", "<eos>"});
   CHECK(contains(message_of([&] { encode("the dog", "word", closed); }), "dog"));
   const Vocabulary bytes = vocabulary_of({"\n", "a", "b"});

@@ -60,6 +60,7 @@ TEST_CASE("pictures: upright shapes are easy, generated noise teaches nothing") 
   store.finalize(1);
   const Pictures made = generator.generate(500, Philox(1, 1));
   CHECK(made.labels.data<int32_t>()[13] == 3);
+  CHECK(generator.generate(2, Philox(1, 1), 27).labels.data<int32_t>()[1] == 8);
   CHECK(picture_score(made, real, 10, 1).accuracy < 40);
 }
 

@@ -52,7 +52,8 @@ TEST_CASE("text: words, and positions of <eos>") {
   CHECK(split("a\r\nb \r\n\r\n") == Words{"a", "<eos>", "b", "<eos>", "<eos>"});
   CHECK(split("no newline at all") == Words{"no", "newline", "at", "all", "<eos>"});
   CHECK(split("\xef\xbb\xbf"
-              "a b") == Words{"a", "b", "<eos>"});
+              "a b\n\xef\xbb\xbf"
+              "b") == Words{"a", "b", "<eos>", "b", "<eos>"});
   // Other white space of Unicode belongs to words.
   CHECK(split("a\xc2\xa0"
               "b\fc d") == Words{"a\xc2\xa0"

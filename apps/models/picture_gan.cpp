@@ -69,8 +69,8 @@ Tensor labels_in_turn(int64_t n, int64_t classes, int64_t first) {
   return out;
 }
 
-Pictures Generator::generate(int64_t count, const Philox& random) const {
-  const Tensor labels = labels_in_turn(count, classes_);
+Pictures Generator::generate(int64_t count, const Philox& random, int64_t first) const {
+  const Tensor labels = labels_in_turn(count, classes_, first);
   Tape tape({.training = false});
   return {forward(tape, labels, random).value(), labels};
 }

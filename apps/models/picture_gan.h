@@ -47,8 +47,8 @@ class Generator {
   // Returns pixels (N, kPixels). Picture i takes its noise from the random numbers from i * kNoise
   // on.
   Var forward(Tape& tape, const Tensor& labels, const Philox& random) const;
-  // Returns pictures of the classes in turn, of class 0 first.
-  Pictures generate(int64_t count, const Philox& random) const;
+  // Returns pictures with the labels labels_in_turn(count, classes, first).
+  Pictures generate(int64_t count, const Philox& random, int64_t first = 0) const;
 
  private:
   int64_t classes_;

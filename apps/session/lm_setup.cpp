@@ -165,7 +165,7 @@ std::vector<int32_t> encode_prompt(const TrainLmOptions& o, const Vocabulary& vo
   std::vector<int32_t> tokens = encode_text(o.prompt, level, vocabulary, "--prompt");
   // The generated text continues the last line, unless the prompt itself ends it.
   const bool open = !o.prompt.empty() && o.prompt.back() != '\n';
-  if (level == TextLevel::word && open) tokens.pop_back();
+  if (level == TextLevel::word && open && !tokens.empty()) tokens.pop_back();
   return tokens;
 }
 
