@@ -214,11 +214,11 @@ Outcome train(const Job& job, Learner& learner, ParameterStore& weights,
                    .metadata = metadata});
   DpganTraining training(job, learner, weights, generator, teachers, session);
   session.run(training);
-  if (session.log().running() && learner.is_first()) {
-    metadata["privacy"] = privacy_text(*session.log().result().privacy);
-    save_safetensors(session.folder()->file("model.safetensors"), weights.named_tensors(),
-                     metadata);
-  }
+  if (session.log().running())
+    session.save_weights([&](const std::string& file) {
+      metadata["privacy"] = privacy_text(*session.log().result().privacy);
+      save_safetensors(file, weights.named_tensors(), metadata);
+    });
   out = session.finish();
   set_results(o, training.valid(), out);
   return out;

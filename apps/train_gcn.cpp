@@ -287,9 +287,9 @@ Outcome train(const Job& job, Learner& learner, const GraphNet& model, Nodes& no
   session.run(training);
   nlohmann::ordered_json sampling;
   if (session.log().running()) {
-    if (learner.is_first())
-      save_safetensors(session.folder()->file("model.safetensors"), learner.store.named_tensors(),
-                       graph_metadata(job.card));
+    session.save_weights([&](const std::string& file) {
+      save_safetensors(file, learner.store.named_tensors(), graph_metadata(job.card));
+    });
     training.test();
     sampling = training.sampling();
   }

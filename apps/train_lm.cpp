@@ -53,7 +53,7 @@ class LmTraining : public TrainingLoop {
         state_(model.zero_state(o_.batch_size)) {
     if (session.checkpoint() == nullptr) return;
     valid_ = parse_text_evaluation(own_json(*session.checkpoint(), {"tokens"}), "valid_loss");
-    if (keeps_best() && valid_.tokens > 0 && has_shared(*session.checkpoint())) keep_best();
+    if (keeps_best() && valid_.tokens > 0 && session.has_shared()) keep_best();
   }
 
   // The inner loop: an update from the mean gradient of --accumulate windows. The state of the
@@ -229,9 +229,9 @@ Outcome train(const Job& job, Learner& learner, const LstmLm& model) {
   TextEvaluation test;
   if (session.log().running()) {
     training.use_best();
-    if (learner.is_first())
-      save_lm(session.folder()->file("model.safetensors"), model, job.corpus.level,
-              job.corpus.vocabulary);
+    session.save_weights([&](const std::string& file) {
+      save_lm(file, model, job.corpus.level, job.corpus.vocabulary);
+    });
     test = training.test();
   }
   out = session.finish();

@@ -206,8 +206,8 @@ Outcome train(const Job& job, Learner& learner, const ImageClassifier& model) {
   session.run(training);
   ResnetCard card = job.card;
   if (const auto& privacy = session.log().result().privacy) card.privacy = privacy_text(*privacy);
-  if (session.log().running() && learner.is_first())
-    save_resnet(session.folder()->file("model.safetensors"), learner.store, card);
+  if (session.log().running())
+    session.save_weights([&](const auto& file) { save_resnet(file, learner.store, card); });
   out = session.finish();
   set_results(o, training.valid(), out);
   return out;

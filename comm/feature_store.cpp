@@ -69,8 +69,9 @@ Tensor FeatureStore::fetch(std::span<const int32_t> ids, Communicator& comm, Led
     if (const int64_t n = counts[r][own]; n > 0)
       ids_in.push_back({peer, Tensor::empty_on(Device{}, {n}, DType::i32)});
   }
+  // A peer may serve all others first, hence as many timeouts.
   ledger.book(comm, {{purpose + " ids", PayloadKind::features, asked}},
-              [&] { comm.exchange(ids_out, ids_in); });
+              [&] { comm.exchange(ids_out, ids_in, comm.size()); });
   for (const auto& [peer, places] : ids_in) {
     const Tensor rows = Tensor::empty_on(Device{}, {places.size(), columns}, rows_.dtype());
     for (int64_t i = 0; i < places.size(); ++i) {
@@ -84,7 +85,7 @@ Tensor FeatureStore::fetch(std::span<const int32_t> ids, Communicator& comm, Led
     rows_out.push_back({peer, rows});
   }
   ledger.book(comm, {{purpose, PayloadKind::features, sent}},
-              [&] { comm.exchange(rows_out, rows_in); });
+              [&] { comm.exchange(rows_out, rows_in, comm.size()); });
   for (const auto& [peer, rows] : rows_in)
     for (int64_t i = 0; i < rows.shape()[0]; ++i)
       copy_row(rows, i, out, targets[to_size(peer)][to_size(i)]);

@@ -246,6 +246,13 @@ for changed in '--batch-size 8' '--lr-scheduler constant' '--resume-anyway --nla
   rm -rf changed && cp -r flags changed
   "${lm_run[@]}" $changed --output-dir changed --resume "changed/checkpoints/$early/" >out.json 2>stderr || fail "$changed: $(tail -1 stderr)"
 done
+# Another network's best loss is no measure for this one, nor are weights made at its start its best.
+rm -rf changed && cp -r flags changed
+"${lm_run[@]}" --resume-anyway --nlayers 1 --lr 1e-6 --output-dir changed --resume "changed/checkpoints/$early" >out.json 2>stderr || fail "nlayers: $(tail -1 stderr)"
+grep '"split":"valid"' changed/metrics.jsonl | tail -n +2 | grep -q "\"loss\":$(json out.json valid_loss)," || fail "nlayers: $(cat out.json)"
+[ "$(grep -o '"lr":[^,]*' changed/metrics.jsonl | tail -1)" = '"lr":1e-06' ] || fail "nlayers: the rate fell"
+"$lm" --init changed --evaluate --json "${text[@]:1:2}" >again.json 2>stderr || fail "nlayers: $(tail -1 stderr)"
+[ "$(json again.json valid_loss)" = "$(json out.json valid_loss)" ] || fail "nlayers: saved $(cat again.json), found $(cat out.json)"
 rm -rf changed && cp -r flags changed  # constant, then plateau again: there are no best weights to restore
 for changed in constant plateau; do
   "${lm_run[@]}" --epochs 5 --lr-scheduler $changed --output-dir changed --resume auto >out.json 2>stderr || fail "$changed: $(tail -1 stderr)"

@@ -16,6 +16,7 @@ trap 'echo signalled >>calls; exit 75' USR1
 case $what in
   die) kill -KILL $$ ;;
   wait) echo waits; for i in {1..300}; do sleep 0.1; done ;;
+  stop) echo $$ >stopped; kill -STOP $$; exit 0 ;;
   +*) mkdir -p "out/checkpoints/step-$(wc -l <calls)"; exit "${what#+}" ;;
   *) exit "$what" ;;
 esac
@@ -67,6 +68,14 @@ rm -f calls; printf 'wait\n0\n' >todo
 for i in {1..100}; do grep -qs waits said && break; sleep 0.1; done
 kill -TERM $pid; wait $pid; code=$?
 [ $code = 75 ] && [ "$(tail -1 calls)" = signalled ] || fail "a signal: exit code $code, $(cat calls err)"
+# A run that is paused is waited for, without work, and its end counts.
+rm -f calls; echo stop >todo
+"$root/run" supervise --wait 0 -- ./job --output-dir out 2>err & pid=$!
+for i in {1..100}; do grep -qs 'T (stopped)' "/proc/$(cat stopped 2>/dev/null)/status" && break; sleep 0.1; done
+ticks() { awk '{ print $14 + $15 }' "/proc/$pid/stat"; }
+before=$(ticks); sleep 0.5; spent=$(($(ticks) - before))
+kill -CONT "$(cat stopped)"; wait $pid; code=$?
+[ $code = 0 ] && [ $spent -lt 10 ] && [ "$(wc -l <calls)" = 1 ] || fail "paused: exit code $code, $spent ticks, $(cat calls err)"
 
 printf '#!/usr/bin/env bash\n[ "$1" != b ]\n' >probe && chmod +x probe
 hosts() {  # EXPECTED ARGUMENT…

@@ -163,7 +163,10 @@ TEST_CASE("training state: the exchange's numbers are restored bit for bit") {
     return SafetensorsFile::open(folder.path + name);
   };
   const SafetensorsFile file = file_of(state, "/a");
-  read_exchange_tensors({file}, back);
+  const auto files = [](const std::vector<SafetensorsFile>& all) {
+    return RankFiles{to_int(all.size()), [all](int r) { return all[to_size(r)]; }};
+  };
+  read_exchange_tensors(files({file}), back);
   CHECK(back.planner->table == state.planner->table);
   CHECK(back.planner->window.compensated.at("a.weight").to_vector() == std::vector<float>{1, 2});
   CHECK(back.planner->window.alone.at("a.weight").to_vector() == std::vector<float>{3});
@@ -174,12 +177,12 @@ TEST_CASE("training state: the exchange's numbers are restored bit for bit") {
   DataParallelOptimizer::State other = state;
   other.planner->table = {1, 2};
   back = parse_exchange(json);
-  read_exchange_tensors({file, file_of(other, "/b")}, back);  // two ranks' files, any number reads
+  read_exchange_tensors(files({file, file_of(other, "/b")}), back);  // two saved, any number reads
   CHECK(back.planner->table[0] == (1.0 / 3 + 1) / 2);
   CHECK(back.planner->window.compensated.empty());
   CHECK(back.planner->window.alone.empty());
   other.planner->table = {1};
-  CHECK(message_of([&] { read_exchange_tensors({file, file_of(other, "/c")}, back); }) != "");
+  CHECK(message_of([&] { read_exchange_tensors(files({file, file_of(other, "/c")}), back); }) != "");
 }
 
 TEST_CASE("training state: invalid numbers are refused") {
@@ -315,10 +318,11 @@ TEST_CASE("training state: a run resumes by the samples seen") {
   o.compress = "scalecom:rate=10";
   parse_texts(o);
   o.resume = folder.path;
+  RunSpec spec;
   const auto start = [&](int64_t steps_per_epoch, int64_t units) {
-    RunSpec spec{.units_per_batch = units,
-                 .plan = {.steps_per_epoch = steps_per_epoch, .total_steps = 100},
-                 .identity = identity};
+    spec = {.units_per_batch = units,
+            .plan = {.steps_per_epoch = steps_per_epoch, .total_steps = 100},
+            .identity = identity};
     return find_start(o, spec, *comm);
   };
   Start s = start(10, 12);  // as it was: six batches of three times four
@@ -327,6 +331,18 @@ TEST_CASE("training state: a run resumes by the samples seen") {
   s = start(20, 6);
   CHECK(s.batch == 12);
   CHECK(s.ahead == 5 - 12);
+  CHECK(spec.plan.total_steps == 100);  // epochs
+  for (const int64_t epochs : {0, 4}) {
+    o.epochs = epochs;  // no limit, or one of 80 updates here
+    o.steps = 60;       // updates in all: 55 more
+    s = start(20, 6);
+    CHECK(spec.plan.total_steps + s.ahead == 60);
+    CHECK(spec.schedule.total_steps == spec.plan.total_steps);
+    o.steps = 90;
+    s = start(20, 6);
+    CHECK(spec.plan.total_steps == (epochs == 0 ? 97 : 80));
+  }
+  o.epochs = o.steps = 0;
   s = start(7, 20);
   CHECK(s.batch == 3);
   s = start(2, 12);  // an epoch that has fewer batches than were seen

@@ -36,15 +36,18 @@ std::vector<double> unpack_doubles(const Tensor& packed) {
 }
 
 // Returns the mean over the ranks that saved.
-std::vector<double> mean_table(const std::vector<SafetensorsFile>& files) {
-  std::vector<double> table = unpack_doubles(files[0].load(kTable));
-  for (size_t r = 1; r < files.size(); ++r) {
-    const std::vector<double> other = unpack_doubles(files[r].load(kTable));
-    check(other.size() == table.size(), files[r].path(), ": ", kTable, ": expected ", table.size(),
-          " numbers, found ", other.size());
-    for (size_t i = 0; i < table.size(); ++i) table[i] += other[i];
+std::vector<double> mean_table(const RankFiles& files) {
+  std::vector<double> table;
+  for (int r = 0; r < files.count; ++r) {
+    const SafetensorsFile file = files.open(r);
+    if (r == 0 && !file.has(kTable)) return {};
+    const std::vector<double> one = unpack_doubles(file.load(kTable));
+    if (r == 0) table.resize(one.size());
+    check(one.size() == table.size(), file.path(), ": ", kTable, ": expected ", table.size(),
+          " numbers, found ", one.size());
+    for (size_t i = 0; i < table.size(); ++i) table[i] += one[i];
   }
-  for (double& x : table) x /= static_cast<double>(files.size());
+  for (double& x : table) x /= files.count;
   return table;
 }
 
@@ -184,12 +187,11 @@ NamedTensors exchange_tensors(const LearnerOptimizer::State& state) {
   return out;
 }
 
-void read_exchange_tensors(const std::vector<SafetensorsFile>& files,
-                           LearnerOptimizer::State& state) {
-  if (!state.planner || files.empty()) return;
-  if (files[0].has(kTable)) state.planner->table = mean_table(files);
-  if (files.size() > 1) return;
-  const SafetensorsFile& file = files[0];
+void read_exchange_tensors(const RankFiles& files, LearnerOptimizer::State& state) {
+  if (!state.planner) return;
+  state.planner->table = mean_table(files);
+  if (files.count > 1) return;
+  const SafetensorsFile file = files.open(0);
   GradientWindow& window = state.planner->window;
   const auto after = [](const std::string& name, const char* prefix) {
     return name.substr(std::char_traits<char>::length(prefix));

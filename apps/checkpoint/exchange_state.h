@@ -7,13 +7,19 @@
 //   read_exchange_tensors(files, s);
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "core/safetensors.h"
 #include "optim/learner_optimizer.h"
 
 namespace heddle {
+
+// The files that ranks have saved, which together may not fit into memory: read one at a time.
+struct RankFiles {
+  int count;
+  std::function<SafetensorsFile(int)> open;
+};
 
 nlohmann::ordered_json exchange_json(const LearnerOptimizer::State& state);
 // Parses {"queries": …, "spent": […]}. Throws as parse_exchange().
@@ -27,7 +33,6 @@ NamedTensors exchange_tensors(const LearnerOptimizer::State& state);
 // Reads the tensors from this rank's file; or, if the number of ranks has changed, from those of
 // all saved ranks: then their measurements for the next plan are averaged, and the open window
 // continues without its sums. Throws InputError.
-void read_exchange_tensors(const std::vector<SafetensorsFile>& files,
-                           LearnerOptimizer::State& state);
+void read_exchange_tensors(const RankFiles& files, LearnerOptimizer::State& state);
 
 }  // namespace heddle

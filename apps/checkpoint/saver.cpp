@@ -8,7 +8,6 @@
 
 #include "apps/checkpoint/signals.h"
 #include "apps/log/control_word.h"
-#include "comm/group.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -32,16 +31,11 @@ std::string shell_word(const std::string& word) {
   return plain ? word : quoted + "'";
 }
 
-// Returns the run folder of the first rank, when all ranks have read what they resume from.
-// Collective.
-std::string shared_folder(const SaverOptions& options, LearnerOptimizer& optimizer) {
-  std::string folder = options.folder;
+// Returns the run folder of the first rank. Collective.
+std::string shared_folder(std::string folder, LearnerOptimizer& optimizer) {
   if (optimizer.learners() > 1)
-    optimizer.collective("run folder", [&](Communicator& comm) {
-      if (options.start != nullptr)
-        if (const auto patient = make_patient(comm)) patient->barrier();
-      folder = broadcast_text(folder, comm);
-    });
+    optimizer.collective("run folder",
+                         [&](Communicator& comm) { folder = broadcast_text(folder, comm); });
   return folder;
 }
 
@@ -77,7 +71,7 @@ Saver::Saver(const CommonOptions& o, const SaverOptions& options, LearnerOptimiz
       note_(std::move(note)),
       every_(o.parsed.save_every.steps(options.steps_per_epoch)),
       ahead_(o.parsed.save_every.epochs ? options.ahead : 0),
-      folder_(shared_folder(options, optimizer)),
+      folder_(shared_folder(options.folder, optimizer)),
       again_(concat("--config ", shell_word(folder_ + "/config.toml"), " --output-dir ",
                     shell_word(folder_), " --resume auto")),
       last_(options.start == nullptr ? "" : options.start->path) {

@@ -42,8 +42,10 @@ RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& c
 RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
                   const std::vector<std::string>& arguments, Learner& learner, const Start& start) {
   RunFiles files;
+  if (learner.is_first())
+    files.folder = std::make_unique<RunFolder>(open_folder(o, start.checkpoint));
+  if (start.checkpoint) wait_for_all(learner.comm);  // the first rank may read others on its way
   if (!learner.is_first()) return files;
-  files.folder = std::make_unique<RunFolder>(open_folder(o, start.checkpoint));
   files.facts = describe_run({arguments, o.seed, learner.context.threads(),
                               to_string(learner.context.device()), o.precision});
   files.progress =

@@ -64,8 +64,10 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
 
 void Session::run(TrainingLoop& loop) {
   loop_ = &loop;
-  if (checkpoint() != nullptr)
+  if (checkpoint() != nullptr) {
     restore_training(parts_, *checkpoint(), loop.own_state(), console_logger(progress()));
+    optimizer_->collective("resume", wait_for_all);
+  }
   if (optimizer_->accountant() != nullptr) account();
   if (folder() != nullptr && !o_.trace.empty()) AtomicFile(o_.trace);  // throws if unwritable
   // Only now is anything in the folder changed: what may refuse the run has had its turn.
@@ -171,6 +173,11 @@ void Session::end_epoch() {
   schedule_.observe(loop_->validate());
   optimizer_->use_own();
   if (progress() != nullptr) progress()->resume();
+}
+
+void Session::save_weights(const std::function<void(const std::string&)>& save) {
+  if (folder() != nullptr) save(folder()->file("model.safetensors"));
+  optimizer_->collective("weights", wait_for_all);
 }
 
 Outcome Session::finish() {

@@ -85,6 +85,8 @@ class Session {
   RunFolder* folder() const { return files_.folder.get(); }  // null on all ranks but the first
   TrainingLog& log() { return log_; }
   LearnerOptimizer& optimizer() { return *optimizer_; }
+  // Returns whether a checkpoint of this run has an OwnState's shared tensors.
+  bool has_shared() const { return checkpoint() && heddle::has_shared(*checkpoint(), spec_); }
   StepGraph* graph() { return graph_.get(); }  // null: steps are not recorded as CUDA graphs
 
   // Returns the next batch of the epoch; finish_step() advances it by --accumulate.
@@ -98,6 +100,9 @@ class Session {
   // Called by the loop after each update: writes its metrics and saves a checkpoint if one is due.
   // Returns false at the end of the epoch or run.
   bool finish_step(const StepReport& report, const StepFacts& facts);
+  // Has the first rank save the weights, in the file that `save` gets, while the others wait for as
+  // long as that takes. Collective.
+  void save_weights(const std::function<void(const std::string&)>& save);
   // Ends the session, after the weights were saved and tested: writes trace and report.html.
   // Collective.
   Outcome finish();

@@ -93,22 +93,22 @@ void fill_from(const SafetensorsFile& file, const NamedTensors& tensors, const s
 
 // Fills residuals with their mean over the ranks that saved them, with hosts one of each, and
 // everything else, which is equal on all ranks, from the first rank's file.
-void fill_from_all(const std::vector<SafetensorsFile>& files, const std::vector<int>& hosts,
+void fill_from_all(const RankFiles& files, const std::vector<int>& hosts,
                    const NamedTensors& tensors, bool lenient) {
   std::vector<int> saved = first_ranks(hosts);
-  for (int r = 0; hosts.empty() && r < static_cast<int>(files.size()); ++r) saved.push_back(r);
-  fill_from(files.front(), tensors, kExchange, lenient);
-  for (const auto& [name, x] : tensors) {
-    if (!name.starts_with("residual.")) continue;
-    if (lenient && !holds(files.front(), kExchange + name, x)) continue;
-    for (size_t i = 1; i < saved.size(); ++i) {
-      const size_t r = static_cast<size_t>(saved[i]);
-      const Tensor other = files[r].load(kExchange + name);
-      check(other.shape() == x.shape(), files[r].path(), ": ", name, ": expected ",
-            to_string(x.shape()), ", found ", to_string(other.shape()));
-      axpy(1, other, x);
+  for (int r = 0; hosts.empty() && r < files.count; ++r) saved.push_back(r);
+  for (const int r : saved) {  // the first rank is the first of its host
+    const SafetensorsFile file = files.open(r);
+    if (r == 0) fill_from(file, tensors, kExchange, lenient);
+    for (const auto& [name, x] : tensors) {
+      if (!name.starts_with("residual.")) continue;
+      if (lenient && !holds(file, kExchange + name, x)) continue;
+      const Tensor one = file.load(kExchange + name);
+      check(one.shape() == x.shape(), file.path(), ": ", name, ": expected ", to_string(x.shape()),
+            ", found ", to_string(one.shape()));
+      if (r > 0) axpy(1, one, x);
+      if (r == saved.back()) scale(x, 1.0f / static_cast<float>(saved.size()));
     }
-    scale(x, 1.0f / static_cast<float>(saved.size()));
   }
 }
 
@@ -216,10 +216,14 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   const double factor = residual_scale(checkpoint.state, parts.o) *
                         learners_each(parts.optimizer.learners(), hosts) /
                         learners_each(learners, exchange.hosts);
-  std::vector<SafetensorsFile> files;
-  for (int r = own_file ? parts.rank : 0; r < (own_file ? parts.rank + 1 : learners); ++r)
-    check_rank(files.emplace_back(SafetensorsFile::open(checkpoint.file(rank_file(r)))), r,
-               learners, checkpoint);
+  const auto open = [&](int rank) {
+    SafetensorsFile file = SafetensorsFile::open(checkpoint.file(rank_file(rank)));
+    check_rank(file, rank, learners, checkpoint);
+    return file;
+  };
+  const SafetensorsFile mine = open(same ? parts.rank : 0);
+  const RankFiles files =
+      own_file ? RankFiles{1, [&](int) { return mine; }} : RankFiles{learners, open};
   read_exchange_tensors(files, exchange);
   if (auto& t = exchange.totals; t.dense_of_dense < 0) {  // by an earlier version
     t.dense_of_dense = t.dense_steps * parts.optimizer.dense_bytes();
@@ -229,7 +233,7 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   // PowerSGD's factors have the ranks of the old plan.
   const bool planned_anew = anyway || exchange.settings.empty();
   if (continues && own_file) {
-    fill_from(files[0], parts.optimizer.named_state(), kExchange, planned_anew);
+    fill_from(mine, parts.optimizer.named_state(), kExchange, planned_anew);
   } else if (continues) {
     fill_from_all(files, exchange.hosts, parts.optimizer.named_state(), planned_anew);
   } else {
@@ -249,7 +253,6 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   if (same && moves && note && parts.rank == 0)
     note("changed: hosts; each begins with the mean of the saved residuals");
   if (!same) return;
-  const SafetensorsFile& mine = files[own_file ? 0 : static_cast<size_t>(parts.rank)];
   fill_from(mine, buffers_of(parts), kBuffer, anyway);
   for (const auto& [name, x] : own.rank)  // an LSTM's state of another batch size begins at zero
     fill_from(mine, {{name, x}}, kOwn, anyway || name.starts_with("state."));
@@ -277,14 +280,14 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
     // The rate that plateau has reached follows a change of --lr; earlier versions saved no
     // highest.
     const nlohmann::json& best = schedule.at("best");
+    const bool other = !difference(state.at("identity"), parts.spec.identity).empty();
     const double here = parts.spec.schedule.lr, highest = number_at(schedule, "highest");
     parts.schedule.restore(
         {.lr = schedule.at("lr").get<double>() * (highest > 0 ? here / highest : 1),
-         .best = best.is_null() ? INFINITY : best.get<double>(),
-         .bad = schedule.at("bad").get<int64_t>()});
+         .best = other || best.is_null() ? INFINITY : best.get<double>(),
+         .bad = other ? 0 : schedule.at("bad").get<int64_t>()});
     LearnerOptimizer::State exchange = parse_exchange(state.at("exchange"));
     const bool peers = !parts.o.peers.empty();  // their graph is in the settings
-    const bool other = !difference(state.at("identity"), parts.spec.identity).empty();
     if (!same_compression || other ||
         (!peers && !difference(state.at("planning"), planning_of(parts.o)).empty())) {
       exchange.settings.clear();
@@ -296,8 +299,9 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
   });
 }
 
-bool has_shared(const Checkpoint& checkpoint) {
-  return std::filesystem::exists(checkpoint.file(kShared));
+bool has_shared(const Checkpoint& checkpoint, const RunSpec& spec) {
+  return std::filesystem::exists(checkpoint.file(kShared)) &&
+         difference(checkpoint.state.at("identity"), spec.identity).empty();
 }
 
 nlohmann::json own_json(const Checkpoint& checkpoint, std::initializer_list<const char*> keys) {
