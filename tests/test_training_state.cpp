@@ -182,7 +182,9 @@ TEST_CASE("training state: the exchange's numbers are restored bit for bit") {
   CHECK(back.planner->window.compensated.empty());
   CHECK(back.planner->window.alone.empty());
   other.planner->table = {1};
-  CHECK(message_of([&] { read_exchange_tensors(files({file, file_of(other, "/c")}), back); }) != "");
+  CHECK(message_of([&] {
+          read_exchange_tensors(files({file, file_of(other, "/c")}), back);
+        }) != "");
 }
 
 TEST_CASE("training state: invalid numbers are refused") {
