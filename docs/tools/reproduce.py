@@ -172,15 +172,18 @@ def experiments():
     for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("ramp", SCALECOM + ",ramp=300"),
                         ("beta-0.1", SCALECOM + ",beta=0.1"), ("beta-0.1-full", SCALECOM + ",beta=0.1" + MOMENTUM)):
         runs[f"batch-{name}-1"] = f"{many} --epochs 66{flags}"
-    # What a run of few large batches loses less with: a ramp or a dense start over half of it, other rates and methods.
+    # What a run of few large batches loses less with: a ramp over half of its compressed steps, a dense start of half
+    # of all, other rates and methods.
     grown = f"{half.replace('--learners 4', '--learners 32')} --epochs 16 --lr-warmup-epochs 2"
     for name, flags in (("ramp", SCALECOM + ",ramp=334"), ("start", SCALECOM + " --compress-start 384"),
                         ("25", SCALECOM.replace("100", "25")), ("powersgd", " --compress powersgd:rank=4"), ("qsgd", QSGD)):
         runs[f"grown-{name}-1"] = grown + flags
+    wide = f"{half.replace('--learners 4 --batch-size 32', '--learners 64 --batch-size 8')} --epochs 4"
+    runs["wide-ramp-1"] = f"{wide}{SCALECOM},ramp=144"
     for name, flags in (("dense", ""), ("scalecom", SCALECOM)):
         runs[f"grown-{name}-1"] = grown + flags
         runs[f"grown-{name}-twice-1"] = grown.replace("--lr 0.2", "--lr 0.4") + flags
-        runs[f"wide-{name}-1"] = f"{half.replace('--learners 4 --batch-size 32', '--learners 64 --batch-size 8')} --epochs 4{flags}"
+        runs[f"wide-{name}-1"] = wide + flags
         runs[f"usual-{name}-1"] = f"{half.replace('resnet20', 'resnet18').replace('--lr 0.2', '--lr 0.1')} --epochs 8{flags}"
         # Accuracy against time as measured; four hosts instead of --learners 4.
         race = RESNET.replace(" --learners 4", "")
