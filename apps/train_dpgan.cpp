@@ -67,7 +67,7 @@ class DpganTraining : public TrainingLoop {
         teachers_(teachers),
         adam_(weights, make_adam({.beta1 = 0.5})) {
     if (session.checkpoint() == nullptr) return;
-    const nlohmann::json own = own_json(*session.checkpoint(), {"acc1"});
+    const nlohmann::json own = session.own_json({"acc1"});
     valid_ = {number_at(own, "valid_loss"), number_at(own, "acc1")};
   }
 

@@ -102,7 +102,7 @@ class GcnTraining : public TrainingLoop {
         nodes_(nodes),
         train_(train) {
     if (session.checkpoint() != nullptr)
-      valid_ = parse_node_score(own_json(*session.checkpoint(), {"acc1", "nodes"}), "valid_loss");
+      valid_ = parse_node_score(session.own_json({"acc1", "nodes"}), "valid_loss");
   }
 
   // Waits for what the communicating thread still does to this object.

@@ -52,8 +52,8 @@ class LmTraining : public TrainingLoop {
         windows_(windows),
         state_(model.zero_state(o_.batch_size)) {
     if (session.checkpoint() == nullptr) return;
-    valid_ = parse_text_evaluation(own_json(*session.checkpoint(), {"tokens"}), "valid_loss");
-    if (keeps_best() && valid_.tokens > 0 && session.has_shared()) keep_best();
+    valid_ = parse_text_evaluation(session.own_json({"tokens"}), "valid_loss");
+    if (keeps_best() && valid_.tokens > 0 && has_shared(*session.checkpoint())) keep_best();
   }
 
   // The inner loop: an update from the mean gradient of --accumulate windows. The state of the

@@ -57,8 +57,7 @@ class ResNetTraining : public TrainingLoop {
         train_(train),
         valid_loader_(valid) {
     if (session.checkpoint() != nullptr)
-      valid_ = parse_evaluation(own_json(*session.checkpoint(), {"acc1", "acc5", "samples"}),
-                                "valid_loss");
+      valid_ = parse_evaluation(session.own_json({"acc1", "acc5", "samples"}), "valid_loss");
   }
 
   // The inner loop: an update from the mean gradient of --accumulate batches.

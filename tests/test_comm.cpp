@@ -269,11 +269,14 @@ TEST_CASE("failures: a rank throws, does not arrive, or passes a different shape
   errors = run_ranks(3,
                      [](Communicator& comm) {
                        if (comm.rank() == 1) return;
+                       // Rank 0 waits for rank 2, and would give up at the same time.
+                       if (comm.rank() == 0)
+                         std::this_thread::sleep_for(std::chrono::milliseconds(300));
                        comm.set_tag("layer3.weight");
                        comm.set_step(17);
                        comm.all_reduce(Tensor::zeros({1000}));
                      },
-                     {.timeout_s = 0.2});
+                     {.timeout_s = 0.6});
   CHECK(errors[1] == "");
   CHECK(errors[2].find("rank 2 of 3, all_reduce of layer3.weight, step 17: ") == 0);
   CHECK(errors[2].find("no answer from rank 1") != std::string::npos);

@@ -44,15 +44,15 @@ RunFiles open_run(const CommonOptions& o, const RunSpec& spec,
   RunFiles files;
   if (learner.is_first())
     files.folder = std::make_unique<RunFolder>(open_folder(o, start.checkpoint));
-  if (start.checkpoint) wait_for_all(learner.comm);  // the first rank may read others on its way
+  if (start.checkpoint) wait_for_all(learner.comm);  // the first rank may have to read others
   if (!learner.is_first()) return files;
   files.facts = describe_run({arguments, o.seed, learner.context.threads(),
                               to_string(learner.context.device()), o.precision});
-  files.progress =
-      std::make_unique<Progress>(ProgressOptions{.total_steps = spec.plan.total_steps + start.ahead,
-                                                 .print_freq = o.print_freq,
-                                                 .quiet = o.quiet,
-                                                 .unit = spec.unit});
+  files.progress = std::make_unique<Progress>(
+      ProgressOptions{.total_steps = spec.plan.total_steps + start.plan_ahead,
+                      .print_freq = o.print_freq,
+                      .quiet = o.quiet,
+                      .unit = spec.unit});
   files.folder->warn_by(console_logger(files.progress.get()));
   files.progress->note("run folder " + files.folder->path());
   return files;

@@ -180,12 +180,9 @@ Start find_start(const CommonOptions& o, RunSpec& spec, Communicator& comm) {
     start.batch = update * o.accumulate;
     start.ahead = start.step() - epoch * spec.plan.steps_per_epoch - update;
   });
-  if (o.steps > 0) {  // which counts updates, of however many learners
-    int64_t& total = spec.plan.total_steps = std::max<int64_t>(1, o.steps - start.ahead);
-    if (o.epochs > 0) total = std::min(total, o.epochs * spec.plan.steps_per_epoch);
-    spec.schedule.total_steps = total;
-  }
-  check_steps_to_show(o, spec.plan.total_steps + start.ahead);
+  // --steps counts updates, of however many learners.
+  if (spec.plan.total_steps != o.steps) start.plan_ahead = start.ahead;
+  check_steps_to_show(o, spec.plan.total_steps + start.plan_ahead);
   if (comm.rank() == 0) say(o, "resumes from " + path);
   return start;
 }

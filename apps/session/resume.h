@@ -21,9 +21,10 @@ namespace heddle {
 struct Start {
   std::optional<Checkpoint> checkpoint = {};
   int64_t batch = 0;  // the next batch of the epoch
-  // Updates made beyond those that this run's plan counts: with a different number of learners an
-  // epoch has a different number of steps. Steps count on; the plan follows the data seen.
-  int64_t ahead = 0;
+  // Updates made beyond those that this run's epochs count: with a different number of learners an
+  // epoch has a different number of steps. Steps count on; epochs follow the data seen, as do end
+  // and schedule of the run (plan_ahead), unless --steps sets its end.
+  int64_t ahead = 0, plan_ahead = 0;
   int64_t step() const { return checkpoint ? checkpoint->step : 0; }
 };
 

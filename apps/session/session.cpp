@@ -10,6 +10,7 @@
 #include "apps/cli/process.h"
 #include "apps/cli/program.h"
 #include "apps/report/report_page.h"
+#include "apps/session/compare_runs.h"
 #include "apps/session/exchange.h"
 #include "apps/session/privacy.h"
 #include "core/error.h"
@@ -62,6 +63,12 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
              .log = log_,
              .rank = learner.comm.rank()} {}
 
+nlohmann::json Session::own_json(std::initializer_list<const char*> keys) const {
+  const nlohmann::json own = heddle::own_json(*checkpoint(), keys);
+  const bool same = difference(checkpoint()->state.at("identity"), spec_.identity).empty();
+  return same ? own : nlohmann::json{{"valid_loss", nullptr}};
+}
+
 void Session::run(TrainingLoop& loop) {
   loop_ = &loop;
   if (checkpoint() != nullptr) {
@@ -92,7 +99,7 @@ void Session::run(TrainingLoop& loop) {
     throw;
   }
   undo_.folder = nullptr;
-  if (budget_spent() && log_.step() < spec_.plan.total_steps + start_.ahead &&
+  if (budget_spent() && log_.step() < spec_.plan.total_steps + start_.plan_ahead &&
       progress() != nullptr)
     progress()->note(concat("privacy: one more step would raise epsilon above ",
                             epsilon_limit(o_, *optimizer_->accountant())));
@@ -132,7 +139,8 @@ void Session::account() {
     read_accounts(o_, accountant, folder(), checkpoint() == nullptr ? "" : checkpoint()->path,
                   accounted, comm);
   });
-  const int64_t left = std::max<int64_t>(spec_.plan.total_steps + start_.ahead - log_.step(), 0);
+  const int64_t left =
+      std::max<int64_t>(spec_.plan.total_steps + start_.plan_ahead - log_.step(), 0);
   if (progress() != nullptr)
     progress()->note("privacy: " +
                      describe_privacy(o_, accountant, spec_.plan, optimizer_->learners(), left));

@@ -85,14 +85,16 @@ class Session {
   RunFolder* folder() const { return files_.folder.get(); }  // null on all ranks but the first
   TrainingLog& log() { return log_; }
   LearnerOptimizer& optimizer() { return *optimizer_; }
-  // Returns whether a checkpoint of this run has an OwnState's shared tensors.
-  bool has_shared() const { return checkpoint() && heddle::has_shared(*checkpoint(), spec_); }
+  // Returns own_json() of the checkpoint, or {"valid_loss": null} if another run saved it.
+  nlohmann::json own_json(std::initializer_list<const char*> keys) const;
   StepGraph* graph() { return graph_.get(); }  // null: steps are not recorded as CUDA graphs
 
   // Returns the next batch of the epoch; finish_step() advances it by --accumulate.
   int64_t batch() const { return batch_; }
   // Returns the learning rate of the next update, or of the one `before` updates earlier.
-  double lr(int64_t before = 0) const { return schedule_.lr(log_.step() - start_.ahead - before); }
+  double lr(int64_t before = 0) const {
+    return schedule_.lr(log_.step() - start_.plan_ahead - before);
+  }
 
   // Restores the checkpoint, if any, then trains, validates and saves until the plan is done, a
   // signal stops the run or it diverges. Collective. Throws Error if checkpoints cannot be saved.
@@ -109,7 +111,7 @@ class Session {
 
  private:
   bool plan_done() const {
-    return log_.step() >= spec_.plan.total_steps + start_.ahead || budget_spent();
+    return log_.step() >= spec_.plan.total_steps + start_.plan_ahead || budget_spent();
   }
   bool budget_spent() const;  // of --dp-epsilon-max
   void train();

@@ -103,7 +103,7 @@ void fill_from_all(const RankFiles& files, const std::vector<int>& hosts,
     for (const auto& [name, x] : tensors) {
       if (!name.starts_with("residual.")) continue;
       if (lenient && !holds(file, kExchange + name, x)) continue;
-      const Tensor one = file.load(kExchange + name);
+      const Tensor one = r > 0 ? file.load(kExchange + name) : x;
       check(one.shape() == x.shape(), file.path(), ": ", name, ": expected ", to_string(x.shape()),
             ", found ", to_string(one.shape()));
       if (r > 0) axpy(1, one, x);
@@ -221,9 +221,9 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
     check_rank(file, rank, learners, checkpoint);
     return file;
   };
-  const SafetensorsFile mine = open(same ? parts.rank : 0);
+  const auto mine = same ? std::optional(open(parts.rank)) : std::nullopt;
   const RankFiles files =
-      own_file ? RankFiles{1, [&](int) { return mine; }} : RankFiles{learners, open};
+      own_file ? RankFiles{1, [&](int) { return *mine; }} : RankFiles{learners, open};
   read_exchange_tensors(files, exchange);
   if (auto& t = exchange.totals; t.dense_of_dense < 0) {  // by an earlier version
     t.dense_of_dense = t.dense_steps * parts.optimizer.dense_bytes();
@@ -233,7 +233,7 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   // PowerSGD's factors have the ranks of the old plan.
   const bool planned_anew = anyway || exchange.settings.empty();
   if (continues && own_file) {
-    fill_from(mine, parts.optimizer.named_state(), kExchange, planned_anew);
+    fill_from(*mine, parts.optimizer.named_state(), kExchange, planned_anew);
   } else if (continues) {
     fill_from_all(files, exchange.hosts, parts.optimizer.named_state(), planned_anew);
   } else {
@@ -253,9 +253,9 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   if (same && moves && note && parts.rank == 0)
     note("changed: hosts; each begins with the mean of the saved residuals");
   if (!same) return;
-  fill_from(mine, buffers_of(parts), kBuffer, anyway);
+  fill_from(*mine, buffers_of(parts), kBuffer, anyway);
   for (const auto& [name, x] : own.rank)  // an LSTM's state of another batch size begins at zero
-    fill_from(mine, {{name, x}}, kOwn, anyway || name.starts_with("state."));
+    fill_from(*mine, {{name, x}}, kOwn, anyway || name.starts_with("state."));
 }
 
 }  // namespace
@@ -299,9 +299,8 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
   });
 }
 
-bool has_shared(const Checkpoint& checkpoint, const RunSpec& spec) {
-  return std::filesystem::exists(checkpoint.file(kShared)) &&
-         difference(checkpoint.state.at("identity"), spec.identity).empty();
+bool has_shared(const Checkpoint& checkpoint) {
+  return std::filesystem::exists(checkpoint.file(kShared));
 }
 
 nlohmann::json own_json(const Checkpoint& checkpoint, std::initializer_list<const char*> keys) {

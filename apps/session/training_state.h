@@ -66,9 +66,8 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
 void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
                       const Logger& note);
 
-// Returns whether a checkpoint has an OwnState's shared tensors and was saved by this run, not by
-// one that --resume-anyway continues as another.
-bool has_shared(const Checkpoint& checkpoint, const RunSpec& spec);
+// Returns whether a checkpoint has an OwnState's shared tensors.
+bool has_shared(const Checkpoint& checkpoint);
 
 // Returns the json of the OwnState that a checkpoint was saved with. Throws InputError unless
 // its "valid_loss" is a number and so is each of `keys`, or "valid_loss" is null, as before the
