@@ -180,9 +180,10 @@ def experiments():
         runs[f"grown-{name}-1"] = grown + flags
     wide = f"{half.replace('--learners 4 --batch-size 32', '--learners 64 --batch-size 8')} --epochs 4"
     runs["wide-ramp-1"] = f"{wide}{SCALECOM},ramp=144"
+    for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("ramp", SCALECOM + ",ramp=334")):
+        runs[f"grown-{name}-twice-1"] = grown.replace("--lr 0.2", "--lr 0.4") + flags
     for name, flags in (("dense", ""), ("scalecom", SCALECOM)):
         runs[f"grown-{name}-1"] = grown + flags
-        runs[f"grown-{name}-twice-1"] = grown.replace("--lr 0.2", "--lr 0.4") + flags
         runs[f"wide-{name}-1"] = wide + flags
         runs[f"usual-{name}-1"] = f"{half.replace('resnet20', 'resnet18').replace('--lr 0.2', '--lr 0.1')} --epochs 8{flags}"
         # Accuracy against time as measured; four hosts instead of --learners 4.
