@@ -166,7 +166,7 @@ def experiments():
         runs[f"long-{name}-1"] = runs[f"root-{name}-1"].replace("--epochs 8", "--epochs 16")
     runs["root-beta-0.1-rate-25-1"] = runs["root-beta-0.1-1"].replace("rate=100", "rate=25")
     # 3,168 steps of 1,024 images, of which 3,068 are compressed; then ScaleCom's way: the batch grows with the learners.
-    # batch-, grown-, wide- and usual- compute in bf16, dense and compressed (which needs a processor with AVX-512).
+    # batch-, grown-, wide-, many- and usual- compute in bf16, dense and compressed (which needs a processor with AVX-512).
     half = RESNET + HALF
     many = f"{half.replace('--learners 4 --batch-size 32 --lr 0.2', '--learners 16 --batch-size 64 --lr 0.4')} --lr-warmup-epochs 2"
     for name, flags in (("dense", ""), ("scalecom", SCALECOM), ("ramp", SCALECOM + ",ramp=300"),
@@ -185,6 +185,7 @@ def experiments():
     for name, flags in (("dense", ""), ("scalecom", SCALECOM)):
         runs[f"grown-{name}-1"] = grown + flags
         runs[f"wide-{name}-1"] = wide + flags
+        runs[f"many-{name}-1"] = wide.replace("--epochs 4", "--epochs 16") + flags
         runs[f"usual-{name}-1"] = f"{half.replace('resnet20', 'resnet18').replace('--lr 0.2', '--lr 0.1')} --epochs 8{flags}"
         # Accuracy against time as measured; four hosts instead of --learners 4.
         race = RESNET.replace(" --learners 4", "")
