@@ -18,7 +18,7 @@ namespace heddle {
 // The files that ranks have saved, which together may not fit into memory: read one at a time.
 struct RankFiles {
   int count;
-  std::function<SafetensorsFile(int)> open;
+  std::function<SafetensorsFile(int)> open;  // number 0 to count - 1; throws InputError
 };
 
 nlohmann::ordered_json exchange_json(const LearnerOptimizer::State& state);

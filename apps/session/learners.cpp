@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "apps/checkpoint/signals.h"
+#include "comm/group.h"
 #include "comm/launch.h"
 #include "comm/threads.h"
 #ifdef HEDDLE_CUDA
@@ -91,6 +92,10 @@ Learner::Learner(const CommonOptions& options, Communicator& started)
   store.freeze([pattern = std::regex(o.freeze)](const std::string& name) {
     return std::regex_search(name, pattern);
   });
+}
+
+void wait_for_all(Communicator& comm) {
+  if (const auto patient = make_patient(comm)) patient->barrier();
 }
 
 void Learner::finalize_store() {

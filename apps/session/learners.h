@@ -24,6 +24,10 @@ namespace heddle {
 // save a checkpoint and end.
 int start_learners(const CommonOptions& o, const std::function<int(Communicator&)>& run_rank);
 
+// Returns when all ranks have called it: waits without a timeout for one that reads or writes
+// files, except with NCCL, where it returns at once. Collective.
+void wait_for_all(Communicator& comm);
+
 // One rank: its device and threads, its communicator, and the parameters of its network. Used by
 // the thread that made it.
 struct Learner {

@@ -134,10 +134,6 @@ void check_same_flags(const CommonOptions& o, const std::string& config, Communi
 
 }  // namespace
 
-void wait_for_all(Communicator& comm) {
-  if (const auto patient = make_patient(comm)) patient->barrier();
-}
-
 std::optional<FinishedRun> find_finished(const CommonOptions& o, const std::string& config,
                                          bool best, const NamedTensors& weights,
                                          Communicator& comm) {

@@ -28,10 +28,6 @@ struct Start {
   int64_t step() const { return checkpoint ? checkpoint->step : 0; }
 };
 
-// Returns when all ranks have called it, however long one reads or writes files (with NCCL at
-// once).
-void wait_for_all(Communicator& comm);
-
 // Finds the checkpoint that --resume names; with `auto`, the first step if the run folder has none.
 // The first rank reports on stderr which checkpoints were skipped and why. Collective. Throws
 // InputError for a rank with other data than the first, for a path without a checkpoint,

@@ -91,10 +91,8 @@ class Session {
 
   // Returns the next batch of the epoch; finish_step() advances it by --accumulate.
   int64_t batch() const { return batch_; }
-  // Returns the learning rate of the next update, or of the one `before` updates earlier.
-  double lr(int64_t before = 0) const {
-    return schedule_.lr(log_.step() - start_.plan_ahead - before);
-  }
+  // Returns the learning rate of the next update, or of the one `ago` updates earlier.
+  double lr(int64_t ago = 0) const { return schedule_.lr(log_.step() - start_.plan_ahead - ago); }
 
   // Restores the checkpoint, if any, then trains, validates and saves until the plan is done, a
   // signal stops the run or it diverges. Collective. Throws Error if checkpoints cannot be saved.

@@ -101,15 +101,16 @@ void fill_from_all(const RankFiles& files, const std::vector<int>& hosts,
     const SafetensorsFile file = files.open(r);
     if (r == 0) fill_from(file, tensors, kExchange, lenient);
     for (const auto& [name, x] : tensors) {
-      if (!name.starts_with("residual.")) continue;
+      if (r == 0 || !name.starts_with("residual.")) continue;
       if (lenient && !holds(file, kExchange + name, x)) continue;
-      const Tensor one = r > 0 ? file.load(kExchange + name) : x;
-      check(one.shape() == x.shape(), file.path(), ": ", name, ": expected ", to_string(x.shape()),
-            ", found ", to_string(one.shape()));
-      if (r > 0) axpy(1, one, x);
-      if (r == saved.back()) scale(x, 1.0f / static_cast<float>(saved.size()));
+      const Tensor other = file.load(kExchange + name);
+      check(other.shape() == x.shape(), file.path(), ": ", name, ": expected ",
+            to_string(x.shape()), ", found ", to_string(other.shape()));
+      axpy(1, other, x);
     }
   }
+  for (const auto& [name, x] : tensors)
+    if (name.starts_with("residual.")) scale(x, 1.0f / static_cast<float>(saved.size()));
 }
 
 }  // namespace
