@@ -42,15 +42,14 @@ Topology Topology::parse(const std::string& text, int ranks) {
   const size_t colon = std::min(text.find(':'), text.size());
   const std::string kind = text.substr(0, colon),
                     rest = text.substr(std::min(colon + 1, text.size()));
-  const auto plain = [&](const char* name) { return text == name; };
-  if (plain("ring")) {
+  if (text == "ring") {
     for (int r = 0; r < ranks; ++r) graph.connect(r, (r + 1) % ranks);
-  } else if (plain("complete")) {
+  } else if (text == "complete") {
     for (int r = 0; r < ranks; ++r)
       for (int q = 0; q < r; ++q) graph.connect(r, q);
-  } else if (plain("star")) {
+  } else if (text == "star") {
     for (int r = 1; r < ranks; ++r) graph.connect(0, r);
-  } else if (plain("exp")) {
+  } else if (text == "exp") {
     for (int r = 0; r < ranks; ++r)
       for (int far = 1; far < ranks; far *= 2) graph.connect(r, (r + far) % ranks);
   } else if (kind == "torus") {
