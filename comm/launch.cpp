@@ -52,7 +52,7 @@ LaunchInfo detect_launch() {
 #ifdef HEDDLE_MPI
 int run_mpi(double timeout_s, const std::function<int(Communicator&)>& body) {
   MpiSession mpi(timeout_s);
-  const auto comm = mpi.make_communicator({.timeout_s = timeout_s});
+  const auto comm = mpi.make_communicator();
   const LaunchInfo launch = detect_launch();
   check(comm->size() == launch.size && comm->rank() == launch.rank, launch.launcher, " says rank ",
         launch.rank, " of ", launch.size, ", MPI says rank ", comm->rank(), " of ", comm->size(),

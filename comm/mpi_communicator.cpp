@@ -182,9 +182,8 @@ MpiSession::~MpiSession() {
   MPI_Finalize();
 }
 
-std::unique_ptr<Communicator> MpiSession::make_communicator(const MpiOptions& options) {
-  return std::make_unique<MessageCommunicator>(std::make_unique<MpiTransport>(options.timeout_s),
-                                               options.collectives);
+std::unique_ptr<Communicator> MpiSession::make_communicator(const CollectiveOptions& options) {
+  return std::make_unique<MessageCommunicator>(std::make_unique<MpiTransport>(timeout_s_), options);
 }
 
 }  // namespace heddle

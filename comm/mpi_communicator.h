@@ -2,7 +2,7 @@
 // built if MPI was found (HEDDLE_MPI).
 //
 //   MpiSession mpi;                        // first in main; its destructor finalises MPI
-//   auto comm = mpi.make_communicator({.timeout_s = 60});
+//   auto comm = mpi.make_communicator();
 #pragma once
 
 #include <memory>
@@ -11,16 +11,12 @@
 
 namespace heddle {
 
-struct MpiOptions {
-  double timeout_s = 60;  // without progress of a message
-  CollectiveOptions collectives = {};
-};
-
 class MpiSession {
  public:
   // Initialises MPI. Throws Error when that fails or MPI_THREAD_SERIALIZED is not available.
   // Initialising and finalising wait for all ranks; after timeout_s seconds of waiting the process
   // reports that on stderr and ends with exit code 1, since MPI offers no way to cancel either.
+  // A rank of its communicators gives up after as long without progress of a message.
   explicit MpiSession(double timeout_s = 60);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
@@ -28,7 +24,7 @@ class MpiSession {
 
   // Returns a communicator over all ranks. The session must outlive it; one thread of the process
   // makes MPI calls at a time. Collective.
-  std::unique_ptr<Communicator> make_communicator(const MpiOptions& options = {});
+  std::unique_ptr<Communicator> make_communicator(const CollectiveOptions& options = {});
 
  private:
   double timeout_s_;

@@ -58,8 +58,8 @@ bool may_share_gpus() {
 
 class NcclCommunicator : public Communicator {
  public:
-  NcclCommunicator(Communicator& control, const NcclOptions& options)
-      : control_(control), options_(options) {
+  NcclCommunicator(Communicator& control, double timeout_s)
+      : control_(control), timeout_s_(timeout_s) {
     check(Context::current().device().is_cuda(), "--comm nccl: expected a GPU, found ",
           to_string(Context::current().device()));
     control.set_tag("NCCL's start");
@@ -224,7 +224,7 @@ class NcclCommunicator : public Communicator {
     check_nccl(call(), "call");
     await_call("call");
     // If another rank has failed, the stream never finishes: poll instead of synchronising.
-    ProgressTimeout timeout(options_.timeout_s);
+    ProgressTimeout timeout(timeout_s_);
     int polls = 0;
     for (cudaError_t state = cudaErrorNotReady; state != cudaSuccess;) {
       state = cudaStreamQuery(cuda_stream());
@@ -239,7 +239,7 @@ class NcclCommunicator : public Communicator {
 
   // Waits until a call of the non-blocking communicator has been enqueued.
   void await_call(const char* what) {
-    ProgressTimeout timeout(options_.timeout_s);
+    ProgressTimeout timeout(timeout_s_);
     int polls = 0;
     for (ncclResult_t state = ncclInProgress; state == ncclInProgress;) {
       check_nccl(ncclCommGetAsyncError(comm_, &state), what);
@@ -254,7 +254,7 @@ class NcclCommunicator : public Communicator {
     if (++polls <= kPolls) return std::this_thread::yield();
     if (failed_) throw CommError("this rank has failed");
     if (timeout.expired())
-      throw CommError(concat("no answer from the other ranks for ", options_.timeout_s, " s"));
+      throw CommError(concat("no answer from the other ranks for ", timeout_s_, " s"));
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 
@@ -273,7 +273,7 @@ class NcclCommunicator : public Communicator {
   }
 
   Communicator& control_;
-  NcclOptions options_;
+  double timeout_s_;
   ncclComm_t comm_ = nullptr;
   std::atomic<bool> failed_ = false;  // by withdraw(), or by abort() from another thread
   bool gave_up_ = false;
@@ -281,8 +281,8 @@ class NcclCommunicator : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_nccl(Communicator& control, const NcclOptions& options) {
-  return std::make_unique<NcclCommunicator>(control, options);
+std::unique_ptr<Communicator> make_nccl(Communicator& control, double timeout_s) {
+  return std::make_unique<NcclCommunicator>(control, timeout_s);
 }
 
 }  // namespace heddle

@@ -3,7 +3,7 @@
 // traffic() computes them with the ring formulas of comm/collectives.h.
 //
 //   auto control = mpi.make_communicator();                 // or threads: distributes NCCL's id
-//   auto comm = make_nccl(*control, {.timeout_s = 60});
+//   auto comm = make_nccl(*control, 60);
 //
 // Collectives run on the calling thread's stream (core/streams.h) and return when it has finished.
 // Not yet run with more than one rank: two ranks need two GPUs.
@@ -15,13 +15,10 @@
 
 namespace heddle {
 
-struct NcclOptions {
-  double timeout_s = 60;  // without progress, at start and in each collective
-};
-
 // Returns a communicator on the GPU of the calling thread's Context. Collective over `control`,
-// which must outlive the result and performs its abort(). Throws InputError when two ranks share a
-// GPU (which NCCL refuses), CommError when NCCL does not start.
-std::unique_ptr<Communicator> make_nccl(Communicator& control, const NcclOptions& options = {});
+// which must outlive the result and performs its abort(). A rank gives up after `timeout_s` seconds
+// without progress, at start and in each collective. Throws InputError when two ranks share a GPU
+// (which NCCL refuses), CommError when NCCL does not start.
+std::unique_ptr<Communicator> make_nccl(Communicator& control, double timeout_s = 60);
 
 }  // namespace heddle

@@ -294,7 +294,7 @@ TEST_CASE("NCCL: sums equal the threads', and a failed rank does not block the o
       ContextOptions own = options;
       own.device.index = control.rank();
       Context context(own);
-      const auto comm = make_nccl(control, {.timeout_s = 6});
+      const auto comm = make_nccl(control, 6);
       const auto mine = static_cast<float>(comm->rank() + 1);
       const Tensor x = Tensor::empty({1000}), all = Tensor::empty({2, 3}),
                    own_row = Tensor::empty({3});

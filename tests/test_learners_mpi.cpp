@@ -107,7 +107,7 @@ TEST_CASE("peers: threads and MPI give the same bits with every code") {
 
 int main(int argc, char** argv) {
   MpiSession mpi;
-  const auto comm = mpi.make_communicator({.timeout_s = 60});
+  const auto comm = mpi.make_communicator();
   processes = comm.get();
   const int code = doctest::Context(argc, argv).run();
   if (code != 0) comm->abort("learners under MPI");

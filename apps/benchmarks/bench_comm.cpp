@@ -195,7 +195,7 @@ void child_comm(const Options& o) {
 #ifdef HEDDLE_MPI
   MpiSession mpi;
   const Context context({.threads = 1});
-  const auto comm = mpi.make_communicator({.collectives = collective_options(o)});
+  const auto comm = mpi.make_communicator(collective_options(o));
   measure_all(*comm, o);
   comm->barrier();
 #else

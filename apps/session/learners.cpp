@@ -48,7 +48,7 @@ std::unique_ptr<Communicator> join_gpus(const CommonOptions& o, Communicator& co
   for (size_t rank = 0; rank < all.size(); ++rank)
     check(all[rank] == all[0], "--device ", o.device, ": ", what(0), ", ", what(rank));
 #ifdef HEDDLE_CUDA
-  if (o.comm == "nccl") return make_nccl(comm, {.timeout_s = o.comm_timeout});
+  if (o.comm == "nccl") return make_nccl(comm, o.comm_timeout);
 #endif
   return nullptr;
 }
