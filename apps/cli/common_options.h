@@ -45,7 +45,6 @@ StepRange parse_step_range(const std::string& text);
 struct LearnerPlan {
   std::string kind = "solo";  // "solo", "threads", "mpi"
   int size = 1;               // ranks; under a launcher, as many as it started
-  bool nccl = false;          // gradients travel over NCCL, which `kind` sets up
   int on_machine = 1;         // ranks that share this machine's cores
 };
 

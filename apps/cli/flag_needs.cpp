@@ -26,13 +26,13 @@ LearnerPlan plan_learners(const CommonOptions& o) {
   const bool launched = launch.size > 1 || (!launch.launcher.empty() && o.comm == "mpi");
   LearnerPlan plan;
   plan.kind = o.comm;
-  plan.nccl = o.comm == "nccl";
-  if (plan.nccl) {
+  const bool nccl = o.comm == "nccl";  // which `kind` sets up
+  if (nccl) {
     check(o.dump_config || cuda_device_count() > 0,
           "--comm nccl needs a GPU for each learner, found none");
     check(o.net.empty(), "--net simulates a network; it cannot be combined with --comm nccl");
   }
-  if (o.comm == "auto" || plan.nccl)
+  if (o.comm == "auto" || nccl)
     plan.kind = launched ? "mpi" : (o.learners > 1 ? "threads" : "solo");
   if (launched)
     check(plan.kind == "mpi", "--comm ", o.comm, ": ", launch.launcher, " has started ",

@@ -46,7 +46,7 @@ void check_options(const CommonOptions& o) {
   if (!o.hosts.empty() && o.parsed.learners.size > 1) {  // else a file or the environment has it
     check(o.parsed.hosts <= o.parsed.learners.size, "--hosts ", o.hosts, ": expected at most ",
           o.parsed.learners.size, ", one for each learner");
-    check(!o.parsed.learners.nccl, "--hosts: expected threads or MPI, not --comm nccl");
+    check(o.comm != "nccl", "--hosts: expected threads or MPI, not --comm nccl");
     check(!is_voting(o),
           "--hosts: topagg protects what each learner sends; sums within a host "
           "would be sent unprotected");
