@@ -72,7 +72,7 @@ void resolve(TrainDpganOptions& o, FlagTable& flags) {
         "--device: train_dpgan computes on the CPU");
   o.parsed.device = Device{};
   check(o.precision == "fp32", "--precision: train_dpgan computes in fp32");
-  flags.check_needs(privacy_needs(o.dp, true, false));
+  flags.check_needs(privacy_needs(o.dp, true));
   resolve_common(o, flags, "shapes");
 }
 

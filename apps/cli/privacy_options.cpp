@@ -22,15 +22,12 @@ void add_privacy_flags(FlagTable& flags, PrivacyOptions& o, bool units) {
             "train although the noise drowns the votes, or although nothing is protected");
 }
 
-std::vector<FlagTable::Need> privacy_needs(const PrivacyOptions& o, bool voting, bool units) {
+std::vector<FlagTable::Need> privacy_needs(const PrivacyOptions& o, bool voting) {
   std::vector<FlagTable::Need> needs;
-  for (const char* flag : {"dp-delta", "dp-epsilon-max", "dp-anyway"})
+  for (const char* flag : {"dp-delta", "dp-epsilon-max", "dp-anyway", "dp-unit"})
     needs.push_back({flag, voting, "needs --compress topagg"});
-  if (units) {
-    needs.push_back({"dp-unit", voting, "needs --compress topagg"});
-    needs.push_back(
-        {"dp-rate", voting && o.unit == "group", "needs --compress topagg and --dp-unit group"});
-  }
+  needs.push_back(
+      {"dp-rate", voting && o.unit == "group", "needs --compress topagg and --dp-unit group"});
   for (const char* flag :
        {"accumulate", "compress-start", "start-compress", "dense-layers", "min-compress", "shadow",
         "compressed-momentum", "plan", "layerwise", "headroom"})

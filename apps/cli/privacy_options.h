@@ -19,6 +19,6 @@ struct PrivacyOptions {
 // Adds the flags; `units`: with --dp-unit and --dp-rate.
 void add_privacy_flags(FlagTable& flags, PrivacyOptions& o, bool units = true);
 // Returns what the flags need to have an effect; `voting`: --compress topagg is given.
-std::vector<FlagTable::Need> privacy_needs(const PrivacyOptions& o, bool voting, bool units = true);
+std::vector<FlagTable::Need> privacy_needs(const PrivacyOptions& o, bool voting);
 
 }  // namespace heddle
