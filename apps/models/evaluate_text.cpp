@@ -17,9 +17,7 @@ constexpr int64_t kWindowsPerBarrier = 16;
 
 // Returns i32 (T, 1) on the host.
 Tensor as_column(const int32_t* tokens, int64_t count) {
-  Tensor out = Tensor::empty_on(Device{}, {count, 1}, DType::i32);
-  std::copy_n(tokens, count, out.data<int32_t>());
-  return out;
+  return Tensor::from_integers({tokens, tokens + count}).reshape({count, 1});
 }
 
 // Reads the tokens and returns the logits after the last one.

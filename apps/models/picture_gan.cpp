@@ -16,12 +16,6 @@ namespace {
 constexpr int64_t kGeneratorUnits = 128, kTeacherUnits = 64;
 constexpr float kSlope = 0.2f;  // of the teachers' leaky ReLU
 
-Tensor labels_all(int64_t n, int64_t label) {
-  Tensor out = Tensor::empty_on(Device{}, {n}, DType::i32);
-  std::fill_n(out.data<int32_t>(), n, static_cast<int32_t>(label));
-  return out;
-}
-
 }  // namespace
 
 Pictures read_pictures(const ImageDataset& set, int64_t begin, int64_t end) {
@@ -95,7 +89,8 @@ Teachers::Teachers(Pictures data, int64_t count, int64_t classes, uint64_t seed)
 }
 
 double Teachers::train(const Pictures& generated, double lr) {
-  const Tensor fake = labels_all(generated.size(), classes_);
+  const Tensor fake =
+      Tensor::from_integers(std::vector<int32_t>(to_size(generated.size()), to_int(classes_)));
   double sum = 0;
   for (int64_t i = 0; i < count(); ++i) {
     Teacher& teacher = teachers_[to_size(i)];

@@ -207,8 +207,7 @@ std::string describe_plan(const TrainGcnOptions& o, const Graph& graph, Context&
     SampledBatch batch = sampler.sample(used, 0);
     const Device device = context.device();
     for (SparseMatrix& a : batch.mix) a = a.to(device);
-    const Tensor labels = Tensor::empty_on(Device{}, {std::ssize(used)}, DType::i32);
-    labels.fill_zero();
+    const Tensor labels = Tensor::from_integers(std::vector<int32_t>(used.size()));
     const NodeFeatures x = node_features(graph, feature_rows(graph, batch.inputs), true).to(device);
     return measure_step_bytes(context, store, [&](Tape& tape) {
       return softmax_cross_entropy(tape, model.forward(tape, x, batch.mix), labels);

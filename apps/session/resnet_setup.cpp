@@ -214,8 +214,7 @@ std::string describe_plan(const TrainResnetOptions& o, Context& context,
                           const Loader& train) {
   const auto step_bytes = [&](int64_t images) {
     const Tensor pixels = Tensor::zeros({images, 3, o.image_size, o.image_size});
-    const Tensor labels = Tensor::empty_on(Device{}, {images}, DType::i32);
-    labels.fill_zero();
+    const Tensor labels = Tensor::from_integers(std::vector<int32_t>(to_size(images)));
     return measure_step_bytes(context, store, [&](Tape& tape) {
       const Var input(converted(pixels.to(context.device()), activation_type(o), Layout::plain));
       return softmax_cross_entropy(tape, model.forward(tape, input), labels);
