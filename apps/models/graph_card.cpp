@@ -35,9 +35,7 @@ GraphCard read_graph_card(const WeightsFile& file) {
 }
 
 std::map<std::string, std::string> graph_metadata(const GraphCard& card) {
-  std::string classes;
-  for (const std::string& name : card.classes) classes += (classes.empty() ? "" : "\n") + name;
-  return {{"format", "pt"}, {"model", card.model}, {"classes", classes}};
+  return {{"format", "pt"}, {"model", card.model}, {"classes", join(card.classes, "\n")}};
 }
 
 }  // namespace heddle

@@ -121,14 +121,12 @@ ResnetCard read_resnet_card(const WeightsFile& file) {
 }
 
 std::map<std::string, std::string> resnet_metadata(const ResnetCard& card) {
-  std::string classes;
-  for (const std::string& name : card.classes) classes += (classes.empty() ? "" : "\n") + name;
   std::map<std::string, std::string> metadata = {{"format", "pt"},
                                                  {"arch", card.arch},
                                                  {"stem", card.stem},
                                                  {"image_size", std::to_string(card.image_size)},
                                                  {"resize", format_number(double{card.resize})},
-                                                 {"classes", classes},
+                                                 {"classes", join(card.classes, "\n")},
                                                  {"mean", join_three(card.normalization.mean)},
                                                  {"std", join_three(card.normalization.std)}};
   if (!card.privacy.empty()) metadata["privacy"] = card.privacy;
