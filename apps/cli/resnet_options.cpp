@@ -6,6 +6,7 @@
 #include "apps/cli/format.h"
 #include "apps/cli/known_data.h"
 #include "core/error.h"
+#include "data/cifar.h"
 #include "data/mnist.h"
 #include "layers/resnet.h"
 
@@ -60,9 +61,7 @@ DataKind data_kind(const std::string& data) {
   check(fs::is_directory(data, error), "--data ", data,
         ": expected a folder, found a file; ./run "
         "unpack_data unpacks archives of CIFAR");
-  for (const char* name : {"data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin"}) {
-    if (fs::exists(fs::path(data) / name, error)) return DataKind::cifar;
-  }
+  if (holds_cifar10(data) || holds_cifar100(data)) return DataKind::cifar;
   if (holds_mnist(data)) return DataKind::mnist;
   return DataKind::folder;
 }
