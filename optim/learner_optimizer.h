@@ -58,8 +58,7 @@ class LearnerOptimizer {
   // A few numbers that are summed over the ranks without a separate collective: control() returns
   // the sum of what they had set before the last update, or some updates earlier (flooded_words.h),
   // the same on all ranks after the same update. set_control() may be called from any thread.
-  // `word` is below kWords.
-  static constexpr size_t kWords = ControlWords::kCount;
+  // `word` is below ControlWords::kCount.
   virtual void set_control(size_t word, float value) = 0;
   virtual float control(size_t word) const = 0;
   virtual int64_t control_delay() const { return 0; }  // in updates
