@@ -27,6 +27,8 @@ const char* split_name(Split split);  // "train", "valid"
 struct Normalization {
   std::array<float, 3> mean, std;
 };
+// torchvision's for ImageNet; folders of images are normalised by it.
+constexpr Normalization kImageNet{{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};
 
 // A set's properties that are known without reading an image.
 struct DatasetInfo {

@@ -13,7 +13,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kCheckedHeaders = 50'000;
-constexpr Normalization kImageNet{{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};
 
 struct Sample {
   std::string file;  // within the class's folder

@@ -33,9 +33,8 @@ struct ResnetCard {
 // that is not a residual network.
 ResnetCard read_resnet_card(const WeightsFile& file);
 
-// torchvision's transform: assumed for files without metadata, and used to validate on folders of
-// images.
-constexpr Normalization kImageNet = {{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};
+// torchvision's resize: assumed for files without metadata, like kImageNet, and used to validate on
+// folders of images.
 constexpr float kFolderResize = 256.0f / 224.0f;
 
 // Returns the metadata that hold the card.
