@@ -90,7 +90,7 @@ class DpganTraining : public TrainingLoop {
           labels_in_turn(o_.batch_size, job_.classes(), log_.step() * o_.batch_size);
       const Var made = generator_.forward(tape, labels, noise_of(o_, log_.step(), 0));
       pictures().copy_from(made.value());
-      optimizer_.set_micro_steps(static_cast<int>(teachers_.count()));
+      optimizer_.set_micro_steps(to_int(teachers_.count()));
       for (int64_t i = 0; i < teachers_.count(); ++i) {
         optimizer_.begin_step(1);
         take_gradient(teachers_.gradient(i, {made.value(), labels}));
@@ -162,7 +162,7 @@ class DpganTraining : public TrainingLoop {
 StepPlan plan_steps(const TrainDpganOptions& o) {
   return {.steps_per_epoch = (o.steps + o.epochs - 1) / o.epochs,
           .total_steps = o.steps,
-          .voters = static_cast<double>(o.teachers) / o.parsed.learners.size,
+          .voters = to_double(o.teachers) / o.parsed.learners.size,
           .units = o.teachers};
 }
 
@@ -271,7 +271,7 @@ int run(const Arguments& arguments, const Arguments& environment) {
   print_warnings(o, flags);
   (void)check_machine(o);
 
-  const DatasetOptions options{.image_size = static_cast<int>(Pictures::kSide),
+  const DatasetOptions options{.image_size = to_int(Pictures::kSide),
                                .train_images = o.teachers * o.images_each,
                                .seed = static_cast<uint64_t>(o.seed),
                                .upright = true};

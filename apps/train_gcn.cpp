@@ -81,7 +81,7 @@ class SamplingTotals {
   }
   double get(Word word) const {
     const int64_t value = words_.data<int64_t>()[word];
-    return word == inflation ? std::bit_cast<double>(value) : static_cast<double>(value);
+    return word == inflation ? std::bit_cast<double>(value) : to_double(value);
   }
   const Tensor& words() const { return words_; }
 
@@ -136,7 +136,7 @@ class GcnTraining : public TrainingLoop {
                    .step = static_cast<uint64_t>(log_.step() * o_.accumulate + micro),
                    .first_sample = int64_t{rank_} << 32});
         const Var loss = loss_of(model_, tape, batch, device_);
-        step.loss += static_cast<double>(loss.value().item()) / static_cast<double>(o_.accumulate);
+        step.loss += to_double(loss.value().item()) / to_double(o_.accumulate);
         t.forward += t.lap();
         if (!log_.check_loss(step.loss, step.lr)) return;
 
@@ -148,7 +148,7 @@ class GcnTraining : public TrainingLoop {
         t.update += t.lap();
         step.units += batch.labels.size();
       }
-      step.figures = {{"feature_rows", static_cast<double>(fetched)}};
+      step.figures = {{"feature_rows", to_double(fetched)}};
     } while (session_.finish_step(report, step));
   }
 
@@ -183,13 +183,13 @@ class GcnTraining : public TrainingLoop {
       sums.push_back(totals_.get(SamplingTotals::Word{i}));
     optimizer_.collective("sampling",
                           [&](Communicator& comm) { sums = mean_over_ranks(comm, sums); });
-    const double rows = static_cast<double>(o_.accumulate) * sums[SamplingTotals::rows] /
+    const double rows = to_double(o_.accumulate) * sums[SamplingTotals::rows] /
                         std::max(1.0, sums[SamplingTotals::batches]);
     const auto share = [&](SamplingTotals::Word a, SamplingTotals::Word b) {
       return sums[b] > 0 ? sums[a] / sums[b] : 0;
     };
     return {{"feature_rows", rows},
-            {"feature_bytes", rows * static_cast<double>(graph_.row_bytes())},
+            {"feature_bytes", rows * to_double(graph_.row_bytes())},
             {"remote_share", share(SamplingTotals::remote_draws, SamplingTotals::draws)},
             {"inflation", share(SamplingTotals::inflation, SamplingTotals::drawn_nodes)}};
   }
@@ -223,7 +223,7 @@ class GcnTraining : public TrainingLoop {
     log_.evaluated(split, score.loss,
                    {{"acc1", score.acc1},
                     {"nodes", score.nodes},
-                    {kRateKey, static_cast<double>(graph_.nodes()) / seconds_}},
+                    {kRateKey, to_double(graph_.nodes()) / seconds_}},
                    text);
   }
 
@@ -302,17 +302,17 @@ Outcome train(const Job& job, Learner& learner, const GraphNet& model, Nodes& no
 // Returns each node's best classes, for the final JSON object; prints them unless --json is given.
 nlohmann::ordered_json predictions(const Job& job, const std::vector<int32_t>& nodes,
                                    const Tensor& logits) {
-  const auto classes = static_cast<size_t>(logits.shape()[1]);
+  const auto classes = to_size(logits.shape()[1]);
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
   std::string text;
   for (size_t i = 0; i < nodes.size(); ++i) {
-    const auto at = static_cast<size_t>(nodes[i]);
+    const auto at = to_size(nodes[i]);
     const std::span row(logits.data<float>() + i * classes, classes);
     const std::string name = job.graph.names.empty() ? std::to_string(at) : job.graph.names[at];
     out.push_back(
         guesses_json("node", name, best_classes(row, kGuesses, name), job.graph.classes, text));
     if (const int32_t label = job.graph.labels[at]; label >= 0)
-      out.back()["label"] = job.graph.classes[static_cast<size_t>(label)];
+      out.back()["label"] = job.graph.classes[to_size(label)];
   }
   if (!job.o.json) print(text);
   return out;

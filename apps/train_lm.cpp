@@ -91,10 +91,10 @@ class LmTraining : public TrainingLoop {
         t.backward += t.lap();
         report = optimizer_.finish_step();
         t.update += t.lap();
-        loss_sum += value * static_cast<double>(tokens);
+        loss_sum += value * to_double(tokens);
         step.units += tokens;
       }
-      step.loss = finite_or_nan(loss_sum / static_cast<double>(step.units));
+      step.loss = finite_or_nan(loss_sum / to_double(step.units));
     } while (session_.finish_step(report, step));
   }
 
@@ -159,8 +159,7 @@ class LmTraining : public TrainingLoop {
   void record(const char* split, const TextEvaluation& e, const std::string& text) {
     log_.evaluated(
         split, finite_or_nan(e.loss),
-        {{score_key(o_), score(o_, e.loss)}, {kRateKey, static_cast<double>(e.tokens) / e.seconds}},
-        text);
+        {{score_key(o_), score(o_, e.loss)}, {kRateKey, to_double(e.tokens) / e.seconds}}, text);
   }
 
   // Writes a text by the network as it is now, for the report.

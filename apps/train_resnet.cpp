@@ -42,7 +42,7 @@ struct Job {
 Var loss_of(const TrainResnetOptions& o, const ImageClassifier& model, Tape& tape,
             const Tensor& images, const Tensor& labels) {
   return softmax_cross_entropy(tape, model.forward(tape, Var(images)), labels,
-                               {.label_smoothing = static_cast<float>(o.label_smoothing)});
+                               {.label_smoothing = to_float(o.label_smoothing)});
 }
 
 class ResNetTraining : public TrainingLoop {
@@ -71,7 +71,7 @@ class ResNetTraining : public TrainingLoop {
       int64_t batches = o_.accumulate;
       if (o_.dp.unit == "group") {
         batches = feed.batches_in_step(session_.batch());
-        optimizer_.set_micro_steps(static_cast<int>(batches));
+        optimizer_.set_micro_steps(to_int(batches));
       }
       for (int64_t micro = 0; micro < batches && feed.next(); ++micro) {
         const FedBatch& batch = feed.batch();
@@ -88,7 +88,7 @@ class ResNetTraining : public TrainingLoop {
                      .step = static_cast<uint64_t>(log_.step() * o_.accumulate + micro),
                      .first_sample = batch.first_sample});
           const Var loss = loss_of(o_, model_, tape, batch.images, batch.labels);
-          step.loss += static_cast<double>(loss.value().item()) / static_cast<double>(batches);
+          step.loss += to_double(loss.value().item()) / to_double(batches);
           t.forward += t.lap();
           if (!log_.check_loss(step.loss, step.lr)) return;
 
@@ -118,7 +118,7 @@ class ResNetTraining : public TrainingLoop {
     log_.evaluated("valid", valid_.loss,
                    {{"acc1", valid_.acc1},
                     {"acc5", valid_.acc5},
-                    {kRateKey, static_cast<double>(valid_.samples) / valid_.seconds}},
+                    {kRateKey, to_double(valid_.samples) / valid_.seconds}},
                    text);
     return valid_.loss;
   }
@@ -143,7 +143,7 @@ class ResNetTraining : public TrainingLoop {
           return std::vector<Tensor>{loss.value()};
         });
     (void)feed.prefetch();
-    return static_cast<double>(out[0].item());
+    return to_double(out[0].item());
   }
 
   // Writes the mistakes of a validation, which the report draws.

@@ -74,7 +74,7 @@ class Communicator {
   virtual bool virtual_time() const { return false; }
   // Returns the number of each rank's host, from 0 in the order of their first ranks, as the
   // launcher or the network model knows them. Collective.
-  virtual std::vector<int> hosts() { return std::vector<int>(static_cast<size_t>(size())); }
+  virtual std::vector<int> hosts() { return std::vector<int>(to_size(size())); }
 
   // Set the purpose of the following calls, for errors and the keys of traffic(), and their step.
   void set_tag(const std::string& tag) { tag_ = tag; }

@@ -18,7 +18,7 @@ void add(Ledger::Entry& into, const Ledger::Entry& from) {
 // that partition `total` add up to `bytes`.
 int64_t share(int64_t bytes, int64_t begin, int64_t end, int64_t total) {
   __extension__ using Wide = __int128;
-  const auto at = [&](int64_t x) { return static_cast<int64_t>(Wide{bytes} * x / total); };
+  const auto at = [&](int64_t x) { return to_int64(Wide{bytes} * x / total); };
   return at(end) - at(begin);
 }
 

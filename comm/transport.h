@@ -54,7 +54,7 @@ class Transport {
   virtual double now() const = 0;
   virtual bool virtual_time() const { return false; }
   // As in Communicator.
-  virtual std::vector<int> hosts() { return std::vector<int>(static_cast<size_t>(size())); }
+  virtual std::vector<int> hosts() { return std::vector<int>(to_size(size())); }
 };
 
 // Time without progress, for a caller that polls. A long gap between two polls counts only in part:

@@ -42,19 +42,19 @@ float scale_of(float largest, uint8_t code) {
   constexpr double kEighths[] = {1.00000000000000000, 0.91700404320467123, 0.84089641525371454,
                                  0.77110541270397042, 0.70710678118654752, 0.64841977732550483,
                                  0.59460355750136053, 0.54525386633262884};
-  return static_cast<float>(std::ldexp(largest * kEighths[code % 8], -(code / 8)));
+  return to_float(std::ldexp(largest * kEighths[code % 8], -(code / 8)));
 }
 
 class AdaComp : public CompressedReducer {
  public:
   explicit AdaComp(const ReducerSetup& setup)
       : CompressedReducer(setup),
-        ahead_(static_cast<float>(setup.spec.values.at("factor") - 1)),
+        ahead_(to_float(setup.spec.values.at("factor") - 1)),
         by_bin_(setup.spec.values.at("scale") == 1) {
     feedback_.emplace();
     for (const auto& [name, layer] : layers_) {
       if (!layer.compressed) continue;
-      layers_.at(name).choice = static_cast<double>(bin(layer, layer.choice));
+      layers_.at(name).choice = to_double(bin(layer, layer.choice));
       activity_[name] = Tensor::from({kFirstActivity});
     }
   }
@@ -63,7 +63,7 @@ class AdaComp : public CompressedReducer {
   void set_choice(const std::string& parameter, double value) override {
     CompressedReducer::set_choice(parameter, value);
     Layer& layer = layers_.at(parameter);
-    layer.choice = static_cast<double>(bin(layer, value));
+    layer.choice = to_double(bin(layer, value));
   }
   // Adds the mean number of elements sent per bin, "activity.<parameter>" (1) f32, the same on all
   // ranks.
@@ -103,7 +103,7 @@ class AdaComp : public CompressedReducer {
     const size_t layers = e.compressed.size();
     for (size_t i = 0; i < layers; ++i) {
       const Item& item = e.compressed[i];
-      const Sent& own = received[static_cast<size_t>(e.comm.rank()) * layers + i];
+      const Sent& own = received[to_size(e.comm.rank()) * layers + i];
       item.sum.fill_zero();
       int64_t count = 0;
       for (size_t at = i; at < received.size(); at += layers) {
@@ -112,7 +112,7 @@ class AdaComp : public CompressedReducer {
       }
       scale(own.values, -1);
       HEDDLE_DISPATCH(e.device, scatter_add(own.values, own.indices, item.tensor));
-      update_activity(item, static_cast<double>(count) / e.comm.size());
+      update_activity(item, to_double(count) / e.comm.size());
     }
     return true;
   }
@@ -122,7 +122,7 @@ class AdaComp : public CompressedReducer {
   int64_t bytes(const Layer& layer, double setting) const override {
     const int64_t n = layer.size(), bins = ceil_div(n, bin(layer, setting));
     const double each = *activity_.at(layer.name()).data<float>();
-    const int64_t k = std::clamp<int64_t>(std::llround(each * static_cast<double>(bins)), 0, n);
+    const int64_t k = std::clamp<int64_t>(std::llround(each * to_double(bins)), 0, n);
     return header_bytes(bins) + packed_bytes(k, 1) + DeltaCode{n, k}.max_bytes();
   }
   // Assumes that each bin sends its largest element only: a sum over steps has no newest gradient.
@@ -157,13 +157,13 @@ class AdaComp : public CompressedReducer {
     float largest = 0;
     std::vector<uint8_t> codes = {};
     float at(int64_t b) const {
-      return codes.empty() ? largest : scale_of(largest, codes[static_cast<size_t>(b)]);
+      return codes.empty() ? largest : scale_of(largest, codes[to_size(b)]);
     }
   };
 
   // Returns the length of bins for a setting; 0 chooses by the layer's shape.
   static int64_t bin(const Layer& layer, double setting) {
-    if (setting > 0) return static_cast<int64_t>(setting);
+    if (setting > 0) return to_int64(setting);
     return layer.parameter->shape().rank() == 4 ? 50 : 500;
   }
   static int64_t bins_of(const Item& item) {
@@ -187,7 +187,7 @@ class AdaComp : public CompressedReducer {
       bins += m > 0 ? 1 : 0;
       largest = std::max(largest, m);
     }
-    if (!by_bin_) return {bins > 0 ? static_cast<float>(sum / static_cast<double>(bins)) : 0};
+    if (!by_bin_) return {bins > 0 ? to_float(sum / to_double(bins)) : 0};
     Scales scales{largest};
     for (int64_t b = 0; b < magnitudes.size(); ++b) {
       const float m = largest_in(magnitudes, b);
@@ -268,7 +268,7 @@ class AdaComp : public CompressedReducer {
       const int64_t length = bin(*item.layer, item.layer->now);
       for (size_t j = 0; j < k; ++j) {
         const int64_t b = indices[j] / length;
-        check_fits(!by_bin_ || scales.codes[static_cast<size_t>(b)] != kNothingSent);
+        check_fits(!by_bin_ || scales.codes[to_size(b)] != kNothingSent);
         const float s = scales.at(b);
         values.data<float>()[j] = negative[j] != 0 ? -s : s;
       }
@@ -284,8 +284,7 @@ class AdaComp : public CompressedReducer {
   // what was sent even if the optimizer then skips the step.
   void update_activity(const Item& item, double sent) {
     float& activity = *activity_.at(item.name()).data<float>();
-    activity +=
-        static_cast<float>(kNewActivity * (sent / static_cast<double>(bins_of(item)) - activity));
+    activity += to_float(kNewActivity * (sent / to_double(bins_of(item)) - activity));
   }
 
   // Records for --explain-step what this rank sends of a layer.
@@ -301,12 +300,11 @@ class AdaComp : public CompressedReducer {
         bins += i / length != last ? 1 : 0;
         last = i / length;
       }
-      return Figures{
-          {"chosen", static_cast<double>(sent.size()), Unit::count},
-          {"elements", static_cast<double>(item.n()), Unit::count},
-          {"bins with nothing sent", static_cast<double>(bins_of(item) - bins), Unit::count},
-          {"scale", scales.largest},
-          {"energy kept", kept > 0 ? 100 * kept / squared_norm(x) : 0, Unit::percent}};
+      return Figures{{"chosen", to_double(sent.size()), Unit::count},
+                     {"elements", to_double(item.n()), Unit::count},
+                     {"bins with nothing sent", to_double(bins_of(item) - bins), Unit::count},
+                     {"scale", scales.largest},
+                     {"energy kept", kept > 0 ? 100 * kept / squared_norm(x) : 0, Unit::percent}};
     });
   }
 

@@ -46,7 +46,7 @@ struct Plan {
         some.offset = used[to_size(owner)];
         used[to_size(owner)] += some.bytes(4);
         at += some.bytes(4);
-        runs.push_back({some, &tensors[i], static_cast<int>(owner), added[to_size(owner)]});
+        runs.push_back({some, &tensors[i], to_int(owner), added[to_size(owner)]});
         added[to_size(owner)] += some.n;
       }
   }
@@ -144,7 +144,7 @@ bool BlockExchange::exchange(Exchange& e) {
   tensors.reserve(e.compressed.size() + e.dense.size());
   for (const Item& item : e.compressed) {
     CodedBlocks form = form_;
-    form.bits = static_cast<int>(item.layer->choice);
+    form.bits = to_int(item.layer->choice);
     tensors.push_back({item.name(), item.tensor, form, item.layer->index});
     explain("select", item.name(), [&] { return rounding(item); });
   }
@@ -156,12 +156,12 @@ bool BlockExchange::exchange(Exchange& e) {
 int64_t BlockExchange::bytes(const Layer& layer, double bits) const {
   CodedBlocks form = form_;
   form.n = layer.size();
-  form.bits = static_cast<int>(bits);
+  form.bits = to_int(bits);
   return form.bytes(1);
 }
 
 Figures BlockExchange::rounding(const Item& item) const {
-  return {{"elements", static_cast<double>(item.n()), Unit::count}, {"bits for each", 16}};
+  return {{"elements", to_double(item.n()), Unit::count}, {"bits for each", 16}};
 }
 
 }  // namespace heddle

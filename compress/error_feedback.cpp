@@ -63,7 +63,7 @@ void ErrorFeedback::restore(const std::string& name, const Tensor& old_residual)
 }
 
 void ErrorFeedback::return_unapplied(const std::string& name, const Tensor& x, double share) {
-  axpy(static_cast<float>(beta_ * share), x, residual(name, x.size(), x.device()));
+  axpy(to_float(beta_ * share), x, residual(name, x.size(), x.device()));
 }
 
 void ErrorFeedback::mark_sent_whole(const std::string& name) {
@@ -71,7 +71,7 @@ void ErrorFeedback::mark_sent_whole(const std::string& name) {
   constexpr float kNegligible = 1e-20f;
   if (!holds(name)) return;
   const Tensor& m = residuals_.at(name);
-  if (beta_ < 1) scale(m, static_cast<float>(1 - beta_));
+  if (beta_ < 1) scale(m, to_float(1 - beta_));
   if (beta_ == 1 || largest_magnitude_of({m}) < magnitude(kNegligible)) residuals_.erase(name);
 }
 

@@ -33,8 +33,8 @@ void explain_selection(const Exchange::Item& item, const Tensor& values, const c
                        int line) {
   const auto figures = [&] {
     const double kept = squared_norm(values) / squared_norm(item.tensor);
-    return Figures{{"chosen", static_cast<double>(values.size()), Unit::count},
-                   {"elements", static_cast<double>(item.n()), Unit::count},
+    return Figures{{"chosen", to_double(values.size()), Unit::count},
+                   {"elements", to_double(item.n()), Unit::count},
                    {"energy kept", 100 * kept, Unit::percent}};
   };
   explain("select", item.name(), figures, file, line);

@@ -94,7 +94,7 @@ struct Messages {
   std::vector<int64_t> lengths;  // bytes, flag included
   bool finite;                   // false: some rank's gradients were non-finite
   // Returns a rank's parts, concatenated: u8 (length - 1), a view.
-  Tensor from(int rank) const { return row(rank).slice(1, lengths[static_cast<size_t>(rank)]); }
+  Tensor from(int rank) const { return row(rank).slice(1, lengths[to_size(rank)]); }
   // Returns a rank's whole row: u8 (longest), a view.
   Tensor row(int rank) const { return bytes.slice(rank, rank + 1).reshape({bytes.shape()[1]}); }
 };

@@ -83,8 +83,8 @@ InnovationCoder::InnovationCoder(CompressSpec spec, std::vector<int64_t> sizes, 
     const auto found = spec_.values.find(key);
     return found == spec_.values.end() ? otherwise : found->second;
   };
-  bits_ = static_cast<int>(value("bits", 1));
-  bucket_ = static_cast<int64_t>(value("bucket", 1));
+  bits_ = to_int(value("bits", 1));
+  bucket_ = to_int64(value("bucket", 1));
   density_ = value("density", 1);
   int64_t scales = 0;
   for (size_t layer = 0; layer < sizes_.size(); ++layer) {
@@ -115,12 +115,11 @@ int64_t InnovationCoder::bytes(size_t layer) const {
 void InnovationCoder::encode(size_t layer, const float* v, int64_t step, uint8_t* bytes) {
   const int64_t n = sizes_[layer];
   if (!coded(layer)) {
-    std::memcpy(bytes, v, static_cast<size_t>(4 * n));
+    std::memcpy(bytes, v, to_size(4 * n));
   } else if (spec_.family == "topk") {
     const int64_t k = kept_elements(density_, n);
-    const Indices indices = select_top({v, static_cast<size_t>(n)}, k);
-    for (int64_t i = 0; i < k; ++i)
-      std::memcpy(bytes + 4 * i, &v[indices[static_cast<size_t>(i)]], 4);
+    const Indices indices = select_top({v, to_size(n)}, k);
+    for (int64_t i = 0; i < k; ++i) std::memcpy(bytes + 4 * i, &v[indices[to_size(i)]], 4);
     IndexCode{n, k}.encode(indices, bytes + 4 * k);
   } else if (spec_.family == "qsgd") {
     std::optional<Philox> noise;
@@ -132,14 +131,14 @@ void InnovationCoder::encode(size_t layer, const float* v, int64_t step, uint8_t
       bytes += quantized_bytes(length, bits_);
     }
   } else {
-    std::vector<uint32_t> levels(static_cast<size_t>(n));
+    std::vector<uint32_t> levels(to_size(n));
     for (int64_t begin = 0; begin < n; begin += bucket_, bytes += 2) {
-      const std::span<const float> x{v + begin, static_cast<size_t>(std::min(bucket_, n - begin))};
+      const std::span<const float> x{v + begin, to_size(std::min(bucket_, n - begin))};
       const float scale = dyna_scale(first_scale_[layer] + begin / bucket_, x, step);
       write_scale(scale, bytes);
-      const auto parts = static_cast<float>(1 << bits_);
+      const auto parts = to_float(1 << bits_);
       for (size_t i = 0; i < x.size() && scale > 0; ++i)
-        levels[static_cast<size_t>(begin) + i] =
+        levels[to_size(begin) + i] =
             static_cast<uint32_t>(std::clamp((x[i] / scale + 1) / 2 * parts, 0.0f, parts - 1));
     }
     pack_bits(levels.data(), n, bits_, bytes);
@@ -150,7 +149,7 @@ void InnovationCoder::encode_zero(size_t layer, uint8_t* bytes) const {
   std::fill_n(bytes, this->bytes(layer), uint8_t{0});  // also scales of zero
   if (spec_.family != "topk" || !coded(layer)) return;
   const int64_t n = sizes_[layer], k = kept_elements(density_, n);
-  Indices first(static_cast<size_t>(k));
+  Indices first(to_size(k));
   std::iota(first.begin(), first.end(), 0u);
   IndexCode{n, k}.encode(first, bytes + 4 * k);
 }
@@ -177,13 +176,12 @@ float InnovationCoder::dyna_scale(int64_t bucket, std::span<const float> x, int6
 void InnovationCoder::decode(size_t layer, const uint8_t* bytes, float* q) const {
   const int64_t n = sizes_[layer];
   if (!coded(layer)) {
-    std::memcpy(q, bytes, static_cast<size_t>(4 * n));
+    std::memcpy(q, bytes, to_size(4 * n));
   } else if (spec_.family == "topk") {
     const int64_t k = kept_elements(density_, n);
     const Indices indices = IndexCode{n, k}.decode(bytes + 4 * k);
     std::fill_n(q, n, 0.0f);
-    for (int64_t i = 0; i < k; ++i)
-      std::memcpy(&q[indices[static_cast<size_t>(i)]], bytes + 4 * i, 4);
+    for (int64_t i = 0; i < k; ++i) std::memcpy(&q[indices[to_size(i)]], bytes + 4 * i, 4);
   } else if (spec_.family == "qsgd") {
     for (int64_t i = 0; i < n; i += bucket_) {
       const int64_t length = std::min(bucket_, n - i);
@@ -191,13 +189,13 @@ void InnovationCoder::decode(size_t layer, const uint8_t* bytes, float* q) const
       bytes += quantized_bytes(length, bits_);
     }
   } else {
-    std::vector<uint32_t> levels(static_cast<size_t>(n));
+    std::vector<uint32_t> levels(to_size(n));
     unpack_bits(bytes + 2 * ceil_div(n, bucket_), n, bits_, levels.data());
-    const float width = 2 / static_cast<float>(1 << bits_);
+    const float width = 2 / to_float(1 << bits_);
     for (int64_t begin = 0; begin < n; begin += bucket_, bytes += 2) {
       const float scale = read_scale(bytes);
       for (int64_t i = begin; i < std::min(begin + bucket_, n); ++i)
-        q[i] = scale * (width * (static_cast<float>(levels[static_cast<size_t>(i)]) + 0.5f) - 1);
+        q[i] = scale * (width * (to_float(levels[to_size(i)]) + 0.5f) - 1);
     }
   }
 }

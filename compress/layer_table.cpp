@@ -32,7 +32,7 @@ LayerTable::LayerTable(const ReducerSetup& setup) : family_(setup.family) {
   }
   const double choice = has_settings() ? setup.spec.values.at(family_.keys[0].name) : 0;
   if (const auto ramp = setup.spec.values.find("ramp"); ramp != setup.spec.values.end())
-    ramp_ = static_cast<int64_t>(ramp->second);
+    ramp_ = to_int64(ramp->second);
   const Parameter* first = first_convolution(setup.store);
   for (const Parameter& p : setup.store.parameters()) {
     const bool named = !options.dense_layers.empty() && std::regex_search(p.name, dense);
@@ -45,7 +45,7 @@ LayerTable::LayerTable(const ReducerSetup& setup) : family_(setup.family) {
 double LayerTable::ramped(double choice, int64_t compressed_steps) const {
   const double rate = choice < 1 ? 1 / choice : choice;
   if (compressed_steps >= ramp_ || undecided(choice) || rate <= kFirstRate) return choice;
-  const double done = static_cast<double>(compressed_steps) / static_cast<double>(ramp_);
+  const double done = to_double(compressed_steps) / to_double(ramp_);
   const double now = kFirstRate * std::pow(rate / kFirstRate, done);
   return choice < 1 ? 1 / now : std::round(now);
 }

@@ -91,7 +91,7 @@ class Lgc : public CompressedReducer {
   }
   std::string take_note() override { return std::exchange(note_, {}); }
   // Codes may be sent when the first attempt of the training ends.
-  int64_t ramp() const override { return static_cast<int64_t>(train_); }
+  int64_t ramp() const override { return to_int64(train_); }
 
  protected:
   bool works_on_devices() const override { return true; }
@@ -166,7 +166,7 @@ class Lgc : public CompressedReducer {
     if (state(kGap) > kMaxGap)
       note_ += concat(". Its decoder is so far from linear that ", percent(state(kGap)),
                       " of what is sent is lost for good");
-    state(kCoding) = static_cast<float>(steps);
+    state(kCoding) = to_float(steps);
     broadcast(e, autoencoder_.weights());
   }
 
@@ -192,7 +192,7 @@ class Lgc : public CompressedReducer {
     const int64_t bytes = by_value_ ? packed_bytes(k, bits_below(n)) : DeltaCode{n, k}.max_bytes();
     const int64_t head = 4 * std::ssize(e.compressed);
     Tensor message = host_zeros({head + bytes}, DType::u8);
-    const auto leader = static_cast<int>(e.step % e.comm.size());
+    const auto leader = to_int(e.step % e.comm.size());
     if (e.comm.rank() == leader) encode_indices(e, n, message);
     message = message.to(e.device);
     std::vector<PayloadPart> parts = {{"rho", PayloadKind::control, head}};
@@ -217,8 +217,8 @@ class Lgc : public CompressedReducer {
       const Tensor values = Tensor::empty_on(e.device, indices.shape());
       HEDDLE_DISPATCH(e.device, gather(item.tensor, indices, values));
       const Tensor of_item = indices.to(Device{}), numbers = values.to(Device{});
-      const double mean = squared_norm(numbers) / static_cast<double>(numbers.size());
-      rho.push_back(mean < kLeastSquare ? 0.0f : static_cast<float>(std::sqrt(mean)));
+      const double mean = squared_norm(numbers) / to_double(numbers.size());
+      rho.push_back(mean < kLeastSquare ? 0.0f : to_float(std::sqrt(mean)));
       for (int64_t j = 0; j < of_item.size(); ++j)
         chosen.emplace_back(in_units(numbers.data<float>()[j], rho.back()),
                             first + static_cast<uint32_t>(of_item.data<int32_t>()[j]));
@@ -242,17 +242,16 @@ class Lgc : public CompressedReducer {
     const TraceRange range("compress", "decode indices");
     const size_t head = 4 * e.compressed.size();
     out.rho.resize(e.compressed.size());
-    out.units.resize(static_cast<size_t>(out.k));
+    out.units.resize(to_size(out.k));
     std::memcpy(out.rho.data(), message.raw(), head);
     for (const float rho : out.rho)
       if (!(rho >= 0 && std::isfinite(rho)))
         throw Error(concat("lgc: expected a root mean square, found ", rho));
-    Indices all(static_cast<size_t>(out.k));
+    Indices all(to_size(out.k));
     if (by_value_) {
       unpack_bits(message.data<uint8_t>() + head, out.k, bits_below(n), all.data());
     } else {
-      std::span<const uint8_t> rest{message.data<uint8_t>() + head,
-                                    static_cast<size_t>(message.size()) - head};
+      std::span<const uint8_t> rest{message.data<uint8_t>() + head, to_size(message.size()) - head};
       all = DeltaCode{n, out.k}.decode(rest);
     }
     std::vector<int64_t> ends;  // of the layers
@@ -261,8 +260,8 @@ class Lgc : public CompressedReducer {
     std::vector<Indices> indices(ends.size());
     out.where.resize(ends.size());
     for (size_t j = 0; j < all.size(); ++j) {
-      const auto layer = static_cast<size_t>(
-          std::upper_bound(ends.begin(), ends.end(), int64_t{all[j]}) - ends.begin());
+      const auto layer =
+          to_size(std::upper_bound(ends.begin(), ends.end(), int64_t{all[j]}) - ends.begin());
       if (layer == ends.size()) continue;
       indices[layer].push_back(
           static_cast<uint32_t>(all[j] - (ends[layer] - e.compressed[layer].n())));
@@ -329,7 +328,7 @@ class Lgc : public CompressedReducer {
     const Tensor sums = host_zeros({k});
     for (int64_t r = 0; r < ranks; ++r) {
       float* row = values.data<float>() + r * k;
-      std::memcpy(row, bytes.data<uint8_t>() + r * (1 + 4 * k) + 1, static_cast<size_t>(4 * k));
+      std::memcpy(row, bytes.data<uint8_t>() + r * (1 + 4 * k) + 1, to_size(4 * k));
       for (int64_t j = 0; j < k; ++j) sums.data<float>()[j] += row[j];
     }
     if (largest_magnitude_of({values, sums}) > magnitude(kMaxSum)) return false;
@@ -351,20 +350,19 @@ class Lgc : public CompressedReducer {
     const int64_t ranks = values.shape()[0], k = values.shape()[1], length = std::min(k, kWindow);
     const int64_t windows = ceil_div(k, kWindow);
     const double turns = state(kSteps) / (state(kCoding) > 0 ? refresh_ : 1);
-    const int64_t turn =
-        static_cast<int64_t>(turns) % windows;  // counts steps: several buckets train in turn
+    const int64_t turn = to_int64(turns) % windows;  // counts steps: several buckets train in turn
     const int64_t begin = std::min(turn * kWindow, k - length);
     const Tensor x = Tensor::empty_on(Device{}, {ranks, length});
     for (int64_t r = 0; r < ranks; ++r)
       for (int64_t j = 0; j < length; ++j)
-        x.data<float>()[r * length + j] = in_units(values.data<float>()[r * k + begin + j],
-                                                   units[static_cast<size_t>(begin + j)]);
+        x.data<float>()[r * length + j] =
+            in_units(values.data<float>()[r * k + begin + j], units[to_size(begin + j)]);
     if (largest_magnitude_of({x.reshape({x.size()})}) > magnitude(kMaxValue)) return;
     const bool first = state(kError) == 0;
     const GradientAutoencoder::Fit fit = autoencoder_.train(x, lr_);
     if (!std::isfinite(fit.error) || !std::isfinite(fit.gap)) return;
     const auto follow = [&](State which, double now) {
-      state(which) += static_cast<float>((first ? 1 : kErrorWeight) * (now - state(which)));
+      state(which) += to_float((first ? 1 : kErrorWeight) * (now - state(which)));
     };
     follow(kGap, fit.gap);
     follow(kError, fit.error);
@@ -373,7 +371,7 @@ class Lgc : public CompressedReducer {
   // ------------------------------------------------------------------------------------ stage 3
 
   bool exchange_codes(Exchange& e, const Selected& selected) {
-    const auto ranks = static_cast<float>(e.comm.size());
+    const auto ranks = to_float(e.comm.size());
     const bool sending = sends(selected);
     NamedTensors tensors = e.dense;
     Tensor mine, code;

@@ -52,14 +52,14 @@ Var with_mean(Tape& tape, const Var& x) {
   float* y = out.data<float>();
   std::copy_n(in.data<float>(), rows * n, y);
   std::fill_n(y + rows * n, n, 0.0f);
-  for (int64_t i = 0; i < rows * n; ++i) y[rows * n + i % n] += y[i] / static_cast<float>(rows);
+  for (int64_t i = 0; i < rows * n; ++i) y[rows * n + i % n] += y[i] / to_float(rows);
   Var result(out, true);
   tape.record("mean of codes", result, {}, [x, rows, n](BackwardPass& pass) {
     const Tensor dy = converted(std::move(pass.dy).sum(), DType::f32, Layout::plain);
     const Tensor dx = Tensor::empty_on(Device{}, x.shape());
     const float* from = dy.data<float>();
     for (int64_t i = 0; i < rows * n; ++i)
-      dx.data<float>()[i] = from[i] + from[rows * n + i % n] / static_cast<float>(rows);
+      dx.data<float>()[i] = from[i] + from[rows * n + i % n] / to_float(rows);
     x.add_grad(converted(dx, DType::f32, x.value().layout()));
   });
   return result;
@@ -74,11 +74,11 @@ Var weighted_loss(Tape& tape, const Var& y, const Tensor& x) {
   double loss = 0;
   for (int64_t i = 0; i < x.size(); ++i) {
     d[i] -= x.data<float>()[i];
-    const double weight = 1.0 / static_cast<double>(i < rows * n ? rows * n : n);
+    const double weight = 1.0 / to_double(i < rows * n ? rows * n : n);
     loss += weight * d[i] * d[i];
-    d[i] *= static_cast<float>(2 * weight);  // now the gradient
+    d[i] *= to_float(2 * weight);  // now the gradient
   }
-  Var result(Tensor::from({static_cast<float>(loss)}, {}), true);
+  Var result(Tensor::from({to_float(loss)}, {}), true);
   tape.record("autoencoder's loss", result, {}, [y, difference](BackwardPass& pass) {
     const float scale_by = std::move(pass.dy).sum().item();
     const Tensor dy = converted(difference.reshape(y.shape()), DType::f32, y.value().layout());
@@ -97,7 +97,7 @@ GradientAutoencoder::Fit fit_of(const Tensor& y, const Tensor& x) {
     double sum = 0;
     for (int64_t r = 0; r < rows; ++r) sum += decoded[r * n + i];
     const double mean = decoded[rows * n + i], expected = values[rows * n + i];
-    const double whole = static_cast<double>(rows) * mean;
+    const double whole = to_double(rows) * mean;
     wrong += (mean - expected) * (mean - expected);
     energy += expected * expected;
     gap += (whole - sum) * (whole - sum);
@@ -120,7 +120,7 @@ GradientAutoencoder::GradientAutoencoder(Kind kind, uint64_t seed) {
     for (const LayerSpec& spec : specs) {
       const std::string name = concat(part, ".", layers.size());
       const int64_t uses = spec.in * spec.kernel / (spec.transposed ? spec.stride : 1);
-      const auto bound = static_cast<float>(std::sqrt(3.0 / static_cast<double>(uses)));
+      const auto bound = to_float(std::sqrt(3.0 / to_double(uses)));
       const Shape shape = spec.transposed ? Shape{spec.in, spec.out, 1, spec.kernel}
                                           : Shape{spec.out, spec.in, 1, spec.kernel};
       layers.push_back(
@@ -216,7 +216,7 @@ GradientAutoencoder::Fit GradientAutoencoder::train(const Tensor& x, double lr) 
   float* to = padded_rows.data<float>();
   for (int64_t r = 0; r < rows; ++r) {
     std::copy_n(x.data<float>() + r * k, k, to + r * n);
-    for (int64_t i = 0; i < k; ++i) to[rows * n + i] += to[r * n + i] / static_cast<float>(rows);
+    for (int64_t i = 0; i < k; ++i) to[rows * n + i] += to[r * n + i] / to_float(rows);
   }
   Fit fit;
   {
@@ -246,9 +246,9 @@ void GradientAutoencoder::update(double lr) {
   for (int64_t i = 0; i < weights().size(); ++i) {
     const double g = store_.grads().data<float>()[i];
     float &m = first_.data<float>()[i], &v = second_.data<float>()[i];
-    m = static_cast<float>(kBeta1 * m + (1 - kBeta1) * g);
-    v = static_cast<float>(kBeta2 * v + (1 - kBeta2) * g * g);
-    weights().data<float>()[i] -= static_cast<float>(rate * m / (std::sqrt(double{v}) + kEpsilon));
+    m = to_float(kBeta1 * m + (1 - kBeta1) * g);
+    v = to_float(kBeta2 * v + (1 - kBeta2) * g * g);
+    weights().data<float>()[i] -= to_float(rate * m / (std::sqrt(double{v}) + kEpsilon));
   }
 }
 

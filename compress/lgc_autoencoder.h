@@ -54,7 +54,7 @@ class GradientAutoencoder {
   Fit train(const Tensor& x, double lr);
 
   // Returns the number of Adam's steps since it began.
-  int64_t steps() const { return static_cast<int64_t>(*steps_.data<float>()); }
+  int64_t steps() const { return to_int64(*steps_.data<float>()); }
   // Returns the weights (n), to copy from and into.
   const Tensor& weights() const { return store_.values(); }
   // Returns weights, Adam's moments and its number of steps, for a checkpoint: views.

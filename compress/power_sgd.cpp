@@ -48,14 +48,14 @@ class PowerSgd : public CompressedReducer {
   }
   int64_t bytes(const Layer& layer, double rank) const override {
     const Matrix m = matrix(layer);
-    return static_cast<int64_t>(rank) * (m.rows + m.columns) * value_bytes();
+    return to_int64(rank) * (m.rows + m.columns) * value_bytes();
   }
   // Takes a few steps of power iteration from the first factor. The leading rows of orthonormal
   // factors are those of an iteration with fewer rows, so one iteration serves all low ranks.
   std::vector<double> lost_norms(const Layer& layer, const Tensor& x,
                                  const std::vector<double>& ranks) const override {
     const auto [rows, columns, rank] = matrix(layer);
-    const auto most = static_cast<int64_t>(ranks.back());
+    const auto most = to_int64(ranks.back());
     const Tensor m = x.reshape({rows, columns}), q = first_factor(layer, most);
     const Tensor p = Tensor::empty_on(Device{}, {most, rows});
     for (int i = 0; i < kIterations; ++i) {
@@ -76,7 +76,7 @@ class PowerSgd : public CompressedReducer {
   // The work of a step with this layer, except for its residual.
   double codec_seconds(const Layer& layer, const Tensor& x, double rank) const override {
     const Matrix now = matrix(layer);
-    const auto r = static_cast<int64_t>(rank);
+    const auto r = to_int64(rank);
     const Tensor m = x.reshape({now.rows, now.columns}), q = first_factor(layer, r);
     const Tensor p = Tensor::empty_on(Device{}, {r, now.rows});
     const Tensor product = Tensor::empty_on(Device{}, {x.size()});
@@ -114,10 +114,10 @@ class PowerSgd : public CompressedReducer {
       gemm(factor(*item.layer, e.device), item.tensor.reshape({m.rows, m.columns}), p.back().second,
            {.transpose_b = true});
       explain("select", item.name(), [&] {
-        return Figures{{"rank", static_cast<double>(m.rank)},
-                       {"values in two factors", static_cast<double>(m.rank * (m.rows + m.columns)),
-                        Unit::count},
-                       {"elements", static_cast<double>(item.n()), Unit::count}};
+        return Figures{
+            {"rank", to_double(m.rank)},
+            {"values in two factors", to_double(m.rank * (m.rows + m.columns)), Unit::count},
+            {"elements", to_double(item.n()), Unit::count}};
       });
     }
   }
@@ -142,7 +142,7 @@ class PowerSgd : public CompressedReducer {
   };
   static Matrix matrix(const Layer& layer) {
     const int64_t rows = layer.parameter->shape()[0];
-    return {rows, layer.size() / rows, static_cast<int64_t>(layer.choice)};
+    return {rows, layer.size() / rows, to_int64(layer.choice)};
   }
 
   // Returns the factor (low rank, columns) that a step begins with, moved to `device`. Random at
@@ -164,7 +164,7 @@ class PowerSgd : public CompressedReducer {
   void finish(const Item& item, const Tensor& p, const Tensor& q, int ranks) {
     const Device device = item.sum.device();
     HEDDLE_DISPATCH(device, multiply_factors(p, q, item.sum));
-    axpy(static_cast<float>(-1.0 / ranks), item.sum, item.tensor);
+    axpy(to_float(-1.0 / ranks), item.sum, item.tensor);
     HEDDLE_DISPATCH(device, next_factor(q, ranks, factor(*item.layer, device)));
   }
 

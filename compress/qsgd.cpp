@@ -16,7 +16,7 @@ namespace {
 class Qsgd : public BlockExchange {
  public:
   explicit Qsgd(const ReducerSetup& setup)
-      : BlockExchange(setup, {.block = static_cast<int64_t>(setup.spec.values.at("bucket")),
+      : BlockExchange(setup, {.block = to_int64(setup.spec.values.at("bucket")),
                               .coding = Coding::levels,
                               .stochastic = setup.spec.values.at("rounding") == 0}) {}
 
@@ -32,17 +32,17 @@ class Qsgd : public BlockExchange {
       for (int64_t begin = 0; begin < x.size(); begin += form_.block)
         squares +=
             quantization_loss(x.data<float>() + begin, std::min(form_.block, x.size() - begin),
-                              static_cast<int>(b), form_.stochastic);
+                              to_int(b), form_.stochastic);
       return std::sqrt(squares);
     });
   }
   // A rank encodes its elements, decodes as many to add up its share, and decodes as many sums.
   double codec_seconds(const Layer& layer, const Tensor& x, double setting) const override {
-    const int bits = static_cast<int>(setting);
+    const int bits = to_int(setting);
     std::optional<Philox> noise;
     if (form_.stochastic) noise.emplace(form_.seed, stream_id(Stream::codec, layer.index));
-    std::vector<uint8_t> bytes(static_cast<size_t>(quantized_bytes(form_.block, bits)));
-    std::vector<float> decoded(static_cast<size_t>(form_.block));
+    std::vector<uint8_t> bytes(to_size(quantized_bytes(form_.block, bits)));
+    std::vector<float> decoded(to_size(form_.block));
     return timed([&] {
       for (int64_t begin = 0; begin < x.size(); begin += form_.block) {
         const int64_t n = std::min(form_.block, x.size() - begin);
@@ -54,7 +54,7 @@ class Qsgd : public BlockExchange {
   Figures rounding(const Item& item) const override {
     const Tensor x = item.tensor.to(Device{});
     const double lost = lost_norms(*item.layer, x, {item.layer->choice})[0];
-    return {{"elements", static_cast<double>(item.n()), Unit::count},
+    return {{"elements", to_double(item.n()), Unit::count},
             {"bits per element", item.layer->choice},
             {"rounding error over the norm", 100 * lost / norm(x), Unit::percent}};
   }

@@ -29,9 +29,9 @@ class RandomK : public CompressedReducer {
   // The root of the mean square over all selections: each element is equally likely to be sent.
   std::vector<double> lost_norms(const Layer& /*layer*/, const Tensor& x,
                                  const std::vector<double>& densities) const override {
-    const double all = squared_norm(x), n = static_cast<double>(x.size());
+    const double all = squared_norm(x), n = to_double(x.size());
     return for_each_setting(densities, [&](double density) {
-      return std::sqrt(all * (1 - static_cast<double>(kept_elements(density, x.size())) / n));
+      return std::sqrt(all * (1 - to_double(kept_elements(density, x.size())) / n));
     });
   }
   double codec_seconds(const Layer& layer, const Tensor& x, double density) const override {

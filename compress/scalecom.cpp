@@ -44,7 +44,7 @@ class ScaleCom : public CompressedReducer {
   // The leader's pass that adds residuals searches the chunks, except while a rule has yet to set
   // the rate.
   int64_t chunk(const Layer& layer, const Exchange& e) const override {
-    return exact_ || e.comm.rank() != leader_of(e) ? 0 : static_cast<int64_t>(layer.now);
+    return exact_ || e.comm.rank() != leader_of(e) ? 0 : to_int64(layer.now);
   }
 
   bool exchange(Exchange& e) override {
@@ -65,8 +65,8 @@ class ScaleCom : public CompressedReducer {
       at += part.bytes;
     }
     explain("select", e.comm.tag(), [&] {
-      return Figures{{"leader: rank", static_cast<double>(leader)},
-                     {"its indices", static_cast<double>(bytes), Unit::bytes}};
+      return Figures{{"leader: rank", to_double(leader)},
+                     {"its indices", to_double(bytes), Unit::bytes}};
     });
     std::vector<Tensor> chosen;
     if (e.comm.rank() == leader) {
@@ -105,7 +105,7 @@ class ScaleCom : public CompressedReducer {
   }
 
  private:
-  static int leader_of(const Exchange& e) { return static_cast<int>(e.step % e.comm.size()); }
+  static int leader_of(const Exchange& e) { return to_int(e.step % e.comm.size()); }
   // Settles rate=auto when a layer is first sent, by the counts of rank 0: other ranks may have
   // used a layer less often, or not at all.
   void agree_on_rates(Exchange& e) const {
@@ -114,7 +114,7 @@ class ScaleCom : public CompressedReducer {
     const Tensor rates = Tensor::empty_on(Device{}, {std::ssize(e.compressed)});
     for (size_t i = 0; i < e.compressed.size(); ++i)
       rates.data<float>()[i] =
-          static_cast<float>(automatic_rate(e.compressed[i].layer->parameter->uses_per_sample));
+          to_float(automatic_rate(e.compressed[i].layer->parameter->uses_per_sample));
     e.ledger.book(e.comm, {{"rates", PayloadKind::control, rates.bytes()}},
                   [&] { e.comm.broadcast(rates, 0); });
     for (size_t i = 0; i < e.compressed.size(); ++i)
@@ -124,7 +124,7 @@ class ScaleCom : public CompressedReducer {
       }
   }
   IndexCode code(int64_t n, double rate) const {
-    const auto chunk = static_cast<int64_t>(rate);
+    const auto chunk = to_int64(rate);
     return {n, (n + chunk - 1) / chunk, exact_ ? 0 : chunk};
   }
   Indices select(const Tensor& x, const IndexCode& code) const {

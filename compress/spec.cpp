@@ -39,7 +39,7 @@ bool is_allowed(const SpecKey& key, double value) {
 
 double parse_value(const SpecKey& key, const std::string& text, const std::string& where) {
   if (auto word = std::ranges::find(key.words, text); word != key.words.end())
-    return static_cast<double>(word - key.words.begin());
+    return to_double(word - key.words.begin());
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   check(error == std::errc() && end == text.data() + text.size() && is_allowed(key, value), where,
@@ -54,8 +54,7 @@ const Family& find_family(const std::string& name) {
 }
 
 void check_value(const SpecKey& key, double value, const std::string& where) {
-  const bool word =
-      value >= 0 && value < static_cast<double>(key.words.size()) && value == std::floor(value);
+  const bool word = value >= 0 && value < to_double(key.words.size()) && value == std::floor(value);
   check(is_allowed(key, value) || word, where, ": ", key.name, ": expected ", allowed(key),
         ", found ", value);
 }
@@ -85,7 +84,7 @@ std::string to_string(const CompressSpec& spec) {
     const double value = spec.values.at(key.name);
     const bool word = !is_allowed(key, value);
     text += (text == spec.family ? ":" : ",") + key.name + "=" +
-            (word ? key.words.at(static_cast<size_t>(value)) : number_text(value));
+            (word ? key.words.at(to_size(value)) : number_text(value));
   }
   return text;
 }

@@ -137,7 +137,7 @@ class TopK : public CompressedReducer {
     if (rounded) convert(coded, values);
     const Tensor host = delta_ ? message.slice(at, message.size()).to(Device{}) : Tensor{};
     std::span<const uint8_t> rest;
-    if (delta_) rest = {host.data<uint8_t>(), static_cast<size_t>(host.size())};
+    if (delta_) rest = {host.data<uint8_t>(), to_size(host.size())};
     int64_t done = 0;
     for (const IndexCode& code : mine.codes) {
       Tensor indices;

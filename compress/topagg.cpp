@@ -111,7 +111,7 @@ int64_t TopAgg::chosen() const {
 }
 
 int64_t TopAgg::payload(const Parameter& p) const {
-  const auto most = static_cast<int64_t>(std::ceil(voting_.voters));
+  const auto most = to_int64(std::ceil(voting_.voters));
   const int vote = vote_ == Vote::clip ? 32 : bits_below(2 * most + 1);
   return packed_bytes(p.size(), vote + (signs_ ? 2 : 16)) / 2;
 }
@@ -130,7 +130,7 @@ void TopAgg::vote(int64_t step, int64_t vote, int rank) {
     const Tensor g = gradients.emplace_back(p->grad.to(Device{}));
     if (!all_finite(g)) return;  // an empty vote
     for (const uint32_t i : indices.emplace_back(select_top(elements(g), k)))
-      squares += std::pow(static_cast<double>(g.data<float>()[i]), 2);
+      squares += std::pow(to_double(g.data<float>()[i]), 2);
   }
   // A little less than 1 / clip: rounding must not lengthen a clipped gradient.
   const double scale = (1 - 1e-6) / std::max(clip_, std::sqrt(squares));
@@ -147,7 +147,7 @@ void TopAgg::vote(int64_t step, int64_t vote, int rank) {
       double value = g[i] > 0 ? 1.0 : -1.0;
       if (vote_ == Vote::clip) value = std::trunc(g[i] * scale / unit_);
       if (vote_ == Vote::stochastic)  // its mean is g / most
-        value = 2 * random.uniform() < 1 + static_cast<double>(g[i] / most) ? 1.0 : -1.0;
+        value = 2 * random.uniform() < 1 + to_double(g[i] / most) ? 1.0 : -1.0;
       if (g[i] != 0) votes_[to_size(at) + i] += value;
     }
   }
@@ -181,7 +181,7 @@ int TopAgg::width(const std::vector<double>& votes, Communicator& comm, Ledger& 
   ledger.book(comm, {{"width of votes", PayloadKind::control, 4}},
               [&] { all = gather_values(comm, std::vector{most}); });
   for (const auto& of_rank : all) most = std::max(most, of_rank[0]);
-  return bits_below(2 * static_cast<int64_t>(most) + 1);
+  return bits_below(2 * to_int64(most) + 1);
 }
 
 // Returns the sums of this rank's share of the elements over all ranks.
@@ -223,10 +223,9 @@ uint32_t TopAgg::answer(double noisy) const {
 }
 
 float TopAgg::value_of(uint32_t answer, int ranks) const {
-  if (signs_) return static_cast<float>(ranks) * (static_cast<float>(answer) - 1);
-  const auto sum = static_cast<double>(
-      static_cast<float>(std::bit_cast<bfloat16>(static_cast<uint16_t>(answer))));
-  return static_cast<float>(sum * clip_ / voting_.voters);
+  if (signs_) return to_float(ranks) * (to_float(answer) - 1);
+  const auto sum = to_double(to_float(std::bit_cast<bfloat16>(static_cast<uint16_t>(answer))));
+  return to_float(sum * clip_ / voting_.voters);
 }
 
 bool TopAgg::reduce(const GradientBucket& bucket, Communicator& comm, Ledger& ledger) {

@@ -211,7 +211,7 @@ Graph block_graph(const BlockGraphOptions& o) {
       word_rng(o.seed, stream_id(Stream::shapes, 2));
   uint64_t next = 0;
   const auto below = [&](const Philox& rng, int64_t bound) {
-    return static_cast<int64_t>(rng.below(next++, static_cast<uint32_t>(bound)));
+    return to_int64(rng.below(next++, static_cast<uint32_t>(bound)));
   };
   std::vector<std::pair<int32_t, int32_t>> edges(
       to_size(std::llround(o.degree * to_double(o.nodes) / 2)));

@@ -80,8 +80,7 @@ void NeighbourSampler::take_all(const Node& node, std::vector<Entry>& out) const
   const double factor = local_only ? node.scale * node.all / node.local : node.scale;
   for (int64_t e = node.first; e < node.first + node.degree; ++e) {
     const int32_t u = graph_.ends[to_size(e)];
-    if (!local_only || here_[to_size(u)] != 0)
-      out.push_back({u, static_cast<float>(factor * mass(u))});
+    if (!local_only || here_[to_size(u)] != 0) out.push_back({u, to_float(factor * mass(u))});
   }
 }
 
@@ -105,7 +104,7 @@ void NeighbourSampler::draw(const Node& node, const Philox& rng, uint64_t first,
     if (i % 4 == 0) block = rng.block(i / 4);
     const double u = (block.word[i % 4] + 0.5) / 4294967296.0 * node.total;
     int64_t low = node.first, high = node.first + node.degree - 1;
-    if (node.s == 1 && options_.mixing == Mixing::mean) low = high = low + static_cast<int64_t>(u);
+    if (node.s == 1 && options_.mixing == Mixing::mean) low = high = low + to_int64(u);
     while (low < high) {  // the first edge with mass_to(edge) > u; the last if rounding leaves none
       const int64_t middle = (low + high) / 2;
       if (mass_to(middle) > u)
@@ -124,7 +123,7 @@ void NeighbourSampler::draw(const Node& node, const Philox& rng, uint64_t first,
     const bool local = here_[to_size(picks_[i])] != 0;
     const bool plain = options_.weights == SkewWeights::plain;
     const double weight = local && !plain ? c / node.s : c;
-    out.push_back({picks_[i], static_cast<float>(weight)});
+    out.push_back({picks_[i], to_float(weight)});
     sum += weight;
   }
   // unbiased: c_j a_j / (k q_j) = c_j total scale / (k s_j); the others: c_j / s_j, or c_j, over
@@ -133,7 +132,7 @@ void NeighbourSampler::draw(const Node& node, const Philox& rng, uint64_t first,
                             ? node.total * node.scale / to_double(count)
                             : node.all * node.scale / sum;
   for (size_t i = begin; i < out.size(); ++i)
-    out[i].weight = static_cast<float>(factor * double{out[i].weight});
+    out[i].weight = to_float(factor * double{out[i].weight});
 }
 
 SparseMatrix NeighbourSampler::mix(std::span<const int32_t> rows, int64_t columns,

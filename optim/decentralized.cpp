@@ -189,8 +189,8 @@ void DecentralizedOptimizer::exchange(size_t index) {
   // A message is the codes of the layers in memory order; that of the first bucket ends with the
   // control words.
   std::vector<PayloadPart> parts;
-  const auto first = static_cast<size_t>(std::ranges::find(parameters_, bucket.parameters.front()) -
-                                         parameters_.begin());
+  const auto first =
+      to_size(std::ranges::find(parameters_, bucket.parameters.front()) - parameters_.begin());
   int64_t bytes = 0;
   for (size_t i = 0; i < bucket.parameters.size(); ++i) {
     parts.push_back({parameters_[first + i]->name, PayloadKind::values, coder_.bytes(first + i)});
@@ -349,7 +349,7 @@ DecentralizedOptimizer::State DecentralizedOptimizer::state() {
   return {.steps = step_,
           .totals = totals(),
           .ledger = ledger_.entries(),
-          .settings = {{"graph", static_cast<double>(topology_.hash() >> 12)}},
+          .settings = {{"graph", to_double(topology_.hash() >> 12)}},
           .planner = {}};
 }
 

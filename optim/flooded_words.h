@@ -47,7 +47,7 @@ class FloodedWords {
   using Words = std::array<float, kCount>;
   // Returns the words of a rank in a step, kept for as long as they are passed on.
   Words& words(int rank, int64_t step) {
-    return history_[static_cast<size_t>(rank)][static_cast<size_t>(step % (diameter_ + 1))];
+    return history_[to_size(rank)][to_size(step % (diameter_ + 1))];
   }
 
   int rank_;

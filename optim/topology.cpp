@@ -31,8 +31,8 @@ T number(std::string_view text, const std::string& whole) {
 
 void Topology::connect(int a, int b) {
   if (a == b) return;
-  edges_[static_cast<size_t>(a)].insert(b);
-  edges_[static_cast<size_t>(b)].insert(a);
+  edges_[to_size(a)].insert(b);
+  edges_[to_size(b)].insert(a);
 }
 
 Topology Topology::parse(const std::string& text, int ranks) {
@@ -117,13 +117,13 @@ void Topology::read(const std::string& file) {
     while (words >> word) {
       const int peer = rank_of(word);
       check(peer != rank, "peers ", where, ": rank ", rank, " is a neighbour of itself");
-      edges_[static_cast<size_t>(rank)].insert(peer);
+      edges_[to_size(rank)].insert(peer);
     }
   }
   for (int r = 0; r < ranks(); ++r)
-    for (const int q : edges_[static_cast<size_t>(r)])
-      check(edges_[static_cast<size_t>(q)].contains(r), "peers ", file, ": rank ", r,
-            " has the neighbour ", q, ", but ", q, " does not have ", r);
+    for (const int q : edges_[to_size(r)])
+      check(edges_[to_size(q)].contains(r), "peers ", file, ": rank ", r, " has the neighbour ", q,
+            ", but ", q, " does not have ", r);
 }
 
 bool Topology::is_connected() const { return std::ranges::min(distances(0)) >= 0; }
@@ -131,12 +131,12 @@ bool Topology::is_connected() const { return std::ranges::min(distances(0)) >= 0
 // By breadth-first search; -1 for a rank that cannot be reached.
 std::vector<int> Topology::distances(int rank) const {
   std::vector<int> out(edges_.size(), -1);
-  out.at(static_cast<size_t>(rank)) = 0;
+  out.at(to_size(rank)) = 0;
   std::vector<int> order = {rank};
   for (size_t i = 0; i < order.size(); ++i)
-    for (const int q : edges_[static_cast<size_t>(order[i])])
-      if (out[static_cast<size_t>(q)] < 0) {
-        out[static_cast<size_t>(q)] = out[static_cast<size_t>(order[i])] + 1;
+    for (const int q : edges_[to_size(order[i])])
+      if (out[to_size(q)] < 0) {
+        out[to_size(q)] = out[to_size(order[i])] + 1;
         order.push_back(q);
       }
   return out;
@@ -144,7 +144,7 @@ std::vector<int> Topology::distances(int rank) const {
 
 std::vector<Topology::Neighbour> Topology::neighbours(int rank) const {
   std::vector<Neighbour> out;
-  for (const int q : edges_.at(static_cast<size_t>(rank)))
+  for (const int q : edges_.at(to_size(rank)))
     out.push_back({q, 1.0 / (1 + std::max(degree(rank), degree(q)))});
   return out;
 }
@@ -163,13 +163,13 @@ double Topology::second_eigenvalue() const {
   std::vector<double> x(edges_.size());
   for (size_t r = 0; r < x.size(); ++r) {
     x[r] = rng.uniform(r);
-    rows[r] = neighbours(static_cast<int>(r));
-    rows[r].push_back({static_cast<int>(r), own_weight(static_cast<int>(r))});
+    rows[r] = neighbours(to_int(r));
+    rows[r].push_back({to_int(r), own_weight(to_int(r))});
   }
   double growth = 0;
   for (int iteration = 0; iteration < kIterations && x.size() > 1; ++iteration) {
     double mean = 0, squares = 0, grown = 0;
-    for (const double v : x) mean += v / static_cast<double>(x.size());
+    for (const double v : x) mean += v / to_double(x.size());
     for (double& v : x) {
       v -= mean;
       squares += v * v;
@@ -178,7 +178,7 @@ double Topology::second_eigenvalue() const {
     if (norm < 1e-30) return 0;
     std::vector<double> next(x.size());
     for (size_t r = 0; r < x.size(); ++r) {
-      for (const auto& [q, weight] : rows[r]) next[r] += weight * x[static_cast<size_t>(q)] / norm;
+      for (const auto& [q, weight] : rows[r]) next[r] += weight * x[to_size(q)] / norm;
       grown += next[r] * next[r];
     }
     x = std::move(next);

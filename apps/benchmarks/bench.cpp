@@ -224,7 +224,7 @@ std::string cpu_name() {
 double process_cpu_seconds() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  return to_double(time.tv_sec) + 1e-9 * to_double(time.tv_nsec);
 }
 
 Clock clock_of(const Options& o) { return o.clock == "cpu" ? process_cpu_seconds : steady_seconds; }

@@ -39,19 +39,19 @@ typedef float Vector __attribute__((vector_size(kVectorBytes)));
 double multiply_add_rate(Clock clock) {
   constexpr int kChains = 12, kRounds = 1 << 20;  // two units of latency four need at least eight
   const int threads = Context::current().threads();
-  std::vector<float> out(static_cast<size_t>(threads));
+  std::vector<float> out(to_size(threads));
   const double each = 2e-9 * kChains * kRounds * (kVectorBytes / 4.0);
   return best_rate(clock, each * threads, [&] {
     parallel_for(threads, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         Vector sums[kChains], factor = Vector{} + 0.999f, term = Vector{} + 0.001f;
         // The compiler would merge chains with equal first values.
-        for (int k = 0; k < kChains; ++k) sums[k] = factor + static_cast<float>(k);
+        for (int k = 0; k < kChains; ++k) sums[k] = factor + to_float(k);
         for (int i = 0; i < kRounds; ++i) {
 #pragma GCC unroll 12
           for (Vector& s : sums) s = s * factor + term;
         }
-        for (const Vector& s : sums) out[static_cast<size_t>(t)] += s[0];
+        for (const Vector& s : sums) out[to_size(t)] += s[0];
       }
     });
   });
@@ -66,7 +66,7 @@ double gemm_rate(Clock clock, DType dtype) {
       cpu::make_descriptor<dnnl::matmul::primitive_desc>(cpu::user_scratchpad(), any, any, any);
   const cpu::Plan plan = {dnnl::matmul(pd), pd.scratchpad_desc()};
   const auto zeros = [](const memory::desc& desc) {
-    return Tensor::zeros({static_cast<int64_t>(desc.get_size())}, DType::u8);
+    return Tensor::zeros({to_int64(desc.get_size())}, DType::u8);
   };
   const Tensor a = zeros(pd.src_desc()), b = zeros(pd.weights_desc()), c = zeros(pd.dst_desc());
   return best_rate(clock, 2e-9 * kGemm * kGemm * kGemm, [&] {
@@ -98,7 +98,7 @@ void gpu_peak(Clock clock, Device device) {
   };
   const double gemm32 = product(DType::f32), gemm16 = product(DType::bf16);
   const Tensor from = Tensor::zeros({int64_t{1} << 29}), to = Tensor::zeros(from.shape());
-  const double copy = best_rate(clock, 2e-9 * static_cast<double>(from.bytes()) * kTimes, [&] {
+  const double copy = best_rate(clock, 2e-9 * to_double(from.bytes()) * kTimes, [&] {
     for (int64_t i = 0; i < kTimes; ++i) to.copy_from(from);
     wait_for(to);
   });
@@ -106,7 +106,7 @@ void gpu_peak(Clock clock, Device device) {
   const int64_t n = int64_t{1} << 26, chunks = (n + 99) / 100;
   const Tensor g = Tensor::zeros({n}), m = Tensor::zeros({n});
   const Tensor indices = Tensor::empty({chunks}, DType::i32), sizes = Tensor::empty_like(indices);
-  const double select = best_rate(clock, 16e-9 * static_cast<double>(n * kTimes), [&] {
+  const double select = best_rate(clock, 16e-9 * to_double(n * kTimes), [&] {
     for (int64_t i = 0; i < kTimes; ++i)
       HEDDLE_DISPATCH(device, add_and_swap(g, m, 100, indices, sizes));
     wait_for(m);
@@ -122,8 +122,7 @@ void gpu_peak(Clock clock, Device device) {
 
 void child_step(const Options& o) {
   const Case& c = o.cases.at(0);
-  Context context(
-      {.device = o.parsed_device, .threads = static_cast<int>(o.threads), .tune = true});
+  Context context({.device = o.parsed_device, .threads = to_int(o.threads), .tune = true});
   Trainer trainer(c, o.dtype(), context.device());
   std::vector<double> ms, cpu_ms;
   float loss = 0;
@@ -136,21 +135,20 @@ void child_step(const Options& o) {
     ms.push_back(1000 * (steady_seconds() - begin));
     cpu_ms.push_back(1000 * (process_cpu_seconds() - cpu_begin));
   }
-  print_json(
-      {{"ms", ms},
-       {"cpu_ms", cpu_ms},
-       {"gflop", trainer.gflop()},
-       {"parameters", trainer.store().count()},
-       {"loss", loss},
-       {"rss_bytes", context.device().is_cuda()
-                         ? static_cast<int64_t>(context.pool(context.device())->bytes_reserved() +
-                                                trainer.graph_bytes())
-                         : peak_rss_bytes()}});
+  print_json({{"ms", ms},
+              {"cpu_ms", cpu_ms},
+              {"gflop", trainer.gflop()},
+              {"parameters", trainer.store().count()},
+              {"loss", loss},
+              {"rss_bytes", context.device().is_cuda()
+                                ? to_int64(context.pool(context.device())->bytes_reserved() +
+                                           trainer.graph_bytes())
+                                : peak_rss_bytes()}});
 }
 
 void child_peak(const Options& o) {
   const Device device = o.parsed_device;
-  Context context({.device = device, .threads = static_cast<int>(o.threads)});
+  Context context({.device = device, .threads = to_int(o.threads)});
   const Clock clock = clock_of(o);
   if (device.is_cuda()) return gpu_peak(clock, device);
   const double fma = multiply_add_rate(clock), gemm = gemm_rate(clock, DType::f32);

@@ -44,7 +44,7 @@ struct Collective {
 
 #ifdef HEDDLE_MPI
 #define HEDDLE_BY_MPI(call) [](const Payload& x) { call; }
-int count(const Tensor& x) { return static_cast<int>(x.size()); }
+int count(const Tensor& x) { return to_int(x.size()); }
 #else
 #define HEDDLE_BY_MPI(call) nullptr
 #endif
@@ -77,14 +77,14 @@ const Collective kCollectives[] = {
 
 // Returns how many elements are wrong after one call of ours, summed over the ranks.
 int64_t count_wrong(Communicator& comm, const Collective& collective, const Payload& x) {
-  for (const Tensor& input : {x.mine, x.all}) fill(input, static_cast<float>(comm.rank() + 1));
+  for (const Tensor& input : {x.mine, x.all}) fill(input, to_float(comm.rank() + 1));
   collective.ours(comm, x);
   const Tensor& result = x.*collective.result;
   const Tensor wrong = Tensor::zeros({1}, DType::i64);
   for (int64_t i = 0; i < result.size(); ++i) {
-    const auto block = static_cast<int>(i / x.mine.size());
+    const auto block = to_int(i / x.mine.size());
     const int expected = collective.expected(block, comm.size());
-    wrong.data<int64_t>()[0] += result.data<float>()[i] != static_cast<float>(expected) ? 1 : 0;
+    wrong.data<int64_t>()[0] += result.data<float>()[i] != to_float(expected) ? 1 : 0;
   }
   comm.all_reduce(wrong);
   return wrong.data<int64_t>()[0];
@@ -94,8 +94,7 @@ int64_t count_wrong(Communicator& comm, const Collective& collective, const Payl
 std::pair<double, double> time_calls_of(Communicator& comm, const Collective& collective,
                                         const Payload& x) {
   const bool both = collective.library != nullptr && comm.name() == std::string("mpi");
-  const auto calls =
-      static_cast<size_t>(std::clamp<int64_t>((int64_t{48} << 20) / x.all.bytes(), 7, 60));
+  const auto calls = to_size(std::clamp<int64_t>((int64_t{48} << 20) / x.all.bytes(), 7, 60));
   std::vector<double> ours, library;
   for (size_t i = 0; i < kWarmUp + calls; ++i)
     for (const bool is_ours : {true, false}) {
@@ -130,7 +129,7 @@ void measure_all(Communicator& comm, const Options& o) {
       const int64_t wrong = count_wrong(comm, collective, x);
       if (wrong > 0) throw Error(concat(collective.name, ": wrong results"));
       if (comm.rank() > 0) continue;
-      const double rate = static_cast<double>(x.all.bytes()) / ms * 1e-6;
+      const double rate = to_double(x.all.bytes()) / ms * 1e-6;
       const double part = collective.factor * (comm.size() - 1) / comm.size();
       std::vector<TextTable::Cell> row = {collective.name,
                                           comm.name(),
@@ -149,7 +148,7 @@ void measure_all(Communicator& comm, const Options& o) {
 void run_as_threads(const Options& o, const ThreadsOptions& options,
                     const std::function<void(Communicator&)>& body) {
   run_threads(
-      static_cast<int>(o.learners),
+      to_int(o.learners),
       [&](Communicator& comm) {
         const Context context({.threads = 1});
         body(comm);
@@ -174,7 +173,7 @@ void compare_model(const Options& o) {
         comm.all_reduce(x);
         ms.push_back(1e3 * (steady_seconds() - begin));
       }
-      const double transfer_s = static_cast<double>(bytes) / comm.size() / net.bytes_per_s;
+      const double transfer_s = to_double(bytes) / comm.size() / net.bytes_per_s;
       const double formula = 1e3 * 2 * (comm.size() - 1) * (net.latency_s + transfer_s);
       if (comm.rank() == 0)
         print(table.row(

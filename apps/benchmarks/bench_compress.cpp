@@ -59,7 +59,7 @@ void make_gradients(const Options& o, ParameterStore& store) {
   uint64_t layer = 0;
   for (Parameter& p : store.parameters()) {
     const Philox rng(static_cast<uint64_t>(o.seed), stream_id(Stream::sample, layer++));
-    const auto scale = static_cast<float>(std::pow(10, -5 + 3 * rng.uniform(0)));
+    const auto scale = to_float(std::pow(10, -5 + 3 * rng.uniform(0)));
     const Tensor host = Tensor::empty_on(Device{}, p.shape());
     float* g = host.data<float>();
     parallel_for(p.size(), 4096, [=](int64_t begin, int64_t end) {
@@ -97,7 +97,7 @@ struct Codec {
 
 template <class Type>
 Codec cast_codec(const Tensor& x, const Tensor& out) {
-  const auto message = std::make_shared<std::vector<Type>>(static_cast<size_t>(x.size()));
+  const auto message = std::make_shared<std::vector<Type>>(to_size(x.size()));
   return {[=] {
             parallel_for(x.size(), 4096, [&](int64_t begin, int64_t end) {
               cast_elements(x.data<float>() + begin, message->data() + begin, end - begin);
@@ -135,12 +135,12 @@ Codec sparse_codec(const Tensor& x, const Tensor& out,
 }
 
 Codec level_codec(const CompressSpec& spec, const Philox& rng, const Tensor& x, const Tensor& out) {
-  const int bits = static_cast<int>(spec.values.at("bits"));
-  const auto block = static_cast<int64_t>(spec.values.at("bucket"));
+  const int bits = to_int(spec.values.at("bits"));
+  const auto block = to_int64(spec.values.at("bucket"));
   std::optional<Philox> noise;
   if (spec.values.at("rounding") == 0) noise = rng;
   const int64_t blocks = (x.size() + block - 1) / block, bytes = quantized_bytes(block, bits);
-  const auto message = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(blocks * bytes));
+  const auto message = std::make_shared<std::vector<uint8_t>>(to_size(blocks * bytes));
   const auto for_blocks = [=](const auto& each) {
     parallel_for(blocks, std::max<int64_t>(1, 16384 / block), [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; ++b)
@@ -185,7 +185,7 @@ std::optional<Codec> make_codec(const CompressSpec& spec, const Philox& rng, con
         x, out,
         [=](SparseMessage& message) {
           message.indices = select();
-          message.code.resize(static_cast<size_t>(code.bytes()));
+          message.code.resize(to_size(code.bytes()));
           code.encode(message.indices, message.code.data());
         },
         [=](std::span<const uint8_t> bytes) { return code.decode(bytes.data()); });
@@ -193,10 +193,9 @@ std::optional<Codec> make_codec(const CompressSpec& spec, const Philox& rng, con
   if (spec.family == "bf16") return cast_codec<bfloat16>(x, out);
   if (spec.family == "fp16") return cast_codec<Half>(x, out);
   if (spec.family == "qsgd") return level_codec(spec, rng, x, out);
-  if (spec.family == "powersgd")
-    return factor_codec(static_cast<int64_t>(value("rank")), rng, x, out);
+  if (spec.family == "powersgd") return factor_codec(to_int64(value("rank")), rng, x, out);
   if (spec.family == "scalecom") {
-    const auto chunk = static_cast<int64_t>(value("rate"));
+    const auto chunk = to_int64(value("rate"));
     const IndexCode code{n, (n + chunk - 1) / chunk, value("select") == 0 ? chunk : 0};
     if (code.chunk == 0) return fixed_length(code, top(code.k));
     return fixed_length(code, [=] { return select_chunks(elements(x), chunk); });
@@ -273,16 +272,15 @@ std::vector<Parameter*> time_reduce(const Lab& lab, const CompressSpec& spec, Ro
   }
   row.values = ratios(optimizer, store).values;
   const Ledger& ledger = optimizer.ledger();
-  const auto steps = static_cast<double>(kWarmUp + lab.calls);
+  const auto steps = to_double(kWarmUp + lab.calls);
   double encoded = 0;
   for (const PayloadKind kind : {PayloadKind::values, PayloadKind::indices, PayloadKind::scales})
-    encoded += static_cast<double>(ledger.total(kind).payload) / steps;
-  row.wire = static_cast<double>(store.count()) * 4 / encoded;
+    encoded += to_double(ledger.total(kind).payload) / steps;
+  row.wire = to_double(store.count()) * 4 / encoded;
   std::vector<Parameter*> compressed;
   for (Parameter& p : store.parameters()) {
     const auto sent = ledger.entries().at({p.name, PayloadKind::values}).payload;
-    if (static_cast<double>(sent) < steps * 4 * static_cast<double>(p.size()))
-      compressed.push_back(&p);
+    if (to_double(sent) < steps * 4 * to_double(p.size())) compressed.push_back(&p);
   }
   return compressed;
 }
@@ -303,7 +301,7 @@ void time_codec(const Lab& lab, const CompressSpec& spec, const std::vector<Para
         make_codec(spec, rng, of_layer(lab.gradient).reshape(p->shape()), of_layer(decoded));
     if (!codec) return;
     codecs.push_back(*codec);
-    bytes += static_cast<double>(p->size()) * 4;
+    bytes += to_double(p->size()) * 4;
   }
   const auto encode = [&] {
     for (const Codec& codec : codecs) codec.encode();
@@ -375,9 +373,9 @@ void print_plan_time(const Lab& lab) {
     layer.uniform = kSettings / 2;
     double error = std::pow(10.0, rng.uniform(drawn++)), bytes = 1000;
     for (size_t c = 0; c < kSettings; ++c) {
-      layer.settings.push_back(static_cast<double>(c + 1));
+      layer.settings.push_back(to_double(c + 1));
       layer.errors.push_back(error);
-      layer.bytes.push_back(static_cast<int64_t>(bytes));
+      layer.bytes.push_back(to_int64(bytes));
       error *= 0.5 + 0.4 * rng.uniform(drawn++);
       bytes *= 1.2 + rng.uniform(drawn++);
     }
@@ -397,10 +395,10 @@ void measure_compression(const Options& o) {
     check(to_string(specs.back()).find("rate=auto") == std::string::npos,
           "--compress: rate=auto follows from a forward pass: expected a number here");
   }
-  Context context({.device = o.parsed_device, .threads = static_cast<int>(o.threads)});
+  Context context({.device = o.parsed_device, .threads = to_int(o.threads)});
   ParameterStore store;
   o.gradients.empty() ? make_gradients(o, store) : load_gradients(o.gradients, store);
-  const Lab lab{o, store, store.grads().clone(), o.steps > 0 ? static_cast<size_t>(o.steps) : 10};
+  const Lab lab{o, store, store.grads().clone(), o.steps > 0 ? to_size(o.steps) : 10};
   const double step_ms = measure_step_ms(o), copy = copy_rate(o.threads, lab.clock());
   print_heading(lab, copy, step_ms);
   for (const CompressSpec& spec : specs) {

@@ -60,10 +60,10 @@ class Source {
  public:
   Source(const Options& o, const Graph& graph)
       : graph_(graph),
-        owners_(static_cast<size_t>(graph.nodes()), 0),
+        owners_(to_size(graph.nodes()), 0),
         sampler_(graph, owners_, 0, {}),
         store_(owners_, 0, feature_rows(graph, nodes_of(owners_, 0))),
-        size_(static_cast<size_t>(o.batch > 0 ? o.batch : kBatch)) {
+        size_(to_size(o.batch > 0 ? o.batch : kBatch)) {
     for (size_t v = 0; v < owners_.size(); ++v)
       if (graph.splits[v] == NodeSplit::train) training_.push_back(static_cast<int32_t>(v));
     shuffle(training_, 0, training_.size(), Philox(1, stream_id(Stream::shuffle)));
@@ -71,9 +71,9 @@ class Source {
           training_.size());
   }
   Batch draw(int64_t step) {
-    const size_t at = static_cast<size_t>(step) * size_ % (training_.size() - size_ + 1);
-    const auto first = training_.begin() + static_cast<int64_t>(at);
-    const std::vector<int32_t> nodes(first, first + static_cast<int64_t>(size_));
+    const size_t at = to_size(step) * size_ % (training_.size() - size_ + 1);
+    const auto first = training_.begin() + to_int64(at);
+    const std::vector<int32_t> nodes(first, first + to_int64(size_));
     const double begin = steady_seconds();
     Batch batch{sampler_.sample(nodes, step), {}, {}};
     const double sampled = steady_seconds();
@@ -153,7 +153,7 @@ std::vector<double> train(const Options& o, const Graph& graph, Source& source, 
 }  // namespace
 
 void measure_gcn(const Options& o) {
-  const Context context({.threads = static_cast<int>(o.threads)});
+  const Context context({.threads = to_int(o.threads)});
   const Graph graph = open_or_draw(o);
   const int64_t steps = o.steps > 0 ? o.steps : kSteps;
   Source source(o, graph);

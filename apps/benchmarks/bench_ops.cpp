@@ -60,7 +60,7 @@ Layer describe_layer(const std::string& name, Trainer& trainer) {
     out.kind = "lstm";  // its range has the name of one matrix and covers both
     weights += trainer.store().find(std::string(name).replace(at, 11, ".weight_hh_"))->size();
   }
-  out.gflop = 2e-9 * p->uses_per_sample * static_cast<double>(weights * trainer.batch());
+  out.gflop = 2e-9 * p->uses_per_sample * to_double(weights * trainer.batch());
   if (p->shape().rank() == 1) out.kind = "norm";
   return out;
 }
@@ -94,10 +94,9 @@ std::vector<Layer> sum_by_layer(const std::vector<Range>& trace, const Step& ste
 }
 
 void break_down(const Options& o, const Case& c) {
-  Context context(
-      {.device = o.parsed_device, .threads = static_cast<int>(o.threads), .tune = true});
+  Context context({.device = o.parsed_device, .threads = to_int(o.threads), .tune = true});
   Trainer trainer(c, o.dtype(), context.device());
-  std::vector<Step> steps(static_cast<size_t>(o.steps_of(c)));
+  std::vector<Step> steps(to_size(o.steps_of(c)));
   for (int64_t i = 0; i < o.warmup; ++i) trainer.step();
   context.trace().start(true);
   for (Step& step : steps) {

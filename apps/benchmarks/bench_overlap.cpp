@@ -40,7 +40,7 @@ Steps train(const Options& o, const std::string& arch, int64_t batch, int64_t le
 
 // Compares one learner of the data-parallel optimizer with the plain optimizer, alternating.
 void measure_frame(const Options& o) {
-  Context context({.threads = static_cast<int>(o.threads)});
+  Context context({.threads = to_int(o.threads)});
   const auto solo = make_solo();
   print("\n# One learner, and no learners at all: medians of alternating steps\n");
   for (const char* name : {"resnet20", "lstm"}) {
@@ -69,7 +69,7 @@ void measure_overlap(const Options& o) {
   };
   Steps quiet = run({});
   const double rate = quiet["bytes_sent"] / quiet["t_backward"];  // bytes a second
-  const std::string net = concat("--net=", static_cast<int64_t>(rate * 8e-3), "kbit,100us");
+  const std::string net = concat("--net=", to_int64(rate * 8e-3), "kbit,100us");
   const TextTable table(
       "run -22|backward s 10.3|exchange s 10.3|exposed s 10.3|images/s 10.1|hidden 8");
   print(concat("# ", cpu_name(), "; ResNet-18, ", o.learners, " learners (threads) of ", kBatch,
@@ -98,7 +98,7 @@ void measure_overlap(const Options& o) {
       const double one = train(o, arch, 128, 1)["samples_per_s"];
       const double many = train(o, arch, 128 / o.learners, o.learners)["samples_per_s"];
       std::printf("%-22s one process %8.1f images/s, %d learners %8.1f, ratio %.3f\n", arch, one,
-                  static_cast<int>(o.learners), many, many / one);
+                  to_int(o.learners), many, many / one);
       std::fflush(stdout);
     }
 }

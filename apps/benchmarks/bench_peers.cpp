@@ -55,8 +55,8 @@ std::optional<int> exact_steps(const Problem& problem, const Topology& graph, do
       }
     for (size_t r = 0; r < kRanks; ++r)
       for (size_t j = 0; j < kSize; ++j) {
-        for (const auto& [q, weight] : graph.neighbours(static_cast<int>(r)))
-          d[r][j] -= mixing / 2 * weight * (y[static_cast<size_t>(q)][j] - y[r][j]);
+        for (const auto& [q, weight] : graph.neighbours(to_int(r)))
+          d[r][j] -= mixing / 2 * weight * (y[to_size(q)][j] - y[r][j]);
         x[r][j] -= d[r][j];
         error += std::pow(x[r][j] - problem.optimum[j], 2);
       }
@@ -75,7 +75,7 @@ Found train(const Problem& problem, const PeerOptions& peers) {
   Found found;
   run_threads(kRanks, [&](Communicator& comm) {
     Context context({.threads = 1});
-    const auto r = static_cast<size_t>(comm.rank());
+    const auto r = to_size(comm.rank());
     ParameterStore store;
     Parameter& p = store.add("x", {kSize}, constant_init(0));
     store.finalize(1);
@@ -83,8 +83,7 @@ Found train(const Problem& problem, const PeerOptions& peers) {
     for (int step = 1; step <= kMostSteps; ++step) {
       optimizer.begin_step(1);
       float *x = p.value.data<float>(), *g = p.grad.data<float>();
-      for (size_t j = 0; j < kSize; ++j)
-        g[j] = static_cast<float>(problem.h[r][j] * x[j] - problem.b[r][j]);
+      for (size_t j = 0; j < kSize; ++j) g[j] = to_float(problem.h[r][j] * x[j] - problem.b[r][j]);
       p.written = true;
       optimizer.ready(p);
       optimizer.weights_free(p);
@@ -97,11 +96,10 @@ Found train(const Problem& problem, const PeerOptions& peers) {
       if (comm.rank() == 0 && error < kError) found.steps = step;
       if (error < kError || !(error < kDiverged)) break;  // the same on all ranks
     }
-    const auto degree = static_cast<double>(optimizer.topology().degree(comm.rank()));
-    const auto sent =
-        static_cast<double>(optimizer.ledger().entries().at({"x", PayloadKind::values}).sent);
+    const auto degree = to_double(optimizer.topology().degree(comm.rank()));
+    const auto sent = to_double(optimizer.ledger().entries().at({"x", PayloadKind::values}).sent);
     if (comm.rank() == 0)
-      found.bits = 8 * sent / degree / kSize / static_cast<double>(optimizer.optimizer().steps());
+      found.bits = 8 * sent / degree / kSize / to_double(optimizer.optimizer().steps());
   });
   return found;
 }
@@ -115,8 +113,7 @@ void measure_peers(const Options& o) {
       "# %d learners, %d weights each, learning rate 1, condition number 10: steps to an error of "
       "%g\n# exact: without a code, in double precision; bits: of a weight, to a neighbour\n"
       "%-22s %-44s %6s %7s %7s %7s %9s\n",
-      kRanks, static_cast<int>(kSize), kError, "graph", "code", "mixing", "exact", "found", "bits",
-      "in all");
+      kRanks, to_int(kSize), kError, "graph", "code", "mixing", "exact", "found", "bits", "in all");
   for (const char* graph : {"ring", "er:p=0.4,seed=12", "complete"}) {
     const Topology topology = Topology::parse(graph, kRanks);
     for (const char* code : {"none", "qsgd:bits=8", "qsgd:bits=4", "qsgd:bits=2",

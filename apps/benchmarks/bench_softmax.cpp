@@ -46,7 +46,7 @@ struct Share {
 
 // Returns each learner's images: the first ones of the set, sorted by class, in equal parts.
 std::vector<Share> share_by_class(const ImageDataset& set) {
-  std::vector<int64_t> order(static_cast<size_t>(std::min(set.size(), kRanks * kImages)));
+  std::vector<int64_t> order(to_size(std::min(set.size(), kRanks * kImages)));
   std::iota(order.begin(), order.end(), int64_t{0});
   std::ranges::stable_sort(order, {}, [&](int64_t i) { return set.label(i); });
   const int64_t each = to_int64(order.size()) / kRanks;
@@ -62,7 +62,7 @@ std::vector<Share> share_by_class(const ImageDataset& set) {
         share.labels = Tensor::empty_on(Device{}, {each}, DType::i32);
       }
       double squares = 1e-12;
-      for (const uint8_t v : image.pixels) squares += static_cast<double>(v) * v;
+      for (const uint8_t v : image.pixels) squares += to_double(v) * v;
       float* x = share.images.data<float>() + i * n;
       for (int64_t j = 0; j < n; ++j)
         x[j] = to_float(image.pixels[to_size(j)] / std::sqrt(squares));
@@ -92,7 +92,7 @@ Trained train(const std::vector<Share>& shares, const Method& method, int64_t st
   Trained out;
   run_threads(kRanks, [&](Communicator& comm) {
     const Context context({.threads = 1});
-    const Share& share = shares[static_cast<size_t>(comm.rank())];
+    const Share& share = shares[to_size(comm.rank())];
     ParameterStore store;
     Parameter& weight = store.add("weight", {10, share.images.shape()[1]}, constant_init(0));
     store.finalize(1);
@@ -125,8 +125,8 @@ Trained train(const std::vector<Share>& shares, const Method& method, int64_t st
     }
     if (comm.rank() > 0) return;
     const auto& entries = optimizer->ledger().entries();
-    out.bytes = static_cast<double>(entries.at({"weight", PayloadKind::values}).sent) /
-                static_cast<double>(optimizer->optimizer().steps());
+    out.bytes = to_double(entries.at({"weight", PayloadKind::values}).sent) /
+                to_double(optimizer->optimizer().steps());
     out.weights = weight.value.clone();
   });
   return out;
@@ -167,10 +167,10 @@ void measure_softmax(const Options& o) {
       return steps > 0 ? std::to_string(steps) : "–";
     };
     const int64_t steps = steps_to(run, kEnd);
-    print(table.row({method.name, shown(1e-2), shown(1e-3), shown(1e-4), shown(kEnd),
-                     significant(std::ranges::min(run.distance), 2), decimals(run.bytes, 0),
-                     steps > 0 ? decimals(1e-6 * run.bytes * static_cast<double>(steps), 3)
-                               : std::string("–")}));
+    print(table.row(
+        {method.name, shown(1e-2), shown(1e-3), shown(1e-4), shown(kEnd),
+         significant(std::ranges::min(run.distance), 2), decimals(run.bytes, 0),
+         steps > 0 ? decimals(1e-6 * run.bytes * to_double(steps), 3) : std::string("–")}));
     std::fflush(stdout);
     methods.push_back({{"name", method.name}, {"bytes", run.bytes}, {"distance", run.distance}});
   }

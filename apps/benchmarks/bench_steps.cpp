@@ -144,7 +144,7 @@ nlohmann::ordered_json compare(const Options& o, const Case& c, const std::strin
   for (const Contender& t : all) {
     if (t.dropped || t.round_ms.empty()) continue;
     const double ms = median(t.round_ms), low = shortest(t.ms), high = std::ranges::max(t.ms);
-    const double rate = gflop / ms * 1000, items = static_cast<double>(c.items()) / ms * 1000;
+    const double rate = gflop / ms * 1000, items = to_double(c.items()) / ms * 1000;
     const double against = ratio(t, all[0]);
     const double of_min = low / shortest(all[0].ms);  // the ratio that other work disturbs least
     print(kTable.row({c.name, precision, t.name, ms, low, high, items, rate, 100 * rate / peak,

@@ -26,14 +26,13 @@ std::string find_cifar(const Options& o) {
 
 double copy_rate(int64_t threads, Clock clock) {
   constexpr int64_t kBytes = 64 << 20;
-  Context context({.threads = static_cast<int>(threads)});
+  Context context({.threads = to_int(threads)});
   const Tensor from = Tensor::zeros({kBytes}, DType::u8), to = Tensor::zeros({kBytes}, DType::u8);
   const auto copy = [&] {
 #pragma omp parallel for num_threads(static_cast <int>(threads))
     for (int64_t t = 0; t < threads; ++t) {
       const int64_t at = kBytes * t / threads, end = kBytes * (t + 1) / threads;
-      std::memcpy(to.data<uint8_t>() + at, from.data<uint8_t>() + at,
-                  static_cast<size_t>(end - at));
+      std::memcpy(to.data<uint8_t>() + at, from.data<uint8_t>() + at, to_size(end - at));
     }
   };
   return kBytes / shortest(time_calls(clock, {.least = 15}, copy)) * 1e-9;
@@ -52,7 +51,7 @@ void measure_loader(const Options& o) {
     rates.push_back(images / loader.at("seconds").get<double>());
     costs.push_back(loader.at("cpu_seconds").get<double>() / images);
     const nlohmann::json step = run_for_json(step_command(o, trained, "fp32"));
-    demands.push_back(static_cast<double>(trained.batch) / median(step.at(o.ms_key())) * 1000);
+    demands.push_back(to_double(trained.batch) / median(step.at(o.ms_key())) * 1000);
   }
   const double rate = median(rates), cost = median(costs), demand = median(demands);
   const TextTable table(

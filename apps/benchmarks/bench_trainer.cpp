@@ -111,8 +111,8 @@ float Trainer::step_with(AnyOptimizer& optimizer, const std::function<void(Param
 double Trainer::gflop() const {
   double multiply_adds = 0;
   for (const Parameter& p : store_.parameters())
-    multiply_adds += p.uses_per_sample * static_cast<double>(p.size());
-  return 3 * 2e-9 * multiply_adds * static_cast<double>(size_);
+    multiply_adds += p.uses_per_sample * to_double(p.size());
+  return 3 * 2e-9 * multiply_adds * to_double(size_);
 }
 
 }  // namespace heddle::bench

@@ -87,7 +87,7 @@ std::optional<double> time_conv(const ConvShape& s, ConvPass pass, dnnl::algorit
   }
   std::vector<Tensor> kept;
   const auto zeros = [&](const dnnl::memory::desc& desc) {
-    kept.push_back(Tensor::zeros({static_cast<int64_t>(desc.get_size())}, DType::u8));
+    kept.push_back(Tensor::zeros({to_int64(desc.get_size())}, DType::u8));
     return cpu::memory_at(desc, kept.back().raw());
   };
   const bool forward = pass == ConvPass::forward;
@@ -102,7 +102,7 @@ std::optional<double> time_conv(const ConvShape& s, ConvPass pass, dnnl::algorit
 }  // namespace
 
 void print_tune_table(const Options& o) {
-  Context context({.threads = static_cast<int>(o.threads)});
+  Context context({.threads = to_int(o.threads)});
   const bool half = o.dtype() == DType::bf16;
   const TextTable table(
       "network -9|batch 5|in 5|out 5|k 2|s 2|size 5|pass -8|c16 9.3|nhwc 9.3|winograd 9.3|own 9.3|"
@@ -134,9 +134,9 @@ void print_tune_table(const Options& o) {
         ms ? row.emplace_back(*ms) : row.emplace_back("-");
         if (ms && *ms < best) best = *ms, fastest = kernel;
       }
-      const double side = static_cast<double>((s.size - 1) / s.stride + 1);
+      const double side = to_double((s.size - 1) / s.stride + 1);
       const double gflop =
-          2e-9 * static_cast<double>(s.batch * s.in * s.out * s.kernel * s.kernel) * side * side;
+          2e-9 * to_double(s.batch * s.in * s.out * s.kernel * s.kernel) * side * side;
       row.insert(row.end(), {"", fastest, 1000 * gflop / best});
       print(table.row(row));
     }

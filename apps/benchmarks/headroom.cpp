@@ -72,7 +72,7 @@ class StepRecorder {
   double now() const { return steady_seconds() - begin_; }
   void event(std::string_view what, int bucket) {
     if (optimizer_ == nullptr) return;  // within the constructor
-    BucketTimes& b = buckets_[static_cast<size_t>(bucket)];
+    BucketTimes& b = buckets_[to_size(bucket)];
     if (what == "ready") {
       b.ready_s = now();
     } else if (what == "exchange") {
@@ -145,12 +145,11 @@ class Measurement {
       trials.push_back(slowest(comm_, trial.step_s));
     }
     const double all = std::accumulate(trials.begin(), trials.end(), 0.0);
-    const int rounds =
-        std::clamp(static_cast<int>(std::min(o_.headroom / all, 1e6)) / (kFewSteps + 1),
-                   kLeastRounds, kMostRounds);
+    const int rounds = std::clamp(to_int(std::min(o_.headroom / all, 1e6)) / (kFewSteps + 1),
+                                  kLeastRounds, kMostRounds);
     // Each exchange gets the same time, not the same number of steps: short steps scatter more, and
     // dense ones on a slow link would leave them hardly any.
-    const double share = o_.headroom / (rounds * static_cast<double>(names.size()));
+    const double share = o_.headroom / (rounds * to_double(names.size()));
     steps_.clear();
     for (int round = 0; round < rounds; ++round)
       for (size_t i = 0; i < names.size(); ++i)
@@ -212,7 +211,7 @@ class Measurement {
     }
     sum.exposed_s += optimizer.totals().exposed_s - waited;
     if (used != nullptr) {
-      sum.sent_bytes += static_cast<double>(used->total_traffic().sent - sent);
+      sum.sent_bytes += to_double(used->total_traffic().sent - sent);
       add_traffic(sum, traffic, *used);
     }
     sum.step_s = middle_of(all, 0);
@@ -250,8 +249,8 @@ class Measurement {
         const auto old = before.find(key);
         const Traffic then = old == before.end() ? Traffic{} : old->second;
         CollectiveCalls& calls = sum.collectives[i][key.first];
-        calls.calls += static_cast<double>(now.calls - then.calls);
-        calls.sent += static_cast<double>(now.sent - then.sent);
+        calls.calls += to_double(now.calls - then.calls);
+        calls.sent += to_double(now.sent - then.sent);
       }
   }
 
@@ -266,7 +265,7 @@ class Measurement {
     std::vector<double*> sums = {&profile.exposed_s, &profile.sent_bytes};
     for (BucketCollectives& collectives : profile.collectives)
       for (auto& [name, c] : collectives) sums.insert(sums.end(), {&c.calls, &c.sent});
-    for (double* x : sums) *x /= static_cast<double>(profile.steps);
+    for (double* x : sums) *x /= to_double(profile.steps);
     means.insert(means.end(), sums.begin(), sums.end());
     std::vector<double> values(means.size());
     const double slowest_s = slowest(comm_, profile.step_s);
@@ -297,7 +296,7 @@ double Headroom::gain(size_t index) const { return profiles[1].step_s / profiles
 size_t Headroom::best() const {
   const auto best =
       std::ranges::min_element(profiles.begin() + 1, profiles.end(), {}, &ExchangeProfile::step_s);
-  return static_cast<size_t>(best - profiles.begin());
+  return to_size(best - profiles.begin());
 }
 
 int run_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,

@@ -15,7 +15,7 @@ double comm_seconds(const BucketCollectives& collectives, int measured_ranks, in
   for (const auto& [name, c] : collectives) {
     if (c.calls == 0) continue;
     double payload = payload_of_sent(name, c.sent / c.calls, measured_ranks);
-    if (name == "all_gather" && !divided) payload *= static_cast<double>(ranks) / measured_ranks;
+    if (name == "all_gather" && !divided) payload *= to_double(ranks) / measured_ranks;
     seconds += c.calls * collective_seconds(name, payload, ranks, link);
   }
   return seconds;
@@ -32,14 +32,14 @@ double rest_seconds(ExchangeTrial times, double step_s) {
 }
 
 int counted_steps(double share_s, double step_s) {
-  return static_cast<int>(std::clamp(share_s / step_s - 1, 1.0, 25.0));
+  return to_int(std::clamp(share_s / step_s - 1, 1.0, 25.0));
 }
 
 double middle_mean(std::vector<double> values) {
   std::ranges::sort(values);
   const auto quarter = std::ssize(values) / 4;
   return std::accumulate(values.begin() + quarter, values.end() - quarter, 0.0) /
-         static_cast<double>(std::ssize(values) - 2 * quarter);
+         to_double(std::ssize(values) - 2 * quarter);
 }
 
 double step_seconds(const ExchangeProfile& profile, int measured_ranks,

@@ -47,7 +47,7 @@ double modelled(const Headroom& h, size_t i, int ranks, const LinkCost& link) {
 int title_width(const Headroom& h) {
   size_t width = 24;
   for (const ExchangeProfile& p : h.profiles) width = std::max(width, title(p).size() + 2);
-  return static_cast<int>(width);
+  return to_int(width);
 }
 
 std::string times(double gain) { return decimals(gain, 2) + "x"; }

@@ -303,7 +303,7 @@ void CheckpointWriter::remove_old() const {
   } catch (const Error&) {
     return;  // keep all until every loss can be read
   }
-  for (size_t i = static_cast<size_t>(options_.keep); i < steps.size(); ++i) {
+  for (size_t i = to_size(options_.keep); i < steps.size(); ++i) {
     if (steps[i] == best && std::isfinite(least)) continue;
     const std::string old = concat(folder_, "/", kPrefix, steps[i]);
     std::error_code error;

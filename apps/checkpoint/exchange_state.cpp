@@ -131,8 +131,8 @@ RdpAccountant::State parse_account(const nlohmann::json& json) {
 Json exchange_json(const LearnerOptimizer::State& state) {
   Json ledger = Json::array();
   for (const auto& [key, entry] : state.ledger)
-    ledger.push_back({key.first, static_cast<int>(key.second), entry.payload, entry.sent,
-                      entry.received, entry.counted});
+    ledger.push_back(
+        {key.first, to_int(key.second), entry.payload, entry.sent, entry.received, entry.counted});
   Json json = {{"steps", state.steps},
                {"totals", counts_of(state.totals)},
                {"seconds", seconds_of(state.totals)},
@@ -159,7 +159,7 @@ LearnerOptimizer::State parse_exchange(const nlohmann::json& json) {
                std::tie(state.totals.dense_of_dense, state.totals.dense_of_compressed));
   for (const auto& entry : json.at("ledger")) {
     const int kind = entry.at(1).get<int>();
-    check(kind >= 0 && kind < static_cast<int>(kPayloadKinds), "ledger: kind ", kind);
+    check(kind >= 0 && kind < to_int(kPayloadKinds), "ledger: kind ", kind);
     state.ledger[{entry.at(0).get<std::string>(), static_cast<PayloadKind>(kind)}] = {
         entry.at(2).get<int64_t>(), entry.at(3).get<int64_t>(), entry.at(4).get<int64_t>(),
         entry.at(entry.size() > 5 ? 5 : 2).get<int64_t>()};  // [5] was added later
@@ -180,7 +180,7 @@ NamedTensors exchange_tensors(const LearnerOptimizer::State& state) {
   for (const auto& [name, sum] : window.alone) out.emplace_back(kGradient + name, sum.clone());
   std::vector<double> exchanges;  // bytes are whole numbers below 2^53
   for (const TimedExchange& exchange : window.exchanges) {
-    exchanges.push_back(static_cast<double>(exchange.bytes));
+    exchanges.push_back(to_double(exchange.bytes));
     exchanges.push_back(exchange.seconds);
   }
   if (!exchanges.empty()) out.emplace_back(kExchanges, pack_doubles(exchanges));
@@ -203,7 +203,7 @@ void read_exchange_tensors(const RankFiles& files, LearnerOptimizer::State& stat
   if (!file.has(kExchanges)) return;
   const std::vector<double> exchanges = unpack_doubles(file.load(kExchanges));
   for (size_t i = 0; i + 1 < exchanges.size(); i += 2)
-    window.exchanges.push_back({static_cast<int64_t>(exchanges[i]), exchanges[i + 1]});
+    window.exchanges.push_back({to_int64(exchanges[i]), exchanges[i + 1]});
 }
 
 }  // namespace heddle

@@ -14,9 +14,8 @@
 namespace heddle {
 namespace {
 
-constexpr auto kStop = static_cast<size_t>(ControlWord::stop),
-               kWritten = static_cast<size_t>(ControlWord::written),
-               kFailed = static_cast<size_t>(ControlWord::failed);
+constexpr auto kStop = to_size(ControlWord::stop), kWritten = to_size(ControlWord::written),
+               kFailed = to_size(ControlWord::failed);
 constexpr int kMaxFailures = 3;  // in a row
 constexpr const char* kUnfit = ": gradients or weights are not finite";
 constexpr auto kCollectiveInterval = std::chrono::milliseconds(250);

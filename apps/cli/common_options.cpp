@@ -410,7 +410,7 @@ StepRange parse_step_range(const std::string& text) {
   long long first = 0, last = 0;
   int used = 0;
   const bool ok = std::sscanf(text.c_str(), "%lld:%lld%n", &first, &last, &used) == 2 &&
-                  static_cast<size_t>(used) == text.size() && first >= 1 && first <= last;
+                  to_size(used) == text.size() && first >= 1 && first <= last;
   check(ok, "--trace-steps: expected A:B with 1 <= A <= B, found '", text, "'");
   return {first, last};
 }

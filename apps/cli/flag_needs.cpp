@@ -54,7 +54,7 @@ LearnerPlan plan_learners(const CommonOptions& o) {
     return plan;
   }
   check(o.learners > 1 || o.net.empty(), "--net needs --learners above 1");
-  plan.size = plan.on_machine = plan.kind == "threads" ? static_cast<int>(o.learners) : 1;
+  plan.size = plan.on_machine = plan.kind == "threads" ? to_int(o.learners) : 1;
   return plan;
 }
 

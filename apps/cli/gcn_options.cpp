@@ -17,13 +17,13 @@ const std::vector<std::string> kModels = {"sage", "gcn"},
 // Returns the settings of the block model, with the defaults of BlockGraphOptions.
 std::vector<SpecKey> block_keys() {
   const BlockGraphOptions d;
-  return {{"nodes", static_cast<double>(d.nodes), 4, 1 << 24, true},
-          {"classes", static_cast<double>(d.classes), 2, 1000, true},
+  return {{"nodes", to_double(d.nodes), 4, 1 << 24, true},
+          {"classes", to_double(d.classes), 2, 1000, true},
           {"degree", d.degree, 0, 1000},
           {"between", d.between, 0, 1},
-          {"words", static_cast<double>(d.words), 0, 16, true},
+          {"words", to_double(d.words), 0, 16, true},
           {"own", d.own, 0, 1},
-          {"seed", static_cast<double>(d.seed), 0, 1e9, true}};
+          {"seed", to_double(d.seed), 0, 1e9, true}};
 }
 
 }  // namespace
@@ -33,11 +33,11 @@ bool is_block_model(const std::string& data) { return data == "sbm" || data.star
 BlockGraphOptions parse_block_model(const std::string& data) {
   if (data == "sbm") return {};
   auto value = parse_settings(data.substr(4), block_keys(), "--data " + data);
-  return {.nodes = static_cast<int64_t>(value["nodes"]),
-          .classes = static_cast<int64_t>(value["classes"]),
+  return {.nodes = to_int64(value["nodes"]),
+          .classes = to_int64(value["classes"]),
           .degree = value["degree"],
           .between = value["between"],
-          .words = static_cast<int64_t>(value["words"]),
+          .words = to_int64(value["words"]),
           .own = value["own"],
           .seed = static_cast<uint64_t>(value["seed"])};
 }
@@ -120,7 +120,7 @@ FlagTable gcn_flags(TrainGcnOptions& o) {
 void resolve(TrainGcnOptions& o, FlagTable& flags) {
   decide_training(o, flags, o.predict.empty() ? "" : "predict");
   parse_texts(o);
-  if (o.fanout.empty()) o.fanout.assign(static_cast<size_t>(o.layers), kFanout);
+  if (o.fanout.empty()) o.fanout.assign(to_size(o.layers), kFanout);
   check(std::ssize(o.fanout) == o.layers, "--fanout: expected a number for each of ", o.layers,
         " layers, found ", o.fanout.size());
   resolve_batch_size(o, flags, is_block_model(o.data) ? kBlockBatch : kBatch);

@@ -60,13 +60,13 @@ int run_program(const char* name, int argc, char** argv,
     return run({argv, argv + argc}, environment);
   } catch (const Error& error) {
     complain(name, error.what());
-    return static_cast<int>(error.exit_code());
+    return to_int(error.exit_code());
   } catch (const std::bad_alloc&) {
     complain(name, "out of memory");
   } catch (const std::exception& error) {
     complain(name, error.what());
   }
-  return static_cast<int>(ExitCode::runtime);
+  return to_int(ExitCode::runtime);
 }
 
 void print(const std::string& text) {

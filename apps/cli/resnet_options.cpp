@@ -67,7 +67,7 @@ DataKind data_kind(const std::string& data) {
 }
 
 const char* data_kind_name(DataKind kind) {
-  return kind == DataKind::folder ? "image folders" : kRecipes[static_cast<size_t>(kind)].name;
+  return kind == DataKind::folder ? "image folders" : kRecipes[to_size(kind)].name;
 }
 
 FlagTable resnet_flags(TrainResnetOptions& o) {
@@ -124,7 +124,7 @@ FlagTable resnet_flags(TrainResnetOptions& o) {
 void resolve(TrainResnetOptions& o, FlagTable& flags, DataKind kind) {
   decide_training(o, flags, o.predict.empty() ? "" : "predict");
   parse_texts(o);
-  const Recipe& r = kRecipes[static_cast<size_t>(kind)];
+  const Recipe& r = kRecipes[to_size(kind)];
   set_default(flags, "arch", o.arch, r.arch);
   set_default(flags, "image-size", o.image_size, r.image_size);
   resolve_batch_size(o, flags, r.batch_size);

@@ -26,7 +26,7 @@ std::string ledger_table(const Ledger& ledger, const Traffic& counted) {
     if (rows.empty() || rows.back().layer != key.first) rows.push_back({.layer = key.first});
     width = std::max(width, key.first.size());
     for (Row* row : {&rows.back(), &total}) {
-      row->sent[static_cast<size_t>(key.second)] += entry.sent;
+      row->sent[to_size(key.second)] += entry.sent;
       row->all_sent += entry.sent;
       row->all_received += entry.received;
     }

@@ -41,9 +41,9 @@ bool QualityReport::add(int64_t step, const std::vector<LayerQuality>& layers) {
   }
   correlation_ = energy > 0 ? weighted / energy : 1.0;
   correlation_sum_ += correlation_;
-  recent_[static_cast<size_t>(samples_++) % recent_.size()] = correlation_;
-  const auto n = std::min(samples_, static_cast<int64_t>(recent_.size()));  // the rest is zero
-  const double mean = std::accumulate(recent_.begin(), recent_.end(), 0.0) / static_cast<double>(n);
+  recent_[to_size(samples_++) % recent_.size()] = correlation_;
+  const auto n = std::min(samples_, to_int64(recent_.size()));  // the rest is zero
+  const double mean = std::accumulate(recent_.begin(), recent_.end(), 0.0) / to_double(n);
   if (samples_ < kSamplesBeforeWarning || mean > 0) return true;
   if (warn_)
     warn_(concat("step ", step, ": the learners' gradients are not correlated (mean correlation ",
@@ -81,7 +81,7 @@ std::string QualityReport::table() const {
   add_row("quality", {"contraction", "cosine", "residual / g", "correlation", "d / k", "bound"});
   for (const Sum& sum : sums_) {
     const LayerQuality& layer = sum.layer;
-    const auto mean = [&](double x) { return decimals(x / static_cast<double>(sum.samples), 4); };
+    const auto mean = [&](double x) { return decimals(x / to_double(sum.samples), 4); };
     const double backlog =
         layer.gradient_norm > 0 ? layer.residual_norm / layer.gradient_norm : 0.0;
     std::vector<std::string> cells = {mean(layer.contraction), mean(layer.cosine),
@@ -91,8 +91,8 @@ std::string QualityReport::table() const {
     add_row(layer.name, cells);
   }
   return out + concat(pad_right("all layers", width), " means of ", samples_,
-                      " samples; correlation ",
-                      decimals(correlation_sum_ / static_cast<double>(samples_), 4), "\n");
+                      " samples; correlation ", decimals(correlation_sum_ / to_double(samples_), 4),
+                      "\n");
 }
 
 }  // namespace heddle

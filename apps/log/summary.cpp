@@ -75,12 +75,12 @@ Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store) {
   const LearnerOptimizer::Totals totals = optimizer.totals();
   Ratios out;
   if (totals.compressed_steps == 0) return out;
-  const auto steps = static_cast<double>(totals.compressed_steps);
+  const auto steps = to_double(totals.compressed_steps);
   double dense_all = 0, sent_all = 0, dense_layers = 0, sent_layers = 0;
   for (const Parameter& p : store.parameters()) {
     const auto entry = optimizer.ledger().entries().find({p.name, PayloadKind::values});
     if (entry == optimizer.ledger().entries().end()) continue;
-    const double dense = static_cast<double>(p.size()) * 4;
+    const double dense = to_double(p.size()) * 4;
     const double start = dense * to_double(totals.dense_steps - totals.coded_steps);
     const double sent = (to_double(entry->second.counted) - start) / steps;
     dense_all += dense;
@@ -91,10 +91,9 @@ Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store) {
   }
   out.layers = quotient(dense_layers, sent_layers);
   out.values = quotient(dense_all, sent_all);
-  out.wire = quotient(static_cast<double>(totals.dense_of_compressed),
-                      static_cast<double>(totals.compressed_sent));
-  out.run = quotient(static_cast<double>(totals.dense_of_compressed + totals.dense_of_dense),
-                     static_cast<double>(totals.compressed_sent + totals.dense_sent));
+  out.wire = quotient(to_double(totals.dense_of_compressed), to_double(totals.compressed_sent));
+  out.run = quotient(to_double(totals.dense_of_compressed + totals.dense_of_dense),
+                     to_double(totals.compressed_sent + totals.dense_sent));
   return out;
 }
 

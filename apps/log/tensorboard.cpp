@@ -83,18 +83,18 @@ std::string histogram(const std::vector<double>& values) {
   std::vector<double> limits(kBuckets), counts(kBuckets);
   const double width = (high - low) / kBuckets;
   for (size_t b = 0; b < kBuckets; ++b)
-    limits[b] = b + 1 == kBuckets ? high : low + width * static_cast<double>(b + 1);
+    limits[b] = b + 1 == kBuckets ? high : low + width * to_double(b + 1);
   for (const double value : values) {
     sum += value;
     squares += value * value;
     const auto bucket = std::ranges::lower_bound(limits, value) - limits.begin();
-    ++counts[static_cast<size_t>(std::min<int64_t>(bucket, kBuckets - 1))];
+    ++counts[to_size(std::min<int64_t>(bucket, kBuckets - 1))];
   }
-  if (width == 0) limits = {high}, counts = {static_cast<double>(values.size())};
+  if (width == 0) limits = {high}, counts = {to_double(values.size())};
   Message out;
   out.fixed64(1, low);
   out.fixed64(2, high);
-  out.fixed64(3, static_cast<double>(values.size()));
+  out.fixed64(3, to_double(values.size()));
   out.fixed64(4, sum);
   out.fixed64(5, squares);
   out.packed(6, limits);
@@ -140,7 +140,7 @@ EventFile::EventFile(const std::string& folder) {
   const double now = unix_seconds();
   // Viewers read the files of a folder in the order of their names.
   const std::string base =
-      concat(folder, "/events.out.tfevents.", static_cast<int64_t>(now), ".", host, ".", getpid());
+      concat(folder, "/events.out.tfevents.", to_int64(now), ".", host, ".", getpid());
   path_ = base;
   for (int i = 2; std::filesystem::exists(std::filesystem::symlink_status(path_)); ++i)
     path_ = concat(base, ".", i);
@@ -172,7 +172,7 @@ void EventFile::write(int64_t step, const Scalars& scalars,
   for (const auto& [name, value] : scalars) {
     Message entry;
     entry.text(1, name);
-    entry.fixed32(2, static_cast<float>(value));
+    entry.fixed32(2, to_float(value));
     summary.text(1, entry.bytes());
   }
   for (const auto& [name, values] : histograms) {

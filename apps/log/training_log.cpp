@@ -17,7 +17,7 @@
 namespace heddle {
 namespace {
 
-constexpr auto kShow = static_cast<size_t>(ControlWord::show);
+constexpr auto kShow = to_size(ControlWord::show);
 // Seconds after which several learners average losses even before --print-freq steps are complete.
 constexpr double kMaxFlushInterval = 5;
 
@@ -175,7 +175,7 @@ void TrainingLog::print_table(const std::string& table) const {
 std::vector<TrainingLog::LossSum> TrainingLog::sum_losses() {
   std::vector<LossSum> sums;
   for (const Pending& step : pending_) {
-    const auto units = static_cast<double>(step.facts.units);
+    const auto units = to_double(step.facts.units);
     sums.push_back({step.facts.loss * units, units, step.skipped});
   }
   if (result_.world_size == 1) return sums;
@@ -198,8 +198,8 @@ bool TrainingLog::flush_losses() {
   const auto count = std::ssize(pending_);
   const std::vector<LossSum> sums = sum_losses();
   for (int64_t i = 0; i < count; ++i) {
-    const Pending& pending = pending_[static_cast<size_t>(i)];
-    const auto [total, units, skipped] = sums[static_cast<size_t>(i)];
+    const Pending& pending = pending_[to_size(i)];
+    const auto [total, units, skipped] = sums[to_size(i)];
     const int64_t step = result_.step - count + i + 1;
     const double loss = units > 0 ? total / units : NAN;  // NAN: no group was drawn
     loss_sum_ += total;
@@ -243,14 +243,13 @@ void TrainingLog::write_step(int64_t step, double loss, double units, const Pend
   if (result_.world_size > 1) {
     const int64_t sent = result_.hosts > 0 ? exchange.between : exchange.sent;
     if (result_.hosts > 0) line["bytes_between"] = exchange.between;
-    line.update(
-        {{"bytes_sent", exchange.sent},
-         {"bytes_received", exchange.received},
-         {"bytes_dense", dense},
-         {"ratio", static_cast<double>(dense) / static_cast<double>(std::max<int64_t>(sent, 1))},
-         {"t_comm", exchange.comm_s},
-         {"t_compress", exchange.compress_s},
-         {"t_exposed", exchange.exposed_s}});
+    line.update({{"bytes_sent", exchange.sent},
+                 {"bytes_received", exchange.received},
+                 {"bytes_dense", dense},
+                 {"ratio", to_double(dense) / to_double(std::max<int64_t>(sent, 1))},
+                 {"t_comm", exchange.comm_s},
+                 {"t_compress", exchange.compress_s},
+                 {"t_exposed", exchange.exposed_s}});
     progress_->exchanged(dense, sent, exchange.exposed_s, t.total());
   }
   for (const auto& [name, value] : facts.figures) line[name] = value;
@@ -258,7 +257,7 @@ void TrainingLog::write_step(int64_t step, double loss, double units, const Pend
   if (const auto epsilon = figures.find("epsilon"); epsilon != figures.end())
     progress_->spent(epsilon->second);
   folder_->metric(line);
-  progress_->step(step, result_.epoch + 1, loss, facts.lr, static_cast<int64_t>(units));
+  progress_->step(step, result_.epoch + 1, loss, facts.lr, to_int64(units));
 }
 
 nlohmann::ordered_json TrainingLog::save() {
@@ -312,8 +311,8 @@ void TrainingLog::compare_bytes() {
   });
   const int64_t sources = result_.hosts > 0 ? result_.hosts : std::ssize(sent);
   for (const std::vector<int64_t>& of_rank : sent) {
-    const double bytes = static_cast<double>(of_rank[0]) / static_cast<double>(steps);
-    result_.bytes_step_mean += bytes / static_cast<double>(sources);
+    const double bytes = to_double(of_rank[0]) / to_double(steps);
+    result_.bytes_step_mean += bytes / to_double(sources);
     result_.bytes_step_max = std::max(result_.bytes_step_max, bytes);
   }
 }

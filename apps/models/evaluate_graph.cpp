@@ -15,8 +15,8 @@ namespace {
 template <class Places>
 void copy_rows(const void* from, int64_t bytes, const Places& places, const Tensor& to) {
   for (size_t i = 0; i < places.size(); ++i)
-    std::memcpy(static_cast<char*>(to.raw()) + static_cast<int64_t>(i) * bytes,
-                static_cast<const char*>(from) + places[i] * bytes, static_cast<size_t>(bytes));
+    std::memcpy(static_cast<char*>(to.raw()) + to_int64(i) * bytes,
+                static_cast<const char*>(from) + places[i] * bytes, to_size(bytes));
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ NodeFeatures node_features(const Graph& graph, const Tensor& rows, bool transpos
 Tensor labels_of(const Graph& graph, const std::vector<int32_t>& nodes) {
   Tensor out = Tensor::empty_on(Device{}, {std::ssize(nodes)}, DType::i32);
   for (size_t i = 0; i < nodes.size(); ++i)
-    out.data<int32_t>()[i] = graph.labels[static_cast<size_t>(nodes[i])];
+    out.data<int32_t>()[i] = graph.labels[to_size(nodes[i])];
   return out;
 }
 
@@ -66,7 +66,7 @@ WholeGraph::WholeGraph(const Graph& graph, const std::vector<int32_t>& owners, i
   std::vector<int32_t> others;
   for (const int32_t v : own_)
     for (const int32_t u : graph.neighbours(v))
-      if (owners[static_cast<size_t>(u)] != rank) others.push_back(u);
+      if (owners[to_size(u)] != rank) others.push_back(u);
   std::ranges::sort(others);
   others.erase(std::unique(others.begin(), others.end()), others.end());
   read_ = own_;
@@ -100,8 +100,8 @@ Tensor WholeGraph::logits_of(const std::vector<int32_t>& nodes, const GraphNet& 
   Tensor out = Tensor::empty_on(Device{}, {std::ssize(nodes), all.shape()[1]});
   out.fill_zero();
   for (int64_t i = 0; i < std::ssize(nodes); ++i) {
-    const auto own = std::ranges::lower_bound(own_, nodes[static_cast<size_t>(i)]);
-    if (own == own_.end() || *own != nodes[static_cast<size_t>(i)]) continue;
+    const auto own = std::ranges::lower_bound(own_, nodes[to_size(i)]);
+    if (own == own_.end() || *own != nodes[to_size(i)]) continue;
     const int64_t at = own - own_.begin();
     out.slice(i, i + 1).copy_from(all.slice(at, at + 1));
   }
@@ -120,19 +120,19 @@ GraphEvaluation WholeGraph::evaluate(const GraphNet& model, const OnRanks& on_ra
     std::vector<int64_t> places;
     std::vector<int32_t> nodes;
     for (size_t i = 0; i < own_.size(); ++i) {
-      if (graph_.splits[static_cast<size_t>(own_[i])] != split) continue;
-      places.push_back(static_cast<int64_t>(i));
+      if (graph_.splits[to_size(own_[i])] != split) continue;
+      places.push_back(to_int64(i));
       nodes.push_back(own_[i]);
     }
-    const auto n = static_cast<double>(nodes.size());
+    const auto n = to_double(nodes.size());
     double loss = 0, correct = 0;
     if (!nodes.empty()) {
       const Tensor rows = Tensor::empty_on(Device{}, {std::ssize(nodes), out.shape()[1]});
       copy_rows(out.raw(), 4 * out.shape()[1], places, rows);
       const Tensor labels = labels_of(graph_, nodes);
       Tape tape({.training = false});
-      loss = n * static_cast<double>(softmax_cross_entropy(tape, Var(rows), labels).value().item());
-      correct = static_cast<double>(count_top_k(rows, labels, 1));
+      loss = n * to_double(softmax_cross_entropy(tape, Var(rows), labels).value().item());
+      correct = to_double(count_top_k(rows, labels, 1));
     }
     sums.insert(sums.end(), {loss, correct, n});
   }
@@ -146,8 +146,7 @@ GraphEvaluation WholeGraph::evaluate(const GraphNet& model, const OnRanks& on_ra
   });
   const auto score = [&](size_t at) {
     const double n = sums[at + 2];
-    return NodeScore{n > 0 ? sums[at] / n : NAN, n > 0 ? 100 * sums[at + 1] / n : NAN,
-                     static_cast<int64_t>(n)};
+    return NodeScore{n > 0 ? sums[at] / n : NAN, n > 0 ? 100 * sums[at + 1] / n : NAN, to_int64(n)};
   };
   return {score(0), score(3), steady_seconds() - begin};
 }

@@ -33,7 +33,7 @@ Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device d
     const Var logits = model.forward(tape, Var(batch.images));
     const Var loss = softmax_cross_entropy(tape, logits, batch.labels);
     (void)feed.prefetch();
-    out.loss += static_cast<double>(loss.value().item()) * static_cast<double>(batch.count);
+    out.loss += to_double(loss.value().item()) * to_double(batch.count);
     out.samples += batch.count;
     const Tensor scores = logits.value().to(Device{});
     first += count_top_k(scores, batch.labels, 1);
@@ -42,7 +42,7 @@ Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device d
   }
   if (together) {
     const Tensor counts = Tensor::empty_on(Device{}, {3}, DType::i64);
-    const Tensor loss = Tensor::from({static_cast<float>(out.loss)});
+    const Tensor loss = Tensor::from({to_float(out.loss)});
     int64_t* c = counts.data<int64_t>();
     c[0] = out.samples, c[1] = first, c[2] = five;
     learners->collective("evaluation", [&](Communicator& comm) {
@@ -53,10 +53,10 @@ Evaluation evaluate(const ImageClassifier& model, const Loader& loader, Device d
     if (mistakes != nullptr) mistakes->combine(*learners);
   }
   check(out.samples > 0, "validation: expected images, found none");
-  const double samples = static_cast<double>(out.samples);
+  const double samples = to_double(out.samples);
   out.loss /= samples;
-  out.acc1 = 100.0 * static_cast<double>(first) / samples;
-  out.acc5 = 100.0 * static_cast<double>(five) / samples;
+  out.acc1 = 100.0 * to_double(first) / samples;
+  out.acc5 = 100.0 * to_double(five) / samples;
   out.seconds = steady_seconds() - begin;
   return out;
 }
@@ -67,7 +67,7 @@ void average_buffers(ParameterStore& store, LearnerOptimizer& learners) {
     for (Buffer& buffer : store.buffers()) {
       if (buffer.value.dtype() != DType::f32) continue;
       comm.all_reduce(buffer.value);
-      scale(buffer.value, 1.0f / static_cast<float>(comm.size()));
+      scale(buffer.value, 1.0f / to_float(comm.size()));
     }
   });
 }

@@ -42,10 +42,10 @@ TextEvaluation read_text(const LstmLm& model, const std::vector<int32_t>& text, 
     Tape tape({.training = false});
     const Var logits = model.forward(tape, window.inputs, state);
     const Var loss = softmax_cross_entropy(tape, logits, window.targets);
-    sum += static_cast<double>(loss.value().item()) * static_cast<double>(window.targets.size());
+    sum += to_double(loss.value().item()) * to_double(window.targets.size());
     out.tokens += window.targets.size();
   }
-  out.loss = sum / static_cast<double>(out.tokens);
+  out.loss = sum / to_double(out.tokens);
   out.seconds = steady_seconds() - begin;
   return out;
 }
@@ -78,7 +78,7 @@ TextEvaluation evaluate_together(const LstmLm& model, const std::vector<int32_t>
   learners.collective("evaluation", [&](Communicator& comm) {
     const auto all = gather_values(comm, std::vector{out.loss, to_double(out.tokens)});
     out.loss = all[0][0];
-    out.tokens = static_cast<int64_t>(all[0][1]);
+    out.tokens = to_int64(all[0][1]);
   });
   return out;
 }
@@ -92,7 +92,7 @@ int32_t sample_token(const std::vector<float>& logits, double temperature, doubl
   std::vector<double> sums(logits.size());  // cumulative weights of the tokens
   double total = 0;
   for (size_t i = 0; i < logits.size(); ++i) {
-    total += std::exp((static_cast<double>(logits[i]) - double{*best}) / temperature);
+    total += std::exp((to_double(logits[i]) - double{*best}) / temperature);
     sums[i] = total;
   }
   const auto token = std::upper_bound(sums.begin(), sums.end(), u * total);
@@ -107,7 +107,7 @@ std::vector<int32_t> continue_text(const LstmLm& model, const std::vector<int32_
   const Philox rng(options.seed, stream_id(Stream::sample));
   LstmState state = model.zero_state(1);
   std::vector<float> logits;
-  const auto size = static_cast<int64_t>(prompt.size());
+  const auto size = to_int64(prompt.size());
   for (int64_t i = 0; i < size; i += kWindow) {
     logits = read_on(model, prompt.data() + i, std::min(kWindow, size - i), state);
   }

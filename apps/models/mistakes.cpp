@@ -40,7 +40,7 @@ void Mistakes::add(const Tensor& logits, const Tensor& labels, int64_t first_sam
     const float* z = host.data<float>() + i * classes_;
     const int64_t label = labels.data<int32_t>()[i], guess = std::max_element(z, z + classes_) - z;
     double sum = 0;
-    for (int64_t c = 0; c < classes_; ++c) sum += std::exp(static_cast<double>(z[c]) - z[guess]);
+    for (int64_t c = 0; c < classes_; ++c) sum += std::exp(to_double(z[c]) - z[guess]);
     const double loss = std::log(sum) + z[guess] - z[label];
     if (!std::isfinite(loss)) continue;
     ++counts_[{label, guess}];

@@ -32,8 +32,8 @@ Pictures read_pictures(const ImageDataset& set, int64_t begin, int64_t end) {
     float* pixels = out.pixels.data<float>() + (i - begin) * Pictures::kPixels;
     for (int64_t at = 0; at < 3 * size * size; ++at) {
       const int64_t y = at / (3 * size), x = at / 3 % size;
-      pixels[y / block * side + x / block] += static_cast<float>(image.pixels[to_size(at)]) /
-                                              static_cast<float>(255 * 3 * block * block);
+      pixels[y / block * side + x / block] +=
+          to_float(image.pixels[to_size(at)]) / to_float(255 * 3 * block * block);
     }
     out.labels.data<int32_t>()[i - begin] = image.label;
   }
@@ -104,7 +104,7 @@ double Teachers::train(const Pictures& generated, double lr) {
                                        teacher.forward(tape, Var(data_.pixels.slice(begin, end))),
                                        data_.labels.slice(begin, end))
                : softmax_cross_entropy(tape, teacher.forward(tape, Var(generated.pixels)), fake);
-      sum += static_cast<double>(loss.value().item());
+      sum += to_double(loss.value().item());
       tape.backward(loss);
     }
     (void)teacher.optimizer->finish_step();
@@ -152,7 +152,7 @@ PictureScore picture_score(const Pictures& generated, const Pictures& real, int6
   }
   Tape tape({.training = false});
   const Var logits = forward(tape, real.pixels);
-  return {static_cast<double>(softmax_cross_entropy(tape, logits, real.labels).value().item()),
+  return {to_double(softmax_cross_entropy(tape, logits, real.labels).value().item()),
           100 * to_double(count_top_k(logits.value(), real.labels, 1)) / to_double(real.size())};
 }
 

@@ -52,8 +52,7 @@ std::vector<double> epochs_passed(const RunRecord& run) {
   for (const StepRecord& s : run.steps) {
     at = s.epoch == epoch ? at + 1 : 1;
     epoch = s.epoch;
-    out.push_back(static_cast<double>(epoch) - 1 +
-                  static_cast<double>(at) / static_cast<double>(sizes[epoch]));
+    out.push_back(to_double(epoch) - 1 + to_double(at) / to_double(sizes[epoch]));
   }
   return out;
 }
@@ -72,11 +71,11 @@ Json curves(const RunRecord& run, int64_t points) {
   for (int64_t b = 0; b < bins; ++b) {
     Bin step, epoch, loss, lr, norm, sent, times, totals, error, epsilon;
     for (int64_t i = b * count / bins; i < (b + 1) * count / bins; ++i) {
-      const StepRecord& s = run.steps[static_cast<size_t>(i)];
+      const StepRecord& s = run.steps[to_size(i)];
       if (std::isfinite(s.seconds())) time += s.seconds();
       if (std::isfinite(s.sent)) bytes += s.sent;
-      step.add(static_cast<double>(s.step));
-      epoch.add(epochs[static_cast<size_t>(i)]);
+      step.add(to_double(s.step));
+      epoch.add(epochs[to_size(i)]);
       loss.add(s.loss);
       lr.add(s.lr);
       norm.add(s.grad_norm);
@@ -162,7 +161,7 @@ std::map<std::string, double> elements_of(const RunRecord& run) {
     for (const auto& [name, ignored] : layers->items()) keep(name, number_at(*layers, name));
     return out;
   }
-  const double step_bytes = 4.0 * static_cast<double>(run.steps.size());
+  const double step_bytes = 4.0 * to_double(run.steps.size());
   if (run.setting("compress") == "none")
     for (const auto& [name, kinds] : run.ledger.items())
       if (const double bytes = number_at(kinds.value("values", Json::object()), "payload");
@@ -188,8 +187,7 @@ Json layer_bytes(const RunRecord& run) {
     if (const auto found = elements.find(name); found != elements.end()) all += found->second;
   if (all == 0 || run.steps.empty()) return nullptr;
   // A run that began from a checkpoint of another folder has the other's ledger, too.
-  const auto steps =
-      static_cast<double>(std::max(whole_at(run.summary, "step"), std::ssize(run.steps)));
+  const auto steps = to_double(std::max(whole_at(run.summary, "step"), std::ssize(run.steps)));
   std::vector<Row> rows;
   for (const auto& [name, kinds] : run.ledger.items()) {
     const auto found = elements.find(name);
@@ -226,8 +224,7 @@ Json layer_bytes(const RunRecord& run) {
 
 // Returns how many columns of a map with these rows fit in `cells` cells.
 int64_t columns_of(size_t rows, int64_t cells) {
-  return std::clamp<int64_t>(cells / std::max<int64_t>(1, static_cast<int64_t>(rows)), 1,
-                             kMaxColumns);
+  return std::clamp<int64_t>(cells / std::max<int64_t>(1, to_int64(rows)), 1, kMaxColumns);
 }
 
 Json steps_of(const std::vector<const Json*>& records) {
@@ -256,7 +253,7 @@ Json plan_map(const RunRecord& run, int64_t cells) {
     }
     rows.push_back({{"name", name}, {"cells", own}});
   }
-  const double end = run.steps.empty() ? 0 : static_cast<double>(run.steps.back().step);
+  const double end = run.steps.empty() ? 0 : to_double(run.steps.back().step);
   return {{"family", text_at(run.plans.back(), "family")},
           {"steps", steps_of(plans)},
           {"end", std::max(end, number_at(run.plans.back(), "step") + 1)},
@@ -389,7 +386,7 @@ Json run_json(const RunRecord& run, const std::string& name, int64_t points) {
 
 Json rounded(double value) {
   if (!std::isfinite(value)) return nullptr;
-  if (std::abs(value) < 1e15 && value == std::trunc(value)) return static_cast<int64_t>(value);
+  if (std::abs(value) < 1e15 && value == std::trunc(value)) return to_int64(value);
   char text[32];
   std::snprintf(text, sizeof text, "%.7g", value);
   return std::atof(text);

@@ -17,6 +17,7 @@
 #include "apps/report/report_page.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/scalar.h"
 #include "core/trace.h"
 
 namespace heddle {
@@ -42,11 +43,11 @@ bool has_utf8() {
 class Canvas {
  public:
   Canvas(int columns, int rows, bool utf8)
-      : columns_(columns), utf8_(utf8), cells_(static_cast<size_t>(columns * rows)) {}
+      : columns_(columns), utf8_(utf8), cells_(to_size(columns * rows)) {}
 
   void dot(int x, int y) {
     static constexpr int kBits[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
-    cells_[static_cast<size_t>(y / 4 * columns_ + x / 2)] |= kBits[y % 4][x % 2];
+    cells_[to_size(y / 4 * columns_ + x / 2)] |= kBits[y % 4][x % 2];
   }
   void line(int x0, int y0, int x1, int y1) {
     const int steps = std::max({std::abs(x1 - x0), std::abs(y1 - y0), 1});
@@ -55,7 +56,7 @@ class Canvas {
   std::string row(int number) const {
     std::string out;
     for (int c = 0; c < columns_; ++c) {
-      const int bits = cells_[static_cast<size_t>(number * columns_ + c)];
+      const int bits = cells_[to_size(number * columns_ + c)];
       if (!utf8_) {
         out += bits != 0 ? '*' : ' ';
         continue;
@@ -76,7 +77,7 @@ class Canvas {
 // Returns the dot of a value, from dot 0 at `low` to dot `dots` at `high`.
 int dot_at(double value, double low, double high, int dots) {
   const double part = (value / 2 - low / 2) / (high / 2 - low / 2);  // halves do not overflow
-  return std::isfinite(part) ? static_cast<int>(std::clamp(part, 0.0, 1.0) * dots) : 0;
+  return std::isfinite(part) ? to_int(std::clamp(part, 0.0, 1.0) * dots) : 0;
 }
 
 std::string scale_text(double value) {
@@ -114,15 +115,14 @@ std::string recent_text(const RunRecord& run, double idle_s) {
   std::string out = concat("  loss ", significant(last.loss, 4), "  lr ", significant(last.lr, 3),
                            "  ", scaled(rate / seconds), " ", run.unit(), "/s");
   if (const std::string steps = run.setting("steps"); !steps.empty() && run.summary.empty()) {
-    const double left = std::atof(steps.c_str()) - static_cast<double>(last.step);
+    const double left = std::atof(steps.c_str()) - to_double(last.step);
     if (left > 0)
-      out += "  " + format_duration(left * seconds / static_cast<double>(run.steps.end() - begin)) +
-             " left";
+      out += "  " + format_duration(left * seconds / to_double(run.steps.end() - begin)) + " left";
   }
   if (!std::isnan(sent))
     out += concat("\n  ratio ", significant(dense / sent, 3), "  exposed ",
                   significant(100 * exposed / seconds, 2), " % of a step");
-  const double step_s = seconds / static_cast<double>(run.steps.end() - begin);
+  const double step_s = seconds / to_double(run.steps.end() - begin);
   return out + '\n' + idle_text(run, step_s, idle_s);
 }
 
@@ -191,9 +191,8 @@ std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle
     const int64_t begin = p * count / points, end = (p + 1) * count / points;
     double sum = 0, known = 0;
     for (int64_t i = begin; i < end; ++i)
-      if (const double loss = run.steps[static_cast<size_t>(i)].loss; std::isfinite(loss))
-        sum += loss, ++known;
-    losses.emplace_back(static_cast<double>(p), sum / known);
+      if (const double loss = run.steps[to_size(i)].loss; std::isfinite(loss)) sum += loss, ++known;
+    losses.emplace_back(to_double(p), sum / known);
   }
   return out + terminal_chart(losses, columns, kChartRows, utf8);
 }

@@ -28,7 +28,7 @@ namespace {
 // Returns "step 24: 1 of 3 buckets compressed; …", for people.
 std::string describe_choice(const ExchangeChoice& choice) {
   const size_t buckets = choice.compressed.size();
-  const auto messages = buckets - static_cast<size_t>(std::ranges::count(choice.joined, true));
+  const auto messages = buckets - to_size(std::ranges::count(choice.joined, true));
   const auto ms = [](double seconds) { return decimals(1e3 * seconds, 1) + " ms"; };
   return concat("step ", choice.step, ": ", std::ranges::count(choice.compressed, true), " of ",
                 buckets, " buckets compressed",
@@ -105,7 +105,7 @@ std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o) {
 }
 
 OptimizerOptions optimizer_options(const CommonOptions& o, const Logger& log) {
-  return {.accumulate = static_cast<int>(o.accumulate),
+  return {.accumulate = to_int(o.accumulate),
           .clip_grad_norm = o.clip_grad_norm,
           .on_nonfinite = o.on_nonfinite == "step" ? OnNonfinite::step : OnNonfinite::bucket,
           .log = log};
@@ -180,13 +180,12 @@ std::vector<int> learner_hosts(const CommonOptions& o, Communicator& comm, const
   std::vector<int> hosts = found;
   if (o.parsed.hosts > 0)
     for (int r = 0; r < comm.size(); ++r)
-      hosts[static_cast<size_t>(r)] = NetModel{.hosts = o.parsed.hosts}.host_of(r, comm.size());
+      hosts[to_size(r)] = NetModel{.hosts = o.parsed.hosts}.host_of(r, comm.size());
   const std::vector<int> first = first_ranks(hosts);
   if (first_ranks(found).size() > 1)
     for (size_t r = 0; r < hosts.size(); ++r)
-      check(found[r] == found[static_cast<size_t>(first[static_cast<size_t>(hosts[r])])],
-            "--hosts ", o.hosts, ": learner ", r, " is on another host than learner ",
-            first[static_cast<size_t>(hosts[r])], "; expected auto");
+      check(found[r] == found[to_size(first[to_size(hosts[r])])], "--hosts ", o.hosts, ": learner ",
+            r, " is on another host than learner ", first[to_size(hosts[r])], "; expected auto");
   const bool levels = first.size() > 1 && std::ssize(first) < comm.size();
   if (log && levels)
     log(concat("gradients: summed within each of ", first.size(),
@@ -205,7 +204,7 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
   std::unique_ptr<CompressedReducer> reducer;
   std::unique_ptr<TopAgg> voting;
   DataParallelOptions parallel = others;
-  parallel.bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20)));
+  parallel.bucket_bytes = std::max<int64_t>(1, to_int64(o.bucket_mb * (1 << 20)));
   parallel.overlap = o.overlap == "on";
   parallel.control_words = true;
   parallel.hosts = learner_hosts(o, comm, log);
@@ -254,16 +253,15 @@ std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
         new DataParallelOptimizer(make_optimizer(o, store, comm, plan, output)));
   auto optimizer = std::make_unique<DecentralizedOptimizer>(
       store, make_rule(o), comm, optimizer_options(o, output.log),
-      PeerOptions{
-          .peers = o.peers,
-          .innovation = o.innovation,
-          .dual = o.peer_rule == "dual",
-          .mixing = o.peer_mixing,
-          .resync = o.resync,
-          .bucket_bytes = std::max<int64_t>(1, static_cast<int64_t>(o.bucket_mb * (1 << 20))),
-          .overlap = o.overlap == "on",
-          .most_non_finite = 0,  // the log ends such a run, on all ranks
-          .seed = static_cast<uint64_t>(o.seed)});
+      PeerOptions{.peers = o.peers,
+                  .innovation = o.innovation,
+                  .dual = o.peer_rule == "dual",
+                  .mixing = o.peer_mixing,
+                  .resync = o.resync,
+                  .bucket_bytes = std::max<int64_t>(1, to_int64(o.bucket_mb * (1 << 20))),
+                  .overlap = o.overlap == "on",
+                  .most_non_finite = 0,  // the log ends such a run, on all ranks
+                  .seed = static_cast<uint64_t>(o.seed)});
   if (output.log)
     output.log(concat("weights: exchanged with neighbours in the graph ", o.peers, " (",
                       optimizer->topology().degree(0), " of rank 0, second eigenvalue ",

@@ -74,8 +74,8 @@ GraphCard make_card(const TrainGcnOptions& o, const GraphCard& loaded, const Gra
     check(loaded.features == graph.feature_count, o.init, ": expects ", loaded.features,
           " features, and ", graph.name, " has ", graph.feature_count);
     const std::vector<std::string>&a = loaded.classes, &b = graph.classes;
-    const size_t at = static_cast<size_t>(
-        std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+    const size_t at =
+        to_size(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
     const auto name = [at](const std::vector<std::string>& classes) {
       return at < classes.size() ? "'" + classes[at] + "'" : "missing";
     };
@@ -98,15 +98,15 @@ GraphNetOptions network_options(const TrainGcnOptions& o, const GraphCard& card)
           .hidden = card.hidden,
           .classes = card.class_count,
           .layers = card.layers,
-          .dropout = static_cast<float>(o.dropout)};
+          .dropout = to_float(o.dropout)};
 }
 
 std::vector<int32_t> divide(const TrainGcnOptions& o, const Graph& graph, int ranks) {
   std::vector<int32_t> owners =
       partition_graph(graph, o.partition, ranks, static_cast<uint64_t>(o.seed));
-  std::vector<int64_t> training(static_cast<size_t>(ranks), 0);
+  std::vector<int64_t> training(to_size(ranks), 0);
   for (size_t v = 0; v < owners.size(); ++v)
-    if (graph.splits[v] == NodeSplit::train) ++training[static_cast<size_t>(owners[v])];
+    if (graph.splits[v] == NodeSplit::train) ++training[to_size(owners[v])];
   for (size_t rank = 0; rank < training.size() && o.training; ++rank)
     check(training[rank] > 0, "--partition ", o.partition, ": learner ", rank,
           " has no nodes for training");
@@ -128,7 +128,7 @@ NodeBatches::NodeBatches(const TrainGcnOptions& o, const Graph& graph,
   std::vector<int64_t> sizes;  // of the ranks
   for (size_t v = 0; v < owners.size(); ++v) {
     if (graph.splits[v] != NodeSplit::train) continue;
-    const auto owner = static_cast<size_t>(owners[v]);
+    const auto owner = to_size(owners[v]);
     if (owner >= sizes.size()) sizes.resize(owner + 1, 0);
     ++sizes[owner];
     if (owners[v] == rank) own_.push_back(static_cast<int32_t>(v));
@@ -202,8 +202,7 @@ std::string describe_plan(const TrainGcnOptions& o, const Graph& graph, Context&
                           NodeBatches& train) {
   std::vector<int32_t> nodes = train.batch(0, 0);
   const auto step_bytes = [&](int64_t rows) {
-    const auto used =
-        std::span(nodes).first(static_cast<size_t>(std::min(rows, std::ssize(nodes))));
+    const auto used = std::span(nodes).first(to_size(std::min(rows, std::ssize(nodes))));
     SampledBatch batch = sampler.sample(used, 0);
     const Device device = context.device();
     for (SparseMatrix& a : batch.mix) a = a.to(device);

@@ -41,7 +41,7 @@ std::string summary(const PlanReport& report, const Values& values) {
              plan.bytes, " bytes of gradients a step, uniform ", plan.uniform_bytes, "; ",
              std::round(1000 * plan.error / plan.budget) / 1000, " of the error budget");
   const auto ms = [](int64_t nanoseconds) {
-    return std::round(static_cast<double>(nanoseconds) / 1e3) / 1e3;
+    return std::round(to_double(nanoseconds) / 1e3) / 1e3;
   };
   if (by_time(values))
     text += concat("; ", ms(plan.cost), " ms of encoding and exchange, uniform ",
@@ -75,9 +75,9 @@ LayerPlannerOptions planner_options(const CommonOptions& o, const StepPlan& plan
   check(
       !by_time(values) || !store.values().device().is_cuda(),
       "--lgreco objective=time times the codecs on the CPU, but --device cuda encodes on the GPU");
-  const auto every = static_cast<int64_t>(values.at("every"));
+  const auto every = to_int64(values.at("every"));
   LayerPlannerOptions options{.every = every > 0 ? every : plan.steps_per_epoch,
-                              .window = static_cast<int64_t>(values.at("window")),
+                              .window = to_int64(values.at("window")),
                               .compensated = with_residuals(values),
                               .alpha = values.at("alpha"),
                               .accordion = by_accordion(values),

@@ -68,10 +68,8 @@ int start_learners(const CommonOptions& o, const std::function<int(Communicator&
   if (plan.size > 1) {
     ThreadsOptions options{.timeout_s = o.comm_timeout};
     if (o.parsed.net) options.net = *o.parsed.net;
-    std::vector<int> codes(static_cast<size_t>(plan.size));
-    const auto learn = [&](Communicator& comm) {
-      codes[static_cast<size_t>(comm.rank())] = run_rank(comm);
-    };
+    std::vector<int> codes(to_size(plan.size));
+    const auto learn = [&](Communicator& comm) { codes[to_size(comm.rank())] = run_rank(comm); };
     run_threads(plan.size, learn, options);
     return *std::ranges::max_element(codes);
   }
@@ -82,7 +80,7 @@ int start_learners(const CommonOptions& o, const std::function<int(Communicator&
 Learner::Learner(const CommonOptions& options, Communicator& started)
     : o(options),
       context({.device = learner_device(o, started),
-               .threads = static_cast<int>(o.threads),
+               .threads = to_int(o.threads),
                .tune = o.tune,
                .deterministic = o.deterministic,
                .tf32 = o.tf32}),

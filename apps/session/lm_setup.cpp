@@ -57,9 +57,9 @@ LstmLmOptions network_options(const TrainLmOptions& o, int64_t vocabulary) {
           .emsize = o.emsize,
           .nhid = o.nhid,
           .nlayers = o.nlayers,
-          .dropout = static_cast<float>(o.dropout),
+          .dropout = to_float(o.dropout),
           .tied = o.tied,
-          .init = static_cast<float>(o.init_range),
+          .init = to_float(o.init_range),
           .dtype = activation_type(o)};
 }
 
@@ -75,8 +75,7 @@ StepPlan plan_steps(const TrainLmOptions& o, const TokenBatches& train) {
 }
 
 float window_weight(const TrainLmOptions& o, int64_t tokens) {
-  return static_cast<float>(static_cast<double>(tokens) /
-                            static_cast<double>(o.bptt * o.batch_size));
+  return to_float(to_double(tokens) / to_double(o.bptt * o.batch_size));
 }
 
 int64_t units_per_batch(const TrainLmOptions& o, int learners) {
@@ -85,7 +84,7 @@ int64_t units_per_batch(const TrainLmOptions& o, int learners) {
 
 nlohmann::ordered_json identity(const TrainLmOptions& o, const Corpus& corpus) {
   const auto hash = [](const void* bytes, size_t size) {
-    return static_cast<int64_t>(hash_bytes(bytes, size) >> 1);
+    return to_int64(hash_bytes(bytes, size) >> 1);
   };
   const std::string vocabulary = format_vocabulary(corpus.vocabulary, corpus.level);
   return {{"program", "train_lm"},

@@ -82,9 +82,9 @@ void finish_trace(const CommonOptions& o, const RunFiles& files, Learner& learne
   comm.barrier();
   const double now = Trace::now();
   const Tensor clock = Tensor::empty_on(Device{}, {1}, DType::i64);
-  clock.data<int64_t>()[0] = static_cast<int64_t>(now);
+  clock.data<int64_t>()[0] = to_int64(now);
   comm.broadcast(clock, 0);
-  const double difference = static_cast<double>(clock.data<int64_t>()[0]) - now;
+  const double difference = to_double(clock.data<int64_t>()[0]) - now;
   std::string all = learner.context.trace().events(
       comm.rank(), own_clock && std::abs(difference) > kSameClock ? difference : 0.0);
   // One rank after the other, so that only the first rank holds the events of more than two ranks.

@@ -27,7 +27,7 @@ constexpr double kMostNoise = 4;
 double largest_sum(const CommonOptions& o, const NoisySum& sum, const StepPlan& plan,
                    int learners) {
   const bool clipped = o.parsed.compress.spec.values.at("vote") == 2;
-  return plan.voters * learners / (clipped ? std::sqrt(static_cast<double>(sum.elements)) : 1);
+  return plan.voters * learners / (clipped ? std::sqrt(to_double(sum.elements)) : 1);
 }
 
 RdpAccountant::State everything() {
@@ -106,8 +106,8 @@ std::unique_ptr<TopAgg> make_voting(const CommonOptions& o, const ParameterStore
         anyway);
   check(o.dp.unit != "learner" || learners > 1,
         "--dp-unit learner: a learner alone has nobody to hide among", anyway);
-  check(o.dp.delta * static_cast<double>(plan.units) < 1, "--dp-delta ", significant(o.dp.delta),
-        ": with ", plan.units,
+  check(o.dp.delta * to_double(plan.units) < 1, "--dp-delta ", significant(o.dp.delta), ": with ",
+        plan.units,
         " units, that is the chance to reveal one of them; expected less "
         "than 1 / ",
         plan.units, anyway);

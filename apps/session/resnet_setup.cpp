@@ -28,21 +28,21 @@ Shards shards_of(const TrainResnetOptions& o, bool training) {
 }  // namespace
 
 Data open_data(const TrainResnetOptions& o, Split split) {
-  const DatasetOptions options{.image_size = static_cast<int>(o.image_size),
+  const DatasetOptions options{.image_size = to_int(o.image_size),
                                .train_images = kShapes,
                                .seed = static_cast<uint64_t>(o.seed)};
   const std::string path = o.data == "shapes" ? "" : o.data;
   Data data;
   data.set = open_dataset(path, split, options);
   data.transform = make_augmentation(split == Split::train ? o.augment : "none", data.set->info(),
-                                     split, static_cast<int>(o.image_size));
+                                     split, to_int(o.image_size));
   return data;
 }
 
 Loader make_loader(const TrainResnetOptions& o, const Data& data, bool training,
                    const Communicator* comm) {
   LoaderOptions options{.batch_size = o.batch_size,
-                        .workers = static_cast<int>(o.workers),
+                        .workers = to_int(o.workers),
                         .seed = static_cast<uint64_t>(o.seed),
                         .shuffle = training,
                         .shards = shards_of(o, training)};
@@ -100,7 +100,7 @@ ResnetCard make_card(const TrainResnetOptions& o, const ResnetCard& loaded, cons
 }
 
 Augmentation evaluation_transform(const ResnetCard& card) {
-  return {.size = static_cast<int>(card.image_size),
+  return {.size = to_int(card.image_size),
           .crop = Crop::center,
           .resize = card.resize,
           .normalization = card.normalization};
@@ -162,7 +162,7 @@ StepPlan plan_steps(const TrainResnetOptions& o, const Loader& train) {
       plan_updates(o, train.batches_per_epoch(), concat("batches of ", o.batch_size, " images"));
   const bool groups = o.dp.unit == "group";
   plan.units = groups ? train.groups() : o.parsed.learners.size;
-  if (groups) plan.voters = o.dp.rate * static_cast<double>(plan.units) / o.parsed.learners.size;
+  if (groups) plan.voters = o.dp.rate * to_double(plan.units) / o.parsed.learners.size;
   return plan;
 }
 

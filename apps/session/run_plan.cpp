@@ -103,8 +103,7 @@ StepPlan plan_updates(const CommonOptions& o, int64_t batches_per_epoch, const s
 }
 
 ScheduleOptions schedule_options(const CommonOptions& o, const StepPlan& plan) {
-  const double epochs =
-      static_cast<double>(plan.total_steps) / static_cast<double>(plan.steps_per_epoch);
+  const double epochs = to_double(plan.total_steps) / to_double(plan.steps_per_epoch);
   ScheduleOptions options{
       .kind = parse_schedule_kind(o.lr_scheduler),
       .lr = o.lr,
@@ -112,7 +111,7 @@ ScheduleOptions schedule_options(const CommonOptions& o, const StepPlan& plan) {
       .steps_per_epoch = plan.steps_per_epoch,
       .warmup_epochs = o.lr_warmup_epochs,
       .gamma = o.lr_gamma,
-      .step_epochs = o.lr_step_size > 0 ? static_cast<double>(o.lr_step_size) : epochs / 3,
+      .step_epochs = o.lr_step_size > 0 ? to_double(o.lr_step_size) : epochs / 3,
       .milestones = {epochs / 2, epochs * 3 / 4}};
   if (!o.lr_milestones.empty())
     options.milestones.assign(o.lr_milestones.begin(), o.lr_milestones.end());
@@ -121,7 +120,7 @@ ScheduleOptions schedule_options(const CommonOptions& o, const StepPlan& plan) {
 
 std::string describe_size(const ParameterStore& store) {
   const auto millions = [](int64_t n) {
-    return decimals(static_cast<double>(n) / 1e6, n > 0 && n < 10000 ? 4 : 2) + " M";
+    return decimals(to_double(n) / 1e6, n > 0 && n < 10000 ? 4 : 2) + " M";
   };
   const int64_t frozen = store.frozen_count();
   return concat(millions(store.count() + frozen), " parameters",
@@ -151,7 +150,7 @@ int64_t measure_step_bytes(Context& context, ParameterStore& store,
   pool->reset_peak();
   Tape tape({.step = 0});
   tape.backward(forward(tape));
-  return static_cast<int64_t>(pool->peak_bytes_in_use());
+  return to_int64(pool->peak_bytes_in_use());
 }
 
 std::string format_plan(const CommonOptions& o, const ParameterStore& store, const RunPlan& plan) {
@@ -195,14 +194,12 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
                         " a step to each neighbour, by --innovation ", o.innovation,
                         "\nstate of peers    ", format_bytes(exchange.state), " a learner\n");
   if (o.compress != "none")
-    compressed =
-        concat("exchange          ", format_bytes(exchange.payload), " a step and learner, ",
-               format_number(std::round(10.0 * static_cast<double>(gradient) /
-                                        static_cast<double>(exchange.payload)) /
-                             10),
-               " times less than dense: ", exchange.compressed_tensors, " tensors by ", by,
-               "\nresiduals         ", format_bytes(exchange.state),
-               " a learner, with other state of the compressor\n");
+    compressed = concat(
+        "exchange          ", format_bytes(exchange.payload), " a step and learner, ",
+        format_number(std::round(10.0 * to_double(gradient) / to_double(exchange.payload)) / 10),
+        " times less than dense: ", exchange.compressed_tensors, " tensors by ", by,
+        "\nresiduals         ", format_bytes(exchange.state),
+        " a learner, with other state of the compressor\n");
   if (is_voting(o)) compressed += "privacy           " + exchange.privacy + '\n';
   const std::string article = plan.unit == "image" ? "an " : "a ";
   return concat(
@@ -210,7 +207,7 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
       store.parameters().size() + store.frozen().size(), " tensors",
       store.frozen().empty() ? "" : concat(", ", store.frozen_count(), " of them frozen"), "\n",
       "steps             ", steps.total_steps, ", ", steps.steps_per_epoch, " an epoch, ",
-      std::llround(static_cast<double>(units * o.accumulate) * steps.voters), " ", plan.unit,
+      std::llround(to_double(units * o.accumulate) * steps.voters), " ", plan.unit,
       o.parsed.learners.size > 1 ? "s each of a learner\n" : "s each\n", "weights           ",
       format_bytes(gradient + 4 * store.frozen_count()), "\n", "gradients         ",
       format_bytes(gradient),

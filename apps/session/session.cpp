@@ -217,7 +217,7 @@ void Session::write_report() {
 
 int report(const CommonOptions& o, const std::string& rate_key, const Learner& learner,
            const Outcome& out) {
-  const int code = static_cast<int>(exit_code(out.run));
+  const int code = to_int(exit_code(out.run));
   if (!learner.is_first()) return code;
   if (o.json) {
     auto json = final_json(out.run, out.results, rate_key, o.seed, out.run_folder);

@@ -64,7 +64,7 @@ NamedTensors averaged_model(const TrainingParts& parts, const Tensor& values) {
     for (auto& [name, x] : model) {
       if (x.dtype() != DType::f32 || !is_statistic(name)) continue;
       comm.all_reduce(x);
-      scale(x, 1.0f / static_cast<float>(comm.size()));
+      scale(x, 1.0f / to_float(comm.size()));
     }
   });
   return model;
@@ -110,7 +110,7 @@ void fill_from_all(const RankFiles& files, const std::vector<int>& hosts,
     }
   }
   for (const auto& [name, x] : tensors)
-    if (name.starts_with("residual.")) scale(x, 1.0f / static_cast<float>(saved.size()));
+    if (name.starts_with("residual.")) scale(x, 1.0f / to_float(saved.size()));
 }
 
 }  // namespace
@@ -196,7 +196,7 @@ void check_rank(const SafetensorsFile& file, int rank, int learners, const Check
 double learners_each(int learners, const std::vector<int>& hosts) {
   check(hosts.empty() || std::ssize(hosts) == learners, "hosts: expected ", learners,
         " numbers, found ", hosts.size());
-  return hosts.empty() ? 1 : learners / static_cast<double>(first_ranks(hosts).size());
+  return hosts.empty() ? 1 : learners / to_double(first_ranks(hosts).size());
 }
 
 // Restores the state that differs between ranks, saved by as many ranks or by a different number.
@@ -246,7 +246,7 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
         "the first learner's momentum");
   if (factor != 1)
     for (const auto& [name, x] : parts.optimizer.named_state())
-      if (name.starts_with("residual.")) scale(x, static_cast<float>(factor));
+      if (name.starts_with("residual.")) scale(x, to_float(factor));
   if (!same && note && parts.rank == 0)
     note(concat("changed: ", learners, " learners in the checkpoint, ", parts.optimizer.learners(),
                 " here: each gets the mean of the ", peers ? "" : "residuals and of the ",

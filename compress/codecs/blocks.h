@@ -16,7 +16,7 @@ namespace heddle {
 // the loop itself would keep GCC from vectorising it.)
 template <class From, class To>
 void cast_elements(const From* from, To* to, int64_t n) {
-  const auto convert = [](From x) { return static_cast<To>(static_cast<float>(x)); };
+  const auto convert = [](From x) { return static_cast<To>(to_float(x)); };
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) to[i] = convert(from[i]);
 }

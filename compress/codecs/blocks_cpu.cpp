@@ -50,11 +50,11 @@ void decode_blocks(const std::vector<CodedBlocks>& runs, const uint8_t* bytes) {
 void add_blocks(const std::vector<CodedBlocks>& runs, const uint8_t* bytes, int64_t part,
                 int parts) {
   for_blocks(runs, [=](const CodedBlocks& b) {
-    std::vector<float> decoded(static_cast<size_t>(b.n));
+    std::vector<float> decoded(to_size(b.n));
     std::fill(b.x, b.x + b.n, 0.0f);
     for (int r = 0; r < parts; ++r) {
       decode(b, bytes + r * part + b.offset, decoded.data());
-      for (int64_t i = 0; i < b.n; ++i) b.x[i] += decoded[static_cast<size_t>(i)];
+      for (int64_t i = 0; i < b.n; ++i) b.x[i] += decoded[to_size(i)];
     }
   });
 }

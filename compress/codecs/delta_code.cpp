@@ -20,7 +20,7 @@ int64_t DeltaCode::max_bytes() const {
 std::vector<uint8_t> DeltaCode::encode(const Indices& indices) const {
   const int b = shift();
   std::vector<uint8_t> bytes;
-  bytes.reserve(static_cast<size_t>(max_bytes()));
+  bytes.reserve(to_size(max_bytes()));
   uint64_t window = 0;  // bits that wait for their byte to fill up
   int held = 0;
   const auto flush = [&] {
@@ -32,7 +32,7 @@ std::vector<uint8_t> DeltaCode::encode(const Indices& indices) const {
     next = index + 1;
     for (uint32_t zeros = high; zeros > 0; flush()) {
       const auto some = std::min(zeros, 32u);
-      held += static_cast<int>(some);
+      held += to_int(some);
       zeros -= some;
     }
     window |= (uint64_t{low} << 1 | 1) << held;
@@ -59,7 +59,7 @@ Indices DeltaCode::decode(std::span<const uint8_t>& bytes) const {
       window |= uint64_t{bytes[at++]} << held;
     }
   };
-  Indices indices(static_cast<size_t>(k));
+  Indices indices(to_size(k));
   int64_t next = 0;
   for (uint32_t& index : indices) {
     int64_t high = 0;
@@ -75,7 +75,7 @@ Indices DeltaCode::decode(std::span<const uint8_t>& bytes) const {
     window >>= zeros + 1;
     held -= zeros + 1;
     need(b);
-    next += (high << b) + static_cast<int64_t>(window & mask);
+    next += (high << b) + to_int64(window & mask);
     window >>= b;
     held -= b;
     if (next >= n) refuse("beyond");

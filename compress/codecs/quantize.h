@@ -25,14 +25,14 @@ HEDDLE_HD constexpr int level_count(int bits) { return (1 << (bits - 1)) - 1; }
 // Returns the sign and level of x as a code from 0 to 2 s; scale is finite and above 0. The level
 // is rounded up if its fraction is above the threshold.
 HEDDLE_HD inline uint32_t level_code(float x, float scale, int s, float threshold) {
-  const float exact = std::bit_cast<float>(magnitude(x)) / scale * static_cast<float>(s);
-  const int below = static_cast<int>(exact);
-  const int level = below + (exact - static_cast<float>(below) > threshold ? 1 : 0);
+  const float exact = std::bit_cast<float>(magnitude(x)) / scale * to_float(s);
+  const int below = to_int(exact);
+  const int level = below + (exact - to_float(below) > threshold ? 1 : 0);
   return static_cast<uint32_t>(s + (x < 0 ? -level : level));
 }
 // Returns the value of a code.
 HEDDLE_HD inline float level_value(uint32_t code, float scale, int s) {
-  return static_cast<float>(static_cast<int>(code) - s) / static_cast<float>(s) * scale;
+  return to_float(to_int(code) - s) / to_float(s) * scale;
 }
 
 // Encodes x (n) in quantized_bytes(n, bits) bytes, bits from 2 to 8. Noise comes in blocks of four

@@ -27,7 +27,7 @@ Indices select_chunks(std::span<const float> x, int64_t chunk) {
 Indices select_top(std::span<const float> x, int64_t k) {
   Indices indices;
   if (k <= 0) return indices;
-  indices.reserve(static_cast<size_t>(k));
+  indices.reserve(to_size(k));
   uint32_t threshold = 0;  // the k-th largest, as far as its bits are known
   int64_t equal = k;       // how many of those that equal it so far are selected
   for (const auto& [shift, width] : {std::pair{20, 11}, {9, 11}, {0, 9}}) {
@@ -50,7 +50,7 @@ Indices select_top(std::span<const float> x, int64_t k) {
 
 Indices select_random(int64_t n, int64_t k, const Philox& rng) {
   const bool inverted = k > n / 2;  // then the indices that are left out are drawn
-  std::vector<bool> drawn(static_cast<size_t>(n));
+  std::vector<bool> drawn(to_size(n));
   int64_t open = inverted ? n - k : k;
   for (uint64_t draw = 0; open > 0; ++draw) {
     const uint32_t i = rng.below(draw, static_cast<uint32_t>(n));
@@ -59,26 +59,26 @@ Indices select_random(int64_t n, int64_t k, const Philox& rng) {
     --open;
   }
   Indices indices;
-  indices.reserve(static_cast<size_t>(k));
+  indices.reserve(to_size(k));
   for (uint32_t i = 0; i < drawn.size(); ++i)
     if (drawn[i] != inverted) indices.push_back(i);
   return indices;
 }
 
 int64_t kept_elements(double density, int64_t n) {
-  return std::min(n, std::max<int64_t>(1, std::llround(density * static_cast<double>(n))));
+  return std::min(n, std::max<int64_t>(1, std::llround(density * to_double(n))));
 }
 
 double kept_energy(std::span<const float> x, const Indices& indices) {
   double all = 0, kept = 0;
-  for (const float v : x) all += static_cast<double>(v) * v;
-  for (const uint32_t i : indices) kept += static_cast<double>(x[i]) * x[i];
+  for (const float v : x) all += to_double(v) * v;
+  for (const uint32_t i : indices) kept += to_double(x[i]) * x[i];
   return all == 0 ? 1 : kept / all;
 }
 
 double unsent_norm(const Tensor& x, const Indices& indices) {
   double unsent = squared_norm(x);
-  for (const uint32_t i : indices) unsent -= static_cast<double>(elements(x)[i]) * elements(x)[i];
+  for (const uint32_t i : indices) unsent -= to_double(elements(x)[i]) * elements(x)[i];
   return std::sqrt(std::max(0.0, unsent));
 }
 
@@ -94,18 +94,17 @@ int64_t IndexCode::bytes() const {
 
 void IndexCode::encode(const Indices& indices, uint8_t* bytes) const {
   if (is_bitmap()) {
-    Indices present(static_cast<size_t>(n));
+    Indices present(to_size(n));
     for (const uint32_t i : indices) present[i] = 1;
     return pack_bits(present.data(), n, 1, bytes);
   }
   Indices offsets = indices;
-  for (int64_t c = 0; c < k; ++c)
-    offsets[static_cast<size_t>(c)] -= static_cast<uint32_t>(c * chunk);
+  for (int64_t c = 0; c < k; ++c) offsets[to_size(c)] -= static_cast<uint32_t>(c * chunk);
   pack_bits(offsets.data(), k, width(), bytes);
 }
 
 Indices IndexCode::decode(const uint8_t* bytes) const {
-  Indices indices(static_cast<size_t>(is_bitmap() ? n : k));
+  Indices indices(to_size(is_bitmap() ? n : k));
   unpack_bits(bytes, std::ssize(indices), is_bitmap() ? 1 : width(), indices.data());
   if (is_bitmap()) {
     size_t found = 0;
@@ -114,7 +113,7 @@ Indices IndexCode::decode(const uint8_t* bytes) const {
     indices.resize(found);
   }
   for (int64_t c = 0; c < std::ssize(indices); ++c)
-    indices[static_cast<size_t>(c)] += static_cast<uint32_t>(c * chunk);
+    indices[to_size(c)] += static_cast<uint32_t>(c * chunk);
   const bool fits = std::ranges::all_of(indices, [&](uint32_t i) { return i < n; });
   if (!fits || std::ssize(indices) != k)
     throw Error(concat("indices do not fit a layer of ", n, " elements"));

@@ -17,7 +17,7 @@ using Indices = std::vector<uint32_t>;
 
 // Returns the elements of an f32 tensor on the host, as a view.
 inline std::span<const float> elements(const Tensor& x) {
-  return {x.data<float>(), static_cast<size_t>(x.size())};
+  return {x.data<float>(), to_size(x.size())};
 }
 
 // Returns the index of the largest |x| of every chunk, a shorter last chunk included: ScaleCom's

@@ -58,7 +58,7 @@ Tensor select_active(const Tensor& x, const Tensor& old, float ahead, int64_t bi
   Indices active;
   for (int64_t begin = 0; begin < x.size();) {
     const uint32_t largest = words(magnitudes)[begin / bin];
-    const auto room = static_cast<int64_t>(found.size() - count);
+    const auto room = to_int64(found.size() - count);
     const int64_t end = std::min({x.size(), (begin / bin + 1) * bin, begin + room});
     for (int64_t i = begin; i < end; ++i) {
       found[count] = static_cast<uint32_t>(i);

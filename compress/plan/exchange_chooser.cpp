@@ -169,7 +169,7 @@ void ExchangeChooser::start(Phase phase, const std::vector<bool>& compressed,
                             const std::vector<bool>& joined) {
   phase_ = phase, steps_ = 0;
   joined_ = joined;
-  now_.assign(static_cast<size_t>(std::ranges::count(joined, false)), {});
+  now_.assign(to_size(std::ranges::count(joined, false)), {});
   const bool trial = phase == Phase::dense_trial;
   for (size_t i = 0; i < buckets_.size(); ++i)
     for (const auto& name : buckets_[i]) reducer_.set_dense(name, !compressed[i], trial);
@@ -243,9 +243,9 @@ void ExchangeChooser::adopt(int64_t step) {
   double excess = 0;
   for (const double tried_s : {choice_.dense_s, choice_.compressed_s})
     excess += std::max(0.0, tried_s / choice_.used_s() - 1);
-  const auto tried = static_cast<double>(options_.trial * rounds_ / kRounds);
+  const auto tried = to_double(options_.trial * rounds_ / kRounds);
   const double rest = tried * excess / options_.trial_cost;
-  next_trial_ = step + std::max(options_.every, static_cast<int64_t>(std::min(rest, 1e12)));
+  next_trial_ = step + std::max(options_.every, to_int64(std::min(rest, 1e12)));
   if (options_.on_choice) options_.on_choice(choice_);
 }
 

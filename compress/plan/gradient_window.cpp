@@ -16,16 +16,16 @@ void add_up(NamedTensors& bucket, std::map<std::string, Tensor>& sums) {
 }  // namespace
 
 double seconds_per_byte(const std::vector<TimedExchange>& exchanges) {
-  const auto n = static_cast<double>(exchanges.size());
+  const auto n = to_double(exchanges.size());
   double bytes = 0, seconds = 0;
   for (const TimedExchange& e : exchanges) {
-    bytes += static_cast<double>(e.bytes);
+    bytes += to_double(e.bytes);
     seconds += e.seconds;
   }
   if (bytes <= 0) return 0;
   double spread = 0, slope = 0;  // sums of x^2 and x y, x relative to its mean
   for (const TimedExchange& e : exchanges) {
-    const double x = static_cast<double>(e.bytes) - bytes / n;
+    const double x = to_double(e.bytes) - bytes / n;
     spread += x * x;
     slope += x * e.seconds;
   }

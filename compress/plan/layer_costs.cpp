@@ -20,7 +20,7 @@ std::vector<LayerChoices> LayerCosts::candidates() const {
     for (const double setting : choices.settings)
       choices.bytes.push_back(open ? layer.size() * 4 : bytes(layer, setting));
     const auto uniform = std::ranges::find(choices.settings, layer.choice);
-    choices.uniform = static_cast<size_t>(uniform - choices.settings.begin());
+    choices.uniform = to_size(uniform - choices.settings.begin());
   }
   return layers;
 }

@@ -141,7 +141,7 @@ LayerPlanner::Table LayerPlanner::describe(const LayerChoices& layer, const Grad
   if (options_.time) {
     const Table seconds = known ? reducer_.seconds(layer, sum->second) : unknown;
     for (size_t c = 0; c < seconds.size(); ++c)
-      row.push_back(seconds[c] + per_byte * static_cast<double>(layer.bytes[c]));
+      row.push_back(seconds[c] + per_byte * to_double(layer.bytes[c]));
   }
   if (options_.accordion)
     row.push_back(known ? std::sqrt(squared_norm(window.alone.at(layer.name))) : INFINITY);
@@ -183,7 +183,7 @@ LayerPlan LayerPlanner::choose(const std::vector<bool>& critical) const {
   measure_plan(layers_, before);
   const bool keeps_budget = before.error <= plan.budget;
   const auto gain = [](const LayerPlan& from, const LayerPlan& to) {
-    return static_cast<double>(to.cost) <= (1 - kLeastGain) * static_cast<double>(from.cost);
+    return to_double(to.cost) <= (1 - kLeastGain) * to_double(from.cost);
   };
   // Measured times change: a plan that was cheaper than the uniform settings may no longer be so.
   const bool too_expensive = plan.cost <= plan.uniform_cost && before.cost > plan.uniform_cost;

@@ -69,12 +69,11 @@ void QualityMeter::after(Communicator& comm, Ledger& ledger, bool accepted) {
   const Tensor squares = Tensor::empty_on(Device{}, {std::ssize(layers), 3});
   float* at = squares.data<float>();
   for (const Seen& seen : layers) {
-    *at++ = static_cast<float>(seen.own);
-    *at++ = static_cast<float>(seen.own_gradient);
+    *at++ = to_float(seen.own);
+    *at++ = to_float(seen.own_gradient);
     const Parameter& p = *seen.parameter;
-    *at++ = feedback == nullptr
-                ? 0.0f
-                : static_cast<float>(squared_norm(feedback->residual(p.name, p.size())));
+    *at++ =
+        feedback == nullptr ? 0.0f : to_float(squared_norm(feedback->residual(p.name, p.size())));
   }
   ledger.book(comm, {{"quality", PayloadKind::control, squares.bytes()}},
               [&] { comm.all_reduce(squares); });
@@ -97,8 +96,7 @@ void QualityMeter::after(Communicator& comm, Ledger& ledger, bool accepted) {
     const Indices best = reducer_.selection(out.name, seen.all);
     if (!best.empty()) {
       const double rho = 1 - kept_energy(elements(seen.all), best);
-      out.mismatch = static_cast<double>(count_missed(best, seen.all, sent)) /
-                     static_cast<double>(best.size());
+      out.mismatch = to_double(count_missed(best, seen.all, sent)) / to_double(best.size());
       out.bound = out.mismatch + (1 - out.mismatch) * rho;
     }
     measured_.push_back(out);
