@@ -25,8 +25,10 @@ std::vector<std::unique_ptr<Communicator>> make_threads(int size,
                                                         const ThreadsOptions& options = {});
 
 // Calls body(comm) once per rank, each call on a thread of its own, and returns when all have
-// returned. If one throws, its communicator is aborted, so that the others throw CommError instead
-// of waiting for it; the cause is rethrown here, and CommError only where there is no other cause.
+// returned. A body makes a Context before its first collective. If one throws a std::exception
+// (anything else ends the program), its communicator is aborted, so that the others throw CommError
+// instead of waiting for it; the cause is rethrown here, and CommError only where there is no other
+// cause.
 void run_threads(int ranks, const std::function<void(Communicator&)>& body,
                  const ThreadsOptions& options = {});
 

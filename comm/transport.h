@@ -74,7 +74,7 @@ class ProgressTimeout {
     const double now = steady_seconds();
     left_s_ -= std::min(now - last_s_, 2 * kPollInterval);
     last_s_ = now;
-    return left_s_ <= 0;
+    return !(left_s_ > 0);  // NaN has expired
   }
 
  private:

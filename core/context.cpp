@@ -70,7 +70,8 @@ Context::~Context() {
 }
 
 Context& Context::current() {
-  if (current_context == nullptr) throw Error("no Context on this thread");
+  if (current_context == nullptr)
+    throw Error("no Context on this thread: make one first (core/context.h)");
   return *current_context;
 }
 

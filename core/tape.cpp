@@ -40,13 +40,7 @@ void Var::add_grad(Tensor grad) const {
 
 Grad Var::take_grad() const { return std::exchange(slot_->grad, Grad{}); }
 
-Tensor Var::grad() const {
-  Grad copy = slot_->grad;
-  if (!copy.second.defined()) return copy.first;
-  Tensor out = Tensor::empty_like(copy.first);
-  add(copy.first, copy.second, out);
-  return out;
-}
+Tensor Var::grad() const { return slot_ == nullptr ? Tensor{} : Grad(slot_->grad).sum(); }
 
 void BackwardPass::contributed(Parameter& p) {
   if (p.frozen) return;

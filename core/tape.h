@@ -43,8 +43,9 @@ class Var {
   Var() = default;
   explicit Var(Tensor value, bool needs_grad = false);
 
-  const Tensor& value() const { return slot_->value; }
-  const Shape& shape() const { return slot_->value.shape(); }
+  // An undefined tensor if this Var was made without one.
+  const Tensor& value() const { return slot_ == nullptr ? kNone : slot_->value; }
+  const Shape& shape() const { return value().shape(); }
   bool needs_grad() const { return slot_ != nullptr && slot_->needs_grad; }
 
   // Adds a gradient of the value's shape, type and layout (InputError otherwise), without a copy:
@@ -61,6 +62,7 @@ class Var {
     Grad grad;
     bool needs_grad;
   };
+  static inline const Tensor kNone;
   std::shared_ptr<Slot> slot_;
 };
 
@@ -111,7 +113,7 @@ class Tape {
   // Records a closure that propagates the gradient of `output`. `uses`: the parameters it
   // contributes to, one entry per contribution; frozen ones are left out. Nothing is kept when not
   // training, or if the output needs no gradient. Throws InputError if it does not although one of
-  // `uses` is trained.
+  // `uses` is trained. Not from within a closure.
   void record(std::string name, const Var& output, std::vector<Parameter*> uses,
               std::function<void(BackwardPass&)> backward);
 

@@ -223,6 +223,7 @@ Tensor Tensor::clone() const {
 
 void Tensor::copy_from(const Tensor& source) const {
   check_form(source, form(), "copy");
+  check(source.size_ == size_, "copy: an undefined tensor");
 #ifdef HEDDLE_CUDA
   // CUDA may read host memory after the call has returned, from pageable memory too. A small
   // tensor is read from a pinned copy, so that the caller may reuse its memory without a wait; for

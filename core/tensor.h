@@ -81,6 +81,7 @@ std::string to_string(const Form& form);  // "f32 (32, 3, 224, 224) nhwc"
 class Pool;
 class Storage;  // owns memory of a pool
 
+// A tensor that was moved from may only be assigned to or destroyed.
 class Tensor {
  public:
   Tensor() = default;

@@ -5,6 +5,8 @@
 // Compiled and run by the tests.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "core/context.h"
 #include "core/parallel.h"
 #include "core/trace.h"
@@ -18,6 +20,8 @@ using namespace heddle;
 Var prelu(Tape& tape, const Var& x, Parameter& slope) {
   TraceRange range("forward", slope.name);
   check_shape(slope.value, {1}, slope.name);
+  // Before the loops: their bodies, which other threads run, must not throw.
+  check_form(x.value(), {x.shape(), DType::f32, Layout::plain}, slope.name.c_str());
   const Tensor input = x.value(), output = Tensor::empty_like(input);
   const float a = slope.value.data<float>()[0];
   parallel_for(input.size(), 8192, [&](int64_t begin, int64_t end) {
@@ -25,7 +29,8 @@ Var prelu(Tape& tape, const Var& x, Parameter& slope) {
     for (int64_t i = begin; i < end; ++i)
       output.data<float>()[i] = in[i] < 0.0f ? a * in[i] : in[i];
   });
-  slope.uses_per_sample = static_cast<double>(input.size() / input.shape()[0]);
+  slope.uses_per_sample =
+      static_cast<double>(input.size()) / std::max<int64_t>(1, input.shape()[0]);
 
   Var y(output, x.needs_grad() || any_trained({&slope}));
   // The closure keeps what backward needs. `slope` is used once here: one contribution is promised.

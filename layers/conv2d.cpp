@@ -28,8 +28,9 @@ namespace {
 
 void check_input(const Tensor& x, const Parameter& weight) {
   check_floating(x, weight.name + ": input");
-  check(x.device() == weight.value.device(), weight.name, ": weights on ",
-        to_string(weight.value.device()), ", input on ", to_string(x.device()));
+  check(weight.value.defined() && x.device() == weight.value.device(), weight.name, ": weights ",
+        weight.value.defined() ? "on " + to_string(weight.value.device()) : "not finalized",
+        ", input on ", to_string(x.device()));
 }
 
 }  // namespace

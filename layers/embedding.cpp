@@ -97,8 +97,8 @@ void embedding_backward(const Tensor& dy, const Tensor& tokens, Parameter& weigh
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& weight, DType dtype) {
   TraceRange range("forward", weight.name);
   const int64_t vocabulary = weight.shape()[0], width = weight.shape()[1];
-  check(weight.shape().rank() == 2 && vocabulary > 0 && width > 0, weight.name,
-        ": expected a weight (V, E), found ", to_string(weight.shape()));
+  check(weight.shape().rank() == 2 && vocabulary > 0 && weight.value.size() > 0, weight.name,
+        ": expected a weight (V, E) of a finalized store, found ", to_string(weight.shape()));
   check_indices(tokens, vocabulary, weight.name);
   const Device device = weight.value.device();
   std::vector<int64_t> shape(tokens.shape().begin(), tokens.shape().end());

@@ -12,8 +12,8 @@ Var linear(Tape& tape, const Var& x, Parameter& weight, Parameter* bias) {
   TraceRange range("forward", weight.name);
   const int axes = x.shape().rank();
   const int64_t out = weight.shape()[0], in = weight.shape()[1];
-  check(axes >= 1 && x.shape()[axes - 1] == in, weight.name, ": expected input (..., ", in,
-        "), found ", to_string(x.shape()));
+  check(axes >= 1 && x.shape()[axes - 1] == in && weight.value.defined(), weight.name,
+        ": expected a finalized store and input (..., ", in, "), found ", to_string(x.shape()));
   const DType dtype = x.value().dtype();
   const int64_t n = in > 0 ? x.value().size() / in : 0;
   const Tensor input = converted(x.value(), dtype, Layout::plain).reshape({n, in});

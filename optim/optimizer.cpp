@@ -34,6 +34,7 @@ Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
   check(options.clip_grad_norm >= 0 && std::isfinite(options.clip_grad_norm),
         "clip-grad-norm: expected a number of at least 0, found ", options.clip_grad_norm);
   averaged_ = to_double(options.accumulate) * options.learners;
+  check(rule_ != nullptr, "optimizer: expected an update rule, found none");
   rule_->attach(store);
   // On CUDA a check of each gradient makes the host wait once per parameter, the norm only once.
   deferred_ = options.clip_grad_norm > 0 || options.on_nonfinite == OnNonfinite::step ||
@@ -48,6 +49,7 @@ Optimizer::Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
 void Optimizer::begin_step(double lr) {
   check(lr >= 0 && std::isfinite(lr), "learning rate: expected a number of at least 0, found ", lr);
   lr_ = lr;
+  begun_ = true;
   progress_.clear();
   updated_ = non_finite_ = 0;
   first_non_finite_.clear();
@@ -198,6 +200,7 @@ void Optimizer::finish_deferred(StepReport& report) {
 }
 
 StepReport Optimizer::finish_step() {
+  check(std::exchange(begun_, false), "finish_step: expected begin_step before each step");
   StepReport report;
   if (!last_micro_step()) {
     ++micro_step_;

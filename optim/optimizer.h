@@ -87,7 +87,8 @@ class Optimizer {
   // finish_step, and before gradients are exchanged.
   void zero_missing_gradients();
   // Makes the remaining updates, after backward, when no other thread signals any more. A missing
-  // gradient counts as zero, so that weight decay and momentum still apply.
+  // gradient counts as zero, so that weight decay and momentum still apply. Throws InputError
+  // without a begin_step since the last one.
   StepReport finish_step();
 
   // Calls `observer` after each update that a signal has triggered, on the thread that made it.
@@ -124,6 +125,7 @@ class Optimizer {
   double averaged_;  // number of gradients in an update's mean: micro-steps times learners
   bool deferred_;
   double lr_ = 0;
+  bool begun_ = false;  // begin_step was called after the last finish_step
   int micro_step_ = 0;
   std::mutex mutex_;                      // guards the next three lines
   int64_t updated_ = 0, non_finite_ = 0;  // parameters in this step

@@ -169,6 +169,7 @@ TEST_CASE("Tensor: views share memory, errors name shapes") {
   CHECK_THROWS_AS(x.data<int32_t>(), InputError);
   CHECK_THROWS_AS(x.item(), InputError);
   CHECK_THROWS_AS(x.copy_from(Tensor::zeros({2, 3})), InputError);
+  CHECK_THROWS_WITH(Tensor::zeros({}).copy_from(Tensor()), "copy: an undefined tensor");
   CHECK_THROWS_AS(Tensor::from({1, 2, 3}, {2}), InputError);
   CHECK_THROWS_WITH(dims<4>(x, "images"), "images: expected 4 axes, found shape (3, 2)");
   CHECK_THROWS_WITH(check_shape(x, {2, 3}, "w"), "w: expected shape (2, 3), found (3, 2)");
@@ -191,7 +192,8 @@ TEST_CASE("Tensor: outlives its Context; without a Context there is a clear erro
     kept = Tensor::from({1, 2});
   }
   CHECK(kept.to_vector() == std::vector<float>{1, 2});
-  CHECK_THROWS_WITH(Tensor::zeros({1}), "no Context on this thread");
+  CHECK_THROWS_WITH(Tensor::zeros({1}),
+                    "no Context on this thread: make one first (core/context.h)");
   kept = {};
   Context outer({.threads = 1});
   {

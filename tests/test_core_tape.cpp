@@ -73,6 +73,19 @@ TEST_CASE("tape: a gradient is final before the input's is computed, weights are
   f.check_settled();
 }
 
+TEST_CASE("tape: a Var without a tensor has neither value nor gradient") {
+  const Var none;
+  CHECK_FALSE(none.value().defined());
+  CHECK_FALSE(none.grad().defined());
+  CHECK(none.shape() == Shape{});
+  CHECK_FALSE(none.needs_grad());
+  Fixture f;
+  Tape tape;
+  shift(tape, f.x, f.a);
+  CHECK_THROWS_AS(tape.backward(none), InputError);
+  CHECK_FALSE(f.x.grad().defined());
+}
+
 TEST_CASE("tape: tied weights are reported once, after their last use, with the sum") {
   Fixture f;
   Tape tape;

@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <string>
 
 #include "core/kernels.h"
 #include "layers/activation.h"
+#include "layers/conv2d.h"
+#include "layers/embedding.h"
 #include "layers/linear.h"
 #include "layers/loss.h"
 #include "layers/pooling.h"
@@ -187,6 +191,26 @@ TEST_CASE("linear: values and gradients, with and without bias, from bf16, witho
     CHECK(relative_distance(a[0], b[0]) < 1e-2);  // rounded once, and once with the noise
     for (size_t i = 1; i < a.size(); ++i) CHECK(relative_distance(a[i], b[i]) < 1e-2);
   }
+}
+
+TEST_CASE("layers with weights of a store that is not finalized say so") {
+  Context context;
+  ParameterStore store;
+  const Linear fc(store, "fc", 7, 5);
+  const Conv2d conv(store, "conv", {.in = 3, .out = 4, .kernel = 3});
+  Parameter& words = store.add("words", {9, 6}, constant_init(0));
+  Tape tape;
+  const auto says_so = [](const std::function<void()>& forward) {
+    try {
+      forward();
+    } catch (const InputError& error) {
+      return std::string(error.what()).find("finalized") != std::string::npos;
+    }
+    return false;
+  };
+  CHECK(says_so([&] { fc.forward(tape, Var(Tensor::zeros({2, 7}))); }));
+  CHECK(says_so([&] { conv.forward(tape, Var(Tensor::zeros({2, 3, 8, 8}))); }));
+  CHECK(says_so([&] { embedding(tape, labels_of({1, 2}), words, DType::f32); }));
 }
 
 TEST_CASE("dropout: mask from the key, mean preserved, gradients, evaluation") {

@@ -356,6 +356,14 @@ TEST_CASE("optimizer: invalid options are refused") {
   Toy toy;
   CHECK_THROWS_AS(Optimizer(toy.store, make_sgd({}), {.accumulate = 0}), InputError);
   CHECK_THROWS_AS(Optimizer(toy.store, make_sgd({}), {.clip_grad_norm = -1}), InputError);
+  CHECK_THROWS_WITH(Optimizer(toy.store, nullptr),
+                    "optimizer: expected an update rule, found none");
   Optimizer optimizer(toy.store, make_sgd({}));
   CHECK_THROWS_AS(optimizer.begin_step(kNan), InputError);
+  // Without begin_step it would use the last learning rate, or none.
+  CHECK_THROWS_AS(optimizer.finish_step(), InputError);
+  optimizer.begin_step(0.1);
+  CHECK_NOTHROW(optimizer.finish_step());
+  CHECK_THROWS_AS(optimizer.finish_step(), InputError);
+  CHECK(optimizer.steps() == 1);
 }
