@@ -123,6 +123,8 @@ std::map<std::string, double> TopAgg::figures() const {
 // ------------------------------------------------------------------ a vote: one unit's gradient
 
 void TopAgg::vote(int64_t step, int64_t vote, int rank) {
+  check(voting_.rate < 1 || voting_.voters != 1 || vote == 0,
+        "topagg: a rank has voted more than once in a step, but voters is 1");
   std::vector<Tensor> gradients;
   std::vector<Indices> indices;
   double squares = 0;
@@ -173,10 +175,7 @@ int TopAgg::width(const std::vector<double>& votes, Communicator& comm, Ledger& 
   if (vote_ == Vote::clip) return 32;
   float most = 0;
   for (const double v : votes) most = std::max(most, to_float(std::abs(v)));
-  if (voting_.rate == 1 && voting_.voters == 1) {
-    check(most <= 1, "topagg: a rank has voted more than once in a step, but voters is 1");
-    return bits_below(3);
-  }
+  if (voting_.rate == 1 && voting_.voters == 1) return bits_below(3);
   std::vector<std::vector<float>> all;
   ledger.book(comm, {{"width of votes", PayloadKind::control, 4}},
               [&] { all = gather_values(comm, std::vector{most}); });

@@ -45,6 +45,7 @@ printf 'peers = "ring"\n' >peers.toml
 refuse 'peers' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --config peers.toml
 for shard in random by-class; do refuse 'shard fixed' "${shapes[@]}" --learners 4 --compress topagg:sigma=1 --shard $shard; done
 refuse 'dp-delta' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --dp-delta 0.001
+refuse 'dp-delta' "${groups[@]}" --compress topagg:density=0.1,sigma=30 --dp-delta 0.5 --dp-anyway  # would be called private
 refuse 'protects nobody' "${groups[@]}" --compress topagg:density=0.1,sigma=0.01
 refuse 'hide' "${shapes[@]}" --compress topagg:sigma=2
 refuse 'dp-rate' "${groups[@]}" --compress topagg:sigma=30 --dp-rate 1e-9
@@ -197,6 +198,13 @@ about other.json "not p['private'] and p['epsilon'] is None"
 "${groups[@]}" --compress topagg:density=0.1,sigma=30 --steps 10 --resume dense --resume-anyway --json \
   --output-dir after-dense >after.json 2>after.err || fail "after dense steps: $(tail -1 after.err)"
 about after.json "not p['private'] and p['epsilon'] is None"
+cp -r said mixed
+"${shapes[@]}" --learners 4 --batch-size 1 --steps 40 --save-every 5 --resume mixed --resume-anyway --output-dir mixed >mixed.out 2>mixed.err ||
+  fail "dense steps after votes: $(tail -1 mixed.err)"
+[ ! -e mixed/privacy.json ] || fail 'dense steps have left an account'
+"${groups[@]}" --compress topagg:density=0.1,sigma=30 --steps 50 --resume mixed --resume-anyway --json --output-dir mixed >mixed.json 2>mixed.err ||
+  fail "votes after dense steps: $(tail -1 mixed.err)"
+about mixed.json "not p['private'] and p['epsilon'] is None"
 
 if [ -n "$mpirun" ]; then
   echo 'MPI'

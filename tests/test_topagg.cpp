@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/bfloat16.h"
+#include "core/kernels.h"
 #include "tests/voted.h"
 
 namespace heddle {
@@ -129,6 +130,20 @@ TEST_CASE("topagg: sums of clipped gradients are exact, however many there are")
   const auto sums = run_votes("topagg:density=1,output=votes,vote=clip", run);
   // In fp32 the next number after 900 is 900.00006.
   CHECK(1e4 * 1001 * static_cast<double>(sums[0][0][0]) == doctest::Approx(1).epsilon(0.03));
+}
+
+TEST_CASE("topagg: a rank of one voter votes once, whatever the votes are") {
+  Context context({.threads = 1});
+  Voted net;
+  for (const char* vote : {"sign", "stochastic", "clip"}) {
+    TopAgg reducer({find_family("topagg"), parse_compress(concat("topagg:sigma=1,vote=", vote)),
+                    ReducerOptions{.voting = {.voters = 1}}, net.store});
+    for (Parameter& p : net.store.parameters()) fill(p.grad, 1);
+    reducer.vote(0, 0, 0);
+    CHECK_THROWS_WITH(reducer.vote(0, 1, 0),
+                      "topagg: a rank has voted more than once in a step, but voters is 1");
+    CHECK_NOTHROW(reducer.vote(1, 0, 0));
+  }
 }
 
 TEST_CASE("topagg: clipped gradients of more voters than expected are limited, not wrapped") {

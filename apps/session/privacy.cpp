@@ -98,6 +98,9 @@ std::unique_ptr<TopAgg> make_voting(const CommonOptions& o, const ParameterStore
       std::make_unique<TopAgg>(ReducerSetup{find_family(spec.family), spec, options, store});
   const RdpAccountant& accountant = *reducer->accountant();
   const NoisySum& sum = accountant.mechanism();
+  check(o.dp.delta * to_double(plan.units) < 1, "--dp-delta ", significant(o.dp.delta), ": with ",
+        plan.units, " units, that is the chance to reveal one of them; expected less than 1 / ",
+        plan.units);
   if (o.dp.anyway) return reducer;
   const char* anyway = "; --dp-anyway trains all the same";
   check(o.init.empty() || WeightsFile(o.init).value("privacy").empty(), "--init ", o.init,
@@ -106,11 +109,6 @@ std::unique_ptr<TopAgg> make_voting(const CommonOptions& o, const ParameterStore
         anyway);
   check(o.dp.unit != "learner" || learners > 1,
         "--dp-unit learner: a learner alone has nobody to hide among", anyway);
-  check(o.dp.delta * to_double(plan.units) < 1, "--dp-delta ", significant(o.dp.delta), ": with ",
-        plan.units,
-        " units, that is the chance to reveal one of them; expected less "
-        "than 1 / ",
-        plan.units, anyway);
   const double largest = largest_sum(o, sum, plan, learners);
   check(largest * kMostNoise >= sum.sigma, "--compress topagg: noise of ", significant(sum.sigma),
         " at every element, and votes that sum to ", significant(largest),

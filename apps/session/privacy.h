@@ -23,10 +23,10 @@ namespace heddle {
 // Throws InputError for options with which votes would be repeatable, or gradients pass them by.
 void check_privacy(const CommonOptions& o);
 
-// Returns the reducer. Throws InputError for a store or settings that TopAgg refuses and, without
-// --dp-anyway, for what protects nobody (no noise, a delta that gives units away, a learner alone),
-// for noise of more than four times the largest sum of votes that is to be expected, and for
-// weights (--init) that votes have trained.
+// Returns the reducer. Throws InputError for a store or settings that TopAgg refuses, for a delta
+// that gives units away and, without --dp-anyway, for what protects nobody (no noise, a learner
+// alone), for noise of more than four times the largest sum of votes that is to be expected, and
+// for weights (--init) that votes have trained.
 std::unique_ptr<TopAgg> make_voting(const CommonOptions& o, const ParameterStore& store,
                                     const StepPlan& plan, int learners);
 // Returns "after 500 steps more the weights will have epsilon 3.15 at delta 1e-05 for …".

@@ -86,9 +86,11 @@ void Session::run(TrainingLoop& loop) {
                               .ahead = start_.ahead},
                  *optimizer_, console_logger(progress()));
   begin_run(o_, spec_, files_, start_.checkpoint.has_value());
-  if (RdpAccountant* accountant = optimizer_->accountant();
-      accountant != nullptr && folder() != nullptr)
-    keep_account(o_, *accountant, *folder());
+  RdpAccountant* accountant = optimizer_->accountant();
+  if (accountant != nullptr && folder() != nullptr) keep_account(o_, *accountant, *folder());
+  // Steps without votes have no account: the folder claims nothing from here on.
+  if (accountant == nullptr && folder() != nullptr)
+    std::remove(folder()->file(kPrivacyFile).c_str());
   try {
     train();
   } catch (const InputError&) {
