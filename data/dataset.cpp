@@ -23,8 +23,8 @@ std::unique_ptr<ImageDataset> open_dataset(const std::filesystem::path& path, Sp
   if (holds_cifar10(path)) return open_cifar10(path, split);
   if (holds_cifar100(path)) return open_cifar100(path, split);
   if (holds_mnist(path)) return open_mnist(path, split);
-  check(!std::filesystem::exists(path / "data_batch_1", error) &&
-            !std::filesystem::exists(path / "meta", error),
+  check(!std::filesystem::is_regular_file(path / "data_batch_1", error) &&
+            !std::filesystem::is_regular_file(path / "meta", error),
         path.string(),
         ": expected the binary version of CIFAR (*.bin), found the Python version; ./run "
         "unpack_data converts it");

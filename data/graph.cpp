@@ -48,14 +48,15 @@ struct Feature {
 
 // Fills graph.features from what differs from 0.
 void set_features(Graph& graph, int64_t nodes, const std::vector<Feature>& given) {
-  graph.bits = std::ranges::all_of(given, [](const Feature& f) { return f.value == 1; });
+  graph.bits =
+      std::ranges::all_of(given, [](const Feature& f) { return f.value == 0 || f.value == 1; });
   check(nodes * graph.row_bytes() <= available_memory(), graph.name, ": ", nodes, " nodes of ",
         graph.feature_count, " features need more memory than this machine has left");
   graph.features.assign(to_size(nodes * graph.row_bytes()), std::byte{0});
   for (const Feature& f : given) {
     std::byte* row = graph.features.data() + f.node * graph.row_bytes();
     if (graph.bits)
-      row[f.index / 8] |= std::byte{1} << f.index % 8;
+      row[f.index / 8] |= std::byte{f.value != 0} << f.index % 8;
     else
       std::memcpy(row + 4 * to_int64(f.index), &f.value, sizeof f.value);
   }

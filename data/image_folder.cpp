@@ -25,6 +25,11 @@ bool is_image_name(const fs::path& path) {
   return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
 }
 
+bool is_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
 // Returns the sorted names of a folder's sub-folders or image files, without hidden ones.
 std::vector<std::string> list_folder(const fs::path& folder, bool folders) {
   std::vector<std::string> names;
@@ -32,7 +37,7 @@ std::vector<std::string> list_folder(const fs::path& folder, bool folders) {
     for (const auto& entry : fs::directory_iterator(folder)) {
       std::string name = entry.path().filename().string();
       if (name.starts_with('.')) continue;
-      if (folders ? entry.is_directory() : entry.is_regular_file() && is_image_name(name))
+      if (folders == is_folder(entry.path()) && (folders || is_image_name(name)))
         names.push_back(std::move(name));
     }
   } catch (const fs::filesystem_error& error) {
@@ -48,11 +53,6 @@ std::vector<std::string> list_classes(const fs::path& folder) {
         ": expected a folder for each class (or CIFAR's *.bin files), found no folder");
   for (const std::string& name : classes) check_text(name, (folder / name).string());
   return classes;
-}
-
-bool is_folder(const fs::path& path) {
-  std::error_code error;
-  return fs::is_directory(path, error);
 }
 
 fs::path find_valid(const fs::path& folder) {
@@ -127,6 +127,7 @@ std::unique_ptr<ImageDataset> open_image_folder(const fs::path& folder, Split sp
   std::error_code error;
   const fs::path whole = fs::weakly_canonical(folder, error);
   DatasetInfo info{(error ? folder : whole).filename().string(), list_classes(train), 0, kImageNet};
+  check(info.classes.size() > 1, train.string(), ": expected at least two classes, found 1");
   return std::make_unique<ImageFolder>(std::move(info), root, split, divided ? 0 : hold_out);
 }
 

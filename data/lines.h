@@ -20,8 +20,9 @@ namespace heddle {
 
 class Lines {
  public:
-  explicit Lines(const std::string& path)
-      : path_(path), text_(read_text_file(path)), rest_(text_) {}
+  explicit Lines(const std::string& path) : path_(path), text_(read_text_file(path)), rest_(text_) {
+    rest_.remove_prefix(rest_.starts_with("\xef\xbb\xbf") ? 3 : 0);  // a byte order mark
+  }
   Lines(const Lines&) = delete;
   Lines& operator=(const Lines&) = delete;
 

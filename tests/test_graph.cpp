@@ -94,6 +94,18 @@ TEST_CASE("graph: values, names, a split, loops and repeated edges, Windows line
   CHECK(graph.names[1] == "second one");
 }
 
+TEST_CASE("graph: features of 0 and 1 stay bits; a byte order mark is no text") {
+  const Graph graph = open({.labels = "\xef\xbb\xbf"
+                                      "b\na\n",
+                            .features = "0:0 1:1\n2\n",
+                            .edges = "0 1\n"});
+  CHECK(graph.bits);
+  CHECK(graph.classes == std::vector<std::string>{"a", "b"});
+  CHECK(feature(graph, 0, 0) == 0);
+  CHECK(feature(graph, 0, 1) == 1);
+  CHECK(feature(graph, 1, 2) == 1);
+}
+
 TEST_CASE("graph: errors name the file, the line and what was found") {
   const auto expect = [](const Files& files, const std::string& words) {
     const std::string message = error(files);

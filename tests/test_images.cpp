@@ -284,8 +284,12 @@ TEST_CASE("image folder: broken folders and files") {
     fs::remove(folder.path() / "train" / name);
   }
   folder.write("train/a/1.jpg", jpeg_file(8, 8));
+  CHECK(contains(open(), "train: expected at least two classes, found 1"));
   fs::create_directory(folder.path() / "train" / "b");
   CHECK(contains(open(), "b: expected JPEG or PNG files, found none"));
+  fs::create_symlink("nowhere.png", folder.path() / "train/b/1.png");
+  CHECK(contains(open(), "b/1.png: "));  // a link to nothing is not left out
+  fs::remove(folder.path() / "train/b/1.png");
   folder.write("train/b/1.png", {'n', 'o'});
   CHECK(contains(open(), "b/1.png: expected a JPEG or PNG image"));
   folder.write("train/b/1.png", {});
@@ -304,6 +308,14 @@ TEST_CASE("image folder: broken folders and files") {
   CHECK(contains(input_error([&] { train->read(1, image); }), "b/1.png: truncated or corrupt"));
   fs::remove(folder.path() / "train" / "b" / "1.png");
   CHECK(contains(input_error([&] { train->read(1, image); }), "b/1.png: cannot open"));
+}
+
+TEST_CASE("image folder: classes with the names of CIFAR's files") {
+  const TempFolder folder;
+  for (const char* name : {"meta/1.jpg", "meta/2.jpg", "data_batch_1/1.jpg", "data_batch_1/2.jpg"})
+    folder.write(name, jpeg_file(8, 8));
+  CHECK(open_dataset(folder.path(), Split::train)->classes() ==
+        std::vector<std::string>{"data_batch_1", "meta"});
 }
 
 TEST_CASE("image folder: real photos") {
