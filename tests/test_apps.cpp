@@ -11,7 +11,6 @@
 #include "apps/cli/json.h"
 #include "apps/cli/process.h"
 #include "apps/cli/resnet_options.h"
-#include "apps/log/progress.h"
 #include "apps/log/run_folder.h"
 #include "core/error.h"
 #include "core/names.h"
@@ -414,28 +413,6 @@ TEST_CASE("run folder: one run at a time") {
   CHECK_FALSE(contains(read(path + "/metrics.jsonl"), "{\"step\":2}"));
   reopen(0);
   CHECK_FALSE(contains(read(path + "/metrics.jsonl"), "step"));
-}
-
-TEST_CASE("progress: lines every print_freq steps where there is no terminal") {
-  const TempFolder temp;
-  const std::string path = temp.path + "/out";
-  for (const bool quiet : {false, true}) {
-    FILE* out = std::fopen(path.c_str(), "wb");
-    {
-      Progress progress({.total_steps = 10, .print_freq = 4, .quiet = quiet, .out = out});
-      for (int i = 1; i <= 10; ++i) progress.step(i, 1, 0.5, 0.1, 8);
-      progress.note("done");
-    }
-    std::fclose(out);
-    const std::string text = read(path);
-    CHECK(contains(text, "step 4/10  loss 0.5000  lr 0.1") != quiet);
-    CHECK(contains(text, "step 8/10") != quiet);
-    CHECK_FALSE(contains(text, "step 5/10"));
-    CHECK_FALSE(contains(text, "\r"));
-    CHECK(contains(text, "done\n") != quiet);
-  }
-  CHECK(format_duration(3727) == "1:02:07");
-  CHECK(format_duration(59.6) == "1:00");
 }
 
 TEST_CASE("process figures are plausible") {

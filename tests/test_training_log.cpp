@@ -1,17 +1,22 @@
-// The training log: dumped gradients, rejected exchanges and the rate in the result.
+// Progress, and the training log: dumped gradients, rejected exchanges and the rate in the result.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <thread>
 
+#include "apps/cli/format.h"
 #include "apps/log/progress.h"
 #include "apps/log/run_folder.h"
 #include "apps/log/training_log.h"
 #include "core/context.h"
 #include "core/kernels.h"
 #include "core/safetensors.h"
+#include "core/trace.h"
 #include "tests/app_helpers.h"
 #include "tests/learner_net.h"
 
@@ -103,4 +108,45 @@ TEST_CASE(
     const auto summary = final_json(log.result(), {}, "rows_per_s", 1, "");
     if (summary.at("rejected_buckets") != 2) throw Error(summary.dump());
   }));
+}
+
+TEST_CASE("progress: lines every print_freq steps where there is no terminal") {
+  const TempFolder temp;
+  const std::string path = temp.path + "/out";
+  for (const bool quiet : {false, true}) {
+    FILE* out = std::fopen(path.c_str(), "wb");
+    {
+      Progress progress({.total_steps = 10, .print_freq = 4, .quiet = quiet, .out = out});
+      for (int i = 1; i <= 10; ++i) progress.step(i, 1, 0.5, 0.1, 8);
+      progress.note("done");
+    }
+    std::fclose(out);
+    const std::string text = read(path);
+    CHECK(contains(text, "step 4/10  loss 0.5000  lr 0.1") != quiet);
+    CHECK(contains(text, "step 8/10") != quiet);
+    CHECK_FALSE(contains(text, "step 5/10"));
+    CHECK_FALSE(contains(text, "\r"));
+    CHECK(contains(text, "done\n") != quiet);
+  }
+  CHECK(format_duration(3727) == "1:02:07");
+  CHECK(format_duration(59.6) == "1:00");
+}
+
+TEST_CASE("progress: the rate is that of the last steps") {
+  const TempFolder temp;
+  const std::string path = temp.path + "/out";
+  constexpr int kSteps = 2000;
+  FILE* out = std::fopen(path.c_str(), "wb");
+  const double begin = steady_seconds();
+  {
+    Progress progress({.total_steps = kSteps, .print_freq = kSteps, .out = out});
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    for (int i = 1; i <= kSteps; ++i) progress.step(i, 1, 0.5, 0.1, 8);
+  }
+  std::fclose(out);
+  const double mean = 8 * kSteps / (steady_seconds() - begin);
+  const std::string text = read(path), lr = "lr 0.1  ";
+  const size_t at = text.find(lr);
+  REQUIRE(at != std::string::npos);
+  CHECK_MESSAGE(std::stod(text.substr(at + lr.size())) > 2 * mean, text);
 }

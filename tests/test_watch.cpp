@@ -71,4 +71,7 @@ TEST_CASE("watch: progress of a run, and a chart") {
         "      4  *   \n         **  \n          ** \n      1    **\n");
   CHECK(contains(terminal_chart({{0, 1}, {1, 2}}, 13, 2, true), "\u2860\u280a"));
   CHECK(terminal_chart({{0, NAN}}, 40, 4, true).empty());
+  // Small numbers are shortened, so that no line is longer than asked for.
+  const std::string small = terminal_chart({{0, 1.2345e-5}, {1, 1.2341e-6}}, 13, 2, false);
+  CHECK_MESSAGE(small.find('\n') == 13, small);
 }

@@ -6,15 +6,17 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include "apps/cli/format.h"
 #include "core/error.h"
+#include "core/scalar.h"
 #include "core/trace.h"
 
 namespace heddle {
 namespace {
 
-constexpr double kRedrawSeconds = 0.1;
+constexpr double kRedrawSeconds = 0.1, kKeep = 0.98;
 constexpr int64_t kMinBarWidth = 6, kMaxBarWidth = 24;
 
 }  // namespace
@@ -29,7 +31,7 @@ int terminal_columns(FILE* out) {
   return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-Progress::Progress(const ProgressOptions& options) : options_(options), started_(steady_seconds()) {
+Progress::Progress(const ProgressOptions& options) : options_(options), last_(steady_seconds()) {
   if (options_.out == nullptr) options_.out = stderr;
   bar_ = !options_.quiet && can_redraw(options_.out);
   const char* no_colour = std::getenv("NO_COLOR");
@@ -40,13 +42,13 @@ Progress::~Progress() { clear(); }
 
 std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr,
                            bool show_lr) const {
-  const double elapsed = std::max(steady_seconds() - started_, 1e-9);
-  const double left = elapsed / static_cast<double>(steps_) *
-                      static_cast<double>(std::max<int64_t>(options_.total_steps - step, 0));
+  const double seconds = std::max(seconds_, 1e-9);
+  const double left =
+      seconds / steps_ * to_double(std::max<int64_t>(options_.total_steps - step, 0));
   std::string out = concat("epoch ", epoch, "  step ", step, "/", options_.total_steps, "  loss ",
                            decimals(loss, 4), show_lr ? "  lr " + significant(lr) : "", "  ",
-                           decimals(static_cast<double>(samples_) / elapsed, 0), " ", options_.unit,
-                           "/s  ", format_duration(left), " left");
+                           decimals(samples_ / seconds, 0), " ", options_.unit, "/s  ",
+                           format_duration(left), " left");
   if (sent_ > 0)
     out += concat("  ratio ", significant(dense_ / sent_, 3), "  exposed ",
                   decimals(100 * exposed_s_ / std::max(step_s_, 1e-9), 0), " %");
@@ -55,7 +57,6 @@ std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr,
 }
 
 void Progress::exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s) {
-  constexpr double kKeep = 0.95;
   dense_ = kKeep * dense_ + static_cast<double>(dense);
   sent_ = kKeep * sent_ + static_cast<double>(sent);
   exposed_s_ = kKeep * exposed_s_ + exposed_s;
@@ -63,8 +64,10 @@ void Progress::exchanged(int64_t dense, int64_t sent, double exposed_s, double s
 }
 
 void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t samples) {
-  samples_ += samples;
-  ++steps_;
+  const double now = steady_seconds();
+  steps_ = kKeep * steps_ + 1;
+  samples_ = kKeep * samples_ + to_double(samples);
+  seconds_ = kKeep * seconds_ + now - std::exchange(last_, now);
   if (options_.quiet) return;
   if (!bar_) {
     if (step % options_.print_freq == 0) {
@@ -72,14 +75,15 @@ void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t
     }
     return;
   }
-  const double now = steady_seconds();
   if (drawn_ && now - drawn_at_ < kRedrawSeconds && step < options_.total_steps) return;
   // The bar fills the rest of the line; a line that wraps could not be redrawn.
   const int64_t columns = terminal_columns(options_.out) - 1;
   std::string figures = line(step, epoch, loss, lr);
   if (std::ssize(figures) > columns) figures = line(step, epoch, loss, lr, false);
   const int64_t room = columns - static_cast<int64_t>(figures.size()) - 3;
-  std::string text = figures.substr(0, static_cast<size_t>(columns));
+  // Rather a figure less than part of one.
+  std::string text = figures.substr(
+      0, std::ssize(figures) > columns ? figures.rfind("  ", to_size(columns)) : figures.size());
   if (room >= kMinBarWidth) {
     const int64_t width = std::min<int64_t>(room, kMaxBarWidth);
     const int64_t total = std::max<int64_t>(options_.total_steps, 1);
@@ -108,7 +112,7 @@ void Progress::clear() {
 
 void Progress::pause() { paused_at_ = steady_seconds(); }
 
-void Progress::resume() { started_ += steady_seconds() - paused_at_; }
+void Progress::resume() { last_ += steady_seconds() - paused_at_; }
 
 Logger console_logger(Progress* progress) {
   if (progress == nullptr) return {};

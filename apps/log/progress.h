@@ -34,7 +34,7 @@ class Progress {
   void step(int64_t step, int64_t epoch, double loss, double lr, int64_t samples);
   // Called before step(): bytes of a dense exchange and bytes sent, seconds that the step waited
   // for exchanges, and its length in seconds. The line then shows the ratio and the share of
-  // waiting, both over some twenty steps.
+  // waiting. These, the rate and the time that is left are means over some fifty steps.
   void exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s);
   // Called before step(): the privacy that the run has spent, which the line then shows.
   void spent(double epsilon) { epsilon_ = epsilon; }
@@ -51,10 +51,11 @@ class Progress {
 
   ProgressOptions options_;
   bool bar_ = false, colour_ = false, drawn_ = false;
-  double started_ = 0, paused_at_ = 0, drawn_at_ = 0;
-  int64_t samples_ = 0, steps_ = 0;
-  double epsilon_ = -1;                                       // none
-  double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;  // sums with decay
+  double last_ = 0, paused_at_ = 0, drawn_at_ = 0;
+  double epsilon_ = -1;  // none
+  // Sums with decay.
+  double steps_ = 0, samples_ = 0, seconds_ = 0;
+  double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;
 };
 
 // Returns whether text on `out` can be redrawn: it is a terminal, and TERM is not dumb.

@@ -364,7 +364,9 @@ function curves() {
   const score = runs[0].score_key;
   const loss = alone ? [{...own(runs[0]), label: 'training', points: column(runs[0], 'loss', 'low', 'high')},
     {label: 'validation', run: runs[0], colour: 'c5', dots: true, points: validations(runs[0], 'loss')}] : series(run => column(run, 'loss'));
-  const dense = runs.find(run => run.exchanges);
+  // The same for all runs that exchange, or not drawn.
+  const sending = runs.filter(run => run.exchanges);
+  const dense = sending.find(run => sending.every(other => other.curves.dense === run.curves.dense));
   return [
     lineChart({id: 'loss', title: alone ? 'Loss' : 'Training loss', smooth: true, series: loss,
       note: `Mean over the learners, in nats${alone ? '. Pale: lowest to highest' : ''}${binned}`}),
@@ -376,7 +378,7 @@ function curves() {
     lineChart({id: 'bytes', title: 'Bytes sent in a step', logarithmic: true, format: bytes,
       note: `By one learner, everything included: indices, scales, checks. Grey: what a dense exchange sends${binned}`,
       series: [...series(run => column(run, 'sent')), {label: 'no compression', run: dense, colour: 'c8', dash: 1,
-        points: dense ? [dense.curves.step[0], dense.facts.steps].map(x => [x, dense.curves.dense]) : []}]}),
+        points: dense ? [dense.curves.step[0], Math.max(...sending.map(run => run.facts.steps))].map(x => [x, dense.curves.dense]) : []}]}),
     lineChart({id: 'decoder-error', title: 'Decoder\'s error', zero: true, series: series(run => column(run, 'decoder_error')),
       note: `LGC's autoencoder: the share of the sums' energy that decoding loses, while it is trained${binned}`}),
     lineChart({id: 'epsilon', title: 'Privacy spent', zero: true, series: series(run => column(run, 'epsilon')),
@@ -418,7 +420,8 @@ function breakdown() {
   const longest = Math.max(...runs.flatMap(run => [sum(parts(run, computing)), sum(parts(run, exchanging))]));
   const exchanged = runs.some(run => run.breakdown.comm !== null);
   return figure('breakdown', 'Where a step\'s time goes', 'Mean over the second half of the run. Communication is exposed where the ' +
-    'computing thread has to wait for it; the rest is hidden by backward',
+    'computing thread has to wait for it; the rest is hidden by backward' +
+    (runs.some(run => Number(setting(run, 'shadow')) > 0) ? '. The update includes what --shadow compares' : ''),
     [runs.map(run => [alone ? null : element('div', {class: 'group'}, run.name), bar('computing', parts(run, computing), longest),
       run.breakdown.comm === null ? null : bar('exchanging', parts(run, exchanging), longest)]),
     legend(...Object.keys(kParts).filter(name => exchanged || !['exposed', ...exchanging].includes(name))
@@ -459,7 +462,7 @@ function choices(run, id) {
   if (!(longest > 0)) return null;
   const joined = buckets.filter(b => b.joined).length;
   const note = `After step ${last.step}: ${last.compressed} of ${last.buckets} buckets are compressed` +
-    (joined ? `, sent as ${last.buckets - joined} messages` : '') + `. From the start of backward a step takes ` +
+    (joined ? `, sent as ${plural(last.buckets - joined, 'message')}` : '') + `. From the start of backward a step takes ` +
     `${duration(last.dense_s)} if all are dense, ${duration(last.compressed_s)} if all are compressed` + (last.dropped ?
     `; another choice was expected to take ${duration(last.chosen_s)}, took ${duration(last.found_s)} and was dropped` :
     `, and ${duration(last.chosen_s)} as chosen, predicted from measurements of each bucket` +
@@ -494,7 +497,7 @@ function heatMap(id, title, note, map, begin, ramp, cell) {
     }
     return [element('span', {}, name), element('div', {class: 'cells'}, out)];
   };
-  return figure(id, title, note, [scroll(element('div', {class: 'map'}, map.rows.map(row), element('span', {}, 'step'),
+  return figure(id, title, note, [scroll(element('div', {class: 'map'}, map.rows.map(row), element('span', {}, 'step\u2003\u2003'),
     scale(ticks(from, map.end, 8), tick => (tick - from) / width, tick => significant(tick, 7)))), ramp], () => [['layer', ...map.steps.map(step => `step ${step}`)],
     map.rows.map(({name, cells}) => [name, ...cells.map(c => c ? cell(c).value : '')])], true);
 }
@@ -562,16 +565,18 @@ function timeline(run, id) {
 // Rows of [name, text, remark, number to sort by].
 function facts(run) {
   // Runs are compared by their tests if all have one, else by their validations.
-  const scored = (of, split) => of.scores.filter(s => finite(s[of.score_key]) && s.split === split);
+  const scored = (of, split) => of.scores.filter(s => finite(s[of === run ? key : of.score_key]) && s.split === split);
+  // A run that was never scored is in its peers' column.
+  const key = [run, ...runs].map(each => each.score_key).find(each => each !== 'loss') ?? 'loss';
   const split = runs.every(each => scored(each, 'test').length) ? 'test' : 'valid';
   const f = run.facts, last = scored(run, split).at(-1);
   const memory = run.scores.findLast(s => finite(s.peak_rss_bytes));
   const rows = [
-    [run.score_key === 'acc1' ? 'accuracy' : kScores[run.score_key].toLowerCase(),
-      last ? significant(last[run.score_key]) + (run.score_key === 'acc1' ? ' %' : '') : kNone,
-      last ? `on the ${last.split === 'test' ? 'test' : 'validation'} set, after epoch ${last.epoch}` : '', last && last[run.score_key]],
+    [key === 'acc1' ? 'accuracy' : kScores[key].toLowerCase(),
+      last ? significant(last[key]) + (key === 'acc1' ? ' %' : '') : kNone,
+      last ? `on the ${last.split === 'test' ? 'test' : 'validation'} set, after epoch ${last.epoch}` : '', last && last[key]],
     ['training loss', significant(f.loss), 'mean over the last epoch', f.loss],
-    ['steps', String(f.steps), f.epochs ? `in ${plural(f.epochs, 'epoch')}` : '', f.steps],
+    ['steps', String(f.steps) + (alone || run.status === 'done' ? '' : `, ${run.status ?? 'not ended'}`), f.epochs ? `in ${plural(f.epochs, 'epoch')}` : '', f.steps],
     [`${f.unit} per second`, scaled(f.rate), 'second half of the run, all learners', f.rate],
     ['training time', duration(f.seconds), `${duration(f.step_s)} a step`, f.seconds]];
   if (memory) rows.push(['peak memory', bytes(memory.peak_rss_bytes), 'of the first learner\'s process', memory.peak_rss_bytes]);
@@ -640,10 +645,12 @@ function whatRan(run) {
 function machine(run) {
   const text = value => value === undefined || value === null ? '' : typeof value === 'string' ? value : JSON.stringify(value);
   const info = run.info || {}, host = info.machine || {}, build = info.build || {};
+  const list = (...parts) => parts.map(([value, before = '', after = '']) => text(value) && before + text(value) + after).filter(Boolean).join(', ');
   const rows = [['command', Array.isArray(info.argv) ? info.argv.map(text).join(' ') : ''], ['started', text(info.start_time)],
-    ['program', `${text(info.program)}, git ${text(build.git_revision)}, ${text(build.type)}, ${text(build.compiler)}`],
-    ['processor', `${text(host.cpu)}, ${text(host.cores)} cores`], ['memory', bytes(host.memory_bytes)], ['system', text(host.system)],
-    ['used', `${text(info.device)}, ${plural(text(info.threads), 'thread')} a learner, ${text(info.precision)}, seed ${text(info.seed)}`]];
+    ['program', list([info.program], [build.git_revision, 'git '], [build.type], [build.compiler])],
+    ['processor', list([host.cpu], [host.cores, '', ' cores'])], ['memory', finite(host.memory_bytes) ? bytes(host.memory_bytes) : ''],
+    ['system', text(host.system)], ['used', list([info.device], [info.threads && plural(text(info.threads), 'thread'), '', ' a learner'],
+      [info.precision], [info.seed, 'seed '])]].filter(row => row[1]);
   return [element('dl', {class: 'machine'}, rows.flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, value)])),
     element('details', {}, element('summary', {}, 'Configuration'), scroll(table(['flag', 'value'], run.config)))];
 }
@@ -703,10 +710,11 @@ const ownFigures = (run, i) => many ? [] : [layerBytes(run, alone ? 'layer-bytes
     .map(([name, draw]) => draw(run, `run${i + 1}-${name}`))];
 
 document.title = many ? plural(runs.length, 'run') : runs.map(run => run.name).join(' · ');
-const status = run => `${String((run.info || {}).start_time || '').slice(0, 10)}, ${run.status ?? 'not ended when this was written'}`;
+const status = run => [String((run.info || {}).start_time || '').slice(0, 10), run.status ?? 'not ended when this was written'].filter(Boolean).join(', ');
 fill(document.getElementById('page'), {}, [
   element('header', {}, element('p', {class: 'over'}, `heddle, report of ${alone ? 'a run' : plural(runs.length, 'run')}`),
     element('h1', {}, document.title), alone ? [whatRan(runs[0]), status(runs[0])].map(text => element('p', {class: 'note'}, text)) : null,
+    many ? element('p', {class: 'note'}, 'The charts show the first eight; a click on a run\'s name shows or hides it') : null,
     runs.filter(run => run.broken.lines).map(run => element('p', {class: 'note broken'}, `${run.name}/metrics.jsonl: ` +
       `${run.broken.lines} of its lines do not parse and were skipped; line ${run.broken.first}`))),
   alone ? element('ul', {class: 'tiles'}, facts(runs[0]).map(([name, value, remark]) => element('li', {}, element('span', {}, name),

@@ -81,7 +81,13 @@ int dot_at(double value, double low, double high, int dots) {
 }
 
 std::string scale_text(double value) {
-  return pad_left(significant(value, 4), kScaleWidth - 2) + "  ";
+  std::string text = significant(value, 4);
+  if (text.size() > kScaleWidth - 2) {
+    char exponent[16];
+    std::snprintf(exponent, sizeof exponent, "%.2g", value);  // 1.2e-05
+    text = exponent;
+  }
+  return pad_left(text, kScaleWidth - 2) + "  ";
 }
 
 // Returns the seconds since the last line was written; 0 if unknown.

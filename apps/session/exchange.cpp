@@ -32,7 +32,9 @@ std::string describe_choice(const ExchangeChoice& choice) {
   const auto ms = [](double seconds) { return decimals(1e3 * seconds, 1) + " ms"; };
   return concat("step ", choice.step, ": ", std::ranges::count(choice.compressed, true), " of ",
                 buckets, " buckets compressed",
-                messages == buckets ? "" : concat(", sent as ", messages, " messages"),
+                messages == buckets
+                    ? ""
+                    : concat(", sent as ", messages, messages == 1 ? " message" : " messages"),
                 "; backward pass and exchange take ", ms(choice.used_s()), ", all dense ",
                 ms(choice.dense_s), ", all compressed ", ms(choice.compressed_s),
                 choice.dropped ? concat("; another choice, expected to take ", ms(choice.chosen_s),
