@@ -8,9 +8,9 @@
 //
 // Contract of every collective: each rank makes the same calls in the same order, with tensors of
 // the same shapes and types (exchange() says what it needs), on any device; one thread of a rank
-// calls at a time. Throws InputError for shapes or types that do not fit (before anything is sent),
-// and CommError, with rank, collective, tag and step, when another rank fails or does not answer
-// within the timeout.
+// calls at a time. Throws InputError for a rank's own shapes or types that do not fit (before
+// anything is sent; those of different ranks are not compared), and CommError, with rank,
+// collective, tag and step, when another rank fails or does not answer within the timeout.
 #pragma once
 
 #include <cstdint>
