@@ -37,7 +37,7 @@ PYTHON
 "$gan" --init learns --evaluate --json >again.json 2>again.err || fail "evaluate: $(tail -1 again.err)"
 [ "$(json again.json valid_acc1)" = "$(json learns.json valid_acc1)" ] || fail 'the saved generator has another score'
 
-for split in train val; do mkdir -p folders/$split/a && cp learns/samples-90.png folders/$split/a; done
+for folder in folders/{train,val}/{a,b}; do mkdir -p $folder && cp learns/samples-90.png $folder; done
 refuse 'sorted by class' "${few[@]}" --dp-anyway --data folders
 "$gan" --list | grep -q '^compressors: *topagg$' || fail "the compressors: $("$gan" --list)"
 
