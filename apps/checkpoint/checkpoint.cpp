@@ -74,14 +74,14 @@ std::vector<int64_t> steps_in(const std::string& folder) {
 nlohmann::json read_json(const std::string& path) { return parse_json(read_text_file(path), path); }
 
 void check_version(const nlohmann::json& json, const std::string& path) {
-  const auto version = json.at("version").get<int>();
+  const auto version = whole(json.at("version"));
   check(version >= 1 && version <= kCheckpointVersion, path, ": format version ", version,
         "; this program reads versions up to ", kCheckpointVersion);
 }
 
 void check_file(const std::string& path, const nlohmann::json& entry) {
   const InputFile file(path);
-  const auto bytes = entry.at("bytes").get<int64_t>();
+  const auto bytes = whole(entry.at("bytes"));
   check(file.size() == bytes, path, ": expected ", bytes, " bytes, found ", file.size());
   const auto hash = entry.at("xxh64").get<std::string>();
   check(hash_of(file) == hash, path, ": content differs from what was written (expected xxh64 ",
@@ -131,7 +131,7 @@ Checkpoint read_checkpoint(const std::string& path) {
   read_members(out.file(kState) + ": is not a state of this program", [&] {
     out.state = read_json(out.file(kState));
     check_version(out.state, out.file(kState));
-    out.step = out.state.at("step").get<int64_t>();
+    out.step = whole(out.state.at("step"));
     check(out.step >= 0, out.file(kState), ": step: expected at least 0, found ", out.step);
   });
   return out;

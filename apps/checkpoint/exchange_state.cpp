@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "apps/cli/json.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -67,14 +68,14 @@ Json planner_json(const LayerPlannerState& planner) {
 
 LayerPlannerState parse_planner(const nlohmann::json& json) {
   LayerPlannerState planner;
-  planner.due = json.at("due").get<int64_t>();
+  planner.due = whole(json.at("due"));
   planner.current = json.at("current").get<std::vector<size_t>>();
   for (const auto& layer : json.at("layers")) {
     LayerChoices& choices = planner.layers.emplace_back();
     choices.name = layer.at("name").get<std::string>();
     choices.settings = layer.at("settings").get<std::vector<double>>();
     choices.bytes = layer.at("bytes").get<std::vector<int64_t>>();
-    choices.uniform = layer.at("uniform").get<size_t>();
+    choices.uniform = to_size(whole(layer.at("uniform")));
     check(choices.bytes.size() == choices.settings.size() &&
               choices.uniform < choices.settings.size(),
           "plan of ", printable(choices.name), ": ", choices.settings.size(), " settings, ",
@@ -121,7 +122,7 @@ RdpAccountant::State parse_account(const nlohmann::json& json) {
   const auto& queries = json.at("queries");
   check(queries.is_number_integer(), "privacy: queries: expected a whole number, found ",
         printable(queries.dump()));
-  RdpAccountant::State state{.queries = queries.get<int64_t>(), .spent = {}};
+  RdpAccountant::State state{.queries = whole(queries), .spent = {}};
   for (const auto& x : json.at("spent"))  // JSON has null for infinity
     state.spent.push_back(x.is_number() ? x.get<double>()
                                         : std::numeric_limits<double>::infinity());
@@ -149,7 +150,7 @@ Json exchange_json(const LearnerOptimizer::State& state) {
 
 LearnerOptimizer::State parse_exchange(const nlohmann::json& json) {
   LearnerOptimizer::State state;
-  state.steps = json.at("steps").get<int64_t>();
+  state.steps = whole(json.at("steps"));
   read_array(json.at("totals"), counts_of(state.totals));
   read_array(json.at("seconds"), seconds_of(state.totals));
   state.totals.dense_of_dense = -1;  // unknown: added later
@@ -158,11 +159,11 @@ LearnerOptimizer::State parse_exchange(const nlohmann::json& json) {
     read_array(json["dense"],
                std::tie(state.totals.dense_of_dense, state.totals.dense_of_compressed));
   for (const auto& entry : json.at("ledger")) {
-    const int kind = entry.at(1).get<int>();
+    const int kind = to_int(whole(entry.at(1)));
     check(kind >= 0 && kind < to_int(kPayloadKinds), "ledger: kind ", kind);
     state.ledger[{entry.at(0).get<std::string>(), static_cast<PayloadKind>(kind)}] = {
-        entry.at(2).get<int64_t>(), entry.at(3).get<int64_t>(), entry.at(4).get<int64_t>(),
-        entry.at(entry.size() > 5 ? 5 : 2).get<int64_t>()};  // [5] was added later
+        whole(entry.at(2)), whole(entry.at(3)), whole(entry.at(4)),
+        whole(entry.at(entry.size() > 5 ? 5 : 2))};  // [5] was added later
   }
   state.settings = json.at("settings").get<std::map<std::string, double>>();
   if (json.contains("hosts")) state.hosts = json["hosts"].get<std::vector<int>>();  // added later

@@ -39,11 +39,11 @@ Events read_events(const nlohmann::json& trace) {
   std::map<int64_t, std::string> names;
   for (const auto& e : trace.at("traceEvents"))
     if (e.at("pid") == 0 && e.at("ph") == "M" && e.at("name") == "thread_name")
-      names[e.at("tid").get<int64_t>()] = e.at("args").at("name").get<std::string>();
+      names[whole(e.at("tid"))] = e.at("args").at("name").get<std::string>();
   for (const auto& e : trace.at("traceEvents")) {
     const std::string phase = e.at("ph");
     if (e.at("pid") != 0 || phase == "M" || phase == "C" || phase == "i") continue;
-    const std::string& track = names[e.at("tid").get<int64_t>()];
+    const std::string& track = names[whole(e.at("tid"))];
     const double at = e.at("ts").get<double>();
     if (phase == "X")
       out.ranges.push_back({track, e.at("name"), at, at + e.at("dur").get<double>()});

@@ -147,7 +147,7 @@ void apply_layer_plan(const CommonOptions& o, const ParameterStore& store, int l
     check(ranks == learners, where, "is for ", ranks, " learners, not ", learners);
     for (const auto& layer : plan.at("layers")) {
       const auto name = layer.at("name").get<std::string>();
-      const auto elements = layer.at("elements").get<int64_t>();
+      const auto elements = whole(layer.at("elements"));
       const int64_t here = elements_of(store, name);
       check(elements == here && here > 0, where, "is for another network: ", printable(name),
             " has ", elements, " elements there, ", here, " here");

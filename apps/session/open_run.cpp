@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "apps/cli/json.h"
 #include "apps/log/tensorboard.h"
 #include "core/error.h"
 
@@ -26,7 +27,7 @@ RunFolder open_folder(const CommonOptions& o, const std::optional<Checkpoint>& c
   };
   if (checkpoint && !o.output_dir.empty() && is_run_of(o.output_dir, *checkpoint)) {
     const auto& bytes = checkpoint->state.at("log").at("metrics_bytes");
-    return RunFolder::reopen(o.output_dir, bytes.is_number_integer() ? bytes.get<int64_t>() : 0,
+    return RunFolder::reopen(o.output_dir, bytes.is_number_integer() ? whole(bytes) : 0,
                              still_newest, true);
   }
   if (o.resume == "auto") {

@@ -169,7 +169,7 @@ Start find_start(const CommonOptions& o, RunSpec& spec, Communicator& comm) {
     check_same_run(o, spec.identity, *start.checkpoint);
     if (compression_differs(state.at("compression"), o).empty())
       spec.plan.compress_start = state.value("compress_start", int64_t{-1});
-    const auto epoch = state.at("epoch").get<int64_t>(), seen = state.at("units").get<int64_t>();
+    const auto epoch = whole(state.at("epoch")), seen = whole(state.at("units"));
     check(epoch >= 0 && seen >= 0, path, ": epoch ", epoch, ", ", seen, " units seen in it");
     const int64_t update =
         std::min(seen / spec.units_per_batch / o.accumulate, spec.plan.steps_per_epoch - 1);

@@ -203,7 +203,7 @@ double learners_each(int learners, const std::vector<int>& hosts) {
 void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, const OwnState& own,
                    LearnerOptimizer::State& exchange, bool same_compression, bool anyway,
                    const Logger& note) {
-  const int learners = checkpoint.state.at("learners").get<int>();
+  const int learners = to_int(whole(checkpoint.state.at("learners")));
   check(learners >= 1 && learners <= 1 << 20, checkpoint.path, ": ", learners, " learners");
   const bool same = learners == parts.optimizer.learners(), peers = !parts.o.peers.empty();
   // Peers continue in the same graph only; the file that describes it may have changed.
@@ -286,7 +286,7 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
     parts.schedule.restore(
         {.lr = schedule.at("lr").get<double>() * (highest > 0 ? here / highest : 1),
          .best = other || best.is_null() ? INFINITY : best.get<double>(),
-         .bad = other ? 0 : schedule.at("bad").get<int64_t>()});
+         .bad = other ? 0 : whole(schedule.at("bad"))});
     LearnerOptimizer::State exchange = parse_exchange(state.at("exchange"));
     const bool peers = !parts.o.peers.empty();  // their graph is in the settings
     if (!same_compression || other ||
@@ -295,7 +295,7 @@ void restore_training(const TrainingParts& parts, const Checkpoint& checkpoint, 
       exchange.planner.reset();
     }
     restore_ranks(parts, checkpoint, own, exchange, same_compression, anyway, note);
-    parts.log.restore(checkpoint.step, state.at("epoch").get<int64_t>(), state.at("log"));
+    parts.log.restore(checkpoint.step, whole(state.at("epoch")), state.at("log"));
     if (note) note_changes(state.at("config").get<std::string>(), parts.spec.config, note);
   });
 }
