@@ -40,5 +40,6 @@
 #include "layers/weights.h"
 #include "optim/data_parallel.h"
 #include "optim/decentralized.h"
+#include "optim/local_steps.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"

@@ -114,6 +114,7 @@ class DecentralizedOptimizer : public LearnerOptimizer {
   std::optional<double> consensus_error() const override { return error_; }
 
   int learners() const override { return comm_.size(); }
+  bool own_weights() const override { return true; }
   int64_t dense_bytes() const override;
   const Optimizer& optimizer() const override { return optimizer_; }
   Totals totals() const override;

@@ -1,6 +1,7 @@
 // LearnerOptimizer: what a training loop, its log and its checkpoints need of an optimizer whose
 // ranks train together: DataParallelOptimizer (data_parallel.h), which sums gradients over all
-// ranks, or DecentralizedOptimizer (decentralized.h), whose ranks talk to their neighbours.
+// ranks, LocalSteps (local_steps.h), which sums what the ranks have changed in several steps, or
+// DecentralizedOptimizer (decentralized.h), whose ranks talk to their neighbours.
 //
 //   optimizer.begin_step(lr);
 //   optimizer.backward(tape, loss);
@@ -81,6 +82,8 @@ class LearnerOptimizer {
   virtual void wait() = 0;
 
   virtual int learners() const = 0;
+  // Returns whether the weights of the ranks differ between two steps.
+  virtual bool own_weights() const { return false; }
   // Returns the bytes that a rank, or with hosts the first of a host to others, sends in a dense
   // step: its share of a ring all-reduce.
   virtual int64_t dense_bytes() const = 0;
@@ -92,6 +95,8 @@ class LearnerOptimizer {
     double collective_s = 0;  // of which in collectives
     double exposed_s = 0;     // seconds that the main thread waited for exchanges
     int64_t dense_steps = 0, compressed_steps = 0;  // before compress_start, and after
+    // Counts steps among these in which the ranks exchanged nothing (local_steps.h).
+    int64_t dense_local = 0, compressed_local = 0;
     int64_t coded_steps = 0;  // of dense_steps, by `start`; not in Ledger::Entry::counted
     // Bytes of gradients in these steps; with hosts, of those between hosts. Then dense_bytes() of
     // these steps.

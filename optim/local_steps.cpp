@@ -1,0 +1,122 @@
+#include "optim/local_steps.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/kernels.h"
+#include "optim/replica_check.h"
+
+namespace heddle {
+
+LocalSteps::LocalSteps(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
+                       const OptimizerOptions& options, const LocalStepsOptions& local,
+                       const MakeOuter& make_outer)
+    : store_(store), local_(local), inner_(store, std::move(rule), options) {
+  check(local.every > 0, "local steps: expected at least one in a round, found ", local.every);
+  check(local.outer_lr > 0 && std::isfinite(local.outer_lr),
+        "outer learning rate: expected a number above 0, found ", local.outer_lr);
+  for (const Parameter& p : store.parameters())
+    pairs_.emplace_back(&p, &anchor_.add(p.name, p.shape(), constant_init(0)));
+  anchor_.finalize(0);
+  outer_ = make_outer(anchor_);
+  outer_->collective("parameters", [&](Communicator& c) { broadcast_replica(store, c); });
+  begin_anew();
+  inner_.on_update([this](const Parameter& p) {
+    if (exchanging_) hand_over(p);
+  });
+}
+
+void LocalSteps::begin_step(double lr) {
+  inner_.begin_step(lr);
+  if (exchanging_ || !ends_round()) return;
+  outer_->begin_step(local_.outer_lr);
+  exchanging_ = true;
+}
+
+// Gives the outer optimizer the change of a parameter whose value is that of the round's end.
+void LocalSteps::hand_over(const Parameter& p) {
+  const auto pair = std::ranges::find(pairs_, &p, [](const auto& both) { return both.first; });
+  Parameter& anchor = *pair->second;
+  if (anchor.written) return;
+  anchor.grad.copy_from(anchor.value);
+  axpy(-1, p.value, anchor.grad);
+  anchor.written = true;
+  anchor.uses_per_sample = p.uses_per_sample;
+  outer_->ready(anchor);
+  outer_->weights_free(anchor);
+}
+
+StepReport LocalSteps::finish_step() {
+  StepReport report = inner_.finish_step();
+  if (!report.due) return report;
+  if (exchanging_) {
+    for (const Parameter& p : store_.parameters()) hand_over(p);  // updated at the end, or skipped
+    const StepReport outer = outer_->finish_step();
+    store_.values().copy_from(anchor_.values());
+    if (outer.skipped_parameters > 0)
+      for (const auto& [name, x] : inner_.rule().named_state())
+        if (!all_finite(x)) x.fill_zero();
+    report.skipped_parameters = std::max(report.skipped_parameters, outer.skipped_parameters);
+    if (report.first_skipped.empty()) report.first_skipped = outer.first_skipped;
+  }
+  exchanged_ = std::exchange(exchanging_, false);
+  summed_ = !exchanged_ && (step_ + 1) % local_.every % kWordsEvery == 0 && learners() > 1;
+  if (summed_) {
+    post("control words", [this](Communicator& comm, Ledger& ledger) {
+      const Tensor sums = Tensor::zeros({to_int64(ControlWords::kCount)});
+      words_.sum_separately(sums, comm, ledger);
+    });
+    wait();
+  }
+  ++step_;
+  return report;
+}
+
+void LocalSteps::use_own() {
+  if (own_.defined()) store_.values().copy_from(own_);
+  own_ = {};
+}
+
+void LocalSteps::use_shared() {
+  own_ = store_.values().clone();
+  store_.values().copy_from(anchor_.values());
+}
+
+LocalSteps::Totals LocalSteps::totals() const {
+  Totals all = outer_->totals();
+  const int64_t alone = step_ - all.dense_steps - all.compressed_steps;
+  all.dense_local =
+      all.compressed_steps == 0 ? alone : std::min(alone, all.dense_steps * (local_.every - 1));
+  all.compressed_local = alone - all.dense_local;
+  all.dense_steps += all.dense_local;
+  all.dense_of_dense += all.dense_local * dense_bytes();
+  all.compressed_steps += all.compressed_local;
+  all.dense_of_compressed += all.compressed_local * dense_bytes();
+  return all;
+}
+
+LocalSteps::State LocalSteps::state() {
+  State state = outer_->state();
+  state.steps = step_;
+  return state;
+}
+
+void LocalSteps::restore(const State& state) {
+  step_ = state.steps;
+  State rounds = state;
+  rounds.steps = step_ / local_.every;
+  outer_->restore(rounds);
+  begin_anew();  // the weights that were saved for all are the anchor
+}
+
+NamedTensors LocalSteps::named_state() const {
+  NamedTensors state;
+  for (const Parameter& p : store_.parameters()) state.emplace_back("weights." + p.name, p.value);
+  for (const auto& [name, x] : inner_.named_state()) state.emplace_back("rule." + name, x);
+  for (const auto& [name, x] : outer_->optimizer().named_state())
+    state.emplace_back("outer." + name, x);
+  for (const auto& tensor : outer_->named_state()) state.push_back(tensor);
+  return state;
+}
+
+}  // namespace heddle
