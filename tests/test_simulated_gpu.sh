@@ -114,6 +114,7 @@ voting=("${few[@]}" --arch cnn --batch-size 2 --dp-unit group --dp-rate 0.002 --
 both votes 5e-2 "${voting[@]}"
 run votes-nccl "${voting[@]}" --device cuda --comm nccl
 same votes votes-nccl
+both local 5e-2 "${few[@]}" --local-steps 2 --outer-momentum 0.5 --compress topk:density=0.1 --compress-start 1
 # Learners that talk to neighbours only: with NCCL the same bits, and after a resume.
 ring=("${images[@]}" --batch-size 4 --learners 3 --peers ring --innovation dyna)
 both peers 5e-2 "${ring[@]}"

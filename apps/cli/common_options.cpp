@@ -128,6 +128,17 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             "every N steps also sum the gradients dense, and report the error of compression for "
             "each layer; 0: never");
   flags.add(
+      "local-steps", &o.local_steps, "N",
+      "each learner trains on its own for N steps; then the mean of their changes, compressed "
+      "by --compress, is applied for all; 1: gradients are exchanged in each step",
+      at_least(1), at_most(1e9));
+  flags.add("outer-lr", &o.outer_lr, "X",
+            "with --local-steps, the factor for the mean of the changes; 1 averages the weights",
+            above(0));
+  flags.add("outer-momentum", &o.outer_momentum, "X",
+            "with --local-steps, Nesterov momentum of the mean of the changes", at_least(0),
+            below(1));
+  flags.add(
       "peers", &o.peers, "GRAPH",
       "each learner has weights of its own and exchanges with its neighbours only, in a ring, "
       "complete, star, exp, torus:RxC, er:p=0.4,seed=1, or the graph of a file with lines "
@@ -352,6 +363,8 @@ void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embed
   check(o.resume.empty() || !o.evaluate, "--resume continues training; with --evaluate use --init");
   flags.check_needs(common_needs(o));
   if (!o.training) o.freeze.clear();
+  // A file or the environment may have set it for others.
+  if (o.parsed.learners.size == 1 || !o.peers.empty()) o.local_steps = 1;
   try {
     (void)std::regex(o.freeze);
   } catch (const std::regex_error& error) {

@@ -81,7 +81,9 @@ struct CommonOptions {
   PrivacyOptions dp;
   double comm_timeout = 60, bucket_mb = 4;
   std::string hosts;
-  // instead of sums over all learners
+  // rounds of several steps, or no sums over all learners
+  int64_t local_steps = 1;
+  double outer_lr = 1, outer_momentum = 0;
   std::string peers, innovation = "none", peer_rule = "dual";
   double peer_mixing = 0;
   int64_t resync = 1000;
@@ -171,6 +173,8 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o);
 // Returns whether learners vote (--compress topagg), and whose data that protects, in words: "a
 // group of 8 images, used or left out".
 bool is_voting(const CommonOptions& o);
+// Returns the momentum of what is exchanged: with --local-steps of the changes, else of gradients.
+double exchanged_momentum(const CommonOptions& o);
 std::string privacy_unit(const CommonOptions& o);
 
 // Returns "title a b c\n", for --list.

@@ -60,6 +60,11 @@ LearnerPlan plan_learners(const CommonOptions& o) {
 
 bool is_voting(const CommonOptions& o) { return o.parsed.compress.spec.family == "topagg"; }
 
+double exchanged_momentum(const CommonOptions& o) {
+  if (o.local_steps > 1) return o.outer_momentum;
+  return o.optimizer == "sgd" ? o.momentum : 0;
+}
+
 std::string privacy_unit(const CommonOptions& o) {
   std::string unit = o.dp.described;
   if (unit.empty() && o.dp.unit == "learner")
@@ -86,8 +91,8 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
       {"resume-anyway", !o.resume.empty(), "needs --resume"},
       {"momentum", sgd, rule},
       {"nesterov", sgd, rule},
-      {"compressed-momentum", sgd && o.momentum > 0,
-       "needs --optimizer sgd with a --momentum above 0"},
+      {"compressed-momentum", exchanged_momentum(o) > 0,
+       "needs --optimizer sgd with a --momentum above 0, or with --local-steps --outer-momentum"},
       {"lr-milestones", o.lr_scheduler == "multistep", schedule("multistep")},
       {"lr-step-size", o.lr_scheduler == "step", schedule("step")},
       {"lr-gamma", gammas, schedule("step, multistep or plateau")},
@@ -98,9 +103,12 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
   needs.push_back({"min-compress", o.compress != "none", "needs --compress", true});
   for (const char* flag : {"innovation", "peer-rule", "peer-mixing", "resync"})
     needs.push_back({flag, !o.peers.empty(), "needs --peers"});
-  for (const char* flag : {"compress", "layerwise", "clip-mode", "hosts"})
+  for (const char* flag : {"compress", "layerwise", "clip-mode", "hosts", "local-steps"})
     needs.push_back({flag, o.peers.empty(), "has no effect with --peers"});
-  for (const char* flag : {"peers", "hosts"})
+  for (const char* flag : {"outer-lr", "outer-momentum"})
+    needs.push_back({flag, o.local_steps > 1, "needs --local-steps above 1"});
+  needs.push_back({"clip-mode", o.local_steps == 1, "has no effect with --local-steps"});
+  for (const char* flag : {"peers", "hosts", "local-steps"})
     needs.push_back({flag, o.parsed.learners.size > 1, "needs several learners"});
   for (const char* flag :
        {"compress-start", "start-compress", "compressed-momentum", "dense-layers", "shadow"})

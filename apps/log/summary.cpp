@@ -74,14 +74,18 @@ std::string privacy_text(const PrivacyResult& privacy) {
 Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store) {
   const LearnerOptimizer::Totals totals = optimizer.totals();
   Ratios out;
+  if (totals.compressed_steps > 0 || optimizer.own_weights())
+    out.run = quotient(to_double(totals.dense_of_compressed + totals.dense_of_dense),
+                       to_double(totals.compressed_sent + totals.dense_sent));
   if (totals.compressed_steps == 0) return out;
-  const auto steps = to_double(totals.compressed_steps);
+  const auto steps = to_double(totals.compressed_steps - totals.compressed_local);
   double dense_all = 0, sent_all = 0, dense_layers = 0, sent_layers = 0;
   for (const Parameter& p : store.parameters()) {
     const auto entry = optimizer.ledger().entries().find({p.name, PayloadKind::values});
     if (entry == optimizer.ledger().entries().end()) continue;
     const double dense = to_double(p.size()) * 4;
-    const double start = dense * to_double(totals.dense_steps - totals.coded_steps);
+    const double start =
+        dense * to_double(totals.dense_steps - totals.dense_local - totals.coded_steps);
     const double sent = (to_double(entry->second.counted) - start) / steps;
     dense_all += dense;
     sent_all += sent;
@@ -92,8 +96,6 @@ Ratios ratios(const LearnerOptimizer& optimizer, const ParameterStore& store) {
   out.layers = quotient(dense_layers, sent_layers);
   out.values = quotient(dense_all, sent_all);
   out.wire = quotient(to_double(totals.dense_of_compressed), to_double(totals.compressed_sent));
-  out.run = quotient(to_double(totals.dense_of_compressed + totals.dense_of_dense),
-                     to_double(totals.compressed_sent + totals.dense_sent));
   return out;
 }
 

@@ -103,7 +103,7 @@ bool TrainingLog::finish_step(const StepReport& report, const StepFacts& facts) 
   if (const std::string note = optimizer_.take_note(); !note.empty() && progress_ != nullptr)
     progress_->note(note);
 
-  if (!o_.peers.empty()) return running();  // each rank skips for itself: see flush_losses()
+  if (optimizer_.own_weights()) return running();  // each rank skips for itself: see flush_losses()
   skipped_ = skipped ? skipped_ + 1 : 0;
   if (skipped_ > o_.max_skipped) {
     flush_losses();  // all ranks count the same steps
@@ -211,8 +211,8 @@ bool TrainingLog::flush_losses() {
     result_.rate = units_ / std::max(seconds_, 1e-9);
     if (running() && units > 0 && is_divergent(loss))
       diverge(step, pending.facts.lr, loss_text("loss", loss));
-    if (!o_.peers.empty()) skipped_ = skipped > 0 ? skipped_ + 1 : 0;
-    if (running() && skipped_ > o_.max_skipped && !o_.peers.empty())
+    if (optimizer_.own_weights()) skipped_ = skipped > 0 ? skipped_ + 1 : 0;
+    if (running() && skipped_ > o_.max_skipped && optimizer_.own_weights())
       diverge(step, pending.facts.lr,
               concat("in ", skipped_,
                      " consecutive steps a learner's gradients or weights were not "
@@ -246,10 +246,10 @@ void TrainingLog::write_step(int64_t step, double loss, double units, const Pend
     line.update({{"bytes_sent", exchange.sent},
                  {"bytes_received", exchange.received},
                  {"bytes_dense", dense},
-                 {"ratio", to_double(dense) / to_double(std::max<int64_t>(sent, 1))},
                  {"t_comm", exchange.comm_s},
                  {"t_compress", exchange.compress_s},
                  {"t_exposed", exchange.exposed_s}});
+    if (sent > 0) line["ratio"] = to_double(dense) / to_double(sent);
     progress_->exchanged(dense, sent, exchange.exposed_s, t.total());
   }
   for (const auto& [name, value] : facts.figures) line[name] = value;
@@ -400,7 +400,7 @@ void TrainingLog::diverge(int64_t step, double lr, const std::string& why) {
                "%s: diverged at step %lld, lr %g: %s%s; a lower --lr, --clip-grad-norm or "
                "--lr-warmup-epochs may help\n",
                options_.program.c_str(), static_cast<long long>(step), lr, why.c_str(),
-               o_.peers.empty() ? ("; " + describe_suspect(store_)).c_str() : "");
+               !optimizer_.own_weights() ? ("; " + describe_suspect(store_)).c_str() : "");
 }
 
 }  // namespace heddle

@@ -640,7 +640,7 @@ function whatRan(run) {
   const said = name => ['none', 'uniform'].includes(setting(run, name)) ? '' : setting(run, name);
   const data = said('data').replace(/\/+$/, '').split('/').pop();
   return [[said('arch') || said('preset'), data].filter(Boolean).join(' on '), run.learners ? plural(run.learners, 'learner') : '',
-    said('net') && `network ${said('net')}`, said('compress'), said('layerwise')].filter(Boolean).join(', ');
+    said('net') && `network ${said('net')}`, Number(said('local-steps')) > 1 && plural(said('local-steps'), 'local step'), said('compress'), said('layerwise')].filter(Boolean).join(', ');
 }
 function machine(run) {
   const text = value => value === undefined || value === null ? '' : typeof value === 'string' ? value : JSON.stringify(value);

@@ -41,6 +41,8 @@ nlohmann::ordered_json compression_of(const CommonOptions& o) {
       {"compress", o.compress}, {"dense-layers", o.dense_layers}, {"min-compress", o.min_compress}};
   if (!o.peers.empty())
     json.update({{"peers", o.peers}, {"innovation", o.innovation}, {"peer-rule", o.peer_rule}});
+  if (o.local_steps > 1)
+    json.update({{"local-steps", o.local_steps}, {"outer-momentum", o.outer_momentum > 0}});
   return json;
 }
 
@@ -66,6 +68,7 @@ double residual_scale(const nlohmann::json& state, const CommonOptions& o) {
   const auto lines = lines_of(state.at("config").get<std::string>());
   if (const auto line = lines.find("accumulate"); line != lines.end())
     there.accumulate = std::atoll(line->second.substr(line->second.find('=') + 1).c_str());
+  if (o.local_steps > 1) there.accumulate = o.accumulate;  // residuals of weights, not of sums
   check(there.accumulate > 0, "accumulate of the saved run: expected at least 1, found ",
         there.accumulate);
   const auto beta = [](const CommonOptions& options) {

@@ -14,6 +14,7 @@
 #include "compress/families.h"
 #include "core/error.h"
 #include "optim/decentralized.h"
+#include "optim/local_steps.h"
 
 namespace heddle {
 
@@ -88,7 +89,7 @@ std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o, const Com
 
 // Returns whether SGD skips momentum for gradients that a residual held back.
 bool residual_momentum(const CommonOptions& o, const CompressedReducer& reducer) {
-  if (o.optimizer != "sgd" || o.momentum == 0) return false;
+  if (exchanged_momentum(o) == 0) return false;
   const std::string& mode = o.compressed_momentum;
   check(mode != "residual" || reducer.keeps_residuals(),
         "--compressed-momentum residual: ", reducer.name(), " keeps no residuals");
@@ -215,7 +216,9 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     if (log) log(concat("gradients: votes, ", to_string(spec)));
   } else if (spec.family != "none") {
     reducer = reducer_for(o, spec, store);
-    parallel.compress_start = first_compressed_step(o, plan);
+    // In steps, from the beginning of a round; then in rounds.
+    const int64_t rounds = (first_compressed_step(o, plan) + o.local_steps - 1) / o.local_steps;
+    parallel.compress_start = rounds * o.local_steps;
     if (const CompressSpec& first = o.parsed.start_compress; first.family != "none")
       parallel.start = reducer_for(o, first, store);
     parallel.shadow_every = o.shadow;
@@ -229,8 +232,15 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     if (!o.plan.empty()) apply_layer_plan(o, store, comm.size(), *reducer);
     parallel.residual_momentum = residual_momentum(o, *reducer);
     if (log) log(describe_exchange(o, plan, spec, comm.size(), parallel));
+    parallel.compress_start = rounds;
   }
   OptimizerOptions options = optimizer_options(o, log);
+  if (o.local_steps > 1) {  // each learner accumulates and clips on its own
+    options = {.on_nonfinite = options.on_nonfinite, .log = log};
+    return {store,    make_sgd({.momentum = o.outer_momentum, .nesterov = o.outer_momentum > 0}),
+            comm,     options,
+            parallel, std::move(reducer)};
+  }
   // With residuals, clips before sending: what is cut off after the exchange is lost.
   const bool local = o.clip_mode.empty() ? reducer != nullptr && reducer->keeps_residuals()
                                          : o.clip_mode == "local";
@@ -248,11 +258,28 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
 
 std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
                                                          ParameterStore& store, Communicator& comm,
-                                                         const StepPlan& plan,
+                                                         const StepPlan& plan, int64_t last_step,
                                                          const RunOutput& output) {
-  if (o.peers.empty())
+  if (o.peers.empty() && o.local_steps == 1)
     return std::unique_ptr<LearnerOptimizer>(
         new DataParallelOptimizer(make_optimizer(o, store, comm, plan, output)));
+  if (o.local_steps > 1) {
+    if (output.log)
+      output.log(
+          concat("weights: each learner's own for ", o.local_steps,
+                 " steps; then all continue from their anchor, moved by ", o.outer_lr,
+                 " times the mean of their changes",
+                 o.outer_momentum > 0 ? concat(", with momentum ", o.outer_momentum) : "",
+                 o.local_steps > plan.steps_per_epoch
+                     ? "; a round is longer than an epoch: evaluations within it see old weights"
+                     : ""));
+    return std::make_unique<LocalSteps>(
+        store, make_rule(o), optimizer_options(o, output.log),
+        LocalStepsOptions{o.local_steps, last_step, o.outer_lr}, [&](ParameterStore& anchor) {
+          return std::unique_ptr<DataParallelOptimizer>(new DataParallelOptimizer(
+              make_optimizer(o, anchor, comm, plan, output, {.broadcast = false})));
+        });
+  }
   auto optimizer = std::make_unique<DecentralizedOptimizer>(
       store, make_rule(o), comm, optimizer_options(o, output.log),
       PeerOptions{.peers = o.peers,

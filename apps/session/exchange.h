@@ -47,11 +47,12 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
                                      const RunOutput& output = {},
                                      const DataParallelOptions& others = {});
 
-// Returns the optimizer of a learner for training: that of make_optimizer(), or with --peers one
-// that talks to its neighbours only. Throws InputError as its constructor does, too.
+// Returns the optimizer of a learner for training: that of make_optimizer(), with --peers one
+// that talks to its neighbours only, or with --local-steps one that exchanges at the end of rounds
+// and in `last_step` of the run. Throws InputError as its constructor does, too.
 std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
                                                          ParameterStore& store, Communicator& comm,
-                                                         const StepPlan& plan,
+                                                         const StepPlan& plan, int64_t last_step,
                                                          const RunOutput& output);
 
 }  // namespace heddle

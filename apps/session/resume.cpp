@@ -90,7 +90,8 @@ void check_same_run(const CommonOptions& o, const nlohmann::ordered_json& identi
   const std::string compression = compression_differs(state.at("compression"), o);
   check(compression.empty() || o.resume_anyway, checkpoint.path, ": ", compression,
         "; --resume-anyway ",
-        o.peers.empty() ? "drops the residuals" : "begins anew from the mean of the weights");
+        o.peers.empty() && o.local_steps == 1 ? "drops the residuals"
+                                              : "begins anew from the weights of the whole run");
 }
 
 // Returns what the first rank reads from its disk, for as long as that takes.

@@ -59,6 +59,11 @@ void check_options(const CommonOptions& o) {
     (void)parse_innovation(o.innovation);
     check(o.headroom == 0, "--headroom measures sums over all learners; it knows no --peers");
   }
+  check(
+      o.local_steps == 1 || (!is_voting(o) && !compress.automatic && o.layerwise == "uniform" &&
+                             o.plan.empty() && o.shadow == 0 && o.hosts.empty() && o.headroom == 0),
+      "--local-steps: expected no --compress topagg or auto, --layerwise lgreco, --plan, "
+      "--shadow, --hosts or --headroom, which need an exchange in each step");
   check(o.headroom == 0 || o.parsed.learners.size > 1,
         "--headroom needs several learners: give --learners N or start with mpirun");
 }
@@ -167,7 +172,9 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   const bool on_gpu = store.values().device().is_cuda();
   const int64_t here = o.parsed.learners.on_machine;
   const int64_t left = available_memory();
-  const int64_t peak = measured + row * (rows - plan.rows) + state + exchange.state;
+  // The anchor, its gradient and momentum.
+  const int64_t anchor = o.local_steps == 1 ? 0 : gradient * (o.outer_momentum > 0 ? 3 : 2);
+  const int64_t peak = measured + row * (rows - plan.rows) + state + anchor + exchange.state;
   if (o.json) {
     const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;
     nlohmann::ordered_json json = {{plan.model, plan.model_name},
@@ -181,12 +188,15 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
                                    {"peak_pool_bytes", peak},
                                    {"gradient_bytes_per_step", gradient},
                                    {"compressed_tensors", exchange.compressed_tensors},
-                                   {"exchange_bytes_per_step", exchange.payload},
+                                   {"exchange_bytes_per_step", exchange.payload / o.local_steps},
                                    {"compressor_state_bytes", exchange.state}};
     if (is_voting(o)) json["epsilon"] = exchange.epsilon;
     return json_line(json);
   }
   std::string compressed, by = o.compress;
+  const std::string a_step = o.local_steps > 1
+                                 ? concat(" every ", o.local_steps, " steps and learner, ")
+                                 : " a step and learner, ";
   if (o.parsed.compress.automatic)
     by = to_string(o.parsed.compress.spec) + ", where --compress auto finds it faster";
   if (!o.peers.empty())
@@ -195,11 +205,15 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
                         "\nstate of peers    ", format_bytes(exchange.state), " a learner\n");
   if (o.compress != "none")
     compressed = concat(
-        "exchange          ", format_bytes(exchange.payload), " a step and learner, ",
+        "exchange          ", format_bytes(exchange.payload), a_step,
         format_number(std::round(10.0 * to_double(gradient) / to_double(exchange.payload)) / 10),
         " times less than dense: ", exchange.compressed_tensors, " tensors by ", by,
         "\nresiduals         ", format_bytes(exchange.state),
         " a learner, with other state of the compressor\n");
+  if (o.local_steps > 1)
+    compressed +=
+        concat("local steps       ", o.local_steps, " in a round; the weights that all share take ",
+               format_bytes(anchor), " a learner, with what their update needs\n");
   if (is_voting(o)) compressed += "privacy           " + exchange.privacy + '\n';
   const std::string article = plan.unit == "image" ? "an " : "a ";
   return concat(

@@ -52,6 +52,7 @@ Session::Session(const CommonOptions& o, const std::vector<std::string>& argumen
       batch_(start_.batch),
       schedule_(spec_.schedule),
       optimizer_(make_learner_optimizer(o, learner.store, learner.comm, spec_.plan,
+                                        spec_.plan.total_steps + start_.plan_ahead,
                                         {.folder = folder(), .log = console_logger(progress())})),
       graph_(make_step_graph(o, learner.store, learner.comm.size(), console_logger(progress()))),
       log_(spec_.log, o, learner.store, *optimizer_, folder(), progress()),

@@ -53,7 +53,7 @@ NamedTensors averaged_model(const TrainingParts& parts, const Tensor& values) {
   for (size_t i = 0; i < model.size(); ++i) {
     const int64_t at = static_cast<const float*>(parts.spec.model[i].second.raw()) - begin;
     const Tensor& x = model[i].second;
-    if (!parts.o.peers.empty() && x.dtype() == DType::f32 && at >= 0 && at < values.size())
+    if (parts.optimizer.own_weights() && x.dtype() == DType::f32 && at >= 0 && at < values.size())
       x.copy_from(Tensor::view_as(values.slice(at, at + x.size()), x.shape()));
   }
   const NamedTensors buffers = buffers_of(parts);
@@ -119,7 +119,7 @@ std::optional<CheckpointFiles> save_training(const TrainingParts& parts, int64_t
                                              const OwnState& own) {
   bool fit = parts.log.flush_losses() && parts.log.skipped_steps() == 0 &&
              all_finite(parts.store.values());
-  if (!parts.o.peers.empty())  // each rank has weights of its own
+  if (parts.optimizer.own_weights())
     parts.optimizer.collective("checkpoint", [&](Communicator& comm) {
       fit = mean_over_ranks(comm, {fit ? 1.0 : 0.0})[0] > 1 - 1e-6;
     });
@@ -205,11 +205,12 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
                    const Logger& note) {
   const int learners = to_int(whole(checkpoint.state.at("learners")));
   check(learners >= 1 && learners <= 1 << 20, checkpoint.path, ": ", learners, " learners");
-  const bool same = learners == parts.optimizer.learners(), peers = !parts.o.peers.empty();
+  const bool same = learners == parts.optimizer.learners(),
+             own_weights = parts.optimizer.own_weights();
   // Peers continue in the same graph only; the file that describes it may have changed.
   const bool continues =
-      same_compression &&
-      (!peers || (same && exchange.settings == parts.optimizer.state().settings));
+      same_compression && (same || !own_weights) &&
+      (parts.o.peers.empty() || exchange.settings == parts.optimizer.state().settings);
   const std::vector<int> hosts = parts.optimizer.state().hosts;
   // Without a compressor's state it does not matter who exchanged with whom.
   const bool moves = continues && hosts != exchange.hosts && !parts.optimizer.named_state().empty();
@@ -240,16 +241,16 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   } else {
     parts.optimizer.begin_anew();
   }
-  if (peers && !continues && note && parts.rank == 0)
+  if (own_weights && !continues && note && parts.rank == 0)
     note(
-        "changed: learners, graph or code; all begin anew from the mean of the saved weights, with "
-        "the first learner's momentum");
+        "changed: learners, graph, code or local steps; all begin anew from the "
+        "weights of the whole run, with the first learner's momentum");
   if (factor != 1)
     for (const auto& [name, x] : parts.optimizer.named_state())
       if (name.starts_with("residual.")) scale(x, to_float(factor));
   if (!same && note && parts.rank == 0)
     note(concat("changed: ", learners, " learners in the checkpoint, ", parts.optimizer.learners(),
-                " here: each gets the mean of the ", peers ? "" : "residuals and of the ",
+                " here: each gets the mean of the ", own_weights ? "" : "residuals and of the ",
                 "statistics"));
   if (same && moves && note && parts.rank == 0)
     note("changed: hosts; each begins with the mean of the saved residuals");
