@@ -4,10 +4,10 @@
 // from which all continue. A slow network carries 1 / every of the bytes, and its latency is paid
 // as seldom.
 //
-//   of a round:  w = anchor, then `every` steps w -= lr * u (SGD, Adam), each learner on its
-//   batches
-//                outer gradient g = anchor - w, summed over the ranks, compressed if so chosen
-//                anchor: one step of SGD with g's mean (outer rate, outer momentum)
+//   a round:  w = anchor
+//             `every` times w -= lr * u (SGD, Adam), for each learner with its own batches
+//             outer gradient g = anchor - w, summed over the ranks, compressed if so chosen
+//             anchor: one step of SGD with g's mean (outer rate, outer momentum)
 //
 // Outer rate 1 without momentum averages the weights: local SGD (Stich 2019, arXiv 1805.09767;
 // McMahan et al. 2017, arXiv 1602.05629). A rate of 0.7 with Nesterov's momentum 0.9 is what DiLoCo
@@ -16,10 +16,9 @@
 // recalled; no experiment of theirs is repeated here.
 //
 //   LocalSteps optimizer(store, make_adam({.decoupled = true}), {}, {.every = 16},
-//                        [&](ParameterStore& anchor) {
-//                          return std::make_unique<DataParallelOptimizer>(anchor, make_sgd({}),
-//                          comm);
-//                        });
+//       [&](ParameterStore& anchor) {
+//         return std::make_unique<DataParallelOptimizer>(anchor, make_sgd({}), comm);
+//       });
 //
 // A DataParallelOptimizer makes the exchange, interleaved with the backward pass of a round's last
 // step, unless updates wait for the end of backward (Optimizer: clipping, GPUs). Momentum and
@@ -97,7 +96,7 @@ class LocalSteps : public LearnerOptimizer {
   void restore(const State& state) override;
   NamedTensors named_state() const override;
   void begin_anew() override { anchor_.values().copy_from(store_.values()); }
-  // The anchor, for which nothing is exchanged: between two rounds as the last one has left it.
+  // Returns the anchor, for which nothing is exchanged: within a round as the last one has left it.
   Tensor shared_values() override { return anchor_.values().to(Device{}).clone(); }
   void use_shared() override;
   void use_own() override;

@@ -59,7 +59,7 @@ struct StepReport {
 class Optimizer {
  public:
   // Allocates the rule's state on the store's device. The store must be finalized and outlive the
-  // optimizer. Throws InputError for options out of range.
+  // optimizer. Throws InputError for options out of range, and without a rule.
   Optimizer(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
             const OptimizerOptions& options = {});
 

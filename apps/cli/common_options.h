@@ -173,9 +173,9 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o);
 // Returns whether learners vote (--compress topagg), and whose data that protects, in words: "a
 // group of 8 images, used or left out".
 bool is_voting(const CommonOptions& o);
+std::string privacy_unit(const CommonOptions& o);
 // Returns the momentum of what is exchanged: with --local-steps of the changes, else of gradients.
 double exchanged_momentum(const CommonOptions& o);
-std::string privacy_unit(const CommonOptions& o);
 
 // Returns "title a b c\n", for --list.
 std::string list_row(const char* title, const std::vector<std::string>& names);

@@ -56,6 +56,12 @@ int64_t whole_at(const Json& object, const std::string& key) {
   const double value = number_at(object, key);
   return std::abs(value) < 1e15 ? static_cast<int64_t>(value) : 0;
 }
+template <class Json>
+std::string text_at(const Json& object, const std::string& key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->template get<std::string>() : "";
+}
+
 // Returns a whole number. Throws as get() does for another type, and InputError for a number like
 // 1e29, for which get() has undefined behaviour.
 template <class Json>
@@ -65,11 +71,6 @@ int64_t whole(const Json& value) {
     check(std::abs(number) < 1e18, "expected a whole number below 1e18, found ", number);
   }
   return value.template get<int64_t>();
-}
-template <class Json>
-std::string text_at(const Json& object, const std::string& key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? found->template get<std::string>() : "";
 }
 
 }  // namespace heddle

@@ -81,9 +81,11 @@ void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t
   std::string figures = line(step, epoch, loss, lr);
   if (std::ssize(figures) > columns) figures = line(step, epoch, loss, lr, false);
   const int64_t room = columns - static_cast<int64_t>(figures.size()) - 3;
-  // Rather a figure less than part of one.
-  std::string text = figures.substr(
-      0, std::ssize(figures) > columns ? figures.rfind("  ", to_size(columns)) : figures.size());
+  // A line that is too long loses whole figures.
+  const size_t most = to_size(columns);
+  std::string text = figures.size() <= most
+                         ? figures
+                         : figures.substr(0, std::min(most, figures.rfind("  ", most)));
   if (room >= kMinBarWidth) {
     const int64_t width = std::min<int64_t>(room, kMaxBarWidth);
     const int64_t total = std::max<int64_t>(options_.total_steps, 1);

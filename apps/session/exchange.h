@@ -40,8 +40,9 @@ std::vector<int> learner_hosts(const CommonOptions& o, Communicator& comm, const
 int64_t first_compressed_step(const CommonOptions& o, const StepPlan& plan);
 
 // Makes the optimizer of a learner. Logs what is compressed and when that starts, and writes
-// layer plans and choices to the folder. `others`: settings that are not options. The arguments
-// must outlive the optimizer. Throws as plan_exchange().
+// layer plans and choices to the folder. `others`: settings that are not options. With
+// --local-steps it is the outer optimizer, of the anchor (optim/local_steps.h). The arguments must
+// outlive the optimizer. Throws as plan_exchange().
 DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& store,
                                      Communicator& comm, const StepPlan& plan,
                                      const RunOutput& output = {},

@@ -91,7 +91,7 @@ void check_same_run(const CommonOptions& o, const nlohmann::ordered_json& identi
   check(compression.empty() || o.resume_anyway, checkpoint.path, ": ", compression,
         "; --resume-anyway ",
         o.peers.empty() && o.local_steps == 1 ? "drops the residuals"
-                                              : "begins anew from the weights of the whole run");
+                                              : "begins anew from the saved model");
 }
 
 // Returns what the first rank reads from its disk, for as long as that takes.

@@ -243,8 +243,8 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   }
   if (own_weights && !continues && note && parts.rank == 0)
     note(
-        "changed: learners, graph, code or local steps; all begin anew from the "
-        "weights of the whole run, with the first learner's momentum");
+        "changed: learners, graph, code or local steps; all begin anew from the saved model, with "
+        "the first learner's momentum");
   if (factor != 1)
     for (const auto& [name, x] : parts.optimizer.named_state())
       if (name.starts_with("residual.")) scale(x, to_float(factor));
