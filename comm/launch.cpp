@@ -4,15 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <thread>
 
 #include "comm/mpi_communicator.h"
 #include "core/error.h"
+#include "core/parse_number.h"
 
 namespace heddle {
 namespace {
@@ -20,10 +19,8 @@ namespace {
 bool read_number(const char* name, int* value) {
   const char* text = std::getenv(name);
   if (text == nullptr) return false;
-  const char* end = text + std::strlen(text);
-  const auto [last, error] = std::from_chars(text, end, *value);
-  check(error == std::errc() && last == end && *value >= 0, name,
-        ": expected a number of at least 0, found '", text, "'");
+  *value = parse_number<int>(text).value_or(-1);
+  check(*value >= 0, name, ": expected a number of at least 0, found '", text, "'");
   return true;
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "core/random.h"
 #include "core/scalar.h"
 
@@ -78,8 +79,8 @@ NetModel parse_net(const std::string& text, const char* flag) {
     const std::string value = part.substr(std::min(part.size(), name.size() + 1));
     if (!seen.insert(name).second) refuse(part);
     if (name == "hosts") {
-      const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), hosts);
-      if (error != std::errc() || *stop != '\0' || hosts < 1) refuse(part);
+      hosts = parse_number<int>(value).value_or(0);
+      if (hosts < 1) refuse(part);
     } else if (name == "host") {
       host = parse_link(value, refuse);
       if (host.jitter_s > 0) refuse(part);

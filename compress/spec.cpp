@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "compress/families.h"
+#include "core/parse_number.h"
 
 namespace heddle {
 namespace {
@@ -40,11 +41,10 @@ bool is_allowed(const SpecKey& key, double value) {
 double parse_value(const SpecKey& key, const std::string& text, const std::string& where) {
   if (auto word = std::ranges::find(key.words, text); word != key.words.end())
     return to_double(word - key.words.begin());
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check(error == std::errc() && end == text.data() + text.size() && is_allowed(key, value), where,
-        ": expected ", allowed(key), ", found \"", text, "\"");
-  return value;
+  const auto value = parse_number<double>(text);
+  check(value && is_allowed(key, *value), where, ": expected ", allowed(key), ", found \"", text,
+        "\"");
+  return *value;
 }
 
 }  // namespace

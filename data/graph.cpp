@@ -1,7 +1,6 @@
 #include "data/graph.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/parse_number.h"
 #include "core/pool.h"
 #include "core/random.h"
 #include "data/lines.h"
@@ -73,10 +73,9 @@ void read_features(const fs::path& path, Graph& graph) {
       const size_t colon = std::min(word.find(':'), word.size());
       Feature f{node, lines.index(word.substr(0, colon), kMaxFeatures, "a feature's index"), 1};
       if (colon < word.size()) {
-        const char *begin = word.data() + colon + 1, *end = word.data() + word.size();
-        const auto [stop, error] = std::from_chars(begin, end, f.value);
-        lines.expect(error == std::errc() && stop == end && std::isfinite(f.value),
-                     "a finite number after ':', found '", printable(word, 40), "'");
+        f.value = parse_number<float>(word.substr(colon + 1)).value_or(NAN);
+        lines.expect(std::isfinite(f.value), "a finite number after ':', found '",
+                     printable(word, 40), "'");
       }
       graph.feature_count = std::max<int64_t>(graph.feature_count, f.index + 1);
       given.push_back(f);

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/parse_number.h"
 #include "core/scalar.h"
 #include "data/text.h"
 
@@ -54,10 +54,8 @@ class Lines {
   }
   // Returns a word that is a whole number in [0, bound).
   int32_t index(std::string_view word, int64_t bound, const char* what) const {
-    int64_t value = -1;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-    const bool whole = error == std::errc() && end == word.data() + word.size();
-    expect(whole && value >= 0 && value < bound, what, " from 0 to ", bound - 1, ", found '",
+    const int64_t value = parse_number<int64_t>(word).value_or(-1);
+    expect(value >= 0 && value < bound, what, " from 0 to ", bound - 1, ", found '",
            printable(word, 40), "'");
     return static_cast<int32_t>(value);
   }

@@ -3,6 +3,7 @@
 namespace heddle {
 
 Buckets::Buckets(ParameterStore& store, int64_t bytes) {
+  check(bytes > 0, "bucket size: expected at least one byte, found ", bytes);
   int64_t filled = bytes;
   for (auto p = store.parameters().rbegin(); p != store.parameters().rend(); ++p) {
     if (filled >= bytes) cuts_.emplace_back();

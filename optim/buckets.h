@@ -32,7 +32,7 @@ class Buckets {
  public:
   Buckets() = default;  // none
   // Ends a bucket after the parameter with which it reaches `bytes`: all but the last hold at least
-  // that many. The store must outlive this object.
+  // that many. The store must outlive this object. Throws InputError unless bytes > 0.
   Buckets(ParameterStore& store, int64_t bytes);
 
   size_t size() const { return buckets_.size(); }

@@ -46,8 +46,6 @@ DataParallelOptimizer::DataParallelOptimizer(ParameterStore& store,
       accumulate_(options.accumulate),
       reducer_(std::move(reducer)),
       optimizer_(store, std::move(rule), averaging(options, comm.size())) {
-  check(parallel.bucket_bytes > 0, "bucket size: expected at least one byte, found ",
-        parallel.bucket_bytes);
   check(parallel.local_clip >= 0 && std::isfinite(parallel.local_clip),
         "local clip: expected a number of at least 0, found ", parallel.local_clip);
   check(parallel.probes || (parallel.shadow_every == 0 && parallel.planner.every == 0 &&

@@ -81,8 +81,6 @@ DecentralizedOptimizer::DecentralizedOptimizer(ParameterStore& store,
     timeouts_ = std::max(timeouts_, topology_.degree(rank) - 1);
   check(peers.mixing >= 0 && peers.mixing <= 1,
         "peer mixing: expected a number from 0 to 1, found ", peers.mixing);
-  check(peers.bucket_bytes > 0, "bucket size: expected at least one byte, found ",
-        peers.bucket_bytes);
   check(peers.resync >= 0, "resync: expected a number of steps, found ", peers.resync);
   check(options.learners == 1, "peers: expected an optimizer of one learner, found ",
         options.learners);

@@ -16,7 +16,7 @@ LocalSteps::LocalSteps(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
   check(local.outer_lr > 0 && std::isfinite(local.outer_lr),
         "outer learning rate: expected a number above 0, found ", local.outer_lr);
   for (const Parameter& p : store.parameters())
-    pairs_.emplace_back(&p, &anchor_.add(p.name, p.shape(), constant_init(0)));
+    anchors_.emplace(&p, &anchor_.add(p.name, p.shape(), constant_init(0)));
   anchor_.finalize(0);
   outer_ = make_outer(anchor_);
   outer_->collective("parameters", [&](Communicator& c) { broadcast_replica(store, c); });
@@ -35,8 +35,7 @@ void LocalSteps::begin_step(double lr) {
 
 // Gives the outer optimizer the change of a parameter whose value is that of the round's end.
 void LocalSteps::hand_over(const Parameter& p) {
-  const auto pair = std::ranges::find(pairs_, &p, [](const auto& both) { return both.first; });
-  Parameter& anchor = *pair->second;
+  Parameter& anchor = *anchors_.at(&p);
   if (anchor.written) return;
   anchor.grad.copy_from(anchor.value);
   axpy(-1, p.value, anchor.grad);
@@ -51,7 +50,10 @@ StepReport LocalSteps::finish_step() {
   if (!report.due) return report;
   if (exchanging_) {
     for (const Parameter& p : store_.parameters()) hand_over(p);  // updated at the end, or skipped
+    const int64_t compressed = outer_->totals().compressed_steps;
     const StepReport outer = outer_->finish_step();
+    (outer_->totals().compressed_steps > compressed ? compressed_alone_ : dense_alone_) +=
+        step_ - std::exchange(exchanged_at_, step_ + 1);
     store_.values().copy_from(anchor_.values());
     if (outer.skipped_parameters > 0)
       for (const auto& [name, x] : inner_.rule().named_state())
@@ -59,12 +61,11 @@ StepReport LocalSteps::finish_step() {
     report.skipped_parameters = std::max(report.skipped_parameters, outer.skipped_parameters);
     if (report.first_skipped.empty()) report.first_skipped = outer.first_skipped;
   }
-  exchanged_ = std::exchange(exchanging_, false);
-  summed_ = !exchanged_ && (step_ + 1) % local_.every % kWordsEvery == 0 && learners() > 1;
+  summed_ = !exchanging_ && (step_ + 1) % local_.every % kWordsEvery == 0 && learners() > 1;
+  exchanging_ = false;
   if (summed_) {
     post("control words", [this](Communicator& comm, Ledger& ledger) {
-      const Tensor sums = Tensor::zeros({to_int64(ControlWords::kCount)});
-      words_.sum_separately(sums, comm, ledger);
+      words_.sum_separately(Tensor::zeros({to_int64(ControlWords::kCount)}), comm, ledger);
     });
     wait();
   }
@@ -84,25 +85,25 @@ void LocalSteps::use_shared() {
 
 LocalSteps::Totals LocalSteps::totals() const {
   Totals all = outer_->totals();
-  const int64_t alone = step_ - all.dense_steps - all.compressed_steps;
-  all.dense_local =
-      all.compressed_steps == 0 ? alone : std::min(alone, all.dense_steps * (local_.every - 1));
-  all.compressed_local = alone - all.dense_local;
-  all.dense_steps += all.dense_local;
-  all.dense_of_dense += all.dense_local * dense_bytes();
-  all.compressed_steps += all.compressed_local;
-  all.dense_of_compressed += all.compressed_local * dense_bytes();
+  all.dense_steps += dense_alone_;
+  all.dense_local += dense_alone_;
+  all.dense_of_dense += dense_alone_ * dense_bytes();
+  all.compressed_steps += compressed_alone_;
+  all.compressed_local += compressed_alone_;
+  all.dense_of_compressed += compressed_alone_ * dense_bytes();
   return all;
 }
 
 LocalSteps::State LocalSteps::state() {
   State state = outer_->state();
   state.steps = step_;
+  state.totals = totals();
   return state;
 }
 
 void LocalSteps::restore(const State& state) {
   step_ = state.steps;
+  exchanged_at_ = state.totals.dense_steps + state.totals.compressed_steps;
   State rounds = state;
   rounds.steps = step_ / local_.every;
   outer_->restore(rounds);

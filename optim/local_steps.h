@@ -34,7 +34,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "optim/control_words.h"
 #include "optim/data_parallel.h"
@@ -75,7 +74,7 @@ class LocalSteps : public LearnerOptimizer {
     words_.set(word, value);
   }
   float control(size_t word) const override {
-    return exchanged_ ? outer_->control(word) : summed_ ? words_.sum(word) : 0;
+    return exchanged_at_ == step_ ? outer_->control(word) : summed_ ? words_.sum(word) : 0;
   }
   void post(const std::string& what, std::function<void(Communicator&, Ledger&)> call) override {
     outer_->post(what, std::move(call));
@@ -86,8 +85,7 @@ class LocalSteps : public LearnerOptimizer {
   bool own_weights() const override { return true; }
   int64_t dense_bytes() const override { return outer_->dense_bytes(); }
   const Optimizer& optimizer() const override { return inner_; }
-  // Steps without an exchange count as dense or compressed ones, whichever the exchanges around
-  // them are.
+  // The steps of a round are counted with its exchange, as dense or compressed ones.
   Totals totals() const override;
   const Ledger& ledger() const override { return outer_->ledger(); }
 
@@ -114,14 +112,14 @@ class LocalSteps : public LearnerOptimizer {
   LocalStepsOptions local_;
   Optimizer inner_;
   ParameterStore anchor_;
-  std::vector<std::pair<const Parameter*, Parameter*>> pairs_;  // of the store, of the anchor
+  std::map<const Parameter*, Parameter*> anchors_;  // of the store's parameters
   std::unique_ptr<DataParallelOptimizer> outer_;
   ControlWords words_;
-  Tensor own_;  // between use_shared() and use_own()
-  int64_t step_ = 0;
-  bool exchanging_ = false;  // the outer step has begun
-  bool exchanged_ = false;   // in the last step
-  bool summed_ = false;      // words_, in the last step
+  Tensor own_;                                      // between use_shared() and use_own()
+  int64_t step_ = 0, exchanged_at_ = 0;             // steps made; of these, until the last exchange
+  int64_t dense_alone_ = 0, compressed_alone_ = 0;  // of these, without one, in this process
+  bool exchanging_ = false;                         // the outer step has begun
+  bool summed_ = false;                             // words_, in the last step
 };
 
 }  // namespace heddle

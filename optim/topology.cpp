@@ -1,7 +1,6 @@
 #include "optim/topology.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <sstream>
@@ -10,6 +9,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/hash.h"
+#include "core/parse_number.h"
 #include "core/random.h"
 
 namespace heddle {
@@ -20,11 +20,9 @@ constexpr int kMaxRanks = 4096;
 // Reads a number that is the whole text; throws InputError, which shows the whole value.
 template <class T>
 T number(std::string_view text, const std::string& whole) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check(error == std::errc() && end == text.data() + text.size(), "peers ", whole,
-        ": expected a number, found \"", text, "\"");
-  return value;
+  const auto value = parse_number<T>(text);
+  check(value.has_value(), "peers ", whole, ": expected a number, found \"", text, "\"");
+  return *value;
 }
 
 }  // namespace

@@ -134,12 +134,61 @@ TEST_CASE("local steps: only the last step of a round sends, and sums control wo
              totals.traffic.sent - before);
       expect(optimizer.control(1) == (exchanges ? 3.0f : 0.0f), "step ", step, ": control ",
              optimizer.control(1));
-      expect(totals.dense_steps == step && totals.compressed_steps == 0, "step ", step, ": ",
+      const int64_t counted = exchanges ? step : step / 4 * 4;  // a round with its exchange
+      expect(totals.dense_steps == counted && totals.compressed_steps == 0, "step ", step, ": ",
              totals.dense_steps, " and ", totals.compressed_steps, " steps are counted");
-      expect(totals.dense_of_dense == step * optimizer.dense_bytes(), "bytes of a dense exchange");
+      expect(totals.dense_of_dense == counted * optimizer.dense_bytes(), "bytes of dense steps");
     }
     optimizer.use_shared();
     optimizer.use_own();
+  }));
+}
+
+TEST_CASE("local steps: a round counts as its exchange, dense or compressed, after a resume too") {
+  expect_none(run_ranks(2, [](Communicator& comm) {
+    // Rounds end after the steps 4, 8, 10, 12 and 16; those from the third one on are compressed.
+    Net net(1), copy(2);
+    const auto make = [&](Net& of, int64_t last) {
+      return LocalSteps(of.store, inner_rule(), {}, {4, last, 1}, [&](ParameterStore& anchor) {
+        return std::make_unique<DataParallelOptimizer>(
+            anchor, make_sgd({}), comm, OptimizerOptions{},
+            DataParallelOptions{.broadcast = false, .compress_start = 2},
+            make_reducer(parse_compress("topk:density=0.1"), {.min_compress = 100}, anchor));
+      });
+    };
+    struct Counts {
+      int64_t dense, compressed, dense_local, compressed_local;
+    };
+    constexpr Counts kAfter[] = {{8, 0, 6, 0}, {8, 2, 6, 1}, {8, 4, 6, 2}, {8, 8, 6, 5}};
+    const auto expect = [](LocalSteps& optimizer, const Counts& c) {
+      const LearnerOptimizer::Totals t = optimizer.totals();
+      if (t.dense_steps != c.dense || t.compressed_steps != c.compressed ||
+          t.dense_local != c.dense_local || t.compressed_local != c.compressed_local)
+        throw Error(concat("after step ", optimizer.state().steps, ": ", t.dense_steps, " dense, ",
+                           t.compressed_steps, " compressed, of which alone ", t.dense_local, ", ",
+                           t.compressed_local));
+      if (t.dense_of_dense != c.dense * optimizer.dense_bytes() ||
+          t.dense_of_compressed != c.compressed * optimizer.dense_bytes())
+        throw Error("bytes of dense steps");
+    };
+    LearnerOptimizer::State state;
+    {
+      LocalSteps optimizer = make(net, 10);
+      for (int64_t step = 0; step < 10; ++step) {
+        train_step(net, optimizer, step, comm.rank());
+        if (step == 8) expect(optimizer, kAfter[0]);  // within a round
+      }
+      expect(optimizer, kAfter[1]);
+      state = optimizer.state();
+    }
+    LocalSteps again = make(copy, 18);
+    again.restore(state);
+    expect(again, kAfter[1]);
+    for (int64_t step = 10; step < 17; ++step) {
+      train_step(copy, again, step, comm.rank());
+      if (step == 11) expect(again, kAfter[2]);
+    }
+    expect(again, kAfter[3]);
   }));
 }
 

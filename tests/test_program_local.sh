@@ -20,8 +20,11 @@ for code in none topk:density=0.05 scalecom:rate=50; do
   "${run[@]}" --overlap off --output-dir "off-$code" >/dev/null || fail "$code: overlap off"
   cmp -s "whole-$code/model.safetensors" "off-$code/model.safetensors" || fail "$code: overlap changes the weights"
   # Step 16 is the first of a round.
-  "${run[@]}" --resume "whole-$code/checkpoints/step-16" --output-dir "again-$code" >/dev/null || fail "$code: resume"
+  "${run[@]}" --resume "whole-$code/checkpoints/step-16" --output-dir "again-$code" >"again-$code.json" || fail "$code: resume"
   cmp -s "whole-$code/model.safetensors" "again-$code/model.safetensors" || fail "$code: a resumed run ends with other weights"
+  for figure in ratio_run ratio_wire ratio_layers bytes_dense; do
+    [ "$(json "whole-$code.json" $figure)" = "$(json "again-$code.json" $figure)" ] || fail "$code: a resumed run has another $figure"
+  done
 done
 near 'local steps alone' "$(json whole-none.json ratio_run)" 4 5
 [ "$(json whole-none.json ratio_layers)" = 1.0 ] || fail "a ratio without compression: $(json whole-none.json ratio_layers)"

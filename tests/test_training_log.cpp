@@ -132,6 +132,26 @@ TEST_CASE("progress: lines every print_freq steps where there is no terminal") {
   CHECK(format_duration(59.6) == "1:00");
 }
 
+TEST_CASE("progress: a round of local steps counts with its exchange") {
+  const TempFolder temp;
+  const std::string path = temp.path + "/out";
+  FILE* out = std::fopen(path.c_str(), "wb");
+  {
+    Progress progress({.total_steps = 450, .print_freq = 1, .out = out});
+    for (int i = 1; i <= 450; ++i) {
+      progress.exchanged(800, i % 100 == 0 ? 800 : 0, 0, 1);
+      progress.step(i, 1, 0.5, 0.1, 8);
+    }
+  }
+  std::fclose(out);
+  const std::string text = read(path);
+  CHECK_FALSE(contains(text.substr(0, text.find("step 100/")), "ratio"));
+  for (const char* step : {"step 100/", "step 199/", "step 200/", "step 450/"}) {
+    const std::string line = text.substr(text.find(step));
+    CHECK_MESSAGE(contains(line.substr(0, line.find('\n')), "  ratio 100  "), line);
+  }
+}
+
 TEST_CASE("progress: the rate is that of the last steps") {
   const TempFolder temp;
   const std::string path = temp.path + "/out";

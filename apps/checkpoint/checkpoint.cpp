@@ -1,7 +1,6 @@
 #include "apps/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -11,6 +10,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/hash.h"
+#include "core/parse_number.h"
 #include "core/safetensors.h"
 
 namespace heddle {
@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kState = "state.json";
-constexpr const char* kPrefix = "step-";
+constexpr std::string_view kPrefix = "step-";
 constexpr const char* kPart = ".part";
 constexpr const char* kAside = ".aside";
 
@@ -35,11 +35,7 @@ std::string folder_of(const std::string& run_folder) { return run_folder + "/che
 // Returns 400 for "step-400", -1 for other names.
 int64_t step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return -1;
-  const char* begin = name.data() + std::char_traits<char>::length(kPrefix);
-  const char* end = name.data() + name.size();
-  int64_t step = -1;
-  const auto [at, error] = std::from_chars(begin, end, step);
-  return error == std::errc() && at == end && begin != end ? step : -1;
+  return parse_number<int64_t>(name.substr(kPrefix.size())).value_or(-1);
 }
 
 // Returns the type of a file. Throws Error where it cannot be determined.

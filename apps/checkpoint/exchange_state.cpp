@@ -139,6 +139,7 @@ Json exchange_json(const LearnerOptimizer::State& state) {
                {"seconds", seconds_of(state.totals)},
                {"dense", {state.totals.dense_of_dense, state.totals.dense_of_compressed}},
                {"coded_steps", state.totals.coded_steps},
+               {"local_steps", {state.totals.dense_local, state.totals.compressed_local}},
                {"ledger", ledger},
                {"settings", state.settings},
                {"hosts", state.hosts}};
@@ -158,6 +159,9 @@ LearnerOptimizer::State parse_exchange(const nlohmann::json& json) {
   if (json.contains("dense"))
     read_array(json["dense"],
                std::tie(state.totals.dense_of_dense, state.totals.dense_of_compressed));
+  if (json.contains("local_steps"))  // added later
+    read_array(json["local_steps"],
+               std::tie(state.totals.dense_local, state.totals.compressed_local));
   for (const auto& entry : json.at("ledger")) {
     const int kind = to_int(whole(entry.at(1)));
     check(kind >= 0 && kind < to_int(kPayloadKinds), "ledger: kind ", kind);

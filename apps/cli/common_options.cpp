@@ -11,6 +11,7 @@
 #include "compress/families.h"
 #include "core/error.h"
 #include "core/parallel.h"
+#include "core/parse_number.h"
 
 namespace heddle {
 namespace {
@@ -292,10 +293,8 @@ void add_action_flags(FlagTable& flags, CommonOptions& o) {
 int parse_hosts(const std::string& text) {
   if (text.empty()) return 0;
   if (text == "auto") return -1;
-  int hosts = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), hosts);
-  check(error == std::errc() && end == text.data() + text.size() && hosts > 0, "--hosts ", text,
-        ": expected auto or a number of hosts");
+  const int hosts = parse_number<int>(text).value_or(0);
+  check(hosts > 0, "--hosts ", text, ": expected auto or a number of hosts");
   return hosts;
 }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -17,6 +16,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/names.h"
+#include "core/parse_number.h"
 
 namespace heddle {
 namespace {
@@ -49,13 +49,11 @@ void read_value(bool& target, const std::string& text, const Flag&, const std::s
 
 template <class T>
 void read_value(T& target, const std::string& text, const Flag& flag, const std::string& where) {
-  T x = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, x);
+  const auto x = parse_number<T>(text);
   const char* kind = std::is_integral_v<T> ? "an integer" : "a number";
-  check(error == std::errc() && stop == end && in_range(static_cast<double>(x), flag), where,
-        ": expected ", describe_range(kind, flag), ", found '", text, "'");
-  target = x;
+  check(x && in_range(static_cast<double>(*x), flag), where, ": expected ",
+        describe_range(kind, flag), ", found '", text, "'");
+  target = *x;
 }
 
 void read_value(std::string& target, const std::string& text, const Flag& flag,

@@ -57,8 +57,11 @@ std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr,
 }
 
 void Progress::exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s) {
-  dense_ = kKeep * dense_ + static_cast<double>(dense);
-  sent_ = kKeep * sent_ + static_cast<double>(sent);
+  unsent_ += to_double(dense);
+  if (sent > 0) {  // a round of local steps counts with its exchange
+    dense_ = kKeep * dense_ + std::exchange(unsent_, 0.0);
+    sent_ = kKeep * sent_ + to_double(sent);
+  }
   exposed_s_ = kKeep * exposed_s_ + exposed_s;
   step_s_ = kKeep * step_s_ + step_s;
 }

@@ -55,7 +55,7 @@ class Progress {
   double epsilon_ = -1;  // none
   // Sums with decay.
   double steps_ = 0, samples_ = 0, seconds_ = 0;
-  double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;
+  double dense_ = 0, sent_ = 0, unsent_ = 0, exposed_s_ = 0, step_s_ = 0;
 };
 
 // Returns whether text on `out` can be redrawn: it is a terminal, and TERM is not dumb.

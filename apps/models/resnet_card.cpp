@@ -1,13 +1,13 @@
 #include "apps/models/resnet_card.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <sstream>
 
 #include "apps/cli/format.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/parse_number.h"
 #include "layers/resnet.h"
 
 namespace heddle {
@@ -17,11 +17,10 @@ namespace {
 // max].
 int64_t parse_metadata_number(const std::string& text, int64_t min, int64_t max,
                               const std::string& where) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check(error == std::errc() && end == text.data() + text.size() && value >= min && value <= max,
-        where, ": expected an integer from ", min, " to ", max, ", found '", printable(text), "'");
-  return value;
+  const auto value = parse_number<int64_t>(text);
+  check(value && *value >= min && *value <= max, where, ": expected an integer from ", min, " to ",
+        max, ", found '", printable(text), "'");
+  return *value;
 }
 
 constexpr int64_t kMaxImageSize = 4096;

@@ -1,7 +1,6 @@
 #include "apps/session/gcn_setup.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +9,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/names.h"
+#include "core/parse_number.h"
 #include "core/random.h"
 #include "data/partition.h"
 #include "layers/loss.h"
@@ -233,11 +233,10 @@ std::vector<int32_t> find_nodes(const TrainGcnOptions& o, const Graph& graph) {
     const auto named = std::ranges::find(graph.names, text);
     int64_t node = named - graph.names.begin();
     if (named == graph.names.end()) {
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), node);
-      const bool number = error == std::errc() && end == text.data() + text.size();
+      node = parse_number<int64_t>(text).value_or(-1);
       const std::string nearest = graph.names.empty() ? "" : nearest_name(text, graph.names);
-      check(number && node >= 0 && node < graph.nodes(), "--predict ", printable(text), ": ",
-            graph.name, " has no such node; expected ",
+      check(node >= 0 && node < graph.nodes(), "--predict ", printable(text), ": ", graph.name,
+            " has no such node; expected ",
             graph.names.empty() ? "" : concat("a name, such as ", nearest, ", or "),
             "a number from 0 to ", graph.nodes() - 1);
     }
