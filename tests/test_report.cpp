@@ -20,6 +20,9 @@ using Json = RunRecord::Json;
 
 Json report_of(const RunRecord& run) { return report_json({run}, 6000)["runs"][0]; }
 
+// Returns the last of what was skipped.
+std::string skipped_in(const std::string& folder) { return read_run(folder).skipped.back(); }
+
 // The row of a list of objects in which `key` is `value`.
 Json row(const Json& rows, const char* key, const std::string& value) {
   for (const Json& row : rows)
@@ -135,7 +138,7 @@ TEST_CASE("report: mistakes and texts") {
         R"({"classes":[],"confusion":[[0,-1,1]],"images":[],"side":8,"sheet":""})",
         R"({"classes":[],"confusion":[],"images":[null],"side":8,"sheet":""})"}) {
     temp.write("a/mistakes.json", broken);
-    CHECK(contains(message_of([&] { read_run(folder); }), "mistakes.json"));
+    CHECK(contains(skipped_in(folder), "mistakes.json"));
   }
 }
 
@@ -205,7 +208,7 @@ TEST_CASE("report: the choices of --compress auto, bucket by bucket") {
   CHECK(dropped["decisions"][2]["dropped"] == true);
   CHECK(dropped["buckets"][0]["compressed"] == false);
   temp.write("a/exchange-36.json", "{}");
-  CHECK(contains(message_of([&] { read_run(folder); }), "exchange-36.json: no choice"));
+  CHECK(contains(skipped_in(folder), "exchange-36.json: no choice"));
 }
 
 TEST_CASE("report: one step of the trace, with its arrows") {
@@ -346,11 +349,10 @@ TEST_CASE("report: missing parts are left out, broken ones are named") {
   CHECK(contains(watch_text(run, 60, true), "step 1"));
   temp.write("young/metrics.jsonl", "{\"schema\":1}\n{\"step\":\n");
   const RunRecord holed = read_run(young);
-  CHECK(holed.broken_lines == 1);
-  CHECK(holed.first_broken.starts_with("2: "));
-  CHECK(contains(
-      watch_text(holed, 60, true),
-      "lines of metrics.jsonl skipped because they do not parse: 1; the first is line 2: "));
+  REQUIRE(holed.skipped.size() == 1);
+  const std::string why = "metrics.jsonl: lines that do not parse: 1; the first is line 2: ";
+  CHECK(holed.skipped[0].starts_with(why));
+  CHECK(contains(watch_text(holed, 60, true), "  skipped: " + why));
   temp.write("young/metrics.jsonl", "<\n5\n");
   CHECK(contains(message_of([&] { read_run(young); }), "metrics.jsonl:1: "));
   for (const char* schema : {"99", "\"1\"", "null"}) {
@@ -362,7 +364,7 @@ TEST_CASE("report: missing parts are left out, broken ones are named") {
   CHECK(contains(report_page({read_run(young)}), "</html>"));
   for (const char* content : {"[]", "{}", R"({"layers":5})", R"({"layers":[5]})"}) {
     temp.write("young/plan-3.json", content);
-    CHECK(contains(message_of([&] { read_run(young); }), "plan-3.json: no plan"));
+    CHECK(contains(skipped_in(young), "plan-3.json: no plan"));
   }
 }
 
@@ -376,9 +378,10 @@ TEST_CASE("report: values of any type where numbers belong are left out") {
   temp.write("plan-1.json", R"({"step":[],"layers":[{"name":5,"setting":{}}]})");
   temp.write("exchange-1.json", R"({"buckets":[{"compressed":"x","dense":5,"parameters":{}}]})");
   temp.write("run.json", "[1]");
-  temp.write("config.toml", "compress = none\n");
+  temp.write("config.toml", "compress = none\ndata = \"a  # b\"  # default\n");
   const RunRecord run = read_run(temp.path);
-  CHECK(run.broken_lines == 2);
+  CHECK(contains(run.skipped.at(0), "do not parse: 2"));
+  CHECK(run.setting("data") == "a  # b");
   CHECK(contains(report_page({run}), "</html>"));
 }
 
@@ -391,11 +394,12 @@ TEST_CASE("report: a broken line is skipped, and the rest is shown") {
   temp.write("holed/metrics.jsonl", metrics);
   const RunRecord run = read_run(folder);
   CHECK(run.steps.size() == 39);
-  const Json broken = report_of(run)["broken"];
-  CHECK(broken["lines"] == 1);
-  CHECK(broken["first"].get<std::string>().starts_with("4: "));
+  CHECK(contains(report_of(run)["skipped"].at(0), "metrics.jsonl: lines that do not parse: 1"));
+  CHECK(contains(report_of(run)["skipped"].at(0), "the first is line 4: "));
   CHECK_FALSE(contains(report_page({run}), "3,<b>"));
-  CHECK(report_of(read_run(FakeRun{}.write(temp, "whole")))["broken"]["lines"] == 0);
+  CHECK(report_of(read_run(FakeRun{}.write(temp, "whole")))["skipped"].empty());
+  temp.write("holed/run.json", "{\"argv\":");  // a disk that was full
+  CHECK(contains(skipped_in(folder), "run.json: is not JSON"));
 }
 
 TEST_CASE("report: losses near the largest double") {

@@ -11,6 +11,7 @@
 #include "apps/checkpoint/exchange_state.h"
 #include "apps/checkpoint/saver.h"
 #include "apps/log/summary.h"
+#include "apps/session/compare_runs.h"
 #include "apps/session/resume.h"
 #include "apps/session/training_state.h"
 #include "core/kernels.h"
@@ -27,6 +28,8 @@ DataParallelOptimizer::State some_state() {
   state.totals = {.traffic = {1, 2, 3}, .exchange_s = 0.1, .collective_s = 1e-300, .exposed_s = 7};
   state.totals.dense_steps = 4;
   state.totals.coded_steps = 3;
+  state.totals.dense_local = 2;
+  state.totals.compressed_local = 5;
   state.totals.rejected = 9;
   state.ledger[{"a.weight", PayloadKind::indices}] = {5, 6, 7, 8};
   state.settings = {{"a.weight", 0.1}};
@@ -234,6 +237,11 @@ TEST_CASE("training state: a validation that lacks a number is refused") {
     CAPTURE(wrong);
     CHECK_THROWS_WITH_AS(own(wrong), doctest::Contains("run/step-1/state.json"), InputError);
   }
+}
+
+TEST_CASE("training state: settings are compared without their comments") {
+  CHECK(same_config("lr = 0.1  # default\n", "lr = 0.1\nquiet = true\n"));
+  CHECK_FALSE(same_config("data = \"a  # b\"\n", "data = \"a  # c\"  # default\n"));
 }
 
 TEST_CASE("training state: fewer or more learners keep the mean residual") {

@@ -18,13 +18,16 @@ TEST_CASE("watch: texts of a run cannot move the cursor") {
   run.summary["summary"] = "\033[31mred\033]0;title\a";
   run.config = {{"steps", "\033[5A"}};
   for (Json& score : run.scores) score["split"] = "va\033[7mlid";
-  run.broken_lines = 1;
+  run.skipped = {"\033[7m"};
   const std::string text = watch_text(run, 60, true);
   CHECK(text.find('\033') == std::string::npos);
   CHECK(text.find('\a') == std::string::npos);
   CHECK(contains(text, "?[31mred"));
   run.summary["summary"] = 5;
   CHECK(contains(watch_text(run, 60, true), "step 40"));
+  CHECK(contains(watch_text(run, 60, true), "  ratio "));
+  for (StepRecord& step : run.steps) step.sent = 0;  // within a round of local steps
+  CHECK_FALSE(contains(watch_text(run, 60, true), "  ratio "));
 }
 
 TEST_CASE("watch: a page that follows a run, and ends with it") {

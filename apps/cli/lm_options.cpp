@@ -189,9 +189,8 @@ void resolve(TrainLmOptions& o, FlagTable& flags, TextKind kind) {
   set_default(flags, "clip-grad-norm", o.clip_grad_norm, r.clip);
   resolve_schedule(o, flags, r);
   set_default(flags, "name", o.name, o.preset.empty() ? "lm" : o.preset);
-  if (kind == TextKind::sources && !o.evaluate) {
+  if (kind == TextKind::sources && !o.evaluate)
     set_default(flags, "generate", o.generate, kSampleTokens);
-  }
   const bool writes = o.generate > 0 && !o.dry_run && o.headroom == 0;
   flags.check_needs(
       {{"prompt", o.generate > 0, "needs --generate N"},

@@ -73,9 +73,8 @@ void Progress::step(int64_t step, int64_t epoch, double loss, double lr, int64_t
   seconds_ = kKeep * seconds_ + now - std::exchange(last_, now);
   if (options_.quiet) return;
   if (!bar_) {
-    if (step % options_.print_freq == 0) {
+    if (step % options_.print_freq == 0)
       std::fprintf(options_.out, "%s\n", line(step, epoch, loss, lr).c_str());
-    }
     return;
   }
   if (drawn_ && now - drawn_at_ < kRedrawSeconds && step < options_.total_steps) return;

@@ -108,9 +108,8 @@ std::vector<int32_t> continue_text(const LstmLm& model, const std::vector<int32_
   LstmState state = model.zero_state(1);
   std::vector<float> logits;
   const auto size = to_int64(prompt.size());
-  for (int64_t i = 0; i < size; i += kWindow) {
+  for (int64_t i = 0; i < size; i += kWindow)
     logits = read_on(model, prompt.data() + i, std::min(kWindow, size - i), state);
-  }
   std::vector<int32_t> out;
   for (int64_t i = 0; i < options.tokens; ++i) {
     if (i > 0) logits = read_on(model, &out.back(), 1, state);

@@ -52,11 +52,8 @@ int run(const Arguments& arguments, const Arguments& /*environment*/) {
   std::vector<RunRecord> runs;
   for (const std::string& folder : folders) {
     runs.push_back(read_run(folder, trace));
-    if (runs.back().broken_lines > 0)
-      std::fprintf(stderr,
-                   "report: warning: %s/metrics.jsonl: skipped lines: %lld; the first is line %s\n",
-                   folder.c_str(), static_cast<long long>(runs.back().broken_lines),
-                   runs.back().first_broken.c_str());
+    for (const std::string& what : runs.back().skipped)
+      std::fprintf(stderr, "report: warning: %s: skipped: %s\n", folder.c_str(), what.c_str());
   }
   if (output.empty()) output = runs.size() == 1 ? runs[0].folder + "/report.html" : "report.html";
   write_file_atomically(output, report_page(runs));

@@ -715,8 +715,7 @@ fill(document.getElementById('page'), {}, [
   element('header', {}, element('p', {class: 'over'}, `heddle, report of ${alone ? 'a run' : plural(runs.length, 'run')}`),
     element('h1', {}, document.title), alone ? [whatRan(runs[0]), status(runs[0])].map(text => element('p', {class: 'note'}, text)) : null,
     many ? element('p', {class: 'note'}, 'The charts show the first eight; a click on a run\'s name shows or hides it') : null,
-    runs.filter(run => run.broken.lines).map(run => element('p', {class: 'note broken'}, `${run.name}/metrics.jsonl: ` +
-      `${run.broken.lines} of its lines do not parse and were skipped; line ${run.broken.first}`))),
+    runs.flatMap(run => run.skipped.map(what => element('p', {class: 'note broken'}, `${run.name}: skipped: ${what}`)))),
   alone ? element('ul', {class: 'tiles'}, facts(runs[0]).map(([name, value, remark]) => element('li', {}, element('span', {}, name),
     element('b', {}, value), element('small', {}, remark)))) : comparison(),
   section('figures', 'Over the run', tools(), element('div', {class: 'grid'}, [...curves(), breakdown(),

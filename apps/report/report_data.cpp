@@ -74,10 +74,11 @@ void read_metrics(RunRecord& run) {
   const std::string file = run.folder + "/metrics.jsonl";
   check(fs::exists(file), run.folder, ": no run folder: expected metrics.jsonl in it");
   const std::string content = read_text_file(file);
-  int64_t number = 0;
+  int64_t number = 0, broken = 0;
+  std::string first;
   double schema = kMetricsSchema;
   const auto skip_line = [&](const char* why) {
-    if (run.broken_lines++ == 0) run.first_broken = concat(number, ": ", printable(why, 200));
+    if (broken++ == 0) first = concat(number, ": ", printable(why, 200));
   };
   for (size_t begin = 0, end = 0; (end = content.find('\n', begin)) != std::string::npos;
        begin = end + 1) {
@@ -96,8 +97,22 @@ void read_metrics(RunRecord& run) {
   }
   check(schema == kMetricsSchema, file, ": expected schema ", kMetricsSchema, ", found ", schema,
         ", which another version of heddle wrote; use its report");
-  check(number == 0 || run.broken_lines < number, file, ":", run.first_broken,
-        "; no line of the file can be read");
+  check(number == 0 || broken < number, file, ":", first, "; no line of the file can be read");
+  if (broken > 0)
+    run.skipped.push_back(
+        concat("metrics.jsonl: lines that do not parse: ", broken, "; the first is line ", first));
+}
+
+// Reads a file with `read`, unless there is none: one without which the rest can be shown.
+template <class Read>
+void read_optional(RunRecord& run, const std::string& name, const Read& read) {
+  const std::string file = run.folder + "/" + name;
+  if (!fs::exists(file)) return;
+  try {
+    read(file);
+  } catch (const InputError& error) {
+    run.skipped.emplace_back(error.what());
+  }
 }
 
 // Reads a plan or a choice: an object with a list of objects. `what` names it in the error.
@@ -144,11 +159,13 @@ void read_samples(RunRecord& run) {
 
 void read_decisions(RunRecord& run) {
   for (const auto& entry : fs::directory_iterator(run.folder)) {
-    const std::string name = entry.path().filename().string(), path = entry.path().string();
+    const std::string name = entry.path().filename().string();
+    const auto read = [&](const char* list, const char* what, std::vector<Json>& to) {
+      read_optional(run, name, [&](auto& file) { to.push_back(read_decision(file, list, what)); });
+    };
     if (!name.ends_with(".json")) continue;
-    if (name.starts_with("plan-")) run.plans.push_back(read_decision(path, "layers", "plan"));
-    if (name.starts_with("exchange-"))
-      run.choices.push_back(read_decision(path, "buckets", "choice of exchanges"));
+    if (name.starts_with("plan-")) read("layers", "plan", run.plans);
+    if (name.starts_with("exchange-")) read("buckets", "choice of exchanges", run.choices);
   }
   const auto step = [](const Json& decision) { return whole_at(decision, "step"); };
   std::ranges::sort(run.plans, {}, step);
@@ -164,7 +181,7 @@ void read_config(RunRecord& run) {
     const size_t equals = line.find(" = ");
     if (line.empty() || line[0] == '#' || equals == std::string::npos) continue;
     std::string value = line.substr(equals + 3);
-    value.resize(std::min(value.size(), value.find("  # ")));
+    value.resize(std::min(value.size(), value.find("  # ", value.rfind('"') + 1)));
     if (value.size() > 1 && value.front() == '"' && value.back() == '"')
       value = value.substr(1, value.size() - 2);
     run.config.emplace_back(line.substr(0, equals), value);
@@ -209,15 +226,12 @@ RunRecord read_run(const std::string& folder, const std::string& trace) {
   run.name = fs::absolute(run.folder + "/.").lexically_normal().parent_path().filename().string();
   try {
     read_metrics(run);
-    if (const std::string file = run.folder + "/run.json"; fs::exists(file))
-      run.info = parse_json<Json>(read_text_file(file), file);
-    if (const std::string file = run.folder + "/mistakes.json"; fs::exists(file))
-      run.mistakes = read_mistakes(file);
+    read_optional(run, "run.json",
+                  [&](auto& file) { run.info = parse_json<Json>(read_text_file(file), file); });
+    read_optional(run, "mistakes.json", [&](auto& file) { run.mistakes = read_mistakes(file); });
     read_config(run);
     read_decisions(run);
     read_samples(run);
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(concat(run.folder, "/run.json: ", printable(error.what(), 200)));
   } catch (const fs::filesystem_error& error) {
     throw InputError(concat(run.folder, ": ", error.code().message()));
   }

@@ -51,8 +51,7 @@ struct RunRecord {
   std::vector<Json> qualities;   // lines of the quality meter: step, correlation, quality by layer
   Json ledger = Json::object();  // {layer: {kind: {payload, sent}}}, bytes over the run
   std::string trace;             // path; empty where there is none
-  int64_t broken_lines = 0;      // lines of metrics.jsonl that were skipped
-  std::string first_broken;      // number of the first one and what is wrong with it
+  std::vector<std::string> skipped;  // files, and lines of metrics.jsonl, with what is wrong there
 
   bool exchanges() const { return !steps.empty() && !std::isnan(steps.back().sent); }
   // Returns "acc1", "ppl" or "bpc", whichever was evaluated, otherwise "loss".
@@ -61,11 +60,11 @@ struct RunRecord {
   std::string setting(const std::string& key) const;
 };
 
-// Reads `folder`. Lines of metrics.jsonl that do not parse are skipped and counted; a last line
-// without a newline is still being written and is ignored. `trace` names the trace file; by default
-// it is trace.json in the folder, or the file that --trace names in run.json's arguments. Throws
-// InputError if there is no metrics.jsonl, if none of its lines parses, for an unknown schema, and
-// for any other file whose content is not as expected.
+// Reads `folder`. Lines of metrics.jsonl that do not parse, and other files whose content is not as
+// expected, are skipped; a last line without a newline is still being written and is ignored.
+// `trace` names the trace file; by default it is trace.json in the folder, or the file that --trace
+// names in run.json's arguments. Throws InputError if there is no metrics.jsonl, if none of its
+// lines parses, and for an unknown schema.
 RunRecord read_run(const std::string& folder, const std::string& trace = "");
 
 // Returns means over the second half of the steps, after caches and schedules have warmed up. The

@@ -371,7 +371,7 @@ Json run_json(const RunRecord& run, const std::string& name, int64_t points) {
           {"status", run.summary.empty() ? Json() : Json(text_at(run.summary, "summary"))},
           {"learners", rounded(number_at(run.summary, "world_size"))},
           {"hosts", run.summary.contains("hosts")},
-          {"broken", {{"lines", run.broken_lines}, {"first", run.first_broken}}},
+          {"skipped", run.skipped},
           {"exchanges", run.exchanges()},
           {"score_key", run.score_key()},
           {"facts", facts(run)},

@@ -117,18 +117,17 @@ std::string recent_text(const RunRecord& run, double idle_s) {
     dense += s->dense;
     rate += s->rate * s->seconds();
   }
+  const double step_s = seconds / to_double(run.steps.end() - begin);
   const StepRecord& last = run.steps.back();
   std::string out = concat("  loss ", significant(last.loss, 4), "  lr ", significant(last.lr, 3),
                            "  ", scaled(rate / seconds), " ", run.unit(), "/s");
   if (const std::string steps = run.setting("steps"); !steps.empty() && run.summary.empty()) {
     const double left = std::atof(steps.c_str()) - to_double(last.step);
-    if (left > 0)
-      out += "  " + format_duration(left * seconds / to_double(run.steps.end() - begin)) + " left";
+    if (left > 0) out += "  " + format_duration(left * step_s) + " left";
   }
-  if (!std::isnan(sent))
+  if (sent > 0)
     out += concat("\n  ratio ", significant(dense / sent, 3), "  exposed ",
                   significant(100 * exposed / seconds, 2), " % of a step");
-  const double step_s = seconds / to_double(run.steps.end() - begin);
   return out + '\n' + idle_text(run, step_s, idle_s);
 }
 
@@ -171,11 +170,9 @@ std::string terminal_chart(const std::vector<std::pair<double, double>>& values,
 
 std::string watch_text(const RunRecord& run, int columns, bool utf8, double idle_s) {
   std::string out = printable(run.folder, 400);
-  const std::string skipped =
-      run.broken_lines == 0
-          ? ""
-          : concat("  lines of metrics.jsonl skipped because they do not parse: ", run.broken_lines,
-                   "; the first is line ", run.first_broken, '\n');
+  std::string skipped;
+  for (const std::string& what : run.skipped)
+    skipped += concat("  skipped: ", printable(what, 400), '\n');
   if (run.steps.empty()) return out + "\n  no step yet\n" + skipped + idle_text(run, 0, idle_s);
   const StepRecord& last = run.steps.back();
   out += concat("  epoch ", last.epoch, "  step ", last.step);

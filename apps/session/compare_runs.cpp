@@ -17,7 +17,7 @@ std::map<std::string, std::string> lines_of(const std::string& config) {
   std::istringstream in(config);
   for (std::string line; std::getline(in, line);)
     if (const size_t end = line.find(" ="); end != std::string::npos && line[0] != '#')
-      lines[line.substr(0, end)] = line.substr(0, line.find("  #"));
+      lines[line.substr(0, end)] = line.substr(0, line.find("  # ", line.rfind('"') + 1));
   return lines;
 }
 
