@@ -67,8 +67,8 @@ StepReport LocalSteps::finish_step() {
     post("control words", [this](Communicator& comm, Ledger& ledger) {
       words_.sum_separately(Tensor::zeros({to_int64(ControlWords::kCount)}), comm, ledger);
     });
-    wait();
   }
+  wait();  // for what was posted within a round
   ++step_;
   return report;
 }

@@ -101,7 +101,11 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   CHECK(text.find("Communication is 75 % of a step, 3000.0 of 4000.0 ms: nothing can win more than "
                   "4.00x. The best of these is --compress scalecom:rate=100, 3.20x.") !=
         std::string::npos);
+  // An exchange adds 0.25 s to one step of eight.
+  CHECK(text.find("With --local-steps 8 on top, one exchange in eight steps, a step would take "
+                  "about 1031.2 ms, 3.88x") != std::string::npos);
   const auto json = nlohmann::json::parse(headroom_json(h));
+  CHECK(json["local_step_s"] == 1.03125);
   CHECK(json["best"] == "scalecom:rate=100");
   CHECK(json["measured"].size() == 3);
   CHECK(json["measured"][2]["gain"] == doctest::Approx(3.2));
@@ -135,12 +139,23 @@ TEST_CASE("headroom: the verdict follows from the steps") {
   h.profiles[1].exposed_s = 3.5;
   CHECK(describe_headroom(h).find("Of the waiting, only what") != std::string::npos);
 
+  CHECK(text.find("Few steps, of one exchange only 0") != std::string::npos);
+  for (ExchangeProfile& profile : h.profiles) profile.steps = 4;
+  CHECK(describe_headroom(h).find("Few steps") == std::string::npos);
+  CHECK(text.find("share its processors") == std::string::npos);
+  h.sharing = 4;
+  CHECK(describe_headroom(h).find("4 learners on this machine share its processors") !=
+        std::string::npos);
+
   CHECK(text.find("Others took") == std::string::npos);
   h.stolen = 0.31;
   CHECK(describe_headroom(h).find("Others took 31 % of the processors' time") != std::string::npos);
   CHECK(nlohmann::json::parse(headroom_json(h))["stolen"] == 0.31);
 
   h.profiles[2].step_s = 3.95;  // within the noise of such a measurement
+  CHECK(describe_headroom(h).find("Of these --compress none is the best.\nWith --local-steps 8") !=
+        std::string::npos);
+  h.profiles[0].step_s = 3.95;
   CHECK(describe_headroom(h).find("Stay with --compress none.") != std::string::npos);
   h.profiles[2].step_s = 3.5;
   h.profiles[0].step_s = 4.1;  // and noise may make steps look faster than those without exchange

@@ -1,9 +1,11 @@
 // Local steps: rounds against their definition, what is sent and when, weights that are not finite,
 // checkpoints within a round.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "optim/local_steps.h"
@@ -202,6 +204,22 @@ TEST_CASE("local steps: a long round sums control words every fifty steps") {
       const bool summed = step == 50 || step == 100 || step == 120 || step == 170;
       if (optimizer.control(2) != (summed ? 3.0f : 0.0f))
         throw Error(concat("step ", step, ": control ", optimizer.control(2)));
+    }
+  }));
+}
+
+TEST_CASE("local steps: what was posted within a round has ended when its step returns") {
+  expect_none(run_ranks(2, [](Communicator& comm) {
+    Net net(1);
+    LocalSteps optimizer = make_local(net.store, comm, {.local = {4, -1, 1}});
+    for (int64_t step = 0; step < 3; ++step) {
+      bool ended = false;
+      optimizer.post("slow", [&](Communicator&, Ledger&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        ended = true;
+      });
+      train_step(net, optimizer, step, comm.rank());
+      if (!ended) throw Error(concat("step ", step, " returns before"));
     }
   }));
 }

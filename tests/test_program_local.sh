@@ -26,6 +26,12 @@ for code in none topk:density=0.05 scalecom:rate=50; do
     [ "$(json "whole-$code.json" $figure)" = "$(json "again-$code.json" $figure)" ] || fail "$code: a resumed run has another $figure"
   done
 done
+# A round's ratio is in the line of its exchange only; the losses that are summed within a round have none.
+for line in 4:0 5:1 9:0 10:1 20:1 21:0 23:1; do
+  found=$(grep "^{\"step\":${line%:*},.*\"split\":\"train\"" whole-none/metrics.jsonl | grep -c '"ratio":')
+  [ "$found" = "${line#*:}" ] || fail "step ${line%:*} has $found ratios"
+done
+near 'the ratio of a round of five steps' "$(sed -n 's/^{"step":10,.*"ratio":\([0-9.]*\).*/\1/p' whole-none/metrics.jsonl)" 4 5.1
 near 'local steps alone' "$(json whole-none.json ratio_run)" 4 5
 [ "$(json whole-none.json ratio_layers)" = 1.0 ] || fail "a ratio without compression: $(json whole-none.json ratio_layers)"
 near 'top-k alone, as papers count' "$(json whole-topk:density=0.05.json ratio_layers)" 19 21
@@ -39,20 +45,38 @@ for flags in '--outer-lr 1' '--outer-momentum 0' '--local-steps 6'; do
   "${images[@]}" "${rounds[@]}" --steps 23 $flags --output-dir "other$flags" >/dev/null || fail "$flags"
   cmp -s whole-none/model.safetensors "other$flags/model.safetensors" && fail "$flags changes nothing"
 done
+# What a residual delays has the outer momentum, unless chosen otherwise.
+"${images[@]}" "${rounds[@]}" --steps 23 --compress topk:density=0.05 --compress-start 5 --compressed-momentum full --output-dir full >/dev/null || fail 'full'
+cmp -s full/model.safetensors whole-topk:density=0.05/model.safetensors || fail 'with local steps --compressed-momentum is not full by default'
+# A ramp is in steps, too: of a fifth as many rounds.
+"${images[@]}" "${rounds[@]}" --steps 40 --compress topk:density=0.05,ramp=10 --compress-start 5 --output-dir ramp >ramp.json || fail 'ramp'
+near 'a ramp of two of seven rounds' "$(json ramp.json ratio_layers)" 9 16
 # A run that is not longer than a round exchanges once, in its last step.
 "${images[@]}" --learners 4 --local-steps 1000 --steps 7 --output-dir short >short.json || fail 'a short run'
 near 'one exchange in seven steps' "$(json short.json ratio_run)" 6.5 7.1
-# Other learners, and other rounds, begin from the anchor.
+# Other learners, and other rounds, begin from the anchor; others keep the outer momentum and the mean residual.
 "${images[@]}" --learners 2 "${diloco[@]}" --steps 26 --resume whole-none --output-dir fewer >/dev/null 2>fewer.err || fail "other learners: $(tail -1 fewer.err)"
 "${images[@]}" --learners 4 --local-steps 3 --steps 26 --resume whole-none --resume-anyway --output-dir rounds >/dev/null 2>rounds.err || fail "other rounds: $(tail -1 rounds.err)"
 "${images[@]}" --learners 4 --steps 26 --resume whole-none --resume-anyway --output-dir each >/dev/null 2>each.err || fail "an exchange in each step: $(tail -1 each.err)"
 "${images[@]}" "${rounds[@]}" --steps 26 --resume plain --resume-anyway --output-dir begun >/dev/null 2>begun.err || fail "local steps after others: $(tail -1 begun.err)"
 "$lm" --emsize 12 --nhid 12 --nlayers 1 --bptt 8 --batch-size 2 --threads 1 --learners 3 --tied --optimizer adam --lr 0.01 --clip-grad-norm 1 \
   --accumulate 2 --local-steps 4 --steps 10 --quiet --json --output-dir text >text.json 2>text.err || fail "a language model: $(tail -1 text.err)"
+# With other learners the outer momentum continues: it moves the weights even where steps change nothing.
+momentum=("$lm" --emsize 12 --nhid 12 --nlayers 1 --bptt 8 --batch-size 2 --threads 1 --optimizer sgd --lr-scheduler constant --local-steps 4
+  --outer-lr 0.7 --outer-momentum 0.9 --quiet --json)
+"${momentum[@]}" --learners 3 --lr 1 --steps 8 --save-every 8 --output-dir three >three.json 2>three.err || fail "outer momentum: $(tail -1 three.err)"
+"${momentum[@]}" --learners 2 --lr 1e-20 --steps 12 --resume three --output-dir two >two.json 2>two.err || fail "outer momentum: $(tail -1 two.err)"
+[ "$(json three.json valid_loss)" = "$(json two.json valid_loss)" ] && fail 'other learners lose the outer momentum'
 "${images[@]}" --learners 4 --local-steps 5 --compress topk --dry-run >dry.json || fail 'dry run'
 "${images[@]}" --learners 4 --compress topk --dry-run >dense.json || fail 'dry run'
 near 'bytes a step' "$(awk -v a="$(json dense.json exchange_bytes_per_step)" -v b="$(json dry.json exchange_bytes_per_step)" 'BEGIN { print a / b }')" 4.9 5.1
 
+# Headroom computes what local steps make of the fastest exchange, and measures no code twice.
+"${images[@]/--deterministic/--tune}" --learners 2 --net 20mbit,1ms --headroom 1 --compress auto >auto.json || fail 'headroom of auto'
+[ "$(grep -o '"exchange":"[^"]*","steps"' auto.json | sort | uniq -c | awk '{ print $1 }' | tr -d '\n')" = 111111 ] ||
+  fail "headroom of auto measures a code twice: $(cat auto.json)"
+near 'a computed step with local steps' "$(awk -v step="$(json auto.json local_step_s)" -v most="$(json auto.json most)" -v dense="$(grep -o '"exchange":"dense","steps":[0-9]*,"step_s":[^,]*' auto.json | sed 's/.*://')" \
+  'BEGIN { print step / (dense / most) }')" 0.99 3
 # A run of epochs that other learners continue ends a round with its last step, wherever that is.
 epochs=("${images[@]/--deterministic/--tune}" --batch-size 64 --epochs 2 --local-steps 50 --save-every 100)
 "${epochs[@]}" --learners 3 --output-dir epochs >/dev/null || fail 'epochs'
@@ -96,5 +120,6 @@ for flags in '--compress topagg:sigma=2' '--hosts 2' '--compress topk --layerwis
   refuse 'local-steps\|deterministic' "${images[@]}" --steps 2 --learners 4 --local-steps 5 $flags
 done
 refuse 'local-steps' "${images[@]}" --learners 4 --local-steps 5 --headroom 1
+refuse 'plateau' "$lm" --emsize 12 --nhid 12 --nlayers 1 --bptt 32 --batch-size 32 --threads 1 --learners 3 --lr-scheduler plateau --epochs 2 --local-steps 2500
 refuse 'local-steps\|compress' "${images[@]}" --local-steps 3 --learners 4 --steps 30 --output-dir whole-none --resume whole-none
 finish

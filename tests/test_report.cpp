@@ -258,6 +258,30 @@ TEST_CASE("report: a step of several micro-batches is drawn whole") {
   CHECK(row(step["rows"], "track", "update 2")["count"] == 1);
 }
 
+TEST_CASE("report: a round of local steps shares what its exchange has sent") {
+  const TempFolder temp;
+  const std::string folder = FakeRun{}.write(temp, "a");
+  const std::vector<StepRecord> each = read_run(folder).steps;
+  const auto mean = [&](size_t begin, size_t end) {
+    double sum = 0;
+    for (size_t i = begin; i < end; ++i) sum += each[i].sent;
+    return doctest::Approx(sum / static_cast<double>(end - begin));
+  };
+  temp.write("a/config.toml", "local-steps = 16\n");
+  std::vector<StepRecord> steps = read_run(folder).steps;
+  REQUIRE(steps.size() == 40);
+  CHECK(steps[0].sent == mean(0, 16));
+  CHECK(steps[15].sent == mean(0, 16));
+  CHECK(steps[16].sent == mean(16, 32));
+  CHECK(steps[39].sent == mean(32, 40));  // the last step of the run ends a round
+  // Nothing is known of a round that has not ended.
+  const std::string metrics = read(folder + "/metrics.jsonl");
+  temp.write("a/metrics.jsonl", metrics.substr(0, metrics.find("{\"step\":36,")));
+  steps = read_run(folder).steps;
+  REQUIRE(steps.size() == 35);
+  CHECK(steps[34].sent == mean(16, 32));
+}
+
 TEST_CASE("report: names, traces and steps that are not what they seem") {
   const TempFolder temp;
   const std::string folder = FakeRun{}.write(temp, "a");

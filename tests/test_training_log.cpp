@@ -139,7 +139,7 @@ TEST_CASE("progress: a round of local steps counts with its exchange") {
   {
     Progress progress({.total_steps = 450, .print_freq = 1, .out = out});
     for (int i = 1; i <= 450; ++i) {
-      progress.exchanged(800, i % 100 == 0 ? 800 : 0, 0, 1);
+      progress.exchanged(i % 100 == 0 ? 80000 : 0, i % 100 == 0 ? 800 : 0, 0, 1);
       progress.step(i, 1, 0.5, 0.1, 8);
     }
   }

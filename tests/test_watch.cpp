@@ -26,7 +26,7 @@ TEST_CASE("watch: texts of a run cannot move the cursor") {
   run.summary["summary"] = 5;
   CHECK(contains(watch_text(run, 60, true), "step 40"));
   CHECK(contains(watch_text(run, 60, true), "  ratio "));
-  for (StepRecord& step : run.steps) step.sent = 0;  // within a round of local steps
+  for (StepRecord& step : run.steps) step.sent = 0;  // no round of local steps has ended
   CHECK_FALSE(contains(watch_text(run, 60, true), "  ratio "));
 }
 

@@ -101,13 +101,15 @@ class StepRecorder {
   double begin_ = 0, exchange_ = 0, first_exchange_ = 0, collective_ = 0;
 };
 
-// Returns the compression of most steps of the run: the one after its ramp.
+// Returns the compression of most steps of the run: the one after its ramp. It has the name of a
+// candidate that is the same.
 std::string after_ramp(const CommonOptions& o) {
   CompressSpec spec = o.parsed.compress.spec;
   const auto ramp = spec.values.find("ramp");
-  if (ramp == spec.values.end() || std::exchange(ramp->second, 0) == 0)
-    return o.parsed.compress.automatic ? to_string(spec) : o.compress;
-  return to_string(spec);
+  const bool ramps = ramp != spec.values.end() && std::exchange(ramp->second, 0) != 0;
+  for (const std::string& name : kCandidates)
+    if (to_string(parse_compress(name)) == to_string(spec)) return name;
+  return ramps || o.parsed.compress.automatic ? to_string(spec) : o.compress;
 }
 
 class Measurement {
@@ -124,8 +126,10 @@ class Measurement {
   Headroom run() {
     Headroom out;
     const ProcessorTicks before = processor_ticks();
+    const double begin = steady_seconds();
     out.learners = comm_.size();
     out.hosts = levels_ == nullptr ? 0 : levels_->hosts();
+    out.sharing = o_.parsed.learners.on_machine;
     out.net = o_.headroom_net;
     if (Communicator* all = exchanging()) out.link = measure_link(*all);
     if (levels_ != nullptr)
@@ -137,20 +141,27 @@ class Measurement {
     // The first steps make the kernels' plans, and show how many steps fit into the time.
     ExchangeProfile dense{.compress = "none"};
     measure(dense, 1);
+    steps_.clear();
     std::vector<double> trials;
     for (const std::string& name : names) {
       out.profiles.push_back({.compress = name});
-      ExchangeProfile trial = out.profiles.back();
-      measure(trial, 1);
-      trials.push_back(slowest(comm_, trial.step_s));
+      measure(out.profiles.back(), 1);
+      trials.push_back(slowest(comm_, out.profiles.back().step_s));
+      if (comm_.rank() == 0 && !o_.quiet)
+        std::fprintf(stderr, "%s: a step of %.3f s\n", title(out.profiles.back()).c_str(),
+                     trials.back());
     }
     const double all = std::accumulate(trials.begin(), trials.end(), 0.0);
-    const int rounds = std::clamp(to_int(std::min(o_.headroom / all, 1e6)) / (kFewSteps + 1),
-                                  kLeastRounds, kMostRounds);
+    // Where these have taken all the time, they are the result.
+    const bool late = slowest(comm_, steady_seconds() - begin) > o_.headroom;
+    const int rounds = late ? 0
+                            : std::clamp(to_int(std::min(o_.headroom / all, 1e6)) / (kFewSteps + 1),
+                                         kLeastRounds, kMostRounds);
     // Each exchange gets the same time, not the same number of steps: short steps scatter more, and
     // dense ones on a slow link would leave them hardly any.
     const double share = o_.headroom / (rounds * to_double(names.size()));
-    steps_.clear();
+    if (!late) steps_.clear();
+    for (size_t i = 0; i < names.size() && !late; ++i) out.profiles[i] = {.compress = names[i]};
     for (int round = 0; round < rounds; ++round)
       for (size_t i = 0; i < names.size(); ++i)
         measure(out.profiles[i], counted_steps(share, trials[i]));

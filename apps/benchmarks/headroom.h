@@ -22,6 +22,7 @@ namespace heddle {
 // A measurement; profiles[0] is without exchange, profiles[1] dense.
 struct Headroom {
   int learners = 0, hosts = 0;  // hosts: of an exchange in two levels, else 0
+  int sharing = 1;              // learners on this machine
   LinkCost link;                // between those who exchange
   std::vector<ExchangeProfile> profiles = {};
   double stolen = 0;     // share of the first host's wanted processor time that other guests got
@@ -34,14 +35,17 @@ struct Headroom {
   size_t best() const;              // the fastest of dense and the compressed ones
 };
 
+// Returns the exchange's name, for people.
+std::string title(const ExchangeProfile& profile);
 // Returns tables and a verdict for people.
 std::string describe_headroom(const Headroom& headroom);
 // Returns the same as one JSON object and a newline.
 std::string headroom_json(const Headroom& headroom);
 
-// Measures for about o.headroom seconds, with the same options on every rank, and prints the result
-// on the first rank. A step is all micro-steps of an update; `forward` returns the loss of a batch,
-// always the same one. Returns the exit code. Throws InputError for a single learner.
+// Measures for about o.headroom seconds, but two steps of each exchange at least, with the same
+// options on every rank, and prints the result on the first rank. A step is all micro-steps of an
+// update; `forward` returns the loss of a batch, always the same one. Returns the exit code. Throws
+// InputError for a single learner.
 int run_headroom(const CommonOptions& o, ParameterStore& store, Communicator& comm,
                  const StepPlan& plan, const std::function<Var(Tape&)>& forward);
 

@@ -12,7 +12,9 @@ namespace heddle {
 namespace {
 
 const std::vector<std::string> kNets = {"these links", "100mbit,1ms", "1gbit,200us", "10gbit,50us"};
+constexpr int kLocalSteps = 8;      // of a round, in the verdict
 constexpr double kWorthIt = 1.03;   // smaller gains are within the measurement's scatter
+constexpr int64_t kFew = 4;         // steps of an exchange
 constexpr double kDisturbed = 0.1;  // share of stolen time that makes the figures doubtful
 
 LinkCost link_of(const Headroom& h, const std::string& net) {
@@ -32,11 +34,6 @@ std::set<int> modelled_parties(const Headroom& h) { return {h.parties(), 4, 8, 3
 
 double mbit(const LinkCost& link) {
   return link.seconds_per_byte > 0 ? 8e-6 / link.seconds_per_byte : 0.0;
-}
-
-std::string title(const ExchangeProfile& p) {
-  if (p.compress.empty()) return "no exchange";
-  return p.compress == "none" ? "dense" : p.compress;
 }
 
 double modelled(const Headroom& h, size_t i, int ranks, const LinkCost& link) {
@@ -68,6 +65,12 @@ std::string measured_table(const Headroom& h) {
   return out;
 }
 
+// Returns the seconds of a step of which only every eighth exchanges, in the fastest way.
+double local_step(const Headroom& h) {
+  const double alone = h.profiles[0].step_s;
+  return alone + std::max(0.0, h.profiles[h.best()].step_s - alone) / kLocalSteps;
+}
+
 std::string verdict(const Headroom& h) {
   const ExchangeProfile& dense = h.profiles[1];
   std::string out;
@@ -83,15 +86,32 @@ std::string verdict(const Headroom& h) {
                   times(h.profiles[best].step_s / h.profiles[0].step_s),
                   " of those without any exchange: something else was busy. Measure again, longer "
                   "(--headroom 300).\n");
-  if (std::min(h.gain(best), h.most()) < kWorthIt) return out + " Stay with --compress none.\n";
-  return concat(out, " The best of these is --compress ", h.profiles[best].compress, ", ",
-                times(h.gain(best)), ".\n");
+  if (h.most() < kWorthIt) return out + " Stay with --compress none.\n";
+  out += h.gain(best) < kWorthIt
+             ? " Of these --compress none is the best."
+             : concat(" The best of these is --compress ", h.profiles[best].compress, ", ",
+                      times(h.gain(best)), ".");
+  return concat(out, "\nWith --local-steps ", kLocalSteps,
+                " on top, one exchange in eight steps, a step would take about ", ms(local_step(h)),
+                " ms, ", times(dense.step_s / local_step(h)),
+                " (computed).\nCompression costs accuracy, and so do local steps: "
+                "docs/howto/local-steps.md\n");
 }
 
-std::string disturbance(const Headroom& h) {
-  if (h.stolen < kDisturbed) return "";
-  return concat("Others took ", decimals(100 * h.stolen, 0),
-                " % of the processors' time meanwhile (steal, /proc/stat): measure again.\n");
+// Returns what makes the figures doubtful.
+std::string doubts(const Headroom& h) {
+  std::string out;
+  if (h.sharing > 1 && h.hosts == 0)
+    out += concat("The ", h.sharing,
+                  " learners on this machine share its processors: with a host "
+                  "for each, steps compute faster\nand exchanges weigh more.\n");
+  const auto fewest = std::ranges::min(h.profiles, {}, &ExchangeProfile::steps).steps;
+  if (fewest < kFew)
+    out += concat("Few steps, of one exchange only ", fewest, ": measure longer (--headroom S).\n");
+  if (h.stolen >= kDisturbed)
+    out += concat("Others took ", decimals(100 * h.stolen, 0),
+                  " % of the processors' time meanwhile (steal, /proc/stat): measure again.\n");
+  return out;
 }
 
 std::string model_table(const Headroom& h) {
@@ -123,12 +143,17 @@ std::string model_table(const Headroom& h) {
 
 }  // namespace
 
+std::string title(const ExchangeProfile& p) {
+  if (p.compress.empty()) return "no exchange";
+  return p.compress == "none" ? "dense" : p.compress;
+}
+
 std::string describe_headroom(const Headroom& h) {
   const std::string where = h.hosts > 0 ? concat(" on ", h.hosts, " hosts") : "";
   return concat(h.learners, " learners", where, "; links of ", decimals(1e3 * h.link.latency_s, 3),
                 " ms and ", significant(mbit(h.link), 3), " Mbit/s ",
                 h.hosts > 0 ? "between them " : "", "as all-reduces see them\n\n",
-                measured_table(h), '\n', verdict(h), disturbance(h), '\n', model_table(h));
+                measured_table(h), '\n', verdict(h), doubts(h), '\n', model_table(h));
 }
 
 std::string headroom_json(const Headroom& h) {
@@ -138,6 +163,8 @@ std::string headroom_json(const Headroom& h) {
                                  {"communication_share", h.share()},
                                  {"most", std::max(1.0, h.most())},
                                  {"best", h.profiles[h.best()].compress},
+                                 {"local_steps", kLocalSteps},
+                                 {"local_step_s", local_step(h)},
                                  {"stolen", h.stolen}};
   if (h.hosts > 0) json["hosts"] = h.hosts;
   for (size_t i = 0; i < h.profiles.size(); ++i) {

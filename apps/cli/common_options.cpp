@@ -110,7 +110,8 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
             "momentum of sgd for gradients delayed by a residual; residual: none, they move "
             "the weights at once, scaled by 1 / (1 - momentum); full: as for dense gradients",
             one_of({"", "residual", "full"}),
-            otherwise("residual where the compressor keeps residuals, else full"));
+            otherwise("residual where the compressor keeps residuals, else full, as with "
+                      "local-steps"));
   flags.add("dense-layers", &o.dense_layers, "REGEX",
             "names of parameters that are never compressed");
   flags.add("min-compress", &o.min_compress, "N",

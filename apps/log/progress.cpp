@@ -49,7 +49,7 @@ std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr,
                            decimals(loss, 4), show_lr ? "  lr " + significant(lr) : "", "  ",
                            decimals(samples_ / seconds, 0), " ", options_.unit, "/s  ",
                            format_duration(left), " left");
-  if (sent_ > 0)
+  if (dense_ > 0 && sent_ > 0)
     out += concat("  ratio ", significant(dense_ / sent_, 3), "  exposed ",
                   decimals(100 * exposed_s_ / std::max(step_s_, 1e-9), 0), " %");
   if (epsilon_ >= 0) out += "  epsilon " + significant(epsilon_, 3);
@@ -57,11 +57,8 @@ std::string Progress::line(int64_t step, int64_t epoch, double loss, double lr,
 }
 
 void Progress::exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s) {
-  unsent_ += to_double(dense);
-  if (sent > 0) {  // a round of local steps counts with its exchange
-    dense_ = kKeep * dense_ + std::exchange(unsent_, 0.0);
-    sent_ = kKeep * sent_ + to_double(sent);
-  }
+  dense_ = kKeep * dense_ + to_double(dense);
+  sent_ = kKeep * sent_ + to_double(sent);
   exposed_s_ = kKeep * exposed_s_ + exposed_s;
   step_s_ = kKeep * step_s_ + step_s;
 }

@@ -32,9 +32,10 @@ class Progress {
 
   // Shows update number `step` (from 1), which used `samples` units.
   void step(int64_t step, int64_t epoch, double loss, double lr, int64_t samples);
-  // Called before step(): bytes of a dense exchange and bytes sent, seconds that the step waited
-  // for exchanges, and its length in seconds. The line then shows the ratio and the share of
-  // waiting. These, the rate and the time that is left are means over some fifty steps.
+  // Called before step(): bytes of dense exchanges in place of what was exchanged, and bytes sent;
+  // seconds that the step waited for exchanges, and its length in seconds. The line then shows the
+  // ratio and the share of waiting. These, the rate and the time that is left are means over some
+  // fifty steps.
   void exchanged(int64_t dense, int64_t sent, double exposed_s, double step_s);
   // Called before step(): the privacy that the run has spent, which the line then shows.
   void spent(double epsilon) { epsilon_ = epsilon; }
@@ -55,7 +56,7 @@ class Progress {
   double epsilon_ = -1;  // none
   // Sums with decay.
   double steps_ = 0, samples_ = 0, seconds_ = 0;
-  double dense_ = 0, sent_ = 0, unsent_ = 0, exposed_s_ = 0, step_s_ = 0;
+  double dense_ = 0, sent_ = 0, exposed_s_ = 0, step_s_ = 0;
 };
 
 // Returns whether text on `out` can be redrawn: it is a terminal, and TERM is not dumb.

@@ -125,6 +125,8 @@ ExchangeFacts TrainingLog::exchange_since_last() {
   return {.sent = seen_.traffic.sent - last.traffic.sent,
           .received = seen_.traffic.received - last.traffic.received,
           .between = between(seen_) - between(last),
+          .dense = seen_.dense_of_dense + seen_.dense_of_compressed - last.dense_of_dense -
+                   last.dense_of_compressed,
           .comm_s = comm_s,
           .compress_s = std::max(0.0, exchange_s - comm_s),
           .exposed_s = seen_.exposed_s - last.exposed_s};
@@ -239,18 +241,17 @@ void TrainingLog::write_step(int64_t step, double loss, double units, const Pend
                {"t_forward", t.forward},
                {"t_backward", t.backward},
                {"t_update", t.update}});
-  const int64_t dense = optimizer_.dense_bytes();
   if (result_.world_size > 1) {
     const int64_t sent = result_.hosts > 0 ? exchange.between : exchange.sent;
     if (result_.hosts > 0) line["bytes_between"] = exchange.between;
     line.update({{"bytes_sent", exchange.sent},
                  {"bytes_received", exchange.received},
-                 {"bytes_dense", dense},
+                 {"bytes_dense", optimizer_.dense_bytes()},
                  {"t_comm", exchange.comm_s},
                  {"t_compress", exchange.compress_s},
                  {"t_exposed", exchange.exposed_s}});
-    if (sent > 0) line["ratio"] = to_double(dense) / to_double(sent);
-    progress_->exchanged(dense, sent, exchange.exposed_s, t.total());
+    if (exchange.dense > 0 && sent > 0) line["ratio"] = to_double(exchange.dense) / to_double(sent);
+    progress_->exchanged(exchange.dense, sent, exchange.exposed_s, t.total());
   }
   for (const auto& [name, value] : facts.figures) line[name] = value;
   for (const auto& [name, value] : figures) line[name] = value;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <numeric>
 #include <sstream>
 
 #include "apps/cli/format.h"
@@ -10,6 +11,7 @@
 #include "apps/log/run_folder.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/scalar.h"
 
 namespace heddle {
 namespace {
@@ -188,6 +190,24 @@ void read_config(RunRecord& run) {
   }
 }
 
+// Gives each step of a round of local steps the mean of what the round has sent; those of a round
+// that has not ended get the mean of the round before.
+void average_rounds(RunRecord& run) {
+  const int64_t every = std::atoll(run.setting("local-steps").c_str());
+  if (every <= 1) return;
+  double mean = 0;
+  for (auto begin = run.steps.begin(); begin != run.steps.end();) {
+    const int64_t round = (begin->step - 1) / every;
+    const auto end = std::find_if(begin, run.steps.end(), [&](const StepRecord& step) {
+      return (step.step - 1) / every != round;
+    });
+    const bool ended = end != run.steps.end() || end[-1].step % every == 0 || !run.summary.empty();
+    const auto sent = [](double sum, const StepRecord& step) { return sum + step.sent; };
+    if (ended) mean = std::accumulate(begin, end, 0.0, sent) / to_double(end - begin);
+    for (; begin != end; ++begin) begin->sent = mean;
+  }
+}
+
 std::string find_trace(const RunRecord& run, const std::string& given) {
   std::vector<std::string> candidates = {given, run.folder + "/trace.json"};
   if (const auto found = run.info.find("argv"); found != run.info.end() && found->is_array()) {
@@ -230,6 +250,7 @@ RunRecord read_run(const std::string& folder, const std::string& trace) {
                   [&](auto& file) { run.info = parse_json<Json>(read_text_file(file), file); });
     read_optional(run, "mistakes.json", [&](auto& file) { run.mistakes = read_mistakes(file); });
     read_config(run);
+    average_rounds(run);
     read_decisions(run);
     read_samples(run);
   } catch (const fs::filesystem_error& error) {

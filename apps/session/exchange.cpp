@@ -93,7 +93,8 @@ bool residual_momentum(const CommonOptions& o, const CompressedReducer& reducer)
   const std::string& mode = o.compressed_momentum;
   check(mode != "residual" || reducer.keeps_residuals(),
         "--compressed-momentum residual: ", reducer.name(), " keeps no residuals");
-  return mode != "full" && reducer.keeps_residuals();
+  // A round's change is a whole displacement, which momentum must not apply at once.
+  return reducer.keeps_residuals() && (mode.empty() ? o.local_steps == 1 : mode == "residual");
 }
 
 std::unique_ptr<UpdateRule> make_rule(const CommonOptions& o) {
@@ -215,7 +216,10 @@ DataParallelOptimizer make_optimizer(const CommonOptions& o, ParameterStore& sto
     voting = make_voting(o, store, plan, comm.size());
     if (log) log(concat("gradients: votes, ", to_string(spec)));
   } else if (spec.family != "none") {
-    reducer = reducer_for(o, spec, store);
+    CompressSpec by_round = spec;
+    if (const auto ramp = by_round.values.find("ramp"); ramp != by_round.values.end())
+      ramp->second = std::ceil(ramp->second / to_double(o.local_steps));
+    reducer = reducer_for(o, by_round, store);
     // In steps, from the beginning of a round; then in rounds.
     const int64_t rounds = (first_compressed_step(o, plan) + o.local_steps - 1) / o.local_steps;
     parallel.compress_start = rounds * o.local_steps;
@@ -264,6 +268,11 @@ std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
     return std::unique_ptr<LearnerOptimizer>(
         new DataParallelOptimizer(make_optimizer(o, store, comm, plan, output)));
   if (o.local_steps > 1) {
+    check(o.lr_scheduler != "plateau" || o.local_steps <= plan.steps_per_epoch,
+          "--local-steps: expected at most the ", plan.steps_per_epoch,
+          " steps of an epoch, after "
+          "which --lr-scheduler plateau looks for progress, found ",
+          o.local_steps);
     if (output.log)
       output.log(
           concat("weights: each learner's own for ", o.local_steps,

@@ -209,8 +209,8 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
              own_weights = parts.optimizer.own_weights();
   // Peers continue in the same graph only; the file that describes it may have changed.
   const bool continues =
-      same_compression && (same || !own_weights) &&
-      (parts.o.peers.empty() || exchange.settings == parts.optimizer.state().settings);
+      same_compression &&
+      (parts.o.peers.empty() || (same && exchange.settings == parts.optimizer.state().settings));
   const std::vector<int> hosts = parts.optimizer.state().hosts;
   // Without a compressor's state it does not matter who exchanged with whom.
   const bool moves = continues && hosts != exchange.hosts && !parts.optimizer.named_state().empty();
@@ -234,13 +234,18 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   parts.optimizer.restore(exchange);  // first: settings determine the tensors
   // PowerSGD's factors have the ranks of the old plan.
   const bool planned_anew = anyway || exchange.settings.empty();
+  NamedTensors tensors = parts.optimizer.named_state();
   if (continues && own_file) {
-    fill_from(*mine, parts.optimizer.named_state(), kExchange, planned_anew);
+    fill_from(*mine, tensors, kExchange, planned_anew);
   } else if (continues) {
-    fill_from_all(files, exchange.hosts, parts.optimizer.named_state(), planned_anew);
-  } else {
-    parts.optimizer.begin_anew();
+    // With local steps all begin from the saved model, with the first learner's rule.
+    std::erase_if(tensors, [&](const auto& tensor) {
+      return tensor.first.starts_with("weights.") ||
+             (own_weights && tensor.first.starts_with("rule."));
+    });
+    fill_from_all(files, exchange.hosts, tensors, planned_anew);
   }
+  if (!continues || (!own_file && own_weights)) parts.optimizer.begin_anew();
   if (own_weights && !continues && note && parts.rank == 0)
     note(
         "changed: learners, graph, code or local steps; all begin anew from the saved model, with "
@@ -250,8 +255,8 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
       if (name.starts_with("residual.")) scale(x, to_float(factor));
   if (!same && note && parts.rank == 0)
     note(concat("changed: ", learners, " learners in the checkpoint, ", parts.optimizer.learners(),
-                " here: each gets the mean of the ", own_weights ? "" : "residuals and of the ",
-                "statistics"));
+                " here: each gets the mean of the ", continues ? "residuals and of the " : "",
+                "statistics", own_weights ? ", and the first learner's momentum" : ""));
   if (same && moves && note && parts.rank == 0)
     note("changed: hosts; each begins with the mean of the saved residuals");
   if (!same) return;
