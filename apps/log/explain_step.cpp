@@ -24,7 +24,9 @@ constexpr Stage kStages[] = {
     {"residual", "what has not been sent is kept for the next step"},
     {"summed", "the gradient buffer holds the sum over the ranks, the same bits on all"},
     {"wait", "backward is done; the main thread waits for exchanges that it did not hide"},
-    {"update", "new weights, once the sum is there and nothing reads the old ones any more"},
+    {"update",
+     "new weights, once the sum is there and nothing reads the old ones any more; with "
+     "--local-steps the learner's own, then the anchor's"},
 };
 
 std::string whole(double value) { return std::to_string(std::llround(value)); }

@@ -31,8 +31,7 @@ struct StepFacts {
 // The exchange of gradients in one step: bytes of this rank, and seconds.
 struct ExchangeFacts {
   int64_t sent = 0, received = 0, between = 0;  // between hosts, with two levels
-  int64_t dense =
-      0;  // of dense exchanges: of none within a round of local steps, at its end of all
+  int64_t dense = 0;  // of dense exchanges: with local steps those of a round at its end
   double comm_s = 0, compress_s = 0, exposed_s = 0;
 };
 

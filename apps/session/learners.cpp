@@ -58,7 +58,8 @@ std::unique_ptr<Communicator> join_gpus(const CommonOptions& o, Communicator& co
 int start_learners(const CommonOptions& o, const std::function<int(Communicator&)>& run_rank) {
   const LearnerPlan& plan = o.parsed.learners;
   const char* note =
-      "\nstopping after the current step or validation; another signal ends the run at once\n";
+      "\nstopping after the current step, round or validation; another signal ends the run at "
+      "once\n";
   if (!isatty(STDERR_FILENO)) ++note;               // a terminal shows a bar there
   if (o.training && !o.dry_run && o.headroom == 0)  // only training runs save
     catch_signals(o.quiet || plan.kind == "mpi" ? "" : note);

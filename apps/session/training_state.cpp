@@ -239,10 +239,10 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
     fill_from(*mine, tensors, kExchange, planned_anew);
   } else if (continues) {
     // With local steps all begin from the saved model, with the first learner's rule.
-    std::erase_if(tensors, [&](const auto& tensor) {
-      return tensor.first.starts_with("weights.") ||
-             (own_weights && tensor.first.starts_with("rule."));
-    });
+    if (own_weights)
+      std::erase_if(tensors, [](const auto& tensor) {
+        return tensor.first.starts_with("weights.") || tensor.first.starts_with("rule.");
+      });
     fill_from_all(files, exchange.hosts, tensors, planned_anew);
   }
   if (!continues || (!own_file && own_weights)) parts.optimizer.begin_anew();

@@ -758,7 +758,7 @@ def main(docs=results.DOCS):
             "meter": (meter, "meter-"), "pairs": (pairs, "pair-"), "large": (lambda: large("large-"), "large-"),
             "root": (lambda: large("root-"), "root-"), "long": (lambda: large("long-"), "long-"), "ptb": (ptb, "ptb-"),
             **{name: (lambda name=name: table_by_seed(runs_by_seed(name + "-")), name + "-")
-               for name in ("rule", "batch", "grown", "wide", "many", "usual")}, "lgc": (lgc, "lgc-"), "race": (race, "race-"),
+               for name in ("rule", "local", "batch", "grown", "wide", "many", "usual")}, "lgc": (lgc, "lgc-"), "race": (race, "race-"),
             "peers": (lambda: peers("peers-", runs_by_seed("rule-").get("dense", {})), "peers-"),
             "classes": (lambda: peers("classes-", runs_by_seed("classes-").get("dense", {})), "classes-"),
             "eight": (lambda: peers("eight-", runs_by_seed("eight-").get("dense", {})), "eight-"),

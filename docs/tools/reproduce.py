@@ -49,6 +49,7 @@ ADACOMP = " --compress adacomp"
 BF16 = ",values=bf16"
 QSGD = " --compress qsgd:bits=4"
 PEERS, QSGD4, BY_CLASS = " --peers ring", " --innovation qsgd:bits=4", " --shard by-class"
+LOCAL = " --local-steps 8"
 NO_MOMENTUM = " --momentum 0 --no-nesterov"
 FULL = "full-"  # runs with this prefix take hours and run only when named; all except full-cpu-… need a GPU
 
@@ -117,6 +118,10 @@ def experiments():
         eight = RESNET.replace("--learners 4 --batch-size 32", "--learners 8 --batch-size 16")
         for name, flags in ("dense", ""), ("qsgd", PEERS + QSGD4):
             runs[f"eight-{name}-{seed}"] = f"{eight} --epochs 8 --seed {seed}{flags}"
+        # As many epochs as fit into the time of four dense ones over 100 Mbit/s with 20 ms (docs/benchmarks.md, local steps).
+        for name, epochs, flags in (("dense", 4, ""), ("scalecom", 6, SCALECOM), ("qsgd", 7, QSGD), ("peers-qsgd", 11, PEERS + QSGD4),
+                                    ("8", 13, LOCAL), ("8-topk", 13, LOCAL + " --compress topk:density=0.05"), ("8-qsgd", 17, LOCAL + QSGD)):
+            runs[f"local-{name}-{seed}"] = f"{RESNET} --epochs {epochs} --seed {seed}{flags}"
         # Differential privacy: votes and DP-SGD at the same epsilon; docs/results.md says where the learning rates are from.
         for name, lr, flags in (("sgd", 2, "density=1,vote=clip"), ("clip", 2, "density=0.1,vote=clip"), ("all", 0.03, "density=1"),
                                 ("votes", 0.1, "density=0.1"), ("few", 0.3, "density=0.01"),
