@@ -49,7 +49,11 @@ TEST_CASE("json: every reader refuses deep nesting and names the file") {
   for (const char* name : {"run.json", "plan-3.json", "exchange-3.json", "trace.json"}) {
     const TempFolder run;
     run.write("metrics.jsonl", "{\"schema\":1}\n");
-    refused(run.write(name, deep), [&] { report_page({read_run(run.path)}); });
+    refused(run.write(name, deep), [&] {
+      const RunRecord record = read_run(run.path);
+      report_page({record});
+      for (const std::string& what : record.skipped) throw InputError(what);
+    });
   }
   refused(temp.write("metrics.jsonl", deep + "\n") + ":1: the line", [&] { read_run(temp.path); });
   refused(temp.write("manifest.json", deep), [&] { open_checkpoint(temp.path); });

@@ -276,8 +276,8 @@ std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
     if (output.log)
       output.log(
           concat("weights: each learner's own for ", o.local_steps,
-                 " steps; then all continue from their anchor, moved by ", o.outer_lr,
-                 " times the mean of their changes",
+                 " steps; then all continue from their anchor, moved by ",
+                 o.outer_lr == 1 ? "" : concat(o.outer_lr, " times "), "the mean of their changes",
                  o.outer_momentum > 0 ? concat(", with momentum ", o.outer_momentum) : "",
                  o.local_steps > plan.steps_per_epoch
                      ? "; a round is longer than an epoch: evaluations within it see old weights"
