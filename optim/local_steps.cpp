@@ -63,11 +63,10 @@ StepReport LocalSteps::finish_step() {
   }
   summed_ = !exchanging_ && (step_ + 1) % local_.every % kWordsEvery == 0 && learners() > 1;
   exchanging_ = false;
-  if (summed_) {
+  if (summed_)
     post("control words", [this](Communicator& comm, Ledger& ledger) {
       words_.sum_separately(Tensor::zeros({to_int64(ControlWords::kCount)}), comm, ledger);
     });
-  }
   wait();  // for what was posted within a round
   ++step_;
   return report;

@@ -51,7 +51,9 @@ struct LocalStepsOptions {
 class LocalSteps : public LearnerOptimizer {
  public:
   // Makes the optimizer that exchanges the changes, of the store that is passed. It takes neither
-  // several micro-steps nor a clipping of its own, and its reducer must not vote.
+  // several micro-steps nor a clipping of its own, and its reducer must not vote. With an outer
+  // momentum and a reducer that keeps residuals, set DataParallelOptions::residual_momentum to
+  // false: a delayed change moved at once, scaled by 1 / (1 - momentum), goes too far.
   using MakeOuter = std::function<std::unique_ptr<DataParallelOptimizer>(ParameterStore& anchor)>;
 
   // Collective; store and Context as for DataParallelOptimizer. Weights and buffers begin as rank

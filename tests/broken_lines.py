@@ -279,6 +279,8 @@ BREAKS = [
      "test_report", "report: a round of*"),
     ("headroom measures the code of auto twice", "apps/benchmarks/headroom.cpp", "== to_string(spec)) return name;", "== o.compress) return name;",
      "test_program_local", ""),
+    ("headroom continues although its time is over", "apps/benchmarks/headroom.cpp", "steady_seconds() - begin) > o_.headroom;", "steady_seconds() - begin) > 1e9;",
+     "test_program_local", ""),
     ("headroom's local steps exchange in every step", "apps/benchmarks/headroom_report.cpp", "- alone) / kLocalSteps;", "- alone);", "test_apps", "headroom: the verdict*"),
     ("the progress line takes a ratio from steps that exchanged nothing", "apps/log/progress.cpp", "if (dense_ > 0 && sent_ > 0)", "if (true)",
      "test_apps", "progress: a round*"),

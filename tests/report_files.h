@@ -7,10 +7,15 @@
 #include <vector>
 
 #include "apps/report/report_data.h"
+#include "apps/report/report_json.h"
 #include "core/error.h"
 #include "tests/app_helpers.h"
 
 namespace heddle {
+
+inline RunRecord::Json report_of(const RunRecord& run) {
+  return report_json({run}, 6000)["runs"][0];
+}
 
 struct FakeRun {
   int steps = 40, layers = 3, plans = 2, looks = 2, choices = 2, texts = 2;

@@ -72,9 +72,10 @@ momentum=("$lm" --emsize 12 --nhid 12 --nlayers 1 --bptt 8 --batch-size 2 --thre
 near 'bytes a step' "$(awk -v a="$(json dense.json exchange_bytes_per_step)" -v b="$(json dry.json exchange_bytes_per_step)" 'BEGIN { print a / b }')" 4.9 5.1
 
 # Headroom computes what local steps make of the fastest exchange, and measures no code twice.
-"${images[@]/--deterministic/--tune}" --learners 2 --net 20mbit,1ms --headroom 1 --compress auto >auto.json || fail 'headroom of auto'
+"${images[@]/--deterministic/--tune}" --learners 2 --net 20mbit,1ms --headroom 0.001 --compress auto >auto.json || fail 'headroom of auto'
 [ "$(grep -o '"exchange":"[^"]*","steps"' auto.json | sort | uniq -c | awk '{ print $1 }' | tr -d '\n')" = 111111 ] ||
   fail "headroom of auto measures a code twice: $(cat auto.json)"
+[ "$(grep -o '"exchange":"[^"]*","steps":1,' auto.json | wc -l)" = 6 ] || fail "headroom continues although its time is over: $(cat auto.json)"
 near 'a computed step with local steps' "$(awk -v step="$(json auto.json local_step_s)" -v most="$(json auto.json most)" -v dense="$(grep -o '"exchange":"dense","steps":[0-9]*,"step_s":[^,]*' auto.json | sed 's/.*://')" \
   'BEGIN { print step / (dense / most) }')" 0.99 3
 # A run of epochs that other learners continue ends a round with its last step, wherever that is.

@@ -65,7 +65,7 @@ std::string measured_table(const Headroom& h) {
   return out;
 }
 
-// Returns the seconds of a step of which only every eighth exchanges, in the fastest way.
+// Returns the mean seconds of a step where one in kLocalSteps exchanges, in the fastest way.
 double local_step(const Headroom& h) {
   const double alone = h.profiles[0].step_s;
   return alone + std::max(0.0, h.profiles[h.best()].step_s - alone) / kLocalSteps;
@@ -91,9 +91,9 @@ std::string verdict(const Headroom& h) {
              ? " Of these --compress none is the best."
              : concat(" The best of these is --compress ", h.profiles[best].compress, ", ",
                       times(h.gain(best)), ".");
-  return concat(out, "\nWith --local-steps ", kLocalSteps,
-                " on top, one exchange in eight steps, a step would take about ", ms(local_step(h)),
-                " ms, ", times(dense.step_s / local_step(h)),
+  return concat(out, "\nWith --local-steps ", kLocalSteps, " on top, one exchange every ",
+                kLocalSteps, " steps, a step would take about ", ms(local_step(h)), " ms, ",
+                times(dense.step_s / local_step(h)),
                 " (computed).\nCompression costs accuracy, and so do local steps: "
                 "docs/howto/local-steps.md\n");
 }
@@ -103,11 +103,12 @@ std::string doubts(const Headroom& h) {
   std::string out;
   if (h.sharing > 1 && h.hosts == 0)
     out += concat("The ", h.sharing,
-                  " learners on this machine share its processors: with a host "
-                  "for each, steps compute faster\nand exchanges weigh more.\n");
+                  " learners on this machine share its processors: on hosts of their own, steps "
+                  "compute faster\nand exchanges weigh more.\n");
   const auto fewest = std::ranges::min(h.profiles, {}, &ExchangeProfile::steps).steps;
   if (fewest < kFew)
-    out += concat("Few steps, of one exchange only ", fewest, ": measure longer (--headroom S).\n");
+    out += concat("An exchange was measured in few steps (", fewest,
+                  "): take longer (--headroom S).\n");
   if (h.stolen >= kDisturbed)
     out += concat("Others took ", decimals(100 * h.stolen, 0),
                   " % of the processors' time meanwhile (steal, /proc/stat): measure again.\n");

@@ -87,13 +87,13 @@ std::unique_ptr<CompressedReducer> reducer_for(const CommonOptions& o, const Com
   return std::unique_ptr<CompressedReducer>(&compressed);
 }
 
-// Returns whether SGD skips momentum for gradients that a residual held back.
+// Returns whether SGD applies what a residual held back at once, scaled by 1 / (1 - momentum).
 bool residual_momentum(const CommonOptions& o, const CompressedReducer& reducer) {
   if (exchanged_momentum(o) == 0) return false;
   const std::string& mode = o.compressed_momentum;
   check(mode != "residual" || reducer.keeps_residuals(),
         "--compressed-momentum residual: ", reducer.name(), " keeps no residuals");
-  // A round's change is a whole displacement, which momentum must not apply at once.
+  // A round's change is a displacement of the weights; applied with that factor it goes too far.
   return reducer.keeps_residuals() && (mode.empty() ? o.local_steps == 1 : mode == "residual");
 }
 
