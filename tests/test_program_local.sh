@@ -76,8 +76,11 @@ near 'bytes a step' "$(awk -v a="$(json dense.json exchange_bytes_per_step)" -v 
 [ "$(grep -o '"exchange":"[^"]*","steps"' auto.json | sort | uniq -c | awk '{ print $1 }' | tr -d '\n')" = 111111 ] ||
   fail "headroom of auto measures a code twice: $(cat auto.json)"
 [ "$(grep -o '"exchange":"[^"]*","steps":1,' auto.json | wc -l)" = 6 ] || fail "headroom continues although its time is over: $(cat auto.json)"
-near 'a computed step with local steps' "$(awk -v step="$(json auto.json local_step_s)" -v most="$(json auto.json most)" -v dense="$(grep -o '"exchange":"dense","steps":[0-9]*,"step_s":[^,]*' auto.json | sed 's/.*://')" \
-  'BEGIN { print step / (dense / most) }')" 0.99 3
+# Times depend on the machine; what is computed follows from what was measured.
+grep -o '"steps":1,"step_s":[^,]*' auto.json | sed 's/.*://' | awk -v step="$(json auto.json local_step_s)" '
+  NR == 1 { alone = $1; next } best == "" || $1 < best { best = $1 }
+  END { off = step / (alone + (best > alone ? best - alone : 0) / 8) - 1; exit !(off < 1e-6 && off > -1e-6) }' ||
+  fail "a computed step with local steps: $(cat auto.json)"
 # A run of epochs that other learners continue ends a round with its last step, wherever that is.
 epochs=("${images[@]/--deterministic/--tune}" --batch-size 64 --epochs 2 --local-steps 50 --save-every 100)
 "${epochs[@]}" --learners 3 --output-dir epochs >/dev/null || fail 'epochs'
