@@ -223,8 +223,11 @@ TEST_CASE("report: one step of the trace, with its arrows") {
                                     {"select", 0.02, 0.001, 1}}));
   CHECK(step["arrows"] == Json({{1, 0.019, 3, 0.0200005}, {3, 0.0200005, 4, 0.0360005}}));
   temp.write("a/trace.json", R"({"traceEvents":[{"pid":0}]})");
-  CHECK(contains(message_of([&] { report_page({read_run(temp.path + "/a")}); }),
-                 "trace.json: no trace"));
+  const std::string folder = temp.path + "/a", trace = folder + "/trace.json";
+  CHECK(contains(message_of([&] { read_run(folder, trace); }), "trace.json: no trace"));
+  const RunRecord run = read_run(folder);
+  CHECK(contains(run.skipped.at(0), "trace.json: no trace"));
+  CHECK(report_of(run)["timeline"].is_null());
 }
 
 TEST_CASE("report: a step of several micro-batches is drawn whole") {

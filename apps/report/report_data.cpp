@@ -108,8 +108,8 @@ void read_metrics(RunRecord& run) {
 // Reads a file with `read`, unless there is none: one without which the rest can be shown.
 template <class Read>
 void read_optional(RunRecord& run, const std::string& name, const Read& read) {
-  const std::string file = run.folder + "/" + name;
-  if (!fs::exists(file)) return;
+  const std::string file = fs::path(run.folder) / name;
+  if (!fs::is_regular_file(file)) return;
   try {
     read(file);
   } catch (const InputError& error) {
@@ -208,8 +208,8 @@ void average_rounds(RunRecord& run) {
   }
 }
 
-std::string find_trace(const RunRecord& run, const std::string& given) {
-  std::vector<std::string> candidates = {given, run.folder + "/trace.json"};
+std::string find_trace(const RunRecord& run) {
+  std::vector<std::string> candidates = {run.folder + "/trace.json"};
   if (const auto found = run.info.find("argv"); found != run.info.end() && found->is_array()) {
     for (size_t i = 0; i < found->size(); ++i) {
       if (!(*found)[i].is_string()) continue;
@@ -220,7 +220,7 @@ std::string find_trace(const RunRecord& run, const std::string& given) {
     }
   }
   for (const std::string& path : candidates)
-    if (std::error_code none; fs::is_regular_file(path, none)) return path;
+    if (std::error_code none; fs::is_regular_file(path, none)) return fs::absolute(path);
   return "";
 }
 
@@ -253,10 +253,12 @@ RunRecord read_run(const std::string& folder, const std::string& trace) {
     average_rounds(run);
     read_decisions(run);
     read_samples(run);
+    if (!trace.empty()) run.timeline = read_timeline(trace);
+    read_optional(run, trace.empty() ? find_trace(run) : "",
+                  [&](auto& file) { run.timeline = read_timeline(file); });
   } catch (const fs::filesystem_error& error) {
     throw InputError(concat(run.folder, ": ", error.code().message()));
   }
-  run.trace = find_trace(run, trace);
   return run;
 }
 

@@ -1,5 +1,5 @@
 // Reads a run folder back: metrics.jsonl, run.json, config.toml, the plans plan-<step>.json, the
-// choices exchange-<step>.json, and finds the trace. Only steps are typed; everything else stays
+// choices exchange-<step>.json, and the trace. Only steps are typed; everything else stays
 // JSON, which the report reduces (report_json.h). Whatever is missing is left empty: a run may be
 // young, or of an older version.
 //
@@ -50,7 +50,7 @@ struct RunRecord {
   std::vector<Json> texts;           // written by a language model: step, epoch, sample
   std::vector<Json> qualities;   // lines of the quality meter: step, correlation, quality by layer
   Json ledger = Json::object();  // {layer: {kind: {payload, sent}}}, bytes over the run
-  std::string trace;             // path; empty where there is none
+  Json timeline;                 // one step of the trace; null where there is none
   std::vector<std::string> skipped;  // files, and lines of metrics.jsonl, with what is wrong there
 
   bool exchanges() const { return !steps.empty() && !std::isnan(steps.back().sent); }
@@ -64,8 +64,12 @@ struct RunRecord {
 // expected, are skipped; a last line without a newline is still being written and is ignored.
 // `trace` names the trace file; by default it is trace.json in the folder, or the file that --trace
 // names in run.json's arguments. Throws InputError if there is no metrics.jsonl, if none of its
-// lines parses, and for an unknown schema.
+// lines parses, for an unknown schema, and if `trace` is not a trace.
 RunRecord read_run(const std::string& folder, const std::string& trace = "");
+
+// Returns one step of the first rank from the file `trace`: ranges by track and the arrows that
+// follow buckets, in seconds since its begin; null if no step is whole. Throws InputError.
+RunRecord::Json read_timeline(const std::string& trace);
 
 // Returns means over the second half of the steps, after caches and schedules have warmed up. The
 // rate is all their samples over all their seconds; a measure that no line has is NaN.

@@ -358,7 +358,7 @@ void add_details(Json& out, const RunRecord& run, int64_t cells) {
               {"choices", choices(run)},
               {"residuals", residual_map(run, cells)},
               {"quality", quality(run)},
-              {"timeline", timeline_json(run)}});
+              {"timeline", run.timeline}});
 }
 
 Json run_json(const RunRecord& run, const std::string& name, int64_t points) {

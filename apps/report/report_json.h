@@ -16,15 +16,9 @@ namespace heddle {
 
 // Returns the figures. `cells`: at most so many cells in a map, which has at least one column, and
 // a third as many points in a curve, from 40 to 1000. Of many runs (kMostDetailed) there are only
-// curves and tables. Runs of the same name are named by their folders. Throws InputError for a file
-// that is not a trace.
+// curves and tables. Runs of the same name are named by their folders.
 constexpr int64_t kMostDetailed = 8;
 RunRecord::Json report_json(const std::vector<RunRecord>& runs, int64_t cells);
-
-// Returns one whole step of the first rank from the trace of `run`: ranges by track and the arrows
-// that follow buckets of gradients, in seconds since the step began; null without a trace. Throws
-// InputError for a file that is not a trace.
-RunRecord::Json timeline_json(const RunRecord& run);
 
 // Returns at most `most` evenly spaced records, the last among them.
 std::vector<const RunRecord::Json*> sampled(const std::vector<RunRecord::Json>& all, int64_t most);

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "apps/cli/json.h"
+#include "apps/report/report_data.h"
 #include "apps/report/report_json.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -142,10 +143,9 @@ Json step_json(const Events& events, double begin, double end) {
 
 }  // namespace
 
-Json timeline_json(const RunRecord& run) {
-  if (run.trace.empty()) return nullptr;
-  return read_members(run.trace + ": no trace", [&] {
-    const Events events = read_events(parse_json(read_text_file(run.trace), run.trace));
+Json read_timeline(const std::string& trace) {
+  return read_members(trace + ": no trace", [&] {
+    const Events events = read_events(parse_json(read_text_file(trace), trace));
     const auto step = last_step(events);
     return step ? step_json(events, step->first, step->second) : Json();
   });
