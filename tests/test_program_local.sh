@@ -70,6 +70,7 @@ momentum=("$lm" --emsize 12 --nhid 12 --nlayers 1 --bptt 8 --batch-size 2 --thre
 "${images[@]}" --learners 4 --local-steps 5 --compress topk --dry-run >dry.json || fail 'dry run'
 "${images[@]}" --learners 4 --compress topk --dry-run >dense.json || fail 'dry run'
 near 'bytes a step' "$(awk -v a="$(json dense.json exchange_bytes_per_step)" -v b="$(json dry.json exchange_bytes_per_step)" 'BEGIN { print a / b }')" 4.9 5.1
+[[ "$("${images[@]/--json/--quiet}" --learners 4 --local-steps 5 --dry-run)" = *'P times that every 5 steps'* ]] || fail 'a dry run says when learners exchange'
 
 # Headroom computes what local steps make of the fastest exchange, and measures no code twice.
 "${images[@]/--deterministic/--tune}" --learners 2 --net 20mbit,1ms --headroom 0.001 --compress auto >auto.json || fail 'headroom of auto'

@@ -194,9 +194,8 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
     return json_line(json);
   }
   std::string compressed, by = o.compress;
-  const std::string a_step = o.local_steps > 1
-                                 ? concat(" every ", o.local_steps, " steps and learner, ")
-                                 : " a step and learner, ";
+  const std::string each =
+      o.local_steps > 1 ? concat(" every ", o.local_steps, " steps") : " a step";
   if (o.parsed.compress.automatic)
     by = to_string(o.parsed.compress.spec) + ", where --compress auto finds it faster";
   if (!o.peers.empty())
@@ -205,7 +204,7 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
                         "\nstate of peers    ", format_bytes(exchange.state), " a learner\n");
   if (o.compress != "none")
     compressed = concat(
-        "exchange          ", format_bytes(exchange.payload), a_step,
+        "exchange          ", format_bytes(exchange.payload), each, " and learner, ",
         format_number(std::round(10.0 * to_double(gradient) / to_double(exchange.payload)) / 10),
         " times less than dense: ", exchange.compressed_tensors, " tensors by ", by,
         "\nresiduals         ", format_bytes(exchange.state),
@@ -225,8 +224,8 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
       o.parsed.learners.size > 1 ? "s each of a learner\n" : "s each\n", "weights           ",
       format_bytes(gradient + 4 * store.frozen_count()), "\n", "gradients         ",
       format_bytes(gradient),
-      " a step; a dense exchange between P learners sends 2 (P - 1) / P times that\n", compressed,
-      "optimizer state   ", format_bytes(state), "\n", "activations       ",
+      "; a dense exchange between P learners sends 2 (P - 1) / P times that", each, "\n",
+      compressed, "optimizer state   ", format_bytes(state), "\n", "activations       ",
       format_bytes(activations), ", ", format_bytes(activations / units), " ", article, plan.unit,
       " (estimate)\n", "peak of the pool  ", format_bytes(peak), " (estimate)",
       here == 1 ? "" : concat(", ", format_bytes(peak * here), " for ", here, " learners"), "\n",
