@@ -25,7 +25,16 @@
 // Adam's state stay each learner's own. Weights that are not finite spoil an outer gradient, which
 // is rejected on all ranks; the learner then continues from the anchor, with momentum 0 for layers
 // whose momentum is not finite either. Memory: anchor, its gradient and the outer rule's state; a
-// copy of the weights in evaluations.
+// copy of the weights in evaluations, and with a delay another one.
+//
+// With a delay the exchange runs on while the next `delay` steps are computed; then each learner
+// moves as the exchange would have moved it at the end of the round, and keeps its new steps:
+//
+//   w = anchor + (w - w at the end of the round)
+//
+// That is how LOSCAR-SGD merges (arXiv 2605.20866, known here from its abstract); Streaming DiLoCo
+// (Douillard et al. 2025, arXiv 2501.18512, recalled) overlaps exchanges with steps, too, in parts
+// of the model and with another merge.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +55,7 @@ struct LocalStepsOptions {
   int64_t every = 16;      // steps of a round, at least 1
   int64_t last_step = -1;  // the run's number of steps, after which a round ends; -1: unknown
   double outer_lr = 1;
+  int64_t delay = 0;  // steps after a round until its exchange moves the weights; below `every`
 };
 
 class LocalSteps : public LearnerOptimizer {
@@ -76,32 +86,43 @@ class LocalSteps : public LearnerOptimizer {
     words_.set(word, value);
   }
   float control(size_t word) const override {
-    return exchanged_at_ == step_ ? outer_->control(word) : summed_ ? words_.sum(word) : 0;
+    return landed_ ? outer_->control(word) : summed_ ? words_.sum(word) : 0;
   }
+  int64_t control_delay() const override { return local_.delay; }
   void post(const std::string& what, std::function<void(Communicator&, Ledger&)> call) override {
+    posted_ = true;
     outer_->post(what, std::move(call));
   }
-  void wait() override { outer_->wait(); }
+  void wait() override {
+    posted_ = false;
+    outer_->wait();
+  }
 
   int learners() const override { return outer_->learners(); }
   bool own_weights() const override { return true; }
   int64_t dense_bytes() const override { return outer_->dense_bytes(); }
   const Optimizer& optimizer() const override { return inner_; }
-  // The steps of a round are counted with its exchange, as dense or compressed ones.
+  // The steps of a round are counted with its exchange, as dense or compressed ones; both of these
+  // change when it has ended.
   Totals totals() const override;
-  const Ledger& ledger() const override { return outer_->ledger(); }
+  const Ledger& ledger() const override { return in_flight_ ? ledger_ : outer_->ledger(); }
 
   // Ranks of the same number, with the same settings, continue bit for bit, within a round too.
   State state() override;
   void restore(const State& state) override;
   NamedTensors named_state() const override;
-  void begin_anew() override { anchor_.values().copy_from(store_.values()); }
+  void begin_anew() override;
   // Returns the anchor, for which nothing is exchanged: within a round as the last one has left it.
-  Tensor shared_values() override { return anchor_.values().to(Device{}).clone(); }
+  Tensor shared_values() override {
+    settle();
+    return anchor_.values().to(Device{}).clone();
+  }
   void use_shared() override;
   void use_own() override;
-  std::map<std::string, double> figures() const override { return outer_->figures(); }
-  std::string take_note() override { return outer_->take_note(); }
+  std::map<std::string, double> figures() const override {
+    return in_flight_ ? std::map<std::string, double>{} : outer_->figures();
+  }
+  std::string take_note() override { return in_flight_ ? "" : outer_->take_note(); }
 
  private:
   // Returns whether the current step is the last of a round.
@@ -109,6 +130,8 @@ class LocalSteps : public LearnerOptimizer {
     return (step_ + 1) % local_.every == 0 || step_ + 1 == local_.last_step;
   }
   void hand_over(const Parameter& p);
+  void settle();
+  void land();
 
   ParameterStore& store_;
   LocalStepsOptions local_;
@@ -118,10 +141,17 @@ class LocalSteps : public LearnerOptimizer {
   std::unique_ptr<DataParallelOptimizer> outer_;
   ControlWords words_;
   Tensor own_;                                      // between use_shared() and use_own()
+  Tensor left_;                                     // with a delay: the weights at a round's end
   int64_t step_ = 0, exchanged_at_ = 0;             // steps made; of these, until the last exchange
   int64_t dense_alone_ = 0, compressed_alone_ = 0;  // of these, without one, in this process
   bool exchanging_ = false;                         // the outer step has begun
-  bool summed_ = false;                             // words_, in the last step
+  bool in_flight_ = false;                          // …, and all changes are handed over
+  bool waiting_ = false;                            // the weights have not been moved by it yet
+  bool landed_ = false, summed_ = false;            // in the last step: an exchange, words_
+  bool posted_ = false;                             // since the last wait()
+  StepReport outer_report_;
+  Totals totals_;  // totals() and ledger() while an exchange is in flight
+  Ledger ledger_;
 };
 
 }  // namespace heddle

@@ -1,6 +1,7 @@
 // Local steps: rounds against their definition, what is sent and when, weights that are not finite,
 // checkpoints within a round.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -64,10 +65,15 @@ TEST_CASE("local steps: rounds are those of the definition") {
   struct Rule {
     int64_t every;
     double rate, momentum;
+    int64_t delay = 0;
   };
-  for (const Rule rule : {Rule{1, 1, 0}, {3, 1, 0}, {3, 0.7, 0.9}, {100, 0.7, 0}})
+  // With a delay of 2 the exchange of step 3 moves the weights after step 5, and that of step 6 at
+  // once, before step 7, the last, which exchanges, too.
+  for (const Rule rule :
+       {Rule{1, 1, 0}, {3, 1, 0}, {3, 0.7, 0.9}, {100, 0.7, 0}, {3, 0.7, 0.9, 2}, {4, 1, 0, 1}})
     for (const int accumulate : {1, 2}) {
       CAPTURE(rule.every);
+      CAPTURE(rule.delay);
       CAPTURE(accumulate);
       constexpr int64_t kSteps = 7;
       expect_none(run_ranks(3, [&](Communicator& comm) {
@@ -75,12 +81,19 @@ TEST_CASE("local steps: rounds are those of the definition") {
         const OptimizerOptions options{.accumulate = accumulate};
         LocalSteps optimizer =
             make_local(net.store, comm,
-                       {.local = {rule.every, kSteps, rule.rate},
+                       {.local = {rule.every, kSteps, rule.rate, rule.delay},
                         .outer = {.momentum = rule.momentum, .nesterov = rule.momentum > 0},
                         .options = options});
         Optimizer alone(plain.store, inner_rule(), options);
         std::vector<float> anchor = values_of(plain);
         std::vector<double> velocity(anchor.size());
+        Tensor left;
+        int64_t due = 0;
+        const auto land = [&] {  // on the anchor, with the steps since the end of the round
+          axpy(-1, left, plain.store.values());
+          axpy(1, Tensor::from(anchor), plain.store.values());
+          due = 0;
+        };
         for (int64_t step = 0; step < kSteps; ++step) {
           train_step(plain, alone, step, comm.rank(), accumulate);
           train_step(net, optimizer, step, comm.rank(), accumulate);
@@ -94,10 +107,15 @@ TEST_CASE("local steps: rounds are those of the definition") {
               anchor[i] -= static_cast<float>(
                   rule.rate * (rule.momentum > 0 ? g + rule.momentum * velocity[i] : g));
             }
-            plain.store.values().copy_from(Tensor::from(anchor));
-            if (values_of(net) != optimizer.shared_values().to_vector())
-              throw Error("after a round the weights are not the anchor");
+            left = plain.store.values().clone();
+            due = step + 1 + rule.delay;
+            if (rule.delay == 0 || step + 1 == kSteps) {
+              land();
+              if (values_of(net) != optimizer.shared_values().to_vector())
+                throw Error("after a round the weights are not the anchor");
+            }
           }
+          if (due > 0 && (step + 1 == due || step + 2 == kSteps)) land();
           if (const double far = distance(values_of(net), values_of(plain)); !(far < 1e-5))
             throw Error(concat("step ", step, ": ", far, " from the definition"));
         }
@@ -143,6 +161,41 @@ TEST_CASE("local steps: only the last step of a round sends, and sums control wo
     }
     optimizer.use_shared();
     optimizer.use_own();
+  }));
+}
+
+TEST_CASE("local steps: with a delay, steps do not wait for the exchange") {
+  std::atomic<bool> continued = false;
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    Net net(1);
+    LocalSteps optimizer = make_local(net.store, comm, {.local = {4, -1, 1, 2}});
+    optimizer.set_control(1, static_cast<float>(comm.rank() + 1));
+    const auto expect = [](bool ok, const auto&... what) {
+      if (!ok) throw Error(concat(what...));
+    };
+    expect(optimizer.control_delay() == 2, "words arrive after ", optimizer.control_delay());
+    int64_t before = 0;
+    for (int64_t step = 1; step <= 8; ++step) {
+      if (step == 4 && comm.rank() == 1) {  // the other one has ended its round, and trains on
+        for (int i = 0; !continued; ++i) {
+          expect(i < 10000, "rank 0 waits in the last step of a round");
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      }
+      train_step(net, optimizer, step, comm.rank());
+      if (step == 5) continued = true;
+      if (step == 3) before = optimizer.totals().traffic.sent;
+      const LearnerOptimizer::Totals totals = optimizer.totals();
+      if (step == 4 || step == 5)
+        expect(totals.traffic.sent == before && optimizer.control(1) == 0 &&
+                   totals.dense_steps == 0 && optimizer.ledger().entries().size() == 1,
+               "step ", step, ": an exchange that has not ended is counted");
+      if (step == 6)
+        expect(totals.traffic.sent > before && optimizer.control(1) == 3 &&
+                   totals.dense_steps == 4 && totals.dense_local == 3 &&
+                   optimizer.ledger().entries().size() > 1,
+               "step 6: ", totals.dense_steps, " steps, control ", optimizer.control(1));
+    }
   }));
 }
 
@@ -269,11 +322,31 @@ TEST_CASE("local steps: a learner with weights that are not finite continues fro
   }
 }
 
+TEST_CASE("local steps: with a delay, weights that are not finite stay with their learner") {
+  expect_none(run_ranks(2, [&](Communicator& comm) {
+    Net net(1);
+    LocalSteps optimizer = make_local(net.store, comm, {.local = {3, -1, 1, 1}});
+    for (int64_t step = 0; step < 9; ++step) {
+      if (step == 2 && comm.rank() == 1)
+        fill(net.store.find("first.weight")->value, std::numeric_limits<float>::infinity());
+      const StepReport report = train_step(net, optimizer, step, comm.rank());
+      if (step > 2 && !all_finite(net.store.values()))
+        throw Error(concat("step ", step, ": weights that are not finite"));
+      if (step > 2 && (report.skipped_parameters > 0) != (step == 3))
+        throw Error(concat("step ", step, ": ", report.first_skipped));
+    }
+  }));
+}
+
 TEST_CASE("local steps: a checkpoint within a round resumes bit for bit") {
-  for (const std::string compress : {"", "scalecom:rate=10", "powersgd:rank=2", "qsgd:bits=4"}) {
+  // With a delay it is made while an exchange is in flight, which has to end before.
+  for (const std::string compress :
+       {"", "scalecom:rate=10", "powersgd:rank=2", "qsgd:bits=4", "delayed"}) {
     CAPTURE(compress);
-    const LocalRun run{
-        .local = {4, -1, 0.7}, .outer = {.momentum = 0.5, .nesterov = true}, .compress = compress};
+    const int64_t delay = compress == "delayed" ? 3 : 0;
+    const LocalRun run{.local = {4, -1, 0.7, delay},
+                       .outer = {.momentum = 0.5, .nesterov = true},
+                       .compress = delay > 0 ? "topk:density=0.1" : compress};
     expect_none(run_ranks(2, [&](Communicator& comm) {
       Net net(1), copy(2);
       NamedTensors saved;
@@ -315,6 +388,7 @@ TEST_CASE("local steps: impossible options are refused") {
   Net net(1);
   CHECK_THROWS_AS(make_local(net.store, *solo, {.local = {0, -1, 1}}), InputError);
   CHECK_THROWS_AS(make_local(net.store, *solo, {.local = {2, -1, 0}}), InputError);
+  CHECK_THROWS_AS(make_local(net.store, *solo, {.local = {2, -1, 1, 2}}), InputError);
   LocalSteps alone = make_local(net.store, *solo, {.local = {2, -1, 1}});
   CHECK(alone.own_weights());
   CHECK_THROWS_AS(alone.set_micro_steps(2), InputError);

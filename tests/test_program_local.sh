@@ -51,6 +51,25 @@ cmp -s full/model.safetensors whole-topk:density=0.05/model.safetensors || fail 
 # A ramp is in steps, too: of a fifth as many rounds.
 "${images[@]}" "${rounds[@]}" --steps 40 --compress topk:density=0.05,ramp=10 --compress-start 5 --output-dir ramp >ramp.json || fail 'ramp'
 near 'a ramp of two of seven rounds' "$(json ramp.json ratio_layers)" 9 16
+# With a delay, the exchange runs on while others are computed: the same bits as when the learners wait for it, with and
+# without the checkpoints that wait, too, and from the one that was made before the exchange of step 15 moved the weights.
+for code in none scalecom:rate=50; do
+  delayed=("${images[@]}" "${rounds[@]}" --outer-delay 3 --steps 23 --compress $code)
+  [ $code = none ] || delayed+=(--compress-start 5)
+  "${delayed[@]}" --save-every 8 --output-dir "delay-$code" >"delay-$code.json" || fail "delay, $code"
+  for flags in '--overlap off' '--save-every 0' "--resume delay-$code/checkpoints/step-16"; do
+    # shellcheck disable=SC2086
+    "${delayed[@]}" $flags --output-dir "delay$flags-$code" >"other-$code.json" || fail "delay, $code: $flags"
+    cmp -s "delay-$code/model.safetensors" "delay$flags-$code/model.safetensors" || fail "delay, $code: $flags changes the weights"
+    for figure in ratio_run ratio_wire bytes_dense; do
+      [ "$(json "delay-$code.json" $figure)" = "$(json "other-$code.json" $figure)" ] || fail "delay, $code: $flags: another $figure"
+    done
+  done
+done
+cmp -s whole-none/model.safetensors delay-none/model.safetensors && fail '--outer-delay changes nothing'
+[ "$(sed -n 's/^{"step":\([0-9]*\),.*"ratio":.*/\1/p' 'delay--save-every 0-none/metrics.jsonl' | tr '\n' ' ')" = '8 13 18 22 23 ' ] ||
+  fail "delayed exchanges: $(grep '"ratio":' 'delay--save-every 0-none/metrics.jsonl')"
+"${delayed[@]}" --resume whole-scalecom:rate=50 --resume-anyway --steps 30 --output-dir later >/dev/null 2>later.err || fail "delayed, after others: $(tail -1 later.err)"
 # A run that is not longer than a round exchanges once, in its last step.
 "${images[@]}" --learners 4 --local-steps 1000 --steps 7 --output-dir short >short.json || fail 'a short run'
 near 'one exchange in seven steps' "$(json short.json ratio_run)" 6.5 7.1
@@ -104,11 +123,13 @@ kill -TERM $pid; wait $pid; code=$?
 # What a file or the environment says for other runs.
 HEDDLE_LOCAL_STEPS=4 "${images[@]}" --learners 4 --steps 4 --peers ring --output-dir env-ring >/dev/null 2>env.err || fail "$(cat env.err)"
 grep -q 'local_steps = 1\|local-steps = 1' env-ring/config.toml || fail "local steps with peers: $(grep local env-ring/config.toml)"
-HEDDLE_LOCAL_STEPS=4 "${images[@]}" --steps 4 --output-dir env-one >/dev/null 2>env.err || fail "$(cat env.err)"
+HEDDLE_LOCAL_STEPS=4 HEDDLE_OUTER_DELAY=2 "${images[@]}" --steps 4 --output-dir env-one >/dev/null 2>env.err || fail "$(cat env.err)"
 grep -q 'local_steps = 1\|local-steps = 1' env-one/config.toml || fail "local steps of one learner: $(grep local env-one/config.toml)"
 
 if [ -n "$mpirun" ]; then
   ranks 4 "${images[@]}" --steps 23 "${diloco[@]}" --compress scalecom:rate=50 --compress-start 5 --output-dir mpi >/dev/null || fail 'mpirun'
+  ranks 4 "${images[@]}" --steps 23 "${diloco[@]}" --outer-delay 3 --compress scalecom:rate=50 --compress-start 5 --output-dir mpi-delay >/dev/null || fail 'mpirun, delay'
+  cmp -s delay-scalecom:rate=50/model.safetensors mpi-delay/model.safetensors || fail 'delay: processes end with other weights than threads'
   cmp -s whole-scalecom:rate=50/model.safetensors mpi/model.safetensors || fail 'processes end with other weights than threads'
 else
   echo 'skipped: processes (no mpirun here)'
@@ -117,6 +138,8 @@ fi
 refuse 'several learners' "${images[@]}" --steps 2 --local-steps 5
 refuse 'outer-lr' "${images[@]}" --steps 2 --learners 4 --outer-lr 0.7
 refuse 'outer-momentum' "${images[@]}" --steps 2 --learners 4 --local-steps 5 --outer-momentum 1
+refuse 'outer-delay' "${images[@]}" --steps 2 --learners 4 --outer-delay 1
+refuse 'outer-delay.*fewer steps than the 5 of a round' "${images[@]}" --steps 2 --learners 4 --local-steps 5 --outer-delay 5
 refuse 'local-steps' "${images[@]}" --steps 2 --learners 4 --local-steps 0
 refuse 'peers' "${images[@]}" --steps 2 --learners 4 --local-steps 5 --peers ring
 refuse 'clip-mode' "${images[@]}" --steps 2 --learners 4 --local-steps 5 --clip-mode local --clip-grad-norm 1

@@ -272,6 +272,14 @@ TEST_CASE("report: a round of local steps shares what its exchange has sent") {
   CHECK(steps[15].sent == mean(0, 16));
   CHECK(steps[16].sent == mean(16, 32));
   CHECK(steps[39].sent == mean(32, 40));  // the last step of the run ends a round
+  // With a delay, what a round has sent is in the line of a later step.
+  temp.write("a/config.toml", "local-steps = 16\nouter-delay = 3\n");
+  steps = read_run(folder).steps;
+  CHECK(steps[0].sent == mean(0, 19));
+  CHECK(steps[18].sent == mean(0, 19));
+  CHECK(steps[19].sent == mean(19, 35));
+  CHECK(steps[39].sent == mean(35, 40));
+  temp.write("a/config.toml", "local-steps = 16\n");
   // Nothing is known of a round that has not ended.
   const std::string metrics = read(folder + "/metrics.jsonl");
   temp.write("a/metrics.jsonl", metrics.substr(0, metrics.find("{\"step\":36,")));

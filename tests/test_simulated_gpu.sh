@@ -115,6 +115,7 @@ both votes 5e-2 "${voting[@]}"
 run votes-nccl "${voting[@]}" --device cuda --comm nccl
 same votes votes-nccl
 both local 5e-2 "${few[@]}" --local-steps 2 --outer-momentum 0.5 --compress topk:density=0.1 --compress-start 1
+both delayed 5e-2 "${few[@]}" --local-steps 3 --outer-delay 2 --compress qsgd --compress-start 1
 # Learners that talk to neighbours only: with NCCL the same bits, and after a resume.
 ring=("${images[@]}" --batch-size 4 --learners 3 --peers ring --innovation dyna)
 both peers 5e-2 "${ring[@]}"

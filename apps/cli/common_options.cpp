@@ -140,6 +140,9 @@ void add_learner_flags(FlagTable& flags, CommonOptions& o) {
   flags.add("outer-momentum", &o.outer_momentum, "X",
             "with --local-steps, Nesterov momentum of the mean of the changes", at_least(0),
             below(1));
+  flags.add("outer-delay", &o.outer_delay, "STEPS",
+            "with --local-steps, continue for so many steps while the changes are exchanged",
+            at_least(0), at_most(1e9));
   flags.add(
       "peers", &o.peers, "GRAPH",
       "each learner has weights of its own and exchanges with its neighbours only, in a ring, "
@@ -365,6 +368,7 @@ void resolve_common(CommonOptions& o, FlagTable& flags, const std::string& embed
   if (!o.training) o.freeze.clear();
   // A file or the environment may have set it for others.
   if (o.parsed.learners.size == 1 || !o.peers.empty()) o.local_steps = 1;
+  if (o.local_steps == 1) o.outer_delay = 0;
   try {
     (void)std::regex(o.freeze);
   } catch (const std::regex_error& error) {

@@ -84,6 +84,7 @@ struct CommonOptions {
   // rounds of several steps, or no sums over all learners
   int64_t local_steps = 1;
   double outer_lr = 1, outer_momentum = 0;
+  int64_t outer_delay = 0;
   std::string peers, innovation = "none", peer_rule = "dual";
   double peer_mixing = 0;
   int64_t resync = 1000;

@@ -60,10 +60,10 @@ void resolve(TrainDpganOptions& o, FlagTable& flags) {
         ": expected one for each of ", o.parsed.learners.size, " learners");
   o.dp.described =
       concat("the ", o.images_each, " images of one of ", o.teachers, " teachers, replaced");
-  for (const char* flag :
-       {"peers", "optimizer", "momentum", "nesterov", "weight-decay", "decay-norm-bias",
-        "global-batch-size", "clip-grad-norm", "graph", "tf32", "workers", "dump-gradients",
-        "bucket-mb", "overlap", "freeze", "local-steps", "outer-lr", "outer-momentum"})
+  for (const char* flag : {"peers", "optimizer", "momentum", "nesterov", "weight-decay",
+                           "decay-norm-bias", "global-batch-size", "clip-grad-norm", "graph",
+                           "tf32", "workers", "dump-gradients", "bucket-mb", "overlap", "freeze",
+                           "local-steps", "outer-lr", "outer-momentum", "outer-delay"})
     flags.check_needs({{flag, false, "has no effect on a generator that votes train"}});
   o.optimizer = "sgd";  // files may set these for other programs; here they would move the pictures
   o.momentum = o.weight_decay = o.clip_grad_norm = 0;

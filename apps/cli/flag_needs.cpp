@@ -105,7 +105,7 @@ std::vector<FlagTable::Need> common_needs(const CommonOptions& o) {
     needs.push_back({flag, !o.peers.empty(), "needs --peers"});
   for (const char* flag : {"compress", "layerwise", "clip-mode", "hosts", "local-steps"})
     needs.push_back({flag, o.peers.empty(), "has no effect with --peers"});
-  for (const char* flag : {"outer-lr", "outer-momentum"})
+  for (const char* flag : {"outer-lr", "outer-momentum", "outer-delay"})
     needs.push_back({flag, o.local_steps > 1, "needs --local-steps above 1"});
   needs.push_back({"clip-mode", o.local_steps == 1, "has no effect with --local-steps"});
   for (const char* flag : {"peers", "hosts", "local-steps"})

@@ -194,14 +194,16 @@ void read_config(RunRecord& run) {
 // that has not ended get the mean of the round before.
 void average_rounds(RunRecord& run) {
   const int64_t every = std::atoll(run.setting("local-steps").c_str());
+  const int64_t delay = std::atoll(run.setting("outer-delay").c_str());
   if (every <= 1) return;
   double mean = 0;
   for (auto begin = run.steps.begin(); begin != run.steps.end();) {
-    const int64_t round = (begin->step - 1) / every;
+    const int64_t round = (begin->step - delay - 1) / every;
     const auto end = std::find_if(begin, run.steps.end(), [&](const StepRecord& step) {
-      return (step.step - 1) / every != round;
+      return (step.step - delay - 1) / every != round;
     });
-    const bool ended = end != run.steps.end() || end[-1].step % every == 0 || !run.summary.empty();
+    const bool ended =
+        end != run.steps.end() || (end[-1].step - delay) % every == 0 || !run.summary.empty();
     const auto sent = [](double sum, const StepRecord& step) { return sum + step.sent; };
     if (ended) mean = std::accumulate(begin, end, 0.0, sent) / to_double(end - begin);
     for (; begin != end; ++begin) begin->sent = mean;

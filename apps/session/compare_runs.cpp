@@ -43,6 +43,7 @@ nlohmann::ordered_json compression_of(const CommonOptions& o) {
     json.update({{"peers", o.peers}, {"innovation", o.innovation}, {"peer-rule", o.peer_rule}});
   if (o.local_steps > 1)
     json.update({{"local-steps", o.local_steps}, {"outer-momentum", o.outer_momentum > 0}});
+  if (o.outer_delay > 0) json["outer-delay"] = o.outer_delay;
   return json;
 }
 

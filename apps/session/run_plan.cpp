@@ -64,6 +64,9 @@ void check_options(const CommonOptions& o) {
                              o.plan.empty() && o.shadow == 0 && o.hosts.empty() && o.headroom == 0),
       "--local-steps: expected no --compress topagg or auto, --layerwise lgreco, --plan, "
       "--shadow, --hosts or --headroom, which need an exchange in each step");
+  check(o.outer_delay == 0 || o.outer_delay < o.local_steps,
+        "--outer-delay: expected fewer steps than the ", o.local_steps, " of a round, found ",
+        o.outer_delay);
   check(o.headroom == 0 || o.parsed.learners.size > 1,
         "--headroom needs several learners: give --learners N or start with mpirun");
 }
@@ -173,7 +176,10 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   const int64_t here = o.parsed.learners.on_machine;
   const int64_t left = available_memory();
   // The anchor, its gradient and momentum.
-  const int64_t anchor = o.local_steps == 1 ? 0 : gradient * (o.outer_momentum > 0 ? 3 : 2);
+  const int64_t anchor =
+      o.local_steps == 1
+          ? 0
+          : gradient * (2 + (o.outer_momentum > 0 ? 1 : 0) + (o.outer_delay > 0 ? 1 : 0));
   const int64_t peak = measured + row * (rows - plan.rows) + state + anchor + exchange.state;
   if (o.json) {
     const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;
