@@ -120,7 +120,9 @@ def experiments():
             runs[f"eight-{name}-{seed}"] = f"{eight} --epochs 8 --seed {seed}{flags}"
         # As many epochs as fit into the time of four dense ones over 100 Mbit/s with 20 ms (docs/benchmarks.md, local steps).
         for name, epochs, flags in (("dense", 4, ""), ("scalecom", 6, SCALECOM), ("qsgd", 7, QSGD), ("peers-qsgd", 11, PEERS + QSGD4),
-                                    ("8", 13, LOCAL), ("8-topk", 13, LOCAL + " --compress topk:density=0.05"), ("8-qsgd", 17, LOCAL + QSGD)):
+                                    ("8", 13, LOCAL), ("8-topk", 13, LOCAL + " --compress topk:density=0.05"), ("8-qsgd", 17, LOCAL + QSGD),
+                                    ("8-qsgd-delay", 20, LOCAL + " --outer-delay 7" + QSGD), ("4-qsgd", 14, " --local-steps 4" + QSGD),
+                                    ("3-qsgd-delay", 19, " --local-steps 3 --outer-delay 2" + QSGD)):
             runs[f"local-{name}-{seed}"] = f"{RESNET} --epochs {epochs} --seed {seed}{flags}"
         # Differential privacy: votes and DP-SGD at the same epsilon; docs/results.md says where the learning rates are from.
         for name, lr, flags in (("sgd", 2, "density=1,vote=clip"), ("clip", 2, "density=0.1,vote=clip"), ("all", 0.03, "density=1"),
