@@ -46,8 +46,9 @@ class LearnerOptimizer {
     tape.backward(
         loss, [this](Parameter& p) { ready(p); }, [this](Parameter& p) { weights_free(p); });
   }
-  // Waits until every bucket is exchanged, finishes the update, and throws what an exchange has
-  // thrown. Gradients that this rank has not computed count as zero; other ranks may have them.
+  // Waits until every bucket is exchanged (local_steps.h: or later, with a delay), finishes the
+  // update, and throws what an exchange has thrown. Gradients that this rank has not computed count
+  // as zero; other ranks may have them.
   virtual StepReport finish_step() = 0;
   // Sets how many micro-steps (begin, backward, finish) this rank makes from the next step on; in
   // one without a backward pass nobody votes. Between steps. Throws InputError unless a reducer
@@ -57,7 +58,7 @@ class LearnerOptimizer {
   }
 
   // A few numbers that are summed over the ranks without a separate collective: control() returns
-  // the sum of what they had set before the last update, or some updates earlier (flooded_words.h),
+  // the sum of what they had set before the last update, or up to control_delay() updates earlier,
   // the same on all ranks after the same update. set_control() may be called from any thread.
   // `word` is below ControlWords::kCount.
   virtual void set_control(size_t word, float value) = 0;

@@ -31,7 +31,7 @@ LocalSteps::LocalSteps(ParameterStore& store, std::unique_ptr<UpdateRule> rule,
 
 void LocalSteps::begin_step(double lr) {
   inner_.begin_step(lr);
-  if (exchanging_ || waiting_ || !ends_round()) return;
+  if (exchanging_ || !ends_round()) return;
   outer_->begin_step(local_.outer_lr);
   exchanging_ = true;
 }
@@ -40,7 +40,10 @@ void LocalSteps::begin_step(double lr) {
 void LocalSteps::hand_over(const Parameter& p) {
   Parameter& anchor = *anchors_.at(&p);
   if (anchor.written) return;
-  anchor.grad.copy_from(anchor.value);
+  // left_ is the anchor once the exchange before has moved the weights, and their base until then.
+  anchor.grad.copy_from(left_.defined()
+                            ? left_.slice(p.offset, p.offset + p.value.size()).reshape(p.shape())
+                            : anchor.value);
   axpy(-1, p.value, anchor.grad);
   anchor.written = true;
   anchor.uses_per_sample = p.uses_per_sample;
@@ -58,7 +61,7 @@ StepReport LocalSteps::finish_step() {
     exchanging_ = false;
     in_flight_ = waiting_ = true;
     if (left_.defined()) left_.copy_from(store_.values());
-    if (explaining()) settle();  // within the step that is explained
+    if (explaining()) wait();  // the notes are of this step
   }
   // Before a short last round, too: it begins where the one before has ended.
   if (waiting_ && (step_ + 1 == exchanged_at_ + local_.delay ||
@@ -106,7 +109,7 @@ void LocalSteps::land() {
   }
   const bool broken = ahead ? !all_finite(w) : outer_report_.skipped_parameters > 0;
   if (!ahead || broken) w.copy_from(anchor_.values());
-  if (left_.defined()) left_.copy_from(anchor_.values());  // whoever resumes here has landed
+  if (left_.defined()) left_.copy_from(anchor_.values());
   if (broken)
     for (const auto& [name, x] : inner_.rule().named_state())
       if (!all_finite(x)) x.fill_zero();
@@ -115,6 +118,7 @@ void LocalSteps::land() {
 void LocalSteps::begin_anew() {
   anchor_.values().copy_from(store_.values());
   if (left_.defined()) left_.copy_from(store_.values());
+  waiting_ = false;
 }
 
 void LocalSteps::use_own() {
@@ -128,9 +132,17 @@ void LocalSteps::use_shared() {
   store_.values().copy_from(anchor_.values());
 }
 
+void LocalSteps::wait() {
+  const double begin = steady_seconds();
+  outer_->wait();
+  if (in_flight_) exposed_s_ += steady_seconds() - begin;
+  posted_ = false;
+}
+
 LocalSteps::Totals LocalSteps::totals() const {
   if (in_flight_) return totals_;
   Totals all = outer_->totals();
+  all.exposed_s += exposed_s_;
   all.dense_steps += dense_alone_;
   all.dense_local += dense_alone_;
   all.dense_of_dense += dense_alone_ * dense_bytes();
@@ -155,6 +167,7 @@ void LocalSteps::restore(const State& state) {
   rounds.steps = step_ / local_.every;
   outer_->restore(rounds);
   totals_ = totals();
+  ledger_ = ledger();
   begin_anew();  // the weights that were saved for all are the anchor
   waiting_ = exchanged_at_ > 0 && step_ < exchanged_at_ + local_.delay;
 }

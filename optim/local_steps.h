@@ -75,7 +75,8 @@ class LocalSteps : public LearnerOptimizer {
   void begin_step(double lr) override;
   void ready(Parameter& p) override { inner_.ready(p); }
   void weights_free(Parameter& p) override { inner_.weights_free(p); }
-  // The report is this rank's own; at the end of a round it also counts what was rejected there.
+  // The report is this rank's own; where an exchange moves the weights, it also counts what was
+  // rejected there.
   StepReport finish_step() override;
 
   // Words are summed at the end of a round, and within it every kWordsEvery steps, so that a signal
@@ -93,17 +94,14 @@ class LocalSteps : public LearnerOptimizer {
     posted_ = true;
     outer_->post(what, std::move(call));
   }
-  void wait() override {
-    posted_ = false;
-    outer_->wait();
-  }
+  void wait() override;
 
   int learners() const override { return outer_->learners(); }
   bool own_weights() const override { return true; }
   int64_t dense_bytes() const override { return outer_->dense_bytes(); }
   const Optimizer& optimizer() const override { return inner_; }
-  // The steps of a round are counted with its exchange, as dense or compressed ones; both of these
-  // change when it has ended.
+  // The steps of a round are counted with its exchange, as dense or compressed ones. While one is
+  // in flight, these two are as before it.
   Totals totals() const override;
   const Ledger& ledger() const override { return in_flight_ ? ledger_ : outer_->ledger(); }
 
@@ -149,6 +147,7 @@ class LocalSteps : public LearnerOptimizer {
   bool waiting_ = false;                            // the weights have not been moved by it yet
   bool landed_ = false, summed_ = false;            // in the last step: an exchange, words_
   bool posted_ = false;                             // since the last wait()
+  double exposed_s_ = 0;                            // in wait(), for an exchange in flight
   StepReport outer_report_;
   Totals totals_;  // totals() and ledger() while an exchange is in flight
   Ledger ledger_;

@@ -52,14 +52,15 @@ cmp -s full/model.safetensors whole-topk:density=0.05/model.safetensors || fail 
 "${images[@]}" "${rounds[@]}" --steps 40 --compress topk:density=0.05,ramp=10 --compress-start 5 --output-dir ramp >ramp.json || fail 'ramp'
 near 'a ramp of two of seven rounds' "$(json ramp.json ratio_layers)" 9 16
 # With a delay, the exchange runs on while others are computed: the same bits as when the learners wait for it, with and
-# without the checkpoints that wait, too, and from the one that was made before the exchange of step 15 moved the weights.
+# without the checkpoints that wait, too, and from those that were made before the exchange of step 15 moved the weights, and before the last step.
 for code in none scalecom:rate=50; do
   delayed=("${images[@]}" "${rounds[@]}" --outer-delay 3 --steps 23 --compress $code)
   [ $code = none ] || delayed+=(--compress-start 5)
-  "${delayed[@]}" --save-every 8 --output-dir "delay-$code" >"delay-$code.json" || fail "delay, $code"
-  for flags in '--overlap off' '--save-every 0' "--resume delay-$code/checkpoints/step-16"; do
+  "${delayed[@]}" --save-every 2 --output-dir "delay-$code" >"delay-$code.json" || fail "delay, $code"
+  for flags in '--overlap off --explain-step 20' '--save-every 0' '--explain-step 21' "--resume delay-$code/checkpoints/step-16" \
+    "--resume delay-$code/checkpoints/step-22"; do
     # shellcheck disable=SC2086
-    "${delayed[@]}" $flags --output-dir "delay$flags-$code" >"other-$code.json" || fail "delay, $code: $flags"
+    "${delayed[@]}" $flags --output-dir "delay$flags-$code" >"other-$code.json" 2>err || fail "delay, $code: $flags"
     cmp -s "delay-$code/model.safetensors" "delay$flags-$code/model.safetensors" || fail "delay, $code: $flags changes the weights"
     for figure in ratio_run ratio_wire bytes_dense; do
       [ "$(json "delay-$code.json" $figure)" = "$(json "other-$code.json" $figure)" ] || fail "delay, $code: $flags: another $figure"

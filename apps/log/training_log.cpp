@@ -60,7 +60,9 @@ TrainingLog::TrainingLog(const TrainingLogOptions& options, const CommonOptions&
 
 // Starts what was requested for this step: trace, explanation, dump.
 void TrainingLog::prepare_step(int64_t step) {
-  trace_.explain(step == o_.explain_step && folder_ != nullptr);
+  const bool explain = step == o_.explain_step && folder_ != nullptr;
+  if (explain) optimizer_.wait();  // with --outer-delay: notes are of one step
+  trace_.explain(explain);
   dumping_ = step == o_.dump_gradients && folder_ != nullptr;
   if (o_.trace.empty()) return;
   const StepRange range = o_.parsed.trace_steps;

@@ -274,15 +274,15 @@ std::unique_ptr<LearnerOptimizer> make_learner_optimizer(const CommonOptions& o,
           "which --lr-scheduler plateau looks for progress, found ",
           o.local_steps);
     if (output.log)
-      output.log(
-          concat("weights: each learner's own for ", o.local_steps,
-                 " steps; then all continue from their anchor, moved by ",
-                 o.outer_lr == 1 ? "" : concat(o.outer_lr, " times "), "the mean of their changes",
-                 o.outer_momentum > 0 ? concat(", with momentum ", o.outer_momentum) : "",
-                 o.outer_delay > 0 ? concat(", ", o.outer_delay, " steps later") : "",
-                 o.local_steps > plan.steps_per_epoch
-                     ? "; a round is longer than an epoch: evaluations within it see old weights"
-                     : ""));
+      output.log(concat(
+          "weights: each learner's own for ", o.local_steps,
+          " steps; then all continue from their anchor, moved by ",
+          o.outer_lr == 1 ? "" : concat(o.outer_lr, " times "), "the mean of their changes",
+          o.outer_momentum > 0 ? concat(", with momentum ", o.outer_momentum) : "",
+          o.outer_delay > 0 ? concat(", which is added ", o.outer_delay, " steps later") : "",
+          o.local_steps > plan.steps_per_epoch
+              ? "; a round is longer than an epoch: evaluations within it see old weights"
+              : ""));
     return std::make_unique<LocalSteps>(
         store, make_rule(o), optimizer_options(o, output.log),
         LocalStepsOptions{o.local_steps, last_step, o.outer_lr, o.outer_delay},

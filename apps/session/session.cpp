@@ -107,6 +107,7 @@ void Session::run(TrainingLoop& loop) {
     progress()->note(concat("privacy: one more step would raise epsilon above ",
                             epsilon_limit(o_, *optimizer_->accountant())));
   saver_->finish();
+  (void)optimizer_->state();  // waits for an exchange in flight, so that it is counted
   log_.finish(saver_->last());
   optimizer_->use_shared();  // what the program saves and tests
 }
