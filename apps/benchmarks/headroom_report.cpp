@@ -65,10 +65,12 @@ std::string measured_table(const Headroom& h) {
   return out;
 }
 
-// Returns the mean seconds of a step where one in kLocalSteps exchanges, in the fastest way.
-double local_step(const Headroom& h) {
+// Returns the mean seconds of a step where one in kLocalSteps exchanges, in the fastest way, while
+// the next `delay` are computed.
+double local_step(const Headroom& h, int delay) {
   const double alone = h.profiles[0].step_s;
-  return alone + std::max(0.0, h.profiles[h.best()].step_s - alone) / kLocalSteps;
+  const double added = h.profiles[h.best()].step_s - (1 + delay) * alone;
+  return alone + std::max(0.0, added) / kLocalSteps;
 }
 
 std::string verdict(const Headroom& h) {
@@ -91,9 +93,11 @@ std::string verdict(const Headroom& h) {
              ? " Of these --compress none is the best."
              : concat(" The best of these is --compress ", h.profiles[best].compress, ", ",
                       times(h.gain(best)), ".");
+  const double local = local_step(h, 0), delayed = local_step(h, kLocalSteps - 1);
   return concat(out, "\nWith --local-steps ", kLocalSteps, " on top, one exchange every ",
-                kLocalSteps, " steps, a step would take about ", ms(local_step(h)), " ms, ",
-                times(dense.step_s / local_step(h)),
+                kLocalSteps, " steps, a step would take about ", ms(local), " ms, ",
+                times(dense.step_s / local), ", and with --outer-delay ", kLocalSteps - 1, " ",
+                ms(delayed), " ms, ", times(dense.step_s / delayed),
                 " (computed).\nCompression costs accuracy, and so do local steps: "
                 "docs/howto/local-steps.md\n");
 }
@@ -165,7 +169,8 @@ std::string headroom_json(const Headroom& h) {
                                  {"most", std::max(1.0, h.most())},
                                  {"best", h.profiles[h.best()].compress},
                                  {"local_steps", kLocalSteps},
-                                 {"local_step_s", local_step(h)},
+                                 {"local_step_s", local_step(h, 0)},
+                                 {"delayed_step_s", local_step(h, kLocalSteps - 1)},
                                  {"stolen", h.stolen}};
   if (h.hosts > 0) json["hosts"] = h.hosts;
   for (size_t i = 0; i < h.profiles.size(); ++i) {
