@@ -1,5 +1,6 @@
 // Prints a --headroom measurement: the measured steps, a verdict, and a model of other networks.
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -65,6 +66,12 @@ std::string measured_table(const Headroom& h) {
   return out;
 }
 
+// Returns how many steps of a round hide what the fastest exchange adds to one, or all but one.
+int hiding_steps(const Headroom& h) {
+  const double steps = h.profiles[h.best()].step_s / h.profiles[0].step_s - 1;
+  return static_cast<int>(std::ceil(std::clamp(steps, 1.0, kLocalSteps - 1.0)));
+}
+
 // Returns the mean seconds of a step where one in kLocalSteps exchanges, in the fastest way, while
 // the next `delay` are computed.
 double local_step(const Headroom& h, int delay) {
@@ -93,11 +100,12 @@ std::string verdict(const Headroom& h) {
              ? " Of these --compress none is the best."
              : concat(" The best of these is --compress ", h.profiles[best].compress, ", ",
                       times(h.gain(best)), ".");
-  const double local = local_step(h, 0), delayed = local_step(h, kLocalSteps - 1);
+  const int delay = hiding_steps(h);
+  const double local = local_step(h, 0), delayed = local_step(h, delay);
   return concat(out, "\nWith --local-steps ", kLocalSteps, " on top, one exchange every ",
                 kLocalSteps, " steps, a step would take about ", ms(local), " ms, ",
-                times(dense.step_s / local), ", and with --outer-delay ", kLocalSteps - 1, " ",
-                ms(delayed), " ms, ", times(dense.step_s / delayed),
+                times(dense.step_s / local), ", and with --outer-delay ", delay, " ", ms(delayed),
+                " ms, ", times(dense.step_s / delayed),
                 " (computed).\nCompression costs accuracy, and so do local steps: "
                 "docs/howto/local-steps.md\n");
 }
@@ -170,7 +178,8 @@ std::string headroom_json(const Headroom& h) {
                                  {"best", h.profiles[h.best()].compress},
                                  {"local_steps", kLocalSteps},
                                  {"local_step_s", local_step(h, 0)},
-                                 {"delayed_step_s", local_step(h, kLocalSteps - 1)},
+                                 {"outer_delay", hiding_steps(h)},
+                                 {"delayed_step_s", local_step(h, hiding_steps(h))},
                                  {"stolen", h.stolen}};
   if (h.hosts > 0) json["hosts"] = h.hosts;
   for (size_t i = 0; i < h.profiles.size(); ++i) {

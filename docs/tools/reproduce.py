@@ -121,7 +121,8 @@ def experiments():
         # As many epochs as fit into the time of four dense ones over 100 Mbit/s with 20 ms (docs/benchmarks.md, local steps).
         for name, epochs, flags in (("dense", 4, ""), ("scalecom", 6, SCALECOM), ("qsgd", 7, QSGD), ("peers-qsgd", 11, PEERS + QSGD4),
                                     ("8", 13, LOCAL), ("8-topk", 13, LOCAL + " --compress topk:density=0.05"), ("8-qsgd", 17, LOCAL + QSGD),
-                                    ("8-qsgd-delay", 20, LOCAL + " --outer-delay 7" + QSGD), ("4-qsgd", 14, " --local-steps 4" + QSGD),
+                                    ("8-qsgd-delay", 20, LOCAL + " --outer-delay 7" + QSGD),
+                                    ("8-qsgd-delay-2", 20, LOCAL + " --outer-delay 2" + QSGD), ("4-qsgd", 14, " --local-steps 4" + QSGD),
                                     ("3-qsgd-delay", 19, " --local-steps 3 --outer-delay 2" + QSGD)):
             runs[f"local-{name}-{seed}"] = f"{RESNET} --epochs {epochs} --seed {seed}{flags}"
         # Differential privacy: votes and DP-SGD at the same epsilon; docs/results.md says where the learning rates are from.
