@@ -61,7 +61,7 @@ StepReport LocalSteps::finish_step() {
     exchanging_ = false;
     in_flight_ = waiting_ = true;
     if (left_.defined()) left_.copy_from(store_.values());
-    if (explaining()) wait();  // the notes are of this step
+    if (explaining() && local_.delay > 0) wait();  // the notes are of this step
   }
   // Before a short last round, too: it begins where the one before has ended.
   if (waiting_ && (step_ + 1 == exchanged_at_ + local_.delay ||

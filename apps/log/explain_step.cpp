@@ -106,9 +106,11 @@ std::string ending(const ExplainedStep& s, double told) {
              milliseconds(s.exchange.exposed_s), " ms.\n");
   const int64_t between = s.exchange.sent - std::llround(told);
   if (between > 0)
-    out +=
-        concat("Of the bytes sent, ", between,
-               " were sent between the previous step and this one: losses, evaluation, checks.\n");
+    out += concat(
+        "Of the bytes sent, ", between,
+        " were sent between the previous step and this one: losses, evaluation, checks, or a "
+        "delayed exchange.\n");
+  if (between < 0) out += "An exchange in flight is counted where it moves the weights.\n";
   return out;
 }
 

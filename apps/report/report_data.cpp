@@ -255,8 +255,9 @@ RunRecord read_run(const std::string& folder, const std::string& trace) {
     average_rounds(run);
     read_decisions(run);
     read_samples(run);
-    if (!trace.empty()) run.timeline = read_timeline(trace);
-    read_optional(run, trace.empty() ? find_trace(run) : "",
+    const bool given = fs::is_regular_file(trace);  // not if the run could not write it
+    if (given) run.timeline = read_timeline(trace);
+    read_optional(run, given ? "" : find_trace(run),
                   [&](auto& file) { run.timeline = read_timeline(file); });
   } catch (const fs::filesystem_error& error) {
     throw InputError(concat(run.folder, ": ", error.code().message()));

@@ -175,11 +175,9 @@ std::string format_plan(const CommonOptions& o, const ParameterStore& store, con
   const bool on_gpu = store.values().device().is_cuda();
   const int64_t here = o.parsed.learners.on_machine;
   const int64_t left = available_memory();
-  // The anchor, its gradient and momentum.
-  const int64_t anchor =
-      o.local_steps == 1
-          ? 0
-          : gradient * (2 + (o.outer_momentum > 0 ? 1 : 0) + (o.outer_delay > 0 ? 1 : 0));
+  // The anchor, its gradient and momentum, with a delay the weights at a round's end.
+  const int64_t anchors = 2 + (o.outer_momentum > 0 ? 1 : 0) + (o.outer_delay > 0 ? 1 : 0);
+  const int64_t anchor = o.local_steps == 1 ? 0 : gradient * anchors;
   const int64_t peak = measured + row * (rows - plan.rows) + state + anchor + exchange.state;
   if (o.json) {
     const int64_t epochs = (steps.total_steps + steps.steps_per_epoch - 1) / steps.steps_per_epoch;

@@ -248,7 +248,8 @@ void restore_ranks(const TrainingParts& parts, const Checkpoint& checkpoint, con
   if (!continues || (!own_file && own_weights)) parts.optimizer.begin_anew();
   if (own_weights && !continues && note && parts.rank == 0)
     note(
-        "changed: learners, graph, code or local steps; all begin anew from the saved model, with "
+        "changed: learners, graph, code, local steps or their delay; all begin anew from the saved "
+        "model, with "
         "the first learner's momentum");
   if (factor != 1)
     for (const auto& [name, x] : parts.optimizer.named_state())
