@@ -138,8 +138,8 @@ class LocalSteps : public LearnerOptimizer {
   std::map<const Parameter*, Parameter*> anchors_;  // of the store's parameters
   std::unique_ptr<DataParallelOptimizer> outer_;
   ControlWords words_;
-  Tensor own_;                                      // between use_shared() and use_own()
-  Tensor left_;                                     // with a delay: the weights at a round's end
+  Tensor own_;   // between use_shared() and use_own()
+  Tensor left_;  // with a delay: the weights at a round's end, then the anchor
   int64_t step_ = 0, exchanged_at_ = 0;             // steps made; of these, until the last exchange
   int64_t dense_alone_ = 0, compressed_alone_ = 0;  // of these, without one, in this process
   bool exchanging_ = false;                         // the outer step has begun

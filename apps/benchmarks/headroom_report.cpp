@@ -1,6 +1,5 @@
 // Prints a --headroom measurement: the measured steps, a verdict, and a model of other networks.
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -68,8 +67,11 @@ std::string measured_table(const Headroom& h) {
 
 // Returns how many steps of a round hide what the fastest exchange adds to one, or all but one.
 int hiding_steps(const Headroom& h) {
-  const double steps = h.profiles[h.best()].step_s / h.profiles[0].step_s - 1;
-  return static_cast<int>(std::ceil(std::clamp(steps, 1.0, kLocalSteps - 1.0)));
+  int steps = 1;
+  while (steps + 1 < kLocalSteps &&
+         (1 + steps) * h.profiles[0].step_s < h.profiles[h.best()].step_s)
+    ++steps;
+  return steps;
 }
 
 // Returns the mean seconds of a step where one in kLocalSteps exchanges, in the fastest way, while
