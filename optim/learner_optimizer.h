@@ -46,7 +46,7 @@ class LearnerOptimizer {
     tape.backward(
         loss, [this](Parameter& p) { ready(p); }, [this](Parameter& p) { weights_free(p); });
   }
-  // Waits until every bucket is exchanged (local_steps.h: or later, with a delay), finishes the
+  // Waits until every bucket is exchanged (not with a delay, see local_steps.h), finishes the
   // update, and throws what an exchange has thrown. Gradients that this rank has not computed count
   // as zero; other ranks may have them.
   virtual StepReport finish_step() = 0;

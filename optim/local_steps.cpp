@@ -82,7 +82,7 @@ StepReport LocalSteps::finish_step() {
   if (posted_) wait();  // for what was posted within a round
   if (!in_flight_ && ends_round()) {
     totals_ = totals();
-    ledger_ = ledger();
+    if (left_.defined()) ledger_ = ledger();
   }
   return report;
 }

@@ -32,9 +32,9 @@
 //
 //   w = anchor + (w - w at the end of the round)
 //
-// That is how LOSCAR-SGD merges (arXiv 2605.20866, known here from its abstract); Streaming DiLoCo
-// (Douillard et al. 2025, arXiv 2501.18512, recalled) overlaps exchanges with steps, too, in parts
-// of the model and with another merge.
+// LOSCAR-SGD (arXiv 2605.20866, known here from its abstract) keeps them, too; the formula is our
+// own. Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, recalled) exchanges parts of the
+// model in turn, while steps are computed, and merges them differently.
 #pragma once
 
 #include <cstdint>

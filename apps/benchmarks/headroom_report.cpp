@@ -65,7 +65,8 @@ std::string measured_table(const Headroom& h) {
   return out;
 }
 
-// Returns how many steps of a round hide what the fastest exchange adds to one, or all but one.
+// Returns the fewest steps that hide what the fastest exchange adds to one; at most those of a
+// round but one.
 int hiding_steps(const Headroom& h) {
   int steps = 1;
   while (steps + 1 < kLocalSteps &&
@@ -106,8 +107,8 @@ std::string verdict(const Headroom& h) {
   const double local = local_step(h, 0), delayed = local_step(h, delay);
   return concat(out, "\nWith --local-steps ", kLocalSteps, " on top, one exchange every ",
                 kLocalSteps, " steps, a step would take about ", ms(local), " ms, ",
-                times(dense.step_s / local), ", and with --outer-delay ", delay, " ", ms(delayed),
-                " ms, ", times(dense.step_s / delayed),
+                times(dense.step_s / local), ", and ", ms(delayed), " ms, ",
+                times(dense.step_s / delayed), ", with --outer-delay ", delay,
                 " (computed).\nCompression costs accuracy, and so do local steps: "
                 "docs/howto/local-steps.md\n");
 }
